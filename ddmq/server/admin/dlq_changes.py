@@ -9,7 +9,8 @@ On an engine that is not atomic a crash in between sends again what was sent and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from backend.internal_topics import DeadLetter, resent_record
@@ -33,6 +34,16 @@ WORK_S = 3.0
 TRIES_MAX = 8
 
 
+def _tried(queue: QueueRef, change: Callable[[], int]) -> int:
+    """What `change` gives; it is tried again where someone else was first."""
+    for _ in range(TRIES_MAX):
+        try:
+            return change()
+        except FencedError:
+            continue
+    raise BoundReachedError(f"dead letters of {queue.topic} are being changed by others; try again")
+
+
 class Resend:
     """A request to resend: what is left of it, and what came of it so far."""
 
@@ -51,20 +62,12 @@ class Resend:
         left = list(spans)
         while left:
             span = left.pop(0)
-            at = self._next_batch(span)
+            at = _tried(span.queue, partial(self._batch, span))
             if at < span.end:
                 left.insert(0, span._replace(at=at))
             if self._clock.monotonic() >= stop_at:
                 break
         return left
-
-    def _next_batch(self, span: LetterRange) -> int:
-        for _ in range(TRIES_MAX):
-            try:
-                return self._batch(span)
-            except FencedError:
-                continue  # someone else was first
-        raise BoundReachedError(f"dead letters of {span.queue.topic} are being changed by others; try again")
 
     def _batch(self, span: LetterRange) -> int:
         """The generation is read before the marks: whoever changes them later makes our commit fail."""
@@ -186,26 +189,22 @@ def purge(backend: Backend, clock: Clock, group: str, body: Mapping[str, Any]) -
     before = body.get("before_ms")
     if bool(body.get("all")) == (before is not None) or not isinstance(before, int | None):
         raise CallerError(f"before_ms is {before!r}; give either all, or before_ms in epoch milliseconds")
-    purged = sum(_purge_queue(backend, clock, queue, before) for queue in letter_queues(backend, group))
+    purged = sum(
+        _tried(queue, partial(_purge_queue, backend, clock, queue, before))
+        for queue in letter_queues(backend, group)
+    )
     return {"group": group, "purged": purged}
 
 
 def _purge_queue(backend: Backend, clock: Clock, queue: QueueRef, before_ms: int | None) -> int:
-    for _ in range(TRIES_MAX):
-        changes = backend.progress(TURN_GROUP, (queue,)).wait(WAIT_S)[0]
-        done = backend.progress(DONE_GROUP, (queue,)).wait(WAIT_S)[0]
-        (limits,), (opened,) = look(backend, (queue,))
-        end = limits.next
-        if before_ms is not None:
-            end = min(end, backend.offset_for_time(queue, before_ms).wait(WAIT_S))
-        count = opened.count(0, end)
-        if not count:
-            return 0
+    changes = backend.progress(TURN_GROUP, (queue,)).wait(WAIT_S)[0]
+    done = backend.progress(DONE_GROUP, (queue,)).wait(WAIT_S)[0]
+    (limits,), (opened,) = look(backend, (queue,))
+    end = limits.next
+    if before_ms is not None:
+        end = min(end, backend.offset_for_time(queue, before_ms).wait(WAIT_S))
+    count = opened.count(0, end)
+    if count:
         marks = (_mark(queue, done, [(0, end)]), next_generation(queue, changes))
-        try:
-            deadline = clock.monotonic() + WAIT_S
-            backend.commit(CommitBatch(progress=marks), deadline).wait(WAIT_S)
-        except FencedError:
-            continue  # someone else was first
-        return count
-    raise BoundReachedError(f"dead letters of {queue.topic} are being changed by others; try again")
+        backend.commit(CommitBatch(progress=marks), clock.monotonic() + WAIT_S).wait(WAIT_S)
+    return count

@@ -15,13 +15,13 @@ from gevent.lock import BoundedSemaphore
 
 from backend.port import Backend
 from backend.records import ProgressView, QueueRef, ReadStatus, StoredRecord
-from ddmq.server.admin.offsets import is_broadcast
+from ddmq.server.admin.offsets import check_group, is_broadcast
 from ddmq.server.admin.topics import WAIT_S, known_topic, queues_of
 from ddmq.server.http.pace import breathe, paced
-from ddmq.server.http.routing import AdminRequest, NoSuchGroupError
+from ddmq.server.http.routing import AdminRequest
 from ddmq_common import delivery, names
 from ddmq_common.errors import CallerError, NoSuchTopicError, UnsupportedError
-from proxy_consumer.groups.group import group_key, subscription_key
+from proxy_consumer.groups.group import subscription_key
 from proxy_consumer.groups.stats import DONE, NOT_YET, RETRYING, LiveState
 
 FIND_MAX = 1_000  # messages in one answer
@@ -268,8 +268,7 @@ class MessageStates:
     """The answers to one request about one group. `live`: what the proxy here knows; None elsewhere."""
 
     def __init__(self, backend: Backend, group: str, live: Live | None) -> None:
-        if backend.setting(group_key(group)) is None:
-            raise NoSuchGroupError(f"group {group!r} does not exist; `ddmq group list` shows those that do")
+        check_group(backend, group)
         self._backend = backend
         self._group = group
         self._live = live

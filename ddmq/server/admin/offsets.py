@@ -222,9 +222,14 @@ def _offsets(backend: Backend, chosen: Sequence[Standing], target: ResetTarget) 
 # --- what there is
 
 
-def _subscribed(backend: Backend, group: str) -> list[str]:
+def check_group(backend: Backend, group: str) -> None:
+    """Raises NoSuchGroupError that says how to see what there is."""
     if backend.setting(group_key(group)) is None:
         raise NoSuchGroupError(f"group {group!r} does not exist; `ddmq group list` shows those that do")
+
+
+def _subscribed(backend: Backend, group: str) -> list[str]:
+    check_group(backend, group)
     prefix = f"{SUBSCRIPTION_PREFIX}{group}/"
     return sorted(key.removeprefix(prefix) for key in backend.settings(prefix))
 

@@ -116,10 +116,6 @@ class AdminRouter:
     def add(self, method: str, pattern: str, handler: Handler) -> None:
         self._routes.append((method, pattern.strip("/").split("/"), handler))
 
-    def table(self) -> list[tuple[str, str]]:
-        """Method and pattern of every route."""
-        return [(method, "/" + "/".join(pattern)) for method, pattern, _ in self._routes]
-
     def __call__(
         self, environ: Mapping[str, Any], start: Callable[[str, list[tuple[str, str]]], Any]
     ) -> Iterable[bytes]:
