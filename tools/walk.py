@@ -50,8 +50,8 @@ ROUTES = (
     Route("acknowledgement, until it is durable", "ack", 50, 16),
     Route("retry, until it is delivered again", "retry", 32, 16, ("pull_ack", "ack")),
     Route("delayed message, until it is in its topic", "delay", 94, 24),
-    Route("an operator parks a key", "park", 49, 6, ("look",)),
-    Route("any answer of the admin API", "look", 12, 8),
+    Route("an operator parks a key", "park", 34, 6, ("look",)),
+    Route("any answer of the admin API", "look", 11, 8),
 )
 
 
