@@ -16,7 +16,7 @@ from proxy_consumer.core.jobs import JobState
 from proxy_consumer.core.progress import ascending_ranges
 from proxy_consumer.core.queue_feed import FeedState, Filter, PickedMessages, Slice, gather, pick
 from proxy_consumer.core.queue_jobs import QueueJobs
-from proxy_consumer.core.steps import Loaded, Purpose, QueueState, ReadRequest
+from proxy_consumer.core.steps import BufferedQueue, Loaded, Purpose, ReadRequest
 from proxy_consumer.core.tally import Tally
 
 
@@ -27,7 +27,7 @@ class Arrivals:
         self._tally = tally
 
     def loaded(
-        self, state: QueueState, batch: ReadBatch, message_filter: Filter | None, refuse_pressure: bool
+        self, state: BufferedQueue, batch: ReadBatch, message_filter: Filter | None, refuse_pressure: bool
     ) -> Loaded:
         """A read of new messages."""
         if batch.status is not ReadStatus.DATA:
@@ -47,7 +47,7 @@ class Arrivals:
         feed.put(messages, batch.next_offset)
         return Loaded.DATA
 
-    def _take_faulty(self, state: QueueState, picked: PickedMessages) -> Slice:
+    def _take_faulty(self, state: BufferedQueue, picked: PickedMessages) -> Slice:
         """Messages that failed at the filter go the way of those that are read again; the others."""
         messages, faulty = picked.messages, set(picked.faulty)
         if state.stream is not None:
@@ -58,7 +58,7 @@ class Arrivals:
         state.feed.finished_until = max(state.feed.finished_until, picked.faulty[-1] + 1)
         return messages.chosen([at for at, offset in enumerate(messages.offsets) if offset not in faulty])
 
-    def _nothing(self, state: QueueState, batch: ReadBatch, message_filter: Filter | None) -> Loaded:
+    def _nothing(self, state: BufferedQueue, batch: ReadBatch, message_filter: Filter | None) -> Loaded:
         feed = state.feed
         if batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds is not None:
             feed.state = FeedState.TAIL
@@ -76,7 +76,7 @@ class Arrivals:
         feed.state = FeedState.TAIL
         return Loaded.TAIL
 
-    def skip_expired(self, state: QueueState, first: int) -> None:
+    def skip_expired(self, state: BufferedQueue, first: int) -> None:
         """Retention removed what is below `first`."""
         feed, jobs = state.feed, state.jobs
         gone = []
@@ -107,13 +107,13 @@ KEPT_MAX = 1_024  # messages read and not wanted any more, per queue
 
 
 class Redelivery:
-    """The redeliveries of one subscription; what was read lies in QueueState.again."""
+    """The redeliveries of one subscription; what was read lies in BufferedQueue.again."""
 
     def __init__(self, answer_bytes_max: int, tally: Tally) -> None:
         self._bytes_max = answer_bytes_max
         self._tally = tally
 
-    def next(self, state: QueueState, room: int) -> Slice | ReadRequest | None:
+    def next(self, state: BufferedQueue, room: int) -> Slice | ReadRequest | None:
         """Up to `room` messages that are due, or the read that is needed; call `move_due` first."""
         again = state.again
         wanted = state.jobs.table.due(room)
@@ -132,7 +132,7 @@ class Redelivery:
             return gather(chosen, [again.pop(offset) for offset in chosen])
         return self._ask(state, wanted[len(chosen) :], room) if wanted else None
 
-    def _ask(self, state: QueueState, missing: list[int], room: int) -> ReadRequest:
+    def _ask(self, state: BufferedQueue, missing: list[int], room: int) -> ReadRequest:
         first = missing[0]
         last = max(offset for offset in missing if offset < first + room * WINDOW)
         state.rereading = True
@@ -160,7 +160,9 @@ class Redelivery:
         if data:
             self._keep(state, batch, message_filter, now)
 
-    def _keep(self, state: QueueState, batch: ReadBatch, message_filter: Filter | None, now: float) -> None:
+    def _keep(
+        self, state: BufferedQueue, batch: ReadBatch, message_filter: Filter | None, now: float
+    ) -> None:
         jobs = state.jobs
         for index, offset in enumerate(batch.offsets):
             if not jobs.table.is_due(offset):

@@ -28,7 +28,7 @@ from proxy_consumer.core.progress import Range
 from proxy_consumer.core.queue_feed import FeedState, Filter, QueueFeed, Slice, gather
 from proxy_consumer.core.queue_jobs import LeasedRun, QueueJobs
 from proxy_consumer.core.ready_queues import Rate, ReadyQueues
-from proxy_consumer.core.steps import Delivery, Loaded, Purpose, QueueState, ReadPlan, ReadRequest
+from proxy_consumer.core.steps import BufferedQueue, Delivery, Loaded, Purpose, ReadPlan, ReadRequest
 from proxy_consumer.core.tally import Budget, Count, Counter, Tally
 
 Step = Delivery | ReadRequest | EndsRequest
@@ -54,7 +54,7 @@ class PullBuffer:
         self._held: Counter = Count() if held is None else held
         self.budget = Budget()
         self.tally = tally
-        self.queues: dict[QueueRef, QueueState] = {}
+        self.queues: dict[QueueRef, BufferedQueue] = {}
         self._ready = ReadyQueues()
         self._answer_bytes_max = answer_bytes_max
         self._plan = ReadPlan(read_ahead, config.ack_span_max)
@@ -98,7 +98,7 @@ class PullBuffer:
         order: tuple[OrderScope, KeyReader] | None = None,
         *,
         retry_queue: bool = False,
-    ) -> QueueState:
+    ) -> BufferedQueue:
         """A queue is ours, with what progress recorded. Offsets below its first message are finished.
 
         `order`: its scope and the reader of its order keys; None without. `retry_queue`: it is of
@@ -113,7 +113,7 @@ class PullBuffer:
             [start, *(end for _, end in view.finished), *(offset + 1 for offset in jobs.table.jobs)]
         )
         feed = QueueFeed(start, finished_until, self._held)
-        state = QueueState(jobs, feed, self._plan, self._ready.ready)
+        state = BufferedQueue(jobs, feed, self._plan, self._ready.ready)
         state.retry_queue = retry_queue
         if start < bounds.min:
             self._arrivals.skip_expired(state, bounds.min)
@@ -127,7 +127,7 @@ class PullBuffer:
         self._ready.heard(state)
         return state
 
-    def revoke(self, queue: QueueRef) -> QueueState | None:
+    def revoke(self, queue: QueueRef) -> BufferedQueue | None:
         """The queue is not ours any more; its leases and retries are dropped."""
         state = self.queues.pop(queue, None)
         if state is None:
@@ -140,7 +140,7 @@ class PullBuffer:
         self._ready.forget(state)
         return state
 
-    def scope_of(self, state: QueueState) -> OrderScope | None:
+    def scope_of(self, state: BufferedQueue) -> OrderScope | None:
         """The ordered scope of a queue; None without one."""
         return self._ready.scopes.get(state)
 
@@ -196,7 +196,7 @@ class PullBuffer:
         """Whether `take` stopped to let others go on, and should be called again soon."""
         return self._ready.short
 
-    def _step(self, state: QueueState, now: float, room: int, only_again: bool) -> Step | None:
+    def _step(self, state: BufferedQueue, now: float, room: int, only_again: bool) -> Step | None:
         stream, scope = state.stream, None
         if stream is not None:
             scope = self._ready.scopes[state]
@@ -213,7 +213,7 @@ class PullBuffer:
             return state.read_on(room)
         return self._deliver(state, taken, now, redelivered=state.jobs.table.recorded > 0)
 
-    def _step_again(self, state: QueueState, now: float, room: int) -> Delivery | ReadRequest | None:
+    def _step_again(self, state: BufferedQueue, now: float, room: int) -> Delivery | ReadRequest | None:
         """Redeliveries, and jobs that their chains let out."""
         table = state.jobs.table
         if not (table.retrying or table.released) or state.rereading or not table.move_due(now):
@@ -230,7 +230,7 @@ class PullBuffer:
         return self._deliver(state, step, now, redelivered=True)
 
     def _step_in_order(
-        self, state: QueueState, stream: QueueStream, scope: OrderScope, now: float, room: int
+        self, state: BufferedQueue, stream: QueueStream, scope: OrderScope, now: float, room: int
     ) -> Step | None:
         if len(stream.deliverable) < room:
             request = scope.advance(stream, room - len(stream.deliverable))
@@ -249,7 +249,7 @@ class PullBuffer:
         messages = gather(offsets, [(message.batch, message.at) for message in chosen])
         return self._deliver(state, messages, now, redelivered=state.jobs.table.recorded > 0)
 
-    def _deliver(self, state: QueueState, messages: Slice, now: float, *, redelivered: bool) -> Delivery:
+    def _deliver(self, state: BufferedQueue, messages: Slice, now: float, *, redelivered: bool) -> Delivery:
         lease = Lease(next(self._lease_ids), now + self.config.ack_timeout_ms / 1000, now)
         state.lease(messages, lease)
         self._ready.leased(state)
@@ -290,7 +290,7 @@ class PullBuffer:
     # --- what clients say, each under its lease; offsets and what belongs to them come as lists side by side
 
     def finish(
-        self, state: QueueState, offsets: Sequence[int], lease_ids: Sequence[int] | None, now: float
+        self, state: BufferedQueue, offsets: Sequence[int], lease_ids: Sequence[int] | None, now: float
     ) -> int:
         """Acknowledge `offsets`, each under the lease id at the same place (absent or 0: without one)."""
         done = 0
@@ -303,7 +303,7 @@ class PullBuffer:
 
     def fail(
         self,
-        state: QueueState,
+        state: BufferedQueue,
         offsets: Sequence[int],
         lease_ids: Sequence[int] | None,
         delays_ms: Sequence[int] | None,
@@ -320,18 +320,18 @@ class PullBuffer:
         self._ready.heard(state)
         return failed
 
-    def give_up(self, state: QueueState, offset: int, lease_id: int, reason: str, error: str = "") -> bool:
+    def give_up(self, state: BufferedQueue, offset: int, lease_id: int, reason: str, error: str = "") -> bool:
         """Fail one message for good: dead letter without further retry; `reason` one word, `error` free."""
         given_up = state.jobs.give_up(offset, lease_id or None, reason, error)
         self._ready.heard(state)
         return given_up
 
-    def extend(self, state: QueueState, lease_ids: Sequence[int], now: float) -> int:
+    def extend(self, state: BufferedQueue, lease_ids: Sequence[int], now: float) -> int:
         """Start the leases' time anew."""
         return state.jobs.extend(lease_ids, now)
 
     def extend_parts(
-        self, state: QueueState, offsets: Sequence[int], lease_ids: Sequence[int], now: float
+        self, state: BufferedQueue, offsets: Sequence[int], lease_ids: Sequence[int], now: float
     ) -> list[int]:
         """Start the time of single messages anew; returns the offsets whose lease was over."""
         late: list[int] = []
@@ -339,7 +339,7 @@ class PullBuffer:
             late += state.jobs.extend_part(group, lease_id or 0, now)
         return late
 
-    def take_back(self, state: QueueState, offsets: Sequence[int], lease_ids: Sequence[int]) -> int:
+    def take_back(self, state: BufferedQueue, offsets: Sequence[int], lease_ids: Sequence[int]) -> int:
         """Messages that nobody looked at, the last first: others may have them at once."""
         back = 0
         for offset, lease_id in sorted(zip(offsets, lease_ids, strict=False), reverse=True):
@@ -348,7 +348,9 @@ class PullBuffer:
         self._ready.heard(state)
         return back
 
-    def adopt(self, state: QueueState, runs: Sequence[LeasedRun], acked: Sequence[Range], now: float) -> None:
+    def adopt(
+        self, state: BufferedQueue, runs: Sequence[LeasedRun], acked: Sequence[Range], now: float
+    ) -> None:
         """Clients have these since before the queue came here: nobody else gets them while leases last.
 
         `acked`: what they have acknowledged in time, and was not durable yet.
@@ -366,7 +368,7 @@ class PullBuffer:
         """When `sweep` has something to do; may be early, never late. NEVER: nothing."""
         return min(self._rate.next_time(), self._ready.next_event())
 
-    def data_arrived(self, state: QueueState) -> None:
+    def data_arrived(self, state: BufferedQueue) -> None:
         """There may be messages past the end seen last, or what failed may work again."""
         if state.feed.state in (FeedState.TAIL, FeedState.STALLED):
             state.feed.state = FeedState.READABLE
@@ -374,7 +376,7 @@ class PullBuffer:
             self._ready.scopes[state].retry()
         self._ready.heard_of_all(state)
 
-    def published(self, state: QueueState, job: UpstreamJob) -> None:
+    def published(self, state: BufferedQueue, job: UpstreamJob) -> None:
         """A spent job's record in its next topic, and its finish, are durable."""
         state.jobs.published(job)
         self._ready.heard(state)

@@ -6,7 +6,7 @@ from collections import deque
 
 from proxy_consumer.core.order.scope import OrderScope
 from proxy_consumer.core.queue_feed import FeedState
-from proxy_consumer.core.steps import QueueState
+from proxy_consumer.core.steps import BufferedQueue
 from proxy_consumer.core.timer_queue import NEVER
 
 
@@ -54,12 +54,12 @@ class ReadyQueues:
     __slots__ = ("_short", "_timed", "ready", "scopes")
 
     def __init__(self) -> None:
-        self.ready: deque[QueueState] = deque()
-        self.scopes: dict[QueueState, OrderScope] = {}
-        self._timed: dict[QueueState, None] = {}  # those with a lease or a retry, and some that had one
+        self.ready: deque[BufferedQueue] = deque()
+        self.scopes: dict[BufferedQueue, OrderScope] = {}
+        self._timed: dict[BufferedQueue, None] = {}  # those with a lease or a retry, and some that had one
         self._short: dict[OrderScope, None] = {}  # scopes that stopped to let others go on
 
-    def heard(self, state: QueueState) -> None:
+    def heard(self, state: BufferedQueue) -> None:
         """Something was heard of a queue: what follows from it is done, and it is looked at again."""
         self._timed[state] = None
         if state.jobs.overtaken:
@@ -71,26 +71,26 @@ class ReadyQueues:
             scope.hear(state.stream)
         state.wake()
 
-    def heard_of_all(self, state: QueueState) -> None:
+    def heard_of_all(self, state: BufferedQueue) -> None:
         """The same, and its ordered scope, which may have waited for it, reads on."""
         self.heard(state)
         if state in self.scopes:
             self.scopes[state].wake()
 
-    def leased(self, state: QueueState) -> None:
+    def leased(self, state: BufferedQueue) -> None:
         """Messages of it were handed out."""
         self._timed[state] = None
         if state.stream is not None and (scope := self.scopes[state]).full:
             scope.made_room()
 
-    def stand_back(self, state: QueueState, *, with_more: bool) -> None:
+    def stand_back(self, state: BufferedQueue, *, with_more: bool) -> None:
         """Take a queue out of those that are ready; `with_more`: it has some, and its scope wakes it."""
         self.ready.remove(state)
         state.in_ready = False
         if with_more and state.stream is not None:
             self.scopes[state].waiting_streams.append(state.stream)
 
-    def forget(self, state: QueueState) -> None:
+    def forget(self, state: BufferedQueue) -> None:
         """The queue is not ours any more; its chains go on without it."""
         self._timed.pop(state, None)
         scope = self.scopes.pop(state, None)

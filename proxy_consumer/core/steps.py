@@ -38,7 +38,7 @@ class ReadPlan:
         self.tags: frozenset[int] | None = None
 
 
-class QueueState:
+class BufferedQueue:
     """One queue of the subscription: what was read of it, and its unfinished messages.
 
     `stream`: its place in an ordered scope, None without an order key. `again`: messages read for
@@ -50,7 +50,7 @@ class QueueState:
         "stream",
     )  # fmt: skip
 
-    def __init__(self, jobs: QueueJobs, feed: QueueFeed, plan: ReadPlan, ready: deque[QueueState]) -> None:
+    def __init__(self, jobs: QueueJobs, feed: QueueFeed, plan: ReadPlan, ready: deque[BufferedQueue]) -> None:
         """`ready`: the queues of the subscription that may have something, served in turn."""
         self.queue = jobs.queue
         self.jobs = jobs
@@ -157,7 +157,7 @@ class ReadRequest(NamedTuple):
     `tags`: hand on to the backend's read.
     """
 
-    state: QueueState
+    state: BufferedQueue
     offset: int
     count_max: int
     bytes_max: int
@@ -170,7 +170,7 @@ class Delivery:
 
     __slots__ = ("deadline", "lease", "lease_id", "lease_ms", "messages", "redelivered", "state")
 
-    def __init__(self, state: QueueState, messages: Slice, lease: Lease, redelivered: bool) -> None:
+    def __init__(self, state: BufferedQueue, messages: Slice, lease: Lease, redelivered: bool) -> None:
         self.state = state
         self.messages = messages
         self.lease = lease

@@ -12,11 +12,10 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from backend.completion import Completion, succeeded
+from backend.completion import Completion, all_of, followed, succeeded
 from backend.records import CommitBatch
 from ddmq_common.config import ConfigPlace, Overlay, overlay
 from ddmq_common.errors import CallerError, ConfigError, TryLaterError
-from proxy_consumer.completions import all_of, followed
 from proxy_consumer.config import GroupsFile, SubscriptionDefaults
 from proxy_consumer.filters.message_filters import check_stated
 from proxy_consumer.groups.directory import Directory

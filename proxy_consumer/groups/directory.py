@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from backend.completion import Completion, failed, succeeded
+from backend.completion import Completion, failed, followed, gather, succeeded
 from backend.port import Backend
 from backend.records import AppendResult, CommitBatch, ProgressDelta, QueueRef
 from ddmq_common.errors import BoundReachedError, CallerError, ConfigError, FencedError, TryLaterError
 from ddmq_common.names import DLQ_PREFIX, group_fault, is_internal, topic_fault
 from ddmq_common.token_bucket import CREATIONS_PER_S, creations
-from proxy_consumer.completions import followed, gather
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.filters.message_filters import check_stated
 from proxy_consumer.groups.group import (

@@ -24,7 +24,7 @@ from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.cells import MetricCell
 from proxy_consumer.core.jobs import JobState
-from proxy_consumer.core.steps import QueueState
+from proxy_consumer.core.steps import BufferedQueue
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.retry_waiting import RetryPath, RetryPaths
 from proxy_consumer.groups.stalled import Stalled
@@ -228,7 +228,7 @@ def _name(subscription: Subscription) -> Name:
     return subscription.group.name, subscription.topic
 
 
-def own_states(subscription: Subscription) -> dict[QueueRef, QueueState]:
+def own_states(subscription: Subscription) -> dict[QueueRef, BufferedQueue]:
     """The queues that it holds of its topic; that of the retry topic is not among them."""
     return {queue: state for queue, state in subscription.buffer.queues.items() if not state.retry_queue}
 

@@ -12,14 +12,13 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from backend.completion import Completion
+from backend.completion import Completion, all_of
 from backend.records import AppendResult, CommitBatch, QueueRef
 from ddmq_common.errors import BoundReachedError, CallerError
-from proxy_consumer.completions import all_of
 from proxy_consumer.core.jobs import JobState, UpstreamJob
 from proxy_consumer.core.order.chains import Chain, QueueStream
 from proxy_consumer.core.order.scope import OrderScope
-from proxy_consumer.core.steps import QueueState
+from proxy_consumer.core.steps import BufferedQueue
 from proxy_consumer.order_keys.reader import QID
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.held_queue import held_of
@@ -201,7 +200,7 @@ class GroupOrdering:
         queues = [QueueRef(info.name, info.incarnation, n) for info in topics for n in range(info.queues)]
         return {queue: self._runtime.qid(queue) for queue in queues}
 
-    def _streams(self) -> Iterator[tuple[QueueState, QueueStream]]:
+    def _streams(self) -> Iterator[tuple[BufferedQueue, QueueStream]]:
         for subscription in self._subscriptions.values():
             yield from subscription.streams()
 
@@ -209,7 +208,7 @@ class GroupOrdering:
         buffers = (subscription.buffer for subscription in self._subscriptions.values())
         return dict.fromkeys(scope for buffer in buffers for scope in buffer.scopes())
 
-    def _heads(self, key: str) -> list[tuple[QueueState, int]]:
+    def _heads(self, key: str) -> list[tuple[BufferedQueue, int]]:
         found = []
         for scope in self._scopes():
             chain = scope.table.get(key)
@@ -230,7 +229,7 @@ class GroupOrdering:
         return [make(now, wall_ms) for _, make in rows[:limit]]
 
     def _row(
-        self, state: QueueState, offset: int, chain: Chain
+        self, state: BufferedQueue, offset: int, chain: Chain
     ) -> tuple[float, Callable[[float, int], BlockedKey]] | None:
         if chain.heads[:1] != [(state.stream, offset)]:
             return None

@@ -12,12 +12,11 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from backend.completion import Completion, succeeded
+from backend.completion import Completion, gather, succeeded
 from backend.internal_topics import REAL_TOPIC
 from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, ReadStatus, StoredRecord
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import LEVELS_GROUP, RETRY_PREFIX, SCHEDULE_TOPIC
-from proxy_consumer.completions import gather
 from proxy_consumer.core.level_tally import LevelTally, Name, OffsetSpan, RetryWaiting
 from proxy_consumer.retries import headers
 from proxy_consumer.retries.headers import since_ms

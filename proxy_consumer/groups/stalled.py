@@ -18,7 +18,7 @@ from backend.completion import Completion
 from backend.records import QueueRef
 from ddmq_common.errors import DdmqError
 from ddmq_common.metrics import catalogue
-from proxy_consumer.core.steps import QueueState
+from proxy_consumer.core.steps import BufferedQueue
 from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.groups.stats import QueueStats, SubscriptionStats, subscription_stats
 from proxy_consumer.runtime import Runtime, log
@@ -217,6 +217,6 @@ def is_waited_for(subscription: Subscription) -> bool:
     return group.waiting.waiting_for(subscription.topic) > 0
 
 
-def _is_busy(state: QueueState) -> bool:
+def _is_busy(state: BufferedQueue) -> bool:
     """Whether a client has messages of it, or some wait for their retry."""
     return bool(state.jobs.leases.jobs or state.jobs.table.retrying)

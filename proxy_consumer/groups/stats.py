@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from backend.completion import Completion, succeeded
+from backend.completion import Completion, gather, succeeded
 from backend.records import Bounds, ProgressView, QueueRef
-from proxy_consumer.completions import gather
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.jobs import JobState
-from proxy_consumer.core.steps import QueueState
+from proxy_consumer.core.steps import BufferedQueue
 from proxy_consumer.groups.group import Group
 from proxy_consumer.retries.retry_queues import retry_queue_of
 from proxy_consumer.runtime import Runtime
@@ -139,7 +138,7 @@ def _queue_stats(
     )
 
 
-def _live(state: QueueState | None, number: Callable[[QueueState], int]) -> int:
+def _live(state: BufferedQueue | None, number: Callable[[BufferedQueue], int]) -> int:
     return 0 if state is None else number(state)
 
 
@@ -186,7 +185,7 @@ def live_state(subscription: Subscription, queue: QueueRef, offset: int) -> Live
     return LiveState(known or _unread(held, offset, failed), failed, error)
 
 
-def _unread(held: QueueState, offset: int, failed: int) -> str:
+def _unread(held: BufferedQueue, offset: int, failed: int) -> str:
     if failed:
         return RETRYING
     behind = held.stream is not None and offset < held.feed.cursor

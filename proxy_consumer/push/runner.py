@@ -22,7 +22,7 @@ from backend.records import QueueRef
 from ddmq_common.delivery import decode
 from ddmq_common.errors import DamagedError
 from ddmq_common.metrics import catalogue
-from proxy_consumer.core.steps import Delivery, QueueState
+from proxy_consumer.core.steps import BufferedQueue, Delivery
 from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.groups.group import Group, PullWaiter
 from proxy_consumer.push.actions.job import ActionOutcome, Ending, MessagePlace, job_of
@@ -83,12 +83,12 @@ class PushRunner(PullWaiter):
         self._runtime = runtime
         self._room = group.waiting
         self._in_line = False
-        self._leases: dict[int, tuple[QueueState, int]] = {}  # lease id → how many messages are still here
+        self._leases: dict[int, tuple[BufferedQueue, int]] = {}  # lease id → how many messages are still here
         self.here = 0  # messages taken and not concluded
         self._parked: list[tuple[float, int, Pushed]] = []
         self._sequence = itertools.count()
         self._remembered: OrderedDict[tuple[str, int], tuple[int, int, int]] = OrderedDict()
-        self._touched: dict[int, QueueState] = {}
+        self._touched: dict[int, BufferedQueue] = {}
         self._extend_at = NEVER
         self._moving: list[HandingOver] = []
         cell, names = self._runtime.metrics.cell, (group.name, subscription.topic)
@@ -166,7 +166,7 @@ class PushRunner(PullWaiter):
 
     # --- one message
 
-    def _begin(self, raw: bytes, state: QueueState, offset: int, lease_id: int, attempt: int) -> None:
+    def _begin(self, raw: bytes, state: BufferedQueue, offset: int, lease_id: int, attempt: int) -> None:
         held = held_of(state)
         context = held.place.context
         place = MessagePlace(context.topic, context.groupId, context.qid, offset, self._source)
@@ -244,7 +244,7 @@ class PushRunner(PullWaiter):
         self._leave(pushed.lease_id)
         self._settle_later(state)
 
-    def _give_up(self, state: QueueState, offset: int, lease_id: int, error: str) -> None:
+    def _give_up(self, state: BufferedQueue, offset: int, lease_id: int, error: str) -> None:
         given_up = self.subscription.buffer.give_up(state, offset, lease_id, GIVEN_UP, error)
         self._outcomes["given up" if given_up else "late"].value += 1
         self._leave(lease_id)
@@ -277,7 +277,7 @@ class PushRunner(PullWaiter):
             self.group.pushes_no_more(self, self.subscription.topic)
             self.sink.close()
 
-    def _settle_later(self, state: QueueState) -> None:
+    def _settle_later(self, state: BufferedQueue) -> None:
         if not self._touched:
             gevent.get_hub().loop.run_callback(self._settle)
         self._touched[id(state)] = state
@@ -331,7 +331,7 @@ class PushRunner(PullWaiter):
             self._runtime.timers.set(self, move.until)
 
     def _extend(self, now: float) -> None:
-        by_state: dict[int, tuple[QueueState, list[int]]] = {}
+        by_state: dict[int, tuple[BufferedQueue, list[int]]] = {}
         for lease_id, (state, _) in self._leases.items():
             by_state.setdefault(id(state), (state, []))[1].append(lease_id)
         for state, lease_ids in by_state.values():
@@ -347,6 +347,6 @@ class PushRunner(PullWaiter):
             self._runtime.timers.set(self, self._extend_at)
 
     @staticmethod
-    def _state(pushed: Pushed) -> QueueState:
-        assert isinstance(pushed.state, QueueState)
+    def _state(pushed: Pushed) -> BufferedQueue:
+        assert isinstance(pushed.state, BufferedQueue)
         return pushed.state

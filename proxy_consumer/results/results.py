@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ddmq_common.errors import TryLaterError
 from proxy_consumer.answers import IDL
 from proxy_consumer.core.pull_buffer import PullBuffer
-from proxy_consumer.core.steps import QueueState
+from proxy_consumer.core.steps import BufferedQueue
 from proxy_consumer.fetches.service import Fetches
 from proxy_consumer.groups.group import Group
 from proxy_consumer.results.forwarding import Done, Forwarding, Taken
@@ -183,7 +183,7 @@ class Results:
             held.subscription.serve()
         return missed
 
-    def _fail(self, buffer: PullBuffer, state: QueueState, result: Any, now: float) -> list[Missed]:
+    def _fail(self, buffer: PullBuffer, state: BufferedQueue, result: Any, now: float) -> list[Missed]:
         longest = self._runtime.config.fail_delay_max_ms
         columns = zip_longest(
             result.failOffsets,
@@ -216,7 +216,7 @@ class Results:
         return parts
 
 
-def _missed(state: QueueState, offsets: Sequence[int], leases: Sequence[int], done: int) -> list[Missed]:
+def _missed(state: BufferedQueue, offsets: Sequence[int], leases: Sequence[int], done: int) -> list[Missed]:
     """Acknowledged under a lease that was over. Where a part was `done`, what is finished is that part."""
     is_finished = state.jobs.ack_map.is_finished
     pairs = zip(offsets, leases, strict=False)

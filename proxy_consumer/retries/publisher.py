@@ -36,7 +36,7 @@ from ddmq_common.errors import CallerError, FencedError, NoSuchTopicError, Remot
 from ddmq_common.metrics.catalogue import DEAD_LETTERS, RETRY_STEPS
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.jobs import UpstreamJob, policy_of
-from proxy_consumer.core.steps import QueueState
+from proxy_consumer.core.steps import BufferedQueue
 from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.retries.headers import RetryHeaders, dead_letter, headers_after, retry_record
 from proxy_consumer.retries.retry_queues import RetryQueues
@@ -81,7 +81,7 @@ class MessageMove:
         runtime: Runtime,
         group: str,
         retry_queues: RetryQueues,
-        state: QueueState,
+        state: BufferedQueue,
         job: UpstreamJob,
         ended: Callable[[MessageMove, Exception | None], None],
     ) -> None:
@@ -226,14 +226,14 @@ class SpentJobs(Protocol):
     @property
     def move_settings(self) -> MoveSettings: ...
 
-    def holds(self, state: QueueState) -> bool:
+    def holds(self, state: BufferedQueue) -> bool:
         """Whether the queue is still its own."""
 
-    def moved(self, state: QueueState, job: UpstreamJob, *, gone: bool) -> None:
+    def moved(self, state: BufferedQueue, job: UpstreamJob, *, gone: bool) -> None:
         """The message stands elsewhere, and is finished here; `gone`: it was not there any more, and nothing
         is stored yet."""
 
-    def not_moved(self, state: QueueState, error: Exception, again_at: float) -> None:
+    def not_moved(self, state: BufferedQueue, error: Exception, again_at: float) -> None:
         """It is tried again at `again_at` (monotonic seconds), by `go_on`."""
 
 
@@ -262,7 +262,7 @@ class RetryPublisher:
         if watched is not None:
             watched.succeed(None)
 
-    def take(self, state: QueueState) -> None:
+    def take(self, state: BufferedQueue) -> None:
         """Take over what this queue decided to move."""
         for job in state.jobs.table.take_spent():
             move = MessageMove(self._runtime, self._group, self._retry_queues, state, job, self._ended)

@@ -20,7 +20,7 @@ from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.leases import Lease
 from proxy_consumer.core.progress import Range
 from proxy_consumer.core.queue_jobs import LeasedRun, QueueJobs
-from proxy_consumer.core.steps import QueueState
+from proxy_consumer.core.steps import BufferedQueue
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.held_queue import held_of, store_settings
 
@@ -53,14 +53,14 @@ def leases_key(group: str, queue: QueueRef) -> str:
     return f"{LEASES_PREFIX}{group}/{queue.topic}/{queue.queue_id}"
 
 
-def carried_of(state: QueueState, *, pushed: bool) -> Inherited:
+def carried_of(state: BufferedQueue, *, pushed: bool) -> Inherited:
     """What is leased of a queue now, and acknowledged; what was being pushed is nobody's."""
     jobs = state.jobs
     runs = [] if pushed else jobs.leases.leased()
     return Inherited(jobs.epoch, jobs.generation, runs, jobs.uncommitted.acked(jobs.ack_map))
 
 
-def note_of(state: QueueState, now: float, wall_ms: int, *, pushed: bool) -> bytes:
+def note_of(state: BufferedQueue, now: float, wall_ms: int, *, pushed: bool) -> bytes:
     """The same as a setting; deadlines are wall-clock times there."""
     known = carried_of(state, pushed=pushed)
     runs = [
@@ -124,7 +124,7 @@ class Handover:
         info = self._runtime.backend.topic(queue.topic)
         return info is not None and info.incarnation == queue.incarnation
 
-    def remember(self, state: QueueState) -> None:
+    def remember(self, state: BufferedQueue) -> None:
         """The queue is lost: what clients hold of it may still be acknowledged when it comes back."""
         runtime, held = self._runtime, held_of(state)
         held.lost = True
@@ -152,7 +152,7 @@ class Handover:
         known, until = self._handed_out.pop(queue, (generation, 0))
         return until if known == generation else 0
 
-    def told(self, key: str, states: Iterable[QueueState]) -> bool:
+    def told(self, key: str, states: Iterable[BufferedQueue]) -> bool:
         """Whether the setting `key` may be word of a queue that is not among `states`; late word of one of
         those is deleted."""
         for state in states:
@@ -162,7 +162,7 @@ class Handover:
                 return False
         return True
 
-    def notes(self, states: Iterable[QueueState]) -> dict[str, bytes | None]:
+    def notes(self, states: Iterable[BufferedQueue]) -> dict[str, bytes | None]:
         """Settings for the next holders of these queues: what clients have of them; {}: nothing."""
         if self.closed:
             return {}

@@ -13,7 +13,7 @@ from ddmq_common.errors import FencedError, RemoteError
 from proxy_consumer.answers import Place
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.pull_buffer import PullBuffer
-from proxy_consumer.core.steps import QueueState, ReadRequest
+from proxy_consumer.core.steps import BufferedQueue, ReadRequest
 from proxy_consumer.retries.publisher import RetryPublisher
 from proxy_consumer.runtime import Runtime
 
@@ -42,22 +42,22 @@ class QueueHolder(Protocol):
     @property
     def retries(self) -> RetryPublisher: ...
 
-    def holds(self, state: QueueState) -> bool:
+    def holds(self, state: BufferedQueue) -> bool:
         """Whether the queue is still its own."""
 
     def read(self, request: ReadRequest) -> None:
         """Carry out what a PullBuffer asks for: of several that share a scope, not always its own."""
 
-    def next_offset(self, state: QueueState, now: float) -> int:
+    def next_offset(self, state: BufferedQueue, now: float) -> int:
         """The queue's next offset as known lately."""
 
-    def after_results(self, states: Iterable[QueueState]) -> None:
+    def after_results(self, states: Iterable[BufferedQueue]) -> None:
         """Messages of these queues were finished, have failed, or are to be moved."""
 
     def store_later(self) -> None:
         """Something could not be stored: it is to be tried again soon."""
 
-    def refence(self, state: QueueState, then: Callable[[], None]) -> None:
+    def refence(self, state: BufferedQueue, then: Callable[[], None]) -> None:
         """A commit was fenced: see whether the queue was reset or lost; `then` runs in any case."""
 
     def serve(self) -> None:
@@ -97,7 +97,7 @@ class HeldQueue:
 
     __slots__ = ("key", "lost", "place", "state", "subscription")
 
-    def __init__(self, place: Place, subscription: QueueHolder, state: QueueState) -> None:
+    def __init__(self, place: Place, subscription: QueueHolder, state: BufferedQueue) -> None:
         self.place = place
         self.subscription = subscription
         self.state = state
@@ -105,7 +105,7 @@ class HeldQueue:
         self.key = (place.context.topic.encode(), place.context.qid.encode())
 
 
-def held_of(state: QueueState) -> HeldQueue:
+def held_of(state: BufferedQueue) -> HeldQueue:
     """The queue of a PullBuffer as clients name it."""
     held = state.label
     assert isinstance(held, HeldQueue)
@@ -119,11 +119,11 @@ class Part(NamedTuple):
     """One queue's share of a commit."""
 
     owner: QueueHolder
-    state: QueueState
+    state: BufferedQueue
     delta: ProgressDelta
 
 
-def collect(owner: QueueHolder, states: Iterable[QueueState]) -> list[Part]:
+def collect(owner: QueueHolder, states: Iterable[BufferedQueue]) -> list[Part]:
     """All progress of these queues that is not committed."""
     parts = []
     for state in states:

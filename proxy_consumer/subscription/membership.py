@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from backend.claims import ClaimOwner, QueueClaims, Release
 from backend.port import Assignment, Join, Sharing
 from backend.records import Bounds, ProgressView, QueueRef
-from proxy_consumer.core.steps import QueueState
+from proxy_consumer.core.steps import BufferedQueue
 from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.handover import Handover
 from proxy_consumer.subscription.held_queue import ProgressCommit, QueueHolder, collect, store_settings
@@ -56,7 +56,7 @@ class SubscriptionMembership(ClaimOwner):
         """Give everything up; the subscription has dropped its queues."""
         self.claims.leave()
 
-    def refence(self, state: QueueState, then: Callable[[], None]) -> None:
+    def refence(self, state: BufferedQueue, then: Callable[[], None]) -> None:
         """A commit was fenced: see whether the queue was reset or lost; `then` runs in any case."""
         self.claims.reread((state.queue,), then)
 
@@ -119,7 +119,7 @@ class SubscriptionMembership(ClaimOwner):
 
         self._owner.end_pushes(queues, deadline - HAND_OVER_S, ended)
 
-    def _hand_over(self, states: Sequence[QueueState], release: Callable[[], None]) -> None:
+    def _hand_over(self, states: Sequence[BufferedQueue], release: Callable[[], None]) -> None:
         parts, notes = collect(self._owner, states), self._handover.notes(states)
         for state in states:
             self._owner.let_go(state.queue)
@@ -149,7 +149,7 @@ class SubscriptionMembership(ClaimOwner):
             self._handover.remember(state)
             self._owner.let_go(state.queue)
 
-    def _held(self, queues: Sequence[QueueRef]) -> list[QueueState]:
+    def _held(self, queues: Sequence[QueueRef]) -> list[BufferedQueue]:
         """What is known of those that are loaded."""
         return [state for queue in queues if (state := self._owner.buffer.queues.get(queue)) is not None]
 

@@ -17,10 +17,9 @@ from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.held_pulls import HeldPulls
 from proxy_consumer.core.order.chains import ChainTable, KeyReader
 from proxy_consumer.core.order.scope import OrderScope
-from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.order_keys.reader import QID, key_reader
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription.held_queue import HeldQueue
+from proxy_consumer.subscription.held_queue import HeldQueue, QueueHolder
 
 PUSHES_S = 1.5  # how long pushes under way hold up settings that start queues anew, at most
 HandOver = Callable[[Mapping[str, Collection[QueueRef]], float, Callable[[], None]], None]
@@ -37,22 +36,13 @@ class SharedOrder:
         self.parked: frozenset[str] = frozenset()  # keys that are set aside
 
 
-class ChainMember(Protocol):
+class ChainMember(QueueHolder, Protocol):
     """A subscription that acts together with others. `halted`: how many starts it waits for; meanwhile it
     takes nothing. `last_used`: monotonic seconds."""
 
     halted: int
     last_used: float
     creating: bool
-
-    @property
-    def topic(self) -> str: ...
-
-    @property
-    def joined(self) -> bool: ...
-
-    @property
-    def buffer(self) -> PullBuffer: ...
 
     def join(self) -> None:
         """Become a member, until nobody pulls any more."""

@@ -16,7 +16,7 @@ from ddmq_common.metrics.catalogue import SKIPPED
 from proxy_consumer.core.order.scope import EndsRequest
 from proxy_consumer.core.progress import ranges_of
 from proxy_consumer.core.pull_buffer import PullBuffer
-from proxy_consumer.core.steps import Loaded, Purpose, QueueState, ReadRequest
+from proxy_consumer.core.steps import BufferedQueue, Loaded, Purpose, ReadRequest
 from proxy_consumer.retries.headers import is_of_another_life
 from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.held_queue import QueueHolder
@@ -35,7 +35,7 @@ class Reading:
         self._reader = reader
         self._buffer = buffer
         self._waits: dict[QueueRef, DataWait] = {}
-        self._stalled: list[QueueState] = []  # to be tried again after an error
+        self._stalled: list[BufferedQueue] = []  # to be tried again after an error
         self._ends: dict[QueueRef, tuple[float, int]] = {}  # as of when, next offset
 
     def ask_ends(self, request: EndsRequest) -> None:
@@ -98,7 +98,7 @@ class Reading:
             reader.after_results((state,))
         return loaded
 
-    def _pass_over_other_lives(self, state: QueueState, batch: ReadBatch) -> None:
+    def _pass_over_other_lives(self, state: BufferedQueue, batch: ReadBatch) -> None:
         """What failed before the subscription was deleted, and made anew, is finished undelivered."""
         created_ms = self._reader.created_ms
         if batch.status is not ReadStatus.DATA or not created_ms:
@@ -116,7 +116,7 @@ class Reading:
             group, topic = self._reader.group_name, self._reader.topic
             self._runtime.metrics.cell(SKIPPED, group, topic, "subscription deleted").value += len(gone)
 
-    def _stall(self, state: QueueState, error: Exception) -> None:
+    def _stall(self, state: BufferedQueue, error: Exception) -> None:
         reader = self._reader
         if not isinstance(error, DrainingError):
             log.warning(
@@ -139,7 +139,7 @@ class Reading:
 
     # --- at a queue's end
 
-    def _arm(self, state: QueueState) -> None:
+    def _arm(self, state: BufferedQueue) -> None:
         if state.queue in self._waits or not self._reader.joined:
             return
         wait = self._waits[state.queue] = DataWait(self, state)
@@ -209,7 +209,7 @@ class DataWait(Wait):
 
     __slots__ = ("reading", "state")
 
-    def __init__(self, reading: Reading, state: QueueState) -> None:
+    def __init__(self, reading: Reading, state: BufferedQueue) -> None:
         super().__init__()
         self.reading = reading
         self.state = state

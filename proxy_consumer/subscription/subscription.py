@@ -19,7 +19,7 @@ from proxy_consumer.core.jobs import UpstreamJob
 from proxy_consumer.core.order.chains import QueueStream
 from proxy_consumer.core.order.scope import EndsRequest
 from proxy_consumer.core.pull_buffer import PullBuffer
-from proxy_consumer.core.steps import Delivery, QueueState, ReadRequest
+from proxy_consumer.core.steps import BufferedQueue, Delivery, ReadRequest
 from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.retries.publisher import MoveSettings, RetryPublisher
 from proxy_consumer.retries.retry_queues import retry_queue_of
@@ -186,7 +186,7 @@ class Subscription:
         self.retry_membership.leave()
         self.order.forget()
 
-    def holds(self, state: QueueState) -> bool:
+    def holds(self, state: BufferedQueue) -> bool:
         """Whether `state` is still what we hold of its queue."""
         return self.buffer.queues.get(state.queue) is state
 
@@ -203,7 +203,7 @@ class Subscription:
         loaded = self.membership.claims.complete
         return not self.topic_exists or (loaded and self.runtime.now() >= self.order.open_at)
 
-    def streams(self) -> Iterator[tuple[QueueState, QueueStream]]:
+    def streams(self) -> Iterator[tuple[BufferedQueue, QueueStream]]:
         """The queues that are in an ordered scope."""
         for state in self.buffer.queues.values():
             if state.stream is not None:
@@ -268,7 +268,7 @@ class Subscription:
             self.wake(max(now + SOON_S, self.order.torn_until))
         self.drop(queue)
 
-    def refence(self, state: QueueState, then: Callable[[], None]) -> None:
+    def refence(self, state: BufferedQueue, then: Callable[[], None]) -> None:
         """A commit was fenced: see whether the queue was reset or lost; `then` runs in any case."""
         (self.retry_membership if state.retry_queue else self.membership).refence(state, then)
 
@@ -305,13 +305,13 @@ class Subscription:
         """Carry out what a PullBuffer asks for: of several that share a scope, not always ours."""
         self.reading.read(request)
 
-    def next_offset(self, state: QueueState, now: float) -> int:
+    def next_offset(self, state: BufferedQueue, now: float) -> int:
         """The queue's next offset as known lately, for our own clients."""
         return max(self.reading.next_offset(state.queue, now), state.feed.cursor)
 
     # --- results
 
-    def after_results(self, states: Iterable[QueueState]) -> None:
+    def after_results(self, states: Iterable[BufferedQueue]) -> None:
         """After results or a sweep: dead letters on their way, and the next wake-up."""
         for state in states:
             jobs = state.jobs
@@ -339,7 +339,7 @@ class Subscription:
     def move_settings(self) -> MoveSettings:
         return MoveSettings(self.config, self.created_ms)
 
-    def moved(self, state: QueueState, job: UpstreamJob, *, gone: bool) -> None:
+    def moved(self, state: BufferedQueue, job: UpstreamJob, *, gone: bool) -> None:
         """A spent message stands elsewhere, or was not there any more: then its finish is still to store."""
         if gone:
             state.jobs.skip([(job.offset, job.offset + 1)])
@@ -349,7 +349,7 @@ class Subscription:
             self.buffer.published(state, job)
             self.group.serve()
 
-    def not_moved(self, state: QueueState, error: Exception, again_at: float) -> None:
+    def not_moved(self, state: BufferedQueue, error: Exception, again_at: float) -> None:
         """A spent message could not be moved; the publisher tries again."""
         self.wake(again_at)
         if isinstance(error, FencedError) and self.holds(state):

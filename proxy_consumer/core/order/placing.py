@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from itertools import repeat
 
 from proxy_consumer.core.order.chains import Chain, QueueStream, ReadyMessage, ScopeLedger
-from proxy_consumer.core.steps import QueueState
+from proxy_consumer.core.steps import BufferedQueue
 
 Row = tuple[int, int, int, bytes, int]
 """Log position, number of the stream, offset, delivery bytes, index in the batch that was read."""
@@ -26,7 +26,7 @@ class ReadAhead:
         "_first", "at", "batch", "busy", "end", "faulty", "key_of", "out", "ready", "run", "state", "stream",
     )  # fmt: skip
 
-    def __init__(self, stream: QueueStream, state: QueueState) -> None:
+    def __init__(self, stream: QueueStream, state: BufferedQueue) -> None:
         self.run, self._first = stream.feed.current()
         self.stream = stream
         self.state = state

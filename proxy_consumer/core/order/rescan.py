@@ -14,7 +14,7 @@ from typing import NamedTuple
 from backend.records import ReadBatch, ReadStatus
 from proxy_consumer.core.order.chains import Chain, ChainTable, QueueStream
 from proxy_consumer.core.progress import Range
-from proxy_consumer.core.steps import Purpose, QueueState, ReadRequest
+from proxy_consumer.core.steps import BufferedQueue, Purpose, ReadRequest
 
 READ_COUNT = 128
 READ_BYTES = 1 << 20
@@ -39,7 +39,7 @@ class Rescan:
     def __init__(
         self,
         table: ChainTable,
-        queues: Mapping[QueueStream, QueueState],
+        queues: Mapping[QueueStream, BufferedQueue],
         merged: bool,
         number: int,
     ) -> None:

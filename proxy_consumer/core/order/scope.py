@@ -37,7 +37,7 @@ from proxy_consumer.core.order.chains import Chain, ChainTable, QueueStream, Sco
 from proxy_consumer.core.order.placing import ReadAhead, alone, merged, place
 from proxy_consumer.core.order.rescan import Rescan
 from proxy_consumer.core.queue_feed import FeedState
-from proxy_consumer.core.steps import QueueState, ReadRequest
+from proxy_consumer.core.steps import BufferedQueue, ReadRequest
 from proxy_consumer.core.timer_queue import NEVER
 
 ASIDE_MAX = 50_000  # some 600 bytes each
@@ -49,7 +49,7 @@ class EndsRequest(NamedTuple):
     """The shell asks for the bounds of these queues, all at once, and calls the scope's `ends`."""
 
     scope: OrderScope
-    states: Sequence[QueueState]
+    states: Sequence[BufferedQueue]
     number: int  # of the scope's reads
 
 
@@ -66,7 +66,7 @@ class OrderScope:
     ) -> None:
         self.table = table
         self.ledger = ScopeLedger(table)
-        self.queues: dict[QueueStream, QueueState] = {}
+        self.queues: dict[QueueStream, BufferedQueue] = {}
         self.open = True  # False: not all queues of the scope are there yet
         self.invalid = False
         self.returned = False  # what had left is here again
@@ -94,7 +94,7 @@ class OrderScope:
 
     # --- queues
 
-    def add(self, stream: QueueStream, state: QueueState, batch: int, *, empty: bool = True) -> None:
+    def add(self, stream: QueueStream, state: BufferedQueue, batch: int, *, empty: bool = True) -> None:
         """A queue takes part from now on; `batch`: its topic's, which others of the scope need not share.
 
         `empty`: it has nothing unfinished yet.

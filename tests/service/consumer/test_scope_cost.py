@@ -11,7 +11,7 @@ from consumer_rig import Rig, result
 
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.pull_buffer import PullBuffer
-from proxy_consumer.core.steps import QueueState
+from proxy_consumer.core.steps import BufferedQueue
 
 BY_KEY = SubscriptionDefaults(start="first", order_key="KEY")
 
@@ -35,7 +35,7 @@ def counts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Counts:
     for name in ("read", "bounds"):
         counts.watch(monkeypatch, rig.backend, name)
     counts.watch(monkeypatch, PullBuffer, "_step")
-    counts.watch(monkeypatch, QueueState, "__init__")
+    counts.watch(monkeypatch, BufferedQueue, "__init__")
     return counts
 
 

@@ -15,7 +15,7 @@ from proxy_consumer.core.order.chains import ChainTable
 from proxy_consumer.core.order.scope import EndsRequest, OrderScope
 from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.queue_feed import FILTERED, Refusal
-from proxy_consumer.core.steps import Delivery, QueueState, ReadRequest
+from proxy_consumer.core.steps import BufferedQueue, Delivery, ReadRequest
 from proxy_consumer.core.tally import Tally
 
 REFS = [QueueRef("T", 1, 0), QueueRef("T", 1, 1)]
@@ -42,7 +42,7 @@ class Scenario:
         """The filter: `-name` is not wanted, `!name` cannot be judged."""
         return {b"-": FILTERED, b"!": Refusal("faulty")}.get(delivery[:1])
 
-    def head(self, key: str) -> tuple[QueueState, int]:
+    def head(self, key: str) -> tuple[BufferedQueue, int]:
         stream, offset = self.scope.table.chains[key].heads[0]
         return self.scope.queues[stream], offset
 
