@@ -5,7 +5,8 @@ the Python blocks of the pages:
 
 * `from module import name`, `import module`, and `module.name` of a module that was imported;
 * the paths that `monkeypatch.setattr` is given, and modules that are run by `-m`;
-* files that any text names from the root on (`backend/port.py`).
+* files that any text names from the root on (`backend/port.py`); in pages and in the product also those that
+  it names by their end (`port.py`).
 
 What the product imports is mypy's affair; tests/unit/suite/ makes up names for the tools it tests.
 Exit code 1 and one line per name that is gone.
@@ -33,6 +34,7 @@ PAGES = ("README.md", "SECURITY.md", "docs/*.md", "packaging/**/*.md", "tests/**
 _BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _FROM = re.compile(rf"^\s*from ((?:{'|'.join(TOPS)})[\w.]*) import (\w+(?:, \w+)*)", re.MULTILINE)
 _RUN = re.compile(rf"-m ((?:{'|'.join(TOPS)})\.[\w.]*\w)")
+_PYTHON_FILE = re.compile(r"(?<![\w./@-])(?:[a-z0-9_]+/)*[a-z_][a-z0-9_]*\.py\b")
 _FILE = re.compile(rf"(?<![\w./@-])(?:{'|'.join(TOPS)})(?:/[a-z0-9_]+)+\.(?:py|json|thrift)\b")
 Found = Iterator[tuple[int, str]]
 
@@ -45,6 +47,8 @@ class House:
         self.names = cache(self._names)
         self._files = cache(self._find)
         self._beside: defaultdict[str, list[Path]] = defaultdict(list)
+        files = [path.relative_to(root).parts for top in TOPS for path in (root / top).rglob("*.py")]
+        self._ends = {"/".join(parts[at:]) for parts in files for at in range(len(parts))}
         for path in (root / "tests").rglob("*.py"):
             self._beside[path.stem].append(path)
 
@@ -96,9 +100,13 @@ class House:
         for match in _RUN.finditer(text):
             if not self.module(match[1]):
                 yield _line(text, match), match[1]
-        yield from self.files_gone_from(text)
+        yield from self.files_gone_from(text, by_end=file.suffix == ".md")
 
-    def files_gone_from(self, text: str) -> Found:
+    def files_gone_from(self, text: str, by_end: bool) -> Found:
+        """Line and name of files; `by_end`: a name may leave out the first folders."""
+        for match in _PYTHON_FILE.finditer(text) if by_end else ():
+            if match[0] not in self._ends:
+                yield _line(text, match), match[0]
         for match in _FILE.finditer(text):
             if not (self._root / match[0]).exists():
                 yield _line(text, match), match[0]
@@ -194,7 +202,8 @@ def gone(root: Path) -> Iterator[str]:
         for line, name in sorted(set(house.gone_from(path))):
             yield f"{path.relative_to(root)}:{line}: there is no {name}"
     for path in sorted(path for top in PRODUCT for path in (root / top).rglob("*.py")):
-        for line, name in house.files_gone_from(path.read_text(encoding="utf-8")):
+        text = path.read_text(encoding="utf-8")
+        for line, name in sorted(set(house.files_gone_from(text, by_end=True))):
             yield f"{path.relative_to(root)}:{line}: there is no {name}"
 
 

@@ -104,14 +104,3 @@ def test_commands_and_options_that_the_pages_show_exist() -> None:
     for page in (REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")):
         lines = ["".join(found) for found in shown.findall(page.read_text())]
         assert {line: stranger(line) for line in lines if stranger(line)} == {}, page
-
-
-def test_files_that_the_docs_name_exist() -> None:
-    rooms = ("backend", "ddmq", "ddmq_client", "ddmq_common", "ddmq_rpc", "delay_service", "tools",
-             "proxy_consumer", "proxy_producer", "tests", "bench", "metrics_job")  # fmt: skip
-    there = [
-        f"/{path.relative_to(REPOSITORY)}" for room in rooms for path in (REPOSITORY / room).rglob("*.py")
-    ]
-    for page in (REPOSITORY / "docs").glob("*.md"):
-        for named in re.findall(r"`([a-z_/0-9]+\.py)`", page.read_text()):
-            assert any(path.endswith("/" + named) for path in there), f"{page.name}: {named}"

@@ -92,9 +92,9 @@ def test(engine):
 def test_pages_and_texts_of_the_product_are_read_too(gone: Callable[..., list[str]]) -> None:
     page = "# Page\n`backend/engine.py` and `backend/moved.py`, `python -m backend.moved`\n"
     block = "```python\n\nfrom backend.engine import (\n    Log,\n    Lost,\n)\n```\n"
-    assert gone(docs_of_page=page + block, ddmq_of_a='"""See backend/moved.py."""') == [
+    assert gone(docs_of_page=page + block, ddmq_of_a='"""See moved.py, engine.py."""') == [
         "docs/page.md:2: there is no backend.moved",
         "docs/page.md:2: there is no backend/moved.py",
         "docs/page.md:5: there is no backend.engine.Lost",
-        "ddmq/a.py:1: there is no backend/moved.py",
+        "ddmq/a.py:1: there is no moved.py",
     ]
