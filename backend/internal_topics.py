@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from backend.completion import Completion, failed, succeeded
 from backend.port import Backend
@@ -140,9 +140,22 @@ class DeadLetter(NamedTuple):
     place: int
 
 
+class Dying(Protocol):
+    """What a dead letter is made of: a stored record, or what else holds delivery bytes."""
+
+    @property
+    def message_id(self) -> bytes: ...
+    @property
+    def born_ms(self) -> int: ...
+    @property
+    def flags(self) -> int: ...
+    @property
+    def delivery(self) -> bytes: ...
+
+
 def dead_record(
     topic: str,
-    record: StoredRecord,
+    record: Dying,
     facts: Mapping[str, str],
     system: Mapping[str, str],
     *,
@@ -236,7 +249,7 @@ def _without_facts(content: Content) -> dict[bytes, bytes]:
     }
 
 
-def _content(record: StoredRecord) -> Content | None:
+def _content(record: Dying) -> Content | None:
     try:
         return decode(record.delivery)
     except DamagedError:

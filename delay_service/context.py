@@ -10,27 +10,31 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from backend.completion import Completion
 from backend.internal_topics import ready_topic
 from backend.port import Backend
 from backend.progress.ack_map import AckMap
-from backend.records import ProgressDelta, QueueRef, TopicInfo
+from backend.records import NewRecord, ProgressDelta, QueueRef, TopicInfo
 from ddmq_common.clock import Clock
-from ddmq_common.errors import DdmqError, FencedError, RemoteError
-from ddmq_common.names import DELAY_DLQ_TOPIC, DELAY_GROUP, FIRED_GROUP
+from ddmq_common.delays.command import encode_outcome
+from ddmq_common.delivery import encode
+from ddmq_common.errors import DdmqError
+from ddmq_common.names import DELAY_DLQ_TOPIC, DELAY_GROUP, FIRED_GROUP, OUTCOME_TOPIC
 from delay_service.config import DelayConfig
+from delay_service.core.commands import OutcomeReply
 from delay_service.core.decider import INGESTED
 from delay_service.core.decision_context import DecisionContext
 from delay_service.core.due_scans import DueScans, SliceLimits
-from delay_service.counts import DelayCounts
-from delay_service.due.target_topic import TargetTopic
+from delay_service.due.commit import CLAIM_ERRORS
+from delay_service.due.counts import DelayCounts
+from delay_service.due.target_topic import TargetTopic, target_topic
 from delay_service.store.port import DelayStore, StoreChanges
 
 log = logging.getLogger("ddmq.delay")
-CLAIM_ERRORS = (FencedError, RemoteError)  # the shard is someone else's, or nobody knows what was committed
 UNRECORDED = "unrecorded"  # meta: these offsets, in decimal, with commas
+_ID_END = 1 << 128
 GONE_MAX = 10_000  # topics remembered as closed for a while; past it all are tried again
 
 
@@ -63,6 +67,20 @@ class DelayServiceContext:
     def ready_dead_topic(self) -> Completion[TopicInfo]:
         """The topic of dead letters, made if need be."""
         return ready_topic(self.backend, DELAY_DLQ_TOPIC, 1, self.deadline())
+
+    def outcome_records(self, replies: Sequence[OutcomeReply], wall_ms: int) -> list[NewRecord]:
+        """What tells these to the producer proxies that asked, as far as somebody waits in their queues."""
+        info = self.backend.topic(OUTCOME_TOPIC)
+        known = [reply for reply in replies if info is not None and reply.queue_id < info.queues]
+        if len(known) < len(replies):
+            self.counts.replies_dropped("nobody waits", len(replies) - len(known))
+        return [_outcome_record(reply, wall_ms) for reply in known]
+
+
+def _outcome_record(reply: OutcomeReply, wall_ms: int) -> NewRecord:
+    message_id = (reply.outcome.reply_id % _ID_END).to_bytes(16, "big")
+    delivery = encode(b"", encode_outcome(reply.outcome), b"", None)
+    return NewRecord(OUTCOME_TOPIC, reply.queue_id, message_id, wall_ms, delivery)
 
 
 class Generations:
@@ -153,10 +171,10 @@ class ShardContext:
 
     def look(self, topic: str) -> TargetTopic | None:
         """What is known of a topic now."""
-        info = self.service.backend.topic(topic)
-        if info is None:
-            return None
-        return TargetTopic(info.queues, info.writable and not self._is_left_alone(topic))
+        known = target_topic(self.service.backend, topic)
+        if known is not None and self._is_left_alone(topic):
+            return known._replace(writable=False)
+        return known
 
     def _is_left_alone(self, topic: str) -> bool:
         until = self._closed_until.get(topic)

@@ -15,25 +15,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import gevent
 
 from backend.records import NewRecord
 from ddmq_common.delays.command import ALREADY_FIRED, CANCELLED, CommandOutcome
-from ddmq_common.errors import (
-    BoundReachedError,
-    CallerError,
-    FencedError,
-    NoSuchTopicError,
-    RemoteError,
-)
+from ddmq_common.errors import BoundReachedError, CallerError, NoSuchTopicError
+from ddmq_common.names import DELAY_DLQ_TOPIC
 from delay_service.context import ShardContext
 from delay_service.core.commands import DEAD_TEXT, FireNow, OutcomeReply
-from delay_service.core.fire_command import GONE, REFUSED, FireCommand
+from delay_service.core.fire_command import FireCommand, progress_of
 from delay_service.due.alarm import Alarm
-from delay_service.fire_commit import FireCommit
-from delay_service.outcomes import outcome_record, tellable
+from delay_service.due.commit import Failed, commit_due, failed_how
+from delay_service.due.target_topic import GONE, REFUSED
 from delay_service.store.port import StoreChanges
 
 log = logging.getLogger("ddmq.delay")
@@ -45,6 +40,19 @@ CLOSED_S = 1.0  # how long a topic that would not take a message is left alone
 REMEMBERED_MAX = 10_000  # awaited outcomes, and messages refused once
 OVER_MAX = 1_000  # offsets that are done without firing and wait for another commit to end
 NEVER = 1 << 62
+NOT_THIS = (CallerError, BoundReachedError, ValueError, TypeError, OverflowError)
+
+
+class Flight(NamedTuple):
+    """A commit under way. `over`: offsets that are done without firing. `awaited`: whom outcomes are for, by
+    offset. `finished`, `attempts`: what it tells the log of what fires."""
+
+    fires: list[FireCommand]
+    over: list[int]
+    awaited: dict[int, FireNow]
+    epoch: int
+    finished: list[int]
+    attempts: list[tuple[int, int]]
 
 
 class FireLoop:
@@ -199,7 +207,21 @@ class FireLoop:
         self._service.flights += 1
         awaited = self._awaited_of(fires)
         replies = self._replies(fires, awaited) if awaited else []
-        FireCommit(self._context, fires, replies, over or [], self._ended, awaited).start()
+        finished, attempts = progress_of(fires)
+        flight = Flight(fires, over or [], awaited, self._context.epoch, finished, attempts)
+        service, progress = self._service, self._context.done(finished + flight.over, attempts)
+
+        def records() -> list[NewRecord]:
+            return [one.record for one in fires] + replies
+
+        def ended(error: Exception | None) -> None:
+            self._ended(flight, error)
+
+        dead_topic = DELAY_DLQ_TOPIC if any(one.reason for one in fires) else ""
+        try:
+            commit_due(service.backend, dead_topic, records, progress, service.deadline(), ended)
+        except Exception as error:  # it could not even be begun
+            ended(error)
 
     def _awaited_of(self, fires: list[FireCommand]) -> dict[int, FireNow]:
         """By offset, who waits to hear of these; not among those of another commit any more."""
@@ -221,37 +243,34 @@ class FireLoop:
                     text=DEAD_TEXT if one.reason else "",
                 )
                 replies.append(OutcomeReply(wanted.queue_id, outcome))
-        known = tellable(self._service.backend, replies)
-        if len(known) < len(replies):
-            self._service.counts.replies_dropped("nobody waits", len(replies) - len(known))
-        return [outcome_record(reply, wall_ms) for reply in known]
+        return self._service.outcome_records(replies, wall_ms)
 
     # --- what became of it
 
-    def _ended(self, firing: FireCommit, error: Exception | None) -> None:
+    def _ended(self, flight: Flight, error: Exception | None) -> None:
         self._flights -= 1
         self._service.landed()
-        self._context.safely("fire", self._settle, firing, error)
+        self._context.safely("fire", self._settle, flight, error)
         self._settled()
         if self._context.running:
             self._soon()
 
-    def _settle(self, firing: FireCommit, error: Exception | None) -> None:
+    def _settle(self, flight: Flight, error: Exception | None) -> None:
         if error is None:
-            self._fired(firing)
+            self._fired(flight)
         elif self._context.running:
-            self._not_fired(firing, error)
+            self._not_fired(flight, error)
         else:
-            self._due_scans.settled(firing.fires, False)
+            self._due_scans.settled(flight.fires, False)
             self._context.doubt("fire", error)
 
-    def _fired(self, firing: FireCommit) -> None:
-        context, fires = self._context, firing.fires
+    def _fired(self, flight: Flight) -> None:
+        context, fires = self._context, flight.fires
         wall_ms = self._service.clock.wall_ms()
         self._service.counts.fired(fires, wall_ms)
         self._pause_s = self._pause_min
-        context.finished(firing.finished + firing.over)
-        for offset, attempts in firing.attempts:
+        context.finished(flight.finished + flight.over)
+        for offset, attempts in flight.attempts:
             context.acks.attempt(offset, attempts)
         if self._refused:
             self._refused.difference_update(one.message.offset for one in fires)
@@ -259,25 +278,24 @@ class FireLoop:
         if context.running:
             context.write(self._due_scans.changes_of(fires, wall_ms))
 
-    def _not_fired(self, firing: FireCommit, error: Exception) -> None:
-        self._awaited.update(firing.awaited)
-        if isinstance(error, FencedError) and firing.epoch < self._context.epoch:
-            self._again_later(firing, error)  # it was granted to us anew meanwhile
-        elif isinstance(error, FencedError | RemoteError):
-            self._due_scans.settled(firing.fires, False)
+    def _not_fired(self, flight: Flight, error: Exception) -> None:
+        self._awaited.update(flight.awaited)
+        how = failed_how(error, flight.epoch < self._context.epoch, NOT_THIS)
+        if how is Failed.NOT_NOW:
+            self._again_later(flight, error)
+        elif how is Failed.IN_DOUBT:
+            self._due_scans.settled(flight.fires, False)
             log.warning("a delay shard's claim is renewed: %s", error)
             self._context.doubt("fire", error)
-        elif isinstance(error, CallerError | BoundReachedError | ValueError | TypeError | OverflowError):
-            self._service.counts.failed("fire", error)
-            self._over += firing.over
-            self._blame(firing, error)
         else:
-            self._again_later(firing, error)
+            self._service.counts.failed("fire", error)
+            self._over += flight.over
+            self._blame(flight, error)
 
-    def _again_later(self, firing: FireCommit, error: Exception) -> None:
+    def _again_later(self, flight: Flight, error: Exception) -> None:
         self._service.counts.failed("fire", error)
-        self._over += firing.over
-        self._due_scans.settled(firing.fires, False)
+        self._over += flight.over
+        self._due_scans.settled(flight.fires, False)
         self._pause()
         log.warning("delay messages are not taken now, tried again: %s", error)
 
@@ -287,8 +305,8 @@ class FireLoop:
 
     # --- whose fault it is
 
-    def _blame(self, firing: FireCommit, error: Exception) -> None:
-        fires = firing.fires
+    def _blame(self, flight: Flight, error: Exception) -> None:
+        fires = flight.fires
         topics = sorted({one.record.topic for one in fires})
         if not topics:
             self._pause()  # nothing but `over`, which goes with the next

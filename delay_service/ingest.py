@@ -22,17 +22,18 @@ from backend.completion import Completion
 from backend.port import Wait
 from backend.records import CommitBatch, NewRecord, ReadBatch
 from ddmq_common.delays.command import COMMAND_PROPERTY
-from ddmq_common.errors import CallerError, FencedError, RemoteError
+from ddmq_common.errors import CallerError
+from ddmq_common.names import DELAY_DLQ_TOPIC
 from ddmq_common.native_threads import off_hub
 from delay_service.context import ShardContext
 from delay_service.core import decider
 from delay_service.core.commands import CommandRecord, OutcomeReply, Taken, command_of
 from delay_service.core.decider import INGESTED
-from delay_service.core.fire_command import UNREADABLE, dead_record
 from delay_service.due.alarm import Alarm
+from delay_service.due.commit import CLAIM_ERRORS
 from delay_service.due.queue_read import DueRead
+from delay_service.due.target_topic import UNREADABLE
 from delay_service.fire import FireLoop
-from delay_service.outcomes import outcome_record, tellable
 
 log = logging.getLogger("ddmq.delay")
 WAIT_S = 60.0  # how long one wait for data stands before it is armed again
@@ -285,10 +286,7 @@ class Ingest:
     def _commit(self, ready: Ready) -> None:
         context, backend = self._context, self._service.backend
         wall_ms = self._service.clock.wall_ms()
-        known = tellable(backend, ready.replies)
-        if len(known) < len(ready.replies):
-            self._service.counts.replies_dropped("nobody waits", len(ready.replies) - len(known))
-        records = [outcome_record(reply, wall_ms) for reply in known]
+        records = self._service.outcome_records(ready.replies, wall_ms)
         records += [_dead(command, wall_ms) for command in ready.dead]
         progress = [context.taken(ready.start, ready.end)]
         if ready.done:
@@ -314,7 +312,7 @@ class Ingest:
             self._service.counts.dead(UNREADABLE, len(ready.dead))
             self._flush()
             self.go()
-        elif isinstance(error, FencedError | RemoteError) or not context.running:
+        elif isinstance(error, CLAIM_ERRORS) or not context.running:
             self._flushing = False
             context.doubt("commit", error)
         else:
@@ -338,7 +336,7 @@ def _raise(error: Exception) -> None:
 def _dead(command: CommandRecord, wall_ms: int) -> NewRecord:
     """The dead letter of a command that does not say what it wants."""
     facts = {dead.REASON: UNREADABLE, dead.TIME: str(wall_ms)}
-    return dead_record(command.delivery, command.message_id, command.born_ms, command.flags, facts)
+    return dead.dead_record(DELAY_DLQ_TOPIC, command, facts, {})
 
 
 def taken_in(text: bytes | None) -> int | None:

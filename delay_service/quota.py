@@ -19,7 +19,7 @@ from ddmq_common.delays.command import decode_full, encode_full
 from ddmq_common.errors import DdmqError
 from ddmq_common.names import DELAY_FULL_PREFIX
 from delay_service.config import DelayConfig
-from delay_service.counts import DelayCounts
+from delay_service.due.counts import DelayCounts
 
 log = logging.getLogger("ddmq.delay")
 FREE_AGAIN = 0.9  # of its bound: below, a topic takes messages again

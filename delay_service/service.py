@@ -22,9 +22,8 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
 from delay_service.config import DelayConfig
 from delay_service.context import DelayServiceContext
-from delay_service.counts import DelayCounts
 from delay_service.due.alarm import Alarm, HubAlarm
-from delay_service.overdue import Overdue
+from delay_service.due.counts import DelayCounts
 from delay_service.quota import Quota
 from delay_service.shard import CALM_S, PAUSE_S, Shard
 from delay_service.store.port import StoreOpener
@@ -62,7 +61,6 @@ class DelayService(ClaimOwner):
         self._alarms = alarms
         self._alarm = alarms()
         self._look_alarm = alarms()
-        self._overdue = Overdue(self._counts)
         self._quota = Quota(backend, config, clock, self._counts)
         self._granted = False  # heard of our shards, or that others have them all
         self._doubt_pause_s = PAUSE_S
@@ -258,7 +256,7 @@ class DelayService(ClaimOwner):
         if self._stopping:
             return
         self._look_alarm.set(LOOK_S, self._look)
-        self._overdue.look(self.shards, self._granted, self._clock.wall_ms())
+        self._count_overdue()
         if not self._claims.joined:
             return
         if not self._granted:
@@ -277,6 +275,15 @@ class DelayService(ClaimOwner):
 
         if queues:
             self._backend.bounds(queues).then(known)
+
+    def _count_overdue(self) -> None:
+        known: dict[int, int | None] = {}
+        for number, shard in self.shards.items():
+            due_ms = shard.first_due_ms()
+            if shard.running and not shard.why:
+                known[number] = due_ms
+        unknown = self.shards.keys() - known.keys()
+        self._counts.overdue(known, unknown, self._granted, self._clock.wall_ms())
 
     def _ask_who_holds_the_shards(self) -> None:
         """Others have them all when each has a holder; one between two owners may still come to us."""

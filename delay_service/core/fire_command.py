@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from backend import internal_topics as dead
 from backend.records import NewRecord
 from ddmq_common.delays.command import ONCE, SCHEDULE, DelayCommand, decode_command
-from ddmq_common.delivery import decode, encode, key_of, varint
+from ddmq_common.delivery import key_of, varint
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import DELAY_DLQ_TOPIC
 from ddmq_common.queue_choice import BY_HASH, choose
@@ -16,9 +16,6 @@ from delay_service.core.commands import moved_at
 from delay_service.core.occurrences import CATCH_UP_MAX, next_after, occurrence_id, to_fire
 from delay_service.store.port import IdKind, IdState, Pending
 
-GONE = "topic gone"
-REFUSED = "refused"
-UNREADABLE = "unreadable"
 _KEYED, _KEYLESS = 0x18, 0x28  # how delivery bytes begin, with a key and without
 _PLACE_END = 1 << 63
 _ID_END = (1 << 64) - 1
@@ -181,21 +178,8 @@ def dead_fire(message: Pending, reason: str, now_ms: int, aside: bool) -> FireCo
         dead.ATTEMPTS: "0",
         dead.TIME: str(now_ms),
     }
-    record = dead_record(delivery, message.message_id, message.born_ms, message.flags, facts)
+    record = dead.dead_record(DELAY_DLQ_TOPIC, message._replace(delivery=delivery), facts, {})
     return FireCommand(message, record, None, aside, reason)
-
-
-def dead_record(
-    delivery: bytes, message_id: bytes, born_ms: int, flags: int, facts: Mapping[str, str]
-) -> NewRecord:
-    """A dead letter: the facts are among its properties, or beside its bytes where those do not parse."""
-    try:
-        content = decode(delivery)
-    except DamagedError:
-        return NewRecord(DELAY_DLQ_TOPIC, 0, message_id, born_ms, delivery, flags=flags, system=dict(facts))
-    properties = dict(content.properties) | {name.encode(): text.encode() for name, text in facts.items()}
-    whole = encode(content.key, content.value, content.tag, properties)
-    return NewRecord(DELAY_DLQ_TOPIC, 0, message_id, born_ms, whole, content.key, content.tag, flags)
 
 
 # --- what is known of the id

@@ -1,4 +1,4 @@
-"""Due messages to where they belong, and that they are done: one commit.
+"""Due messages to where they belong, and that they are done: one commit; and what its error says.
 
 Where the engine is not atomic the records are appended first, those that were not stored again until all
 are, and the progress is committed then: a crash in between fires them twice, never not at all.
@@ -7,26 +7,44 @@ are, and the progress is committed then: a crash in between fires them twice, ne
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 from backend.completion import Completion
+from backend.internal_topics import ready_topic
 from backend.port import Backend
 from backend.records import AppendResult, AppendStatus, CommitBatch, NewRecord, ProgressDelta, TopicInfo
-from ddmq_common.errors import RemoteError
+from ddmq_common.errors import FencedError, RemoteError
 
 Ended = Callable[[Exception | None], None]
+CLAIM_ERRORS = (FencedError, RemoteError)  # it is someone else's, or nobody knows what was committed
+
+
+class Failed(Enum):
+    """What an error says of a commit."""
+
+    NOT_NOW = "the same again, later"
+    IN_DOUBT = "our claim is over, or nobody knows what was committed: the queue is had anew"
+    NOT_THIS = "something in it is never taken, or not by its topic now"
+
+
+def failed_how(error: Exception, regranted: bool, not_this: tuple[type[Exception], ...]) -> Failed:
+    """`regranted`: the commit named an older epoch than its queue was granted to us under meanwhile."""
+    if isinstance(error, CLAIM_ERRORS):
+        return Failed.NOT_NOW if regranted and isinstance(error, FencedError) else Failed.IN_DOUBT
+    return Failed.NOT_THIS if isinstance(error, not_this) else Failed.NOT_NOW
 
 
 def commit_due(
     backend: Backend,
-    dead_topic: Completion[TopicInfo] | None,
+    dead_topic: str,
     records: Callable[[], list[NewRecord]],
     progress: ProgressDelta,
     deadline: float,
     ended: Ended,
 ) -> None:
     """`ended(error)` follows once: None when all of it is durable. `dead_topic`: of dead letters among the
-    records, which are asked for when it is there. `deadline`: monotonic seconds."""
+    records, which are asked for when it is there; "" when there are none. `deadline`: monotonic seconds."""
 
     def ready(made: Completion[TopicInfo]) -> None:
         if made.error is not None:
@@ -34,10 +52,10 @@ def commit_due(
         else:
             _store(backend, records(), progress, deadline, ended)
 
-    if dead_topic is None:
-        _store(backend, records(), progress, deadline, ended)
+    if dead_topic:
+        ready_topic(backend, dead_topic, 1, deadline).then(ready)
     else:
-        dead_topic.then(ready)
+        _store(backend, records(), progress, deadline, ended)
 
 
 def _store(

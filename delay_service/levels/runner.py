@@ -7,10 +7,13 @@ from collections.abc import Callable
 
 from backend.completion import Completion
 from backend.port import Backend, Wait
-from backend.records import ReadBatch
+from backend.records import NewRecord, ProgressDelta, ReadBatch
 from ddmq_common.clock import Clock
-from ddmq_common.errors import CallerError, FencedError, NoSuchTopicError, RemoteError
+from ddmq_common.errors import CallerError, FencedError, NoSuchTopicError
+from ddmq_common.names import LEVELS_GROUP
 from delay_service.config import DelayConfig
+from delay_service.due.commit import Failed, commit_due, failed_how
+from delay_service.due.counts import LevelCounts
 from delay_service.due.queue_read import DueRead
 from delay_service.levels.core.level import (
     FireRun,
@@ -21,8 +24,7 @@ from delay_service.levels.core.level import (
     SleepUntil,
     WaitForData,
 )
-from delay_service.levels.counts import Counts
-from delay_service.levels.level_commit import LevelCommit
+from delay_service.levels.core.targets import DEAD_TOPIC, record_of
 
 log = logging.getLogger("ddmq.delay")
 WAIT_S = 60.0  # how long one wait for data stands before it is armed again
@@ -42,7 +44,7 @@ class LevelsContext:
         backend: Backend,
         config: DelayConfig,
         clock: Clock,
-        counts: Counts,
+        counts: LevelCounts,
         set_alarm: Callable[[], None],
         ended: Callable[[Runner], None],
         unsure: Callable[[Runner], None],
@@ -51,6 +53,7 @@ class LevelsContext:
         self.config = config
         self.clock = clock
         self.counts = counts
+        self.levels = config.table
         self.set_alarm = set_alarm
         self.ended = ended
         self.unsure = unsure
@@ -175,35 +178,44 @@ class Runner:
     # --- firing
 
     def _fire(self, fire: FireRun) -> None:
-        context = self._context
-        config = context.config
-        timeout_s = config.commit_timeout_ms / 1e3
-        LevelCommit(
-            context.backend, context.clock, timeout_s, config.table, self.level, fire, self._fire_ended
-        ).start()
+        context, level = self._context, self.level
+        epoch, deadline = level.epoch, context.clock.monotonic() + context.config.commit_timeout_ms / 1e3
+        progress = ProgressDelta(LEVELS_GROUP, level.queue, epoch, level.generation, ((0, fire.end),))
+        dead_topic = DEAD_TOPIC if any(one.reason for one in fire.fires) else ""
 
-    def _fire_ended(self, firing: LevelCommit, error: Exception | None) -> None:
+        def records() -> list[NewRecord]:
+            wall_ms = context.clock.wall_ms()
+            return [record_of(one, wall_ms, context.levels) for one in fire.fires]
+
+        def ended(error: Exception | None) -> None:
+            self._fire_ended(fire, epoch, error)
+
+        commit_due(context.backend, dead_topic, records, progress, deadline, ended)
+
+    def _fire_ended(self, fire: FireRun, epoch: int, error: Exception | None) -> None:
         context = self._context
         if error is None:
-            context.counts.fired(self.number, firing.fire.fires, context.backend.clock_ms())
-            self.level.fired(firing.fire)
+            context.counts.fired(self.number, fire.fires, context.backend.clock_ms())
+            self.level.fired(fire)
         elif self.running:
-            self._not_fired(firing, error)
+            self._not_fired(fire, epoch, error)
         else:
             self.level.failed(context.clock.monotonic())
         context.ended(self)
         self.pump()
 
-    def _not_fired(self, firing: LevelCommit, error: Exception) -> None:
-        now = self._context.clock.monotonic()
-        if isinstance(error, FencedError) and firing.epoch < self.level.epoch:
+    def _not_fired(self, fire: FireRun, epoch: int, error: Exception) -> None:
+        context, now = self._context, self._context.clock.monotonic()
+        how = failed_how(error, epoch < self.level.epoch, (CallerError,))
+        if how is Failed.NOT_NOW and isinstance(error, FencedError):
             self.level.failed(now)  # it was granted to us anew meanwhile
-        elif isinstance(error, FencedError | RemoteError):
-            self._context.counts.failed("fire", error)
-            log.warning("a delay level's claim is renewed", extra={"level": self.number, "error": str(error)})
-            self._context.unsure(self)
-        elif isinstance(error, CallerError):
-            self._context.counts.failed("fire", error)
-            self.level.refused(firing.fire, topic_gone=isinstance(error, NoSuchTopicError), now_s=now)
-        else:
+        elif how is Failed.NOT_NOW:
             self._failed("fire", error)
+        else:
+            context.counts.failed("fire", error)
+            if how is Failed.IN_DOUBT:
+                facts = {"level": self.number, "error": str(error)}
+                log.warning("a delay level's claim is renewed", extra=facts)
+                context.unsure(self)
+            else:
+                self.level.refused(fire, topic_gone=isinstance(error, NoSuchTopicError), now_s=now)

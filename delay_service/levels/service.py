@@ -26,11 +26,10 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC
 from delay_service.config import DelayConfig
 from delay_service.due.alarm import Alarm, HubAlarm
-from delay_service.due.target_topic import TargetTopic
+from delay_service.due.counts import LevelCounts
+from delay_service.due.target_topic import TargetTopic, target_topic
 from delay_service.levels.core.level import Level, LevelLimits
 from delay_service.levels.core.targets import Targets
-from delay_service.levels.counts import Counts
-from delay_service.levels.overdue import LevelsOverdue
 from delay_service.levels.runner import LOOK_S, NEVER, LevelsContext, Runner
 
 log = logging.getLogger("ddmq.delay")
@@ -56,10 +55,9 @@ class LevelService(ClaimOwner):
         self._backend = backend
         self._config = config
         self._clock = clock
-        self._counts = Counts(metrics)
+        self._counts = LevelCounts(metrics)
         self._alarm: Alarm = HubAlarm() if alarm is None else alarm
         self._look_alarm: Alarm = HubAlarm() if look_alarm is None else look_alarm
-        self._overdue = LevelsOverdue(self._counts)
         self._address = address
         self._context = LevelsContext(
             backend, config, clock, self._counts, self._set_alarm, self._fire_ended, self._rejoin
@@ -81,8 +79,7 @@ class LevelService(ClaimOwner):
         self.started: Completion[None] = Completion()  # succeeds when it takes part for the first time
 
     def _look(self, topic: str) -> TargetTopic | None:
-        info = self._backend.topic(topic)
-        return None if info is None else TargetTopic(info.queues, info.writable)
+        return target_topic(self._backend, topic)
 
     # --- start, health, end
 
@@ -259,9 +256,10 @@ class LevelService(ClaimOwner):
         if self._stopping:
             return
         self._look_alarm.set(LOOK_S, self._look_at_heads)
-        levels = [runner.level for runner in self._runners.values()]
-        unloaded = [queue.queue_id + 1 for queue in self._claims.loading]
-        self._overdue.look(levels, unloaded, self._claims.joined, self._backend.clock_ms())
+        levels = {runner.number: runner.level for runner in self._runners.values()}
+        known = {number: level.first_due_ms for number, level in levels.items() if level.knows_head}
+        unknown = {*levels, *(queue.queue_id + 1 for queue in self._claims.loading)} - known.keys()
+        self._counts.overdue(known, unknown, self._claims.joined, self._backend.clock_ms())
 
     def _count_pending(self) -> None:
         queues = list(self._runners)

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from backend.internal_topics import REAL_QUEUE, REAL_TOPIC
 from backend.records import QueueRef, StoredRecord
 from ddmq_common.names import SCHEDULE_TOPIC
-from delay_service.due.target_topic import TargetTopic
+from delay_service.due.target_topic import GONE, REFUSED, UNREADABLE, TargetTopic
 from delay_service.levels.core.level import (
     FireRun,
     Level,
@@ -25,7 +25,7 @@ from delay_service.levels.core.level import (
     SleepUntil,
     WaitForData,
 )
-from delay_service.levels.core.targets import GONE, PUT_OFF_S_MIN, REFUSED, UNREADABLE, Targets
+from delay_service.levels.core.targets import PUT_OFF_S_MIN, Targets
 from tests.examples import examples
 
 PATIENCE_S = 10.0

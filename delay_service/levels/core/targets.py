@@ -13,15 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from backend.internal_topics import REAL_QUEUE, REAL_TOPIC
-from backend.records import StoredRecord
-from delay_service.due.target_topic import TargetTopic
+from backend import internal_topics as dead
+from backend.internal_topics import REAL_QUEUE, REAL_TOPIC, real_record, schedule_record
+from backend.records import NewRecord, StoredRecord
+from ddmq_common.delays.levels import Levels
+from ddmq_common.names import LEVELS_GROUP, dlq_topic
+from delay_service.due.target_topic import GONE, REFUSED, UNREADABLE, TargetTopic
 
 PUT_OFF_S_MIN = 5.0
 REMEMBERED_MAX = 10_000  # topics and records; past it all are forgotten and tried again
-GONE = "topic gone"
-REFUSED = "refused"
-UNREADABLE = "unreadable"
+DEAD_TOPIC = dlq_topic(LEVELS_GROUP)
 
 
 class LevelFire(NamedTuple):
@@ -116,3 +117,37 @@ class Targets:
 
 def _place(record: StoredRecord) -> tuple[int, int]:
     return record.queue_id, record.offset
+
+
+# --- what is appended
+
+
+def record_of(fire: LevelFire, wall_ms: int, levels: Levels) -> NewRecord:
+    """The record of its topic, of a level once more, or of the dead letters."""
+    if fire.reason:
+        return _dead_letter(fire, wall_ms)
+    record = real_record(fire.record)
+    if fire.put_off_ms:
+        return schedule_record(record, _level_of(fire.put_off_ms, levels), levels)
+    record.queue_id = fire.queue_id
+    return record
+
+
+def _level_of(wait_ms: int, levels: Levels) -> int:
+    """The first level that waits so long, or the last."""
+    return next((level for level, wait in enumerate(levels.waits, 1) if wait >= wait_ms), len(levels))
+
+
+def _dead_letter(fire: LevelFire, wall_ms: int) -> NewRecord:
+    """One of `%DLQ%SCHEDULE_TOPIC_XXXX`, with topic, queue and level where they are known."""
+    texts = {
+        dead.REASON: fire.reason,
+        dead.TOPIC: fire.topic,
+        dead.QUEUE: str(fire.queue_id),
+        dead.LEVEL: str(fire.record.queue_id + 1),
+        dead.ATTEMPTS: "0",
+        dead.TIME: str(wall_ms),
+    }
+    facts = {name: text for name, text in texts.items() if text}
+    kept = {name: text for name, text in fire.record.system.items() if name not in (REAL_TOPIC, REAL_QUEUE)}
+    return dead.dead_record(DEAD_TOPIC, fire.record, facts, kept)

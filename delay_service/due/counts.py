@@ -1,8 +1,8 @@
-"""The metric cells of messages with any due time."""
+"""The metric cells of what waits: in the delay levels, and with any due time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from ddmq_common.errors import DdmqError
 from ddmq_common.metrics import catalogue
@@ -10,14 +10,90 @@ from ddmq_common.metrics.catalogue import Metric
 from ddmq_common.metrics.cells import Histogram, MetricCell
 from ddmq_common.metrics.registry import Registry
 from delay_service.core.fire_command import FireCommand
+from delay_service.levels.core.targets import LevelFire
 from delay_service.store.port import Pending
 
 
-class DelayCounts:
-    """Of one delay service."""
+class DueCounts:
+    """What both services count, each in metrics of its own: `failures` and `age`, of levels or shards."""
+
+    failures: Metric
+    age: Metric
 
     def __init__(self, metrics: Registry) -> None:
         self._metrics = metrics
+        self._first_ms: dict[int, int | None] = {}  # when the first message is due, by queue, as last known
+
+    def failed(self, what: str, error: Exception) -> None:
+        """It is tried again."""
+        reason = type(error).__name__ if isinstance(error, DdmqError) else "error"
+        self._metrics.cell(self.failures, what, reason).value += 1
+
+    def overdue(
+        self, known: Mapping[int, int | None], unknown: Iterable[int], all_known: bool, now_ms: int
+    ) -> None:
+        """Tell how long ago what waits first was due, queue by queue: what has stopped firing shows here.
+
+        `known`: when it is due, None when nothing waits. One that cannot be asked (it is being opened or
+        read, or its claim had anew, again and again where that fails) counts on from what was known of it;
+        where nothing was known to wait, from the first time: something may be due in it. `all_known`: what is
+        neither is another process's.
+        """
+        first = self._first_ms
+        others = first.keys() - known.keys() - set(unknown) if all_known else set()
+        first.update(known)
+        for number in unknown:
+            if first.get(number) is None:
+                first[number] = now_ms
+        for number in others:
+            first[number] = None
+        for number, due_ms in first.items():
+            age_ms = 0 if due_ms is None else max(now_ms - due_ms, 0)
+            self._metrics.cell(self.age, str(number)).value = age_ms
+        for number in others:
+            del first[number]
+
+
+class LevelCounts(DueCounts):
+    """Of one level service. Levels count from 1."""
+
+    failures, age = catalogue.LEVELS_FAILED, catalogue.LEVELS_OVERDUE
+
+    def __init__(self, metrics: Registry) -> None:
+        super().__init__(metrics)
+        self._lateness = metrics.histogram(catalogue.LEVELS_LATENESS)
+        self.held: MetricCell = metrics.cell(catalogue.LEVELS_HELD)
+
+    def fired(self, level: int, fires: Sequence[LevelFire], clock_ms: int) -> None:
+        """They are durable in their topics, at `clock_ms` of the store's clock."""
+        alive = 0
+        for fire in fires:
+            if fire.put_off_ms:
+                self._metrics.cell(catalogue.LEVELS_PUT_OFF, str(level)).value += 1
+            elif fire.reason:
+                self._metrics.cell(catalogue.LEVELS_DEAD, str(level), fire.reason).value += 1
+            else:
+                alive += 1
+                self._lateness.observe((clock_ms - fire.record.due_ms) * 1_000)
+        if alive:
+            self._metrics.cell(catalogue.LEVELS_FIRED, str(level)).value += alive
+
+    def lost(self, level: int, reason: str, count: int) -> None:
+        """Offsets without a message."""
+        self._metrics.cell(catalogue.LEVELS_LOST, str(level), reason).value += count
+
+    def pending(self, level: int, count: int) -> None:
+        """So many wait in the level."""
+        self._metrics.cell(catalogue.LEVELS_PENDING, str(level)).value = count
+
+
+class DelayCounts(DueCounts):
+    """Of one delay service."""
+
+    failures, age = catalogue.DELAY_FAILED, catalogue.DELAY_OVERDUE
+
+    def __init__(self, metrics: Registry) -> None:
+        super().__init__(metrics)
         self._fired: dict[str, tuple[MetricCell, Histogram]] = {}
         self._pending: set[str] = set()
         self._sizes: set[str] = set()
@@ -68,10 +144,6 @@ class DelayCounts:
         """Commands not taken in."""
         self._metrics.cell(catalogue.DELAY_LAG, str(shard)).value = count
 
-    def overdue(self, shard: int, age_ms: int) -> None:
-        """How long ago the oldest message that waits was due."""
-        self._metrics.cell(catalogue.DELAY_OVERDUE, str(shard)).value = age_ms
-
     def pending(self, per_topic: Mapping[str, int]) -> None:
         """What waits in all shards of this process."""
         self._pending = self._gauge(catalogue.DELAY_PENDING, self._pending, per_topic)
@@ -90,8 +162,3 @@ class DelayCounts:
     def replies_dropped(self, reason: str, count: int) -> None:
         """Their callers are told nothing."""
         self._metrics.cell(catalogue.DELAY_REPLIES_DROPPED, reason).value += count
-
-    def failed(self, what: str, error: Exception) -> None:
-        """It is tried again."""
-        reason = type(error).__name__ if isinstance(error, DdmqError) else "error"
-        self._metrics.cell(catalogue.DELAY_FAILED, what, reason).value += 1
