@@ -26,8 +26,8 @@ from ddmq_common.names import DELAY_DLQ_TOPIC
 from delay_service.context import ShardContext
 from delay_service.core.commands import DEAD_TEXT, FireNow, OutcomeReply
 from delay_service.core.fire_command import FireCommand, progress_of
-from delay_service.due.alarm import Alarm
 from delay_service.due.commit import Failed, commit_due, failed_how
+from delay_service.due.service import Alarm
 from delay_service.due.target_topic import GONE, REFUSED
 from delay_service.store.port import StoreChanges
 
@@ -137,7 +137,7 @@ class FireLoop:
             self._look_at = now + IDLE_S / 2
             self._forget()
         if now < self._paused_until:
-            self._alarm.set(self._paused_until - now, self.pump)
+            self._alarm.once(self._paused_until - now, self.pump)
         elif self._service.flights >= self._service.config.fires_in_flight:
             self._wait_for_turn()
         elif self._slice():
@@ -150,7 +150,7 @@ class FireLoop:
         if not self._queued:
             self._queued = True
             self._service.waiting.append(self._turn)
-        self._alarm.set(LOOK_S, self.pump)
+        self._alarm.once(LOOK_S, self.pump)
 
     def _turn(self) -> None:
         self._queued = False
@@ -166,11 +166,11 @@ class FireLoop:
         longest_s = FORGET_S if self._look_at <= self._service.clock.monotonic() else LOOK_S
         if due is None:
             idle = longest_s == LOOK_S and not (self._due_scans.busy or self._due_scans.aside)
-            self._alarm.set(IDLE_S if idle else longest_s, self.pump)
+            self._alarm.once(IDLE_S if idle else longest_s, self.pump)
         elif due <= now_ms:
             self._soon()
         else:
-            self._alarm.set(min((due - now_ms) / 1e3, longest_s), self.pump)
+            self._alarm.once(min((due - now_ms) / 1e3, longest_s), self.pump)
 
     def topic_changed(self, topic: str) -> None:
         """It may take messages again, or be gone."""

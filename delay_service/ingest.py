@@ -29,9 +29,9 @@ from delay_service.context import ShardContext
 from delay_service.core import decider
 from delay_service.core.commands import CommandRecord, OutcomeReply, Taken, command_of
 from delay_service.core.decider import INGESTED
-from delay_service.due.alarm import Alarm
 from delay_service.due.commit import CLAIM_ERRORS
 from delay_service.due.queue_read import DueRead
+from delay_service.due.service import Alarm
 from delay_service.due.target_topic import UNREADABLE
 from delay_service.fire import FireLoop
 
@@ -171,7 +171,7 @@ class Ingest:
         if read.error is not None:
             self._service.counts.failed("read", read.error)
             log.warning("delay commands cannot be read, tried again: %s", read.error)
-            self._alarm.set(self._pause(), self.go)
+            self._alarm.once(self._pause(), self.go)
         elif read.oldest is not None:
             self._service.counts.lost("expired", read.oldest - read.offset)
             log.error("%d delay commands are gone from the log", read.oldest - read.offset)
@@ -204,10 +204,10 @@ class Ingest:
         self._wait = None
         if wait.error is not None:
             self._service.counts.failed("wait", wait.error)
-            self._alarm.set(self._pause(), self.go)
+            self._alarm.once(self._pause(), self.go)
         elif self._busy:
             self._lingering = True
-            self._alarm.set(LINGER_S, self._lingered)
+            self._alarm.once(LINGER_S, self._lingered)
         elif not self._stopped and self._context.running:
             self._read()
 

@@ -12,34 +12,34 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from backend.claims import RETRY_S, ClaimOwner, QueueClaims, Release
+from backend.claims import Release
 from backend.completion import Completion, succeeded
-from backend.internal_topics import ready_topic
 from backend.port import Assignment, Backend, Health, Join
-from backend.records import Bounds, QueueRef, TopicInfo
+from backend.records import Bounds, QueueRef
 from ddmq_common.clock import Clock
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
 from delay_service.config import DelayConfig
 from delay_service.context import DelayServiceContext
-from delay_service.due.alarm import Alarm, HubAlarm
 from delay_service.due.counts import DelayCounts
+from delay_service.due.service import Alarm, DueService, hub_alarm
 from delay_service.quota import Quota
 from delay_service.shard import CALM_S, PAUSE_S, Shard
 from delay_service.store.port import StoreOpener
 
 log = logging.getLogger("ddmq.delay")
-LOOK_S = 1.0  # between two looks at how much waits
 TIDY_LOOKS = 30  # looks between two times that the stores give back disk space
 
 
-class DelayService(ClaimOwner):
-    """See the module's text. Make it on the hub that is to serve it.
+class DelayService(DueService):
+    """The shards of one process, at work.
 
     `opener` opens a shard's store (it runs in a native thread). `address`: where others reach this process,
     told to those who ask who owns a shard. `alarms` makes timers. `started` settles when all shards that
     were granted at the beginning fire, or others have them all.
     """
+
+    _counts: DelayCounts
 
     def __init__(
         self,
@@ -49,38 +49,26 @@ class DelayService(ClaimOwner):
         clock: Clock,
         opener: StoreOpener,
         address: str = "",
-        alarms: Callable[[], Alarm] = HubAlarm,
+        alarms: Callable[[], Alarm] = hub_alarm,
     ) -> None:
-        self._backend = backend
-        self._config = config
-        self._clock = clock
-        self._counts = DelayCounts(metrics)
+        counts, join = DelayCounts(metrics), Join(DELAY_GROUP, DELAY_TOPIC, address=address)
+        super().__init__(
+            "delay service", backend, config, clock, counts, join, alarms(), alarms(), load=False
+        )
         self._service = DelayServiceContext(backend, config, clock, self._counts)
         self._opener = opener
-        self._address = address
         self._alarms = alarms
-        self._alarm = alarms()
-        self._look_alarm = alarms()
         self._quota = Quota(backend, config, clock, self._counts)
         self._granted = False  # heard of our shards, or that others have them all
         self._doubt_pause_s = PAUSE_S
         self._doubted_at = float("-inf")
-        self._claims = QueueClaims(backend, self, clock.monotonic, load=False)
         self._shards: dict[QueueRef, Shard] = {}
         self._closing: dict[QueueRef, Shard] = {}
         self._lags: dict[int, int] = {}
-        self.started: Completion[None] = Completion()
-        self._why = "it has not started"
         self._looks = 0
         self._stop_watching: Callable[[], None] | None = None
-        self._drained: Completion[None] | None = None
-        self._closed = False
 
     # --- start, health, end
-
-    @property
-    def _stopping(self) -> bool:
-        return self._closed or self._drained is not None
 
     @property
     def shards(self) -> Mapping[int, Shard]:
@@ -88,43 +76,20 @@ class DelayService(ClaimOwner):
         return {queue.queue_id: shard for queue, shard in sorted(self._shards.items())}
 
     def start(self) -> None:
-        """Begin; what is not there yet (a writer, disk space) is tried again until it is."""
         if self._stop_watching is None:
             self._stop_watching = self._backend.watch_settings(self._changed)
-            self._look_alarm.set(LOOK_S, self._look)
-        try:
-            found = self._backend.topic(DELAY_TOPIC)
-            # it keeps the shards that it was made with: commands find their message by them
-            shards = self._config.shards if found is None else found.queues
-            ready_topic(self._backend, DELAY_TOPIC, shards, self._service.deadline()).then(self._topic_ready)
-        except Exception as error:
-            self._not_started(error)
+        super().start()
 
-    def _topic_ready(self, made: Completion[TopicInfo]) -> None:
-        if self._stopping:
-            return
-        if made.error is not None:
-            self._not_started(made.error)
-        else:
-            self._join()
-
-    def _join(self) -> None:
-        if not self._stopping:
-            self._claims.join(Join(DELAY_GROUP, DELAY_TOPIC, address=self._address))
-
-    def trouble(self, doing: str, error: Exception) -> None:
-        self._not_started(error)
-
-    def _not_started(self, error: Exception) -> None:
-        self._why = str(error)
-        self._counts.failed("start", error)
-        log.warning("the delay service does not run yet: %s", self._why)
-        self._alarm.set(RETRY_S, self.start)
+    def _queues(self) -> int:
+        """The topic keeps the shards that it was made with: commands find their message by them."""
+        found = self._backend.topic(DELAY_TOPIC)
+        return self._config.shards if found is None else found.queues
 
     def health(self) -> Health:
         """Ready while it takes part, and fires in every shard that it owns."""
-        if not self._claims.joined or self._stopping:
-            return Health(False, f"no delay service: {self._why}")
+        health = super().health()
+        if not health.ready:
+            return health
         for number, shard in self.shards.items():
             if shard.why:
                 return Health(False, f"delay shard {number} does not fire: {shard.why}")
@@ -132,39 +97,17 @@ class DelayService(ClaimOwner):
             return Health(False, "the delay service has not heard yet which shards it owns")
         return Health(True, "")
 
-    def drain(self, deadline: float) -> Completion[None]:
-        """Begin nothing new, let commits under way end, close the stores, then give up the shards.
-
-        A commit ends by its own deadline; the caller waits as long as it likes (`deadline`, monotonic).
-        """
-        if self._drained is None:
-            self._drained = Completion()
-            self._why = "it is draining"
-            self._alarm.stop()
-            self._look_alarm.stop()
-            self._stop_all(Shard.stop)
-            self._end_when_closed()
-        return self._drained
-
-    def close(self) -> None:
-        """Stop at once; what is being committed counts or not, and the next owner sees which."""
-        self._closed = True
-        self._alarm.stop()
-        self._look_alarm.stop()
-        self._stop_all(Shard.abandon)
-        self._leave()
-        if self._stop_watching is not None:
+    def _stop_work(self) -> None:
+        self._stop_all(Shard.abandon if self._closed else Shard.stop)
+        if self._closed and self._stop_watching is not None:
             self._stop_watching()
 
-    def _end_when_closed(self) -> None:
-        drained = self._drained
-        if drained is not None and not drained.done and not self._closing:
-            self._leave()
-            drained.succeed(None)
+    def _idle(self) -> bool:
+        return not self._closing
 
     def _leave(self) -> None:
         self._granted = False
-        self._claims.leave()
+        super()._leave()
 
     # --- ClaimOwner
 
@@ -224,7 +167,7 @@ class DelayService(ClaimOwner):
     def _has_closed(self, queue: QueueRef, shard: Shard) -> None:
         if self._closing.get(queue) is shard:
             del self._closing[queue]
-        self._end_when_closed()
+        self._end_when_idle()
 
     def _stop_all(self, how: Callable[[Shard], None]) -> None:
         for queue in list(self._shards):
@@ -242,7 +185,7 @@ class DelayService(ClaimOwner):
         again = now - before < CALM_S
         pause = min(self._doubt_pause_s * 2, self._config.pause_ms_max / 1e3) if again else PAUSE_S
         self._doubt_pause_s, self._doubted_at = pause, now
-        self._alarm.set(pause, self.start)
+        self._alarm.once(pause, self.start)
 
     # --- looking
 
@@ -252,10 +195,7 @@ class DelayService(ClaimOwner):
             for shard in self._shards.values():
                 shard.topic_changed(topic)
 
-    def _look(self) -> None:
-        if self._stopping:
-            return
-        self._look_alarm.set(LOOK_S, self._look)
+    def _look_now(self) -> None:
         self._count_overdue()
         if not self._claims.joined:
             return

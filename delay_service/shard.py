@@ -25,8 +25,8 @@ from ddmq_common.names import DELAY_GROUP, FIRED_GROUP
 from ddmq_common.native_threads import in_thread, nothing, off_hub
 from delay_service.context import DelayServiceContext, Generations, ShardContext
 from delay_service.core.decider import INGESTED
-from delay_service.due.alarm import Alarm
 from delay_service.due.commit import CLAIM_ERRORS
+from delay_service.due.service import Alarm
 from delay_service.fire import FireLoop
 from delay_service.ingest import Ingest, taken_in
 from delay_service.store.port import DelayStore, StoreOpener
@@ -114,7 +114,7 @@ class Shard:
         now = self._service.clock.monotonic()
         if now - self._failed_at >= CALM_S:
             self._pause_s = PAUSE_S
-        self._alarm.set(self._pause_s, self._open_anew)
+        self._alarm.once(self._pause_s, self._open_anew)
         self._pause_s = min(self._pause_s * 2, self._service.config.pause_ms_max / 1e3)
         self._failed_at = now
 

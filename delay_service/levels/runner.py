@@ -15,6 +15,7 @@ from delay_service.config import DelayConfig
 from delay_service.due.commit import Failed, commit_due, failed_how
 from delay_service.due.counts import LevelCounts
 from delay_service.due.queue_read import DueRead
+from delay_service.due.service import LOOK_S
 from delay_service.levels.core.level import (
     FireRun,
     Level,
@@ -28,7 +29,6 @@ from delay_service.levels.core.targets import DEAD_TOPIC, record_of
 
 log = logging.getLogger("ddmq.delay")
 WAIT_S = 60.0  # how long one wait for data stands before it is armed again
-LOOK_S = 1.0  # the longest sleep, so that steps of the clock are noticed
 NEVER = float("inf")
 
 

@@ -12,7 +12,7 @@ class HandAlarm:
         self.seconds: float | None = None
         self._ring: Callable[[], None] = lambda: None
 
-    def set(self, seconds: float, ring: Callable[[], None]) -> None:
+    def once(self, seconds: float, ring: Callable[[], None]) -> None:
         self.seconds, self._ring = seconds, ring
 
     def stop(self) -> None:

@@ -1,0 +1,175 @@
+"""What both services of due messages do alike: take part in a group on a topic, look every second, end."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Protocol
+
+from backend.claims import RETRY_S, ClaimOwner, QueueClaims
+from backend.completion import Completion
+from backend.internal_topics import ready_topic
+from backend.port import Backend, Health, Join
+from backend.records import TopicInfo
+from ddmq_common.clock import Clock
+from ddmq_common.hub_timer import HubTimer
+from delay_service.config import DelayConfig
+from delay_service.due.counts import DueCounts
+
+log = logging.getLogger("ddmq.delay")
+LOOK_S = 1.0  # between two looks at how much waits, and how long it has been due
+
+
+class Alarm(Protocol):
+    """What the services need of a timer; tests have one that rings by hand."""
+
+    def once(self, seconds: float, ring: Callable[[], None]) -> None:
+        """Ring once after `seconds`, instead of when it was set before."""
+
+    def stop(self) -> None:
+        """Ring no more. May be called twice."""
+
+
+def hub_alarm() -> Alarm:
+    """On the hub of the thread that sets it; it keeps no loop alive."""
+    return HubTimer(ref=False)
+
+
+class DueService(ClaimOwner):
+    """A member of a group, from `start` to `drain` or `close`. Make it on the hub that is to serve it.
+
+    `name`: what health and log call it. `join`: how it takes part. `load`: as QueueClaims's. `alarm` is its
+    timer, `look_alarm` that of its look. `started` settles once; when, each service says.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        backend: Backend,
+        config: DelayConfig,
+        clock: Clock,
+        counts: DueCounts,
+        join: Join,
+        alarm: Alarm,
+        look_alarm: Alarm,
+        *,
+        load: bool,
+    ) -> None:
+        self._name = name
+        self._backend = backend
+        self._config = config
+        self._clock = clock
+        self._counts = counts
+        self._join_as = join
+        self._alarm = alarm
+        self._look_alarm = look_alarm
+        self._claims = QueueClaims(backend, self, clock.monotonic, load=load)
+        self._begun = self._closed = False
+        self._why = "it has not started"
+        self._drained: Completion[None] | None = None
+        self.started: Completion[None] = Completion()
+
+    @property
+    def _stopping(self) -> bool:
+        return self._closed or self._drained is not None
+
+    # --- what a service does its own way
+
+    @abstractmethod
+    def _queues(self) -> int:
+        """How many queues its topic is to have."""
+
+    @abstractmethod
+    def _look_now(self) -> None:
+        """Tell how much waits, and how long it has been due."""
+
+    @abstractmethod
+    def _stop_work(self) -> None:
+        """Begin nothing more; what is under way ends by itself, and when `_closed` nobody waits for it."""
+
+    @abstractmethod
+    def _idle(self) -> bool:
+        """Nothing is under way any more."""
+
+    # --- start, health, end
+
+    def start(self) -> None:
+        """Begin; what is not there yet (a writer, disk space) is tried again until it is."""
+        if not self._begun:
+            self._begun = True
+            self._look_alarm.once(LOOK_S, self._look)
+        deadline = self._clock.monotonic() + self._config.commit_timeout_ms / 1e3
+        try:
+            made = ready_topic(self._backend, self._join_as.topic, self._queues(), deadline)
+            made.then(self._topic_ready)
+        except Exception as error:
+            self._not_started(error)
+
+    def _topic_ready(self, made: Completion[TopicInfo]) -> None:
+        if self._stopping:
+            return
+        if made.error is not None:
+            self._not_started(made.error)
+        else:
+            self._join()
+
+    def _join(self) -> None:
+        if not self._stopping:
+            self._claims.join(self._join_as)
+
+    def trouble(self, doing: str, error: Exception) -> None:
+        """Start again in a moment."""
+        self._not_started(error)
+
+    def _not_started(self, error: Exception) -> None:
+        self._why = str(error)
+        self._counts.failed("start", error)
+        log.warning("no %s yet, tried again: %s", self._name, self._why)
+        self._try_again()
+
+    def _try_again(self) -> None:
+        self._alarm.once(RETRY_S, self.start)
+
+    def health(self) -> Health:
+        """Ready while it takes part."""
+        if self._claims.joined and not self._stopping:
+            return Health(True, "")
+        return Health(False, f"no {self._name}: {self._why}")
+
+    def drain(self, deadline: float) -> Completion[None]:
+        """Begin nothing new, let what is under way end, then give up what it holds.
+
+        A commit ends by its own deadline; the caller waits as long as it likes (`deadline`, monotonic).
+        """
+        if self._drained is None:
+            self._drained = Completion()
+            self._why = "it is draining"
+            self._stop()
+            self._end_when_idle()
+        return self._drained
+
+    def _end_when_idle(self) -> None:
+        drained = self._drained
+        if drained is not None and not drained.done and self._idle():
+            self._leave()
+            drained.succeed(None)
+
+    def close(self) -> None:
+        """Stop at once; what is being committed counts or not, and the next owner sees which."""
+        self._closed = True
+        self._stop()
+        self._leave()
+
+    def _stop(self) -> None:
+        self._alarm.stop()
+        self._look_alarm.stop()
+        self._stop_work()
+
+    def _leave(self) -> None:
+        self._claims.leave()
+
+    def _look(self) -> None:
+        if not self._stopping:
+            self._look_alarm.once(LOOK_S, self._look)
+            self._look_now()
