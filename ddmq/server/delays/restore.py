@@ -2,9 +2,9 @@
 
 Two ways, chosen by what is there:
 * The log is there and its delay stores are not: the copies become the stores. What the log knows to have been
-  fired or cancelled since is not fired again; orders that came after the backup are taken in from the log, as
-  far as it still has them.
-* The directory is empty, log and all: a new log is begun, and every pending message becomes an order in it,
+  fired or cancelled since is not fired again; commands that came after the backup are taken in from the log,
+  as far as it still has them.
+* The directory is empty, log and all: a new log is begun, and every pending message becomes a command in it,
   with its own id and its place in its series. Nothing else is known there: not what was fired or cancelled
   before, which consumers were where, or what other topics held.
 
@@ -14,6 +14,8 @@ Anything else is refused: a restore never mixes with what is there, nor with a l
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,25 +25,30 @@ from backend.file_log import open_shared
 from backend.file_log.lock import DirectoryInUseError, DirectoryLock
 from backend.file_log.options import FileLogOptions
 from backend.port import Backend
-from backend.records import AppendStatus, Durability, NewRecord, TopicInfo
+from backend.records import AppendStatus, Bounds, Durability, NewRecord, QueueRef, TopicInfo
 from ddmq.server.config import BACKUPS
 from ddmq.server.delays.backup import MANIFEST
-from ddmq.server.delays.belongs import foreign, pages
 from ddmq_common.clock import Clock, SystemClock
 from ddmq_common.delays.command import COMMAND_PROPERTY, decode_command, encode_command
 from ddmq_common.errors import CallerError, DdmqError, RemoteError
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC, QUEUES_DEFAULT
 from ddmq_common.private_files import make_private
+from delay_service.core.decider import INGESTED
+from delay_service.ingest import taken_in
 from delay_service.store.opening import open_store, restore
-from delay_service.store.port import DelayStore, Pending
+from delay_service.store.port import DelayStore, DueKey, Pending, Scan
 
+PAGE = 500
+PAGE_BYTES = 4 << 20
+LOOKED_AT_MAX = 2_000  # messages of a shard whose commands are looked for
 WAIT_S = 30.0
+FOREVER_MS = 1 << 62
 WORK = "delay-restore"  # the stores, while a new log is made of them
 
 
 class Restored(NamedTuple):
-    """What was done. `way`: "stores" or "new log"; `messages`: sent as orders, None for stores. `damaged`:
+    """What was done. `way`: "stores" or "new log"; `messages`: sent as commands, None for stores. `damaged`:
     shards of which not all could be read; the log says what was left out."""
 
     way: str
@@ -177,7 +184,7 @@ def _send_all(backend: Backend, clock: Clock, store: DelayStore, queues: int, by
         for topic in {message.topic for message in page}:
             if backend.topic(topic) is None:
                 _make(backend, clock, TopicInfo(topic, 0, QUEUES_DEFAULT))
-        records = [_order_record(message, queues) for message in page]
+        records = [_command_record(message, queues) for message in page]
         results = backend.append(records, clock.monotonic() + WAIT_S).wait(WAIT_S)
         for result in results:
             if result.status is not AppendStatus.STORED:
@@ -186,8 +193,8 @@ def _send_all(backend: Backend, clock: Clock, store: DelayStore, queues: int, by
     return count
 
 
-def _order_record(message: Pending, queues: int) -> NewRecord:
-    order = msgspec.structs.replace(
+def _command_record(message: Pending, queues: int) -> NewRecord:
+    command = msgspec.structs.replace(
         decode_command(message.command),
         occurrence=message.occurrence,
         at_ms=message.due_ms,
@@ -196,14 +203,53 @@ def _order_record(message: Pending, queues: int) -> NewRecord:
     )
     return NewRecord(
         DELAY_TOPIC,
-        order.shard % queues,
+        command.shard % queues,
         message.message_id,
         message.born_ms,
         message.delivery,
         flags=message.flags,
-        system={COMMAND_PROPERTY: encode_command(order)},
+        system={COMMAND_PROPERTY: encode_command(command)},
     )
 
 
 def _make(backend: Backend, clock: Clock, info: TopicInfo) -> None:
     backend.put_topic(info, clock.monotonic() + WAIT_S).wait(WAIT_S)
+
+
+# --- whether a store belongs to a log, and what is in it
+
+
+def foreign(store: DelayStore, number: int, backend: Backend) -> str | None:
+    """Why the store of this shard does not belong to the log; None: it does, as far as can be told.
+
+    A store knows its messages by the offsets of their commands in the log, and what has fired is kept in the
+    log by those offsets. Beside another log messages would be taken for fired, or others for known, and be
+    lost; also beside a log that a restore began, where the same commands stand in another sequence.
+    """
+    info = backend.topic(DELAY_TOPIC)
+    known_to = taken_in(store.meta(INGESTED)) or 0
+    queue = None if info is None or number >= info.queues else QueueRef(info.name, info.incarnation, number)
+    bounds = Bounds(0, 0) if queue is None else backend.bounds([queue]).wait(WAIT_S)[0] or Bounds(0, 0)
+    if known_to > bounds.next:
+        return f"shard {number} has taken in {known_to} orders, the log has {bounds.next}"
+    if queue is None:
+        return None
+    for message in islice(chain.from_iterable(pages(store)), LOOKED_AT_MAX):
+        if bounds.min <= message.offset and _is_another(message, queue, backend):
+            return f"order {message.offset} of shard {number} is another one in the log"
+    return None
+
+
+def pages(store: DelayStore, bytes_max: int = PAGE_BYTES) -> Iterator[list[Pending]]:
+    """All that wait, by due time, some at a time: so many bytes of bodies, and one message more."""
+    after: DueKey | None = None
+    while page := store.scan(Scan(None, 0, FOREVER_MS, PAGE, after, bytes_max)):
+        yield page
+        after = page[-1].key
+
+
+def _is_another(message: Pending, queue: QueueRef, backend: Backend) -> bool:
+    """False also where the command was damaged, or retention takes it meanwhile."""
+    batch = backend.read(queue, message.offset, 1, 1).wait(WAIT_S)
+    found = [one.message_id for one in batch.carried(COMMAND_PROPERTY) if one.offset == message.offset]
+    return bool(found) and found[0] != message.message_id

@@ -15,8 +15,7 @@ from backend.file_log.options import FileLogOptions
 from backend.records import QueueRef
 from ddmq.cli.root import run
 from ddmq.server.delays.backup import MANIFEST, OpenShard, backup_folder, copy_shards, make_backup
-from ddmq.server.delays.belongs import pages
-from ddmq.server.delays.restore import Restored, restore_backup
+from ddmq.server.delays.restore import Restored, pages, restore_backup
 from ddmq_common.clock import SystemClock
 from ddmq_common.delays.command import ADD, COMMAND_PROPERTY, DelayCommand, encode_command
 from ddmq_common.delivery import decode, encode
