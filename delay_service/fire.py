@@ -27,8 +27,8 @@ from delay_service.context import ShardContext
 from delay_service.core.commands import DEAD_TEXT, FireNow, OutcomeReply
 from delay_service.core.fire_command import FireCommand, progress_of
 from delay_service.due.commit import Failed, commit_due, failed_how
+from delay_service.due.reading import GONE, REFUSED
 from delay_service.due.service import Alarm
-from delay_service.due.target_topic import GONE, REFUSED
 from delay_service.store.port import StoreChanges
 
 log = logging.getLogger("ddmq.delay")

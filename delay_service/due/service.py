@@ -65,14 +65,10 @@ class DueService(ClaimOwner):
         self._alarm = alarm
         self._look_alarm = look_alarm
         self._claims = QueueClaims(backend, self, clock.monotonic, load=load)
-        self._begun = self._closed = False
+        self._begun = self._stopping = self._closed = False
         self._why = "it has not started"
         self._drained: Completion[None] | None = None
         self.started: Completion[None] = Completion()
-
-    @property
-    def _stopping(self) -> bool:
-        return self._closed or self._drained is not None
 
     # --- what a service does its own way
 
@@ -162,6 +158,7 @@ class DueService(ClaimOwner):
         self._leave()
 
     def _stop(self) -> None:
+        self._stopping = True
         self._alarm.stop()
         self._look_alarm.stop()
         self._stop_work()

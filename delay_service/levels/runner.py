@@ -14,7 +14,7 @@ from ddmq_common.names import LEVELS_GROUP
 from delay_service.config import DelayConfig
 from delay_service.due.commit import Failed, commit_due, failed_how
 from delay_service.due.counts import LevelCounts
-from delay_service.due.queue_read import DueRead
+from delay_service.due.reading import DueRead
 from delay_service.due.service import LOOK_S
 from delay_service.levels.core.level import (
     FireRun,

@@ -26,8 +26,8 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC
 from delay_service.config import DelayConfig
 from delay_service.due.counts import LevelCounts
+from delay_service.due.reading import target_topic
 from delay_service.due.service import LOOK_S, Alarm, DueService, hub_alarm
-from delay_service.due.target_topic import target_topic
 from delay_service.levels.core.level import Level, LevelLimits
 from delay_service.levels.core.targets import Targets
 from delay_service.levels.runner import NEVER, LevelsContext, Runner

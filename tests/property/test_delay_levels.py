@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from backend.internal_topics import REAL_QUEUE, REAL_TOPIC
 from backend.records import QueueRef, StoredRecord
 from ddmq_common.names import SCHEDULE_TOPIC
-from delay_service.due.target_topic import GONE, REFUSED, UNREADABLE, TargetTopic
+from delay_service.due.reading import GONE, REFUSED, UNREADABLE, TargetTopic
 from delay_service.levels.core.level import (
     FireRun,
     Level,

@@ -1,10 +1,17 @@
-"""What a read of a level's queue came to."""
+"""What is asked of the backend for due messages: what a read of a queue came to, which topics are there."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from backend.completion import Completion
+from backend.port import Backend
 from backend.records import ReadBatch, ReadStatus, StoredRecord
 from ddmq_common.errors import DamagedError, StorageError, TryLaterError
+
+GONE = "topic gone"  # why a message becomes a dead letter
+REFUSED = "refused"
+UNREADABLE = "unreadable"
 
 
 class DueRead:
@@ -47,3 +54,16 @@ class DueRead:
                 continue
             self.records.append(record._replace(delivery=bytes(record.delivery)))
         return len(self.records)
+
+
+class TargetTopic(NamedTuple):
+    """A topic that is there. `writable`: it takes messages now, as far as is known."""
+
+    queues: int
+    writable: bool
+
+
+def target_topic(backend: Backend, topic: str) -> TargetTopic | None:
+    """What is known of it; None: there is no such topic."""
+    info = backend.topic(topic)
+    return None if info is None else TargetTopic(info.queues, info.writable)
