@@ -19,7 +19,7 @@ from backend.file_log.opened import Opened
 from backend.file_log.options import FileLogOptions
 from backend.file_log.sessions.elected import ElectedBackend
 from backend.file_log.sessions.election import ElectedLog, share
-from backend.file_log.sessions.member.local import local_reads
+from backend.file_log.sessions.reads import local_reads
 from backend.file_log.storage import Storage
 from ddmq_common.clock import Clock
 from ddmq_common.errors import StorageError

@@ -234,7 +234,11 @@ log = logging.getLogger(__name__)
 
 
 def note_limits(storage: Storage, directory: str, options: RetentionOptions) -> None:
-    """Warn with both values where they differ from the last writer's, and note these. Blocking."""
+    """Warn with both values where they differ from the last writer's, and note these. Blocking.
+
+    Each process brings its own configuration, and any server process may become the writer: one that was
+    started without the right file would delete by the wrong limits. Nothing depends on the note.
+    """
     path = f"{directory}/{names.RETENTION}"
     mine = asdict(options)
     try:

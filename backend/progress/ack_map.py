@@ -236,7 +236,10 @@ def piece_ranges(first: int, after: int, bits: int) -> Iterator[tuple[int, int]]
 
 
 class Runs:
-    """A set of whole numbers kept as ranges; adding costs a search and a list insert."""
+    """A set of whole numbers kept as sorted, disjoint ranges `[start, end)` that merge as soon as they touch.
+
+    Adding costs a search and a list insert.
+    """
 
     __slots__ = ("_ends", "_starts")
 

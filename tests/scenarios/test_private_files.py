@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.file_log.sessions.wire import place
+from backend.file_log.sessions.server import SOCKET_FILE, connect, peer_uid
 from ddmq.server.config import ServeConfig, load_folder
 from ddmq_client import Consumer
 from ddmq_common.errors import ConfigError
@@ -99,12 +99,12 @@ def test_a_socket_that_another_user_put_there_is_not_used(
 ) -> None:
     short_folder.chmod(0o777)
     with subprocess.Popen(
-        [sys.executable, "-c", IMPOSTOR, str(short_folder / place.SOCKET_FILE)],
+        [sys.executable, "-c", IMPOSTOR, str(short_folder / SOCKET_FILE)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as impostor:  # fmt: skip
         assert impostor.stdout is not None
         assert impostor.stdout.readline() == "there\n"
-        assert place.connect(short_folder) is None
+        assert connect(short_folder) is None
         impostor.communicate("")
     assert "is not used" in caplog.text
 
@@ -118,7 +118,7 @@ def short_folder() -> Iterator[Path]:
 
 def test_both_ends_know_each_other(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
-    assert place.peer_uid(ours) == place.peer_uid(theirs) == os.geteuid()
+    assert peer_uid(ours) == peer_uid(theirs) == os.geteuid()
     ours.close()
     theirs.close()
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from backend.completion import Completion
 from backend.engine import Watchers, at_once
-from backend.file_log.sessions.member.mirror import differences
-from backend.file_log.sessions.member.requests import SessionRequest
+from backend.file_log.sessions.mirror import differences
+from backend.file_log.sessions.requests import SessionRequest
 from backend.port import Assignment, Backend, Join, Membership, MembershipListener
 from backend.records import QueueRef
 from ddmq_common.errors import DdmqError

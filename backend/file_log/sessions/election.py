@@ -21,11 +21,10 @@ from gevent.event import Event
 
 from backend.file_log.lock import DirectoryInUseError, DirectoryLock, lock_holder
 from backend.file_log.sessions.elected import ElectedBackend
-from backend.file_log.sessions.member.backend import MemberBackend
-from backend.file_log.sessions.member.reading import Reads
-from backend.file_log.sessions.wire import place
-from backend.file_log.sessions.wire.protocol import SessionLimits
-from backend.file_log.sessions.writer.server import SessionServer
+from backend.file_log.sessions.member import MemberBackend
+from backend.file_log.sessions.pipe import SessionLimits
+from backend.file_log.sessions.reads import MakeReads
+from backend.file_log.sessions.server import SOCKET_FILE, SessionServer, connect
 from backend.port import Backend
 from ddmq_common.clock import Clock
 from ddmq_common.errors import DdmqError, RemoteError
@@ -48,7 +47,6 @@ class ElectedLog(NamedTuple):
 
 
 OpenWriter = Callable[[Path, DirectoryLock], ElectedLog]
-MakeReads = Callable[[MemberBackend], Reads]
 
 
 def share(
@@ -127,7 +125,7 @@ class Election:
             self._member.close()
         if self._server is not None:
             self._server.close()
-            (self._directory / place.SOCKET_FILE).unlink(missing_ok=True)
+            (self._directory / SOCKET_FILE).unlink(missing_ok=True)
             self._server.backend.close()
         if self._lock is not None:
             self._lock.release()
@@ -156,7 +154,7 @@ class Election:
             pause = min(pause * 2, RETRY_LAST_S)
 
     def _nobody_there(self) -> bool:
-        return not self._may_write and not (self._directory / place.SOCKET_FILE).exists()
+        return not self._may_write and not (self._directory / SOCKET_FILE).exists()
 
     def _nobody_text(self) -> str:
         if self._may_write:
@@ -192,7 +190,7 @@ class Election:
 
     def _somebody_writes(self) -> bool:
         """Somebody answers at the writer's socket although nobody held the lock: its file was deleted."""
-        sock = place.connect(self._directory)
+        sock = connect(self._directory)
         if sock is None:
             return False
         sock.close()
@@ -213,7 +211,7 @@ class Election:
             member = MemberBackend(self._clock, self._metrics, self._limits, self._make_reads)
             member.on_ready_hook = member.on_lost = self._changed.set
             self._member = member
-        sock = place.connect(self._directory)
+        sock = connect(self._directory)
         if sock is not None:
             self._changed.clear()
             member.link.attach(sock)

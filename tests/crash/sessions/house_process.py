@@ -25,8 +25,8 @@ from backend.completion import Completion
 from backend.file_log import FileLogOptions, open_log
 from backend.file_log.lock import DirectoryLock
 from backend.file_log.sessions.election import ElectedLog, Election
-from backend.file_log.sessions.member.local import local_reads
-from backend.file_log.sessions.wire.protocol import SessionLimits
+from backend.file_log.sessions.pipe import SessionLimits
+from backend.file_log.sessions.reads import local_reads
 from backend.port import Assignment, Backend, Join
 from backend.records import (
     AppendResult,

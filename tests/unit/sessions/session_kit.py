@@ -14,12 +14,12 @@ import gevent
 
 from backend.completion import Completion
 from backend.file_log.lock import DirectoryLock
+from backend.file_log.sessions import codec
 from backend.file_log.sessions.elected import ElectedBackend
 from backend.file_log.sessions.election import ElectedLog, Election
-from backend.file_log.sessions.member.backend import MemberBackend
-from backend.file_log.sessions.wire import codec, place
-from backend.file_log.sessions.wire.protocol import HEAD, MAGIC, VERSION, FrameKind, SessionLimits, frame
-from backend.file_log.sessions.writer.server import SessionServer
+from backend.file_log.sessions.member import MemberBackend
+from backend.file_log.sessions.pipe import HEAD, MAGIC, VERSION, FrameKind, SessionLimits, frame
+from backend.file_log.sessions.server import SessionServer, connect, listen
 from backend.port import Assignment
 from backend.records import AppendResult, NewRecord, QueueRef, TopicInfo
 from ddmq_common.clock import SystemClock
@@ -151,7 +151,7 @@ class House:
         return member
 
     def attach(self, member: MemberBackend) -> None:
-        sock = place.connect(self.directory)
+        sock = connect(self.directory)
         assert sock is not None
         member.link.attach(sock)
         until(lambda: member.link.ready or not member.link.attached, "the member has its session")
@@ -178,7 +178,7 @@ class RawClient:
     """The other end of the socket, byte by byte."""
 
     def __init__(self, directory: Path, greet: bool = True) -> None:
-        sock = place.connect(directory)
+        sock = connect(directory)
         assert sock is not None
         self.sock = sock
         self._got = b""
@@ -244,7 +244,7 @@ class RawServer:
     """A writer that only takes; what it says is up to the test."""
 
     def __init__(self, directory: Path) -> None:
-        self.listener = place.listen(directory)
+        self.listener = listen(directory)
 
     def accept(self) -> socket.socket:
         found: list[socket.socket] = []

@@ -9,8 +9,8 @@ import pytest
 from session_kit import done, record, soon, until
 
 from backend.file_log.lock import LOCK_FILE
-from backend.file_log.sessions.member.backend import MemberBackend
-from backend.file_log.sessions.wire.place import SOCKET_FILE
+from backend.file_log.sessions.member import MemberBackend
+from backend.file_log.sessions.server import SOCKET_FILE
 from backend.records import AppendStatus
 from ddmq_client.idl.codes import Code
 from ddmq_common.errors import NotWriterError

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from backend.file_log.lock import DirectoryInUseError
-from backend.file_log.sessions.wire import codec
-from backend.file_log.sessions.wire.protocol import deadline_of, timeout_ms
+from backend.file_log.sessions import codec
+from backend.file_log.sessions.pipe import deadline_of, timeout_ms
 from backend.port import Join, Sharing
 from backend.records import (
     AppendResult,

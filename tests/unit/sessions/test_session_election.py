@@ -25,7 +25,7 @@ from backend.file_log.lock import DirectoryLock
 from backend.file_log.sessions import election as election_module
 from backend.file_log.sessions.elected import BOUND, ElectedBackend
 from backend.file_log.sessions.election import ElectedLog, Election
-from backend.file_log.sessions.wire import place
+from backend.file_log.sessions.server import SOCKET_FILE, listen
 from backend.port import Backend, Join, Sharing
 from backend.records import AppendResult, AppendStatus, CommitBatch, ProgressDelta, TopicInfo
 from ddmq_common.errors import BoundReachedError, RemoteError, StorageError
@@ -197,7 +197,7 @@ def test_a_tool_without_a_server_says_so_at_once(tmp_path: Path) -> None:
 
 def test_a_tool_waits_for_a_takeover_that_is_under_way(tmp_path: Path) -> None:
     with house(tmp_path) as home:
-        place.listen(tmp_path).close()  # what a killed writer leaves
+        listen(tmp_path).close()  # what a killed writer leaves
         home.engine.hold()
         turns = 0
 
@@ -242,7 +242,7 @@ def test_paths_longer_than_a_socket_takes(tmp_path: Path) -> None:
         home.enter()
         _, member = home.enter()
         done(member.put_topic(TopicInfo("orders", 0, 1), soon()))
-        assert (directory / place.SOCKET_FILE).is_socket()
+        assert (directory / SOCKET_FILE).is_socket()
 
 
 def test_a_clean_stop_leaves_only_the_lock_file(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from backend.file_log import FileLog, FileLogOptions, open_log
 from backend.file_log.lock import DirectoryLock
 from backend.file_log.sessions.elected import ElectedBackend
 from backend.file_log.sessions.election import ElectedLog, Election
-from backend.file_log.sessions.member.backend import MemberBackend
-from backend.file_log.sessions.member.local import LocalReads, local_reads
-from backend.file_log.sessions.wire.protocol import SessionLimits
+from backend.file_log.sessions.member import MemberBackend
+from backend.file_log.sessions.pipe import SessionLimits
+from backend.file_log.sessions.reads import LocalReads, local_reads
 from backend.records import QueueRef, ReadStatus, StoredRecord, TopicInfo, tag_hash
 from ddmq_common.metrics.registry import Registry
 

@@ -8,9 +8,10 @@ import pytest
 from session_kit import CLOCK, Engine, Heard, RawServer, done, house, queue, record, soon, until
 
 from backend.completion import Completion
-from backend.file_log.sessions.member.backend import MemberBackend
-from backend.file_log.sessions.wire import codec, place
-from backend.file_log.sessions.wire.protocol import FrameKind, SessionLimits, frame
+from backend.file_log.sessions import codec
+from backend.file_log.sessions.member import MemberBackend
+from backend.file_log.sessions.pipe import FrameKind, SessionLimits, frame
+from backend.file_log.sessions.server import connect
 from backend.port import Join, Sharing
 from backend.records import AppendResult, AppendStatus, CommitBatch, Durability, ProgressDelta, TopicInfo
 from ddmq_common.errors import BoundReachedError, DrainingError, RemoteError, TryLaterError
@@ -27,7 +28,7 @@ def stuck_member(directory: Path, **limits: object) -> tuple[MemberBackend, RawS
     """A member that is welcomed by nobody."""
     server = RawServer(directory)
     member = MemberBackend(CLOCK, Registry(), SessionLimits(**limits))  # type: ignore[arg-type]
-    sock = place.connect(directory)
+    sock = connect(directory)
     assert sock is not None
     member.link.attach(sock)
     return member, server

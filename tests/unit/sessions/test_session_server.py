@@ -12,8 +12,9 @@ import gevent
 import pytest
 from session_kit import RawClient, done, house, queue, record, soon, until
 
-from backend.file_log.sessions.wire import codec, place
-from backend.file_log.sessions.wire.protocol import HEAD, MAGIC, VERSION, FrameKind
+from backend.file_log.sessions import codec
+from backend.file_log.sessions.pipe import HEAD, MAGIC, VERSION, FrameKind
+from backend.file_log.sessions.server import SOCKET_FILE
 from backend.records import Capabilities, TopicInfo
 from ddmq_common.errors import BoundReachedError, NoSuchTopicError, RemoteError
 from ddmq_common.metrics import catalogue
@@ -62,7 +63,7 @@ def test_a_welcome_brings_everything_in_one_piece(tmp_path: Path) -> None:
 def test_only_the_owner_may_connect(tmp_path: Path) -> None:
     with house(tmp_path) as home:
         home.serve()
-        assert stat.S_IMODE((tmp_path / place.SOCKET_FILE).stat().st_mode) == 0o600
+        assert stat.S_IMODE((tmp_path / SOCKET_FILE).stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize(("uid", "taken"), [(os.geteuid(), True), (0, True), (os.geteuid() + 1, False)])
@@ -73,7 +74,7 @@ def test_a_member_of_another_user_is_refused(
     with house(tmp_path) as home:
         server = home.serve()
         client = RawClient(tmp_path, greet=False)
-        monkeypatch.setattr(place, "peer_uid", lambda _: uid)  # asked when the writer accepts
+        monkeypatch.setattr(server, "peer_uid", lambda _: uid)  # asked when the writer accepts
         client.send(FrameKind.HELLO, 0, codec.encode((MAGIC, VERSION, "test")))
         if taken:
             client.next(FrameKind.READY)

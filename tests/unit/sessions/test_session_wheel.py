@@ -2,7 +2,7 @@
 
 import random
 
-from backend.file_log.sessions.member.wheel import Wheel
+from backend.file_log.sessions.outstanding import Wheel
 
 
 def test_never_early_and_at_most_one_slot_late() -> None:

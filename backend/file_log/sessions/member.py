@@ -18,11 +18,13 @@ from typing import Any
 from backend.completion import Completion
 from backend.engine import StoreClock, check_find, check_read, check_topic
 from backend.file_log.read.picking import Ask
-from backend.file_log.sessions.member.joining import MembershipTable
-from backend.file_log.sessions.member.link import Link
-from backend.file_log.sessions.member.mirror import Mirror
-from backend.file_log.sessions.member.reading import Reads, RemoteReads
-from backend.file_log.sessions.member.requests import (
+from backend.file_log.sessions import codec
+from backend.file_log.sessions.joining import MembershipTable
+from backend.file_log.sessions.link import Link
+from backend.file_log.sessions.mirror import Mirror
+from backend.file_log.sessions.pipe import FrameKind, SessionLimits, deadline_of, timeout_ms
+from backend.file_log.sessions.reads import MakeReads, Reads
+from backend.file_log.sessions.requests import (
     AppendCall,
     AppendFrame,
     PlainRequest,
@@ -30,8 +32,6 @@ from backend.file_log.sessions.member.requests import (
     SessionRequest,
     append_bytes,
 )
-from backend.file_log.sessions.wire import codec
-from backend.file_log.sessions.wire.protocol import FrameKind, SessionLimits, deadline_of, timeout_ms
 from backend.port import Backend, Health, Join, Membership, MembershipListener, Wait
 from backend.progress.group_progress import check_delta
 from backend.records import (
@@ -52,14 +52,14 @@ from ddmq_common.metrics.registry import Registry
 
 
 class MemberBackend(Backend):
-    """See the module's text. `on_lost` is called when a session is over (and the member still open)."""
+    """A member's engine. `on_lost` is called when a session is over (and the member still open)."""
 
     def __init__(
         self,
         clock: Clock,
         metrics: Registry,
         limits: SessionLimits | None = None,
-        reads: Callable[[MemberBackend], Reads] | None = None,
+        reads: MakeReads | None = None,
     ) -> None:
         self.clock = clock
         self.limits = limits or SessionLimits()
@@ -67,7 +67,7 @@ class MemberBackend(Backend):
         self.mirror = Mirror()
         self._memberships = MembershipTable(self.link.push, self.link.next_ident)
         self.link.taken = self._memberships.__contains__
-        self._reads: Reads = RemoteReads(self.link, clock) if reads is None else reads(self)
+        self._reads = (reads or Reads)(self.link, clock, self.mirror)
         self._batch: list[AppendCall] = []
         self._batch_bytes = self._batch_room = 0
         self._batch_class: int | None = None

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-from backend.file_log.sessions.wire import codec
-from backend.file_log.sessions.wire.protocol import FrameKind
+from backend.file_log.sessions import codec
+from backend.file_log.sessions.pipe import FrameKind
 from backend.port import Assignment, Join, MembershipListener
 from backend.records import QueueRef
 

@@ -14,21 +14,22 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from gevent import get_hub
 
-from backend.file_log.sessions.wire import place
-from backend.file_log.sessions.wire.pipe import READABLE, Pipe
-from backend.file_log.sessions.wire.protocol import FrameKind, SessionLimits
-from backend.file_log.sessions.wire.snapshot import change
-from backend.file_log.sessions.writer.serving import serve
-from backend.file_log.sessions.writer.session import Session
+from backend.file_log.sessions.mirror import change
+from backend.file_log.sessions.pipe import READABLE, FrameKind, Pipe, SessionLimits
+from backend.file_log.sessions.serving import serve
+from backend.file_log.sessions.session import Session
 from backend.port import Backend
 from ddmq_common.clock import Clock
-from ddmq_common.errors import BoundReachedError, DdmqError
+from ddmq_common.errors import BoundReachedError, ConfigError, DdmqError, StorageError
 from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
@@ -64,7 +65,7 @@ class SessionServer:
         self._open = metrics.cell(catalogue.SESSIONS)
         self._loop = get_hub().loop
         self._directory = directory
-        self._listener = place.listen(directory)
+        self._listener = listen(directory)
         self._acceptable: Any = self._loop.io(self._listener.fileno(), READABLE)
         self._acceptable.start(self._accept)
         self._swept = clock.monotonic()
@@ -85,7 +86,7 @@ class SessionServer:
 
     def sweep(self) -> None:
         """End the sessions that were silent for too long; runs by itself every `ping_s / 2`."""
-        if not (self._directory / place.SOCKET_FILE).exists():
+        if not (self._directory / SOCKET_FILE).exists():
             self._listen_anew()
         if not self._acceptable.active:
             self._acceptable.start(self._accept)
@@ -101,11 +102,11 @@ class SessionServer:
     def _listen_anew(self) -> None:
         """The socket's file was deleted: nobody could join any more."""
         try:
-            listener = place.listen(self._directory)
+            listener = listen(self._directory)
         except DdmqError as error:
             log.error("%s", error)
             return
-        log.warning("the socket %s was deleted; it is there again", self._directory / place.SOCKET_FILE)
+        log.warning("the socket %s was deleted; it is there again", self._directory / SOCKET_FILE)
         self._acceptable.stop()
         self._acceptable.close()
         self._listener.close()
@@ -167,7 +168,7 @@ class SessionServer:
                 log.error("a session cannot be taken: %s", error.strerror)
                 self._acceptable.stop()
                 return
-            if place.peer_uid(sock) not in (os.geteuid(), 0):
+            if peer_uid(sock) not in (os.geteuid(), 0):
                 self.refused("user")
                 log.error("a session of another user is refused")
                 sock.close()
@@ -204,3 +205,87 @@ class SessionServer:
         for session in self._sessions.values():
             if session.welcomed:
                 session.pipe.send_frame(data)
+
+
+SOCKET_FILE = "writer.sock"
+ADDRESS_BYTES_MAX = 107
+BACKLOG = 128
+_PEER = struct.Struct("3i")  # pid, uid, gid
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def socket_address(directory: Path) -> Iterator[str]:
+    """The address to bind or connect; valid inside the `with` block only.
+
+    A Unix socket's address holds 107 bytes. A longer path is reached through /proc/self/fd/N/writer.sock, N
+    being an open descriptor of the directory: the same file, at the same place, by a short name.
+
+    Raises ConfigError when the path is too long and the system has no /proc to shorten it.
+    """
+    path = str(directory / SOCKET_FILE)
+    if len(os.fsencode(path)) <= ADDRESS_BYTES_MAX:
+        yield path
+        return
+    if not os.path.isdir("/proc/self/fd"):
+        raise ConfigError(
+            f"the path {path} has {len(os.fsencode(path))} bytes; a socket takes {ADDRESS_BYTES_MAX}:"
+            " use a data directory with a shorter path"
+        )
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}/{SOCKET_FILE}"
+    finally:
+        os.close(fd)
+
+
+def listen(directory: Path) -> socket.socket:
+    """A listening socket in place of whatever a dead writer left; for the holder of the lock only.
+
+    Only the owner of the directory's files may connect (mode 0600). Raises StorageError.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o177)
+    try:
+        (directory / SOCKET_FILE).unlink(missing_ok=True)
+        with socket_address(directory) as address:
+            listener.bind(address)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise StorageError(f"cannot listen on {directory / SOCKET_FILE}: {error}") from error
+    finally:
+        os.umask(mask)
+    return listener
+
+
+def connect(directory: Path) -> socket.socket | None:
+    """A connected, non-blocking socket to the writer; None when nobody listens there now.
+
+    Who listens there without being the directory's owner is not spoken to: an error in the log, and None.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    try:
+        with socket_address(directory) as address:
+            sock.connect(address)
+    except OSError:  # no such file, nobody listening, or its backlog is full: the caller tries again
+        sock.close()
+        return None
+    owner, peer = directory.stat().st_uid, peer_uid(sock)
+    if peer not in (owner, os.geteuid()):
+        log.error(
+            "the writer's socket is not served by the owner of the directory and is not used",
+            extra={"directory": directory, "owner_uid": owner, "served_by_uid": peer},
+        )
+        sock.close()
+        return None
+    return sock
+
+
+def peer_uid(sock: socket.socket) -> int:
+    """The user of the process at the other end, as it was when that end connected or began to listen."""
+    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    _, uid, _ = _PEER.unpack(found)
+    return int(uid)

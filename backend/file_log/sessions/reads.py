@@ -1,4 +1,4 @@
-"""LocalReads: a member of the file log reads its files itself; only what is not there goes to the writer.
+"""How a member reads: the log's files itself, and through the writer what is not there.
 
 Rules:
 * An entry is in a consume-queue file only when readers may see its record, so a sound entry is all the
@@ -24,31 +24,72 @@ from backend.file_log.options import FileLogOptions
 from backend.file_log.read.picking import HUB_ENTRIES, Ask, Picked, pick, search
 from backend.file_log.read.reader import FileBatch, LogReader
 from backend.file_log.segments import SegmentSet
-from backend.file_log.sessions.member.backend import MemberBackend
-from backend.file_log.sessions.member.reading import Reads, RemoteReads
-from backend.file_log.sessions.wire.protocol import FrameKind
+from backend.file_log.sessions import codec
+from backend.file_log.sessions.link import Link
+from backend.file_log.sessions.mirror import Mirror
+from backend.file_log.sessions.pipe import FrameKind
+from backend.file_log.sessions.requests import PlainRequest, WaitRequest
 from backend.file_log.start.format_file import read_format
 from backend.file_log.storage import Storage
 from backend.port import Wait
 from backend.records import PASSED_MAX, QueueRef, ReadBatch, ReadStatus
+from ddmq_common.clock import Clock
 from ddmq_common.errors import StorageError
 from ddmq_common.native_threads import off_hub
 
+
+class Reads:
+    """The reading half of a member: everything through the writer; serves any engine."""
+
+    def __init__(self, link: Link, clock: Clock, mirror: Mirror) -> None:
+        self._link = link
+        self._clock = clock
+        self._mirror = mirror
+
+    def read(self, ask: Ask, completion: Completion[ReadBatch]) -> None:
+        """As Backend.read."""
+        self._link.submit(
+            PlainRequest(
+                FrameKind.READ,
+                ask,
+                lambda body: codec.decode_read(ask.queue, body),
+                completion,
+                lambda backend: backend.read(*ask[:4], tags=ask.tags),
+                self._clock.monotonic() + self._link.limits.request_timeout_s,
+            )
+        )
+
+    def wait(self, queue: QueueRef, offset: int, deadline: float, wait: Wait) -> None:
+        """As Backend.wait: parked at the writer."""
+        self._link.submit(WaitRequest(queue, offset, deadline, wait))
+
+    def on_ready(self) -> None:
+        """A session stands, maybe with another writer; parked waits are sent again with the rest."""
+
+    def on_ping(self) -> None:
+        """Let go of files that were deleted: their space stays taken as long as they are open."""
+
+    def close(self) -> None:
+        """Let go of files; the link fails what is pending."""
+
+
 COUNT_MAX = 4096  # entries looked at in one read
 RELOAD_S = 0.05  # segments are not looked for more often
+MakeReads = Callable[[Link, Clock, Mirror], Reads]
 
 
-def local_reads(directory: Path, options: FileLogOptions) -> Callable[[MemberBackend], Reads]:
+def local_reads(directory: Path, options: FileLogOptions) -> MakeReads:
     """What `share` takes as `reads` for the file log in `directory`."""
-    return lambda member: LocalReads(member, directory, options)
+    return lambda link, clock, mirror: LocalReads(link, clock, mirror, directory, options)
 
 
-class LocalReads:
-    """See the module's text."""
+class LocalReads(Reads):
+    """The log's files in `directory`, read by this process itself."""
 
-    def __init__(self, member: MemberBackend, directory: Path, options: FileLogOptions) -> None:
-        self._member = member
-        self._remote = RemoteReads(member.link, member.clock)
+    def __init__(
+        self, link: Link, clock: Clock, mirror: Mirror, directory: Path, options: FileLogOptions
+    ) -> None:
+        super().__init__(link, clock, mirror)
         self._directory = str(directory)
         self._options = options
         self._storage = Storage()
@@ -83,7 +124,7 @@ class LocalReads:
         self.close()
         self._closed = False
         self._open()
-        self._member.link.push(FrameKind.READS_FILES, 0, b"")
+        self._link.push(FrameKind.READS_FILES, 0, b"")
 
     def on_ping(self) -> None:
         segments = self._segments.segments
@@ -99,13 +140,10 @@ class LocalReads:
         self._files.close()
         self._segments.close()
 
-    def wait(self, queue: QueueRef, offset: int, deadline: float, wait: Wait) -> None:
-        self._remote.wait(queue, offset, deadline, wait)
-
     def read(self, ask: Ask, completion: Completion[ReadBatch]) -> None:
         entries = self._entries(ask)
         if not entries:
-            self._remote.read(ask, completion)
+            super().read(ask, completion)
             return
         picked = pick(ask, entries)
         if picked.entries or len(entries) < HUB_ENTRIES * ENTRY_BYTES:
@@ -120,7 +158,7 @@ class LocalReads:
         self, ask: Ask, found: Picked, error: Exception | None, completion: Completion[ReadBatch]
     ) -> None:
         if self._closed or error is not None:
-            self._remote.read(ask, completion)
+            super().read(ask, completion)
         else:
             self._records(ask, found, completion)
 
@@ -136,7 +174,7 @@ class LocalReads:
 
     def _entries(self, ask: Ask) -> bytes:
         """Entries from the offset on whose log is mapped; b"" when the writer has to be asked."""
-        info = self._member.topic(ask.queue.topic)
+        info = self._mirror.topics.get(ask.queue.topic)
         if info is None or info.incarnation != ask.queue.incarnation or not info.readable or self._closed:
             return b""
         try:
@@ -165,7 +203,7 @@ class LocalReads:
     def _answer(self, ask: Ask, picked: Picked, completion: Completion[ReadBatch]) -> None:
         batch = None if self._closed else self._batch(ask, picked)
         if batch is None:
-            self._remote.read(ask, completion)
+            super().read(ask, completion)
         else:
             completion.succeed(batch)
 
@@ -189,7 +227,7 @@ class LocalReads:
 
     def _load_segments(self) -> bool:
         """See which segments there are now; False when that was asked a moment ago."""
-        now = self._member.clock.monotonic()
+        now = self._clock.monotonic()
         if now - self._loaded_at < RELOAD_S:
             return False
         self._loaded_at = now

@@ -1,20 +1,65 @@
-"""A member's copy of topics and settings: answered from memory, kept up by the writer's pushes.
+"""Topics and settings at both ends of a session: the writer's frames, the member's copy.
 
-A new session brings a whole snapshot; until it is complete the old copy answers, then the difference is
-told to the watchers. A push that changes nothing is told to nobody.
+A member answers from memory; the writer's pushes keep it up. A new session brings a whole snapshot; until it
+is complete the old copy answers, then the difference is told to the watchers. A push that changes nothing is
+told to nobody.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from backend.engine import Watchers, at_once
-from backend.file_log.sessions.wire.snapshot import TOPIC_KEY
+from backend.file_log.sessions import codec
+from backend.file_log.sessions.pipe import FrameKind, frame
+from backend.port import Backend
 from backend.records import TopicInfo
+
+PART_BYTES = 512 << 10  # where a snapshot frame is full
+TOPIC_KEY = "topic/"  # how Backend.watch_settings names a changed topic
+
+
+def snapshot(backend: Backend) -> Iterator[bytes]:
+    """Frames that carry everything a member mirrors, none much above PART_BYTES."""
+    topics: list[codec.TopicRow] = []
+    for info in backend.topics().values():
+        topics.append(codec.topic_row(info))
+        if len(topics) >= PART_BYTES // 256:
+            yield _topics(topics, [])
+            topics = []
+    if topics:
+        yield _topics(topics, [])
+    settings: dict[str, bytes | None] = {}
+    size = 0
+    for key, value in backend.settings("").items():
+        settings[key] = value
+        size += len(key) + len(value)
+        if size >= PART_BYTES:
+            yield _settings(settings)
+            settings, size = {}, 0
+    if settings:
+        yield _settings(settings)
+
+
+def change(backend: Backend, key: str) -> bytes:
+    """The frame that tells what `key` (as Backend.watch_settings gives it) stands at now."""
+    if not key.startswith(TOPIC_KEY):
+        return _settings({key: backend.setting(key)})
+    name = key[len(TOPIC_KEY) :]
+    info = backend.topic(name)
+    return _topics([], [name]) if info is None else _topics([codec.topic_row(info)], [])
+
+
+def _topics(present: list[codec.TopicRow], gone: list[str]) -> bytes:
+    return frame(FrameKind.TOPICS, 0, codec.encode((present, gone)))
+
+
+def _settings(values: dict[str, bytes | None]) -> bytes:
+    return frame(FrameKind.SETTINGS, 0, codec.encode(values))
 
 
 class Mirror:
-    """See the module's text."""
+    """A member's copy of topics and settings."""
 
     def __init__(self) -> None:
         self.topics: dict[str, TopicInfo] = {}

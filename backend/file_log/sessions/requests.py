@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from backend.completion import Completion
-from backend.file_log.sessions.wire import codec
-from backend.file_log.sessions.wire.protocol import FrameKind, timeout_ms
+from backend.file_log.sessions import codec
+from backend.file_log.sessions.pipe import FrameKind, timeout_ms
 from backend.port import Backend, Wait
 from backend.records import (
     AppendResult,

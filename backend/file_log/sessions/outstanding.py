@@ -6,13 +6,14 @@ once, whatever becomes of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import heapq
+import math
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar
 
 from backend.completion import Completion
-from backend.file_log.sessions.member.requests import AppendFrame, SessionCommit, SessionRequest, WaitRequest
-from backend.file_log.sessions.member.wheel import Wheel
-from backend.file_log.sessions.wire.protocol import SessionLimits
+from backend.file_log.sessions.pipe import SessionLimits
+from backend.file_log.sessions.requests import AppendFrame, SessionCommit, SessionRequest, WaitRequest
 from ddmq_common.clock import Clock
 from ddmq_common.errors import BoundReachedError, DrainingError, RemoteError
 from ddmq_common.hub_timer import HubTimer
@@ -23,7 +24,7 @@ SLOT_S = 0.02  # resolution of deadlines
 
 
 class Outstanding:
-    """See the module's text. `sent` by id, `held` in order; `caught_up` is called when nothing is resent."""
+    """`sent` by id, `held` in order; `caught_up` is called when nothing is being sent again."""
 
     def __init__(
         self, loop: Any, clock: Clock, metrics: Registry, limits: SessionLimits, caught_up: Callable[[], None]
@@ -199,3 +200,58 @@ class Outstanding:
             if not request.done:
                 request.fail(DrainingError("this process closed its session before the answer came"))
         self._see_idle()
+
+
+H = TypeVar("H", bound=Hashable)
+
+
+class Wheel(Generic[H]):
+    """Deadlines of many things, looked at in sweeps: no timer and no greenlet per thing. Pure.
+
+    Time is cut into slots of `slot_s` seconds; a thing lies in the first one that starts at or after its
+    deadline, so it is handed out at most one slot late and never early. Adding and dropping cost O(1), but
+    for a slot's first thing.
+    """
+
+    def __init__(self, slot_s: float) -> None:
+        self.slot_s = slot_s
+        self._slots: dict[int, set[H]] = {}
+        self._order: list[int] = []  # heap of the slots that exist
+        self._where: dict[H, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def add(self, thing: H, deadline: float) -> None:
+        """Hand `thing` out at `deadline` (monotonic seconds); a thing is in at most once."""
+        self.drop(thing)
+        slot = math.ceil(min(deadline, 1e15) / self.slot_s)
+        members = self._slots.get(slot)
+        if members is None:
+            members = self._slots[slot] = set()
+            heapq.heappush(self._order, slot)
+        members.add(thing)
+        self._where[thing] = slot
+
+    def drop(self, thing: H) -> None:
+        """Forget it; harmless when it is not in."""
+        slot = self._where.pop(thing, None)
+        if slot is not None:
+            self._slots[slot].discard(thing)
+
+    def due(self, now: float) -> list[H]:
+        """Take out everything whose slot has come."""
+        found: list[H] = []
+        last = math.floor(now / self.slot_s)
+        while self._order and self._order[0] <= last:
+            members = self._slots.pop(heapq.heappop(self._order))
+            for thing in members:
+                del self._where[thing]
+            found.extend(members)
+        return found
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._slots.clear()
+        self._order.clear()
+        self._where.clear()

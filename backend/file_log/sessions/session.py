@@ -17,17 +17,17 @@ from typing import Any, Protocol
 import msgspec
 
 from backend.completion import Completion
-from backend.file_log.sessions.wire import codec
-from backend.file_log.sessions.wire.pipe import Pipe
-from backend.file_log.sessions.wire.protocol import (
+from backend.file_log.sessions import codec
+from backend.file_log.sessions.mirror import snapshot
+from backend.file_log.sessions.pipe import (
     MAGIC,
     VERSION,
     FrameKind,
+    Pipe,
     ProtocolError,
     SessionLimits,
     timeout_ms,
 )
-from backend.file_log.sessions.wire.snapshot import snapshot
 from backend.port import Assignment, Backend, Membership, Wait
 from backend.records import QueueRef
 from ddmq_common.clock import Clock
@@ -54,7 +54,7 @@ class Host(Protocol):
 
 
 class Session:
-    """See the module's text. `heard` is when anything last came from the member (monotonic seconds)."""
+    """One member's session. `heard` is when anything last came from the member (monotonic seconds)."""
 
     def __init__(self, host: Host, number: int) -> None:
         self.host = host

@@ -20,18 +20,18 @@ from typing import Any, Protocol
 import msgspec
 from gevent import get_hub
 
-from backend.file_log.sessions.member.outstanding import Outstanding
-from backend.file_log.sessions.member.requests import AppendFrame, SessionCommit, SessionRequest
-from backend.file_log.sessions.wire import codec
-from backend.file_log.sessions.wire.pipe import Pipe
-from backend.file_log.sessions.wire.protocol import (
+from backend.file_log.sessions import codec
+from backend.file_log.sessions.outstanding import Outstanding
+from backend.file_log.sessions.pipe import (
     IDENT_MAX,
     MAGIC,
     VERSION,
     FrameKind,
+    Pipe,
     ProtocolError,
     SessionLimits,
 )
+from backend.file_log.sessions.requests import AppendFrame, SessionCommit, SessionRequest
 from ddmq_common.clock import Clock
 from ddmq_common.errors import BoundReachedError, CallerError, DrainingError
 from ddmq_common.hub_timer import HubTimer
@@ -64,7 +64,7 @@ class Owner(Protocol):
 
 
 class Link:
-    """See the module's text. `attach` starts a session on a connected socket."""
+    """A member's end of its session. `attach` starts a session on a connected socket."""
 
     def __init__(self, owner: Owner, clock: Clock, metrics: Registry, limits: SessionLimits) -> None:
         self._owner = owner

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from backend.completion import Completion
-from backend.file_log.sessions.wire import codec
-from backend.file_log.sessions.wire.protocol import FrameKind, ProtocolError, deadline_of
-from backend.file_log.sessions.wire.snapshot import TOPIC_KEY, change
-from backend.file_log.sessions.writer.session import RemoteListener, RequestAnswer, Session, WaitAnswer
+from backend.file_log.sessions import codec
+from backend.file_log.sessions.mirror import TOPIC_KEY, change
+from backend.file_log.sessions.pipe import FrameKind, ProtocolError, deadline_of
+from backend.file_log.sessions.session import RemoteListener, RequestAnswer, Session, WaitAnswer
 from backend.records import AppendResult, ProgressView, QueueRef, TopicInfo
 from ddmq_common.errors import BoundReachedError, DdmqError
 

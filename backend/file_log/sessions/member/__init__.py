@@ -1,1 +1,0 @@
-"""The member's side of sessions."""

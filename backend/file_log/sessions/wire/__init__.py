@@ -1,1 +1,0 @@
-"""The session protocol: what both sides speak."""
