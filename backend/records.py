@@ -189,6 +189,10 @@ class TopicInfo:
     source: str = "log"
     delay_dialects: tuple[str, ...] = ()
 
+    def refs(self) -> list[QueueRef]:
+        """Its queues, ascending."""
+        return [QueueRef(self.name, self.incarnation, queue_id) for queue_id in range(self.queues)]
+
 
 @dataclass(frozen=True, slots=True)
 class ProgressDelta:

@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from backend.assignment.decisions import Assign, Decision, Grant, Revoke, Seat
+from backend.assignment.group import Assign, Decision, Grant, Revoke, Seat
 from backend.assignment.table import AssignmentTable
 from backend.port import Assignment, Join, MembershipListener
-from backend.records import QueueRef
+from backend.progress.group_progress import ProgressTable
+from backend.records import ProgressDelta, QueueRef
 from ddmq_common.errors import DrainingError
 
 log = logging.getLogger(__name__)
@@ -179,3 +180,15 @@ class Memberships:
                 getattr(membership.listener, what)(*args)
 
         self._later(tell)
+
+
+def raised_epochs(grant: Grant, progress: ProgressTable) -> list[ProgressDelta]:
+    """What makes a grant durable: progress of each queue that only raises the epoch.
+
+    The member hears of its queues when that is recorded. So a former holder's commits, also those of a
+    process that was stopped and goes on, are refused.
+    """
+    group, fence = grant.seat.group, progress.fence
+    return [
+        ProgressDelta(group, queue, grant.epoch, fence(group, queue).generation) for queue in grant.queues
+    ]

@@ -1,6 +1,6 @@
 """Who holds which queue of which group, as a state machine; events go in, decisions come out.
 
-Each queue of a topic that a group has joined is in one of four states. "Aimed at m" means: line.py says
+Each queue of a topic that a group has joined is in one of four states. "Aimed at m" means: group.py says
 that m should hold it.
 
 | event                | FREE                | GRANTING m          | HELD by m          | LEAVING m         |
@@ -37,9 +37,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from backend.assignment.decisions import Assign, Decision, Grant, Lose, Revoke, Seat
-from backend.assignment.group import AssignedGroup
-from backend.assignment.line import Cell, Line, State, by_seat
+from backend.assignment.group import (
+    Assign,
+    AssignedGroup,
+    Cell,
+    Decision,
+    Grant,
+    Line,
+    Lose,
+    Revoke,
+    Seat,
+    State,
+    by_seat,
+)
 from backend.port import Sharing
 from backend.records import QueueRef
 from ddmq_common.errors import BoundReachedError
@@ -49,7 +59,7 @@ LATE_MAX = 32  # lines that one `tick` settles: some milliseconds
 
 
 class AssignmentTable:
-    """See the module's text. `living`: a topic's queues, in order. `recorded`: a queue's epoch on disk."""
+    """Every group's lines. `living`: a topic's queues, in order. `recorded`: a queue's epoch on disk."""
 
     def __init__(
         self,

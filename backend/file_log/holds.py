@@ -51,7 +51,7 @@ class LevelHolds:
         info = self._backend.topic(self._topic)
         if info is None:
             return []
-        refs = [QueueRef(info.name, info.incarnation, queue_id) for queue_id in range(info.queues)]
+        refs = info.refs()
         views = self._backend.progress(self._group, refs).wait(WAIT_S)
         bounds = self._backend.bounds(refs).wait(WAIT_S)
         heads = {

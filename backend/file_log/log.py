@@ -13,15 +13,17 @@ from typing import Any
 
 import gevent
 
+from backend.assignment.group import Grant
+from backend.assignment.memberships import Answered, Memberships, raised_epochs
 from backend.completion import Completion
 from backend.engine import Watchers, check_find, check_read, check_topic
 from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.commit.requests import AppendRequest, CommitRequest, TopicRequest, all_refused, size_of
+from backend.file_log.core.record import ENTRY_BYTES
 from backend.file_log.core.retention import DiskAdmission, Hold
 from backend.file_log.holds import DeadLetters, LevelHolds
 from backend.file_log.opened import Opened
 from backend.file_log.options import FileLogOptions
-from backend.file_log.ownership import Ownership
 from backend.file_log.read.picking import Ask
 from backend.file_log.read.waits import Waits
 from backend.file_log.start.recovery import Recovered
@@ -39,13 +41,7 @@ from backend.records import (
     TopicInfo,
 )
 from ddmq_common.clock import Clock
-from ddmq_common.errors import (
-    DdmqError,
-    DrainingError,
-    NoSuchTopicError,
-    StorageError,
-    TryLaterError,
-)
+from ddmq_common.errors import DdmqError, DrainingError, NoSuchTopicError, StorageError, TryLaterError
 from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC, SCHEDULE_TOPIC, is_internal
@@ -53,6 +49,7 @@ from ddmq_common.native_threads import wait_for_native_work
 
 log = logging.getLogger(__name__)
 _OF_CLIENTS = frozenset((SCHEDULE_TOPIC, DELAY_TOPIC))  # delayed sends stand there; retries come by commit
+GRANT_S, GRANT_RETRY_S = 10.0, 0.1  # how long raising an epoch may wait for the disk; after that failed
 CLOSE_WAIT_S = 10.0  # for native threads; while one works the directory is not given back
 
 
@@ -64,10 +61,10 @@ class FileLog(Backend):
         self._clock = clock
         self._options = options
         self.capabilities = capabilities(options)
-        self._state = opened.state
         self._opened = opened
-        self._hub: Any = gevent.get_hub()
-        self._later = self._hub.loop.run_callback
+        state = self._state = opened.state
+        self._tails, self._index = opened.tails, opened.index
+        self._later: Any = gevent.get_hub().loop.run_callback
         self._writer = opened.make_writer(options, clock, metrics, self._published, self._answered)
         self._queries = opened.make_queries(options, self._writer)
         self._checkpoints = opened.make_checkpointer(self._writer, metrics)
@@ -75,8 +72,15 @@ class FileLog(Backend):
             options, clock, self._writer.store_clock, metrics, self.holds, DeadLetters(self, clock)
         )
         self._waits = Waits(options.waits_max, self._writer.guarded)
-        self._ownership = Ownership(
-            self.commit, opened.state, clock, self._later, self._tick_on, options.topics_max
+        self._ownership = Memberships(
+            state.living,
+            lambda group, queue: state.progress.fence(group, queue).epoch,
+            self._raise_epochs,
+            self._later,
+            lambda again: gevent.spawn_later(GRANT_RETRY_S, again),
+            clock.monotonic,
+            self._tick_on,
+            options.topics_max,
         )
         self._holders: list[Callable[[], Iterable[Hold]]] = [
             LevelHolds(self),
@@ -88,7 +92,7 @@ class FileLog(Backend):
         self._draining = self._closed = self._ticking = False
         self._tick_timer, self._checkpoint_timer = HubTimer(), HubTimer()
         self._checkpoint_timer.every(options.checkpoint_ms / 1000, self._checkpoints.want)
-        opened.index.start()
+        self._index.start()
         self._retention.start()
 
     # --- topics and settings
@@ -192,7 +196,12 @@ class FileLog(Backend):
 
     def _published(self, frame: PackedFrame) -> None:
         """A frame counts: its entries and index rows go their way."""
-        self._opened.published(frame)
+        changed, tails = self._state.changed_topics, self._tails
+        for queue, before in frame.touched:
+            changed.add(queue.ref.topic)
+            tails.grown(queue, (queue.visible - before) * ENTRY_BYTES)
+        tails.committed()
+        self._index.published(frame)
         if frame.end - self._checkpoints.position >= self._options.checkpoint_bytes:
             self._checkpoints.want()
 
@@ -273,6 +282,10 @@ class FileLog(Backend):
             raise DrainingError("the log is draining; nobody joins any more")
         return self._ownership.join(join, listener)
 
+    def _raise_epochs(self, grant: Grant, answered: Answered) -> None:
+        batch = CommitBatch((), raised_epochs(grant, self._state.progress))
+        self.commit(batch, self._clock.monotonic() + GRANT_S).then(lambda one: answered(one.error))
+
     def holders(self, group: str, topic: str, deadline: float) -> Completion[Mapping[QueueRef, str]]:
         return self._queries.answer(lambda: self._ownership.holders(group, topic), Completion())
 
@@ -299,9 +312,9 @@ class FileLog(Backend):
 
     def publish_entries(self, at_once: bool) -> None:
         """Whether consume-queue entries go to their files at every commit: other processes read."""
-        self._opened.tails.at_once = at_once
+        self._tails.at_once = at_once
         if at_once:
-            self._opened.tails.flush()
+            self._tails.flush()
 
     def holds(self) -> list[Hold]:
         """What retention must keep. Blocks the calling greenlet. Raises StorageError without the lock."""
@@ -310,8 +323,8 @@ class FileLog(Backend):
         if self._lock_lost is not None:
             self._writer.give_up(self._lock_lost)
             raise self._lock_lost
-        own = Hold(self.retention_floor(), "the older checkpoint")
-        return [own, *(hold for holder in self._holders for hold in holder())]
+        found = [Hold(self.retention_floor(), "the older checkpoint")]
+        return found + [hold for holder in self._holders for hold in holder()]
 
     def retention_floor(self) -> int:
         """No segment that holds this log position, or a later one, may be deleted."""

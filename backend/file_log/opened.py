@@ -21,7 +21,6 @@ from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.commit.tails import Tails
 from backend.file_log.commit.writer import Writer
 from backend.file_log.consume_queue import FILE_ENTRIES, QueueFiles
-from backend.file_log.core.record import ENTRY_BYTES
 from backend.file_log.core.retention import Hold, Letters, OldSegment
 from backend.file_log.damage import Damage
 from backend.file_log.index.attached import AttachedIndex
@@ -47,7 +46,7 @@ SEGMENT_BYTES_LEAST = 4 << 20  # … unless they would be smaller than this
 
 
 class Opened:
-    """See the module's text. Making one blocks. Raises StorageError; the lock is the caller's until then."""
+    """One directory's parts. Making one blocks. Raises StorageError; the lock is the caller's until then."""
 
     def __init__(
         self,
@@ -178,15 +177,6 @@ class Opened:
         )
 
     # --- while it runs
-
-    def published(self, frame: PackedFrame) -> None:
-        """A frame counts now."""
-        changed = self.state.changed_topics
-        for queue, before in frame.touched:
-            changed.add(queue.ref.topic)
-            self.tails.grown(queue, (queue.visible - before) * ENTRY_BYTES)
-        self.tails.committed()
-        self.index.published(frame)
 
     def forget_queues(self, queues: Sequence[QueueState]) -> None:
         """Their topic was deleted: their files go, off the hub."""

@@ -96,6 +96,11 @@ class LogState:
             return None
         return topic.queues[ref.queue_id] if 0 <= ref.queue_id < len(topic.queues) else None
 
+    def living(self, name: str) -> list[QueueRef]:
+        """A topic's queues; none when there is no such topic."""
+        topic = self.topics.get(name)
+        return [] if topic is None else topic.info.refs()
+
     def queues(self) -> Iterator[QueueState]:
         """All of them."""
         for topic in self.topics.values():

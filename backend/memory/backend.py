@@ -12,17 +12,17 @@ ManualClock works.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import gevent
 
+from backend.assignment.group import Grant
+from backend.assignment.memberships import Answered, Memberships, raised_epochs
 from backend.completion import Completion
 from backend.engine import StoreClock, Watchers, check_find, check_read, check_topic
-from backend.memory.members import MemberTable
-from backend.memory.options import MemoryOptions
 from backend.memory.store import MemoryStore
-from backend.memory.waits import WaitTable
-from backend.memory.writes import Refuse, Write, WriteLine
+from backend.memory.waiting import Refuse, WaitTable, Write, WriteLine
 from backend.port import Backend, Health, Join, Membership, MembershipListener, Wait
 from backend.progress.group_progress import check_delta
 from backend.records import (
@@ -46,6 +46,19 @@ from ddmq_common.hub_timer import HubTimer
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryOptions:
+    """What it may hold. Appends past `bytes_max` are refused; nothing is thrown away to make room."""
+
+    bytes_max: int = 256 * 1024 * 1024  # delivery bytes of all records
+    body_bytes_max: int = 2 * 1024 * 1024
+    properties_bytes_max: int = 32 * 1024
+    entries_max: int = 10_000  # of topics, settings, progress and lines of members, each
+    waits_max: int = 100_000
+    writes_max: int = 10_000  # appends and commits taken, not yet settled
+    sweep_ms: int = 5  # how exact deadlines are
+
+
 class MemoryBackend(Backend):
     """The model engine. Make it on the thread of the hub that is to serve it."""
 
@@ -57,9 +70,13 @@ class MemoryBackend(Backend):
         delivery_bytes_max = self._options.body_bytes_max + 2 * self._options.properties_bytes_max
         self._store = MemoryStore(self._options.bytes_max, self._options.entries_max, delivery_bytes_max)
         self._waits = WaitTable(self._options.waits_max, self._loop.run_callback)
-        self._members = MemberTable(
-            self._store,
-            self._loop.run_callback,
+        later = self._loop.run_callback
+        self._members = Memberships(
+            self._store.living,
+            lambda group, queue: self._store.progress.fence(group, queue).epoch,
+            self._raise_epochs,
+            later,
+            later,
             self._clock.monotonic,
             self._tick_on,
             self._options.entries_max,
@@ -270,6 +287,11 @@ class MemoryBackend(Backend):
         if self._draining:
             raise DrainingError("the memory engine is draining; nobody joins any more")
         return self._members.join(join, listener)
+
+    def _raise_epochs(self, grant: Grant, answered: Answered) -> None:
+        for delta in raised_epochs(grant, self._store.progress):
+            self._store.progress.apply(delta)
+        answered(None)
 
     def holders(self, group: str, topic: str, deadline: float) -> Completion[Mapping[QueueRef, str]]:
         return self._answer(lambda: self._members.holders(group, topic))

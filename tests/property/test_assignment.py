@@ -13,8 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from backend.assignment.decisions import Assign, Decision, Grant, Lose, Revoke, Seat
-from backend.assignment.strategies import POINTS
+from backend.assignment.group import POINTS, Assign, Decision, Grant, Lose, Revoke, Seat
 from backend.assignment.table import REVOKE_S, AssignmentTable
 from backend.port import Sharing
 from backend.records import QueueRef

@@ -48,6 +48,10 @@ class Reads:
 
     def read(self, ask: Ask, completion: Completion[ReadBatch]) -> None:
         """As Backend.read."""
+        self.ask_writer(ask, completion)
+
+    def ask_writer(self, ask: Ask, completion: Completion[ReadBatch]) -> None:
+        """The same, through the session."""
         self._link.submit(
             PlainRequest(
                 FrameKind.READ,
@@ -143,7 +147,7 @@ class LocalReads(Reads):
     def read(self, ask: Ask, completion: Completion[ReadBatch]) -> None:
         entries = self._entries(ask)
         if not entries:
-            super().read(ask, completion)
+            self.ask_writer(ask, completion)
             return
         picked = pick(ask, entries)
         if picked.entries or len(entries) < HUB_ENTRIES * ENTRY_BYTES:
@@ -158,7 +162,7 @@ class LocalReads(Reads):
         self, ask: Ask, found: Picked, error: Exception | None, completion: Completion[ReadBatch]
     ) -> None:
         if self._closed or error is not None:
-            super().read(ask, completion)
+            self.ask_writer(ask, completion)
         else:
             self._records(ask, found, completion)
 
@@ -203,7 +207,7 @@ class LocalReads(Reads):
     def _answer(self, ask: Ask, picked: Picked, completion: Completion[ReadBatch]) -> None:
         batch = None if self._closed else self._batch(ask, picked)
         if batch is None:
-            super().read(ask, completion)
+            self.ask_writer(ask, completion)
         else:
             completion.succeed(batch)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from consumer_rig import FIRST, Rig, result
 
+from backend.records import ProgressDelta
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.subscription.subscription import Subscription
 
@@ -152,7 +153,8 @@ def test_what_lies_ready_in_its_chain_and_is_acknowledged_is_not_delivered_again
 
 
 def test_an_acknowledgement_that_finds_its_queue_elsewhere_is_refused_and_sent_again(held: Rig) -> None:
-    held.backend._store.raise_epoch("G", held.ref(), 99)  # another proxy has it; we have not heard
+    delta = ProgressDelta("G", held.ref(), 99, 0)
+    held.backend._store.progress.apply(delta)  # another proxy has it; we have not heard
     answer = held.submit(result([0]))
     assert getattr(answer.outcome, "success", None) is not True
     assert held.progress().committed == 0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from backend.assignment.decisions import Grant
+from backend.assignment.group import Grant
 from backend.assignment.memberships import Answered, Memberships
 from backend.assignment.table import LATE_MAX, REVOKE_S
 from backend.port import Assignment, Join, Sharing

@@ -49,13 +49,13 @@ class Pair:
         assert isinstance(face.current, MemberBackend)
         local = face.current._reads
         assert isinstance(local, LocalReads)
-        ask = local._remote.read
+        ask = local.ask_writer
 
         def counted(*args: object) -> None:
             self.asked += 1
             ask(*args)  # type: ignore[arg-type]
 
-        local._remote.read = counted  # type: ignore[method-assign]
+        local.ask_writer = counted  # type: ignore[method-assign]
 
     def make(self, name: str = "orders", **more: object) -> QueueRef:
         info = done(self.member.put_topic(TopicInfo(name, 0, 1, **more), soon()))  # type: ignore[arg-type]

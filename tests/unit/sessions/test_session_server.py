@@ -74,7 +74,9 @@ def test_a_member_of_another_user_is_refused(
     with house(tmp_path) as home:
         server = home.serve()
         client = RawClient(tmp_path, greet=False)
-        monkeypatch.setattr(server, "peer_uid", lambda _: uid)  # asked when the writer accepts
+        monkeypatch.setattr(
+            "backend.file_log.sessions.server.peer_uid", lambda _: uid
+        )  # asked when the writer accepts
         client.send(FrameKind.HELLO, 0, codec.encode((MAGIC, VERSION, "test")))
         if taken:
             client.next(FrameKind.READY)
