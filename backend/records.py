@@ -101,7 +101,7 @@ class StoredRecord(NamedTuple):
     system: Mapping[str, str]
 
 
-class Carried(NamedTuple):
+class ShortRecord(NamedTuple):
     """A record in short. `value`: one of its system properties (UTF-8), b"" where it has none such."""
 
     offset: int
@@ -112,10 +112,10 @@ class Carried(NamedTuple):
     delivery: bytes
 
 
-def carried_of(record: StoredRecord, name: str) -> Carried:
+def short_record(record: StoredRecord, name: str) -> ShortRecord:
     """Its short form, with the system property `name`."""
     value, delivery = record.system.get(name, "").encode(), bytes(record.delivery)
-    return Carried(record.offset, record.message_id, record.born_ms, record.flags, value, delivery)
+    return ShortRecord(record.offset, record.message_id, record.born_ms, record.flags, value, delivery)
 
 
 class ReadBatch(ABC):
@@ -149,7 +149,7 @@ class ReadBatch(ABC):
     def record(self, index: int) -> StoredRecord:
         """The record at `index` of the columns, in full."""
 
-    def carried(self, name: str) -> list[Carried]:
+    def carried(self, name: str) -> list[ShortRecord]:
         """All of them in short, with the system property `name`; what was damaged, or deleted, since the
         read is left out. An engine that need not take a whole record apart for it does better than this."""
         found = []
@@ -158,7 +158,7 @@ class ReadBatch(ABC):
                 record = self.record(index)
             except DamagedError:
                 continue
-            found.append(carried_of(record, name))
+            found.append(short_record(record, name))
         return found
 
     def stored_ms(self, index: int) -> int:

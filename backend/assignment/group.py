@@ -1,11 +1,11 @@
 """One group: who takes part, how its queues are shared out, who should hold what. Pure.
 
-A Line is the group on one topic: its members, the state of each queue, and `aim`, which says which seat
+A TopicLine is the group on one topic: its members, the state of each queue, and `aim`, which says who
 should hold each queue:
-* spread (averagely, by circle, consistent hash): queues that the same seats can take are shared out
-  among those by the strategy; seats sorted by name, queues by number;
-* whole topic: each queue to the oldest seat that can take it, so without `queues` all go to one;
-* whole group: each queue to the oldest seat of the member that holds the group.
+* spread (averagely, by circle, consistent hash): queues that the same members can take are shared out
+  among those by the strategy; members sorted by name, queues by number;
+* whole topic: each queue to the oldest member that can take it, so without `queues` all go to one;
+* whole group: each queue to the oldest member of the process that holds the group.
 
 The strategies are those that RocketMQ calls AllocateMessageQueueAveragely, -AveragelyByCircle and
 -ConsistentHash. Members and queues come to them sorted: every caller then reaches the same result from the
@@ -30,46 +30,46 @@ from backend.port import Sharing
 from backend.records import QueueRef
 
 
-class Seat:
+class GroupMember:
     """One membership's place in a group on one topic; compared by identity.
 
-    `member`: the process whose membership it is. `name`: what members are sorted and hashed by, the same
+    `process`: whose membership it is. `name`: what members are sorted and hashed by, the same
     at every start of that process. `queues`: the only queue numbers it can take, None = any. `serial`:
-    its place in line, the lowest is the oldest. `taken`: it has joined and not left.
+    its place in line, the lowest is the oldest. `joined`: it has joined and not left.
     """
 
-    __slots__ = ("group", "member", "name", "queues", "serial", "sharing", "taken", "topic")
+    __slots__ = ("group", "joined", "name", "process", "queues", "serial", "sharing", "topic")
 
     def __init__(
         self,
         group: str,
         topic: str,
-        member: str,
+        process: str,
         sharing: Sharing = Sharing.AVERAGELY,
         queues: frozenset[int] | None = None,
         name: str = "",
     ) -> None:
         self.group = group
         self.topic = topic
-        self.member = member
+        self.process = process
         self.sharing = sharing
         self.queues = queues
-        self.name = name or member
+        self.name = name or process
         self.serial = 0
-        self.taken = False
+        self.joined = False
 
     def can_take(self, queue: QueueRef) -> bool:
         """Whether its member said that it takes this queue."""
         return self.queues is None or queue.queue_id in self.queues
 
     def __repr__(self) -> str:
-        return f"Seat({self.group}, {self.topic}, {self.name}, {self.serial})"
+        return f"GroupMember({self.group}, {self.topic}, {self.name}, {self.serial})"
 
 
 class Grant(NamedTuple):
     """Raise the epoch of these queues durably, then tell the table `granted` or `grant_failed`."""
 
-    seat: Seat
+    member: GroupMember
     queues: tuple[QueueRef, ...]
     epoch: int
 
@@ -77,7 +77,7 @@ class Grant(NamedTuple):
 class Assign(NamedTuple):
     """Tell the member that it holds these queues now."""
 
-    seat: Seat
+    member: GroupMember
     queues: tuple[QueueRef, ...]
     epoch: int
 
@@ -85,7 +85,7 @@ class Assign(NamedTuple):
 class Revoke(NamedTuple):
     """Ask the member to release these queues by `deadline` (monotonic seconds)."""
 
-    seat: Seat
+    member: GroupMember
     queues: tuple[QueueRef, ...]
     deadline: float
 
@@ -93,7 +93,7 @@ class Revoke(NamedTuple):
 class Lose(NamedTuple):
     """Tell the member that these queues are not its own any more."""
 
-    seat: Seat
+    member: GroupMember
     queues: tuple[QueueRef, ...]
 
 
@@ -147,83 +147,85 @@ def _point(name: str) -> int:
 
 
 STRICTNESS = {sharing: index for index, sharing in enumerate(Sharing)}
-Grouped = dict[Seat, list[QueueRef]]
+Grouped = dict[GroupMember, list[QueueRef]]
 
 
-class State(Enum):
-    """Of one queue; `Cell.seat` is set in all but FREE."""
+class AssignmentState(Enum):
+    """Of one queue; `QueueAssignment.member` is set in all but FREE."""
 
     FREE = "free"
     GRANTING = "granting"  # its epoch is being raised; the member knows nothing yet
     HELD = "held"
-    LEAVING = "leaving"  # asked back, at the latest at `Cell.deadline`
+    LEAVING = "leaving"  # asked back, at the latest at `QueueAssignment.deadline`
 
 
-class Cell:
+class QueueAssignment:
     """One queue's state."""
 
-    __slots__ = ("deadline", "epoch", "seat", "state")
+    __slots__ = ("deadline", "epoch", "member", "state")
 
     def __init__(self) -> None:
-        self.state = State.FREE
-        self.seat: Seat | None = None
+        self.state = AssignmentState.FREE
+        self.member: GroupMember | None = None
         self.epoch = 0
         self.deadline = 0.0
 
     def free(self) -> None:
         """Nobody's."""
-        self.state, self.seat = State.FREE, None
+        self.state, self.member = AssignmentState.FREE, None
 
-    def give(self, seat: Seat, epoch: int) -> None:
-        """On its way to `seat`."""
-        self.state, self.seat, self.epoch = State.GRANTING, seat, epoch
+    def give(self, member: GroupMember, epoch: int) -> None:
+        """On its way to `member`."""
+        self.state, self.member, self.epoch = AssignmentState.GRANTING, member, epoch
 
     def recall(self, deadline: float) -> None:
         """Its holder has until `deadline`."""
-        self.state, self.deadline = State.LEAVING, deadline
+        self.state, self.deadline = AssignmentState.LEAVING, deadline
 
-    def told_to(self, seat: Seat) -> bool:
-        """Whether `seat` believes that the queue is its own."""
-        return self.seat is seat and self.state is not State.GRANTING
+    def told_to(self, member: GroupMember) -> bool:
+        """Whether `member` believes that the queue is its own."""
+        return self.member is member and self.state is not AssignmentState.GRANTING
 
 
-class Line:
+class TopicLine:
     """One group on one topic."""
 
     def __init__(self, group: str, topic: str) -> None:
         self.group = group
         self.topic = topic
-        self.seats: list[Seat] = []  # the oldest first
-        self.cells: dict[QueueRef, Cell] = {}
-        self.aim: dict[QueueRef, Seat] = {}
+        self.members: list[GroupMember] = []  # the oldest first
+        self.cells: dict[QueueRef, QueueAssignment] = {}
+        self.aim: dict[QueueRef, GroupMember] = {}
         self.epoch = 0  # above it is every later grant, so a holder may use its newest for all it holds
         self.sharing = Sharing.AVERAGELY
 
     def __bool__(self) -> bool:
         """Whether anything is to be remembered."""
-        return bool(self.seats) or any(cell.state is State.GRANTING for cell in self.cells.values())
+        return bool(self.members) or any(
+            cell.state is AssignmentState.GRANTING for cell in self.cells.values()
+        )
 
-    def sit(self, seat: Seat) -> None:
-        """A seat is taken, at the end."""
-        self.seats.append(seat)
+    def enter(self, member: GroupMember) -> None:
+        """A member joins, at the end."""
+        self.members.append(member)
         self._agree()
 
-    def stand(self, seat: Seat) -> None:
-        """A seat is given up; what it was told is free at once."""
-        self.seats.remove(seat)
+    def leave(self, member: GroupMember) -> None:
+        """A member leaves; what it was told is free at once."""
+        self.members.remove(member)
         for cell in self.cells.values():
-            if cell.told_to(seat):
+            if cell.told_to(member):
                 cell.free()
         self._agree()
 
-    def to_the_end(self, serial: int, seats: Iterable[Seat]) -> None:
+    def to_the_end(self, serial: int, members: Iterable[GroupMember]) -> None:
         """These come last from now on."""
-        for seat in seats:
-            seat.serial = serial
-        self.seats.sort(key=lambda seat: seat.serial)
+        for member in members:
+            member.serial = serial
+        self.members.sort(key=lambda member: member.serial)
 
     def _agree(self) -> None:
-        asked = [seat.sharing for seat in self.seats] or [Sharing.AVERAGELY]
+        asked = [member.sharing for member in self.members] or [Sharing.AVERAGELY]
         self.sharing = max(asked, key=STRICTNESS.__getitem__)
 
     def sync(self, living: Sequence[QueueRef]) -> Grouped:
@@ -232,31 +234,33 @@ class Line:
             return {}
         kept = set(living)
         gone = [(queue, cell) for queue, cell in self.cells.items() if queue not in kept]
-        self.cells = {queue: self.cells.get(queue) or Cell() for queue in living}
-        return by_seat((queue, cell.seat) for queue, cell in gone if _is_told(cell))
+        self.cells = {queue: self.cells.get(queue) or QueueAssignment() for queue in living}
+        return by_member((queue, cell.member) for queue, cell in gone if _is_told(cell))
 
     def take_aim(self, holder: str | None) -> None:
-        """Decide who should hold each queue; `holder` is the member that holds the group."""
+        """Decide who should hold each queue; `holder` is the process that holds the group."""
         queues = list(self.cells)
         if self.sharing is Sharing.WHOLE_TOPIC:
-            self.aim = _first_able(queues, self.seats)
+            self.aim = _first_able(queues, self.members)
         elif self.sharing is Sharing.WHOLE_GROUP:
-            self.aim = _first_able(queues, [seat for seat in self.seats if seat.member == holder])
+            self.aim = _first_able(queues, [member for member in self.members if member.process == holder])
         else:
-            self.aim = spread(self.sharing, queues, self.seats)
+            self.aim = spread(self.sharing, queues, self.members)
 
-    def where(self, want: Callable[[QueueRef, Cell], bool]) -> list[QueueRef]:
+    def where(self, want: Callable[[QueueRef, QueueAssignment], bool]) -> list[QueueRef]:
         """The queues of which `want` is true."""
         return [queue for queue, cell in self.cells.items() if want(queue, cell)]
 
 
-def spread(sharing: Sharing, queues: Sequence[QueueRef], seats: Sequence[Seat]) -> dict[QueueRef, Seat]:
-    """Each queue that some seat can take, with the seat that should hold it."""
-    ordered = sorted(seats, key=lambda seat: (seat.name, seat.serial))
-    choosy = any(seat.queues is not None for seat in ordered)
-    takers: dict[tuple[Seat, ...], list[QueueRef]] = {}
+def spread(
+    sharing: Sharing, queues: Sequence[QueueRef], members: Sequence[GroupMember]
+) -> dict[QueueRef, GroupMember]:
+    """Each queue that some member can take, with the member that should hold it."""
+    ordered = sorted(members, key=lambda member: (member.name, member.serial))
+    choosy = any(member.queues is not None for member in ordered)
+    takers: dict[tuple[GroupMember, ...], list[QueueRef]] = {}
     for queue in sorted(queues):
-        able = tuple(seat for seat in ordered if seat.can_take(queue)) if choosy else tuple(ordered)
+        able = tuple(member for member in ordered if member.can_take(queue)) if choosy else tuple(ordered)
         takers.setdefault(able, []).append(queue)
     return {
         queue: able[owner]
@@ -266,69 +270,71 @@ def spread(sharing: Sharing, queues: Sequence[QueueRef], seats: Sequence[Seat]) 
     }
 
 
-def _owners(sharing: Sharing, queues: Sequence[QueueRef], seats: Sequence[Seat]) -> list[int]:
+def _owners(sharing: Sharing, queues: Sequence[QueueRef], members: Sequence[GroupMember]) -> list[int]:
     if sharing is Sharing.CONSISTENT_HASH:
         names = [f"{queue.topic}/{queue.queue_id}" for queue in queues]
-        return consistent_hash(names, [seat.name for seat in seats])
+        return consistent_hash(names, [member.name for member in members])
     strategy = by_circle if sharing is Sharing.BY_CIRCLE else averagely
-    return strategy(len(queues), len(seats))
+    return strategy(len(queues), len(members))
 
 
-def _first_able(queues: Iterable[QueueRef], seats: Sequence[Seat]) -> dict[QueueRef, Seat]:
-    found = ((queue, next((seat for seat in seats if seat.can_take(queue)), None)) for queue in queues)
-    return {queue: seat for queue, seat in found if seat is not None}
+def _first_able(queues: Iterable[QueueRef], members: Sequence[GroupMember]) -> dict[QueueRef, GroupMember]:
+    found = (
+        (queue, next((member for member in members if member.can_take(queue)), None)) for queue in queues
+    )
+    return {queue: member for queue, member in found if member is not None}
 
 
-def by_seat(pairs: Iterable[tuple[QueueRef, Seat | None]]) -> Grouped:
-    """Queues grouped by their seat; those without are left out."""
+def by_member(pairs: Iterable[tuple[QueueRef, GroupMember | None]]) -> Grouped:
+    """Queues grouped by their member; those without are left out."""
     grouped: Grouped = {}
-    for queue, seat in pairs:
-        if seat is not None:
-            grouped.setdefault(seat, []).append(queue)
+    for queue, member in pairs:
+        if member is not None:
+            grouped.setdefault(member, []).append(queue)
     return grouped
 
 
-def _is_told(cell: Cell) -> bool:
-    return cell.state in (State.HELD, State.LEAVING)
+def _is_told(cell: QueueAssignment) -> bool:
+    return cell.state in (AssignmentState.HELD, AssignmentState.LEAVING)
 
 
 class AssignedGroup:
-    """One group's lines by topic. `holder`: the member that holds the whole-group ones.
+    """One group's lines by topic. `holder`: the process that holds the whole-group ones.
 
     `withheld`: something was not granted to the holder because others still had some of it.
     """
 
     def __init__(self) -> None:
-        self.lines: dict[str, Line] = {}
+        self.lines: dict[str, TopicLine] = {}
         self.holder: str | None = None
         self.withheld = False
 
-    def whole(self) -> list[Line]:
+    def whole(self) -> list[TopicLine]:
         """The lines that go to one member together."""
         return [line for line in self.lines.values() if line.sharing is Sharing.WHOLE_GROUP]
 
     def choose(self) -> bool:
-        """See who holds the group: the member in most topics, then the present one, then the oldest.
+        """See who holds the group: the process in most topics, then the present one, then the oldest.
 
         True when that has changed.
         """
         joined: dict[str, int] = {}
         oldest: dict[str, int] = {}
         for line in self.whole():
-            for member in {seat.member for seat in line.seats}:
-                joined[member] = joined.get(member, 0) + bool(line.cells)
-            for seat in line.seats:
-                oldest[seat.member] = min(seat.serial, oldest.get(seat.member, seat.serial))
+            for process in {member.process for member in line.members}:
+                joined[process] = joined.get(process, 0) + bool(line.cells)
+            for member in line.members:
+                oldest[member.process] = min(member.serial, oldest.get(member.process, member.serial))
         present = self.holder
         self.holder = max(
-            joined, key=lambda member: (joined[member], member == present, -oldest[member]), default=None
+            joined, key=lambda process: (joined[process], process == present, -oldest[process]), default=None
         )
         return self.holder != present
 
     def others_hold(self) -> bool:
-        """Whether any whole-group queue is still another member's than the holder's."""
+        """Whether any whole-group queue is still another process's than the holder's."""
         return any(
-            cell.seat is not None and cell.seat.member != self.holder
+            cell.member is not None and cell.member.process != self.holder
             for line in self.whole()
             for cell in line.cells.values()
         )

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from backend.assignment.group import Assign, Decision, Grant, Revoke, Seat
+from backend.assignment.group import Assign, Decision, Grant, GroupMember, Revoke
 from backend.assignment.table import AssignmentTable
 from backend.port import Assignment, Join, MembershipListener
 from backend.progress.group_progress import ProgressTable
@@ -20,18 +20,20 @@ from backend.records import ProgressDelta, QueueRef
 from ddmq_common.errors import DrainingError
 
 log = logging.getLogger(__name__)
-OWN = "own"  # the member that memberships of this process belong to
+OWN = "own"  # the name of this process among those that have memberships
 Later = Callable[..., object]  # runs a function with its arguments from the hub
 Answered = Callable[[Exception | None], None]
 RaiseEpochs = Callable[[Grant, Answered], None]
 
 
-class SeatMembership:
+class TableMembership:
     """One member's place; see backend.port.Membership."""
 
-    def __init__(self, owner: Memberships, seat: Seat, listener: MembershipListener, address: str) -> None:
+    def __init__(
+        self, owner: Memberships, member: GroupMember, listener: MembershipListener, address: str
+    ) -> None:
         self._owner = owner
-        self.seat = seat
+        self.member = member
         self.listener = listener
         self.address = address
         self.active = True
@@ -39,13 +41,13 @@ class SeatMembership:
     def release(self, queues: Iterable[QueueRef]) -> None:
         """Give up queues that were revoked."""
         if self.active:
-            self._owner.release(self.seat, queues)
+            self._owner.release(self.member, queues)
 
     def leave(self) -> None:
         """Give up everything; the queues move at once. May be called twice."""
         if self.active:
             self.active = False
-            self._owner.leave(self.seat)
+            self._owner.leave(self.member)
 
 
 class Memberships:
@@ -73,33 +75,35 @@ class Memberships:
         self._retry_later = retry_later
         self._now = now
         self._watch = watch
-        self._seated: dict[Seat, SeatMembership] = {}
+        self._memberships: dict[GroupMember, TableMembership] = {}
         self._decisions: deque[Decision] = deque()
         self._failing: dict[tuple[str, str], str] = {}  # group, topic → why, as it was logged
         self._carrying = self._closed = False
 
-    def join(self, join: Join, listener: MembershipListener) -> SeatMembership:
+    def join(self, join: Join, listener: MembershipListener) -> TableMembership:
         """Take part. Raises BoundReachedError when there are too many groups."""
-        seat = Seat(join.group, join.topic, join.member or OWN, join.sharing, join.queues, join.address)
-        decisions = self._table.join(seat, self._now())
-        membership = self._seated[seat] = SeatMembership(self, seat, listener, join.address)
+        member = GroupMember(
+            join.group, join.topic, join.member or OWN, join.sharing, join.queues, join.address
+        )
+        decisions = self._table.join(member, self._now())
+        membership = self._memberships[member] = TableMembership(self, member, listener, join.address)
         self._carry_out(decisions)
         return membership
 
-    def release(self, seat: Seat, queues: Iterable[QueueRef]) -> None:
+    def release(self, member: GroupMember, queues: Iterable[QueueRef]) -> None:
         """A member lets queues go."""
-        self._carry_out(self._table.release(seat, queues, self._now()))
+        self._carry_out(self._table.release(member, queues, self._now()))
 
-    def leave(self, seat: Seat) -> None:
+    def leave(self, member: GroupMember) -> None:
         """A member is gone."""
-        self._seated.pop(seat, None)
-        self._failing.pop((seat.group, seat.topic), None)
-        self._carry_out(self._table.leave(seat, self._now()))
+        self._memberships.pop(member, None)
+        self._failing.pop((member.group, member.topic), None)
+        self._carry_out(self._table.leave(member, self._now()))
 
     def holders(self, group: str, topic: str) -> dict[QueueRef, str]:
         """Addresses of who holds what now."""
         held = self._table.holders(group, topic)
-        return {queue: self._seated[seat].address for queue, seat in held.items()}
+        return {queue: self._memberships[member].address for queue, member in held.items()}
 
     def topic_changed(self, name: str) -> None:
         """A topic was created, deleted or has grown."""
@@ -122,9 +126,9 @@ class Memberships:
     def close(self) -> None:
         """Nobody hears anything any more."""
         self._closed = True
-        for membership in self._seated.values():
+        for membership in self._memberships.values():
             membership.active = False
-        self._seated.clear()
+        self._memberships.clear()
         self._decisions.clear()
 
     # --- inside
@@ -145,25 +149,25 @@ class Memberships:
         if isinstance(decision, Grant):
             self._raise_epochs(decision, lambda error: self._answered(decision, error))
         elif isinstance(decision, Assign):
-            self._tell(decision.seat, "assigned", Assignment(decision.queues, decision.epoch))
+            self._tell(decision.member, "assigned", Assignment(decision.queues, decision.epoch))
         elif isinstance(decision, Revoke):
-            self._tell(decision.seat, "revoked", list(decision.queues), decision.deadline)
+            self._tell(decision.member, "revoked", list(decision.queues), decision.deadline)
             self._watch()
         else:
-            self._tell(decision.seat, "lost", list(decision.queues))
+            self._tell(decision.member, "lost", list(decision.queues))
 
     def _answered(self, grant: Grant, error: Exception | None) -> None:
         """The grant's epochs are durable, or not."""
         if self._closed:
             return
-        group, topic = grant.seat.group, grant.seat.topic
+        group, topic = grant.member.group, grant.member.topic
         if error is None:
             self._failing.pop((group, topic), None)
             self._carry_out(self._table.granted(grant, self._now()))
             return
         self._table.grant_failed(grant)
         if not isinstance(error, DrainingError):
-            if grant.seat in self._seated and self._failing.get((group, topic)) != str(error):
+            if grant.member in self._memberships and self._failing.get((group, topic)) != str(error):
                 self._failing[group, topic] = str(error)
                 log.warning("granting %s to group %s: %s; tried again until it works", topic, group, error)
             self._retry_later(lambda: self._retry(group, topic))
@@ -172,8 +176,8 @@ class Memberships:
         if not self._closed:
             self._carry_out(self._table.retry(group, topic, self._now()))
 
-    def _tell(self, seat: Seat, what: str, *args: Any) -> None:
-        membership = self._seated.get(seat)
+    def _tell(self, member: GroupMember, what: str, *args: Any) -> None:
+        membership = self._memberships.get(member)
 
         def tell() -> None:
             if membership is not None and membership.active:
@@ -188,7 +192,7 @@ def raised_epochs(grant: Grant, progress: ProgressTable) -> list[ProgressDelta]:
     The member hears of its queues when that is recorded. So a former holder's commits, also those of a
     process that was stopped and goes on, are refused.
     """
-    group, fence = grant.seat.group, progress.fence
+    group, fence = grant.member.group, progress.fence
     return [
         ProgressDelta(group, queue, grant.epoch, fence(group, queue).generation) for queue in grant.queues
     ]

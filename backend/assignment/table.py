@@ -25,8 +25,8 @@ Rules:
 * The epoch of a grant is above every epoch granted or recorded on any queue of the topic for that group.
 * (**) When m has left meanwhile, or the queue is aimed at another: FREE.
 * (*) What goes to one member as a whole is granted when nobody else has any of it: of the queues that a
-  seat should hold (whole topic), of all whole-group topics of the group (whole group).
-* The member that holds a group stays until it is gone or another has joined more of the group's
+  member should hold (whole topic), of all whole-group topics of the group (whole group).
+* The process that holds a group stays until it is gone or another has joined more of the group's
   whole-group topics: what its holder has not joined nobody gets, so the wider one serves more.
 * At most `lines_max` pairs of group and topic; a pair without members is forgotten.
 
@@ -40,15 +40,15 @@ from collections.abc import Callable, Iterable, Sequence
 from backend.assignment.group import (
     Assign,
     AssignedGroup,
-    Cell,
+    AssignmentState,
     Decision,
     Grant,
-    Line,
+    GroupMember,
     Lose,
+    QueueAssignment,
     Revoke,
-    Seat,
-    State,
-    by_seat,
+    TopicLine,
+    by_member,
 )
 from backend.port import Sharing
 from backend.records import QueueRef
@@ -73,10 +73,10 @@ class AssignmentTable:
         self._lines_max = lines_max
         self._revoke_s = revoke_s
         self._groups: dict[str, AssignedGroup] = {}
-        self._by_topic: dict[str, dict[str, Line]] = {}  # topic, group
+        self._by_topic: dict[str, dict[str, TopicLine]] = {}  # topic, group
         self._count = 0
         self._serial = 0
-        self._leaving: dict[Line, float] = {}  # lines with queues asked back, and the first deadline
+        self._leaving: dict[TopicLine, float] = {}  # lines with queues asked back, and the first deadline
 
     @property
     def waiting(self) -> bool:
@@ -85,32 +85,32 @@ class AssignmentTable:
 
     # --- events
 
-    def join(self, seat: Seat, now: float) -> list[Decision]:
-        """A seat is taken. Raises BoundReachedError when there are too many groups."""
-        line = self._line(seat.group, seat.topic)
+    def join(self, member: GroupMember, now: float) -> list[Decision]:
+        """A member joins. Raises BoundReachedError when there are too many groups."""
+        line = self._line(member.group, member.topic)
         if line is None:
-            line = self._open(seat.group, seat.topic)
-        seat.serial, seat.taken = self._next_serial(), True
-        line.sit(seat)
+            line = self._open(member.group, member.topic)
+        member.serial, member.joined = self._next_serial(), True
+        line.enter(member)
         return self._settle(line, now)
 
-    def leave(self, seat: Seat, now: float) -> list[Decision]:
-        """A seat is given up, or its member is dead: what it held is free at once. Harmless when over."""
-        if not seat.taken:
+    def leave(self, member: GroupMember, now: float) -> list[Decision]:
+        """A member leaves, or is dead: what it held is free at once. Harmless when over."""
+        if not member.joined:
             return []
-        seat.taken = False
-        line = self._groups[seat.group].lines[seat.topic]
-        line.stand(seat)
+        member.joined = False
+        line = self._groups[member.group].lines[member.topic]
+        line.leave(member)
         return self._settle(line, now)
 
-    def release(self, seat: Seat, queues: Iterable[QueueRef], now: float) -> list[Decision]:
+    def release(self, member: GroupMember, queues: Iterable[QueueRef], now: float) -> list[Decision]:
         """A member lets queues go, asked or not."""
-        line = self._line(seat.group, seat.topic)
+        line = self._line(member.group, member.topic)
         if line is None:
             return []
         for queue in queues:
             cell = line.cells.get(queue)
-            if cell is not None and cell.told_to(seat):
+            if cell is not None and cell.told_to(member):
                 cell.free()
         return self._settle(line, now)
 
@@ -123,22 +123,22 @@ class AssignmentTable:
 
     def granted(self, grant: Grant, now: float) -> list[Decision]:
         """The epochs of a grant are durable."""
-        seat, kept = grant.seat, list[QueueRef]()
-        line = self._line(seat.group, seat.topic)
+        member, kept = grant.member, list[QueueRef]()
+        line = self._line(member.group, member.topic)
         if line is None:
             return []
         for queue, cell in self._granting(line, grant):
-            if seat.taken and line.aim.get(queue) is seat:
-                cell.state = State.HELD
+            if member.joined and line.aim.get(queue) is member:
+                cell.state = AssignmentState.HELD
                 kept.append(queue)
             else:
                 cell.free()
-        told: list[Decision] = [Assign(seat, tuple(kept), grant.epoch)] if kept else []
+        told: list[Decision] = [Assign(member, tuple(kept), grant.epoch)] if kept else []
         return told + self._settle(line, now)
 
     def grant_failed(self, grant: Grant) -> None:
         """The epochs could not be made durable; `retry` should follow a little later."""
-        line = self._line(grant.seat.group, grant.seat.topic)
+        line = self._line(grant.member.group, grant.member.topic)
         for _, cell in [] if line is None else self._granting(line, grant):
             cell.free()
         if line is not None and not line:
@@ -153,7 +153,7 @@ class AssignmentTable:
         """Take back what was not released in time; of LATE_MAX lines at once, the others next time."""
         decisions: list[Decision] = []
         for line in [line for line, deadline in self._leaving.items() if deadline <= now][:LATE_MAX]:
-            late = line.where(lambda _, cell: cell.state is State.LEAVING and cell.deadline <= now)
+            late = line.where(lambda _, cell: cell.state is AssignmentState.LEAVING and cell.deadline <= now)
             decisions += self._take(line, late)
             decisions += self._settle(line, now)
         return decisions
@@ -163,7 +163,7 @@ class AssignmentTable:
         line = self._line(group, topic)
         if line is None:
             return []
-        held = line.where(lambda _, cell: cell.state is State.HELD)
+        held = line.where(lambda _, cell: cell.state is AssignmentState.HELD)
         self._to_the_end(line, held)
         return self._recall(line, held, deadline)
 
@@ -172,30 +172,30 @@ class AssignmentTable:
         line = self._line(group, topic)
         if line is None:
             return []
-        held = line.where(lambda _, cell: cell.state in (State.HELD, State.LEAVING))
+        held = line.where(lambda _, cell: cell.state in (AssignmentState.HELD, AssignmentState.LEAVING))
         self._to_the_end(line, held)
         return self._take(line, held) + self._settle(line, now)
 
     # --- questions
 
-    def holders(self, group: str, topic: str) -> dict[QueueRef, Seat]:
+    def holders(self, group: str, topic: str) -> dict[QueueRef, GroupMember]:
         """Who holds what; queues between two owners are absent."""
         line = self._line(group, topic)
         cells = {} if line is None else line.cells
         return {
-            queue: cell.seat
+            queue: cell.member
             for queue, cell in cells.items()
-            if cell.state is State.HELD and cell.seat is not None
+            if cell.state is AssignmentState.HELD and cell.member is not None
         }
 
     # --- inside
 
-    def _settle(self, line: Line, now: float) -> list[Decision]:
+    def _settle(self, line: TopicLine, now: float) -> list[Decision]:
         """Take aim again, ask back what moves, grant what is free."""
         group = self._groups[line.group]
         decisions: list[Decision] = []
         lost = line.sync(self._living(line.topic))
-        decisions += [Lose(seat, tuple(queues)) for seat, queues in lost.items()]
+        decisions += [Lose(member, tuple(queues)) for member, queues in lost.items()]
         lines = [line]
         if group.choose() or (group.withheld and not group.others_hold()):
             group.withheld = False
@@ -209,22 +209,22 @@ class AssignmentTable:
             self._note(one)
         return decisions
 
-    def _recall(self, line: Line, queues: Iterable[QueueRef], deadline: float) -> list[Decision]:
-        asked = by_seat((queue, line.cells[queue].seat) for queue in queues)
+    def _recall(self, line: TopicLine, queues: Iterable[QueueRef], deadline: float) -> list[Decision]:
+        asked = by_member((queue, line.cells[queue].member) for queue in queues)
         for held in asked.values():
             self._leaving[line] = min(deadline, self._leaving.get(line, deadline))
             for queue in held:
                 line.cells[queue].recall(deadline)
-        return [Revoke(seat, tuple(held), deadline) for seat, held in asked.items()]
+        return [Revoke(member, tuple(held), deadline) for member, held in asked.items()]
 
-    def _take(self, line: Line, queues: Sequence[QueueRef]) -> list[Decision]:
-        losers = by_seat((queue, line.cells[queue].seat) for queue in queues)
+    def _take(self, line: TopicLine, queues: Sequence[QueueRef]) -> list[Decision]:
+        losers = by_member((queue, line.cells[queue].member) for queue in queues)
         for queue in queues:
             line.cells[queue].free()
-        return [Lose(seat, tuple(lost)) for seat, lost in losers.items()]
+        return [Lose(member, tuple(lost)) for member, lost in losers.items()]
 
-    def _grant(self, line: Line, group: AssignedGroup) -> list[Decision]:
-        free = line.where(lambda queue, cell: cell.state is State.FREE and queue in line.aim)
+    def _grant(self, line: TopicLine, group: AssignedGroup) -> list[Decision]:
+        free = line.where(lambda queue, cell: cell.state is AssignmentState.FREE and queue in line.aim)
         if free and line.sharing is Sharing.WHOLE_GROUP and group.others_hold():
             group.withheld = True
             return []
@@ -232,55 +232,59 @@ class AssignmentTable:
             return []
         grants: list[Decision] = []
         recorded = max(self._recorded(line.group, queue) for queue in line.cells)
-        for seat, queues in by_seat((queue, line.aim[queue]) for queue in free).items():
-            if line.sharing is Sharing.WHOLE_TOPIC and _others_have(line, seat):
+        for member, queues in by_member((queue, line.aim[queue]) for queue in free).items():
+            if line.sharing is Sharing.WHOLE_TOPIC and _others_have(line, member):
                 continue
             recorded = line.epoch = max(line.epoch, recorded) + 1
             for queue in queues:
-                line.cells[queue].give(seat, line.epoch)
-            grants.append(Grant(seat, tuple(queues), line.epoch))
+                line.cells[queue].give(member, line.epoch)
+            grants.append(Grant(member, tuple(queues), line.epoch))
         return grants
 
-    def _granting(self, line: Line, grant: Grant) -> list[tuple[QueueRef, Cell]]:
+    def _granting(self, line: TopicLine, grant: Grant) -> list[tuple[QueueRef, QueueAssignment]]:
         """The queues of a grant that are still waiting for it."""
         cells = [(queue, line.cells[queue]) for queue in grant.queues if queue in line.cells]
         return [
             (queue, cell)
             for queue, cell in cells
-            if cell.state is State.GRANTING and cell.epoch == grant.epoch and cell.seat is grant.seat
+            if cell.state is AssignmentState.GRANTING
+            and cell.epoch == grant.epoch
+            and cell.member is grant.member
         ]
 
-    def _to_the_end(self, line: Line, queues: Iterable[QueueRef]) -> None:
-        seats = set(by_seat((queue, line.cells[queue].seat) for queue in queues))
-        members = {seat.member for seat in seats}
+    def _to_the_end(self, line: TopicLine, queues: Iterable[QueueRef]) -> None:
+        members = set(by_member((queue, line.cells[queue].member) for queue in queues))
+        processes = {member.process for member in members}
         group, serial = self._groups[line.group], self._next_serial()
-        line.to_the_end(serial, seats)
-        if line.sharing is Sharing.WHOLE_GROUP and group.holder in members:
+        line.to_the_end(serial, members)
+        if line.sharing is Sharing.WHOLE_GROUP and group.holder in processes:
             group.holder = None
             for other in group.whole():
-                other.to_the_end(serial, [seat for seat in other.seats if seat.member in members])
+                other.to_the_end(serial, [member for member in other.members if member.process in processes])
 
     def _next_serial(self) -> int:
         self._serial += 1
         return self._serial
 
-    def _line(self, group: str, topic: str) -> Line | None:
+    def _line(self, group: str, topic: str) -> TopicLine | None:
         found = self._groups.get(group)
         return None if found is None else found.lines.get(topic)
 
-    def _open(self, group: str, topic: str) -> Line:
+    def _open(self, group: str, topic: str) -> TopicLine:
         if self._count >= self._lines_max:
             raise BoundReachedError(f"{self._lines_max} groups have joined topics; that is the bound")
-        line = Line(group, topic)
+        line = TopicLine(group, topic)
         self._groups.setdefault(group, AssignedGroup()).lines[topic] = line
         self._by_topic.setdefault(topic, {})[group] = line
         self._count += 1
         return line
 
-    def _note(self, line: Line) -> None:
+    def _note(self, line: TopicLine) -> None:
         """Remember, or not, that a line has a deadline running, or that it is there."""
         if line in self._leaving:
-            deadlines = [cell.deadline for cell in line.cells.values() if cell.state is State.LEAVING]
+            deadlines = [
+                cell.deadline for cell in line.cells.values() if cell.state is AssignmentState.LEAVING
+            ]
             if deadlines:
                 self._leaving[line] = min(deadlines)
             else:
@@ -288,7 +292,7 @@ class AssignmentTable:
         if not line:
             self._forget(line)
 
-    def _forget(self, line: Line) -> None:
+    def _forget(self, line: TopicLine) -> None:
         self._leaving.pop(line, None)
         group, groups = self._groups[line.group], self._by_topic[line.topic]
         del group.lines[line.topic], groups[line.group]
@@ -299,12 +303,13 @@ class AssignmentTable:
         self._count -= 1
 
 
-def _misplaced(line: Line) -> Callable[[QueueRef, Cell], bool]:
-    return lambda queue, cell: cell.state is State.HELD and line.aim.get(queue) is not cell.seat
+def _misplaced(line: TopicLine) -> Callable[[QueueRef, QueueAssignment], bool]:
+    return lambda queue, cell: cell.state is AssignmentState.HELD and line.aim.get(queue) is not cell.member
 
 
-def _others_have(line: Line, seat: Seat) -> bool:
-    """Whether some of what `seat` should hold is still another's."""
+def _others_have(line: TopicLine, member: GroupMember) -> bool:
+    """Whether some of what `member` should hold is still another's."""
     return any(
-        aimed is seat and line.cells[queue].seat not in (None, seat) for queue, aimed in line.aim.items()
+        aimed is member and line.cells[queue].member not in (None, member)
+        for queue, aimed in line.aim.items()
     )

@@ -19,7 +19,7 @@ BYTES_MAX = 64 << 20
 PIECE_BYTES_MAX = 16 << 20
 
 
-class Damage:
+class LogDamage:
     """The damage of one log, this time it is open."""
 
     def __init__(self, storage: Storage, directory: str, segments: SegmentSet, metrics: Registry) -> None:

@@ -22,7 +22,7 @@ from backend.file_log.commit.tails import Tails
 from backend.file_log.commit.writer import Writer
 from backend.file_log.consume_queue import FILE_ENTRIES, QueueFiles
 from backend.file_log.core.retention import Hold, Letters, OldSegment
-from backend.file_log.damage import Damage
+from backend.file_log.damage import LogDamage
 from backend.file_log.index.attached import AttachedIndex
 from backend.file_log.lock import DirectoryLock
 from backend.file_log.options import FileLogOptions
@@ -31,7 +31,7 @@ from backend.file_log.retention import Retention, note_limits
 from backend.file_log.segments import Segment, SegmentSet
 from backend.file_log.start.checkpoint import Checkpointer
 from backend.file_log.start.recovery import Recovered, Recovery
-from backend.file_log.state import QueueState
+from backend.file_log.state import LogQueue
 from backend.file_log.storage import Storage
 from ddmq_common.clock import Clock
 from ddmq_common.errors import StorageError
@@ -62,7 +62,7 @@ class Opened:
         self.directory = folder
         self.segments = SegmentSet(storage, folder)
         self.files = QueueFiles(storage, folder, options.queue_files_max, write=True)
-        self.damage = Damage(storage, folder, self.segments, metrics)
+        self.damage = LogDamage(storage, folder, self.segments, metrics)
         self._lock = lock
         self._loop: Any = gevent.get_hub().loop
         self._unfreed: list[tuple[Segment, int]] = []  # deleted, and open in another process
@@ -178,7 +178,7 @@ class Opened:
 
     # --- while it runs
 
-    def forget_queues(self, queues: Sequence[QueueState]) -> None:
+    def forget_queues(self, queues: Sequence[LogQueue]) -> None:
         """Their topic was deleted: their files go, off the hub."""
         for queue in queues:
             self.tails.forget(queue)
@@ -210,7 +210,7 @@ class Opened:
 
         return remove
 
-    def _raise_lowest(self, found: Sequence[tuple[QueueState, int, int]]) -> None:
+    def _raise_lowest(self, found: Sequence[tuple[LogQueue, int, int]]) -> None:
         for queue, offset, first in found:
             queue.min, queue.min_at = max(queue.min, offset), max(queue.min_at, first)
             self.state.changed_topics.add(queue.ref.topic)

@@ -22,7 +22,7 @@ from ddmq_common.errors import DamagedError, FencedError
 DURABILITIES = frozenset((Durability.WRITTEN, Durability.DURABLE))
 
 
-class QueueState:
+class LogQueue:
     """One queue. Offsets: min <= flushed <= visible <= assigned."""
 
     __slots__ = (
@@ -58,7 +58,7 @@ class TopicState:
         "durability", "durable", "incarnation", "info", "name_bytes", "name_size", "queues", "writable",
     )  # fmt: skip
 
-    def __init__(self, info: TopicInfo, queues: list[QueueState]) -> None:
+    def __init__(self, info: TopicInfo, queues: list[LogQueue]) -> None:
         self.name_bytes = info.name.encode()
         self.name_size = len(self.name_bytes)
         self.incarnation = info.incarnation
@@ -72,7 +72,7 @@ class TopicState:
         self.durability = info.durability
         self.durable = info.durability >= Durability.DURABLE
         for queue_id in range(len(self.queues), info.queues):
-            self.queues.append(QueueState(QueueRef(info.name, info.incarnation, queue_id)))
+            self.queues.append(LogQueue(QueueRef(info.name, info.incarnation, queue_id)))
 
 
 class LogState:
@@ -89,7 +89,7 @@ class LogState:
         self.batch_id = 0  # of the next frame
         self.writer_epoch = 0
 
-    def queue(self, ref: QueueRef) -> QueueState | None:
+    def queue(self, ref: QueueRef) -> LogQueue | None:
         """None when it, its topic or its incarnation is gone."""
         topic = self.topics.get(ref.topic)
         if topic is None or topic.info.incarnation != ref.incarnation:
@@ -101,12 +101,12 @@ class LogState:
         topic = self.topics.get(name)
         return [] if topic is None else topic.info.refs()
 
-    def queues(self) -> Iterator[QueueState]:
+    def queues(self) -> Iterator[LogQueue]:
         """All of them."""
         for topic in self.topics.values():
             yield from topic.queues
 
-    def apply_topic(self, info: TopicInfo, queues: list[QueueState] | None = None) -> None:
+    def apply_topic(self, info: TopicInfo, queues: list[LogQueue] | None = None) -> None:
         """Create it, or change the living one of the same incarnation; a newer incarnation replaces it.
 
         `queues`: of a new one, as far as they are known.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from backend.progress.ack_map import OFFSET_END
-from backend.records import Carried
+from backend.records import ShortRecord
 from ddmq_common.delays.command import (
     ADD,
     ADDED,
@@ -52,7 +52,7 @@ class CommandRecord(NamedTuple):
     delivery: bytes
 
 
-def command_of(record: Carried) -> CommandRecord:
+def command_of(record: ShortRecord) -> CommandRecord:
     """The command that an inner record holds; `record` carries its COMMAND_PROPERTY."""
     offset, message_id, born_ms, flags, value, delivery = record
     text = value.decode(errors="replace")

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from backend.assignment.group import POINTS, Assign, Decision, Grant, Lose, Revoke, Seat
+from backend.assignment.group import POINTS, Assign, Decision, Grant, GroupMember, Lose, Revoke
 from backend.assignment.table import REVOKE_S, AssignmentTable
 from backend.port import Sharing
 from backend.records import QueueRef
@@ -70,15 +70,15 @@ class AssignmentMachine(RuleBasedStateMachine):
             lines_max=100,
         )
         self.now = 100.0
-        self.seats: list[Seat] = []  # in the order of joining
-        self.held: dict[Seat, dict[QueueRef, int]] = {}
-        self.asked: dict[Seat, dict[QueueRef, float]] = {}
+        self.members: list[GroupMember] = []  # in the order of joining
+        self.held: dict[GroupMember, dict[QueueRef, int]] = {}
+        self.asked: dict[GroupMember, dict[QueueRef, float]] = {}
         self.granting: list[Grant] = []
         self.failed: list[Grant] = []
         self.holders: dict[str, str | None] = {}
         self.epochs: dict[tuple[str, QueueRef], int] = {}  # the highest anybody was told
-        for topic, member in first:
-            self.join("g", topic, member, None, None, "")
+        for topic, process in first:
+            self.join("g", topic, process, None, None, "")
         self.everything_comes_to_rest()
 
     # --- what the members do
@@ -86,7 +86,7 @@ class AssignmentMachine(RuleBasedStateMachine):
     @rule(
         group=GROUPS,
         topic=st.sampled_from([*TOPICS, "orders", "orders"]),
-        member=MEMBERS,
+        process=MEMBERS,
         sharing=st.sampled_from([None] * 12 + list(Sharing)),
         interest=INTERESTS,
         name=ADDRESSES,
@@ -95,45 +95,45 @@ class AssignmentMachine(RuleBasedStateMachine):
         self,
         group: str,
         topic: str,
-        member: str,
+        process: str,
         sharing: Sharing | None,
         interest: frozenset[int] | None,
         name: str,
     ) -> None:
-        seat = Seat(group, topic, member, sharing or self.mostly, interest, name)
-        self.seats.append(seat)
-        self.held[seat], self.asked[seat] = {}, {}
+        member = GroupMember(group, topic, process, sharing or self.mostly, interest, name)
+        self.members.append(member)
+        self.held[member], self.asked[member] = {}, {}
         self.event([group])
-        self.take(self.table.join(seat, self.now))
+        self.take(self.table.join(member, self.now))
 
-    @precondition(lambda self: self.seats)
+    @precondition(lambda self: self.members)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        seat = data.draw(st.sampled_from(self.seats))
-        self.seats.remove(seat)
-        del self.held[seat], self.asked[seat]
-        self.event([seat.group])
-        self.take(self.table.leave(seat, self.now))
-        assert self.table.leave(seat, self.now) == []
+        member = data.draw(st.sampled_from(self.members))
+        self.members.remove(member)
+        del self.held[member], self.asked[member]
+        self.event([member.group])
+        self.take(self.table.leave(member, self.now))
+        assert self.table.leave(member, self.now) == []
 
     @precondition(lambda self: any(self.asked.values()))
     @rule(data=st.data(), all_of_it=st.booleans())
     def release(self, data: st.DataObject, all_of_it: bool) -> None:
-        seat = data.draw(st.sampled_from([seat for seat, asked in self.asked.items() if asked]))
-        queues = list(self.asked[seat])
-        self.let_go(seat, queues if all_of_it else [data.draw(st.sampled_from(queues))])
+        member = data.draw(st.sampled_from([member for member, asked in self.asked.items() if asked]))
+        queues = list(self.asked[member])
+        self.let_go(member, queues if all_of_it else [data.draw(st.sampled_from(queues))])
 
-    @precondition(lambda self: self.seats)
+    @precondition(lambda self: self.members)
     @rule(data=st.data(), topic=st.sampled_from(TOPICS))
     def release_what_was_not_asked(self, data: st.DataObject, topic: str) -> None:
-        seat = data.draw(st.sampled_from(self.seats))
-        self.let_go(seat, self.topics.get(topic, [])[:2])
+        member = data.draw(st.sampled_from(self.members))
+        self.let_go(member, self.topics.get(topic, [])[:2])
 
-    def let_go(self, seat: Seat, queues: list[QueueRef]) -> None:
+    def let_go(self, member: GroupMember, queues: list[QueueRef]) -> None:
         for queue in queues:
-            self.held[seat].pop(queue, None)
-            self.asked[seat].pop(queue, None)
-        self.take(self.table.release(seat, queues, self.now))
+            self.held[member].pop(queue, None)
+            self.asked[member].pop(queue, None)
+        self.take(self.table.release(member, queues, self.now))
 
     # --- what the disk, the clock and the topics do
 
@@ -151,7 +151,7 @@ class AssignmentMachine(RuleBasedStateMachine):
             self.table.grant_failed(grant)
             return
         for queue in grant.queues:
-            key = (grant.seat.group, queue)
+            key = (grant.member.group, queue)
             self.recorded[key] = max(grant.epoch, self.recorded.get(key, 0))
         self.take(self.table.granted(grant, self.now))
 
@@ -159,7 +159,7 @@ class AssignmentMachine(RuleBasedStateMachine):
     @rule()
     def retry(self) -> None:
         grant = self.failed.pop()
-        self.take(self.table.retry(grant.seat.group, grant.seat.topic, self.now))
+        self.take(self.table.retry(grant.member.group, grant.member.topic, self.now))
 
     @rule(seconds=st.sampled_from([0.1, REVOKE_S / 2, REVOKE_S]))
     def time_passes(self, seconds: float) -> None:
@@ -185,7 +185,7 @@ class AssignmentMachine(RuleBasedStateMachine):
         self.changed(topic)
 
     def changed(self, topic: str) -> None:
-        self.event(sorted({seat.group for seat in self.seats}))
+        self.event(sorted({member.group for member in self.members}))
         self.take(self.table.topic_changed(topic, self.now))
 
     @precondition(lambda self: self.topics)
@@ -193,7 +193,7 @@ class AssignmentMachine(RuleBasedStateMachine):
     def somebody_recorded_an_epoch(self, data: st.DataObject, epoch: int, group: str) -> None:
         """A former writer granted it, say; only while nobody is there."""
         topic = data.draw(st.sampled_from(sorted(self.topics)))
-        if not any(seat.group == group for seat in self.seats):
+        if not any(member.group == group for member in self.members):
             queue = self.topics[topic][0]
             self.recorded[group, queue] = max(epoch, self.recorded.get((group, queue), 0))
 
@@ -201,104 +201,106 @@ class AssignmentMachine(RuleBasedStateMachine):
 
     def take(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
-            seat, queues = decision.seat, decision.queues
+            member, queues = decision.member, decision.queues
             assert queues, "every decision speaks of something"
             if isinstance(decision, Grant):
                 self.check_grant(decision)
                 self.granting.append(decision)
             elif isinstance(decision, Assign):
                 self.check_assign(decision)
-                self.held[seat].update(dict.fromkeys(queues, decision.epoch))
+                self.held[member].update(dict.fromkeys(queues, decision.epoch))
             elif isinstance(decision, Revoke):
                 assert decision.deadline == self.now + REVOKE_S
                 for queue in queues:
-                    assert queue in self.held[seat]
-                    assert queue not in self.asked[seat]
-                    assert self.aim(seat.group, queue) is not seat, f"{queue} is asked back without need"
-                    self.asked[seat][queue] = decision.deadline
-            elif seat in self.held:
+                    assert queue in self.held[member]
+                    assert queue not in self.asked[member]
+                    assert self.aim(member.group, queue) is not member, f"{queue} is asked back without need"
+                    self.asked[member][queue] = decision.deadline
+            elif member in self.held:
                 assert isinstance(decision, Lose)
                 for queue in queues:
                     gone = queue not in self.topics.get(queue.topic, [])
-                    assert gone or self.asked[seat][queue] <= self.now
-                    del self.held[seat][queue]
-                    self.asked[seat].pop(queue, None)
+                    assert gone or self.asked[member][queue] <= self.now
+                    del self.held[member][queue]
+                    self.asked[member].pop(queue, None)
 
     def check_grant(self, grant: Grant) -> None:
-        seat = grant.seat
-        assert seat in self.seats
+        member = grant.member
+        assert member in self.members
         for queue in grant.queues:
-            assert grant.epoch > self.recorded.get((seat.group, queue), 0)
-            assert self.aim(seat.group, queue) is seat
-        for queue in self.topics[seat.topic]:
-            assert grant.epoch > self.epochs.get((seat.group, queue), 0), "above all that the topic has seen"
-        sharing = self.sharing(seat.group, seat.topic)
-        for other, queue in self.occupied(seat.group):
+            assert grant.epoch > self.recorded.get((member.group, queue), 0)
+            assert self.aim(member.group, queue) is member
+        for queue in self.topics[member.topic]:
+            assert grant.epoch > self.epochs.get((member.group, queue), 0), (
+                "above all that the topic has seen"
+            )
+        sharing = self.sharing(member.group, member.topic)
+        for other, queue in self.occupied(member.group):
             assert queue not in grant.queues, f"{queue} is granted while {other} has it"
-            if sharing is Sharing.WHOLE_GROUP and self.sharing(seat.group, queue.topic) is sharing:
-                assert other.member == seat.member, "a group's topics at two members"
-            if sharing is Sharing.WHOLE_TOPIC and self.aim(seat.group, queue) is seat:
-                assert other is seat, "a topic in two pieces"
+            if sharing is Sharing.WHOLE_GROUP and self.sharing(member.group, queue.topic) is sharing:
+                assert other.process == member.process, "a group's topics at two members"
+            if sharing is Sharing.WHOLE_TOPIC and self.aim(member.group, queue) is member:
+                assert other is member, "a topic in two pieces"
 
     def check_assign(self, assign: Assign) -> None:
-        seat = assign.seat
-        assert seat in self.seats, "nobody hears anything after leaving"
+        member = assign.member
+        assert member in self.members, "nobody hears anything after leaving"
         for queue in assign.queues:
-            key = (seat.group, queue)
+            key = (member.group, queue)
             assert queue in self.topics[queue.topic]
-            assert all(queue not in held for who, held in self.held.items() if who.group == seat.group)
+            assert all(queue not in held for who, held in self.held.items() if who.group == member.group)
             assert assign.epoch == self.recorded[key], "durable before it is told"
             assert assign.epoch > self.epochs.get(key, 0)
-        self.epochs.update({(seat.group, queue): assign.epoch for queue in assign.queues})
+        self.epochs.update({(member.group, queue): assign.epoch for queue in assign.queues})
 
-    def occupied(self, group: str) -> list[tuple[Seat, QueueRef]]:
-        told = [(seat, queue) for seat, held in self.held.items() for queue in held]
+    def occupied(self, group: str) -> list[tuple[GroupMember, QueueRef]]:
+        told = [(member, queue) for member, held in self.held.items() for queue in held]
         coming = [
-            (grant.seat, q) for grant in self.granting for q in grant.queues if self.is_coming(grant, q)
+            (grant.member, q) for grant in self.granting for q in grant.queues if self.is_coming(grant, q)
         ]
-        return [(seat, queue) for seat, queue in told + coming if seat.group == group]
+        return [(member, queue) for member, queue in told + coming if member.group == group]
 
     def is_coming(self, grant: Grant, queue: QueueRef) -> bool:
         """A grant under way to somebody who left, on a line that was given up, binds nobody."""
-        return grant.seat in self.seats and queue in self.topics.get(queue.topic, [])
+        return grant.member in self.members and queue in self.topics.get(queue.topic, [])
 
     # --- the naive idea of who should hold what
 
-    def line(self, group: str, topic: str) -> list[Seat]:
-        return [seat for seat in self.seats if (seat.group, seat.topic) == (group, topic)]
+    def line(self, group: str, topic: str) -> list[GroupMember]:
+        return [member for member in self.members if (member.group, member.topic) == (group, topic)]
 
     def sharing(self, group: str, topic: str) -> Sharing:
-        asked = [ORDER.index(seat.sharing) for seat in self.line(group, topic)]
+        asked = [ORDER.index(member.sharing) for member in self.line(group, topic)]
         return ORDER[max(asked, default=0)]
 
     def event(self, groups: list[str]) -> None:
-        """Something changed: the member that holds a group stays, unless another is in more topics."""
+        """Something changed: the process that holds a group stays, unless another is in more topics."""
         for group in groups:
             whole = [topic for topic in TOPICS if self.sharing(group, topic) is Sharing.WHOLE_GROUP]
             lines = [self.line(group, topic) for topic in whole]
-            members = list(dict.fromkeys(s.member for s in self.seats if any(s in line for line in lines)))
+            members = list(dict.fromkeys(s.process for s in self.members if any(s in line for line in lines)))
             joined = {
-                member: sum(
-                    any(seat.member == member for seat in line)
+                process: sum(
+                    any(member.process == process for member in line)
                     for topic, line in zip(whole, lines, strict=True)
                     if self.topics.get(topic)
                 )
-                for member in members
+                for process in members
             }
-            most = [member for member in members if joined[member] == max(joined.values())]
+            most = [process for process in members if joined[process] == max(joined.values())]
             if self.holders.get(group) not in most:
                 self.holders[group] = most[0] if most else None
 
-    def aim(self, group: str, queue: QueueRef) -> Seat | None:
+    def aim(self, group: str, queue: QueueRef) -> GroupMember | None:
         sharing = self.sharing(group, queue.topic)
-        able = [seat for seat in self.line(group, queue.topic) if seat.can_take(queue)]
+        able = [member for member in self.line(group, queue.topic) if member.can_take(queue)]
         if sharing is Sharing.WHOLE_GROUP:
-            able = [seat for seat in able if seat.member == self.holders[group]]
+            able = [member for member in able if member.process == self.holders[group]]
         if not able:
             return None
         if sharing in (Sharing.WHOLE_TOPIC, Sharing.WHOLE_GROUP):
             return able[0]
-        able.sort(key=lambda seat: seat.name)
+        able.sort(key=lambda member: member.name)
         shared = [
             other
             for other in self.topics[queue.topic]
@@ -308,21 +310,21 @@ class AssignmentMachine(RuleBasedStateMachine):
         if sharing is Sharing.BY_CIRCLE:
             return able[at % count]
         if sharing is Sharing.CONSISTENT_HASH:
-            return able[naive_ring(queue, [seat.name for seat in able])]
+            return able[naive_ring(queue, [member.name for member in able])]
         return next(able[i] for i in range(count) if at in naive_averagely(i, len(shared), count))
 
     # --- always, and at rest
 
     @invariant()
     def no_queue_has_two_holders(self) -> None:
-        told = [(seat.group, queue) for seat, held in self.held.items() for queue in held]
+        told = [(member.group, queue) for member, held in self.held.items() for queue in held]
         assert len(told) == len(set(told))
 
     @invariant()
     def holders_are_told_without_those_asked_back(self) -> None:
-        for group, topic in {(seat.group, seat.topic) for seat in self.seats}:
+        for group, topic in {(member.group, member.topic) for member in self.members}:
             line = self.line(group, topic)
-            sure = {q: seat for seat in line for q in self.held[seat] if q not in self.asked[seat]}
+            sure = {q: member for member in line for q in self.held[member] if q not in self.asked[member]}
             assert self.table.holders(group, topic) == sure
 
     @rule()
@@ -335,22 +337,22 @@ class AssignmentMachine(RuleBasedStateMachine):
                 self.answer(grant, fails=False)
             while self.failed:
                 self.retry()
-            for seat, asked in list(self.asked.items()):
+            for member, asked in list(self.asked.items()):
                 if asked:
-                    self.let_go(seat, list(asked))
-        for seat in self.seats:
-            mine = [q for q in self.topics.get(seat.topic, []) if self.aim(seat.group, q) is seat]
-            assert sorted(self.held[seat]) == mine, seat
+                    self.let_go(member, list(asked))
+        for member in self.members:
+            mine = [q for q in self.topics.get(member.topic, []) if self.aim(member.group, q) is member]
+            assert sorted(self.held[member]) == mine, member
         assert not self.table.waiting
 
     def teardown(self) -> None:
         if hasattr(self, "table"):
             self.everything_comes_to_rest()
-            for seat in list(self.seats):
-                self.seats.remove(seat)
-                del self.held[seat], self.asked[seat]
-                self.event([seat.group])
-                self.take(self.table.leave(seat, self.now))
+            for member in list(self.members):
+                self.members.remove(member)
+                del self.held[member], self.asked[member]
+                self.event([member.group])
+                self.take(self.table.leave(member, self.now))
             self.granting.clear()
 
 

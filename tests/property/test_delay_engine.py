@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from backend.progress.ack_map import AckMap
-from backend.records import StoredRecord, carried_of
+from backend.records import StoredRecord, short_record
 from ddmq_common.delays.command import (
     ADD,
     ALREADY_FIRED,
@@ -206,7 +206,7 @@ class DelayMachine(RuleBasedStateMachine):
         if again:
             end = min(end, process.known_to)
         orders = [
-            command_of(carried_of(record, COMMAND_PROPERTY))
+            command_of(short_record(record, COMMAND_PROPERTY))
             for record in self.world.log.orders[process.position : end]
         ]
         if not orders:

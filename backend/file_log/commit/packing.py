@@ -30,7 +30,7 @@ from backend.file_log.core.record import (
     pack_record,
 )
 from backend.file_log.options import FileLogOptions
-from backend.file_log.state import LogState, QueueState
+from backend.file_log.state import LogQueue, LogState
 from backend.progress.group_progress import Fence, Key
 from backend.records import AppendResult, AppendStatus, Durability, NewRecord, TopicInfo, tag_hash
 from ddmq_common.errors import CallerError, DdmqError, NoSuchTopicError
@@ -60,7 +60,7 @@ class PackedFrame:
         self.sync = False
         self.data = b""
         self.requests: list[Any] = []
-        self.touched: list[tuple[QueueState, int]] = []  # queue, its next offset before
+        self.touched: list[tuple[LogQueue, int]] = []  # queue, its next offset before
         self.columns: tuple[list[int], list[str], list[bytes], list[bytes]] = ([], [], [], [])
         self.applies: list[Callable[[], None]] = []
         self.fences: dict[Key, Fence] = {}  # left behind by progress in this frame

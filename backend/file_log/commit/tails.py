@@ -14,13 +14,13 @@ from typing import Any
 from backend.file_log.consume_queue import QueueFiles
 from backend.file_log.core.record import ENTRY_BYTES
 from backend.file_log.options import FileLogOptions
-from backend.file_log.state import QueueState
+from backend.file_log.state import LogQueue
 from backend.records import QueueRef
 from ddmq_common.hub_timer import HubTimer
 from ddmq_common.native_threads import off_hub
 
 log = logging.getLogger(__name__)
-Write = tuple[QueueState, int, bytes]  # queue, offset of the first entry, entries
+Write = tuple[LogQueue, int, bytes]  # queue, offset of the first entry, entries
 
 
 class Tails:
@@ -31,18 +31,18 @@ class Tails:
         self._bytes_max = options.tail_bytes_max
         self._period_s = options.tail_ms / 1000
         self._timer = HubTimer()
-        self._waiting: dict[QueueRef, QueueState] = {}
+        self._waiting: dict[QueueRef, LogQueue] = {}
         self._busy = self._ticking = self._closed = self._failing = False
         self.at_once = False
         self.bytes = 0
 
-    def grown(self, queue: QueueState, size: int) -> None:
+    def grown(self, queue: LogQueue, size: int) -> None:
         """A queue's tail has grown by `size` bytes."""
         if not queue.gone:  # by the same commit; then `forget` has counted them already
             self._waiting[queue.ref] = queue
         self.bytes += size
 
-    def left(self, queues: Iterable[QueueState]) -> None:
+    def left(self, queues: Iterable[LogQueue]) -> None:
         """What recovery has not written waits as well."""
         for queue in queues:
             if queue.tail:
@@ -116,7 +116,7 @@ class Tails:
             if not queue.tail:
                 self._waiting.pop(queue.ref, None)
 
-    def forget(self, queue: QueueState) -> None:
+    def forget(self, queue: LogQueue) -> None:
         """Its topic is gone."""
         queue.gone = True
         self._waiting.pop(queue.ref, None)

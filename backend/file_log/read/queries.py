@@ -15,12 +15,12 @@ import gevent
 from backend.completion import Completion
 from backend.file_log.consume_queue import QueueFiles
 from backend.file_log.core.record import ENTRY_BYTES, ENTRY_ROWS, Record, entry_is_sound, pack_entry
-from backend.file_log.damage import Damage
+from backend.file_log.damage import LogDamage
 from backend.file_log.index.attached import AttachedIndex, records_of
 from backend.file_log.read.picking import HUB_ENTRIES, Ask, Picked, pick, search
 from backend.file_log.read.reader import FileBatch, LogReader, Row, is_of, row_of, stored_record
 from backend.file_log.segments import SegmentSet
-from backend.file_log.state import LogState, QueueState
+from backend.file_log.state import LogQueue, LogState
 from backend.records import PASSED_MAX, Bounds, QueueRef, ReadBatch, ReadStatus, StoredRecord
 from ddmq_common.errors import CallerError, DdmqError, DrainingError, NoSuchTopicError, StorageError
 from ddmq_common.native_threads import off_hub
@@ -32,7 +32,7 @@ Wanted = Callable[[Row], bool | None]
 
 
 class QueueView(NamedTuple):
-    """A queue as it was, for a thread; as in QueueState."""
+    """A queue as it was, for a thread; as in LogQueue."""
 
     ref: QueueRef
     min: int
@@ -50,7 +50,7 @@ class Queries:
         segments: SegmentSet,
         files: QueueFiles,
         index: AttachedIndex,
-        damage: Damage,
+        damage: LogDamage,
         limit: Callable[[], int],
         hot_bytes: int,
         warm_blocks_max: int,
@@ -164,7 +164,7 @@ class Queries:
             return None
         return batch
 
-    def _entries(self, queue: QueueState | QueueView, offset: int, count: int) -> bytes:
+    def _entries(self, queue: LogQueue | QueueView, offset: int, count: int) -> bytes:
         """Entries of visible records; those that the files lost are gaps until they are looked up."""
         flushed = queue.flushed
         if offset >= flushed:
@@ -178,7 +178,7 @@ class Queries:
             found += queue.tail[: (count - in_files) * ENTRY_BYTES]
         return found
 
-    def _queue(self, ref: QueueRef) -> QueueState:
+    def _queue(self, ref: QueueRef) -> LogQueue:
         queue = self._state.queue(ref)
         if queue is None:
             raise NoSuchTopicError(f"queue {ref} does not exist (any more)")
@@ -190,7 +190,7 @@ class Queries:
 
     # --- bounds
 
-    def bounds_of(self, queue: QueueState) -> Bounds:
+    def bounds_of(self, queue: LogQueue) -> Bounds:
         """Of one queue; the oldest offset is found anew after segments were deleted."""
         first = self._segments.first_of(queue.ref.topic)
         if queue.min_at < first:
@@ -198,7 +198,7 @@ class Queries:
             queue.min_at = first
         return Bounds(queue.min, queue.visible)
 
-    def lowest(self) -> Callable[[], list[tuple[QueueState, int, int]]]:
+    def lowest(self) -> Callable[[], list[tuple[LogQueue, int, int]]]:
         """Of all queues whose oldest offset may have gone with deleted segments: which it is now, and where
         the log starts for them.
 
@@ -211,7 +211,7 @@ class Queries:
             if queue.min_at < (first := first_of(queue.ref.topic)) and queue.min < queue.visible
         ]
 
-        def find() -> list[tuple[QueueState, int, int]]:
+        def find() -> list[tuple[LogQueue, int, int]]:
             found = []
             for queue, view, first in views:
                 with suppress(OSError, DdmqError):  # asked again when somebody reads it
@@ -221,7 +221,7 @@ class Queries:
 
         return find
 
-    def _first_offset(self, queue: QueueState | QueueView, wanted: Wanted) -> int:
+    def _first_offset(self, queue: LogQueue | QueueView, wanted: Wanted) -> int:
         """The first offset from min on whose entry is `wanted`, which is monotonous where it can be told."""
         low, high = queue.min, queue.visible
         while low < high:
@@ -234,7 +234,7 @@ class Queries:
         return low
 
     def _ask_from(
-        self, queue: QueueState | QueueView, offset: int, end: int, wanted: Wanted
+        self, queue: LogQueue | QueueView, offset: int, end: int, wanted: Wanted
     ) -> tuple[int, bool | None]:
         """What the first entry from `offset` on says that says anything: gaps and damage do not."""
         while offset < end:
@@ -348,7 +348,7 @@ class Queries:
                     return row_of(item)
         return None
 
-    def _neighbours(self, queue: QueueState, offset: int) -> tuple[int, int]:
+    def _neighbours(self, queue: LogQueue, offset: int) -> tuple[int, int]:
         """Log positions between which the record of `offset` lies."""
         low, high, step, end = self._segments.first_of(queue.ref.topic), self._limit(), NEIGHBOURS, offset
         before: list[int] = []
@@ -359,7 +359,7 @@ class Queries:
         after = self._sound_positions(queue, offset + 1, min(queue.visible, offset + NEIGHBOURS))
         return (before[-1] if before else low), (after[0] if after else high)
 
-    def _sound_positions(self, queue: QueueState, start: int, end: int) -> list[int]:
+    def _sound_positions(self, queue: LogQueue, start: int, end: int) -> list[int]:
         if start >= end:
             return []
         entries = self._entries(queue, start, end - start)
@@ -370,7 +370,7 @@ class Queries:
                 found.append(record.position)
         return found
 
-    def _repair(self, queue: QueueState, record: Record) -> None:
+    def _repair(self, queue: LogQueue, record: Record) -> None:
         self._damage.found(
             "consumequeue", record.position, ENTRY_BYTES, f"entry {record.offset} of {queue.ref}"
         )

@@ -37,7 +37,7 @@ from backend.file_log.core.record import (
 )
 from backend.file_log.read.picking import Ask, Picked
 from backend.file_log.segments import Segment, SegmentSet
-from backend.records import Bounds, Carried, QueueRef, ReadBatch, ReadStatus, StoredRecord
+from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus, ShortRecord, StoredRecord
 from ddmq_common.errors import DamagedError
 
 BLOCK_BYTES = 1 << 20
@@ -86,7 +86,7 @@ class FileBatch(ReadBatch):
             raise DamagedError(f"the record at log position {self.positions[index]} cannot be read any more")
         return stored_record(found, self.deliveries[index])
 
-    def carried(self, name: str) -> list[Carried]:
+    def carried(self, name: str) -> list[ShortRecord]:
         """As the port says; all of it was checked when it was read, so nothing is checked again."""
         return [] if self._reader is None else self._reader.carried(self, name)
 
@@ -256,9 +256,9 @@ class LogReader:
         stored_ms: int = STORED_MS.unpack(data)[0] if len(data) == STORED_MS.size else 0
         return stored_ms
 
-    def carried(self, batch: FileBatch, name: str) -> list[Carried]:
+    def carried(self, batch: FileBatch, name: str) -> list[ShortRecord]:
         """As FileBatch.carried."""
-        found: list[Carried] = []
+        found: list[ShortRecord] = []
         find, unpack, locate = system_finder(name), REST.unpack_from, self.segments.locate
         for position, offset, flags, delivery in zip(
             batch.positions, batch.offsets, batch.flags, batch.deliveries, strict=True
@@ -274,7 +274,7 @@ class LogReader:
                 value = find(segment.view(position, position + end)[place + start : place + end])
             except (DamagedError, OSError, ValueError):
                 continue
-            found.append(Carried(offset, fields[8], fields[7], flags, value, delivery))
+            found.append(ShortRecord(offset, fields[8], fields[7], flags, value, delivery))
         return found
 
     def delivery_of(self, record: Record) -> bytes | None:

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from backend.file_log.state import QueueState
+from backend.file_log.state import LogQueue
 from backend.port import Wait
 from ddmq_common.errors import BoundReachedError
 
@@ -27,14 +27,14 @@ class Waits:
     def __init__(self, waits_max: int, guard: Guard) -> None:
         self._waits_max = waits_max
         self._guard = guard
-        self._heap: list[tuple[float, int, Wait, QueueState]] = []
+        self._heap: list[tuple[float, int, Wait, LogQueue]] = []
         self._order = itertools.count()
         self._compact_at = COMPACT_AT
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def park(self, queue: QueueState, offset: int, deadline: float, wait: Wait) -> None:
+    def park(self, queue: LogQueue, offset: int, deadline: float, wait: Wait) -> None:
         """Keep it until there is data or the deadline. Raises BoundReachedError when full."""
         if len(self._heap) >= self._compact_at:
             self._compact()
@@ -43,7 +43,7 @@ class Waits:
         queue.waiting.append((offset, wait))
         heapq.heappush(self._heap, (deadline, next(self._order), wait, queue))
 
-    def wake(self, queue: QueueState) -> None:
+    def wake(self, queue: LogQueue) -> None:
         """Settle whoever waits for an offset that is visible now."""
         waiting, queue.waiting = queue.waiting, []
         for offset, wait in waiting:
@@ -54,7 +54,7 @@ class Waits:
             else:
                 queue.waiting.append((offset, wait))
 
-    def fail(self, queue: QueueState, error: Exception) -> None:
+    def fail(self, queue: LogQueue, error: Exception) -> None:
         """Fail everyone at one queue."""
         waiting, queue.waiting = queue.waiting, []
         for _, wait in waiting:

@@ -24,7 +24,7 @@ from backend.file_log.consume_queue import QueueFiles
 from backend.file_log.core import names
 from backend.file_log.index.attached import AttachedIndex
 from backend.file_log.segments import SegmentSet
-from backend.file_log.state import LogState, QueueState, TopicState, decode_topic, encode_topic
+from backend.file_log.state import LogQueue, LogState, TopicState, decode_topic, encode_topic
 from backend.file_log.storage import Storage
 from backend.progress.codec import decode_progress, encode_progress
 from backend.progress.group_progress import Key
@@ -196,7 +196,7 @@ def _restore_topic(state: LogState, content: bytes) -> None:
     info = decode_topic(name, incarnation, content[end : end + length])
     bounds = islice(_BOUNDS.iter_unpack(content[end + length :]), info.queues)
     queues = [
-        QueueState(QueueRef(name, incarnation, queue_id), low, after)
+        LogQueue(QueueRef(name, incarnation, queue_id), low, after)
         for queue_id, (low, after) in enumerate(bounds)
     ]
     state.apply_topic(info, queues)

@@ -28,14 +28,14 @@ from backend.file_log.core.record import (
     pack_entry,
 )
 from backend.file_log.core.scan import Bad, walk
-from backend.file_log.damage import Damage
+from backend.file_log.damage import LogDamage
 from backend.file_log.index.log_index import refuse_newer_index
 from backend.file_log.options import FileLogOptions
 from backend.file_log.segments import SegmentSet
 from backend.file_log.start.checkpoint import load_checkpoint
 from backend.file_log.start.format_file import find_format, new_salt, write_format
 from backend.file_log.start.tail import Tail
-from backend.file_log.state import LogState, QueueState, decode_topic
+from backend.file_log.state import LogQueue, LogState, decode_topic
 from backend.file_log.storage import Storage, is_full
 from backend.progress.codec import decode_delta
 from backend.records import QueueRef, TopicInfo
@@ -68,7 +68,7 @@ class Recovery:
         directory: str,
         segments: SegmentSet,
         files: QueueFiles,
-        damage: Damage,
+        damage: LogDamage,
         options: FileLogOptions,
     ) -> None:
         self._storage = storage
@@ -85,7 +85,7 @@ class Recovery:
         self._headless = False  # the log's beginning was deleted, and what it said is in no checkpoint
         self._known = 0  # incarnations up to this one were given before the checkpoint
         self._deleted: set[int] = set()  # incarnations deleted since
-        self._fitting: set[QueueState] = set()  # their files had no entries from behind the checkpoint
+        self._fitting: set[LogQueue] = set()  # their files had no entries from behind the checkpoint
 
     def run(self) -> Recovered:
         """All of it. Raises StorageError when the directory cannot be used."""
@@ -267,7 +267,7 @@ class Recovery:
             self._add_entry(queue, self._lost_entry(queue))
         self._add_entry(queue, pack_entry(record))
 
-    def _queue(self, ref: QueueRef) -> QueueState | None:
+    def _queue(self, ref: QueueRef) -> LogQueue | None:
         """The queue; made up when the record that created it, or made it grow, must have been lost."""
         queue = self._state.queue(ref)
         lossless = not self._bad and not self._headless
@@ -289,7 +289,7 @@ class Recovery:
             if queue is not None:
                 self._raise_next(queue, progress.acks.taken_to, group)
 
-    def _raise_next(self, queue: QueueState, end: int, group: str) -> None:
+    def _raise_next(self, queue: LogQueue, end: int, group: str) -> None:
         """An acknowledgement must not outlive a message whose offset is used again, so it is not."""
         if self._headless and not queue.assigned:
             queue.min = queue.flushed = queue.visible = queue.assigned = end
@@ -305,14 +305,14 @@ class Recovery:
         while queue.assigned < end:
             self._add_entry(queue, self._lost_entry(queue))
 
-    def _add_entry(self, queue: QueueState, entry: bytes) -> None:
+    def _add_entry(self, queue: LogQueue, entry: bytes) -> None:
         queue.tail += entry
         queue.assigned += 1
         self._unflushed += ENTRY_BYTES
         if self._unflushed >= FLUSH_BYTES:
             self._flush()
 
-    def _lost_entry(self, queue: QueueState) -> bytes:
+    def _lost_entry(self, queue: LogQueue) -> bytes:
         """For an offset whose record is damaged: what the old file says, if it points into the damage."""
         entry = self._files.read(queue.ref, queue.assigned, 1)
         if entry_is_sound(entry):
@@ -328,7 +328,7 @@ class Recovery:
             if queue.tail and not self._full:
                 self._flush_one(queue)
 
-    def _flush_one(self, queue: QueueState) -> None:
+    def _flush_one(self, queue: LogQueue) -> None:
         try:
             self._files.write(queue.ref, queue.flushed, bytes(queue.tail))
         except OSError as error:
@@ -349,7 +349,7 @@ class Recovery:
             if queue not in self._fitting and self._files.passes(queue.ref, queue.assigned):
                 self._files.cut(queue.ref, queue.assigned)
 
-    def _keep_lost(self, queue: QueueState) -> None:
+    def _keep_lost(self, queue: LogQueue) -> None:
         while True:
             entry = self._lost_entry(queue)
             if entry == GAP_ENTRY:
@@ -360,7 +360,7 @@ class Recovery:
 
     def _rebuild_missing(self, end: int) -> int:
         """Fill files that are shorter than the checkpoint says, or gone, from the log below it."""
-        missing: dict[QueueRef, tuple[QueueState, int]] = {}
+        missing: dict[QueueRef, tuple[LogQueue, int]] = {}
         for queue in self._state.queues():
             whole, passing = self._files.fit(queue.ref, queue.min, queue.assigned)
             if not passing:
@@ -380,7 +380,7 @@ class Recovery:
             self._add_gaps(queue, after, sound)
         return len(missing)
 
-    def _refill(self, missing: dict[QueueRef, tuple[QueueState, int]], record: Record, sound: bool) -> None:
+    def _refill(self, missing: dict[QueueRef, tuple[LogQueue, int]], record: Record, sound: bool) -> None:
         queue, after = missing.get(QueueRef(record.topic, record.incarnation, record.queue_id), (None, 0))
         if queue is None or not queue.assigned <= record.offset < after:
             return
@@ -389,7 +389,7 @@ class Recovery:
         self._add_gaps(queue, record.offset, sound)
         self._add_entry(queue, pack_entry(record))
 
-    def _add_gaps(self, queue: QueueState, end: int, sound: bool) -> None:
+    def _add_gaps(self, queue: LogQueue, end: int, sound: bool) -> None:
         """Up to an offset; `sound`: so far the log is, and what a queue lacks at first was deleted."""
         if sound and queue.assigned == queue.min:
             queue.min = queue.flushed = queue.assigned = end

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from backend.file_log.core.frame import FRAME_BYTES, Frame, unpack_frame
 from backend.file_log.core.scan import frames, is_whole, refuse_newer_records
-from backend.file_log.damage import Damage
+from backend.file_log.damage import LogDamage
 from backend.file_log.segments import Segment, SegmentSet
 from backend.file_log.storage import Storage
 from ddmq_common.errors import StorageError
@@ -24,7 +24,7 @@ TAIL_KEPT_MAX = 16 << 20  # of a torn tail, copied aside
 class Tail:
     """Of one log that is being opened."""
 
-    def __init__(self, storage: Storage, segments: SegmentSet, damage: Damage, segment_bytes: int) -> None:
+    def __init__(self, storage: Storage, segments: SegmentSet, damage: LogDamage, segment_bytes: int) -> None:
         self._storage = storage
         self._segments = segments
         self._damage = damage

@@ -153,7 +153,7 @@ def test_what_lies_ready_in_its_chain_and_is_acknowledged_is_not_delivered_again
 
 
 def test_an_acknowledgement_that_finds_its_queue_elsewhere_is_refused_and_sent_again(held: Rig) -> None:
-    delta = ProgressDelta("G", held.ref(), 99, 0)
+    delta = ProgressDelta("G", held.ref(), 99, held.progress().generation)
     held.backend._store.progress.apply(delta)  # another proxy has it; we have not heard
     answer = held.submit(result([0]))
     assert getattr(answer.outcome, "success", None) is not True

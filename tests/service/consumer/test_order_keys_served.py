@@ -526,7 +526,7 @@ def test_a_queue_that_does_not_come_back_holds_up_the_others_for_a_while_only(ri
         rig.subscribe(topic=topic, config=BY_KEY)
         put(rig, "a", "0", topic=topic)
     first = rig.pull(topic=b"T")
-    lose(rig, "T")  # its seat stays, and is given nothing
+    lose(rig, "T")  # its membership stays, and is given nothing
     group(rig).subscriptions[b"T"].membership.load()
     waiting = rig.ask(topic=b"U", linger=20_000)
     rig.advance(LOST_S - 0.1)

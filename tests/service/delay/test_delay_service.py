@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from delay_rig import Rig, uuid_of
 
-from backend.records import AppendStatus, NewRecord, StoredRecord, carried_of
+from backend.records import AppendStatus, NewRecord, StoredRecord, short_record
 from ddmq_common.delays.command import (
     ADDED,
     ALREADY_FIRED,
@@ -456,4 +456,4 @@ def order_at(offset: int, order: DelayCommand) -> CommandRecord:
         b"",
         {COMMAND_PROPERTY: encode_command(order)},
     )
-    return command_of(carried_of(record, COMMAND_PROPERTY))
+    return command_of(short_record(record, COMMAND_PROPERTY))
