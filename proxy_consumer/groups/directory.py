@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from backend.completion import Completion, failed, followed, gather, succeeded
+from backend.completion import Completion, all_of, failed, followed, gather, succeeded
 from backend.port import Backend
 from backend.records import AppendResult, CommitBatch, ProgressDelta, QueueRef
 from ddmq_common.errors import BoundReachedError, CallerError, ConfigError, FencedError, TryLaterError
@@ -334,24 +334,17 @@ def created(
         ]
         return _store_created(runtime, group, topic, wanted, resets)
 
-    return followed(gather([views, starts]), store)
+    return followed(all_of([views, starts]), store)
 
 
 def _starts(backend: Backend, start: str, queues: Sequence[QueueRef]) -> Completion[Any]:
     """The offset at which each queue starts, in order; None for one that is gone."""
     if start not in ("first", "last"):
         return gather([backend.offset_for_time(queue, int(start)) for queue in queues])
-    bounds, found = backend.bounds(queues), Completion[Any]()
-
-    def known(_: object) -> None:
-        if bounds.error is not None:
-            found.fail(bounds.error)
-        else:
-            pick = attrgetter("min" if start == "first" else "next")
-            found.succeed([None if each is None else pick(each) for each in bounds.value])
-
-    bounds.then(known)
-    return found
+    bounds, pick = backend.bounds(queues), attrgetter("min" if start == "first" else "next")
+    return followed(
+        bounds, lambda: succeeded([None if each is None else pick(each) for each in bounds.value])
+    )
 
 
 def _store_created(

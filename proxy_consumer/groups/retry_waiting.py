@@ -8,11 +8,11 @@ then the numbers are said to be a lower bound. What is due and not finished is t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from backend.completion import Completion, gather, succeeded
+from backend.completion import Completion, all_of, followed, gather, succeeded
 from backend.internal_topics import REAL_TOPIC
 from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, ReadStatus, StoredRecord
 from ddmq_common.errors import DamagedError
@@ -60,16 +60,16 @@ class RetryPaths:
         queues = [QueueRef(info.name, info.incarnation, n) for n in range(info.queues)]
         views = self._runtime.backend.progress(LEVELS_GROUP, queues)
         bounds = self._runtime.backend.bounds(queues)
-        views.then(lambda _: bounds.then(lambda _: self._begin(queues, views, bounds)))
+        all_of([views, bounds]).then(lambda both: self._begin(queues, both.error, views, bounds))
         return asked
 
     def _begin(
         self,
         queues: list[QueueRef],
+        error: Exception | None,
         views: Completion[list[ProgressView]],
         bounds: Completion[list[Bounds | None]],
     ) -> None:
-        error = views.error or bounds.error
         if error is not None:
             self._end(error)
             return
@@ -170,15 +170,10 @@ def retry_due(runtime: Runtime) -> Completion[Mapping[Name, RetryWaiting]]:
         )
         for topic, queue in retry_queues(runtime, group).items()
     }
-    made: Completion[Mapping[Name, RetryWaiting]] = Completion()
     views = gather([backend.progress(group, [queue]) for (group, _), queue in owners.items()])
     bounds = backend.bounds(list(owners.values()))
 
-    def found(_: object) -> None:
-        error = views.error or bounds.error
-        if error is not None:
-            made.fail(error)
-            return
+    def found() -> Completion[Mapping[Name, RetryWaiting]]:
         late: list[_Late] = []
         for (name, queue), (view,), limits in zip(owners.items(), views.value, bounds.value, strict=True):
             if limits is not None:
@@ -187,23 +182,15 @@ def retry_due(runtime: Runtime) -> Completion[Mapping[Name, RetryWaiting]]:
                 if left > 0:
                     late.append(_Late(name, queue, committed, left))
         firsts = gather([backend.read(each.queue, each.committed, 1, FIRST_BYTES) for each in late])
-        firsts.then(lambda _: read(late, firsts))
+        return followed(firsts, lambda: succeeded(waiting(zip(late, firsts.value, strict=True))))
 
-    def read(late: list[_Late], firsts: Completion[list[ReadBatch]]) -> None:
-        if firsts.error is not None:
-            made.fail(firsts.error)
-            return
+    def waiting(rows: Iterable[tuple[_Late, ReadBatch]]) -> Mapping[Name, RetryWaiting]:
         now_ms = runtime.clock.wall_ms()
-        pairs = zip(late, firsts.value, strict=True)
-        made.succeed(
-            {
-                each.name: RetryWaiting(each.messages, _since_ms(first, now_ms), now_ms)
-                for each, first in pairs
-            }
-        )
+        return {
+            each.name: RetryWaiting(each.messages, _since_ms(first, now_ms), now_ms) for each, first in rows
+        }
 
-    views.then(lambda _: bounds.then(found))
-    return made
+    return followed(all_of([views, bounds]), found)
 
 
 def _since_ms(first: ReadBatch, now_ms: int) -> int:

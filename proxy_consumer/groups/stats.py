@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from backend.completion import Completion, gather, succeeded
+from backend.completion import Completion, all_of, followed, gather, succeeded
 from backend.records import Bounds, ProgressView, QueueRef
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.jobs import JobState
@@ -91,25 +91,16 @@ def subscription_stats(runtime: Runtime, subscription: Subscription) -> Completi
         queues.append(retry_queue)
     views = runtime.backend.progress(subscription.group.name, queues)
     bounds = runtime.backend.bounds(queues)
-    made: Completion[SubscriptionStats] = Completion()
 
-    def both(_: object) -> None:
-        if not (views.done and bounds.done) or made.done:
-            return
-        error = views.error or bounds.error
-        if error is not None:
-            made.fail(error)
-            return
+    def counted() -> Completion[SubscriptionStats]:
         rows = [
             (queue != retry_queue, _queue_stats(runtime, subscription, queue, view, limits))
             for queue, view, limits in zip(queues, views.value, bounds.value, strict=True)
             if limits is not None
         ]
-        made.succeed(_summed(subscription, rows))
+        return succeeded(_summed(subscription, rows))
 
-    views.then(both)
-    bounds.then(both)
-    return made
+    return followed(all_of([views, bounds]), counted)
 
 
 def group_stats(runtime: Runtime, group: Group, topic: str | None) -> Completion[list[SubscriptionStats]]:

@@ -1,1 +1,1 @@
-"""Where a pushed message ends: HTTP, Redis, files; receiving.py bounds what a receiver sends."""
+"""Where a pushed message ends: HTTP, Redis, files; connections.py bounds what a receiver may send."""

@@ -12,18 +12,15 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any
 
 import gevent
-from gevent import socket
-from gevent.lock import BoundedSemaphore
 
 from proxy_consumer.order_keys.canonical import TooMuchWork
 from proxy_consumer.push.actions.config import RedisConfig
 from proxy_consumer.push.actions.job import ABSENT, ActionJob, plain
 from proxy_consumer.push.actions.paths import compile_path
 from proxy_consumer.push.actions.targets import AllowList, parse_address
-from proxy_consumer.push.sinks.receiving import Receiving, UnboundedError, is_quiet
+from proxy_consumer.push.sinks.connections import Connection, KeptConnections, Receiving, UnboundedError
 from proxy_consumer.push.verdict import DONE, Pushed, Verdict, VerdictKind
 
 _HOLE = re.compile(r"\{([^{}]+)\}")
@@ -193,39 +190,22 @@ class CommandError(Exception):
     """Redis refused a command, or did not answer; the text says which and why."""
 
 
-class _RedisConnection:
-    """One connection, made and authenticated at its first command."""
+class _RedisConnection(Connection):
+    """A connection that is authenticated at its first command."""
 
-    def __init__(self, address: Address, password: str) -> None:
-        self._address = address
-        self._password = password
-        self._sock: Any = None
-
-    def run(self, commands: Sequence[Sequence[bytes]], until: float) -> None:
+    def run(self, commands: Sequence[Sequence[bytes]], password: str, until: float) -> None:
         """The commands in order, until the first error. Raises RefusedError and what `read_reply` does."""
-        if self._sock is None:
-            self._sock = socket.create_connection(self._address)
-            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._password:
-                self._run((b"AUTH", self._password.encode()), until)
+        if self.open() and password:
+            self._run((b"AUTH", password.encode()), until)
         for command in commands:
             self._run(command, until)
 
     def _run(self, command: Sequence[bytes], until: float) -> None:
-        self._sock.sendall(encode_command(command))
+        self.sock.sendall(encode_command(command))
         try:
-            read_reply(Receiving(self._sock, REPLY_BYTES_MAX, PIECES_MAX, until))
+            read_reply(Receiving(self.sock, REPLY_BYTES_MAX, PIECES_MAX, until))
         except RefusedError as error:
             raise RefusedError(f"{command[0].decode()}: {error}") from error
-
-    def close(self) -> None:
-        """Harmless when it never was open."""
-        if self._sock is not None:
-            self._sock.close()
-
-    def is_quiet(self) -> bool:
-        """It may be used again."""
-        return is_quiet(self._sock)
 
 
 class RedisPool:
@@ -235,48 +215,30 @@ class RedisPool:
         self._password = password
         self._timeout_s = timeout_s
         self._connections_max = connections_max
-        self._hosts: dict[Address, tuple[BoundedSemaphore, list[_RedisConnection]]] = {}
-        self._closed = False
+        self._hosts: dict[Address, KeptConnections[_RedisConnection]] = {}
 
     def close(self) -> None:
         """Close what is kept; commands under way end by themselves."""
-        self._closed = True
-        for _, kept in self._hosts.values():
-            while kept:
-                kept.pop().close()
+        for kept in self._hosts.values():
+            kept.close()
 
     def run(self, address: Address, commands: Sequence[Sequence[bytes]]) -> None:
         """The commands in order, until the first error. Raises CommandError."""
-        permits, kept = self._hosts.setdefault(address, (BoundedSemaphore(self._connections_max), []))
-        with permits:
-            connection = self._connection(address, kept)
-            whole = False
+        kept = self._hosts.setdefault(address, KeptConnections(self._connections_max))
+        with kept.use(lambda: _RedisConnection(*address)) as connection:
             try:
                 with gevent.Timeout(self._timeout_s):
-                    connection.run(commands, time.monotonic() + self._timeout_s)
-                whole = True
+                    connection.run(commands, self._password, time.monotonic() + self._timeout_s)
+                connection.sound = True
             except gevent.Timeout:
                 raise CommandError(f"no answer within {self._timeout_s:g} s") from None
             except RefusedError as error:
-                whole = not str(error).startswith("AUTH: ")  # an answer, though a bad one
+                connection.sound = not str(error).startswith("AUTH: ")  # an answer, though a bad one
                 raise CommandError(str(error)) from error
             except (WrongReplyError, UnboundedError, EOFError) as error:
                 raise CommandError(str(error)) from error
             except OSError as error:
                 raise CommandError(f"{type(error).__name__}: {error}") from error
-            finally:
-                if whole and not self._closed:
-                    kept.append(connection)
-                else:
-                    connection.close()
-
-    def _connection(self, address: Address, kept: list[_RedisConnection]) -> _RedisConnection:
-        while kept:
-            connection = kept.pop()
-            if connection.is_quiet():
-                return connection
-            connection.close()
-        return _RedisConnection(address, self._password)
 
 
 class RedisSink:

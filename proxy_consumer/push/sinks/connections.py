@@ -1,4 +1,4 @@
-"""What a receiver sends, read under bounds that hold while bytes keep coming.
+"""Connections to receivers, kept on gevent's own sockets, and what comes back, read under bounds that hold.
 
 gevent's sockets yield only when nothing is there to be read, and its time-outs fire only when somebody
 yields: a receiver that never stops sending would have the whole process to itself. So bytes, time and the
@@ -7,11 +7,16 @@ pieces an answer is made of are counted here, and after some of either the other
 
 from __future__ import annotations
 
+import math
 import select
 import time
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
 
 import gevent
+from gevent import socket
+from gevent.lock import BoundedSemaphore
 
 RECV_BYTES = 16 << 10
 BREATHE_BYTES = 64 << 10  # read, or
@@ -101,8 +106,83 @@ class Receiving:
         gevent.sleep(BREATHE_S)
 
 
-def is_quiet(sock: Any) -> bool:
-    """Whether nothing has arrived on a kept connection: neither its end nor bytes nobody asked for."""
-    poll = select.poll()
-    poll.register(sock.fileno(), select.POLLIN)
-    return not poll.poll(0)
+class Connection:
+    """One connection to a receiver. `sound`: it may be used again when the present use has ended."""
+
+    def __init__(self, host: str, port: int, tls: Any = None) -> None:
+        """`tls`: the context of an encrypted one."""
+        self.host = host
+        self.port = port
+        self.sock: Any = None
+        self.sound = False
+        self.idle_since = 0.0
+        self._tls = tls
+
+    def open(self) -> bool:
+        """Connect; False when it was connected before. Name lookups go through gevent, too."""
+        if self.sock is not None:
+            return False
+        self.sock = socket.create_connection((self.host, self.port))
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._tls is not None:
+            self.sock = self._tls.wrap_socket(self.sock, server_hostname=self.host)
+        return True
+
+    def close(self) -> None:
+        """Harmless when it never was open."""
+        if self.sock is not None:
+            self.sock.close()
+
+    def is_quiet(self) -> bool:
+        """Whether nothing has arrived since its last use: neither its end nor bytes nobody asked for."""
+        poll = select.poll()
+        poll.register(self.sock.fileno(), select.POLLIN)
+        return not poll.poll(0)
+
+
+C = TypeVar("C", bound=Connection)
+
+
+class KeptConnections(Generic[C]):
+    """Connections to one receiver, at most `connections_max`; a sound one is used again within `idle_s`."""
+
+    def __init__(self, connections_max: int, idle_s: float = math.inf) -> None:
+        self.users = 0  # who use a connection, or wait for one
+        self._permits = BoundedSemaphore(connections_max)
+        self._idle_s = idle_s
+        self._idle: list[C] = []
+        self._closed = False
+
+    @contextmanager
+    def use(self, make: Callable[[], C]) -> Iterator[C]:
+        """A connection that nobody else uses meanwhile. It is closed at the end unless it was found sound."""
+        self.users += 1
+        try:
+            with self._permits:
+                connection = self._quiet() or make()
+                connection.sound = False
+                try:
+                    yield connection
+                finally:
+                    if connection.sound and not self._closed:
+                        connection.idle_since = time.monotonic()
+                        self._idle.append(connection)
+                    else:
+                        connection.close()
+        finally:
+            self.users -= 1
+
+    def close(self) -> None:
+        """Close what is kept; what is in use is closed when its use has ended."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+    def _quiet(self) -> C | None:
+        now = time.monotonic()
+        while self._idle:
+            connection = self._idle.pop()
+            if now - connection.idle_since <= self._idle_s and connection.is_quiet():
+                return connection
+            connection.close()
+        return None
