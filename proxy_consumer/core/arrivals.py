@@ -19,12 +19,18 @@ from proxy_consumer.core.queue_jobs import QueueJobs
 from proxy_consumer.core.steps import BufferedQueue, Loaded, Purpose, ReadRequest
 from proxy_consumer.core.tally import Tally
 
+WINDOW = 4  # offsets read per message wanted
+KEPT_MAX = 1_024  # messages read and not wanted any more, per queue
+
 
 class Arrivals:
     """Takes reads in for one subscription; everything left out is counted by its reason."""
 
-    def __init__(self, tally: Tally) -> None:
+    def __init__(self, answer_bytes_max: int, tally: Tally) -> None:
+        self._bytes_max = answer_bytes_max
         self._tally = tally
+
+    # --- new messages
 
     def loaded(
         self, state: BufferedQueue, batch: ReadBatch, message_filter: Filter | None, refuse_pressure: bool
@@ -63,7 +69,8 @@ class Arrivals:
         if batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds is not None:
             feed.state = FeedState.TAIL
             if feed.cursor < batch.bounds.min:
-                self.skip_expired(state, batch.bounds.min)
+                state.expire_below(batch.bounds.min, feed.cursor)
+                feed.cursor = batch.bounds.min
                 feed.state = FeedState.READABLE
                 return Loaded.DATA
             return Loaded.TAIL
@@ -76,44 +83,9 @@ class Arrivals:
         feed.state = FeedState.TAIL
         return Loaded.TAIL
 
-    def skip_expired(self, state: BufferedQueue, first: int) -> None:
-        """Retention removed what is below `first`."""
-        feed, jobs = state.feed, state.jobs
-        gone = []
-        for start, end in jobs.ack_map.unfinished_from(feed.cursor, 1_000_000):
-            if start >= first:
-                break
-            gone.append((start, min(end, first)))
-        jobs.expire_ranges(gone)
-        feed.cursor = max(feed.cursor, first)
+    # --- read again; what was read lies in BufferedQueue.again
 
-
-def _known(jobs: QueueJobs) -> Callable[[int], bool]:
-    """Tells finished offsets, and those that go their own way as jobs, from fresh ones."""
-
-    def known(offset: int) -> bool:
-        if offset in jobs.out:
-            return jobs.stream is None  # in an ordered stream it takes its place, without being delivered
-        job = jobs.table.jobs.get(offset)
-        if job is not None and job.state is not JobState.RECORDED:
-            return True
-        return jobs.ack_map.is_finished(offset)
-
-    return known
-
-
-WINDOW = 4  # offsets read per message wanted
-KEPT_MAX = 1_024  # messages read and not wanted any more, per queue
-
-
-class Redelivery:
-    """The redeliveries of one subscription; what was read lies in BufferedQueue.again."""
-
-    def __init__(self, answer_bytes_max: int, tally: Tally) -> None:
-        self._bytes_max = answer_bytes_max
-        self._tally = tally
-
-    def next(self, state: BufferedQueue, room: int) -> Slice | ReadRequest | None:
+    def due(self, state: BufferedQueue, room: int) -> Slice | ReadRequest | None:
         """Up to `room` messages that are due, or the read that is needed; call `move_due` first."""
         again = state.again
         wanted = state.jobs.table.due(room)
@@ -142,7 +114,7 @@ class Redelivery:
             }
         return ReadRequest(state, first, last - first + 1, self._bytes_max, Purpose.AGAIN)
 
-    def loaded(
+    def reread(
         self, request: ReadRequest, batch: ReadBatch, message_filter: Filter | None, now: float
     ) -> None:
         """What was asked for came back."""
@@ -177,3 +149,17 @@ class Redelivery:
             else:
                 self._tally.filtered.value += 1
                 jobs.skip([(offset, offset + 1)])
+
+
+def _known(jobs: QueueJobs) -> Callable[[int], bool]:
+    """Tells finished offsets, and those that go their own way as jobs, from fresh ones."""
+
+    def known(offset: int) -> bool:
+        if offset in jobs.out:
+            return jobs.stream is None  # in an ordered stream it takes its place, without being delivered
+        job = jobs.table.jobs.get(offset)
+        if job is not None and job.state is not JobState.RECORDED:
+            return True
+        return jobs.ack_map.is_finished(offset)
+
+    return known

@@ -313,13 +313,8 @@ class RetryPolicy:
     """
 
     __slots__ = (
-        "_deliveries_max",
-        "_for_ever",
-        "_interval_ms",
-        "_intervals_ms",
-        "_steps_max",
-        "_timeouts_max",
-    )
+        "_deliveries_max", "_for_ever", "_interval_ms", "_intervals_ms", "_steps_max", "_timeouts_max",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, ReadStatus
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.arrivals import Arrivals, Redelivery
+from proxy_consumer.core.arrivals import Arrivals
 from proxy_consumer.core.jobs import UpstreamJob, policy_of
 from proxy_consumer.core.leases import Lease, by_lease
 from proxy_consumer.core.order.chains import KeyReader, QueueStream
@@ -60,8 +60,7 @@ class PullBuffer:
         self._plan = ReadPlan(read_ahead, config.ack_span_max)
         self._lease_ids = lease_ids
         self._rate = Rate(config.rate_max)
-        self._again = Redelivery(answer_bytes_max, tally)
-        self._arrivals = Arrivals(tally)
+        self._arrivals = Arrivals(answer_bytes_max, tally)
         self._judge_by(message_filter)
         self.config = config
 
@@ -116,7 +115,8 @@ class PullBuffer:
         state = BufferedQueue(jobs, feed, self._plan, self._ready.ready)
         state.retry_queue = retry_queue
         if start < bounds.min:
-            self._arrivals.skip_expired(state, bounds.min)
+            state.expire_below(bounds.min, start)
+            feed.cursor = bounds.min
         self.queues[queue] = state
         if order is not None:
             scope, key_of = order
@@ -218,7 +218,7 @@ class PullBuffer:
         table = state.jobs.table
         if not (table.retrying or table.released) or state.rereading or not table.move_due(now):
             return None
-        step = self._again.next(state, room)
+        step = self._arrivals.due(state, room)
         if not isinstance(step, Slice):
             return step
         late = set() if state.stream is None else state.close(state.stream, list(step.offsets))
@@ -269,7 +269,7 @@ class PullBuffer:
             if state.stream is not None:
                 self._ready.scopes[state].answered(state.stream)
         elif request.purpose is Purpose.AGAIN:
-            self._again.loaded(request, batch, self._filter, now)
+            self._arrivals.reread(request, batch, self._filter, now)
             loaded = Loaded.DATA
         else:
             self._ready.scopes[state].looked_back(request, batch)

@@ -106,6 +106,15 @@ class BufferedQueue:
         feed.state = FeedState.READING
         return ReadRequest(self, feed.cursor, count, bytes_max, Purpose.NEW, plan.tags)
 
+    def expire_below(self, first: int, start: int) -> None:
+        """Retention took what is below `first`: what is unfinished of it, from `start` on, is finished."""
+        gone = []
+        for begin, end in self.jobs.ack_map.unfinished_from(start, 1_000_000):
+            if begin >= first:
+                break
+            gone.append((begin, min(end, first)))
+        self.jobs.expire_ranges(gone)
+
     def drop_overtaken(self) -> None:
         """Messages may be finished that were not delivered under this epoch: read with a sieve."""
         self.jobs.overtaken = False

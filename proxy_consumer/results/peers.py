@@ -33,6 +33,10 @@ CONNECT_S = 1.0
 ANSWER_S = 2.0  # less than clients wait for their own call, 5 s by default: they hear the reason
 IDLE_S = 60.0
 ANSWER_BYTES_MAX = 1 << 16
+PASSED_ON = (  # of each result
+    "context", "successOffsets", "successLeases", "failOffsets", "failLeases", "failDelaysMs", "failReasons",
+    "extendOffsets", "extendLeases", "returnOffsets", "returnLeases",
+)  # fmt: skip
 
 Done = Callable[[Exception | None], None]
 
@@ -197,20 +201,7 @@ def linked(results: Sequence[Any], forwarded_by: str) -> Any:
     """The results as one linked list of their own, marked as passed on."""
     head = None
     for result in reversed(results):
-        head = IDL.ConsumeResult(
-            context=result.context,
-            successOffsets=result.successOffsets,
-            failOffsets=result.failOffsets,
-            nextResult=head,
-            successLeases=result.successLeases,
-            failLeases=result.failLeases,
-            failDelaysMs=result.failDelaysMs,
-            extendLeases=result.extendLeases,
-            extendOffsets=result.extendOffsets,
-            returnOffsets=result.returnOffsets,
-            returnLeases=result.returnLeases,
-            failReasons=result.failReasons,
-        )
+        head = IDL.ConsumeResult(nextResult=head, **{name: getattr(result, name) for name in PASSED_ON})
     assert head is not None
     head.forwardedBy = forwarded_by
     return head

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from backend.records import ReadBatch, ReadStatus
 from proxy_consumer.core.order.chains import Chain, ChainTable, QueueStream
-from proxy_consumer.core.progress import Range
 from proxy_consumer.core.steps import BufferedQueue, Purpose, ReadRequest
 
 READ_COUNT = 128
@@ -119,19 +118,9 @@ class Rescan:
             self._cursors[stream] = batch.offsets[0]
         elif batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds is not None:
             self._cursors[stream] = max(batch.bounds.min, self._cursors[stream] + 1)
-            self._expire(stream, batch.bounds.min)
+            self._queues[stream].expire_below(batch.bounds.min, self._starts[stream])
         else:
             self._cursors[stream] = max(batch.next_offset, self._cursors[stream] + 1)
-
-    def _expire(self, stream: QueueStream, first: int) -> None:
-        """Retention took what waited below `first`."""
-        jobs = self._queues[stream].jobs
-        gone: list[Range] = []
-        for start, end in jobs.ack_map.unfinished_from(self._starts[stream], 1_000_000):
-            if start >= first:
-                break
-            gone.append((start, min(end, first)))
-        jobs.expire_ranges(gone)
 
     def _look(self, stream: QueueStream) -> list[Chain]:
         """The next message; the chain that got it, if one did."""
