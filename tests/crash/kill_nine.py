@@ -27,7 +27,7 @@ from random import Random
 from tests.crash.kill_nine_ledger import Ledger, Place
 from tests.crash.kill_nine_load import BROKEN, GROUP, QUEUES, TOPIC, Consumer, Sender, queue_of
 from tests.interop.apache_client import Client, done
-from tests.scenarios.real_server import NotReady, RealServer, lasting_port, until, write_config
+from tests.scenarios.real_server import NotReady, RealServer, until, write_config
 
 SENDERS, CONSUMERS = 4, 4
 LOAD_S = (0.05, 1.2)  # from ready to the kill
@@ -75,8 +75,6 @@ class Killing:
         config = configuration(folder / "conf", Random(f"{seed}/conf"))
         commands = ("consumer", "producer") if processes else ("serve",)
         self.servers = [RealServer(folder, config, command=command) for command in commands]
-        for server in self.servers:
-            server.ports = {part: lasting_port() for part in server.ports}
         self.kills = dict.fromkeys(commands, 0) | {"while starting": 0}
         self.ready_s: list[float] = []
         self.senders = [Sender(n, seed, self.ledger, self._port("producer")) for n in range(SENDERS)]

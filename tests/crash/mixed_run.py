@@ -30,7 +30,7 @@ from tests.crash.mixed.reading import read_ending
 from tests.crash.mixed.rules import Violation, check, coverage
 from tests.crash.mixed.telling import story
 from tests.interop.apache_client import Client
-from tests.scenarios.real_server import NotReady, RealServer, lasting_port, until, write_config
+from tests.scenarios.real_server import NotReady, RealServer, until, write_config
 
 MIB = 1 << 20
 TOPICS = {"orders": 4, "events": 3}
@@ -123,7 +123,6 @@ class MixedRun:
         command = "consumer" if name.startswith("consumer") else name
         server = RealServer(folder, config, command=command)
         server.log_path = folder / f"{name}.log"
-        server.ports = {part: lasting_port() for part in server.ports}
         return server
 
     def _port(self, name: str, part: str) -> Callable[[], int]:

@@ -1,7 +1,7 @@
 """The real `ddmq serve` as a process of its own, for tests that look at it from outside.
 
 `running(folder)` starts one on free ports and stops it afterwards. A RealServer keeps its ports over
-kills and restarts (one that is killed under load wants `lasting_port`). With `processes` each part is its own
+kills and restarts (one whose `ports` are 0 chooses at its first start). With `processes` each part is its own
 process; `part_pids` finds them. `command` may also be `producer`, `consumer` or `delay-service`: that part
 alone. Everything it starts ends with it: the process leads a group of its own, which is killed at the end.
 """
@@ -12,17 +12,17 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from random import SystemRandom
 from select import select
 from typing import Any
 from urllib.parse import quote
+
+from tests.support.ports import port_of, reserved
 
 PATIENCE_S = 60.0
 PARTS = ("producer", "consumer", "admin")
@@ -68,23 +68,6 @@ def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_S) 
     return found
 
 
-def lasting_port() -> int:
-    """A free port that no connection will be given while its server is down.
-
-    The kernel gives connections, also those that clients try to make to a dead server, ports of its own
-    range; one of them would keep the server from coming back.
-    """
-    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for port in SystemRandom().sample(range(min(20_000, first // 2), first), 100):
-        with socket.socket() as tried:
-            try:
-                tried.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        return port
-    raise NotReady(f"no port below {first} is free")
-
-
 class RealServer:
     """One `ddmq serve` (or one part) over one directory. `tree`: the source tree that it runs from."""
 
@@ -101,7 +84,8 @@ class RealServer:
         self.command = command
         alone = ("admin",) if command == "delay-service" else (command, "admin")
         parts = PARTS if command == "serve" else alone
-        self.ports: dict[str, int] = dict.fromkeys(parts, 0)  # 0: chosen at the first start
+        self._reserved = [reserved() for _ in parts]  # over kills and restarts, too
+        self.ports = dict(zip(parts, map(port_of, self._reserved), strict=True))
         self.process: subprocess.Popen[bytes] | None = None
         self._groups: set[int] = set()
 
@@ -178,6 +162,8 @@ class RealServer:
 
     def end(self) -> None:
         """SIGTERM, then whatever it takes."""
+        for held in self._reserved:
+            held.close()
         if self.process is None:
             return
         self.terminate()

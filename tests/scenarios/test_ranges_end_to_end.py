@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ddmq_client import OutgoingMessage, Producer, PullError, QueueBounds, RangeReader
-from tests.scenarios.real_server import RealServer, lasting_port, running
+from tests.scenarios.real_server import RealServer, running
+from tests.support.ports import port_of, reserved
 
 COUNT = 250
 
@@ -76,14 +77,15 @@ def test_the_first_offset_at_or_after_a_time(server: RealServer) -> None:
 
 
 def test_a_proxy_that_is_not_there_is_passed_over(server: RealServer) -> None:
-    addresses = [f"127.0.0.1:{lasting_port()}", f"127.0.0.1:{server.ports['consumer']}"]
-    with RangeReader(addresses, "archive", ["shelf"]) as ranges:
-        assert sum(at.end - at.first for at in ranges.bounds()) == COUNT
-    with (
-        RangeReader(addresses[:1], "archive", ["shelf"], timeout_ms=300) as ranges,
-        pytest.raises(PullError, match=r"no proxy of 127\.0\.0\.1"),
-    ):
-        ranges.bounds()
+    with reserved() as dead:
+        addresses = [f"127.0.0.1:{port_of(dead)}", f"127.0.0.1:{server.ports['consumer']}"]
+        with RangeReader(addresses, "archive", ["shelf"]) as ranges:
+            assert sum(at.end - at.first for at in ranges.bounds()) == COUNT
+        with (
+            RangeReader(addresses[:1], "archive", ["shelf"], timeout_ms=300) as ranges,
+            pytest.raises(PullError, match=r"no proxy of 127\.0\.0\.1"),
+        ):
+            ranges.bounds()
 
 
 def test_a_group_that_is_shared_out_is_refused(server: RealServer) -> None:
@@ -94,7 +96,6 @@ def test_a_group_that_is_shared_out_is_refused(server: RealServer) -> None:
 
 def test_a_range_goes_on_when_its_proxy_is_killed_and_comes_back(tmp_path: Path) -> None:
     mortal = RealServer(tmp_path)
-    mortal.ports["consumer"] = lasting_port()
     try:
         mortal.start()
         send(mortal, "shelf", COUNT)

@@ -14,7 +14,7 @@ import pytest
 from ddmq_common.metrics import samples
 from ddmq_common.metrics.samples import PROCESS, SampleLine, decode
 from tests.interop.apache_client import Client
-from tests.scenarios.real_server import RealServer, lasting_port, running, until, write_config
+from tests.scenarios.real_server import RealServer, running, until, write_config
 
 INTERVAL_MS = 200
 SLACK_MS = 10_000  # of a machine that is busy with other things
@@ -84,7 +84,6 @@ class Load(threading.Thread):
 @pytest.mark.slow
 def test_a_kill_loses_one_interval_at_most_and_leaves_no_half_file(tmp_path: Path) -> None:
     server = RealServer(tmp_path, config(tmp_path))
-    server.ports = {part: lasting_port() for part in server.ports}
     root = server.data_dir / "metrics"
     known: set[str] = set()
     try:
@@ -158,6 +157,7 @@ def test_every_kind_of_process_answers_and_writes(tmp_path: Path) -> None:
     ]
     try:
         for server in servers:
+            server.ports = dict.fromkeys(server.ports, 0)  # with others they would be part of its name
             server.start()
         for server in servers:
             assert server.admin("GET", "health")["alive"] is True
@@ -181,7 +181,6 @@ def test_every_kind_of_process_answers_and_writes(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_parts_of_one_serve_keep_their_names_over_restarts(tmp_path: Path) -> None:
     server = RealServer(tmp_path, config(tmp_path), processes=True)
-    server.ports = {part: lasting_port() for part in server.ports}
     expected = {f"{part}@{MACHINE}:{server.ports['admin']}" for part in ("delay", "producer", "consumer")}
     try:
         for life in (1, 2):

@@ -20,12 +20,17 @@ def prepared(server: RealServer) -> None:
 
 
 def test_ready_line_and_health(tmp_path: Path) -> None:
-    with running(tmp_path) as server:
+    server = RealServer(tmp_path)
+    server.ports = dict.fromkeys(server.ports, 0)  # it chooses, and says so
+    try:
+        server.start()
         for part in ("producer", "consumer"):
             Client(server.ports[part]).close()
         assert server.ask("GET", "/ready")[0] == 200
         assert server.admin("GET", "health")["alive"] is True
         assert "ddmq_rpc_connections" in server.ask("GET", "/metrics")[1]
+    finally:
+        server.end()
 
 
 def test_sigterm_drains(tmp_path: Path) -> None:
@@ -136,8 +141,11 @@ def test_another_process_joins_the_directory(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_processes_come_back_when_they_die(tmp_path: Path) -> None:
-    """--processes: each part is started again, on the same port; messages flow on."""
-    with running(tmp_path, processes=True) as server:
+    """--processes: each part is started again, on the port that was chosen; messages flow on."""
+    server = RealServer(tmp_path, processes=True)
+    server.ports = dict.fromkeys(server.ports, 0)
+    try:
+        server.start()
         prepared(server)
         pids = server.part_pids()
         assert set(pids) == {"producer", "consumer", "delay-service"}
@@ -154,6 +162,8 @@ def test_processes_come_back_when_they_die(tmp_path: Path) -> None:
         assert server.wait() == 0
         assert not any(Path(f"/proc/{pid}").exists() for pid in last.values()), "none is left behind"
         assert "Traceback" not in server.log
+    finally:
+        server.end()
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ from thriftpy2.transport import TMemoryBuffer
 
 from ddmq_client.idl import consumer as consumer_idl
 from ddmq_client.idl import producer as producer_idl
+from tests.support.ports import port_of, reserved
 
 LONG_MS = 10_000
 
@@ -75,8 +76,9 @@ class Standin:
         self._released = threading.Semaphore(0)
         self._attempts: dict[tuple[str, int], int] = defaultdict(int)
         self._open: set[socket.socket] = set()
-        self._listener = self._listen(0)
-        self.port: int = self._listener.getsockname()[1]
+        self.reserved = reserved()  # also while it is stopped
+        self.port = port_of(self.reserved)
+        self._listener = self._listen()
 
     @property
     def address(self) -> str:
@@ -119,10 +121,10 @@ class Standin:
             self.changed.notify_all()
 
     def restart(self) -> None:
-        self._listener = self._listen(self.port)
+        self._listener = self._listen()
 
-    def _listen(self, port: int) -> socket.socket:
-        listener = socket.create_server(("127.0.0.1", port), backlog=64)
+    def _listen(self) -> socket.socket:
+        listener = socket.create_server(("127.0.0.1", self.port), backlog=64)
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
         return listener
 
@@ -412,3 +414,4 @@ def standing_in() -> Iterator[Standin]:
         yield standin
     finally:
         standin.stop()
+        standin.reserved.close()

@@ -1,6 +1,5 @@
 """The blocking producer against a proxy that fails in every way."""
 
-import socket
 import threading
 import time
 from concurrent.futures import CancelledError
@@ -21,17 +20,13 @@ from ddmq_client import (
     UnknownOutcomeError,
 )
 from ddmq_client.core.nodes import ProxyAddress
+from tests.support.ports import port_of, reserved
 
 UNKNOWN = [AFTER, BEFORE, HALF, GARBAGE, WRONG_SEQUENCE, FAULT, refuse(10), refuse(12)]
 
 
 def messages(count: int) -> list[OutgoingMessage]:
     return [OutgoingMessage("t", b"m%d" % at) for at in range(count)]
-
-
-def dead_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 def test_send(proxy: Standin) -> None:
@@ -114,7 +109,11 @@ def test_a_dead_proxy_is_left_out_and_comes_back(proxy: Standin, other: Standin)
 
 def test_no_proxy_at_all() -> None:
     started = time.monotonic()
-    with Producer(dead_port()) as producer, pytest.raises(NotStoredError, match="cannot connect"):
+    with (
+        reserved() as dead,
+        Producer(f"127.0.0.1:{port_of(dead)}") as producer,
+        pytest.raises(NotStoredError, match="cannot connect"),
+    ):
         producer.send("t", b"x", timeout_ms=300)
     assert time.monotonic() - started < 5
     with Producer("no-such-host.invalid") as producer, pytest.raises(NotStoredError, match="no name"):
