@@ -66,7 +66,7 @@ def answer(call: Call, targets: Sequence[Target], next_offsets: dict[Any, int] |
     elif call.wire is Wire.COMPACT:
         parts = [b"\x0c\x00\xa9", list_header(len(targets))]
         for target in targets:
-            parts += _queue(target, _tails(target, next_offsets))
+            parts += _queue(target, next_offsets)
         parts.append(STOP + STOP)
         call.reply_encoded(b"".join(parts))
     else:
@@ -82,11 +82,7 @@ def pulled(call: Call, group: bytes, target: Target, next_offsets: dict[Any, int
         return
     texts = (group, target.queue.topic.encode(), target.qid.encode())
     head = b"\x0c\x00\x1c" + b"".join(b"\x18" + varint(len(text)) + text for text in texts) + b"\x00\x19"
-    parts = [head, list_header(len(target.deliveries))]
-    for delivery, end in zip(target.deliveries, _tails(target, next_offsets), strict=True):
-        parts += (delivery, end)
-    parts.append(STOP + STOP)
-    call.reply_encoded(b"".join(parts))
+    call.reply_encoded(b"".join([head, *_joined(target, next_offsets), STOP + STOP]))
 
 
 def refuse(call: Call, code: int, text: str) -> None:
@@ -97,17 +93,23 @@ def refuse(call: Call, code: int, text: str) -> None:
         call.reply(IDL.FetchResponse(code=int(code), results=[], error=text))
 
 
-def _queue(target: Target, tails: Sequence[bytes]) -> list[bytes]:
+def _queue(target: Target, next_offsets: dict[Any, int] | None) -> list[bytes]:
     topic, qid = target.queue.topic.encode(), target.qid.encode()
     head = b"\x18%b%b\x18%b%b\x16%b\x79" % (
         varint(len(topic)), topic, varint(len(qid)), qid, zigzag(target.next_offset)
     )  # fmt: skip
-    parts = [head, list_header(len(tails))]
-    for delivery, end in zip(target.deliveries, tails, strict=True):
-        parts += (delivery, end)
+    parts = [head, *_joined(target, next_offsets)]
     if target.bounds is not None:  # fields 100 and 101
         parts.append(b"\x06\xc8\x01%b\x16%b" % (zigzag(target.bounds.min), zigzag(target.bounds.next)))
     parts.append(STOP)
+    return parts
+
+
+def _joined(target: Target, next_offsets: dict[Any, int] | None) -> list[bytes]:
+    """The list of messages: each its stored slice and what is only known now."""
+    parts = [list_header(len(target.deliveries))]
+    for delivery, end in zip(target.deliveries, _tails(target, next_offsets), strict=True):
+        parts += (delivery, end)
     return parts
 
 

@@ -39,20 +39,17 @@ _SIGNS: dict[str, Callable[[Any, Any], bool]] = {
 def matcher(condition: Condition) -> Matcher:
     """A function of the properties."""
     if isinstance(condition, Both):
-        return _both([matcher(part) for part in condition.parts])
+        return _together([matcher(part) for part in condition.parts], decisive=False)
     if isinstance(condition, Either):
-        return _either([matcher(part) for part in condition.parts])
+        return _together([matcher(part) for part in condition.parts], decisive=True)
     if isinstance(condition, Not):
         return _not(matcher(condition.inner))
     if isinstance(condition, Compare):
         return _compare(condition)
     if isinstance(condition, Between):
-        return _both(
-            [
-                _compare(Compare(">=", condition.operand, condition.low)),
-                _compare(Compare("<=", condition.operand, condition.high)),
-            ]
-        )
+        low = _compare(Compare(">=", condition.operand, condition.low))
+        high = _compare(Compare("<=", condition.operand, condition.high))
+        return _together([low, high], decisive=False)
     if isinstance(condition, In):
         return _in(condition)
     if isinstance(condition, IsNull):
@@ -83,27 +80,15 @@ def names_in(condition: Condition) -> Iterator[str]:
         yield condition.name
 
 
-def _both(parts: list[Matcher]) -> Matcher:
+def _together(parts: list[Matcher], decisive: bool) -> Matcher:
+    """AND (`decisive` is False) or OR (True): a part that is so decides; else what is unknown stays so."""
+
     def match(row: Row) -> Truth:
-        found: Truth = True
+        found: Truth = not decisive
         for part in parts:
             one = part(row)
-            if one is False:
-                return False
-            if one is None:
-                found = None
-        return found
-
-    return match
-
-
-def _either(parts: list[Matcher]) -> Matcher:
-    def match(row: Row) -> Truth:
-        found: Truth = False
-        for part in parts:
-            one = part(row)
-            if one:
-                return True
+            if one is decisive:
+                return decisive
             if one is None:
                 found = None
         return found
