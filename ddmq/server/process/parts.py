@@ -53,6 +53,11 @@ LEVELS_WAIT_S = 3.0
 ASK_S = 1.0  # how long health waits for who holds the levels
 FRESH_S = 1.0  # such an answer is good for so long
 PARTS = ("producer", "consumer", "delay", "admin")
+NO_SCHEDULER = Health(
+    False,
+    "no level scheduler: delayed messages and retries are stored and wait; run `ddmq delay-service` over "
+    "this directory",
+)
 
 
 class SchedulerWatch:
@@ -81,13 +86,6 @@ class SchedulerWatch:
         except (DdmqError, TimeoutError):
             return Health(True, "")
         return Health(True, "") if held else NO_SCHEDULER
-
-
-NO_SCHEDULER = Health(
-    False,
-    "no level scheduler: delayed messages and retries are stored and wait; run `ddmq delay-service` over "
-    "this directory",
-)
 
 
 class ServerProcess:
@@ -322,16 +320,9 @@ class ServerProcess:
             self._samples.close()
         if self._admin is not None:
             self._admin.stop(timeout=0)
-        if self._admin_socket is not None:
-            self._admin_socket.close()
-        for server in self._rpc:
-            server.close()
-        if self.delay is not None:
-            self.delay.close()
-        if self.timers is not None:
-            self.timers.close()
-        if self.backend is not None:
-            self.backend.close()
+        for part in (self._admin_socket, *self._rpc, self.delay, self.timers, self.backend):
+            if part is not None:
+                part.close()
         self._hub.stop()
         log.info("stopped")
 
