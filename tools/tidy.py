@@ -8,6 +8,7 @@ What is counted, in the product's rooms (not bench, tests, tools):
 * rings: modules that import each other in a circle, imports for types alone included;
 * class names that stand for different things in different modules;
 * words: those that docs/glossary.md says not to use, in the product's names and texts;
+* names that a module sets twice (what came from another file takes the value of what was there);
 * files over FILE_LINES_MAX lines, functions over FUNCTION_LINES_MAX, folders over FOLDER_FILES_MAX files.
 
 tools/tidy.json lists what is allowed because it stood there before. It only ever gets shorter.
@@ -113,6 +114,18 @@ def functions(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
 
 
+def set_twice(tree: ast.Module) -> dict[str, int]:
+    """The names that a module's own statements set more than once, and how often."""
+    found = Counter(
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name)
+    )
+    return {name: times for name, times in found.items() if times > 1}
+
+
 def count(root: Path) -> Counts:
     """What stands in the tree: kind → what → how much."""
     files = sources(root)
@@ -120,7 +133,8 @@ def count(root: Path) -> Counts:
     classes: defaultdict[str, set[str]] = defaultdict(set)
     folders: Counter[str] = Counter()
     words: Counter[str] = Counter()
-    found: Counts = {"rings": {}, "class_names": {}, "words": {}, "files": {}, "functions": {}, "folders": {}}
+    kinds = ("rings", "class_names", "words", "set_twice", "files", "functions", "folders")
+    found: Counts = {kind: {} for kind in kinds}
     for module, path in files.items():
         text = path.read_text(encoding="utf-8")
         shown = str(path.relative_to(root))
@@ -128,6 +142,8 @@ def count(root: Path) -> Counts:
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 classes[node.name].add(module)
+        for name, times in set_twice(tree).items():
+            found["set_twice"][f"{shown}:{name}"] = times
         for name, lines in functions(tree):
             if lines > FUNCTION_LINES_MAX:
                 found["functions"][f"{shown}:{name}"] = lines
@@ -164,6 +180,7 @@ ADVICE = {
     "rings": "let one of them take what it needs as an argument, or return it",
     "class_names": "name each for what it is",
     "words": "docs/glossary.md has the word for it",
+    "set_twice": "one of the two is gone",
     "files": f"at most {FILE_LINES_MAX} lines: move an idea out",
     "functions": f"at most {FUNCTION_LINES_MAX} lines: name its steps",
     "folders": f"at most {FOLDER_FILES_MAX} files: it holds two ideas",

@@ -230,9 +230,6 @@ class Retention:
         log.error(text, *arguments)
 
 
-log = logging.getLogger(__name__)
-
-
 def note_limits(storage: Storage, directory: str, options: RetentionOptions) -> None:
     """Warn with both values where they differ from the last writer's, and note these. Blocking.
 

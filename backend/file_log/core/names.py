@@ -72,7 +72,6 @@ def damaged_name(segment: int, position: int, length: int) -> str:
 
 ENTRIES = ".entries"
 SORTED = ".sorted"
-UNFINISHED = ".new"
 DIGITS = 20
 
 

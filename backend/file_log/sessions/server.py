@@ -211,7 +211,6 @@ SOCKET_FILE = "writer.sock"
 ADDRESS_BYTES_MAX = 107
 BACKLOG = 128
 _PEER = struct.Struct("3i")  # pid, uid, gid
-log = logging.getLogger(__name__)
 
 
 @contextmanager

@@ -21,7 +21,6 @@ VALUES_MAX = 32_768  # looked through by paths that are not plain
 RESULT_BYTES_MAX = 8 << 20  # found by all paths, beside twice the body
 _SCALAR_BYTES = 8
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
-_ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 
 class Work:

@@ -49,13 +49,14 @@ def test_names_words_and_lengths(tidy, tmp_path: Path) -> None:  # type: ignore[
         tree(
             tmp_path,
             backend_of_one="class Same:\n    the_spots = 'SpotCheck, spotless, despot'\n",
-            ddmq_of_two="class Same: ...\n",
+            ddmq_of_two="class Same: ...\nLINES = 18\nif LINES:\n    A = 1\nelse:\n    A = 2\nLINES = 6\n",
             ddmq_of_three=long,
             **{f"backend_of_f{number}": "" for number in range(15)},
         )
     )
     assert found["class_names"] == {"Same": 2}
     assert found["words"] == {"spot": 2}
+    assert found["set_twice"] == {"ddmq/two.py:LINES": 2}
     assert found["functions"] == {"ddmq/three.py:f": 61}
     assert found["files"] == {"ddmq/three.py": 461}
     assert found["folders"] == {"backend": 16}
