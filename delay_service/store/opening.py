@@ -9,11 +9,12 @@ Everything here blocks on the disk: native thread.
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from pathlib import Path
 
 from backend.records import QueueRef
-from ddmq_common.errors import CallerError, DamagedError, FencedError, StorageError
+from ddmq_common.errors import CallerError, ConfigError, DamagedError, FencedError, StorageError
 from ddmq_common.rocks.database import Rocks, RocksOptions, WalRecovery, WriteBatch, only_torn
 from delay_service.store.copies import (
     DAMAGED,
@@ -62,6 +63,29 @@ def stores_in(folder: Path, shards: int) -> StoreOpener:
         return open_store(folder, queue.queue_id, epoch, options)
 
     return opened
+
+
+def keep_to(folder: Path, usual: Path, note: Path) -> None:
+    """Refuse stores in `folder` while others of the same log are elsewhere: messages wait there that the log
+    may not have any more. `usual`: where they are unless the file `note` names another folder; it does so as
+    long as one is in use.
+
+    Raises ConfigError, and OSError when the disk fails.
+    """
+    known = Path(note.read_text(encoding="utf-8")) if note.exists() else usual
+    if known.is_dir() and any(known.iterdir()) and not (folder.is_dir() and known.samefile(folder)):
+        raise ConfigError(
+            f"the delay stores of this log are in {known.absolute()}, and not in {folder.absolute()}: set dir"
+            " in delay_service.yaml to where they are, or move them, there or away, while no service runs"
+        )
+    if folder.absolute() == usual.absolute():
+        note.unlink(missing_ok=True)
+        return
+    making = note.with_name(f"{note.name}.{os.getpid()}.making")
+    making.write_text(str(folder.absolute()), encoding="utf-8")
+    sync_path(making)
+    making.rename(note)
+    sync_path(note.parent)
 
 
 def open_store(folder: Path, shard: int, epoch: int, options: RocksOptions | None = None) -> RocksStore:

@@ -122,3 +122,14 @@ def test_a_wrong_list_is_one_line(tmp_path: Path) -> None:
             server.start()
     finally:
         server.end()
+
+
+def test_a_delay_service_with_other_stores_than_those_of_the_log_does_not_start(tmp_path: Path) -> None:
+    with running(tmp_path):
+        pass
+    config = write_config(tmp_path / "conf", delay_service={"dir": str(tmp_path / "elsewhere")})
+    with pytest.raises(NotReady, match="the delay stores of this log are in"), running(tmp_path, config):
+        pass
+    (tmp_path / "data" / "delay").rename(tmp_path / "elsewhere")
+    with running(tmp_path, config) as server:
+        assert server.admin("GET", "delay")["health"]["ready"]

@@ -43,7 +43,7 @@ from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC
 from ddmq_rpc.server import RpcServer
 from delay_service.levels.service import LevelService
 from delay_service.service import DelayService
-from delay_service.store.opening import stores_in
+from delay_service.store.opening import keep_to, stores_in
 from proxy_consumer.service import ConsumerService
 from proxy_producer.service import ProducerService
 
@@ -210,8 +210,10 @@ class ServerProcess:
             self._listen_admin(backend)
 
     def _delay_stores(self) -> tuple[Path, int]:
-        delay = self.config.delay
-        return delay.dir or self.config.serve.data_dir / "delay", delay.shards
+        delay, data_dir = self.config.delay, self.config.serve.data_dir
+        usual = data_dir / "delay"
+        keep_to(delay.dir or usual, usual, data_dir / "delay-stores")
+        return delay.dir or usual, delay.shards
 
     def _listen(self, part: str, proxy: ProducerService | ConsumerService) -> None:
         address = self.config.serve.address(part)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ddmq_common.errors import CallerError, FencedError, StorageError
+from ddmq_common.errors import CallerError, ConfigError, FencedError, StorageError
 from ddmq_common.rocks.database import Rocks, WriteBatch
 from delay_service.store.copies import MAKING, CopyLock, copies_of, copy_name, new_folder
-from delay_service.store.opening import open_store, restore
+from delay_service.store.opening import keep_to, open_store, restore
 from delay_service.store.port import DueKey, IdKind, IdState, Pending, Scan, StoreChanges
 from delay_service.store.rocks_store import RocksStore
 
@@ -206,3 +206,24 @@ def test_no_checkpoint_is_no_store(tmp_path: Path) -> None:
     (tmp_path / "nothing").mkdir()
     with pytest.raises(CallerError, match="no file CURRENT"):
         restore(tmp_path / "nothing", tmp_path / "delay", 0)
+
+
+def test_stores_in_another_folder_are_refused_while_the_first_are_there(tmp_path: Path) -> None:
+    usual, other, third, note = (tmp_path / name for name in ("delay", "other", "third", "delay-stores"))
+    keep_to(usual, usual, note)
+    open_store(usual, 0, 1).close()
+    keep_to(usual, usual, note)
+    with pytest.raises(ConfigError, match=f"are in {usual}, and not in {other}"):
+        keep_to(other, usual, note)
+    usual.rename(other)
+    keep_to(other, usual, note)
+    for folder in (usual, third):
+        with pytest.raises(ConfigError, match=f"are in {other}, and not in {folder}"):
+            keep_to(folder, usual, note)
+    usual.mkdir()
+    keep_to(usual / ".." / "other", usual, note)  # the same in other words
+    usual.rmdir()
+    other.rename(tmp_path / "put away")
+    keep_to(third, usual, note)
+    keep_to(usual, usual, note)
+    assert not note.exists()
