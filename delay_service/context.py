@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from backend.completion import Completion
 from backend.internal_topics import ready_topic
@@ -38,17 +40,17 @@ _ID_END = 1 << 128
 GONE_MAX = 10_000  # topics remembered as closed for a while; past it all are tried again
 
 
+@dataclass(slots=True)
 class DelayServiceContext:
     """What the shards of one service share. `flights`: commits of due messages under way; more of them only
     make a message wait longer behind others. `waiting`: shards that want one, in turn."""
 
-    def __init__(self, backend: Backend, config: DelayConfig, clock: Clock, counts: DelayCounts) -> None:
-        self.backend = backend
-        self.config = config
-        self.clock = clock
-        self.counts = counts
-        self.flights = 0
-        self.waiting: deque[Callable[[], None]] = deque()
+    backend: Backend
+    config: DelayConfig
+    clock: Clock
+    counts: DelayCounts
+    flights: int = 0
+    waiting: deque[Callable[[], None]] = field(default_factory=deque)
 
     def landed(self) -> None:
         """A commit has ended: the next shard has its turn."""
@@ -83,14 +85,11 @@ def _outcome_record(reply: OutcomeReply, wall_ms: int) -> NewRecord:
     return NewRecord(OUTCOME_TOPIC, reply.queue_id, message_id, wall_ms, delivery)
 
 
-class Generations:
+class Generations(NamedTuple):
     """Of the two groups whose progress a shard's owner keeps."""
 
-    __slots__ = ("fired", "taken")
-
-    def __init__(self, taken: int, fired: int) -> None:
-        self.taken = taken
-        self.fired = fired
+    taken: int
+    fired: int
 
 
 class Unrecorded:

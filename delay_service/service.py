@@ -25,7 +25,7 @@ from delay_service.due.counts import DelayCounts
 from delay_service.due.service import Alarm, DueService, hub_alarm
 from delay_service.quota import Quota
 from delay_service.shard import CALM_S, PAUSE_S, Shard
-from delay_service.store.port import StoreOpener
+from delay_service.store.port import DelayStore, StoreOpener
 
 log = logging.getLogger("ddmq.delay")
 TIDY_LOOKS = 30  # looks between two times that the stores give back disk space
@@ -237,7 +237,7 @@ class DelayService(DueService):
         self._backend.holders(DELAY_GROUP, DELAY_TOPIC, self._service.deadline()).then(known)
 
     def _count_pending(self) -> None:
-        pending, sizes = self.pending_counts(), self._pending_sizes()
+        pending, sizes = self.pending_counts(), self._total(lambda store: store.sizes())
         self._counts.pending(pending)
         self._counts.pending_bytes(sizes)
         info = self._backend.topic(DELAY_TOPIC)
@@ -257,15 +257,11 @@ class DelayService(DueService):
 
     def pending_counts(self) -> Counter[str]:
         """What waits in the shards of this process, per topic."""
-        total: Counter[str] = Counter()
-        for shard in self._shards.values():
-            if shard.context is not None and shard.context.running:
-                total.update(shard.context.store.counts())
-        return total
+        return self._total(lambda store: store.counts())
 
-    def _pending_sizes(self) -> Counter[str]:
+    def _total(self, of: Callable[[DelayStore], Mapping[str, int]]) -> Counter[str]:
         total: Counter[str] = Counter()
         for shard in self._shards.values():
             if shard.context is not None and shard.context.running:
-                total.update(shard.context.store.sizes())
+                total.update(of(shard.context.store))
         return total

@@ -9,6 +9,7 @@ late.)
 from __future__ import annotations
 
 from collections.abc import Container
+from dataclasses import dataclass, field
 
 from backend.progress.ack_map import AckMap
 from ddmq_common.delays.command import FIRE, DelayCommand, decode_command
@@ -17,30 +18,25 @@ from delay_service.core.occurrences import CATCH_UP_MAX, next_after
 from delay_service.store.port import DelayStore, Pending
 
 
+@dataclass(slots=True)
 class DecisionContext:
     """Of one shard. `busy`: offsets of messages whose commit is under way. `kept_ms`: how long the outcome
     of an id is kept. `reread_to`: commands below were taken in before, by us or another owner; `lost_place`:
     the store cannot say which of them it has."""
 
-    def __init__(
-        self,
-        store: DelayStore,
-        acks: AckMap,
-        busy: Container[int],
-        kept_ms: int,
-        reread_to: int = 0,
-        lost_place: bool = False,
-        catch_up_max: int = CATCH_UP_MAX,
-    ) -> None:
-        self.store = store
-        self.acks = acks
-        self.busy = busy
-        self.kept_ms = kept_ms
-        self.reread_to = reread_to
-        self.lost_place = lost_place
-        self.place_from = reread_to if lost_place else 0  # before, its next owner is as lost
-        self.catch_up_max = catch_up_max
-        self.assumed: dict[bytes, Assumed] = {}  # over by the log alone
+    store: DelayStore
+    acks: AckMap
+    busy: Container[int]
+    kept_ms: int
+    reread_to: int = 0
+    lost_place: bool = False
+    catch_up_max: int = CATCH_UP_MAX
+    assumed: dict[bytes, Assumed] = field(default_factory=dict)  # over by the log alone
+
+    @property
+    def place_from(self) -> int:
+        """From here on the store may say how far it is; before, its next owner is as lost."""
+        return self.reread_to if self.lost_place else 0
 
 
 class Assumed:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import NamedTuple
 
 from backend.completion import Completion
 from backend.port import Backend, Wait
 from backend.records import NewRecord, ProgressDelta, ReadBatch
 from ddmq_common.clock import Clock
+from ddmq_common.delays.levels import Levels
 from ddmq_common.errors import CallerError, FencedError, NoSuchTopicError
 from ddmq_common.names import LEVELS_GROUP
 from delay_service.config import DelayConfig
@@ -32,31 +34,21 @@ WAIT_S = 60.0  # how long one wait for data stands before it is armed again
 NEVER = float("inf")
 
 
-class LevelsContext:
+class LevelsContext(NamedTuple):
     """What the runners of one service share. `set_alarm`: somebody's `wake_at` has changed.
 
     `ended(runner)`: a fire has ended. `unsure(runner)`: nobody knows what became of one, or our claim to
     the level is over; it has to be had anew.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        config: DelayConfig,
-        clock: Clock,
-        counts: LevelCounts,
-        set_alarm: Callable[[], None],
-        ended: Callable[[Runner], None],
-        unsure: Callable[[Runner], None],
-    ) -> None:
-        self.backend = backend
-        self.config = config
-        self.clock = clock
-        self.counts = counts
-        self.levels = config.table
-        self.set_alarm = set_alarm
-        self.ended = ended
-        self.unsure = unsure
+    backend: Backend
+    config: DelayConfig
+    levels: Levels
+    clock: Clock
+    counts: LevelCounts
+    set_alarm: Callable[[], None]
+    ended: Callable[[Runner], None]
+    unsure: Callable[[Runner], None]
 
 
 class Runner:

@@ -55,7 +55,7 @@ class LevelService(DueService):
             "level scheduler", backend, config, clock, counts, join, alarm, look_alarm, load=True
         )
         self._context = LevelsContext(
-            backend, config, clock, counts, self._set_alarm, self._fire_ended, self._rejoin
+            backend, config, config.table, clock, counts, self._set_alarm, self._fire_ended, self._rejoin
         )
         self._limits = LevelLimits(
             config.fire_count_max, config.fire_bytes_max, config.pause_ms_min / 1e3, config.pause_ms_max / 1e3
