@@ -7,7 +7,7 @@ error. Callers subclass it to carry their request's own state, so that one reque
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Generic, TypeVar
 
 from ddmq_common.errors import DdmqError
@@ -98,25 +98,33 @@ def failed(error: Exception, into: Completion[T] | None = None) -> Completion[T]
     return completion
 
 
-def gather(parts: Sequence[Completion[T]]) -> Completion[list[T]]:
-    """All values in order once all are settled, or the first error."""
-    whole: Completion[list[T]] = Completion()
-    left = len(parts)
-    if not left:
-        whole.succeed([])
+def when_all(parts: Collection[Completion[Any]], then: Callable[[], None]) -> None:
+    """Call `then` once all are settled, with a value or an error; at once if they are already."""
+    left = 1 + len(parts)
 
     def one(_: object) -> None:
         nonlocal left
         left -= 1
         if left == 0:
-            error = next((part.error for part in parts if part.error is not None), None)
-            if error is not None:
-                whole.fail(error)
-            else:
-                whole.succeed([part.value for part in parts])
+            then()
 
     for part in parts:
         part.then(one)
+    one(None)
+
+
+def gather(parts: Sequence[Completion[T]]) -> Completion[list[T]]:
+    """All values in order once all are settled, or the first error."""
+    whole: Completion[list[T]] = Completion()
+
+    def settle() -> None:
+        error = next((part.error for part in parts if part.error is not None), None)
+        if error is not None:
+            whole.fail(error)
+        else:
+            whole.succeed([part.value for part in parts])
+
+    when_all(parts, settle)
     return whole
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from backend.completion import Completion
+from backend.completion import Completion, succeeded, when_all
 from backend.records import QueueRef
 from ddmq_common.errors import DdmqError, DrainingError, TryLaterError
 from ddmq_common.metrics.catalogue import FORWARDED
@@ -67,49 +67,39 @@ class Forwarding:
 
         `judge` takes in the results of queues that this proxy has taken up.
         """
-        places = {_place(group, result.context) for group, result in taken}
-        left = len(places)
-        found: dict[tuple[str, bytes], _Holders | Exception] = {}
+        found = {
+            place: self._holders(place) for place in {_place(group, one.context) for group, one in taken}
+        }
+        when_all(found.values(), lambda: self._dispatch(taken, found, judge, done))
 
-        def looked_up(place: tuple[str, bytes], holders: _Holders | Exception) -> None:
-            nonlocal left
-            found[place] = holders
-            left -= 1
-            if left == 0:
-                self._dispatch(taken, found, judge, done)
-
-        for place in places:
-            self._holders(place, looked_up)
-
-    def _holders(
-        self, place: tuple[str, bytes], use: Callable[[tuple[str, bytes], _Holders | Exception], None]
-    ) -> None:
+    def _holders(self, place: tuple[str, bytes]) -> Completion[_Holders]:
         runtime = self._runtime
         known = self._known.get(place)
         if known is not None and known[0] > runtime.now():
-            use(place, known[1])
-            return
+            return succeeded(known[1])
+        looked_up: Completion[_Holders] = Completion()
 
         def answered(holders: Completion[Mapping[QueueRef, str]]) -> None:
             if holders.error is not None:
-                use(place, holders.error)
+                looked_up.fail(holders.error)
                 return
             by_qid = {runtime.qid(queue).encode(): where for queue, where in holders.value.items()}
             if len(self._known) >= HOLDERS_MAX:
                 self._known.clear()
             self._known[place] = (runtime.now() + HOLDERS_AGE_S, by_qid)
-            use(place, by_qid)
+            looked_up.succeed(by_qid)
 
         group, topic = place[0], place[1].decode("utf-8", "replace")
         try:
             runtime.backend.holders(group, topic, runtime.now() + LOOKUP_S).then(answered)
         except DdmqError as error:
-            use(place, error)
+            looked_up.fail(error)
+        return looked_up
 
     def _dispatch(
         self,
         taken: list[Taken],
-        found: Mapping[tuple[str, bytes], _Holders | Exception],
+        found: Mapping[tuple[str, bytes], Completion[_Holders]],
         judge: Callable[[list[Taken], Done], None],
         done: Done,
     ) -> None:
@@ -118,12 +108,12 @@ class Forwarding:
         error: Exception | None = None
         for group, result in taken:
             context = result.context
-            holders = found[_place(group, context)]
-            if isinstance(holders, Exception):
+            looked_up = found[_place(group, context)]
+            if looked_up.error is not None:
                 error = error or TryLaterError(
-                    f"who holds queue {_text(context.qid)} is not known: {holders}"
+                    f"who holds queue {_text(context.qid)} is not known: {looked_up.error}"
                 )
-            elif not holders:
+            elif not (holders := looked_up.value):
                 self._known.pop(_place(group, context), None)
                 if self._runtime.stopping:
                     error = error or DrainingError("this proxy is shutting down; send the results again")
