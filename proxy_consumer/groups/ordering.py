@@ -142,7 +142,7 @@ class GroupOrdering:
         """
         if key not in self.parked and len(self.parked) >= PARKED_MAX:
             raise BoundReachedError(f"{PARKED_MAX} keys of group {self._group} are parked; replay some first")
-        if not any(each.config.scope for each in self._subscriptions.values()):
+        if not self.order_keys:
             raise CallerError(f"no subscription of group {self._group} has an order key")
         return self._store(key, key.encode())
 
