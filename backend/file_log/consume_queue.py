@@ -13,7 +13,7 @@ from collections import OrderedDict
 from contextlib import closing, suppress
 
 from backend.file_log.core import names
-from backend.file_log.core.record import ENTRY_BYTES
+from backend.file_log.core.layout import ENTRY_BYTES
 from backend.file_log.storage import PAGE_BYTES, File, Storage
 from backend.records import QueueRef
 

@@ -19,7 +19,7 @@ from backend.completion import Completion
 from backend.engine import Watchers, check_find, check_read, check_topic
 from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.commit.requests import AppendRequest, CommitRequest, TopicRequest, all_refused, size_of
-from backend.file_log.core.record import ENTRY_BYTES
+from backend.file_log.core.layout import ENTRY_BYTES
 from backend.file_log.core.retention import DiskAdmission, Hold
 from backend.file_log.holds import DeadLetters, LevelHolds
 from backend.file_log.opened import Opened

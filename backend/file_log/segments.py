@@ -20,7 +20,7 @@ from contextlib import closing, suppress
 from itertools import pairwise, takewhile
 
 from backend.file_log.core import names
-from backend.file_log.core.frame import FRAME_BYTES, UNSALTED, unpack_frame
+from backend.file_log.core.layout import FRAME_BYTES, UNSALTED, unpack_frame
 from backend.file_log.storage import PAGE_BYTES, File, Storage
 from ddmq_common.errors import StorageError
 from ddmq_common.names import DLQ_PREFIX

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import google_crc32c
 
-from backend.file_log.core.frame import FRAME_BYTES, Frame, pack_frame
-from backend.file_log.core.record import (
+from backend.file_log.core.layout import (
     ENTRY,
     ENTRY_BYTES,
     ENTRY_CRC,
+    FRAME_BYTES,
     FRONT,
     META_BYTES_MAX,
     NO_ID,
@@ -25,8 +25,10 @@ from backend.file_log.core.record import (
     RECORD_MAGIC,
     RECORD_VERSION,
     REST,
+    Frame,
     RecordKind,
     encode_system,
+    pack_frame,
     pack_record,
 )
 from backend.file_log.options import FileLogOptions

@@ -13,7 +13,7 @@ from typing import Any
 from backend.completion import Completion
 from backend.engine import check_absent, check_change, check_settings
 from backend.file_log.commit.packing import FramePacker, Results, refused
-from backend.file_log.core.record import FLAG_DELETED, RecordKind
+from backend.file_log.core.layout import FLAG_DELETED, RecordKind
 from backend.file_log.options import FileLogOptions
 from backend.file_log.state import LogState, TopicState, encode_topic
 from backend.progress.codec import encode_delta

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from backend.file_log.consume_queue import QueueFiles
-from backend.file_log.core.record import ENTRY_BYTES
+from backend.file_log.core.layout import ENTRY_BYTES
 from backend.file_log.options import FileLogOptions
 from backend.file_log.state import LogQueue
 from backend.records import QueueRef

@@ -13,21 +13,19 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import Any, NamedTuple
 
-from backend.file_log.core.frame import (
+from backend.file_log.core.layout import (
     FRAME_BYTES,
     FRAME_MAGIC,
-    Frame,
-    frame_version,
-    unpack_frame,
-    version_of,
-)
-from backend.file_log.core.record import (
     RECORD_BYTES,
     RECORD_MAGIC,
+    Frame,
     Record,
     RecordKind,
+    frame_version,
     record_of_any_version,
+    unpack_frame,
     unpack_record,
+    version_of,
 )
 from backend.progress.codec import DELTA_VERSION, decode_delta
 from ddmq_common.errors import newer_format

@@ -24,8 +24,7 @@ from gevent.event import Event
 
 from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.core import names
-from backend.file_log.core.frame import FRAME_BYTES, Frame
-from backend.file_log.core.record import RECORD_BYTES, Record, RecordKind, unpack_record
+from backend.file_log.core.layout import FRAME_BYTES, RECORD_BYTES, Frame, Record, RecordKind, unpack_record
 from backend.file_log.core.scan import walk
 from backend.file_log.index.entries import IndexDamage
 from backend.file_log.index.log_index import LogIndex, Span

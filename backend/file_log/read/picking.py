@@ -16,7 +16,7 @@ from typing import NamedTuple
 import google_crc32c
 
 from backend.file_log.consume_queue import QueueFiles
-from backend.file_log.core.record import ENTRY_BYTES, GAP_ENTRY, entry_is_sound
+from backend.file_log.core.layout import ENTRY_BYTES, GAP_ENTRY, entry_is_sound
 from backend.records import QueueRef
 
 HUB_ENTRIES = 4096  # of them are looked through on the hub; a longer search goes to a thread

@@ -14,7 +14,7 @@ import gevent
 
 from backend.completion import Completion
 from backend.file_log.consume_queue import QueueFiles
-from backend.file_log.core.record import ENTRY_BYTES, ENTRY_ROWS, Record, entry_is_sound, pack_entry
+from backend.file_log.core.layout import ENTRY_BYTES, ENTRY_ROWS, Record, entry_is_sound, pack_entry
 from backend.file_log.damage import LogDamage
 from backend.file_log.index.attached import AttachedIndex, records_of
 from backend.file_log.read.picking import HUB_ENTRIES, Ask, Picked, pick, search

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import google_crc32c
 
-from backend.file_log.core.record import (
+from backend.file_log.core.layout import (
     ENTRY,
     ENTRY_BYTES,
     ENTRY_ROWS,

@@ -13,8 +13,16 @@ import google_crc32c
 import msgspec
 
 from backend.file_log.core import names
-from backend.file_log.core.frame import FRAME_BYTES, FRAME_VERSION, UNSALTED_VERSION, Frame, Salting, salt_of
-from backend.file_log.core.record import RECORD_BYTES, unpack_record
+from backend.file_log.core.layout import (
+    FRAME_BYTES,
+    FRAME_VERSION,
+    RECORD_BYTES,
+    UNSALTED_VERSION,
+    Frame,
+    Salting,
+    salt_of,
+    unpack_record,
+)
 from backend.file_log.core.scan import frames
 from backend.file_log.storage import File, Storage
 from ddmq_common.errors import DamagedError, StorageError, newer_format

@@ -17,13 +17,15 @@ from typing import NamedTuple
 
 from backend.file_log.consume_queue import QueueFiles
 from backend.file_log.core import names
-from backend.file_log.core.frame import UNSALTED, Frame, Salting
-from backend.file_log.core.record import (
+from backend.file_log.core.layout import (
     ENTRY_BYTES,
     FLAG_DELETED,
     GAP_ENTRY,
+    UNSALTED,
+    Frame,
     Record,
     RecordKind,
+    Salting,
     entry_is_sound,
     pack_entry,
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from backend.file_log.core.frame import FRAME_BYTES, Frame, unpack_frame
+from backend.file_log.core.layout import FRAME_BYTES, Frame, unpack_frame
 from backend.file_log.core.scan import frames, is_whole, refuse_newer_records
 from backend.file_log.damage import LogDamage
 from backend.file_log.segments import Segment, SegmentSet

@@ -13,8 +13,7 @@ import gevent
 import pytest
 from log_story import Story, Told, check, open_story, read_all, soon, wait
 
-from backend.file_log.core.frame import FRAME_BYTES, UNSALTED, Frame
-from backend.file_log.core.record import Record, RecordKind
+from backend.file_log.core.layout import FRAME_BYTES, UNSALTED, Frame, Record, RecordKind
 from backend.file_log.core.scan import walk
 from backend.file_log.start.format_file import read_format
 from backend.file_log.storage import Storage

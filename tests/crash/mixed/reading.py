@@ -11,9 +11,8 @@ from datetime import datetime
 from pathlib import Path
 
 from backend.file_log import FileLogOptions, open_log
-from backend.file_log.core.frame import UNSALTED, Frame
+from backend.file_log.core.layout import UNSALTED, Frame, Record, RecordKind
 from backend.file_log.core.names import parse_segment
-from backend.file_log.core.record import Record, RecordKind
 from backend.file_log.core.scan import walk
 from backend.file_log.log import FileLog
 from backend.file_log.start.format_file import read_format

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import google_crc32c
 
-from backend.file_log.core.frame import FRAME_BYTES, UNSALTED, VERSION_AT, Frame, Salting
+from backend.file_log.core.layout import FRAME_BYTES, UNSALTED, VERSION_AT, Frame, Record, Salting
 from backend.file_log.core.names import parse_segment
-from backend.file_log.core.record import Record
 from backend.file_log.core.scan import walk
 from backend.file_log.start.format_file import read_format
 from backend.file_log.storage import Storage

@@ -7,21 +7,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.file_log.core import names
-from backend.file_log.core.frame import FRAME_BYTES, Frame, pack_frame, salt_of, unpack_frame, version_of
-from backend.file_log.core.record import (
+from backend.file_log.core.layout import (
     ENTRY_AT,
     ENTRY_BYTES,
     ENTRY_ROWS,
+    FRAME_BYTES,
     GAP_ENTRY,
     RECORD_BYTES,
+    Frame,
     Record,
     RecordKind,
     decode_system,
     encode_system,
     entry_is_sound,
     pack_entry,
+    pack_frame,
     pack_record,
+    salt_of,
+    unpack_frame,
     unpack_record,
+    version_of,
 )
 from backend.file_log.core.scan import Bad, frames, is_whole, walk
 from backend.records import tag_hash

@@ -11,7 +11,7 @@ from log_rig import Rig, done
 
 import backend.file_log.damage as damage
 import backend.file_log.index.attached as log_rows
-from backend.file_log.core.record import ENTRY_BYTES
+from backend.file_log.core.layout import ENTRY_BYTES
 from backend.records import QueueRef, ReadStatus
 
 COUNT = 400

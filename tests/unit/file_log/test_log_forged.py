@@ -18,8 +18,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from log_rig import Rig, done
 
-from backend.file_log.core.frame import FRAME_BYTES, Frame, pack_frame
-from backend.file_log.core.record import FLAG_DELETED, RECORD_BYTES, RecordKind, pack_record
+from backend.file_log.core.layout import (
+    FLAG_DELETED,
+    FRAME_BYTES,
+    RECORD_BYTES,
+    Frame,
+    RecordKind,
+    pack_frame,
+    pack_record,
+)
 from backend.progress.codec import encode_delta
 from backend.records import CommitBatch, ProgressDelta, QueueRef
 from tests.examples import examples

@@ -16,8 +16,7 @@ from format_kit import RECORD_VERSION_AT, make_old, rewrite, salting_of, segment
 from log_rig import Rig, done
 
 from backend.file_log import open_log
-from backend.file_log.core.frame import VERSION_AT, Frame
-from backend.file_log.core.record import Record, RecordKind
+from backend.file_log.core.layout import VERSION_AT, Frame, Record, RecordKind
 from backend.file_log.storage import File, Storage
 from backend.records import CommitBatch, ProgressDelta, QueueRef
 from ddmq_common.clock import ManualClock

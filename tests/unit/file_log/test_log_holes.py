@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from log_rig import Rig, done
 
-from backend.file_log.core.frame import FRAME_BYTES
+from backend.file_log.core.layout import FRAME_BYTES
 from backend.file_log.core.names import parse_segment
 from backend.records import CommitBatch, ProgressDelta, QueueRef
 

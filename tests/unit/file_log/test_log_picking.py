@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_rig import Rig, done, record
 
-from backend.file_log.core.record import (
+from backend.file_log.core.layout import (
     ENTRY_BYTES,
     ENTRY_ROWS,
     GAP_ENTRY,

@@ -6,8 +6,7 @@ import gevent
 import pytest
 
 from backend.file_log.commit.packing import PackedFrame
-from backend.file_log.core.frame import Frame, pack_frame
-from backend.file_log.core.record import RecordKind, pack_record
+from backend.file_log.core.layout import Frame, RecordKind, pack_frame, pack_record
 from backend.file_log.index import attached
 from backend.file_log.index.attached import AttachedIndex
 from backend.file_log.segments import SegmentSet

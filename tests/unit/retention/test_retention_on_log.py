@@ -9,7 +9,7 @@ import gevent
 import pytest
 
 from backend.file_log import FileLog, FileLogOptions, open_log
-from backend.file_log.core.record import ENTRY_BYTES
+from backend.file_log.core.layout import ENTRY_BYTES
 from backend.file_log.core.retention import GIB, RetentionOptions
 from backend.file_log.holds import DeadLetters
 from backend.file_log.storage import Space, Storage
