@@ -98,16 +98,34 @@ def real_record(stored: StoredRecord) -> NewRecord:
             f"schedule record {stored.queue_id}/{stored.offset} has {REAL_TOPIC} {topic!r} and {REAL_QUEUE} "
             f"{queue!r}; a topic and a queue number are wanted"
         )
-    key, tags = key_and_tags(stored.delivery)
+    return _again(stored, topic, int(queue), bytes(stored.delivery), system)
+
+
+class Dying(Protocol):
+    """What another record is made of: a stored record, or what else holds delivery bytes."""
+
+    @property
+    def message_id(self) -> bytes: ...
+    @property
+    def born_ms(self) -> int: ...
+    @property
+    def flags(self) -> int: ...
+    @property
+    def delivery(self) -> bytes: ...
+
+
+def _again(record: Dying, topic: str, queue_id: int, delivery: bytes, system: Mapping[str, str]) -> NewRecord:
+    """The record to append to another queue: message id, born time, key, tags and flags stay."""
+    key, tags = key_and_tags(record.delivery)
     return NewRecord(
         topic,
-        int(queue),
-        stored.message_id,
-        stored.born_ms,
-        bytes(stored.delivery),
+        queue_id,
+        record.message_id,
+        record.born_ms,
+        delivery,
         key,
         tags,
-        stored.flags,
+        record.flags,
         0,
         system or None,
     )
@@ -140,19 +158,6 @@ class DeadLetter(NamedTuple):
     place: int
 
 
-class Dying(Protocol):
-    """What a dead letter is made of: a stored record, or what else holds delivery bytes."""
-
-    @property
-    def message_id(self) -> bytes: ...
-    @property
-    def born_ms(self) -> int: ...
-    @property
-    def flags(self) -> int: ...
-    @property
-    def delivery(self) -> bytes: ...
-
-
 def dead_record(
     topic: str,
     record: Dying,
@@ -173,17 +178,7 @@ def dead_record(
     else:
         properties = _without_facts(content) | {name.encode(): text.encode() for name, text in facts.items()}
         delivery = encode(key, content.value, tags, properties)
-    return NewRecord(
-        topic,
-        0,
-        record.message_id,
-        record.born_ms,
-        delivery,
-        key,
-        tags,
-        record.flags,
-        system=kept or None,
-    )
+    return _again(record, topic, 0, delivery, kept)
 
 
 def read_dead_letter(record: StoredRecord) -> DeadLetter:
@@ -226,17 +221,8 @@ def resent_record(letter: DeadLetter, queues: int) -> NewRecord:
         properties[RESENT.encode()] = str(letter.resent + 1).encode()
         delivery = encode(key, letter.content.value, tags, properties)
     system = {name: text for name, text in record.system.items() if not name.startswith(PREFIX)}
-    return NewRecord(
-        letter.topic,
-        (letter.place if letter.queue_id is None else letter.queue_id) % queues,
-        record.message_id,
-        record.born_ms,
-        delivery,
-        key,
-        tags,
-        record.flags,
-        system=system or None,
-    )
+    queue_id = (letter.place if letter.queue_id is None else letter.queue_id) % queues
+    return _again(record, letter.topic, queue_id, delivery, system)
 
 
 def _without_facts(content: Content) -> dict[bytes, bytes]:

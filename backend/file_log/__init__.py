@@ -18,7 +18,7 @@ from backend.file_log.log import FileLog
 from backend.file_log.opened import Opened
 from backend.file_log.options import FileLogOptions
 from backend.file_log.sessions.elected import ElectedBackend
-from backend.file_log.sessions.election import ElectedLog, share
+from backend.file_log.sessions.election import ElectedLog, Election
 from backend.file_log.sessions.reads import local_reads
 from backend.file_log.storage import Storage
 from ddmq_common.clock import Clock
@@ -67,7 +67,7 @@ def open_shared(
 ) -> ElectedBackend:
     """The directory's log for one of several processes: as its writer when there is none, else as a member.
 
-    Blocks the calling greenlet. Raises what `share` raises; `may_write` False never becomes the writer.
+    Blocks the calling greenlet. Raises as Election.start; `may_write` False never becomes the writer.
     """
 
     def open_writer(folder: Path, lock: DirectoryLock) -> ElectedLog:
@@ -75,4 +75,5 @@ def open_shared(
         return ElectedLog(log, log.publish_entries)
 
     reads = local_reads(directory, FileLogOptions() if options is None else options)
-    return share(directory, open_writer, clock=clock, metrics=metrics, may_write=may_write, reads=reads)
+    election = Election(directory, open_writer, clock, metrics, may_write=may_write, reads=reads)
+    return election.start()

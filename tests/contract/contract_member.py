@@ -11,7 +11,7 @@ from typing import ClassVar
 from contract_kit import Engine
 
 from backend.file_log.lock import DirectoryLock
-from backend.file_log.sessions.election import ElectedLog, share
+from backend.file_log.sessions.election import ElectedLog, Election
 from ddmq_common.metrics.registry import Registry
 from tests.played_memory import PlayedMemory
 
@@ -26,10 +26,9 @@ class MemberEngine(Engine):
             return ElectedLog(PlayedMemory(self.clock))
 
         self.directory.mkdir(exist_ok=True)
-        self.writer = share(self.directory, open_writer, clock=self.clock, metrics=Registry())
-        self.backend = share(
-            self.directory, open_writer, clock=self.clock, metrics=Registry(), may_write=False
-        )
+        parts = self.directory, open_writer, self.clock
+        self.writer = Election(*parts, Registry()).start()
+        self.backend = Election(*parts, Registry(), may_write=False).start()
 
     def reopen(self) -> None:
         self.close()

@@ -49,27 +49,12 @@ class ElectedLog(NamedTuple):
 OpenWriter = Callable[[Path, DirectoryLock], ElectedLog]
 
 
-def share(
-    directory: Path,
-    open_writer: OpenWriter,
-    *,
-    clock: Clock,
-    metrics: Registry,
-    limits: SessionLimits | None = None,
-    may_write: bool = True,
-    reads: MakeReads | None = None,
-) -> ElectedBackend:
-    """The directory's log for this process, as its writer or as a member. Blocks the calling greenlet.
-
-    `open_writer` opens the engine (called with the lock held, at start or at a takeover); `reads` makes
-    the reading half of a member, default: through the writer. Raises RemoteError when nobody answers
-    (and we may not write, or another process holds the lock), else what opening the log raises.
-    """
-    return Election(directory, open_writer, clock, metrics, limits, may_write, reads).start()
-
-
 class Election:
-    """One process's part in it; see the module's text."""
+    """One process's part in it.
+
+    `open_writer` opens the engine (called with the lock held, at start or at a takeover); `may_write` False
+    never becomes the writer; `reads` makes the reading half of a member, default: through the writer.
+    """
 
     def __init__(
         self,
@@ -103,7 +88,11 @@ class Election:
         return self._server is not None
 
     def start(self) -> ElectedBackend:
-        """Become writer or member; returns the face."""
+        """The directory's log for this process, as its writer or as a member. Blocks the calling greenlet.
+
+        Raises RemoteError when nobody answers (and we may not write, or another process holds the lock), else
+        what opening the log raises.
+        """
         if self._may_write:
             make_private(self._directory)
         try:

@@ -82,7 +82,7 @@ MakeReads = Callable[[Link, Clock, Mirror], Reads]
 
 
 def local_reads(directory: Path, options: FileLogOptions) -> MakeReads:
-    """What `share` takes as `reads` for the file log in `directory`."""
+    """What Election takes as `reads` for the file log in `directory`."""
     return lambda link, clock, mirror: LocalReads(link, clock, mirror, directory, options)
 
 

@@ -24,7 +24,7 @@ from typing import Any
 from gevent import get_hub
 
 from backend.file_log.sessions.mirror import change
-from backend.file_log.sessions.pipe import READABLE, FrameKind, Pipe, SessionLimits
+from backend.file_log.sessions.pipe import READABLE, FrameKind, SessionLimits
 from backend.file_log.sessions.serving import serve
 from backend.file_log.sessions.session import Session
 from backend.port import Backend
@@ -179,17 +179,7 @@ class SessionServer:
     def _open_session(self, sock: Any) -> None:
         limits = self.limits
         self._count += 1
-        session = Session(self, self._count)
-        session.serve = serve
-        session.pipe = Pipe(
-            self._loop,
-            sock,
-            limits.frame_bytes_max,
-            limits.out_bytes_max,
-            session.on_frame,
-            session.on_closed,
-            session.hold,
-        )
+        session = Session(self, self._count, self._loop, sock, serve)
         if len(self._sessions) >= limits.sessions_max:
             self.refused("sessions")
             text = f"{limits.sessions_max} sessions are open at the writer; allowed: {limits.sessions_max}"

@@ -11,6 +11,7 @@ Rules:
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -36,6 +37,9 @@ from ddmq_common.errors import BoundReachedError, DdmqError, RemoteError
 log = logging.getLogger(__name__)
 
 
+Serve = Callable[["Session", int, int, bytes], None]
+
+
 class Host(Protocol):
     """What a session needs of the server it belongs to."""
 
@@ -56,7 +60,7 @@ class Host(Protocol):
 class Session:
     """One member's session. `heard` is when anything last came from the member (monotonic seconds)."""
 
-    def __init__(self, host: Host, number: int) -> None:
+    def __init__(self, host: Host, number: int, loop: Any, sock: socket.socket, serve: Serve) -> None:
         self.host = host
         self.number = number
         self.name = ""
@@ -67,8 +71,9 @@ class Session:
         self.in_flight_bytes = 0
         self.waits: dict[int, WaitAnswer] = {}
         self.memberships: dict[int, Membership] = {}
-        self.pipe: Pipe
-        self.serve: Callable[[Session, int, int, bytes], None]
+        self._serve = serve
+        bytes_max = host.limits.frame_bytes_max, host.limits.out_bytes_max
+        self.pipe = Pipe(loop, sock, *bytes_max, self.on_frame, self.on_closed, self.hold)
 
     @property
     def closed(self) -> bool:
@@ -82,7 +87,7 @@ class Session:
         try:
             if not self.welcomed and kind != FrameKind.HELLO:
                 raise ProtocolError("the first frame must be HELLO")
-            self.serve(self, kind, ident, body)
+            self._serve(self, kind, ident, body)
         except (msgspec.MsgspecError, ProtocolError) as error:
             self.end("malformed", f"a frame of kind {kind}: {error}")
         except (DdmqError, ValueError) as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 import gevent
 
 from backend.file_log.lock import DirectoryLock
-from backend.file_log.sessions.election import ElectedLog, share
+from backend.file_log.sessions.election import ElectedLog, Election
 from backend.memory import MemoryBackend
 from ddmq_common.clock import SystemClock
 from ddmq_common.metrics.registry import Registry
@@ -18,6 +18,6 @@ def open_writer(directory: Path, lock: DirectoryLock) -> ElectedLog:
     return ElectedLog(MemoryBackend(CLOCK))
 
 
-share(Path(sys.argv[1]), open_writer, clock=CLOCK, metrics=Registry())
+Election(Path(sys.argv[1]), open_writer, CLOCK, Registry()).start()
 print("ready", flush=True)
 gevent.get_hub().threadpool.apply(sys.stdin.read)
