@@ -19,12 +19,12 @@ from backend.completion import Completion
 from backend.engine import Watchers, check_find, check_read, check_topic
 from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.commit.requests import AppendRequest, CommitRequest, TopicRequest, all_refused, size_of
+from backend.file_log.consume_queue import Ask
 from backend.file_log.core.layout import ENTRY_BYTES
 from backend.file_log.core.retention import DiskAdmission, Hold
 from backend.file_log.holds import DeadLetters, LevelHolds
 from backend.file_log.opened import Opened
 from backend.file_log.options import FileLogOptions
-from backend.file_log.read.picking import Ask
 from backend.file_log.read.waits import Waits
 from backend.file_log.start.recovery import Recovered
 from backend.file_log.state import TopicState, capabilities

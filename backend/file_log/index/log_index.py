@@ -16,9 +16,16 @@ from itertools import islice
 from typing import TypeVar
 
 from backend.file_log.core.names import UNFINISHED, entries_name, parse, segments, sorted_name
-from backend.file_log.index import blocks, entries, sorted_table
-from backend.file_log.index.blocks import HEADER_BYTES, ID_COLUMN, KEY_COLUMN, id_hash, key_hash
-from backend.file_log.index.entries import IndexDamage, OnDamage
+from backend.file_log.index import entries, sorted_table
+from backend.file_log.index.entries import (
+    HEADER_BYTES,
+    ID_COLUMN,
+    KEY_COLUMN,
+    IndexDamage,
+    OnDamage,
+    id_hash,
+    key_hash,
+)
 from backend.file_log.index.sorted_table import IndexRow, IndexTable
 from backend.file_log.index.writer import IndexWriter
 from backend.file_log.storage import File, Storage
@@ -37,13 +44,13 @@ def refuse_newer_index(storage: Storage, folder: str) -> None:
         if known is not None:
             file = storage.open(f"{folder}/{name}")
             try:
-                data = file.pread(blocks.HEADER_BYTES, 0)
+                data = file.pread(entries.HEADER_BYTES, 0)
             except OSError:
                 continue  # it is made anew
             finally:
                 file.close()
-            for header in (blocks, sorted_table):
-                version = blocks.version_of(data, known[0], header.MAGIC)
+            for header in (entries, sorted_table):
+                version = entries.version_of(data, known[0], header.MAGIC)
                 if version is not None and version > header.VERSION:
                     raise newer_format(f"the index file {folder}/{name}", version, header.VERSION)
 
@@ -314,7 +321,7 @@ class IndexLookup:
                     start, partial(entries.between, segment_start=start, span=span, on_damage=self._on_damage)
                 )
         for start, data in unsaved:
-            block = blocks.unpack_header(data, start)
+            block = entries.unpack_header(data, start)
             if block is not None:
                 yield from entries.times_in_body(block, data[HEADER_BYTES:], start_ms, end_ms)
 

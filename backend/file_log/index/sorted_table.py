@@ -24,9 +24,8 @@ from typing import NamedTuple
 import google_crc32c
 
 from backend.file_log.core.names import UNFINISHED, entries_name, sorted_name
-from backend.file_log.index import blocks, entries
-from backend.file_log.index.blocks import U32_MAX, Seeds, little, numbers
-from backend.file_log.index.entries import OnDamage
+from backend.file_log.index import entries
+from backend.file_log.index.entries import U32_MAX, OnDamage, Seeds, little, numbers
 from backend.file_log.index.writer import Rows
 from backend.file_log.storage import File, Storage
 from ddmq_common.errors import DamagedError
@@ -256,7 +255,7 @@ def _bodies(source: File, found: list[entries.FoundEntry], on_damage: OnDamage) 
         if body is None:
             start = one.block.segment_start
             raise DamagedError(f"a block of the index of segment {start} is damaged, at byte {one.at}")
-        yield blocks.table_entries(body)
+        yield entries.table_entries(body)
 
 
 class _Pages:
@@ -324,7 +323,7 @@ def _write_rows(target: File, span: tuple[int, int], rows: Iterable[IndexRow]) -
     seeds, pending = Seeds(), Rows()
     covered, last_ms, written = start, 0, 0
     for row in rows:
-        if len(pending.positions) == blocks.BLOCK_ROWS or not pending.takes(row.stored_ms):
+        if len(pending.positions) == entries.BLOCK_ROWS or not pending.takes(row.stored_ms):
             block = pending.pack(start, (covered, row.position), last_ms, seeds)
             target.pwrite(block, written)
             covered, last_ms, written = row.position, pending.last_ms(last_ms), written + len(block)

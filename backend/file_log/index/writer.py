@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from backend.file_log.core.names import entries_name
 from backend.file_log.index import entries
-from backend.file_log.index.blocks import (
+from backend.file_log.index.entries import (
     BLOCK_ROWS,
     ROW_BYTES,
     ROWS_MAX,

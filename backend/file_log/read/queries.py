@@ -13,11 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 import gevent
 
 from backend.completion import Completion
-from backend.file_log.consume_queue import QueueFiles
+from backend.file_log.consume_queue import HUB_ENTRIES, Ask, Picked, QueueFiles, pick, search
 from backend.file_log.core.layout import ENTRY_BYTES, ENTRY_ROWS, Record, entry_is_sound, pack_entry
 from backend.file_log.damage import LogDamage
 from backend.file_log.index.attached import AttachedIndex, records_of
-from backend.file_log.read.picking import HUB_ENTRIES, Ask, Picked, pick, search
 from backend.file_log.read.reader import FileBatch, LogReader, Row, is_of, row_of, stored_record
 from backend.file_log.segments import SegmentSet
 from backend.file_log.state import LogQueue, LogState

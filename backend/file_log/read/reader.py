@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import google_crc32c
 
+from backend.file_log.consume_queue import Ask, Picked
 from backend.file_log.core.layout import (
     ENTRY,
     ENTRY_BYTES,
@@ -35,7 +36,6 @@ from backend.file_log.core.layout import (
     system_finder,
     unpack_record,
 )
-from backend.file_log.read.picking import Ask, Picked
 from backend.file_log.segments import Segment, SegmentSet
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus, ShortRecord, StoredRecord
 from ddmq_common.errors import DamagedError

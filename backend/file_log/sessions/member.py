@@ -17,7 +17,7 @@ from typing import Any
 
 from backend.completion import Completion
 from backend.engine import StoreClock, check_find, check_read, check_topic
-from backend.file_log.read.picking import Ask
+from backend.file_log.consume_queue import Ask
 from backend.file_log.sessions import codec
 from backend.file_log.sessions.joining import MembershipTable
 from backend.file_log.sessions.link import Link

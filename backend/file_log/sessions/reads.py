@@ -17,10 +17,9 @@ from typing import Any
 import gevent
 
 from backend.completion import Completion
-from backend.file_log.consume_queue import QueueFiles
+from backend.file_log.consume_queue import HUB_ENTRIES, Ask, Picked, QueueFiles, pick, search
 from backend.file_log.core.layout import ENTRY_BYTES, ENTRY_ROWS, UNSALTED, Salting, entry_is_sound
 from backend.file_log.options import FileLogOptions
-from backend.file_log.read.picking import HUB_ENTRIES, Ask, Picked, pick, search
 from backend.file_log.read.reader import FileBatch, LogReader
 from backend.file_log.segments import SegmentSet
 from backend.file_log.sessions import codec

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_rig import Rig, done, record
 
+from backend.file_log.consume_queue import HUB_ENTRIES, Ask, all_sound, pick, search
 from backend.file_log.core.layout import (
     ENTRY_BYTES,
     ENTRY_ROWS,
@@ -17,7 +18,6 @@ from backend.file_log.core.layout import (
     pack_record,
     unpack_record,
 )
-from backend.file_log.read.picking import HUB_ENTRIES, Ask, all_sound, pick, search
 from backend.records import QueueRef, tag_hash
 from tests.examples import examples
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from backend.file_log.core.names import entries_name, sorted_name
-from backend.file_log.index import blocks, sorted_table
+from backend.file_log.index import entries, sorted_table
 from backend.file_log.index.entries import IndexDamage
 from backend.file_log.index.log_index import LogIndex
 from tests.examples import some_of
@@ -13,7 +13,7 @@ from tests.unit.index.files_for_index import OsStorage
 from tests.unit.index.logs import PretendLog, run, some_rows
 
 COMMITS, ROWS = 5, 1_100  # a block a commit
-BLOCK = blocks.HEADER_BYTES + ROWS * blocks.ROW_BYTES
+BLOCK = entries.HEADER_BYTES + ROWS * entries.ROW_BYTES
 
 
 class Damaged:
@@ -61,13 +61,13 @@ def bits_of(region_start: int, size: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "bit", some_of([*range(0, 8 * blocks.HEADER_BYTES, 11), 8 * blocks.HEADER_BYTES - 1])
+    "bit", some_of([*range(0, 8 * entries.HEADER_BYTES, 11), 8 * entries.HEADER_BYTES - 1])
 )
 def test_flip_in_a_block_header(sealed: Damaged, bit: int) -> None:
     check_entries(sealed, 8 * 2 * BLOCK + bit)
 
 
-@pytest.mark.parametrize("bit", some_of(bits_of(blocks.HEADER_BYTES, ROWS * blocks.ROW_BYTES)))
+@pytest.mark.parametrize("bit", some_of(bits_of(entries.HEADER_BYTES, ROWS * entries.ROW_BYTES)))
 def test_flip_in_a_block_body(sealed: Damaged, bit: int) -> None:
     check_entries(sealed, 8 * 2 * BLOCK + bit)
 

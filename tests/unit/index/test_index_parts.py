@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.file_log.core import names
-from backend.file_log.index import blocks, sorted_table
+from backend.file_log.index import entries, sorted_table
 from backend.file_log.index.attached import IndexKeeper
 from backend.file_log.index.entries import IndexDamage
 from backend.file_log.index.log_index import LogIndex
@@ -19,26 +19,26 @@ from tests.unit.index.logs import PretendLog, some_rows
 
 
 def test_stored_hashes_never_change() -> None:
-    assert blocks.key_hash("orders", b"order-1") == 0x9DC0ECFE
-    assert blocks.id_hash(bytes(range(16))) == 0x00000000
-    assert blocks.id_hash(bytes.fromhex("0123456789abcdef0011223344556677")) == 0xCCCCCCCC
+    assert entries.key_hash("orders", b"order-1") == 0x9DC0ECFE
+    assert entries.id_hash(bytes(range(16))) == 0x00000000
+    assert entries.id_hash(bytes.fromhex("0123456789abcdef0011223344556677")) == 0xCCCCCCCC
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b"]), st.binary(max_size=5)), max_size=30))
 def test_columns_agree_with_single_hashes(rows: list[tuple[str, bytes]]) -> None:
-    column = blocks.key_column([row[0] for row in rows], [row[1] for row in rows], blocks.Seeds())
-    assert list(column) == [blocks.key_hash(*row) if row[1] else 0 for row in rows]
+    column = entries.key_column([row[0] for row in rows], [row[1] for row in rows], entries.Seeds())
+    assert list(column) == [entries.key_hash(*row) if row[1] else 0 for row in rows]
 
 
 def test_a_hash_of_zero_is_stored_as_one() -> None:
     key = bytes.fromhex("9d0ad96d")  # its CRC is 0
-    assert list(blocks.key_column(["t"] * 2, [key, b""], blocks.Seeds(t=0))) == [1, 0]
-    assert list(blocks.key_column(["t"], [key], blocks.Seeds(t=0))) == [1]
+    assert list(entries.key_column(["t"] * 2, [key, b""], entries.Seeds(t=0))) == [1, 0]
+    assert list(entries.key_column(["t"], [key], entries.Seeds(t=0))) == [1]
 
 
 def test_remembered_topics_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "TOPICS_REMEMBERED_MAX", 3)
-    seeds = blocks.Seeds()
+    monkeypatch.setattr(entries, "TOPICS_REMEMBERED_MAX", 3)
+    seeds = entries.Seeds()
     for number in range(10):
         assert seeds[f"t{number}"]
         assert len(seeds) <= 3
@@ -49,7 +49,7 @@ def test_search_in_a_column_finds_whole_numbers_only(column: list[int], data: st
     body = array("I", [0] * len(column) + column + column + column).tobytes()
     wanted = data.draw(st.sampled_from(column))
     expected = [row for row in reversed(range(len(column))) if column[row] == wanted]
-    assert list(blocks.rows_with_hash(body, blocks.KEY_COLUMN, wanted)) == expected
+    assert list(entries.rows_with_hash(body, entries.KEY_COLUMN, wanted)) == expected
 
 
 @pytest.mark.parametrize("kind", ["spread", "one hash", "one bucket", "low", "none"])
