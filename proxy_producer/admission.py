@@ -116,7 +116,7 @@ class Admission:
         if not properties:
             return None
         request.command, spoken = None, self._spoken.get(request.name)
-        if spoken is not None:
+        if spoken is not None and not spoken.properties.isdisjoint(properties):
             asked = dialect_of(properties, spoken, request.now_ms, self._delay.schedule_limits)
             if isinstance(asked, SendRefusal):
                 return asked
@@ -124,7 +124,8 @@ class Admission:
         request.chronos = CHRONOS in properties
         if DELAY in properties:
             request.level = delay_level(properties)
-            properties = {name: value for name, value in properties.items() if name != DELAY}
+            properties = dict(properties)
+            del properties[DELAY]
         request.kept = properties
         return None
 
@@ -148,7 +149,9 @@ class Admission:
         topic = request.topic
         if topic is None:
             return None
-        return topic.delayed_fault() if request.delayed else topic.plain_fault(request.chronos)
+        if request.level or request.command is not None or request.delay is not None:
+            return topic.delayed_fault()
+        return topic.plain_fault(request.chronos)
 
     def delay_fields(self, request: SendRequest) -> SendRefusal | None:
         if request.delay is None:
@@ -172,8 +175,9 @@ class Admission:
     # --- messages as nearly all are
 
     # One function: it is the hot path, and each call costs it 0.05 µs.
-    def usual(self, message: Any, topic: KnownTopic, born_ms: int) -> NewRecord | None:
-        """The record of a legal message without any delay to a topic that takes it; None: ask the table."""
+    def usual(self, message: Any, topic: KnownTopic, born_ms: int | None) -> NewRecord | SendRefusal | None:
+        """The record of a message without any delay to a topic that takes it, or what is wrong with its
+        content; None: ask the table. `born_ms` None: now."""
         flags, properties = 0, message.properties
         if not topic.plain_now:
             return None
@@ -182,9 +186,12 @@ class Admission:
                 return None
             flags = flags_of(properties)
         key, tags, body = message.key or b"", message.tags or b"", message.body or message.value
-        if content_fault(key, tags, body, properties, topic.limits) is not None:
-            return None
+        fault = content_fault(key, tags, body, properties, topic.limits)
+        if fault is not None:
+            return fault
         delivery = encode(key, body, tags, properties)
+        if born_ms is None:
+            born_ms = self._wall_ms()
         return NewRecord(topic.name, -1, self._new_id(), born_ms, delivery, key, tags, flags)
 
     # --- batches
@@ -204,18 +211,18 @@ class Admission:
         born_ms, known, usual, new = self._wall_ms(), self._known, self.usual, tuple.__new__
         for place, message in enumerate(messages):
             topic = known.get(message.topic)
-            chronos, record = False, None if topic is None else usual(message, topic, born_ms)
-            if record is None:
+            chronos, found = False, None if topic is None else usual(message, topic, born_ms)
+            if found is None:
                 request = request_of(RequestKind.MEMBER, message, born_ms, 0)
-                fault = self.fault(request)
-                if fault is not None:
-                    faults[place] = fault
-                    if each:
-                        continue
-                    break
-                chronos, record = request.chronos, request.record(self._new_id())
+                found = self.fault(request) or request.record(self._new_id())
+                chronos = request.chronos
+            if isinstance(found, SendRefusal):
+                faults[place] = found
+                if each:
+                    continue
+                break
             body = message.body or message.value
-            fields = (place, record, len(body), message.partitionId, message.hashId, chronos)
+            fields = (place, found, len(body), message.partitionId, message.hashId, chronos)
             members.append(new(BatchMember, fields))
         return members, faults
 

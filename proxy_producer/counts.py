@@ -51,8 +51,9 @@ class SendCounts:
                 self._metrics.cell(catalogue.SEND_REFUSED, reason),
             )
             self._refused[name, code, reason] = cells
-        for cell in cells:
-            cell.value += messages
+        by_code, by_reason = cells
+        by_code.value += messages
+        by_reason.value += messages
 
     def change_refused(self, refusal: SendRefusal) -> None:
         """A cancel or another change of a delay message was not taken: no message was lost by it."""

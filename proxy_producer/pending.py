@@ -118,13 +118,14 @@ class PendingSend(Completion[list[AppendResult]]):
         """The careful way: create topic `name` if it is missing (None: it need not be there), wait for rate
         limits if need be."""
         self.destination = destination
-        self.flow.watch(self)
         if self.topic is not None:
             self._pass_limits(self.topic)
         elif name is not None:
             self.flow.topics.create(name, self)
         else:
             self.release()
+        if not (self.done or self.answered):
+            self.flow.watch(self)
 
     def topic_settled(self, name: str, found: KnownTopic | SendRefusal) -> None:
         """The topic exists now, or does not and will not."""
@@ -164,7 +165,10 @@ class PendingSend(Completion[list[AppendResult]]):
 
     def wait_for(self, topic: InternalTopic, go_on: Callable[[], None]) -> None:
         """`go_on` follows when the internal topic is there; where it cannot be had, the send is refused."""
-        topic.when_ready(partial(self._waited, go_on))
+        if topic.ready:
+            go_on()
+        else:
+            topic.when_ready(partial(self._waited, go_on))
 
     def _waited(self, go_on: Callable[[], None], fault: SendRefusal | None) -> None:
         if self.answered:

@@ -16,16 +16,17 @@ from ddmq_rpc.codec import constant_result, structs
 from proxy_producer.core.refusals import SendRefusal
 
 _structs = structs(producer)
+_Result = _structs.Result
 SERVICE = "ProducerService"
 
 
 # sendSync, sendAsync and sendBatchSync have the same result struct, so one template serves the three.
-OK = constant_result(producer, SERVICE, "sendSync", success=_structs.Result(code=0, msg=OK_TEXT))
+OK = constant_result(producer, SERVICE, "sendSync", success=_Result(code=0, msg=OK_TEXT))
 
 
 def refused(refusal: SendRefusal) -> Any:
     """A Result for a message that was not stored."""
-    return _structs.Result(code=int(refusal.code), msg=refusal.text)
+    return _Result(code=int(refusal.code), msg=refusal.text)
 
 
 def delay_refused(refusal: SendRefusal, delay_id: bytes) -> Any:
@@ -74,12 +75,12 @@ def delay_decided(delay_id: bytes, code: int, due_ms: int, outcome: CommandOutco
 
 def delayed(record: NewRecord, delay_id: bytes) -> Any:
     """A Result for a plain send that became a delay message."""
-    return _structs.Result(code=0, msg=OK_TEXT, messageId=record.message_id.hex(), delayId=delay_id or None)
+    return _Result(code=0, msg=OK_TEXT, messageId=record.message_id.hex(), delayId=delay_id or None)
 
 
 def stored(record: NewRecord, result: AppendResult) -> Any:
     """A Result with our own fields, for callers that know them."""
-    return _structs.Result(
+    return _Result(
         code=0,
         msg=OK_TEXT,
         messageId=record.message_id.hex(),
@@ -91,6 +92,4 @@ def stored(record: NewRecord, result: AppendResult) -> Any:
 
 def scheduled(record: NewRecord, result: AppendResult) -> Any:
     """The same for a message with a delay level: where it will stand is not known yet."""
-    return _structs.Result(
-        code=0, msg=OK_TEXT, messageId=record.message_id.hex(), durability=int(result.durability)
-    )
+    return _Result(code=0, msg=OK_TEXT, messageId=record.message_id.hex(), durability=int(result.durability))

@@ -68,11 +68,6 @@ class SendRequest:
         """It brings a message; everything else changes one."""
         return self.delay is None or self.delay.action == DelayAction.ADD
 
-    @property
-    def delayed(self) -> bool:
-        """It asks for a delay, in whatever way."""
-        return bool(self.level) or self.command is not None or self.delay is not None
-
     def record(self, message_id: bytes) -> NewRecord:
         """The record to append; `delivery` is encoded here, once for all consumers."""
         delivery = encode(self.key, self.body, self.tags, self.kept)

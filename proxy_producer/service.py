@@ -151,25 +151,28 @@ class ProducerService:
 
     def _send(self, call: Call, message: Any, deadline: float) -> None:
         """The hot path, of messages as nearly all are; the others take the careful way."""
-        flow, topic, record = self.flow, self._known.get(message.topic), None
+        flow, topic, found = self.flow, self._known.get(message.topic), None
         if (
             topic is not None
             and flow.inflight < self._inflight_max
             and flow.inflight_bytes + call.frame_bytes <= self._inflight_bytes_max
             and not flow.draining
         ):
-            record = self._usual(message, topic, self._wall_ms())
-        if topic is None or record is None:
+            found = self._usual(message, topic, None)
+        if topic is None or found is None:
             self._send_careful(call, message, deadline)
+            return
+        if isinstance(found, SendRefusal):
+            refuse(flow, call, topic, found)
             return
         body_bytes = len(message.body or message.value)
         ours = message.clientId is not None or message.producerGroup is not None
-        send = PendingSend(flow, call, record, deadline, body_bytes, ours, topic, SEND_ANSWERS)
+        send = PendingSend(flow, call, found, deadline, body_bytes, ours, topic, SEND_ANSWERS)
         if topic.limiters:
             send.advance(ToTopic((message.partitionId, message.hashId), chronos=False), topic.name)
             return
         topic.turn = turn = topic.turn + 1
-        record.queue_id = choose(message.partitionId, message.hashId, topic.queues, turn)
+        found.queue_id = choose(message.partitionId, message.hashId, topic.queues, turn)
         send.send()
         if not send.done:
             flow.watch(send)
@@ -195,7 +198,9 @@ class ProducerService:
             self._refuse(call, request, fault)
 
     def _accept(self, call: Call, request: SendRequest, deadline: float) -> None:
-        record, destination, answers = self._delay_sends.way_of(request) or self._plain_way(request)
+        asked = request.command is not None or request.delay is not None or request.chronos
+        way = self._delay_sends.way_of(request) if asked else None
+        record, destination, answers = way or self._plain_way(request)
         body_bytes, topic = len(request.body), request.topic
         send = PendingSend(self.flow, call, record, deadline, body_bytes, request.ours, topic, answers)
         send.advance(destination, request.topic_name if request.adds else None)

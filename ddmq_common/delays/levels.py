@@ -22,10 +22,12 @@ def parse_duration(text: str, digits_max: int) -> int | None:
     has over `digits_max` digits."""
     if not _WHOLE.match(text):
         return None
-    parts = _PART.findall(text)
-    if any(len(amount) > digits_max for amount, _ in parts):
-        return None
-    return sum(int(amount) * UNIT_MS[unit] for amount, unit in parts)
+    total_ms = 0
+    for amount, unit in _PART.findall(text):
+        if len(amount) > digits_max:
+            return None
+        total_ms += int(amount) * UNIT_MS[unit]
+    return total_ms
 
 
 class Levels:
@@ -50,7 +52,8 @@ class Levels:
 
     def clamp(self, level: int) -> int:
         """The level that is meant: 0 for none (and below), the last for any above it."""
-        return max(0, min(level, len(self.waits)))
+        last = len(self.waits)
+        return 0 if level <= 0 else level if level < last else last
 
     def wait_ms(self, level: int) -> int:
         """Return how long messages of `level` wait, clamped; 0 for none."""

@@ -254,14 +254,18 @@ def add_command(request: DelayRequest, topic: str, uuid: str, shards: int) -> Pl
 
 def schedule_command(
     schedule: Schedule, due_ms: int, topic: str, uuid: str, shards: int, place: tuple[int, int]
-) -> Placed:
+) -> DelayCommand:
     """The command of a schedule whose first delivery is due at `due_ms`. `place`: (partitionId, hashId)."""
-    shard, second = shard_of(uuid, shards), due_ms // 1_000
-    command = DelayCommand(
-        ADD, uuid, topic, SCHEDULE, due_ms, second, shard=shard,
+    return DelayCommand(
+        ADD, uuid, topic, SCHEDULE, due_ms, due_ms // 1_000, shard=shard_of(uuid, shards),
         partition=place[0], hash_id=place[1], schedule=schedule,
     )  # fmt: skip
-    return Placed(command, DelayId(second, SCHEDULE, 0, 0, 0, 0, shard, uuid).text().encode())
+
+
+def schedule_id(command: DelayCommand) -> bytes:
+    """The id of the first occurrence of a schedule."""
+    shown = DelayId(command.timestamp_s, SCHEDULE, 0, 0, 0, 0, command.shard, command.uuid)
+    return shown.text().encode()
 
 
 def changing_command(request: DelayRequest, topic: str, latest_s: int, shards: int) -> Placed:

@@ -89,9 +89,9 @@ def dialect_of(
     caller's to fill in. A due time that has come is no delay. `now_ms`: the end of this millisecond,
     so that what counts from it is never early.
     """
-    if enabled.properties.isdisjoint(properties):
-        return None
     found = [name for name in enabled.spoken if not _DIALECTS[name].properties.isdisjoint(properties)]
+    if not found:
+        return None
     level = delay_level(properties)
     if len(found) > 1 or level:
         return _several(level, properties, enabled)
@@ -104,8 +104,6 @@ def dialect_of(
 
 def without_dialects(properties: Properties, enabled: Dialects) -> Properties:
     """The properties that are delivered."""
-    if enabled.properties.isdisjoint(properties):
-        return properties
     return {name: value for name, value in properties.items() if name not in enabled.properties}
 
 
@@ -155,7 +153,7 @@ def _read_amq(properties: Properties, now_ms: int) -> ParsedSchedule | None:
     crons in the broker's own time zone; here it is UTC unless _ZONE says otherwise.
     """
     delay, period, repeat = (_whole(properties, name) for name in _AMQ[:3])
-    cron, zone = (_text(properties, name) or "" for name in _AMQ[3:])
+    cron, zone = (_text(properties, name) for name in _AMQ[3:])
     if zone and not cron:
         raise WrongValueError("AMQ_SCHEDULED_ZONE stands without a cron", "allowed: with AMQ_SCHEDULED_CRON")
     if _AMQ_DELIVERED_BEFORE in properties or (delay is None and period is None and not cron):
@@ -218,7 +216,7 @@ def _read_ours(properties: Properties, now_ms: int) -> ParsedSchedule | None:
     if at is not None and at < (TIMESTAMP_S_MIN * 1_000 if repeat else 0):
         allowed = f"from 1970 on; with deliver-repeat from second {TIMESTAMP_S_MIN} (2001) on"
         raise _wrong(properties, _AT, allowed)
-    cron, zone = _text(properties, _CRON) or "", _text(properties, _ZONE) or ""
+    cron, zone = _text(properties, _CRON), _text(properties, _ZONE)
     if at is not None and (after is not None or cron):
         raise WrongValueError(
             "deliver-at stands beside deliver-after or deliver-cron", "allowed: one first delivery"
@@ -247,20 +245,20 @@ _READERS = (
 _DIALECTS = dict(zip(DELAY_DIALECTS, _READERS, strict=True))
 
 
-# --- how values are read; None: the property is absent
+# --- how values are read; numbers are None where the property is absent
 
 
-def _text(properties: Properties, name: bytes) -> str | None:
-    """The value as it stands, without white space around it."""
+def _text(properties: Properties, name: bytes) -> str:
+    """The value as it stands, without white space around it; "" when absent."""
     value = properties.get(name)
-    return None if value is None else value.decode("utf-8", "replace").strip()
+    return "" if value is None else value.decode("utf-8", "replace").strip()
 
 
 def _whole(properties: Properties, name: bytes) -> int | None:
     """A whole number. Raises WrongValueError."""
-    text = _text(properties, name)
-    if text is None:
+    if name not in properties:
         return None
+    text = _text(properties, name)
     if not _WHOLE.match(text):
         raise _wrong(properties, name, "a whole number of at most 18 digits")
     return int(text)
@@ -268,9 +266,9 @@ def _whole(properties: Properties, name: bytes) -> int | None:
 
 def _number(properties: Properties, name: bytes) -> int | None:
     """A number, cut to a whole one. Raises WrongValueError."""
-    text = _text(properties, name)
-    if text is None:
+    if name not in properties:
         return None
+    text = _text(properties, name)
     if not _NUMBER.match(text):
         raise _wrong(properties, name, "a number of milliseconds")
     return int(Decimal(text))
@@ -278,9 +276,9 @@ def _number(properties: Properties, name: bytes) -> int | None:
 
 def _duration_ms(properties: Properties, name: bytes) -> int | None:
     """`1h30m`, `250ms`, or a number of milliseconds. Raises WrongValueError."""
-    text = _text(properties, name)
-    if text is None:
+    if name not in properties:
         return None
+    text = _text(properties, name)
     if _WHOLE.match(text) and not text.startswith("-"):
         return int(text)
     found = parse_duration(text, digits_max=12) if len(text) <= 64 else None
@@ -293,9 +291,9 @@ def _moment_ms(properties: Properties, name: bytes) -> int | None:
     """Epoch seconds (also with a fraction), epoch milliseconds, or ISO 8601 with its offset from UTC. Parts
     of a millisecond count as a whole one: never early. Raises WrongValueError.
     """
-    text = _text(properties, name)
-    if text is None:
+    if name not in properties:
         return None
+    text = _text(properties, name)
     if _NUMBER.match(text) and not text.startswith("-"):
         value = Decimal(text)
         return _up(value * 1_000 if value < _SECONDS_BELOW else value)

@@ -115,10 +115,10 @@ def properties_fault(properties: Mapping[bytes, bytes], limits: ContentLimits) -
 
 def _odd_property_fault(name: bytes, value: bytes) -> SendRefusal | None:
     """For properties that are empty, start with white space, or have a reserved name."""
-    if not name.strip():
-        return illegal("property_blank", f"a property name {shown(name)} is blank", _BLANK_ALLOWED)
     if name == DELAY and value.isdigit():
         return None
+    if not name.strip():
+        return illegal("property_blank", f"a property name {shown(name)} is blank", _BLANK_ALLOWED)
     if name == DELAY:
         return illegal(
             "property_reserved",

@@ -11,13 +11,13 @@ Code 0 says that the command is durable. What it comes to is decided by the dela
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from hashlib import blake2b
 from random import Random
+from typing import Any
 from zlib import crc32
 
-import msgspec
-
-from backend.records import NewRecord
+from backend.records import AppendResult, NewRecord
 from ddmq_client.idl.codes import FROM_CHRONOS, DelayAction, DelayType
 from ddmq_common.clock import Clock
 from ddmq_common.delays.command import (
@@ -25,11 +25,10 @@ from ddmq_common.delays.command import (
     EXPIRE_AFTER_S,
     ONCE,
     DelayCommand,
-    DelayId,
+    Schedule,
     encode_command,
     is_uuid,
     parse_delay_id,
-    shard_of,
 )
 from ddmq_common.delays.schedules import first_due_ms
 from ddmq_common.delivery import encode, encode_properties, keyless
@@ -45,6 +44,7 @@ from proxy_producer.core.delay_requests import (
     changing_command,
     relay_command,
     schedule_command,
+    schedule_id,
     uuid_of,
 )
 from proxy_producer.core.validation import CHRONOS, content_fault
@@ -197,7 +197,7 @@ class DelaySends:
             record = request.record(self._new_id())
             command = self.relays.command(record, request.place)
             if command is not None:
-                return self._plain(record, Placed(command, b""))
+                return self._plain(record, command)
         return None
 
     def _delayed(self, request: SendRequest, asked: DelayRequest) -> Way:
@@ -226,22 +226,24 @@ class DelaySends:
         if asked.schedule is None:
             return add_command(asked, name, uuid, shards)
         due_ms = first_due_ms(asked.schedule, now_ms) if asked.due_ms is None else asked.due_ms
-        return schedule_command(asked.schedule, due_ms or now_ms, name, uuid, shards, request.place)
+        command = schedule_command(asked.schedule, due_ms or now_ms, name, uuid, shards, request.place)
+        return Placed(command, schedule_id(command))
 
-    def _plain(self, record: NewRecord, placed: Placed) -> Way:
+    def _plain(self, record: NewRecord, command: DelayCommand) -> Way:
         """A plain send goes on like this: it is answered as one."""
-        command, delay_id = placed
         record = NewRecord(
             DELAY_TOPIC, -1, record.message_id, record.born_ms, record.delivery, flags=record.flags
         )
-        answers = SendAnswers(lambda record, _: replies.delayed(record, delay_id))
-        return record, ToDelayService(self._commands, command), answers
+        return record, ToDelayService(self._commands, command), SendAnswers(partial(_told, command))
 
-    def _placed(self, request: SendRequest, command: DelayCommand) -> Placed:
+    def _placed(self, request: SendRequest, asked: DelayCommand) -> DelayCommand:
         """What a dialect asked for, with what is only known here."""
-        uuid, (partition, hash_id) = uuid_of(self._random.randbytes(16)), request.place
-        shard = shard_of(uuid, self._commands.queues)
-        whole = msgspec.structs.replace(
-            command, uuid=uuid, topic=request.topic_name, shard=shard, partition=partition, hash_id=hash_id
-        )
-        return Placed(whole, DelayId(whole.timestamp_s, whole.kind, 0, 0, 0, 0, shard, uuid).text().encode())
+        uuid, shards = uuid_of(self._random.randbytes(16)), self._commands.queues
+        schedule = asked.schedule or Schedule()
+        return schedule_command(schedule, asked.due_ms, request.topic_name, uuid, shards, request.place)
+
+
+def _told(command: DelayCommand, record: NewRecord, _: AppendResult) -> Any:
+    """What a caller of ours hears of a plain send that became a command; an old server has an id of its
+    own."""
+    return replies.delayed(record, b"" if command.unless_cancelled else schedule_id(command))

@@ -50,6 +50,7 @@ from proxy_producer.core.delay_requests import (
     delay_fault,
     id_fault,
     schedule_command,
+    schedule_id,
     timestamp_fault,
     uuid_of,
 )
@@ -162,7 +163,8 @@ def _scheduled(random: Random, request: DelayRequest, rules: DelayRules, uuid: s
     due = request.due_ms if request.due_ms is not None else first_due_ms(schedule, NOW)
     if due is None:
         return None
-    return Accepted(*schedule_command(schedule, due, "t", uuid, SHARDS, (-2, 0)))
+    command = schedule_command(schedule, due, "t", uuid, SHARDS, (-2, 0))
+    return Accepted(command, schedule_id(command))
 
 
 class Shard:

@@ -13,6 +13,7 @@ from backend.records import TopicInfo
 from ddmq_common.delivery import encode
 from ddmq_common.names import DELAY_TOPIC
 from proxy_producer.config import DelayLimits
+from proxy_producer.core.refusals import SendRefusal
 from proxy_producer.requests import RequestKind, SendRequest, delay_request_of, request_of
 
 TOPICS = (
@@ -174,9 +175,10 @@ def random_fields(random: Random) -> dict[str, Any]:
     }
 
 
-def test_what_the_short_way_takes_the_table_takes_with_the_same_record() -> None:
+def test_the_short_way_answers_as_the_table() -> None:
+    """The same record for what it takes, the same refusal for what it refuses."""
     rig = Rig(TOPICS, delay=DelayLimits(dialects=DIALECTS))
-    admission, random, taken = rig.proxy.admission, Random(11), 0
+    admission, random, taken, refused = rig.proxy.admission, Random(11), 0, 0
     for _ in range(3_000):
         sent = message(**random_fields(random))
         topic = rig.proxy.topics.find(sent.topic.decode())
@@ -184,13 +186,18 @@ def test_what_the_short_way_takes_the_table_takes_with_the_same_record() -> None
         record = admission.usual(sent, topic, NOW_MS)
         if record is None:
             continue
-        taken += 1
         request = request_of(RequestKind.SINGLE, sent, NOW_MS, 200)
+        if isinstance(record, SendRefusal):
+            refused += 1
+            assert admission.fault(request) == record
+            continue
+        taken += 1
         assert admission.fault(request) is None
-        assert not request.delayed
+        assert (request.level, request.command, request.delay) == (0, None, None)
         assert not request.chronos
         other = request.record(bytes(16))
         for name in ("topic", "born_ms", "delivery", "key", "tags", "flags", "due_ms", "system"):
             assert getattr(record, name) == getattr(other, name), name
         assert record.delivery == encode(sent.key, sent.body, sent.tags, request.kept)
     assert taken > 300
+    assert refused > 100
