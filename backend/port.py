@@ -18,6 +18,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from backend.completion import Completion
+from backend.engine import check_find, check_read
 from backend.records import (
     AppendResult,
     Bounds,
@@ -44,6 +45,25 @@ class Wait(Completion[bool]):
     def cancel(self) -> None:
         """The caller lost interest; it will not be settled any more. Harmless when done."""
         self.cancelled = True
+
+
+class ReadCall(NamedTuple):
+    """What one call of Backend.read asks for."""
+
+    queue: QueueRef
+    offset: int
+    count_max: int
+    bytes_max: int
+    tags: frozenset[int] | None = None
+
+
+class FindCall(NamedTuple):
+    """What one call of Backend.find asks for: one of key and message id."""
+
+    topic: str
+    key: bytes | None
+    message_id: bytes | None
+    count_max: int
 
 
 class Sharing(Enum):
@@ -187,7 +207,6 @@ class Backend(ABC):
 
     # --- reading
 
-    @abstractmethod
     def read(
         self,
         queue: QueueRef,
@@ -206,6 +225,14 @@ class Backend(ABC):
         answers DATA with empty columns and a `next_offset` to go on from. NONE still means that there is
         nothing at or after `next_offset` yet.
         """
+        check_read(offset, count_max, bytes_max)
+        completion: Completion[ReadBatch] = Completion() if into is None else into
+        self.start_read(ReadCall(queue, offset, count_max, bytes_max, tags), completion)
+        return completion
+
+    @abstractmethod
+    def start_read(self, call: ReadCall, completion: Completion[ReadBatch]) -> None:
+        """What an engine does for `read`."""
 
     @abstractmethod
     def wait(self, queue: QueueRef, offset: int, deadline: float, into: Wait | None = None) -> Wait:
@@ -219,7 +246,6 @@ class Backend(ABC):
     def offset_for_time(self, queue: QueueRef, wall_ms: int) -> Completion[int]:
         """The first offset stored at or after `wall_ms`; next offset when there is none."""
 
-    @abstractmethod
     def find(
         self,
         topic: str,
@@ -229,6 +255,12 @@ class Backend(ABC):
         count_max: int = 64,
     ) -> Completion[list[StoredRecord]]:
         """By key or message id, newest first (capability `find_by_key`, else UnsupportedError)."""
+        check_find(key, message_id, count_max)
+        return self.start_find(FindCall(topic, key, message_id, count_max))
+
+    @abstractmethod
+    def start_find(self, call: FindCall) -> Completion[list[StoredRecord]]:
+        """What an engine does for `find`."""
 
     # --- group progress and membership
 

@@ -26,6 +26,7 @@ import google_crc32c
 from backend.file_log.core import names
 from backend.file_log.core.layout import ENTRY_BYTES, GAP_ENTRY, entry_is_sound
 from backend.file_log.storage import PAGE_BYTES, File, Storage
+from backend.port import ReadCall
 from backend.records import QueueRef
 
 FILE_ENTRIES = 1 << 18
@@ -240,19 +241,9 @@ _TAG_AT = 12  # of the tag hash in an entry
 _HASH = Struct("<I")
 
 
-class Ask(NamedTuple):
-    """The arguments of Backend.read."""
-
-    queue: QueueRef
-    offset: int
-    count_max: int
-    bytes_max: int
-    tags: frozenset[int] | None = None
-
-    @property
-    def entries_max(self) -> int:
-        """How many entries are looked at first."""
-        return self.count_max if self.tags is None else HUB_ENTRIES
+def entries_max(call: ReadCall) -> int:
+    """How many entries are looked at first."""
+    return call.count_max if call.tags is None else HUB_ENTRIES
 
 
 class Picked(NamedTuple):
@@ -263,17 +254,17 @@ class Picked(NamedTuple):
     after: int
 
 
-def pick(ask: Ask, entries: bytes) -> Picked:
+def pick(call: ReadCall, entries: bytes) -> Picked:
     """Choose from `entries`, which start at the asked offset."""
     count = len(entries) // ENTRY_BYTES
-    if ask.tags is None:
-        return Picked(entries, range(ask.offset, ask.offset + count), ask.offset + count)
-    places = list(_first(_places(entries, ask.tags), ask.count_max + 1))
+    if call.tags is None:
+        return Picked(entries, range(call.offset, call.offset + count), call.offset + count)
+    places = list(_first(_places(entries, call.tags), call.count_max + 1))
     after = count
-    if len(places) > ask.count_max:
+    if len(places) > call.count_max:
         after = places.pop()
     chosen = b"".join([entries[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES] for at in places])
-    return Picked(chosen, [ask.offset + at for at in places], ask.offset + after)
+    return Picked(chosen, [call.offset + at for at in places], call.offset + after)
 
 
 def _first(places: Iterator[int], count: int) -> Iterator[int]:
@@ -320,12 +311,12 @@ def _tagged_or_unsound(entries: bytes, tags: frozenset[int]) -> Iterator[int]:
             yield at
 
 
-def search(ask: Ask, files: QueueFiles, end: int) -> Picked:
+def search(call: ReadCall, files: QueueFiles, end: int) -> Picked:
     """Go on until something is chosen, or to `end`, or as far as the files reach. Blocking."""
-    at = ask.offset
+    at = call.offset
     while True:
-        entries = files.read(ask.queue, at, min(HUB_ENTRIES, end - at))
-        picked = pick(ask._replace(offset=at), entries)
+        entries = files.read(call.queue, at, min(HUB_ENTRIES, end - at))
+        picked = pick(call._replace(offset=at), entries)
         if picked.entries or not entries or picked.after >= end:
             return picked
         at = picked.after

@@ -16,10 +16,9 @@ import gevent
 from backend.assignment.group import Grant
 from backend.assignment.memberships import Answered, Memberships, raised_epochs
 from backend.completion import Completion
-from backend.engine import Watchers, check_find, check_read, check_topic
+from backend.engine import Watchers, check_topic
 from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.commit.requests import AppendRequest, CommitRequest, TopicRequest, all_refused, size_of
-from backend.file_log.consume_queue import Ask
 from backend.file_log.core.layout import ENTRY_BYTES
 from backend.file_log.core.retention import DiskAdmission, Hold
 from backend.file_log.holds import DeadLetters, LevelHolds
@@ -28,7 +27,7 @@ from backend.file_log.options import FileLogOptions
 from backend.file_log.read.waits import Waits
 from backend.file_log.start.recovery import Recovered
 from backend.file_log.state import TopicState, capabilities
-from backend.port import Backend, Health, Join, Membership, MembershipListener, Wait
+from backend.port import Backend, FindCall, Health, Join, Membership, MembershipListener, ReadCall, Wait
 from backend.records import (
     AppendResult,
     Bounds,
@@ -213,19 +212,8 @@ class FileLog(Backend):
 
     # --- reading
 
-    def read(
-        self,
-        queue: QueueRef,
-        offset: int,
-        count_max: int,
-        bytes_max: int,
-        into: Completion[ReadBatch] | None = None,
-        tags: frozenset[int] | None = None,
-    ) -> Completion[ReadBatch]:
-        check_read(offset, count_max, bytes_max)
-        completion: Completion[ReadBatch] = Completion() if into is None else into
-        self._queries.read(Ask(queue, offset, count_max, bytes_max, tags), completion)
-        return completion
+    def start_read(self, call: ReadCall, completion: Completion[ReadBatch]) -> None:
+        self._queries.read(call, completion)
 
     def wait(self, queue: QueueRef, offset: int, deadline: float, into: Wait | None = None) -> Wait:
         wait = Wait() if into is None else into
@@ -258,18 +246,8 @@ class FileLog(Backend):
             lambda: self._queries.offset_for_time(queue, wall_ms), Completion()
         )
 
-    def find(
-        self,
-        topic: str,
-        *,
-        key: bytes | None = None,
-        message_id: bytes | None = None,
-        count_max: int = 64,
-    ) -> Completion[list[StoredRecord]]:
-        check_find(key, message_id, count_max)
-        return self._queries.answer_off_hub(
-            lambda: self._queries.find(topic, key, message_id, count_max), Completion()
-        )
+    def start_find(self, call: FindCall) -> Completion[list[StoredRecord]]:
+        return self._queries.answer_off_hub(lambda: self._queries.find(call), Completion())
 
     # --- group progress and membership
 

@@ -20,10 +20,10 @@ import gevent
 from backend.assignment.group import Grant
 from backend.assignment.memberships import Answered, Memberships, raised_epochs
 from backend.completion import Completion
-from backend.engine import StoreClock, Watchers, check_find, check_read, check_topic
+from backend.engine import StoreClock, Watchers, check_topic
 from backend.memory.store import MemoryStore
 from backend.memory.waiting import Refuse, WaitTable, Write, WriteLine
-from backend.port import Backend, Health, Join, Membership, MembershipListener, Wait
+from backend.port import Backend, FindCall, Health, Join, Membership, MembershipListener, ReadCall, Wait
 from backend.progress.group_progress import check_delta
 from backend.records import (
     AppendResult,
@@ -205,17 +205,8 @@ class MemoryBackend(Backend):
 
     # --- reading
 
-    def read(
-        self,
-        queue: QueueRef,
-        offset: int,
-        count_max: int,
-        bytes_max: int,
-        into: Completion[ReadBatch] | None = None,
-        tags: frozenset[int] | None = None,
-    ) -> Completion[ReadBatch]:
-        check_read(offset, count_max, bytes_max)
-        return self._answer(lambda: self._store.read(queue, offset, count_max, bytes_max, tags), into)
+    def start_read(self, call: ReadCall, completion: Completion[ReadBatch]) -> None:
+        self._answer(lambda: self._store.read(call), completion)
 
     def wait(self, queue: QueueRef, offset: int, deadline: float, into: Wait | None = None) -> Wait:
         wait = Wait() if into is None else into
@@ -253,16 +244,8 @@ class MemoryBackend(Backend):
     def offset_for_time(self, queue: QueueRef, wall_ms: int) -> Completion[int]:
         return self._answer(lambda: self._store.offset_for_time(queue, wall_ms))
 
-    def find(
-        self,
-        topic: str,
-        *,
-        key: bytes | None = None,
-        message_id: bytes | None = None,
-        count_max: int = 64,
-    ) -> Completion[list[StoredRecord]]:
-        check_find(key, message_id, count_max)
-        return self._answer(lambda: self._store.find(topic, key, message_id, count_max))
+    def start_find(self, call: FindCall) -> Completion[list[StoredRecord]]:
+        return self._answer(lambda: self._store.find(call))
 
     def progress(self, group: str, queues: Sequence[QueueRef]) -> Completion[list[ProgressView]]:
         return self._answer(lambda: [self._store.progress.view(group, queue) for queue in queues])

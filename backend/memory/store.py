@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from backend.engine import check_absent, check_change, check_settings
+from backend.port import FindCall, ReadCall
 from backend.progress.group_progress import ProgressTable
 from backend.records import (
     PASSED_MAX,
@@ -102,10 +103,9 @@ class MemoryQueue:
         self._entries.append(Entry(record, new))
         return offset
 
-    def read(
-        self, offset: int, count_max: int, bytes_max: int, tags: frozenset[int] | None = None
-    ) -> MemoryBatch:
+    def read(self, call: ReadCall) -> MemoryBatch:
         """As Backend.read, for a queue that is there."""
+        _, offset, count_max, bytes_max, tags = call
         if not self.min <= offset <= self.next:
             return MemoryBatch(ReadStatus.OUT_OF_RANGE, [], offset, self.bounds())
         found: list[Entry] = []
@@ -278,20 +278,13 @@ class MemoryStore:
 
     # --- reading
 
-    def read(
-        self,
-        ref: QueueRef,
-        offset: int,
-        count_max: int,
-        bytes_max: int,
-        tags: frozenset[int] | None = None,
-    ) -> MemoryBatch:
+    def read(self, call: ReadCall) -> MemoryBatch:
         """As Backend.read. Raises CallerError when the topic is not readable."""
-        queue = self.queue(ref)
+        queue = self.queue(call.queue)
         if queue is None:
-            return MemoryBatch(ReadStatus.GONE, [], offset)
-        self.check_readable(ref.topic)
-        return queue.read(offset, count_max, bytes_max, tags)
+            return MemoryBatch(ReadStatus.GONE, [], call.offset)
+        self.check_readable(call.queue.topic)
+        return queue.read(call)
 
     def check_readable(self, topic: str) -> None:
         """Raises CallerError when nothing may be read from the topic."""
@@ -310,10 +303,9 @@ class MemoryStore:
             raise NoSuchTopicError(f"queue {ref} does not exist (any more)")
         return queue.offset_for_time(wall_ms)
 
-    def find(
-        self, topic: str, key: bytes | None, message_id: bytes | None, count_max: int
-    ) -> list[StoredRecord]:
+    def find(self, call: FindCall) -> list[StoredRecord]:
         """Newest first. Raises NoSuchTopicError."""
+        topic, key, message_id, count_max = call
         found = self.topics.get(topic)
         if found is None:
             raise NoSuchTopicError(f"topic {topic} does not exist")

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple, TypeVar
 import gevent
 
 from backend.completion import Completion
-from backend.file_log.consume_queue import HUB_ENTRIES, Ask, Picked, QueueFiles, pick, search
+from backend.file_log.consume_queue import HUB_ENTRIES, Picked, QueueFiles, entries_max, pick, search
 from backend.file_log.core.layout import ENTRY_BYTES, ENTRY_ROWS, Record, entry_is_sound, pack_entry
 from backend.file_log.damage import LogDamage
 from backend.file_log.index.attached import AttachedIndex, records_of
 from backend.file_log.read.reader import FileBatch, LogReader, Row, is_of, row_of, stored_record
 from backend.file_log.segments import SegmentSet
 from backend.file_log.state import LogQueue, LogState
+from backend.port import FindCall, ReadCall
 from backend.records import PASSED_MAX, Bounds, QueueRef, ReadBatch, ReadStatus, StoredRecord
 from ddmq_common.errors import CallerError, DdmqError, DrainingError, NoSuchTopicError, StorageError
 from ddmq_common.native_threads import off_hub
@@ -66,71 +67,75 @@ class Queries:
 
     # --- reading
 
-    def read(self, ask: Ask, completion: Completion[ReadBatch]) -> None:
+    def read(self, call: ReadCall, completion: Completion[ReadBatch]) -> None:
         """As Backend.read."""
-        self._later(self._attempt, ask, completion, self._read)
+        self._later(self._attempt, call, completion, self._read)
 
     def _attempt(
-        self, ask: Ask, completion: Completion[ReadBatch], act: Callable[..., FileBatch | None], *given: Any
+        self,
+        call: ReadCall,
+        completion: Completion[ReadBatch],
+        act: Callable[..., FileBatch | None],
+        *given: Any,
     ) -> None:
         """Settle with what `act` gives; None: it went to a thread, and settles from there."""
         try:
-            answer = act(ask, completion, *given)
+            answer = act(call, completion, *given)
         except DdmqError as error:
             completion.fail(error)
         except (OSError, ValueError) as error:
-            name = f"{ask.queue.topic} queue {ask.queue.queue_id}"
+            name = f"{call.queue.topic} queue {call.queue.queue_id}"
             completion.fail(StorageError(f"reading {name} failed: {error}"))
         else:
             if answer is not None:
                 completion.succeed(answer)
 
-    def _read(self, ask: Ask, completion: Completion[ReadBatch]) -> FileBatch | None:
-        answer = self._outcome(ask.queue, ask.offset)
+    def _read(self, call: ReadCall, completion: Completion[ReadBatch]) -> FileBatch | None:
+        answer = self._outcome(call.queue, call.offset)
         if answer is not None:
             return answer
-        queue = self._queue(ask.queue)
-        entries = self._entries(queue, ask.offset, min(ask.entries_max, queue.visible - ask.offset))
-        picked = pick(ask, entries)
+        queue = self._queue(call.queue)
+        entries = self._entries(queue, call.offset, min(entries_max(call), queue.visible - call.offset))
+        picked = pick(call, entries)
         if picked.entries or picked.after >= queue.flushed:
-            return self._records(ask, completion, picked)
-        end = min(ask.offset + PASSED_MAX, queue.flushed)
+            return self._records(call, completion, picked)
+        end = min(call.offset + PASSED_MAX, queue.flushed)
         off_hub(
-            lambda: search(ask, self._files, end),
-            lambda found, error: self._attempt(ask, completion, self._searched, found, error),
+            lambda: search(call, self._files, end),
+            lambda found, error: self._attempt(call, completion, self._searched, found, error),
         )
         return None
 
     def _searched(
-        self, ask: Ask, completion: Completion[ReadBatch], picked: Picked, error: Exception | None
+        self, call: ReadCall, completion: Completion[ReadBatch], picked: Picked, error: Exception | None
     ) -> FileBatch | None:
-        answer = self._outcome(ask.queue, ask.offset)  # retention went on meanwhile
+        answer = self._outcome(call.queue, call.offset)  # retention went on meanwhile
         if answer is not None:
             return answer
         if error is not None:
             raise error
-        return self._records(ask, completion, picked)
+        return self._records(call, completion, picked)
 
-    def _records(self, ask: Ask, completion: Completion[ReadBatch], picked: Picked) -> FileBatch | None:
-        cold = self._reader.cold(picked.entries, ask.bytes_max)
+    def _records(self, call: ReadCall, completion: Completion[ReadBatch], picked: Picked) -> FileBatch | None:
+        cold = self._reader.cold(picked.entries, call.bytes_max)
         if not cold:
-            return self._batch(ask, completion, picked)
+            return self._batch(call, completion, picked)
 
         def warmed(_: Any, error: Exception | None) -> None:
-            self._attempt(ask, completion, self._warmed, picked, error)
+            self._attempt(call, completion, self._warmed, picked, error)
 
         off_hub(self._reader.warm, warmed, cold)
         return None
 
     def _warmed(
-        self, ask: Ask, completion: Completion[ReadBatch], picked: Picked, error: Exception | None
+        self, call: ReadCall, completion: Completion[ReadBatch], picked: Picked, error: Exception | None
     ) -> FileBatch | None:
-        answer = self._outcome(ask.queue, ask.offset)
+        answer = self._outcome(call.queue, call.offset)
         if answer is not None:
             return answer
         if error is not None:
             raise error
-        return self._batch(ask, completion, picked)
+        return self._batch(call, completion, picked)
 
     def _outcome(self, ref: QueueRef, offset: int) -> FileBatch | None:
         """The answer when there is nothing to read."""
@@ -147,19 +152,19 @@ class Queries:
             return FileBatch(None, ReadStatus.OUT_OF_RANGE, offset, bounds)
         return None
 
-    def _batch(self, ask: Ask, completion: Completion[ReadBatch], picked: Picked) -> FileBatch | None:
+    def _batch(self, call: ReadCall, completion: Completion[ReadBatch], picked: Picked) -> FileBatch | None:
         """At least one record, unless nothing but gaps, or other tags, is left.
 
         None: all of these are lost, and what follows is read at the next turn, for they may be very many.
         """
-        queue = self._queue(ask.queue)
-        batch = self._reader.batch(ask, picked, self._limit())
+        queue = self._queue(call.queue)
+        batch = self._reader.batch(call, picked, self._limit())
         if batch.offsets:
             return batch
         if batch.next_offset >= queue.visible:
             batch.status = ReadStatus.NONE
-        elif ask.tags is None:
-            self._later(self._attempt, ask._replace(offset=batch.next_offset), completion, self._read)
+        elif call.tags is None:
+            self._later(self._attempt, call._replace(offset=batch.next_offset), completion, self._read)
             return None
         return batch
 
@@ -267,10 +272,9 @@ class Queries:
 
     # --- finding
 
-    def find(
-        self, topic: str, key: bytes | None, message_id: bytes | None, count_max: int
-    ) -> Callable[[], list[StoredRecord]]:
+    def find(self, call: FindCall) -> Callable[[], list[StoredRecord]]:
         """As Backend.find. Call it on the hub, and what it gives in a native thread."""
+        topic, key, message_id, count_max = call
         found = self._state.topics.get(topic)
         if found is None:
             raise NoSuchTopicError(f"topic {topic} does not exist")

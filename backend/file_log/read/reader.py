@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import google_crc32c
 
-from backend.file_log.consume_queue import Ask, Picked
+from backend.file_log.consume_queue import Picked
 from backend.file_log.core.layout import (
     ENTRY,
     ENTRY_BYTES,
@@ -37,6 +37,7 @@ from backend.file_log.core.layout import (
     unpack_record,
 )
 from backend.file_log.segments import Segment, SegmentSet
+from backend.port import ReadCall
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus, ShortRecord, StoredRecord
 from ddmq_common.errors import DamagedError
 
@@ -138,12 +139,12 @@ class LogReader:
         self._warm_max = warm_blocks_max
         self._cached_from = segments.last.end if segments.segments else 0  # nobody has read what is older
 
-    def batch(self, ask: Ask, picked: Picked, limit: int) -> FileBatch:
-        """The records of the entries: at least one, then until `ask.bytes_max`."""
+    def batch(self, call: ReadCall, picked: Picked, limit: int) -> FileBatch:
+        """The records of the entries: at least one, then until `call.bytes_max`."""
         columns: Columns = tuple(zip(*ENTRY_ROWS.iter_unpack(picked.entries), strict=True))
-        deliveries = self._all_sound(picked, columns, ask.bytes_max, limit) if columns else []
+        deliveries = self._all_sound(picked, columns, call.bytes_max, limit) if columns else []
         if deliveries is None:
-            return self._one_by_one(ask, picked, columns, limit)
+            return self._one_by_one(call, picked, columns, limit)
         batch = FileBatch(self, ReadStatus.DATA, picked.after, None)
         if deliveries:
             batch.fill(picked.offsets, columns, deliveries)
@@ -183,16 +184,16 @@ class LogReader:
             add(whole[(flags >> 8) - CHECKED_FROM :])
         return deliveries
 
-    def _one_by_one(self, ask: Ask, picked: Picked, columns: Columns, limit: int) -> FileBatch:
+    def _one_by_one(self, call: ReadCall, picked: Picked, columns: Columns, limit: int) -> FileBatch:
         """The same with segments changing, the bound in between, or something wrong."""
         rows: list[Row] = list(zip(*columns, strict=True))
         offsets: list[int] = []
         kept: list[Row] = []
         deliveries: list[bytes] = []
-        left, after = ask.bytes_max, picked.after
+        left, after = call.bytes_max, picked.after
         for at, row in zip(picked.offsets, rows, strict=True):
-            found = self._first_look(at, row, limit) or self._second_look(ask.queue, at, row, limit)
-            if found is None or (ask.tags is not None and found[0][2] not in ask.tags):
+            found = self._first_look(at, row, limit) or self._second_look(call.queue, at, row, limit)
+            if found is None or (call.tags is not None and found[0][2] not in call.tags):
                 continue
             left -= len(found[1])
             if left < 0 and deliveries:

@@ -93,8 +93,8 @@ class _Relay:
 
 # What `_adopt` sets anew: a call to the face is a call to the Backend of the moment, with nothing between.
 BOUND = (
-    "topic", "topics", "put_topic", "delete_topic", "setting", "settings", "append", "commit", "read", "wait",
-    "bounds", "offset_for_time", "find", "progress", "holders", "health", "clock_ms",
+    "topic", "topics", "put_topic", "delete_topic", "setting", "settings", "append", "commit", "start_read",
+    "wait", "bounds", "offset_for_time", "start_find", "progress", "holders", "health", "clock_ms",
 )  # fmt: skip
 _bound: Any = None
 
@@ -105,8 +105,8 @@ class ElectedBackend(Backend):
     Whoever keeps one of its methods keeps that of the Backend it had then: keep the face.
     """
 
-    topic = topics = put_topic = delete_topic = setting = settings = append = commit = read = wait = _bound
-    bounds = offset_for_time = find = progress = holders = health = clock_ms = _bound
+    topic = topics = put_topic = delete_topic = setting = settings = append = commit = start_read = _bound
+    wait = bounds = offset_for_time = start_find = progress = holders = health = clock_ms = _bound
 
     def __init__(self, current: Backend, on_close: Callable[[], None], on_drain: Callable[[], None]) -> None:
         self.current = current

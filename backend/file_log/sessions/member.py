@@ -16,8 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from backend.completion import Completion
-from backend.engine import StoreClock, check_find, check_read, check_topic
-from backend.file_log.consume_queue import Ask
+from backend.engine import StoreClock, check_topic
 from backend.file_log.sessions import codec
 from backend.file_log.sessions.joining import MembershipTable
 from backend.file_log.sessions.link import Link
@@ -32,7 +31,7 @@ from backend.file_log.sessions.requests import (
     SessionRequest,
     append_bytes,
 )
-from backend.port import Backend, Health, Join, Membership, MembershipListener, Wait
+from backend.port import Backend, FindCall, Health, Join, Membership, MembershipListener, ReadCall, Wait
 from backend.progress.group_progress import check_delta
 from backend.records import (
     AppendResult,
@@ -163,19 +162,8 @@ class MemberBackend(Backend):
 
     # --- reading
 
-    def read(
-        self,
-        queue: QueueRef,
-        offset: int,
-        count_max: int,
-        bytes_max: int,
-        into: Completion[ReadBatch] | None = None,
-        tags: frozenset[int] | None = None,
-    ) -> Completion[ReadBatch]:
-        check_read(offset, count_max, bytes_max)
-        completion: Completion[ReadBatch] = Completion() if into is None else into
-        self._reads.read(Ask(queue, offset, count_max, bytes_max, tags), completion)
-        return completion
+    def start_read(self, call: ReadCall, completion: Completion[ReadBatch]) -> None:
+        self._reads.read(call, completion)
 
     def wait(self, queue: QueueRef, offset: int, deadline: float, into: Wait | None = None) -> Wait:
         wait = Wait() if into is None else into
@@ -199,21 +187,9 @@ class MemberBackend(Backend):
             lambda backend: backend.offset_for_time(queue, wall_ms),
         )
 
-    def find(
-        self,
-        topic: str,
-        *,
-        key: bytes | None = None,
-        message_id: bytes | None = None,
-        count_max: int = 64,
-    ) -> Completion[list[StoredRecord]]:
-        check_find(key, message_id, count_max)
+    def start_find(self, call: FindCall) -> Completion[list[StoredRecord]]:
         return self._ask(
-            FrameKind.FIND,
-            (topic, key, message_id, count_max),
-            codec.decode_stored,
-            None,
-            lambda backend: backend.find(topic, key=key, message_id=message_id, count_max=count_max),
+            FrameKind.FIND, call, codec.decode_stored, None, lambda backend: backend.start_find(call)
         )
 
     # --- group progress and membership

@@ -17,7 +17,7 @@ from typing import Any
 import gevent
 
 from backend.completion import Completion
-from backend.file_log.consume_queue import HUB_ENTRIES, Ask, Picked, QueueFiles, pick, search
+from backend.file_log.consume_queue import HUB_ENTRIES, Picked, QueueFiles, entries_max, pick, search
 from backend.file_log.core.layout import ENTRY_BYTES, ENTRY_ROWS, UNSALTED, Salting, entry_is_sound
 from backend.file_log.options import FileLogOptions
 from backend.file_log.read.reader import FileBatch, LogReader
@@ -29,7 +29,7 @@ from backend.file_log.sessions.pipe import FrameKind
 from backend.file_log.sessions.requests import PlainRequest, WaitRequest
 from backend.file_log.start.format_file import read_format
 from backend.file_log.storage import Storage
-from backend.port import Wait
+from backend.port import ReadCall, Wait
 from backend.records import PASSED_MAX, QueueRef, ReadBatch, ReadStatus
 from ddmq_common.clock import Clock
 from ddmq_common.errors import StorageError
@@ -44,19 +44,19 @@ class Reads:
         self._clock = clock
         self._mirror = mirror
 
-    def read(self, ask: Ask, completion: Completion[ReadBatch]) -> None:
+    def read(self, call: ReadCall, completion: Completion[ReadBatch]) -> None:
         """As Backend.read."""
-        self.ask_writer(ask, completion)
+        self.ask_writer(call, completion)
 
-    def ask_writer(self, ask: Ask, completion: Completion[ReadBatch]) -> None:
+    def ask_writer(self, call: ReadCall, completion: Completion[ReadBatch]) -> None:
         """The same, through the session."""
         self._link.submit(
             PlainRequest(
                 FrameKind.READ,
-                ask,
-                lambda body: codec.decode_read(ask.queue, body),
+                call,
+                lambda body: codec.decode_read(call.queue, body),
                 completion,
-                lambda backend: backend.read(*ask[:4], tags=ask.tags),
+                lambda backend: backend.read(*call[:4], tags=call.tags),
                 self._clock.monotonic() + self._link.limits.request_timeout_s,
             )
         )
@@ -142,45 +142,49 @@ class LocalReads(Reads):
         self._files.close()
         self._segments.close()
 
-    def read(self, ask: Ask, completion: Completion[ReadBatch]) -> None:
-        entries = self._entries(ask)
+    def read(self, call: ReadCall, completion: Completion[ReadBatch]) -> None:
+        entries = self._entries(call)
         if not entries:
-            self.ask_writer(ask, completion)
+            self.ask_writer(call, completion)
             return
-        picked = pick(ask, entries)
+        picked = pick(call, entries)
         if picked.entries or len(entries) < HUB_ENTRIES * ENTRY_BYTES:
-            self._records(ask, picked, completion)
+            self._records(call, picked, completion)
             return
-        end = ask.offset + PASSED_MAX
+        end = call.offset + PASSED_MAX
         off_hub(
-            search, lambda found, error: self._searched(ask, found, error, completion), ask, self._files, end
+            search,
+            lambda found, error: self._searched(call, found, error, completion),
+            call,
+            self._files,
+            end,
         )
 
     def _searched(
-        self, ask: Ask, found: Picked, error: Exception | None, completion: Completion[ReadBatch]
+        self, call: ReadCall, found: Picked, error: Exception | None, completion: Completion[ReadBatch]
     ) -> None:
         if self._closed or error is not None:
-            self.ask_writer(ask, completion)
+            self.ask_writer(call, completion)
         else:
-            self._records(ask, found, completion)
+            self._records(call, found, completion)
 
-    def _records(self, ask: Ask, picked: Picked, completion: Completion[ReadBatch]) -> None:
+    def _records(self, call: ReadCall, picked: Picked, completion: Completion[ReadBatch]) -> None:
         """Those that were chosen, from the log; none: where to go on is all there is to say."""
-        cold = self._reader.cold(picked.entries, ask.bytes_max)
+        cold = self._reader.cold(picked.entries, call.bytes_max)
         if not cold:
-            self._hub.loop.run_callback(self._answer, ask, picked, completion)
+            self._hub.loop.run_callback(self._answer, call, picked, completion)
         else:
-            off_hub(self._reader.warm, lambda _, error: self._answer(ask, picked, completion), cold)
+            off_hub(self._reader.warm, lambda _, error: self._answer(call, picked, completion), cold)
 
     # --- inside
 
-    def _entries(self, ask: Ask) -> bytes:
+    def _entries(self, call: ReadCall) -> bytes:
         """Entries from the offset on whose log is mapped; b"" when the writer has to be asked."""
-        info = self._mirror.topics.get(ask.queue.topic)
-        if info is None or info.incarnation != ask.queue.incarnation or not info.readable or self._closed:
+        info = self._mirror.topics.get(call.queue.topic)
+        if info is None or info.incarnation != call.queue.incarnation or not info.readable or self._closed:
             return b""
         try:
-            entries = self._files.read(ask.queue, ask.offset, min(ask.entries_max, COUNT_MAX))
+            entries = self._files.read(call.queue, call.offset, min(entries_max(call), COUNT_MAX))
             if entries and entry_is_sound(entries[-ENTRY_BYTES:]) and self._reaches(entries):
                 return entries
         except (OSError, ValueError):  # a file that went, or became shorter, while a new writer cut it
@@ -202,27 +206,27 @@ class LocalReads(Reads):
         segments.last.end = max(segments.last.end, self._end)
         return segments.locate(first) is not None and segments.locate(position) is not None
 
-    def _answer(self, ask: Ask, picked: Picked, completion: Completion[ReadBatch]) -> None:
-        batch = None if self._closed else self._batch(ask, picked)
+    def _answer(self, call: ReadCall, picked: Picked, completion: Completion[ReadBatch]) -> None:
+        batch = None if self._closed else self._batch(call, picked)
         if batch is None:
-            self.ask_writer(ask, completion)
+            self.ask_writer(call, completion)
         else:
             completion.succeed(batch)
 
-    def _batch(self, ask: Ask, picked: Picked) -> FileBatch | None:
+    def _batch(self, call: ReadCall, picked: Picked) -> FileBatch | None:
         if not picked.entries:
             return FileBatch(None, ReadStatus.DATA, picked.after, None)
-        batch = self._sound_batch(ask, picked)
+        batch = self._sound_batch(call, picked)
         if batch is None and self._load_segments():  # one may have ended earlier than its file
-            batch = self._sound_batch(ask, picked)
+            batch = self._sound_batch(call, picked)
         return batch
 
-    def _sound_batch(self, ask: Ask, picked: Picked) -> FileBatch | None:
+    def _sound_batch(self, call: ReadCall, picked: Picked) -> FileBatch | None:
         self._odd = False
         try:
             if not self._reaches(picked.entries):
                 return None
-            batch = self._reader.batch(ask, picked, self._end)
+            batch = self._reader.batch(call, picked, self._end)
         except (OSError, ValueError):
             return None
         return None if self._odd or not batch.deliveries else batch

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_rig import Rig, done, record
 
-from backend.file_log.consume_queue import HUB_ENTRIES, Ask, all_sound, pick, search
+from backend.file_log.consume_queue import HUB_ENTRIES, all_sound, pick, search
 from backend.file_log.core.layout import (
     ENTRY_BYTES,
     ENTRY_ROWS,
@@ -18,6 +18,7 @@ from backend.file_log.core.layout import (
     pack_record,
     unpack_record,
 )
+from backend.port import ReadCall
 from backend.records import QueueRef, tag_hash
 from tests.examples import examples
 
@@ -31,8 +32,8 @@ def entry(tag_hash: int, place: int = 0) -> bytes:
     return pack_entry(record)
 
 
-def ask(tags: set[int] | None, count_max: int = 100, offset: int = 10) -> Ask:
-    return Ask(QUEUE, offset, count_max, 1 << 20, None if tags is None else frozenset(tags))
+def ask(tags: set[int] | None, count_max: int = 100, offset: int = 10) -> ReadCall:
+    return ReadCall(QUEUE, offset, count_max, 1 << 20, None if tags is None else frozenset(tags))
 
 
 @settings(max_examples=examples(200))
