@@ -29,9 +29,8 @@ from delay_service.core.commands import OutcomeReply
 from delay_service.core.decider import INGESTED
 from delay_service.core.decision_context import DecisionContext
 from delay_service.core.due_scans import DueScans, SliceLimits
-from delay_service.due.commit import CLAIM_ERRORS
+from delay_service.due.backend import CLAIM_ERRORS, TargetTopic, target_topic
 from delay_service.due.counts import DelayCounts
-from delay_service.due.reading import TargetTopic, target_topic
 from delay_service.store.port import DelayStore, StoreChanges
 
 log = logging.getLogger("ddmq.delay")

@@ -26,8 +26,7 @@ from ddmq_common.names import DELAY_DLQ_TOPIC
 from delay_service.context import ShardContext
 from delay_service.core.commands import DEAD_TEXT, FireNow, OutcomeReply
 from delay_service.core.fire_command import FireCommand, progress_of
-from delay_service.due.commit import Failed, commit_due, failed_how
-from delay_service.due.reading import GONE, REFUSED
+from delay_service.due.backend import GONE, REFUSED, Failed, commit_due, failed_how
 from delay_service.due.service import Alarm
 from delay_service.store.port import StoreChanges
 

@@ -29,8 +29,7 @@ from delay_service.context import ShardContext
 from delay_service.core import decider
 from delay_service.core.commands import CommandRecord, OutcomeReply, Taken, command_of
 from delay_service.core.decider import INGESTED
-from delay_service.due.commit import CLAIM_ERRORS
-from delay_service.due.reading import UNREADABLE, DueRead
+from delay_service.due.backend import CLAIM_ERRORS, UNREADABLE, DueRead
 from delay_service.due.service import Alarm
 from delay_service.fire import FireLoop
 

@@ -25,7 +25,7 @@ from ddmq_common.names import DELAY_GROUP, FIRED_GROUP
 from ddmq_common.native_threads import in_thread, nothing, off_hub
 from delay_service.context import DelayServiceContext, Generations, ShardContext
 from delay_service.core.decider import INGESTED
-from delay_service.due.commit import CLAIM_ERRORS
+from delay_service.due.backend import CLAIM_ERRORS
 from delay_service.due.service import Alarm
 from delay_service.fire import FireLoop
 from delay_service.ingest import Ingest, taken_in

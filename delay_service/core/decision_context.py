@@ -32,11 +32,10 @@ class DecisionContext:
     lost_place: bool = False
     catch_up_max: int = CATCH_UP_MAX
     assumed: dict[bytes, Assumed] = field(default_factory=dict)  # over by the log alone
+    place_from: int = field(init=False)
 
-    @property
-    def place_from(self) -> int:
-        """From here on the store may say how far it is; before, its next owner is as lost."""
-        return self.reread_to if self.lost_place else 0
+    def __post_init__(self) -> None:
+        self.place_from = self.reread_to if self.lost_place else 0  # before, its next owner is as lost
 
 
 class Assumed:

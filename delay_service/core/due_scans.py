@@ -37,7 +37,7 @@ from delay_service.core.fire_command import (
 )
 from delay_service.core.occurrences import CATCH_UP_MAX
 from delay_service.core.schedules import delivered_before
-from delay_service.due.reading import GONE, UNREADABLE, TargetTopic
+from delay_service.due.backend import GONE, UNREADABLE, TargetTopic
 from delay_service.store.port import DelayStore, DueKey, IdKind, IdState, Pending, StoreChanges
 
 JUMP_MS_MAX = 64

@@ -10,7 +10,7 @@ from ddmq_common.metrics.catalogue import Metric
 from ddmq_common.metrics.cells import Histogram, MetricCell
 from ddmq_common.metrics.registry import Registry
 from delay_service.core.fire_command import FireCommand
-from delay_service.levels.core.targets import LevelFire
+from delay_service.core.level_targets import LevelFire
 from delay_service.store.port import Pending
 
 

@@ -14,11 +14,7 @@ from ddmq_common.delays.levels import Levels
 from ddmq_common.errors import CallerError, FencedError, NoSuchTopicError
 from ddmq_common.names import LEVELS_GROUP
 from delay_service.config import DelayConfig
-from delay_service.due.commit import Failed, commit_due, failed_how
-from delay_service.due.counts import LevelCounts
-from delay_service.due.reading import DueRead
-from delay_service.due.service import LOOK_S
-from delay_service.levels.core.level import (
+from delay_service.core.level import (
     FireRun,
     Level,
     LevelState,
@@ -27,7 +23,10 @@ from delay_service.levels.core.level import (
     SleepUntil,
     WaitForData,
 )
-from delay_service.levels.core.targets import DEAD_TOPIC, record_of
+from delay_service.core.level_targets import DEAD_TOPIC, record_of
+from delay_service.due.backend import DueRead, Failed, commit_due, failed_how
+from delay_service.due.counts import LevelCounts
+from delay_service.due.service import LOOK_S
 
 log = logging.getLogger("ddmq.delay")
 WAIT_S = 60.0  # how long one wait for data stands before it is armed again

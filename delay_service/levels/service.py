@@ -25,11 +25,11 @@ from ddmq_common.clock import Clock
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC
 from delay_service.config import DelayConfig
+from delay_service.core.level import Level, LevelLimits
+from delay_service.core.level_targets import Targets
+from delay_service.due.backend import target_topic
 from delay_service.due.counts import LevelCounts
-from delay_service.due.reading import target_topic
 from delay_service.due.service import LOOK_S, Alarm, DueService, hub_alarm
-from delay_service.levels.core.level import Level, LevelLimits
-from delay_service.levels.core.targets import Targets
 from delay_service.levels.runner import NEVER, LevelsContext, Runner
 
 log = logging.getLogger("ddmq.delay")
@@ -161,7 +161,8 @@ class LevelService(DueService):
         release = self._letting_go.pop(runner, None)
         if release is not None:
             release((runner.level.queue,))
-        self._end_when_idle()
+        if self._stopping:
+            self._end_when_idle()
 
     # --- time
 

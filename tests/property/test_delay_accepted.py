@@ -38,7 +38,7 @@ from delay_service.core import decider
 from delay_service.core.commands import CommandRecord
 from delay_service.core.decision_context import DecisionContext
 from delay_service.core.due_scans import DueScans, SliceLimits
-from delay_service.due.reading import TargetTopic
+from delay_service.due.backend import TargetTopic
 from delay_service.store import layout
 from delay_service.store.layout import decode_pending, decode_state, encode_pending, encode_state
 from delay_service.store.port import IdKind, Scan, StoreChanges

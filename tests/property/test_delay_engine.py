@@ -42,7 +42,7 @@ from delay_service.core.decider import INGESTED
 from delay_service.core.decision_context import DecisionContext
 from delay_service.core.due_scans import DueScans, SliceLimits
 from delay_service.core.fire_command import FireCommand, progress_of
-from delay_service.due.reading import TargetTopic
+from delay_service.due.backend import TargetTopic
 from delay_service.store.port import StoreChanges
 from tests.examples import examples
 from tests.service.delay.delay_rig import KeptStore

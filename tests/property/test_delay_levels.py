@@ -14,8 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from backend.internal_topics import REAL_QUEUE, REAL_TOPIC
 from backend.records import QueueRef, StoredRecord
 from ddmq_common.names import SCHEDULE_TOPIC
-from delay_service.due.reading import GONE, REFUSED, UNREADABLE, TargetTopic
-from delay_service.levels.core.level import (
+from delay_service.core.level import (
     FireRun,
     Level,
     LevelLimits,
@@ -25,7 +24,8 @@ from delay_service.levels.core.level import (
     SleepUntil,
     WaitForData,
 )
-from delay_service.levels.core.targets import PUT_OFF_S_MIN, Targets
+from delay_service.core.level_targets import PUT_OFF_S_MIN, Targets
+from delay_service.due.backend import GONE, REFUSED, UNREADABLE, TargetTopic
 from tests.examples import examples
 
 PATIENCE_S = 10.0

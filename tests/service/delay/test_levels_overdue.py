@@ -7,7 +7,7 @@ from levels_rig import Rig
 
 from backend.completion import failed
 from ddmq_common.errors import TryLaterError
-from delay_service.levels.core.level import Level
+from delay_service.core.level import Level
 
 
 def look(rig: Rig, seconds: float) -> None:

@@ -30,7 +30,7 @@ from delay_service.core.commands import DEAD_TEXT, CommandRecord
 from delay_service.core.decision_context import DecisionContext
 from delay_service.core.due_scans import DueScans, SliceLimits
 from delay_service.core.fire_command import FireCommand, PassedOver, dead_fire, fire_command
-from delay_service.due.reading import GONE, UNREADABLE, TargetTopic
+from delay_service.due.backend import GONE, UNREADABLE, TargetTopic
 from delay_service.store.port import IdKind, IdState, Pending, StoreChanges
 from tests.delay_store_in_memory import MemoryDelayStore
 

@@ -31,7 +31,7 @@ from delay_service.core.decider import INGESTED
 from delay_service.core.decision_context import DecisionContext
 from delay_service.core.due_scans import DueScans, SliceLimits
 from delay_service.core.fire_command import caught_up, progress_of
-from delay_service.due.reading import TargetTopic
+from delay_service.due.backend import TargetTopic
 from delay_service.store.port import StoreChanges
 from tests.delay_store_in_memory import MemoryDelayStore
 from tests.examples import some_of

@@ -1,23 +1,98 @@
-"""Due messages to where they belong, and that they are done: one commit; and what its error says.
+"""What both services ask of the backend: reads, topics, the one commit of what is due; what its error says.
 
-Where the engine is not atomic the records are appended first, those that were not stored again until all
-are, and the progress is committed then: a crash in between fires them twice, never not at all.
+Due messages go to where they belong, and are noted as done, in one commit. Where the engine is not atomic the
+records are appended first, those that were not stored again until all are, and the progress is committed
+then: a crash in between fires them twice, never not at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from backend.completion import Completion
 from backend.internal_topics import ready_topic
 from backend.port import Backend
-from backend.records import AppendResult, AppendStatus, CommitBatch, NewRecord, ProgressDelta, TopicInfo
-from ddmq_common.errors import FencedError, RemoteError
+from backend.records import (
+    AppendResult,
+    AppendStatus,
+    CommitBatch,
+    NewRecord,
+    ProgressDelta,
+    ReadBatch,
+    ReadStatus,
+    StoredRecord,
+    TopicInfo,
+)
+from ddmq_common.errors import DamagedError, FencedError, RemoteError, StorageError, TryLaterError
 
+GONE = "topic gone"  # why a message becomes a dead letter
+REFUSED = "refused"
+UNREADABLE = "unreadable"
 Ended = Callable[[Exception | None], None]
 CLAIM_ERRORS = (FencedError, RemoteError)  # it is someone else's, or nobody knows what was committed
+
+
+# --- reads and topics
+
+
+class DueRead:
+    """The answer to a read from `offset`, in one of its shapes: records, the end, `oldest`, or an error.
+
+    `missing`: offsets passed over that should have had a message; they are damaged. `oldest`: the queue
+    begins only there.
+    """
+
+    __slots__ = ("at_end", "error", "missing", "next_offset", "offset", "oldest", "records")
+
+    def __init__(self, offset: int, answer: Completion[ReadBatch]) -> None:
+        self.offset = self.next_offset = offset
+        self.records: list[StoredRecord] = []
+        self.missing = 0
+        self.at_end = False
+        self.oldest: int | None = None
+        self.error: Exception | None = answer.error
+        if self.error is None:
+            self._take(answer.value)
+
+    def _take(self, batch: ReadBatch) -> None:
+        if batch.status in (ReadStatus.DATA, ReadStatus.NONE):
+            self.at_end = batch.status is ReadStatus.NONE
+            self.next_offset = batch.next_offset
+            self.missing = batch.next_offset - self.offset - self._records(batch)
+        elif batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds and batch.bounds.min > self.offset:
+            self.oldest = batch.bounds.min
+        elif batch.status is ReadStatus.OUT_OF_RANGE:
+            self.error = StorageError(f"a level stands at {self.offset}, its queue has {batch.bounds}")
+        else:
+            self.error = TryLaterError(f"the level's queue is {batch.status.value}")
+
+    def _records(self, batch: ReadBatch) -> int:
+        """Take them; how many there are."""
+        for index in range(len(batch.offsets)):
+            try:
+                record = batch.record(index)
+            except DamagedError:
+                continue
+            self.records.append(record._replace(delivery=bytes(record.delivery)))
+        return len(self.records)
+
+
+class TargetTopic(NamedTuple):
+    """A topic that is there. `writable`: it takes messages now, as far as is known."""
+
+    queues: int
+    writable: bool
+
+
+def target_topic(backend: Backend, topic: str) -> TargetTopic | None:
+    """What is known of it; None: there is no such topic."""
+    info = backend.topic(topic)
+    return None if info is None else TargetTopic(info.queues, info.writable)
+
+
+# --- the commit
 
 
 class Failed(Enum):

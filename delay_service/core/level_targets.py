@@ -18,7 +18,7 @@ from backend.internal_topics import REAL_QUEUE, REAL_TOPIC, real_record, schedul
 from backend.records import NewRecord, StoredRecord
 from ddmq_common.delays.levels import Levels
 from ddmq_common.names import LEVELS_GROUP, dlq_topic
-from delay_service.due.reading import GONE, REFUSED, UNREADABLE, TargetTopic
+from delay_service.due.backend import GONE, REFUSED, UNREADABLE, TargetTopic
 
 PUT_OFF_S_MIN = 5.0
 REMEMBERED_MAX = 10_000  # topics and records; past it all are forgotten and tried again

@@ -19,7 +19,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from backend.records import QueueRef, StoredRecord
-from delay_service.levels.core.targets import LevelFire, Targets
+from delay_service.core.level_targets import LevelFire, Targets
 
 
 class Read(NamedTuple):

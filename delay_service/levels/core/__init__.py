@@ -1,1 +1,0 @@
-"""What the levels decide; no clock, no hub, no backend calls."""
