@@ -39,7 +39,7 @@ from proxy_consumer.groups.group import (
 from proxy_consumer.groups.ordering import PARKED_PREFIX
 from proxy_consumer.retries.retry_queues import group_concerned
 from proxy_consumer.runtime import Runtime, log
-from proxy_consumer.subscription.handover import LEASES_PREFIX
+from proxy_consumer.subscription.membership import LEASES_PREFIX
 from proxy_consumer.subscription.subscription import Subscription
 
 

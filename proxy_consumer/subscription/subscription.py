@@ -24,9 +24,8 @@ from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.retries.publisher import MoveSettings, RetryPublisher
 from proxy_consumer.retries.retry_queues import retry_queue_of
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription.handover import Handover
 from proxy_consumer.subscription.held_queue import HeldQueue, ProgressCommit, collect, held_of, store_settings
-from proxy_consumer.subscription.membership import SubscriptionMembership
+from proxy_consumer.subscription.membership import Handover, SubscriptionMembership
 from proxy_consumer.subscription.message_filter import filter_of, same_filter
 from proxy_consumer.subscription.order import (
     SubscriptionGroup,

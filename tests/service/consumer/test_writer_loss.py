@@ -10,8 +10,7 @@ from consumer_rig import FIRST, Rig, result
 
 from ddmq_common.errors import RemoteError
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.subscription.handover import leases_key
-from proxy_consumer.subscription.membership import NOTES_S
+from proxy_consumer.subscription.membership import NOTES_S, leases_key
 from proxy_consumer.subscription.subscription import Subscription
 
 ORDERS = {
