@@ -2,29 +2,37 @@
 
 Everything is made from minutes (one reading of the files, persisted) and from tables made before. The job may
 be repeated, on the same range or on one that overlaps: the dates it covers are replaced, nothing else is
-touched. A date of which samples are gone (retention) keeps its tables (metrics_job.kept).
+touched.
+
+Which days have to be computed again, the names of their sample files say. With a day's tables lies a note of
+how many intervals each of its hours had when they were made. A day whose hours still have as many is as it
+was. One that has fewer now has lost samples (retention): its tables know more than could be computed again,
+and are kept. Merging files changes no number.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
 from datetime import date, timedelta
 from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from ddmq_common.metrics.samples import day_of
+from ddmq_common.metrics.samples import day_of, parse
 from metrics_job.arrow.read import read_minutes
-from metrics_job.folders import Days, Folders, days_of, near
-from metrics_job.kept import notes_now, read_note, sort_days, write_note
+from metrics_job.folders import Days, Folders, Hour, days_of, near
 from metrics_job.minutes import Keep
-from metrics_job.rollups import anomalies, groups, latencies, numbers, objectives, processes
-from metrics_job.rollups.objectives import Goals
+from metrics_job.rollups import groups, judged, processes, series
+from metrics_job.rollups.judged import Goals
 from metrics_job.session import quiet_interrupt, session, settings_of_the_job
 from metrics_job.tables import (
     ANOMALIES_HOUR,
@@ -40,8 +48,9 @@ from metrics_job.tables import (
     RATIOS_HOUR,
     REJECTS,
     SLO_DAY,
+    Store,
+    partition_path,
 )
-from metrics_job.write import Store, partition_path
 
 
 def run_batch(
@@ -59,7 +68,7 @@ def run_batch(
     those of which samples are gone never. `config`: a folder with slo.yaml. Raises ConfigError when `samples`
     is not there or the range is empty.
     """
-    wanted, goals = days_of(from_ms, to_ms), objectives.load_objectives(config)
+    wanted, goals = days_of(from_ms, to_ms), judged.load_objectives(config)
     own = spark is None and SparkSession.getActiveSession() is None
     spark = spark or session()
     with settings_of_the_job(spark), quiet_interrupt(spark) if own else nullcontext():
@@ -116,14 +125,14 @@ def _write_tables(
 
 def write_series(store: Store, made: DataFrame, keep: Keep) -> DataFrame:
     """What was told by minute and by hour; gives counters_minute."""
-    counters, gauges = keep(numbers.counters_minute(made)), keep(numbers.gauges_minute(made))
-    histograms = keep(latencies.latencies(made))
+    counters, gauges = keep(series.counters_minute(made)), keep(series.gauges_minute(made))
+    histograms = keep(series.latencies(made))
     store.write(COUNTERS_MINUTE, counters)
-    store.write(COUNTERS_HOUR, numbers.counters_hour(counters, made))
+    store.write(COUNTERS_HOUR, series.counters_hour(counters, made))
     store.write(GAUGES_MINUTE, gauges)
-    store.write(GAUGES_HOUR, numbers.gauges_hour(gauges))
-    store.write(LATENCIES_MINUTE, latencies.of_period(histograms, "minute"))
-    store.write(LATENCIES_HOUR, latencies.of_period(histograms, "hour"))
+    store.write(GAUGES_HOUR, series.gauges_hour(gauges))
+    store.write(LATENCIES_MINUTE, series.of_period(histograms, "minute"))
+    store.write(LATENCIES_HOUR, series.of_period(histograms, "hour"))
     return counters
 
 
@@ -134,13 +143,105 @@ def write_judged(store: Store, days: Sequence[date], goals: Goals) -> None:
     counters, slow = all_counters.filter(day.isin(list(days))), all_latencies.filter(day.isin(list(days)))
     store.write(RATIOS_HOUR, groups.ratios_hour(counters))
     lags, gauges = (store.read(table).filter(day.isin(list(days))) for table in (LAG_MINUTE, GAUGES_MINUTE))
-    observed = objectives.Observed(counters, slow, lags, gauges.select("start").distinct())
-    judged = objectives.slo_day(observed, goals)
-    if judged is not None:
-        store.write(SLO_DAY, judged)
-    history = sorted({one - timedelta(weeks=week) for one in days for week in range(1, anomalies.WEEKS + 1)})
-    former = anomalies.hour_values(
+    observed = judged.Observed(counters, slow, lags, gauges.select("start").distinct())
+    promises = judged.slo_day(observed, goals)
+    if promises is not None:
+        store.write(SLO_DAY, promises)
+    history = sorted({one - timedelta(weeks=week) for one in days for week in range(1, judged.WEEKS + 1)})
+    former = judged.hour_values(
         all_counters.filter(day.isin(history)), all_latencies.filter(day.isin(history))
     )
-    now, hours = anomalies.hour_values(counters, slow), counters.select("start").distinct()
-    store.write(ANOMALIES_HOUR, anomalies.anomalies_hour(now, former, hours))
+    now, hours = judged.hour_values(counters, slow), counters.select("start").distinct()
+    store.write(ANOMALIES_HOUR, judged.anomalies_hour(now, former, hours))
+
+
+NOTE = "_samples.json"  # in the day's folder of `processes`; Spark and Arrow read no file that starts with _
+TABLES_VERSION = 2  # another one when the same samples give other tables
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a day's tables were made of: intervals by hour (`2026-11-22 03`), and what was promised."""
+
+    hours: dict[str, int] = field(default_factory=dict)
+    promises: int = 0
+    tables: int = TABLES_VERSION
+
+
+class Sorted(NamedTuple):
+    """Days by what is to be done with them."""
+
+    compute: list[date]
+    unchanged: list[date]
+    lost: list[date]  # of which samples are gone
+
+
+def intervals(names: Iterable[str]) -> int:
+    """How many different intervals files with these names hold; one with another kind of name counts one."""
+    found, by_instance = 0, dict[str, list[tuple[int, int]]]()
+    for name in names:
+        if not name.endswith(".jsonl") or name.startswith((".", "_")):
+            continue
+        said = parse(name)
+        if said is None:
+            found += 1
+        else:
+            by_instance.setdefault(said.instance, []).append((said.first, said.last))
+    for ranges in by_instance.values():
+        through = -1
+        for first, last in sorted(ranges):
+            found += max(0, last - max(first - 1, through))
+            through = max(through, last)
+    return found
+
+
+def sort_days(
+    days: Sequence[date],
+    notes: Mapping[date, Note | None],
+    now: Mapping[date, Note],
+    newest: date,
+    again: bool,
+) -> Sorted:
+    """`notes`: those of the tables that are there, `now`: as they would be; `again`: also what is unchanged.
+
+    The `newest` day that has samples is never lost: it goes on, and is computed from what there is."""
+    found = Sorted([], [], [])
+    for day in days:
+        note, fresh = notes[day], now[day]
+        if note is None:
+            found.compute.append(day)
+        elif day != newest and any(fresh.hours.get(hour, 0) < n for hour, n in note.hours.items()):
+            found.lost.append(day)
+        elif note == fresh and not again:
+            found.unchanged.append(day)
+        else:
+            found.compute.append(day)
+    return found
+
+
+def notes_now(
+    folders: Folders, hours: Iterable[Hour], days: Sequence[date], promises: Goals
+) -> dict[date, Note]:
+    """The notes of tables that would be made now. A day's hours are its own and the two beside them."""
+    hour = timedelta(hours=1)
+    made = {day: Note(promises=crc32(repr(promises).encode())) for day in days}
+    for one in hours:
+        count = intervals(folders.names(one.path))
+        for day in {(one.start + by).date() for by in (-hour, timedelta(), hour)} & made.keys():
+            made[day].hours[f"{one.start:%Y-%m-%d %H}"] = count
+    return made
+
+
+def read_note(folders: Folders, folder: str) -> Note | None:
+    """The note in a day's folder; None when there is none that can be read."""
+    text = folders.read(f"{folder}/{NOTE}")
+    try:
+        return None if text is None else Note(**json.loads(text))
+    except (ValueError, TypeError):
+        return None
+
+
+def write_note(folders: Folders, folder: str, note: Note) -> None:
+    """Nothing happens when the folder is not there: a day without any process."""
+    if folders.exists(folder):
+        folders.write(f"{folder}/{NOTE}", json.dumps(asdict(note)))

@@ -80,7 +80,7 @@ def batch(samples: str, out: str, from_ms: int | None, to_ms: int | None, config
 @click.pass_context
 def stream(ctx: click.Context) -> None:
     """Keep the tables up to date while files arrive; its options: `stream --help`."""
-    from metrics_job.stream_command import main as run_stream
+    from metrics_job.stream import main as run_stream
 
     ctx.exit(run_stream(ctx.args))
 

@@ -20,6 +20,7 @@ taken, which is what a job needs that stood still while its files were merged.
 
 from __future__ import annotations
 
+import argparse
 import signal
 import sys
 import threading
@@ -27,9 +28,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, timedelta
+from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everyone uses
 from pyspark.sql.streaming.query import StreamingQuery
@@ -37,10 +40,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from ddmq_common.errors import ConfigError
 from ddmq_common.metrics.samples import HOUR_MS
 from metrics_job.arrived import NEVER, Arrived, utc_date
-from metrics_job.minutes import INTERVAL, minutes
-from metrics_job.read import FILE, READER_OPTIONS, REASON, classified, read_schema
+from metrics_job.minutes import FILE, INTERVAL, READER_OPTIONS, REASON, classified, minutes, read_schema
 from metrics_job.rollups import processes
-from metrics_job.stream_tables import OF_DAY, RollUp, kept, kept_schema, touched
+from metrics_job.session import session
+from metrics_job.stream_tables import OF_DAY, RollUp, kept, kept_schema, roll_up, touched
 from metrics_job.tables import HOUR, PARTITION
 
 LATE = "late"
@@ -205,3 +208,72 @@ def stop_on_signals(stopping: threading.Event) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
+
+
+AMOUNT_MAX = 1_000_000  # of seconds and hours
+COUNT_MAX = (1 << 31) - 1  # Spark's own
+Number = TypeVar("Number", int, float)
+
+
+def add_stream_options(parser: argparse.ArgumentParser) -> None:
+    """The options of docs/metrics-job-streaming.md."""
+    parser.add_argument("--samples", required=True, help="folder or URL the servers write samples to")
+    parser.add_argument("--out", required=True, help="folder or URL of the tables; of this stream alone")
+    parser.add_argument("--checkpoint", default="", help="default: OUT/stream/checkpoint")
+    parser.add_argument("--once", action="store_true", help="take what is there, then end")
+    parser.add_argument("--every", type=_amount, default=60.0, help="seconds between two batches (60)")
+    parser.add_argument(
+        "--late-hours", type=_amount, default=6.0, help="lines later than this are refused (6)"
+    )
+    parser.add_argument("--config", type=Path, help="folder with slo.yaml")
+    parser.add_argument("--files-max", type=_count, default=FILES_MAX, help="of one batch (100000)")
+
+
+def _amount(text: str) -> float:
+    return _within(float, text, 0, AMOUNT_MAX)
+
+
+def _count(text: str) -> int:
+    return _within(int, text, 1, COUNT_MAX)
+
+
+def _within(number: type[Number], text: str, low: int, high: int) -> Number:
+    try:
+        value = number(text)
+    except ValueError:
+        value = number(low - 1)
+    if not low <= value <= high:
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed: {low} to {high}")
+    return value
+
+
+def stream_command(options: argparse.Namespace) -> int:
+    """Run until SIGTERM, SIGINT or, with --once, the last file: 0. 1 when a batch failed."""
+    stopping = threading.Event()
+    stop_on_signals(stopping)
+    what = Streaming(
+        options.samples,
+        options.out,
+        options.checkpoint,
+        options.late_hours,
+        options.every,
+        options.once,
+        options.files_max,
+    )
+    spark = session("ddmq-metrics-stream")
+    stop_on_signals(stopping)
+    try:
+        run(spark, what, roll_up(spark, what.out, options.config), stopping)
+    except StreamingQueryException as error:
+        print(f"a batch failed and is repeated at the next start: {error}", file=sys.stderr)
+        return 1
+    finally:
+        spark.stop()
+    return 0
+
+
+def main(arguments: list[str]) -> int:
+    """The command with its own parser."""
+    parser = argparse.ArgumentParser(prog="python -m metrics_job stream", description=__doc__)
+    add_stream_options(parser)
+    return stream_command(parser.parse_args(arguments))

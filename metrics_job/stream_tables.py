@@ -21,9 +21,8 @@ from pyspark.sql import types as T  # noqa: N812
 from ddmq_common.errors import ConfigError
 from metrics_job.batch import write_judged, write_series
 from metrics_job.folders import Folders
-from metrics_job.minutes import FOLLOWED, INTERVAL, Keep, schema
-from metrics_job.read import FILE, REASON
-from metrics_job.rollups import groups, objectives, processes
+from metrics_job.minutes import FILE, FOLLOWED, INTERVAL, REASON, Keep, schema
+from metrics_job.rollups import groups, judged, processes
 from metrics_job.tables import (
     COUNTERS_MINUTE,
     HOUR,
@@ -33,9 +32,9 @@ from metrics_job.tables import (
     PROCESSES,
     REJECTS,
     STRING,
+    Store,
     table_path,
 )
-from metrics_job.write import Store
 
 REFUSED = "refused"  # the kind of a row that is a refused line
 TEXT = "text"
@@ -81,7 +80,7 @@ def touched(rows: DataFrame) -> Touched:
 
 def roll_up(spark: SparkSession, out: str, config: Path | None = None) -> RollUp:
     """Tables under `out`. Raises ConfigError when there are some that a batch run or an older stream made."""
-    goals = objectives.load_objectives(config)
+    goals = judged.load_objectives(config)
     _check(Folders(spark), out)
 
     def replace(rows: DataFrame, which: Touched) -> None:
@@ -105,7 +104,7 @@ def _write(
     rows: DataFrame,
     which: Touched,
     keep: Keep,
-    goals: objectives.Goals,
+    goals: judged.Goals,
 ) -> None:
     now_ms = time.time_ns() // 1_000_000
     of_days = rows.filter(F.col(PARTITION).isin(which.days))

@@ -74,7 +74,7 @@ def report(
         kept = _local("--tables", tables)
     made = make_report(found, kept, out, since_ms, with_job=not no_job, config_dir=config_dir)
     if as_json:
-        from metrics_job.report.core.summary import summary
+        from metrics_job.report.core.facts import summary
 
         print_json({**summary(made), "html": str(out)})
         return

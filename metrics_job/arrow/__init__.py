@@ -1,1 +1,24 @@
+"""Sample files into minutes, by columns: Python workers are given Arrow batches and give some back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.udf import UserDefinedFunction
+from pyspark.util import PythonEvalType
+
 """Sample files into minutes: lines are decoded and added up in Python workers, by columns."""
+
+
+Batches = Iterator[Any]
+
+
+def map_in_arrow(rows: DataFrame, work: Callable[[Batches], Batches], result: Any) -> DataFrame:
+    """DataFrame.mapInArrow, which wants pandas, although nothing here needs it; `result`: an Arrow schema."""
+    kind = PythonEvalType.SQL_MAP_ARROW_ITER_UDF
+    made: Any = UserDefinedFunction(work, from_arrow_schema(result), evalType=kind)
+    java: Any = rows._jdf
+    return DataFrame(java.mapInArrow(made(*rows.columns)._jc, False, None), rows.sparkSession)

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from metrics_job.arrow.parse import Odd, column
-from metrics_job.arrow.series import Known
+from metrics_job.arrow.lines import Known, Odd, column
 from metrics_job.minutes import FOLLOWED, INTERVAL, MINUTE_MS, NAMES
 from metrics_job.minutes import schema as minutes_schema
 

@@ -2,8 +2,8 @@
 
 Spark reads whole files (its `binaryFile`), so that whatever file system it reaches will do; only what is too
 long for that is read in parts and line by line. The workers parse
-and add up (metrics_job.arrow.parse, add) and send back a row where there were several lines. Files that by
-their names may hold the same lines (metrics_job.units) are given to one worker at once.
+and add up (metrics_job.arrow.lines, add) and send back a row where there were several lines. Files that by
+their names may hold the same lines (metrics_job.arrow.work) are given to one worker at once.
 
 What cannot be decided there is done again line by line, with Spark's reader and metrics_job.minutes: a unit
 in which that reader finds a line good that was odd before, and everything when names and contents of files
@@ -23,18 +23,35 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from ddmq_common.metrics.samples import parse as parse_name
+from metrics_job.arrow import Batches, map_in_arrow
 from metrics_job.arrow.add import FILE as ROW_FILE
 from metrics_job.arrow.add import ODD, TEXT, schema
-from metrics_job.arrow.parse import Odd, column, parse
-from metrics_job.arrow.pieces import Piece, file_name, pieces, unit_pieces
-from metrics_job.arrow.series import Known
-from metrics_job.arrow.spark import Batches, map_in_arrow
-from metrics_job.arrow.work import DOUBT, Adding, of_days
+from metrics_job.arrow.lines import Known, Odd, column, parse
+from metrics_job.arrow.work import (
+    DOUBT,
+    Adding,
+    Piece,
+    Units,
+    file_name,
+    holds,
+    of_days,
+    pieces,
+    unit_pieces,
+    units_of,
+)
 from metrics_job.folders import Days, Folders, input_files
-from metrics_job.minutes import Keep, in_range, minutes
-from metrics_job.read import FILE, KIND, READER_OPTIONS, REASON, classified, read_schema
+from metrics_job.minutes import (
+    FILE,
+    KIND,
+    READER_OPTIONS,
+    REASON,
+    Keep,
+    classified,
+    in_range,
+    minutes,
+    read_schema,
+)
 from metrics_job.tables import CORRUPT, VERSION, line_schema
-from metrics_job.units import Units, holds, units_of
 
 WHOLE_BYTES_MAX = 96 << 20  # a longer file is read in parts, line by line: the JVM has a file several times
 _SAMPLES = {"pathGlobFilter": READER_OPTIONS["pathGlobFilter"], "ignoreMissingFiles": "true"}
@@ -45,7 +62,7 @@ class Found(NamedTuple):
     """What is in the files."""
 
     made: DataFrame  # metrics_job.minutes, persisted
-    odd: DataFrame | None  # lines as metrics_job.read has them, those that are refused among them
+    odd: DataFrame | None  # lines as metrics_job.minutes has them, those that are refused among them
 
 
 def read_minutes(spark: SparkSession, paths: list[str], days: Days, keep: Keep) -> Found:
@@ -198,7 +215,7 @@ def _line_by_line(spark: SparkSession, urls: list[str], days: Days, keep: Keep) 
 
 
 def _lines(given: DataFrame, days: Days, keep: Keep) -> DataFrame:
-    """Lines of these days as metrics_job.read has them, and all that are refused; from texts()."""
+    """Lines of these days as metrics_job.minutes has them, and all that are refused; from texts()."""
 
     def work(batches: Batches) -> Batches:
         for piece in _pieces_of_lines(batches):
@@ -217,7 +234,7 @@ def _lines(given: DataFrame, days: Days, keep: Keep) -> DataFrame:
 
 
 def _lines_of_text(odd: DataFrame) -> DataFrame:
-    """Lines as metrics_job.read has them."""
+    """Lines as metrics_job.minutes has them."""
     options = {name: READER_OPTIONS[name] for name in ("mode", "columnNameOfCorruptRecord")}
     line = F.from_json(TEXT, read_schema(), options).alias("line")
     return odd.select(line, F.col(ROW_FILE).alias(FILE)).select("line.*", FILE).transform(classified)

@@ -1,19 +1,122 @@
-"""What a Python worker does with pieces of files: lines into rows of add.schema()."""
+"""What a Python worker does with sample files: pieces of their contents into rows of add.schema().
+
+Which files may hold the same lines their names say (docs/formats-samples.md). A line is known by (instance,
+seq, metric, labels), and a name tells the instance and the first and last sequence number. Files whose
+numbers overlap (an hour's merged file beside its parts, a file that was sent again into another folder) make
+one unit: a line that is there twice is there twice within its unit. All others are units of their own. A file
+with a name of another kind may hold anything.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ddmq_common.metrics.samples import SampleName
+from ddmq_common.metrics.samples import parse as parse_name
 from metrics_job.arrow.add import added, odd_rows, shaped
-from metrics_job.arrow.parse import Parsed, column, parse
-from metrics_job.arrow.pieces import Piece, file_name
-from metrics_job.arrow.series import Known
+from metrics_job.arrow.lines import Known, Parsed, column, parse
 from metrics_job.folders import Days
-from metrics_job.units import holds
+
+
+class Units(NamedTuple):
+    """What the names of some files say."""
+
+    shared: dict[str, str]  # name of a file that is not alone in its unit -> the unit: its first name
+    strange: bool  # a name says nothing
+
+    def unit(self, name: str) -> str:
+        """The unit of a file."""
+        return self.shared.get(name, name)
+
+
+def units_of(paths: Iterable[str]) -> Units:
+    """The units of these files; paths may be URLs."""
+    names = [path.rpartition("/")[2] for path in paths]
+    known = sorted((said, name) for name in names if (said := parse_name(name)) is not None)
+    shared: dict[str, str] = {}
+    unit, instance, last = "", "", -1
+    for said, name in known:
+        if said.instance != instance or said.first > last:
+            unit, instance, last = name, said.instance, said.last
+        else:
+            shared[unit] = shared[name] = unit
+            last = max(last, said.last)
+    return Units(shared, len(known) < len(names))
+
+
+def holds(names: Iterable[str], intervals: Iterable[tuple[str, int]]) -> bool:
+    """Whether these names of files say that they can hold each of these (instance, seq)."""
+    ranges: dict[str, list[SampleName]] = {}
+    for said in filter(None, map(parse_name, names)):
+        ranges.setdefault(said.instance, []).append(said)
+    return all(
+        any(one.first <= seq <= one.last for one in ranges.get(instance, ())) for instance, seq in intervals
+    )
+
+
+PIECE_BYTES = 4 << 20
+CUT_BYTES = 16 << 20  # a longer file is several pieces
+Contents = Iterable[tuple[str, bytes]]  # path and bytes of a file
+
+
+class Piece(NamedTuple):
+    """Whole files, or a part of one that was cut at the end of a line."""
+
+    files: list[str]
+    data: list[bytes]
+    follows: bool = False  # the beginning of the file was in the piece before
+    goes_on: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(map(len, self.data))
+
+
+def pieces(
+    contents: Contents, without: Collection[str] = (), size: int = PIECE_BYTES, uncut: int = CUT_BYTES
+) -> Iterator[Piece]:
+    """About `size` bytes each, of files but those with these names; a longer file than `uncut` is cut."""
+    piece = Piece([], [])
+    for file, content in contents:
+        if file_name(file) in without:
+            continue
+        if len(content) > uncut:
+            yield from _cut(file, content, size)
+            continue
+        piece.files.append(file)
+        piece.data.append(content)
+        if piece.size >= size:
+            yield piece
+            piece = Piece([], [])
+    if piece.files:
+        yield piece
+
+
+def unit_pieces(contents: Iterable[tuple[str, str, bytes]]) -> Iterator[tuple[str, Piece]]:
+    """Units, each whole; from (unit, path, bytes) of files, those of a unit one after the other."""
+    for unit, files in groupby(contents, key=lambda file: file[0]):
+        some = sorted((path, content) for _, path, content in files)
+        yield unit, Piece([path for path, _ in some], [content for _, content in some])
+
+
+def file_name(path: str) -> str:
+    """The last part of a path or URL."""
+    return path.rpartition("/")[2]
+
+
+def _cut(file: str, content: bytes, size: int) -> Iterator[Piece]:
+    at = 0
+    while at < len(content):
+        end = content.find(b"\n", at + size) + 1 or len(content)
+        yield Piece([file], [content[at:end]], follows=at > 0, goes_on=end < len(content))
+        at = end
+
 
 KNOWN_MAX = 20_000  # names of series that a worker remembers from file to file
 DOUBT = "doubt"  # the kind of a row that says: names and contents do not agree

@@ -20,9 +20,19 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from ddmq_common.errors import ConfigError
 from ddmq_common.metrics import catalogue
-from metrics_job.report.core.buckets import Buckets
-from metrics_job.report.core.material import STUCK_MINUTES, Counted, Material, Row, Sums, Timed, Waiting
-from metrics_job.report.core.span import HOUR_MS, MINUTE_MS, Span
+from metrics_job.report.core.material import (
+    HOUR_MS,
+    MINUTE_MS,
+    STUCK_MINUTES,
+    Buckets,
+    Counted,
+    Material,
+    Row,
+    Span,
+    Sums,
+    Timed,
+    Waiting,
+)
 from metrics_job.tables import TABLES
 
 LAGS_SHOWN = 8  # subscriptions with a line of their own; what is beyond is one line together

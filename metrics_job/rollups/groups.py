@@ -5,10 +5,10 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from metrics_job.arrow.spark import Batches, map_in_arrow
-from metrics_job.lag.work import COLUMNS, followed, schema
+from metrics_job.arrow import Batches, map_in_arrow
+from metrics_job.lag import COLUMNS, followed, schema
 from metrics_job.minutes import DAY_MINUTES, FOLLOWED, INTERVAL
-from metrics_job.rollups.numbers import minute_start
+from metrics_job.rollups.series import minute_start
 
 MINUTES_APART_MAX = 5  # a lag older than this says nothing about the present rate
 FINISHED = ("ddmq_acked_total", "ddmq_dead_letters_total", "ddmq_skipped_total")
@@ -29,7 +29,7 @@ def lag_minute(made: DataFrame, counters: DataFrame, now_ms: int) -> DataFrame:
     """From metrics_job.minutes and counters_minute: one row per subscription and minute that told its lag.
 
     Lags and blocked keys of several proxies add up (each tells of the queues it holds), ages are the worst,
-    all of them at one instant (metrics_job.lag.steps): `lag` at the last of the minute, `lag_max` at the
+    all of them at one instant (metrics_job.lag): `lag` at the last of the minute, `lag_max` at the
     highest. `arrived_per_s` is what was finished plus what the lag grew by since the minute before; where
     there is no minute before (of the same day, at most MINUTES_APART_MAX), what was stored in the topic.
     `time_to_drain_s` is the lag over what is finished more than arrives. Clocks ahead of `now_ms` are put
@@ -105,7 +105,7 @@ def _lags(made: DataFrame, now_ms: int) -> DataFrame:
 
 
 def _runs(made: DataFrame) -> DataFrame:
-    """A row for each instance and day, as metrics_job.lag.work wants it."""
+    """A row for each instance and day, as metrics_job.lag wants it."""
     own = made.filter(F.col("kind") == INTERVAL)
     of_run = {
         "from_ms": F.coalesce(F.min(F.when(F.col("seq") > 0, F.col("to_ms"))), F.max("to_ms")),

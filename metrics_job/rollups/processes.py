@@ -5,8 +5,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from metrics_job.minutes import INTERVAL
-from metrics_job.read import FILE, REASON
+from metrics_job.minutes import FILE, INTERVAL, REASON
 from metrics_job.tables import CORRUPT, PARTITION, line_schema
 
 VANISHED_AFTER_S = 120  # silent for so long while others still wrote
@@ -44,8 +43,8 @@ def processes(made: DataFrame, now_ms: int) -> DataFrame:
 
 
 def refused(lines: DataFrame) -> DataFrame:
-    """From lines of metrics_job.read those that are refused: their date (as it was given, else that of their
-    folder), file, reason, and the beginning of the line as `text`.
+    """From lines of metrics_job.minutes those that are refused: their date (as it was given, else that of
+    their folder), file, reason, and the beginning of the line as `text`.
 
     A line that was read but refused is written again from what was understood of it.
     """

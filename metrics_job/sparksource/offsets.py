@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ddmq_client import QueueBounds
-from metrics_job.sparksource.errors import SourceOptionError
-from metrics_job.sparksource.options import Where
+from metrics_job.sparksource.options import SourceOptionError, Where
 
 Places = dict[str, dict[str, int]]
 

@@ -22,8 +22,7 @@ from pyspark.sql import types as T  # noqa: N812 - the name everyone uses
 from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter, WriterCommitMessage
 
 from ddmq_client import NotStoredError, OutgoingMessage, Producer, SendResult, UnknownOutcomeError
-from metrics_job.sparksource.errors import SourceOptionError, WriteError
-from metrics_job.sparksource.options import WriteOptions, refuse_unknown
+from metrics_job.sparksource.options import SourceOptionError, WriteError, WriteOptions, refuse_unknown
 
 log = logging.getLogger("ddmq.spark")
 

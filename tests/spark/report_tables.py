@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from ddmq_common.metrics.cells import bucket
-from metrics_job.report.core.buckets import percentiles
+from metrics_job.report.core.material import percentiles
 from metrics_job.tables import TABLES
 
 Row = Mapping[str, Any]

@@ -16,12 +16,19 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everyone uses
 from bench.samples_generator import FAULTS, Shape, write
 from ddmq_common.metrics.samples import SampleName, part
 from metrics_job.arrow import read
-from metrics_job.arrow.parse import parse
+from metrics_job.arrow.lines import Known, parse
 from metrics_job.arrow.read import merged_since, read_minutes
-from metrics_job.arrow.series import Known
 from metrics_job.folders import Days
-from metrics_job.minutes import INTERVAL, NAMES, minutes
-from metrics_job.read import FILE, READER_OPTIONS, REASON, classified, read_schema
+from metrics_job.minutes import (
+    FILE,
+    INTERVAL,
+    NAMES,
+    READER_OPTIONS,
+    REASON,
+    classified,
+    minutes,
+    read_schema,
+)
 
 ALL = Days(None, None)
 GOOD: dict[str, Any] = {"v": 1, "process": "p@h", "instance": "i", "seq": 3, "from": 10_000, "to": 20_000}

@@ -11,10 +11,9 @@ import pytest
 from ddmq_common.errors import ConfigError
 from ddmq_common.metrics.cells import bucket
 from metrics_job.report.core import words
-from metrics_job.report.core.buckets import percentiles
 from metrics_job.report.core.facts import Report, report_of
 from metrics_job.report.core.figures import figures
-from metrics_job.report.core.span import DAY_MS, HOUR_MS, WEEK_MS, span_of
+from metrics_job.report.core.material import DAY_MS, HOUR_MS, WEEK_MS, percentiles, span_of
 from metrics_job.report.reading import Tables
 from tests.spark.report_tables import Writer, at, busy_week, ms
 

@@ -12,9 +12,9 @@ import pytest
 
 from metrics_job.report import html
 from metrics_job.report.core.facts import report_of
-from metrics_job.report.core.span import span_of
-from metrics_job.report.page import page
+from metrics_job.report.core.material import span_of
 from metrics_job.report.reading import Tables
+from metrics_job.report.run import page
 from tests.spark.report_tables import Writer, at, ms
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\"'"

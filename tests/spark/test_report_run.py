@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ddmq.cli.root import run
 from ddmq_common.errors import ConfigError
-from metrics_job.report.core.span import DAY_MS, HOUR_MS
+from metrics_job.report.core.material import DAY_MS, HOUR_MS
 from metrics_job.report.run import make_tables, read_report, sample_dates, write_page
 from metrics_job.report.terminal import print_report
 from tests.spark.report_tables import Writer, at, ms

@@ -22,7 +22,7 @@ DEADLINE_S = 600.0
 ROOT = Path(__file__).parents[2]
 COMMAND = """
 import sys
-from metrics_job.stream_command import main
+from metrics_job.stream import main
 from tests.spark.few_rows import small_session
 small_session("stream")
 sys.exit(main(sys.argv[1:]))

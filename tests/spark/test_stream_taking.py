@@ -17,7 +17,7 @@ from ddmq_common.metrics.samples import HOUR_MS, SampleLine, SampleName, encode,
 from metrics_job import arrived
 from metrics_job.arrived import Arrived
 from metrics_job.batch import run_batch
-from metrics_job.read import FILE, READER_OPTIONS, read_schema
+from metrics_job.minutes import FILE, READER_OPTIONS, read_schema
 from metrics_job.stream import Streaming, Taking
 from metrics_job.stream_tables import REFUSED, Touched, kept_schema, roll_up
 from tests.spark import tables_read

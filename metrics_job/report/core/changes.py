@@ -11,9 +11,16 @@ from typing import NamedTuple
 
 from ddmq_common.metrics import catalogue
 from metrics_job.report.core import words
-from metrics_job.report.core.buckets import merged, percentiles
-from metrics_job.report.core.material import Counted, Material, Sums
-from metrics_job.report.core.totals import STORED, Totals, totals_of
+from metrics_job.report.core.material import (
+    STORED,
+    Counted,
+    Material,
+    Sums,
+    Totals,
+    merged,
+    percentiles,
+    totals_of,
+)
 
 TOPICS_SHOWN = 5
 WORSE_FROM = 1.25  # a rise of what should not rise, from which on it counts as worse

@@ -7,19 +7,30 @@ a third of its speed. Times are in milliseconds. What was not measured is absent
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.catalogue import CATALOGUE
-from metrics_job.report.core import changes, health, offenders, verdict
-from metrics_job.report.core.buckets import Buckets, Percentiles, merged, percentiles
+from metrics_job.report.core import changes, health, offenders
 from metrics_job.report.core.changes import Change
-from metrics_job.report.core.health import ProcessFacts, SloFacts
-from metrics_job.report.core.material import Material, Row, Waiting
+from metrics_job.report.core.health import Finding, ProcessFacts, SloFacts
+from metrics_job.report.core.material import (
+    HOUR_MS,
+    Buckets,
+    Material,
+    Percentiles,
+    Row,
+    Span,
+    Totals,
+    Waiting,
+    by_topic,
+    date_of,
+    merged,
+    percentiles,
+    totals_of,
+)
 from metrics_job.report.core.offenders import Offenders
-from metrics_job.report.core.span import HOUR_MS, Span, date_of
-from metrics_job.report.core.totals import Totals, by_topic, totals_of
-from metrics_job.report.core.verdict import Finding
 
 Points = list[tuple[int, float | None]]  # (start of the step in ms, value or None where nothing ran)
 PER_MS = {"us": 1000.0, "ms": 1.0}
@@ -96,7 +107,7 @@ def report_of(material: Material, sampled_ms: int | None = None, kills_ms: Seque
         covered=covered,
         totals=totals,
         topics=by_topic(material.now.counters),
-        findings=verdict.findings(material, covered, totals, slo, processes),
+        findings=health.findings(material, covered, totals, slo, processes),
         throughput=_throughput(material, covered, running),
         times=_times(material),
         lag=_lag(material, running),
@@ -289,3 +300,32 @@ def _row_name(hour: int, weekdays: bool) -> str:
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+def summary(report: Report) -> dict[str, Any]:
+    """Plain data; times in epoch ms, durations as their names say. `ok` is the verdict."""
+    return {
+        "ok": report.ok,
+        "from_ms": report.span.start_ms,
+        "to_ms": report.span.end_ms,
+        "covered_from_ms": report.covered[0] if report.covered else None,
+        "covered_to_ms": report.covered[1] if report.covered else None,
+        "findings": [finding.text for finding in report.findings],
+        "totals": asdict(report.totals),
+        "topics": {topic: asdict(totals) for topic, totals in report.topics.items()},
+        "times_ms": {times.title: _in_short(times) for times in report.times if times.whole},
+        "subscriptions": [row._asdict() for row in report.waiting],
+        "slo": [{**asdict(row), "compliance": row.compliance, "met": row.met} for row in report.slo],
+        "processes": [{**asdict(row), "restarts": row.restarts} for row in report.processes],
+        "offenders": {
+            found.title: [{"name": row.name, "value": row.value, "note": row.note} for row in found.rows]
+            for found in report.offenders
+        },
+        "changes": [row._asdict() for row in report.changes],
+        "anomalies": [{**row, "date": str(row.get("date"))} for row in report.anomalies],
+        "rejects": [{**row, "date": str(row.get("date"))} for row in report.rejects],
+    }
+
+
+def _in_short(times: Times) -> dict[str, Any]:
+    return times.whole._asdict() if times.whole else {}

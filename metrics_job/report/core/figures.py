@@ -12,7 +12,7 @@ from math import ceil, floor, log10
 from typing import Any
 
 from metrics_job.report.core.facts import Heat, Line, Points, Report, Times
-from metrics_job.report.core.span import DAY_MS, moment
+from metrics_job.report.core.material import DAY_MS, moment
 
 Figure = dict[str, Any]
 FEW = 6  # points: as few as that are bars

@@ -1,17 +1,133 @@
-"""What a report is made of: sums read from the tables, small however large the tables are.
+"""What a report is made of: the span it covers, sums read from the tables, and what they come to.
 
-Plain data, made by reading.py or by hand in a test. Times are epoch milliseconds UTC, `step` is where a step
-of the span begins. Names of metrics are the catalogue's.
+Plain data, made by reading.py or by hand in a test, small however large the tables are. Ranges are
+[start, end) in epoch milliseconds UTC; charts go in steps, at most POINTS_MAX of them, which begin at whole
+multiples of their length; `step` is where one begins. Names of metrics are the catalogue's. Times are counts
+by bucket, which merge exactly; a percentile is the upper edge of the bucket that holds it, at most 12.5 %
+above the value itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from metrics_job.report.core.buckets import Buckets
-from metrics_job.report.core.span import Span
+from ddmq_common.metrics import catalogue
+from ddmq_common.metrics.cells import OVERFLOW, TOP, upper_edge
+
+POINTS_MAX = 500
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
+DAY_MS = 24 * HOUR_MS
+WEEK_MS = 7 * DAY_MS
+MINUTES_UP_TO_MS = 3 * DAY_MS  # longer spans are told from the tables of hours
+_STEPS = [
+    *(minutes * MINUTE_MS for minutes in (1, 2, 5, 10, 15, 30)),
+    *(hours * HOUR_MS for hours in (1, 2, 3, 6, 12)),
+    *(days * DAY_MS for days in (1, 2, 7, 14, 28, 56, 112)),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """[start_ms, end_ms) in steps of step_ms."""
+
+    start_ms: int
+    end_ms: int
+    step_ms: int
+
+    @property
+    def period(self) -> str:
+        """Which tables tell it: `minute` or `hour`."""
+        return "hour" if self.step_ms >= HOUR_MS else "minute"
+
+    @property
+    def length_ms(self) -> int:
+        return self.end_ms - self.start_ms
+
+    def steps(self) -> range:
+        """Where each step begins, the first at or before the start."""
+        return range(self.start_ms - self.start_ms % self.step_ms, self.end_ms, self.step_ms)
+
+    def earlier(self, by_ms: int = WEEK_MS) -> Span:
+        """As long, so much before."""
+        return Span(self.start_ms - by_ms, self.end_ms - by_ms, self.step_ms)
+
+    def dates(self) -> tuple[str, str]:
+        """The first and the last UTC date it touches, as the tables' partitions are named."""
+        return date_of(self.start_ms), date_of(self.end_ms - 1)
+
+
+def span_of(start_ms: int, end_ms: int) -> Span:
+    """The span with its step; both ends are moved out to whole minutes, or hours where hours tell it."""
+    length = max(end_ms - start_ms, 1)
+    fitting = [step for step in _STEPS if length <= step * (POINTS_MAX - 1)]
+    step = fitting[0] if fitting else _STEPS[-1]
+    if length > MINUTES_UP_TO_MS:
+        step = max(step, HOUR_MS)
+    grain = HOUR_MS if step >= HOUR_MS else MINUTE_MS
+    return Span(start_ms - start_ms % grain, max(end_ms + -end_ms % grain, start_ms + grain), step)
+
+
+def moment(wall_ms: int) -> datetime:
+    """As an aware UTC time."""
+    return datetime.fromtimestamp(wall_ms / 1000, UTC)
+
+
+def date_of(wall_ms: int) -> str:
+    """`2026-11-22`, UTC."""
+    return moment(wall_ms).date().isoformat()
+
+
+Buckets = Mapping[int, int]  # bucket number → count
+
+
+class AtLeast(float):
+    """A value of which only this much is known: it lies above all buckets."""
+
+    def __truediv__(self, by: float) -> AtLeast:
+        return AtLeast(float(self) / by)
+
+
+class Percentiles(NamedTuple):
+    """Upper edges, in the metric's unit; `measured` is how many there were."""
+
+    measured: int
+    p50: float
+    p99: float
+    p999: float
+    max: float
+
+
+def percentiles(buckets: Buckets) -> Percentiles | None:
+    """None when nothing was measured."""
+    total = sum(buckets.values())
+    if not total:
+        return None
+    at = iter(_edges(buckets, [total * share for share in (0.5, 0.99, 0.999, 1.0)]))
+    return Percentiles(total, next(at), next(at), next(at), next(at))
+
+
+def _edges(buckets: Buckets, wanted: list[float]) -> list[float]:
+    found: list[float] = []
+    seen = 0
+    for index in sorted(buckets):
+        seen += buckets[index]
+        while len(found) < len(wanted) and buckets[index] and seen >= wanted[len(found)]:
+            found.append(AtLeast(TOP) if index >= OVERFLOW else upper_edge(index))
+    return found
+
+
+def merged(many: Iterable[Buckets]) -> dict[int, int]:
+    """The sum of all."""
+    found: dict[int, int] = {}
+    for buckets in many:
+        for index, counted in buckets.items():
+            found[index] = found.get(index, 0) + counted
+    return found
+
 
 Row = Mapping[str, Any]
 STUCK_AGE_MS = 60_000  # a younger lag is what every consumer has
@@ -96,3 +212,68 @@ class Material:
     processes: Sequence[Row] = ()  # with first_seen and last_seen in ms
     anomalies: Sequence[Row] = ()  # with start in ms
     rejects: Sequence[Row] = ()
+
+
+STORED = "code=0"
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Messages over the whole span. `sent`: answered as stored. `refused`: answered with another code."""
+
+    sent: int
+    refused: int
+    delivered: int
+    acked: int
+    failed: int
+    redelivered: int
+    timeouts: int
+    dead_lettered: int
+    fired: int
+    sent_bytes: int
+
+    @property
+    def refused_ratio(self) -> float | None:
+        answered = self.sent + self.refused
+        return self.refused / answered if answered else None
+
+
+def totals_of(counters: Iterable[Counted]) -> Totals:
+    """Of all topics and groups."""
+    found: dict[str, float] = {}
+    for row in counters:
+        name = _name(row)
+        found[name] = found.get(name, 0.0) + row.total
+    return _totals(found)
+
+
+def by_topic(counters: Iterable[Counted]) -> dict[str, Totals]:
+    """Of each topic that was sent to or consumed, all groups together."""
+    found: dict[str, dict[str, float]] = {}
+    for row in counters:
+        if row.topic:
+            of_topic = found.setdefault(row.topic, {})
+            of_topic[_name(row)] = of_topic.get(_name(row), 0.0) + row.total
+    return {topic: _totals(sums) for topic, sums in found.items()}
+
+
+def _name(row: Counted) -> str:
+    return "refused" if row.metric == catalogue.SENDS.name and row.detail != STORED else row.metric
+
+
+def _totals(found: Mapping[str, float]) -> Totals:
+    def of(*names: str) -> int:
+        return round(sum(found.get(name, 0.0) for name in names))
+
+    return Totals(
+        sent=of(catalogue.SENDS.name),
+        refused=of("refused"),
+        delivered=of(catalogue.DELIVERED.name, catalogue.FETCHED.name),
+        acked=of(catalogue.ACKED.name),
+        failed=of(catalogue.FAILED.name),
+        redelivered=of(catalogue.REDELIVERED.name),
+        timeouts=of(catalogue.LEASE_TIMEOUTS.name),
+        dead_lettered=of(catalogue.DEAD_LETTERS.name),
+        fired=of(catalogue.DELAY_FIRED.name, catalogue.LEVELS_FIRED.name),
+        sent_bytes=of(catalogue.SEND_BYTES.name),
+    )

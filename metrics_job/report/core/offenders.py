@@ -9,9 +9,7 @@ from typing import NamedTuple
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.catalogue import Metric
 from metrics_job.report.core import words
-from metrics_job.report.core.buckets import merged, percentiles
-from metrics_job.report.core.material import Counted, Material
-from metrics_job.report.core.totals import STORED
+from metrics_job.report.core.material import STORED, Counted, Material, merged, percentiles
 
 
 class Offender(NamedTuple):

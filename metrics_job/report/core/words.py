@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from metrics_job.report.core.buckets import AtLeast
-from metrics_job.report.core.span import moment
+from metrics_job.report.core.material import AtLeast, moment
 
 _UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s"))
 

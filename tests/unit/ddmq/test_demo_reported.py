@@ -7,8 +7,7 @@ import pytest
 from ddmq.demo.reported import ClientCounts, Compared, compared, tell
 from metrics_job.report.core.facts import Report, report_of
 from metrics_job.report.core.material import Counted as Row
-from metrics_job.report.core.material import Material, Sums
-from metrics_job.report.core.span import span_of
+from metrics_job.report.core.material import Material, Sums, span_of
 
 LAST_SAMPLE_MS, KILLED_MS = 60_500, 61_000
 

@@ -7,7 +7,7 @@ from datetime import date
 import pytest
 
 from ddmq_common.metrics.samples import SampleName, part
-from metrics_job.kept import Note, intervals, sort_days
+from metrics_job.batch import Note, intervals, sort_days
 
 ONE, TWO = "1" * 16, "2" * 16
 FIRST, SECOND, THIRD = (date(2026, 11, day) for day in (1, 2, 3))

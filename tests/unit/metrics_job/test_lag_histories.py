@@ -10,9 +10,8 @@ import pytest
 
 from ddmq_common.metrics.samples import LAST
 from metrics_job.arrow.add import added
-from metrics_job.arrow.parse import parse
-from metrics_job.arrow.series import Known
-from metrics_job.lag.work import COLUMNS, followed
+from metrics_job.arrow.lines import Known, parse
+from metrics_job.lag import COLUMNS, followed
 from metrics_job.minutes import INTERVAL
 from tests.unit.metrics_job.lag_histories import INTERVAL_MS, History, Raw, minutes_of
 

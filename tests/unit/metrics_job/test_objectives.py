@@ -8,7 +8,7 @@ import pytest
 
 from ddmq_common.errors import ConfigError
 from ddmq_common.metrics.cells import upper_edge
-from metrics_job.rollups.objectives import Objective, defaults, load_objectives
+from metrics_job.rollups.judged import Objective, defaults, load_objectives
 
 CONF = Path(__file__).parents[3] / "conf"
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from ddmq_common.metrics.samples import SampleName
-from metrics_job.arrow.pieces import Piece, pieces, unit_pieces
-from metrics_job.arrow.work import DOUBT, Adding
+from metrics_job.arrow.work import DOUBT, Adding, Piece, pieces, unit_pieces
 from metrics_job.folders import Days
 
 RUN = "00c0ffee00c0ffee"

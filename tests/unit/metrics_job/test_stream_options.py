@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from metrics_job.stream_command import main
+from metrics_job.stream import main
 
 
 @pytest.mark.parametrize(

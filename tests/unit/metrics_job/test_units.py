@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddmq_common.metrics.samples import SampleName
-from metrics_job.units import holds, units_of
+from metrics_job.arrow.work import holds, units_of
 
 RUNS = ("0000000000000001", "0000000000000002")
 

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddmq_client import QueueBounds
-from metrics_job.sparksource.errors import SourceOptionError
 from metrics_job.sparksource.offsets import (
     Places,
     Span,
@@ -18,7 +17,7 @@ from metrics_job.sparksource.offsets import (
     not_past,
     spans,
 )
-from metrics_job.sparksource.options import Where
+from metrics_job.sparksource.options import SourceOptionError, Where
 
 OFFSETS = st.integers(0, 40)
 PLACES = st.dictionaries(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from metrics_job.sparksource.errors import SourceOptionError
-from metrics_job.sparksource.options import Where, read_options, write_options
+from metrics_job.sparksource.options import SourceOptionError, Where, read_options, write_options
 
 LEAST = {"servers": "mq:9713", "topic": "orders"}
 

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from ddmq_client import FetchedQueue, Message
-from metrics_job.sparksource import ranges
-from metrics_job.sparksource.errors import DataLossError, SourceError
+from metrics_job.sparksource import source
 from metrics_job.sparksource.offsets import Span
-from metrics_job.sparksource.options import read_options
+from metrics_job.sparksource.options import DataLossError, SourceError, read_options
 
 
 class Shelf:
@@ -50,7 +49,7 @@ class Shelf:
 @pytest.fixture
 def put(monkeypatch: pytest.MonkeyPatch) -> Callable[[Shelf], Shelf]:
     def placed(shelf: Shelf) -> Shelf:
-        monkeypatch.setattr(ranges, "open_reader", lambda options: shelf)
+        monkeypatch.setattr(source, "open_reader", lambda options: shelf)
         return shelf
 
     return placed
@@ -58,7 +57,7 @@ def put(monkeypatch: pytest.MonkeyPatch) -> Callable[[Shelf], Shelf]:
 
 def offsets(start: int, end: int, **options: str) -> list[int]:
     given = read_options({"servers": "s", "topic": "t", "timeoutMs": "1"} | options)
-    batches: list[Any] = list(ranges.read_span(given, Span("t", 0, "R_default_t_0", start, end)))
+    batches: list[Any] = list(source.read_span(given, Span("t", 0, "R_default_t_0", start, end)))
     return [offset for batch in batches for offset in batch.column("offset").to_pylist()]
 
 

@@ -1,6 +1,9 @@
-"""Histograms merged exactly, bucket by bucket, over intervals, processes and hours, part by part.
+"""Counters, gauges and histograms by minute and hour.
 
-The rows come sorted by nothing, but all of one day that differ only in their process lie in one part.
+Histograms are merged by Arrow in Python workers: exactly, bucket by bucket, over intervals, processes and
+hours, part by part. The rows come sorted by nothing, but all of one day that differ only in their process lie
+in one part. Percentiles are those of ddmq_common.metrics: the upper edge of the first bucket at which the
+counts reach the fraction.
 """
 
 from __future__ import annotations
@@ -10,10 +13,96 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
 
 from ddmq_common.metrics.cells import BUCKETS, upper_edge
-from metrics_job.arrow.parse import column
-from metrics_job.arrow.series import codes_of
+from metrics_job.arrow import map_in_arrow
+from metrics_job.arrow.lines import codes_of, column
+from metrics_job.minutes import DAY_MINUTES, INTERVAL, MINUTE_MS
+from metrics_job.tables import SERIES_KEY
+
+MINUTE_KEY = ("start", *SERIES_KEY)
+
+
+def minute_start() -> Column:
+    """The timestamp of the column `minute`."""
+    return F.timestamp_millis(F.col("minute") * MINUTE_MS)
+
+
+def counters_minute(made: DataFrame) -> DataFrame:
+    """From metrics_job.minutes: sums of deltas. `seconds` is what the process's intervals of the minute
+    cover."""
+    totals = (
+        made.filter(F.col("kind") == "counter")
+        .groupBy(minute_start().alias("start"), *SERIES_KEY)
+        .agg(F.sum("total").alias("total"))
+    )
+    return totals.transform(lambda some: _with_rate(some, covered(made, minute_start())))
+
+
+def counters_hour(minutes: DataFrame, made: DataFrame) -> DataFrame:
+    """The same from counters_minute; `seconds` are those of the whole hour, with minutes of no change."""
+    hour = F.date_trunc("hour", minute_start())
+    totals = minutes.groupBy(F.date_trunc("hour", "start").alias("start"), *SERIES_KEY).agg(
+        F.sum("total").alias("total")
+    )
+    return totals.transform(lambda some: _with_rate(some, covered(made, hour)))
+
+
+def covered(made: DataFrame, start: Column) -> DataFrame:
+    """start, process, seconds that its intervals of that time cover."""
+    length = F.greatest(F.col("to_ms") - F.col("from_ms"), F.lit(0))
+    return (
+        made.filter(F.col("kind") == INTERVAL)
+        .groupBy(start.alias("start"), "process")
+        .agg((F.sum(length) / 1000).alias("seconds"))
+    )
+
+
+def gauges_minute(made: DataFrame) -> DataFrame:
+    """The last value by time, extremes, and the mean of the samples."""
+    return (
+        made.filter(F.col("kind") == "gauge")
+        .groupBy(minute_start().alias("start"), *SERIES_KEY)
+        .agg(
+            F.max(F.struct("to_ms", "seq", "last"))["last"].alias("last"),
+            F.max("max").alias("max"),
+            F.min("min").alias("min"),
+            (F.sum("total") / F.sum("lines")).alias("mean"),
+        )
+    )
+
+
+def gauges_hour(minutes: DataFrame) -> DataFrame:
+    """The same from gauges_minute; the mean is that of the minutes."""
+    return minutes.groupBy(F.date_trunc("hour", "start").alias("start"), *SERIES_KEY).agg(
+        F.max_by("last", "start").alias("last"),
+        F.max("max").alias("max"),
+        F.min("min").alias("min"),
+        F.mean("mean").alias("mean"),
+    )
+
+
+def _with_rate(totals: DataFrame, lived: DataFrame) -> DataFrame:
+    rate = F.when(F.col("seconds") > 0, F.col("total") / F.col("seconds"))
+    joined = totals.join(F.broadcast(lived), on=["start", "process"], how="left")
+    return joined.select(*MINUTE_KEY, "total", "seconds", rate.alias("per_s"))
+
+
+def latencies(made: DataFrame) -> DataFrame:
+    """From metrics_job.minutes: rows of latencies_minute and latencies_hour; `period` says which. Worth
+    persisting."""
+    rows = made.filter(F.col("kind") == "histogram").select(*GIVEN)
+    day = F.floor(F.col("minute") / DAY_MINUTES)
+    together = rows.repartition("metric", "topic", "group", "detail", day)
+    return map_in_arrow(together, merged, schema()).withColumn("start", minute_start())
+
+
+def of_period(rows: DataFrame, period: str) -> DataFrame:
+    """Those of "minute" or "hour"."""
+    return rows.filter(F.col("period") == period)
+
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
 PERIODS = {"minute": 1, "hour": 60}  # in minutes

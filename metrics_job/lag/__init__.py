@@ -1,1 +1,0 @@
-"""How many messages waited, when: one step function for each subscription over all processes."""
