@@ -134,8 +134,15 @@ def test_a_stream_goes_on_where_its_checkpoint_says(
         .option("checkpointLocation", str(tmp_path / "at"))
     )
     query = writer.start()
-    until(lambda: len(list((tmp_path / "at" / "commits").glob("[0-9]*"))) >= 3, "two batches", PATIENCE_S)
-    query.stop()
+
+    def three_batches() -> bool:
+        assert query.isActive, f"the query has ended: {query.exception()}"
+        return len(list((tmp_path / "at" / "commits").glob("[0-9]*"))) >= 3
+
+    try:
+        until(three_batches, "three batches", PATIENCE_S)
+    finally:
+        query.stop()
     send(server, "going", 100, first=200)
     finish(writer)
     found = [row.value for row in source.read.parquet(str(tmp_path / "out")).collect()]

@@ -32,9 +32,14 @@ def test_the_page_can_be_copied(
                 text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{server.ports[part]}")
             text = text.replace('"lake/', f'"{tmp_path}/lake/')
             exec(compile(text, str(PAGE), "exec"), names)
-        commits = tmp_path / "lake" / "orders-checkpoint" / "commits"
-        until(lambda: commits.exists() and list(commits.glob("[0-9]*")), "a batch of the stream")
-        names["query"].stop()
+        commits, query = tmp_path / "lake" / "orders-checkpoint" / "commits", names["query"]
+
+        def a_batch() -> bool:
+            assert query.isActive, f"the query has ended: {query.exception()}"
+            return any(commits.glob("[0-9]*"))
+
+        until(a_batch, "a batch of the stream")
+        query.stop()
         assert spark.read.parquet(str(tmp_path / "lake" / "orders")).count() == 60
         assert {bytes(row.value) for row in names["once"].collect()} == {b"copy of %d" % n for n in range(30)}
         assert "0 0 " in capsys.readouterr().out
