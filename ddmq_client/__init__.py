@@ -27,8 +27,8 @@ if TYPE_CHECKING:
         ThrottledError,
         UnknownOutcomeError,
     )
-    from ddmq_client.fetching import FetchConsumer
     from ddmq_client.idl.codes import Durability
+    from ddmq_client.net.fetching import FetchConsumer
     from ddmq_client.outgoing import OutgoingMessage, SendResult
     from ddmq_client.producer import Producer
     from ddmq_client.ranges import QueueBounds, RangeReader
@@ -69,7 +69,7 @@ _HOMES = {
     "DelayStatus": "delays",
     "Consumer": "consumer",
     "Durability": "idl.codes",
-    "FetchConsumer": "fetching",
+    "FetchConsumer": "net.fetching",
     "FetchedQueue": "received",
     "LateResult": "received",
     "Message": "received",

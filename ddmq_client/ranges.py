@@ -22,7 +22,7 @@ from ddmq_client.core.settings import TIMEOUT_MS_MAX, check, check_text, topic_n
 from ddmq_client.core.verdicts import CallFailed
 from ddmq_client.errors import ClosedError, OptionError, PullError
 from ddmq_client.idl.codes import CONSUMER_PORT, Code
-from ddmq_client.net.connection import FramedConnection, in_time, resolve
+from ddmq_client.net.connection import FramedConnection, resolve_in_time
 from ddmq_client.process import Home, new_client_id
 from ddmq_client.received import DeliveryContext, FetchedQueue, Message, NothingToSettle, Origin
 from ddmq_client.wire.consuming import FetchSettings, fetch_frame, read_fetched
@@ -192,7 +192,7 @@ class RangeReader:
         """The open one, then a new one to each proxy in turn."""
         if self._connection is not None:
             yield self._connection
-        addresses = in_time(lambda: resolve(self._proxies, self._known), self._proxies, deadline)
+        addresses = resolve_in_time(self._proxies, self._known, deadline - time.monotonic())
         for address in addresses or ():
             self._connection = FramedConnection(address)
             yield self._connection

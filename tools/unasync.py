@@ -3,37 +3,45 @@
     python tools/unasync.py            write ddmq_client/net/NAME.py for each NAME in MODULES
     python tools/unasync.py --check    exit code 1, and a line for each that is not what would be written
 
-`async` and `await` go, AsyncName becomes Name, and what was imported from `aio` comes from `net`. What a
-thread does otherwise than a task stands in `aio/sync.py` and `net/sync.py`, under the same names.
+`async` and `await` go, also from examples in docstrings, AsyncName becomes Name, and what was imported from
+`aio` comes from `net`. What a thread does otherwise than a task stands in `aio/sync.py` and `net/sync.py`,
+under the same names.
 """
 
 from __future__ import annotations
 
-import io
 import re
 import subprocess
 import sys
-import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CLIENT = ROOT / "ddmq_client"
-MODULES = ("broadcast", "coordinator", "due_results", "router", "sender", "worker_pool")
+MODULES = ("broadcast", "coordinator", "due_results", "fetching", "router", "sender", "worker_pool")
 HEADER = "# Generated from ddmq_client/aio/{0}.py by tools/unasync.py: change that one.\n"
-_ASYNC_NAME = re.compile(r"\bAsync(?=[A-Z])")
+# A method under this comment has no blocking form.
+_ASYNC_ONLY = re.compile(
+    r"^    # asyncio only\n    (async )?def .*?(?=^    (async def|def|@)|^\S|\Z)", re.M | re.S
+)
+_WORDS = [
+    (re.compile(pattern), blocking)
+    for pattern, blocking in (
+        (r"\basync (?=(with|for|def) )", ""),
+        (r"\bawait (?=[\w(])", ""),
+        (r"\bAsync(?=[A-Z])", ""),
+        (r"\b__a(enter|exit|iter)__", r"__\1__"),
+        (r"\baclose\b", "close"),
+        (r"\bddmq_client\.aio\.", "ddmq_client.net."),
+    )
+]
 
 
 def translated(text: str) -> str:
     """The blocking form of asyncio code, not yet formatted."""
-    lines = text.splitlines(keepends=True)
-    starts = [0]
-    for line in lines:
-        starts.append(starts[-1] + len(line))
-    for token in reversed(list(tokenize.generate_tokens(io.StringIO(text).readline))):
-        if token.type == tokenize.NAME and token.string in ("async", "await"):
-            at = starts[token.start[0] - 1] + token.start[1]
-            text = text[:at] + text[at + len(token.string) :].lstrip(" ")
-    return _ASYNC_NAME.sub("", text).replace("ddmq_client.aio.", "ddmq_client.net.")
+    text = _ASYNC_ONLY.sub("", text)
+    for pattern, blocking in _WORDS:
+        text = pattern.sub(blocking, text)
+    return text
 
 
 def generated(name: str) -> str:

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from ddmq_client.aio.connection import AsyncFramedConnection, resolve
 from ddmq_client.aio.coordinator import AsyncCoordinator
 from ddmq_client.aio.sync import AsyncActivity, Handle, clock, off_loop
-from ddmq_client.aio.worker_pool import FAILURES, AsyncWorkerPool
+from ddmq_client.aio.worker_pool import AsyncWorkerPool
 from ddmq_client.core.nodes import ProxyAddress
 from ddmq_client.core.pacing import Pace
 from ddmq_client.core.prefetch_buffer import Source
 from ddmq_client.errors import PullError
 from ddmq_client.offsets_file import OffsetsFile
 from ddmq_client.received import FetchedQueue
-from ddmq_client.wire.consuming import FetchSettings, PullSettings, fetch_frame, read_fetched
+from ddmq_client.wire.consuming import FAILURES, FetchSettings, PullSettings, fetch_frame, read_fetched
 
 SAVE_EVERY_S = 1.0
 _log = logging.getLogger("ddmq_client.consumer")

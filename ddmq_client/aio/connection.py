@@ -175,3 +175,13 @@ async def resolve(
             known[address] = from_info(await loop.getaddrinfo(*address, type=1))
         found.update(dict.fromkeys(known.get(address, ())))
     return list(found)[:ADDRESSES_MAX]
+
+
+async def resolve_in_time(
+    addresses: Iterable[ProxyAddress], known: dict[ProxyAddress, list[ProxyAddress]], timeout_s: float
+) -> list[ProxyAddress] | None:
+    """As `resolve`; None when a name server has not answered after so long."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            return await resolve(addresses, known)
+    return None

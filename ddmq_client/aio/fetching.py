@@ -1,29 +1,62 @@
-"""AsyncFetchConsumer: the asyncio twin of `ddmq_client.FetchConsumer`. For one task at a time.
+"""AsyncFetchConsumer: the low-level way to read. The application keeps the place in every queue itself.
 
-A fetch that is cancelled loses nothing: what its calls bring is given to the next one.
+    async with AsyncFetchConsumer("mq-1:9713", "loader") as consumer:
+        while running():
+            for queue in await consumer.fetch(100):
+                store(queue.topic, queue.queue, queue.messages)
+            await consumer.ack()
+
+The proxies share the group's queues out among its consumers. Nothing is leased, filtered by tag, retried or
+dead-lettered: messages come in order, queue by queue, from where the client says, and acknowledging means
+storing the next offset of a queue. For one caller at a time.
+
+Each proxy is asked by an activity of its own, which lasts as long as the call: nothing is left running when a
+consumer is dropped without being closed.
 """
 
 from __future__ import annotations
 
-import asyncio
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 
-from ddmq_client.aio.connection import AsyncFramedConnection, resolve
+from ddmq_client.aio.connection import AsyncFramedConnection, resolve_in_time
+from ddmq_client.aio.sync import INLINE, AsyncActivity, Condition, now
 from ddmq_client.core.fetching import Assignments, FetchAnswer, Queue, Round
 from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, ProxyAddress, parse_addresses
-from ddmq_client.core.settings import check
+from ddmq_client.core.places import Offsets
+from ddmq_client.core.settings import TIMEOUT_MS_MAX, check, check_text
 from ddmq_client.errors import ClosedError, PullError
-from ddmq_client.fetching import ACK_TRIES, FAILURES, LEAVE_S, LINGER_MS_MAX, fetch_settings
 from ddmq_client.idl.codes import CONSUMER_PORT
-from ddmq_client.net.connection import AGAIN_S
+from ddmq_client.process import Home, new_client_id
 from ddmq_client.received import FetchedQueue
-from ddmq_client.wire.consuming import ack_frame, fetch_frame, leave_frame, read_acked, read_fetched
+from ddmq_client.wire.consuming import (
+    FAILURES,
+    FetchSettings,
+    ack_frame,
+    fetch_frame,
+    leave_frame,
+    read_acked,
+    read_fetched,
+)
+
+LINGER_MS_MAX = 30_000
+ACK_TRIES = 3
+LEAVE_S = 1.0
+AGAIN_S = 0.2  # for what was resolved before: a name server that hangs does not hold up anybody for longer
 
 
 class AsyncFetchConsumer:
-    """Fetches and acknowledges by offset; arguments and methods as of `ddmq_client.FetchConsumer`."""
+    """Fetches and acknowledges by offset.
+
+    proxies      as of Consumer; each has other queues, so all are asked, at the same time
+    group        the consumer group
+    consumer_id  who this is among the group's consumers; made up when absent. A proxy gives the queues of an
+                 id that was closed, or stays away for 30 s, to the others
+    timeout_ms   for one call, beyond its linger time
+    """
 
     def __init__(
         self,
@@ -35,17 +68,23 @@ class AsyncFetchConsumer:
     ) -> None:
         """Checks its arguments (OptionError); connects with the first fetch."""
         self._proxies = parse_addresses(proxies, CONSUMER_PORT)
-        self._settings = fetch_settings(group, consumer_id, timeout_ms)
+        check_text("group", group)
+        check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
+        name = new_client_id() if consumer_id is None else consumer_id
+        check_text("consumer_id", name)
+        self._settings = FetchSettings(group, name, name, "clustering")
         self._timeout_s = timeout_ms / 1000
         self._assignments = Assignments(group)
         self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
         self._addresses: dict[str, ProxyAddress] = {}
         self._connections: dict[str, AsyncFramedConnection] = {}
         self._for_acks: dict[str, AsyncFramedConnection] = {}  # of their own: a fetch may be waiting
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._calls: dict[str, AsyncActivity] = {}
+        self._lock = threading.Lock()  # of the two below, which calls that end change
         self._since: dict[str, float] = {}  # when a proxy was asked whose answer was not taken
         self._ended: list[FetchAnswer] = []
-        self._arrived = asyncio.Event()
+        self._changed = Condition(self._lock)
+        self._home = Home("consumer")
         self._resolve_at = 0.0
         self._closed = False
 
@@ -60,38 +99,47 @@ class AsyncFetchConsumer:
         return self._assignments.queues()
 
     def seek(self, topic: str, queue: str, offset: int) -> None:
-        """Fetch this queue from `offset` next."""
+        """Fetch this queue from `offset` next; what is out of range moves to the nearest there is."""
         self._assignments.seek(topic, queue, offset)
-        for name in self._since.keys() - {answer.proxy for answer in self._ended}:
+        with self._lock:
+            waiting = self._since.keys() - {answer.proxy for answer in self._ended}
+        for name in waiting:  # from where this queue was: they may last for all their linger time
             self._drop(name)
 
     async def fetch(self, max_messages: int = 32, linger_ms: int = 500) -> list[FetchedQueue]:
-        """What there is, up to `max_messages` of each queue; as `FetchConsumer.fetch`."""
+        """What there is, up to `max_messages` of each queue; one entry for each queue with messages.
+
+        Waits up to `linger_ms` while there is nothing, and not for proxies that have nothing once there is
+        something from others. PullError when a proxy refuses; the last failure when no proxy answers at all.
+        A fetch that is interrupted loses nothing: what its calls bring is given to the next one.
+        """
         check("max_messages", max_messages, 1, 1_000_000)
         check("linger_ms", linger_ms, 1, LINGER_MS_MAX)
-        loop = asyncio.get_running_loop()
-        proxies = await self._connected()
-        now = loop.time()
-        fetch = Round(self._assignments, proxies, max_messages, now, linger_ms / 1000)
+        await self._find_proxies()
+        time = now()
+        fetch = Round(self._assignments, self._addresses, max_messages, time, linger_ms / 1000)
         while True:
             for name in fetch.to_ask(self._since):
-                self._start(name, max_messages, fetch.linger_ms(now))
+                await self._ask(name, max_messages, fetch.linger_ms(time))
             if not self._ended:
-                until = fetch.wait_until(loop.time(), self._since)
+                until = fetch.wait_until(now(), self._since)
                 if until is None:
-                    return fetch.result(now)
+                    return fetch.result(time)
                 await self._wait(until)
-            now = loop.time()
-            taken, self._ended = self._ended, []
-            for answer in taken:
-                self._since.pop(answer.proxy)
-                fetch.take(answer, now)
+            time = now()
+            for answer in self._taken():
+                fetch.take(answer, time)
 
     async def ack(self, offsets: Mapping[str, Mapping[str, int]] | None = None) -> bool:
-        """Store where the group is; as `FetchConsumer.ack`."""
+        """Store where the group is: topic → queue → next offset; without, after all that was fetched.
+
+        True once it is durable. False when a proxy could not store it in three tries: the messages may come
+        again. Queues that are not assigned to this consumer any more are passed over.
+        """
+        self._home.enter()
         stored = True
         for name, mine in self._assignments.acks(offsets).items():
-            deadline = asyncio.get_running_loop().time() + self._timeout_s
+            deadline = now() + self._timeout_s
             for _ in range(ACK_TRIES):
                 if await self._ack_at(name, mine, deadline):
                     self._assignments.acked(mine)
@@ -101,26 +149,20 @@ class AsyncFetchConsumer:
         return stored
 
     async def aclose(self) -> None:
-        """Leave, so that the queues go to the others at once, and close. The end of an `async with` block."""
-        asked, left = list(self._connections), self._closed
-        self.close()
+        """Leave, so that the queues go to the others at once, and close. May be called twice."""
+        left, self._closed = self._closed, True
+        if self._home.left:
+            return
+        asked = list(self._connections)
+        self._break_off()
         for name in [] if left else asked:
-            address = self._addresses.get(name)
-            if address is None:
-                continue
-            connection, until = AsyncFramedConnection(address), asyncio.get_running_loop().time() + LEAVE_S
-            with suppress(*FAILURES):
-                await connection.call(lambda now, number: leave_frame(self._settings, number), until)
-            connection.close()
+            await self._leave(name)
 
+    # asyncio only
     def close(self) -> None:
         """Close the connections; the queues go to others after 30 s (`aclose`: at once). Again: nothing."""
         self._closed = True
-        for name in list(self._connections):
-            self._drop(name)
-        for connection in self._for_acks.values():
-            connection.close()
-        self._for_acks.clear()
+        self._break_off()
 
     async def __aenter__(self) -> AsyncFetchConsumer:
         return self
@@ -130,71 +172,103 @@ class AsyncFetchConsumer:
     ) -> None:
         await self.aclose()
 
-    async def _connected(self) -> dict[str, ProxyAddress]:
+    async def _find_proxies(self) -> None:
         if self._closed:
             raise ClosedError("the consumer has been closed")
-        now = asyncio.get_running_loop().time()
-        if now >= self._resolve_at or not self._addresses:
-            found = self._addresses
-            with suppress(TimeoutError):
-                async with asyncio.timeout(AGAIN_S if found else self._timeout_s):
-                    found = {str(address): address for address in await resolve(self._proxies, self._known)}
-            self._resolve_at = now + (RESOLVE_EVERY_S if found else UNRESOLVED_RETRY_S)
+        self._home.enter()
+        if now() >= self._resolve_at or not self._addresses:
+            wait_s = AGAIN_S if self._addresses else self._timeout_s
+            resolved = await resolve_in_time(self._proxies, self._known, wait_s)
+            found = self._addresses if resolved is None else {str(address): address for address in resolved}
+            self._resolve_at = now() + (RESOLVE_EVERY_S if found else UNRESOLVED_RETRY_S)
             for name in self._addresses.keys() - found.keys():
                 self._drop(name)
                 self._assignments.lost(name)
             self._addresses = found
         if not self._addresses:
             raise PullError("no proxy address is known: no name resolves")
-        return self._addresses
 
-    def _start(self, name: str, max_messages: int, linger_ms: int) -> None:
-        """Ask this proxy, in a task of its own: it may outlast the fetch that started it."""
-        self._since[name] = asyncio.get_running_loop().time()
+    async def _ask(self, name: str, max_messages: int, linger_ms: int) -> None:
+        """Ask this proxy, by an activity of its own: it may outlast the fetch that started it."""
         connection = self._connections.setdefault(name, AsyncFramedConnection(self._addresses[name]))
-        call = self._call(name, connection, max_messages, linger_ms, self._since[name])
-        self._tasks[name] = asyncio.create_task(call, name=f"ddmq-fetch-{name}")
+        asked, started = self._assignments.ask(name), now()
+        call = partial(self._call, name, connection, asked, max_messages, linger_ms, started)
+        self._since[name] = started
+        if INLINE and len(self._addresses) == 1:
+            await call()
+            return
+        self._calls[name] = AsyncActivity(call, f"ddmq-fetch-{name}")
+        try:
+            self._calls[name].start()
+        except RuntimeError:  # no thread could be started
+            self._drop(name)
+            raise
 
     async def _call(
-        self, name: str, connection: AsyncFramedConnection, max_messages: int, linger_ms: int, started: float
+        self,
+        name: str,
+        connection: AsyncFramedConnection,
+        asked: Offsets,
+        max_messages: int,
+        linger_ms: int,
+        started: float,
     ) -> None:
-        asked, loop = self._assignments.ask(name), asyncio.get_running_loop()
+        def frame(at: float, sequence_id: int) -> bytes:
+            return fetch_frame(self._settings, asked, max_messages, linger_ms, sequence_id)
+
         outcome: Sequence[FetchedQueue] | Exception
         try:
-            payload, sequence_id = await connection.call(
-                lambda now, number: fetch_frame(self._settings, asked, max_messages, linger_ms, number),
-                started + linger_ms / 1000 + self._timeout_s,
+            outcome = read_fetched(
+                *await connection.call(frame, started + linger_ms / 1000 + self._timeout_s)
             )
-            outcome = read_fetched(payload, sequence_id)
-        except asyncio.CancelledError:
-            if self._since.get(name) == started:  # by whoever cancels every task
-                del self._since[name]
-                self._arrived.set()
-            raise
         except Exception as error:
             if not isinstance(error, PullError):
                 connection.close()
             outcome = error
-        self._ended.append(FetchAnswer(name, asked, max_messages, started, loop.time(), outcome))
-        self._arrived.set()
+        except BaseException:  # interrupted, or cancelled by whoever cancels everything
+            with self._lock:
+                if self._since.get(name) == started:
+                    del self._since[name]
+                    self._changed.notify()
+            raise
+        with self._lock:
+            if self._since.get(name) == started:  # else nobody wants it any more
+                self._ended.append(FetchAnswer(name, asked, max_messages, started, now(), outcome))
+                self._changed.notify()
 
     async def _wait(self, until: float) -> None:
-        """Until an answer has come, at most until the loop's time `until`."""
-        self._arrived.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout_at(until):
-                await self._arrived.wait()
+        """Until a call has ended, at most until then."""
+        with self._lock:
+            left = until - now()
+            if not self._ended and left > 0:
+                await self._changed.wait(min(left, threading.TIMEOUT_MAX))
+
+    def _taken(self) -> list[FetchAnswer]:
+        """The answers that have come, in their order."""
+        with self._lock:
+            taken, self._ended = self._ended, []
+            for answer in taken:
+                del self._since[answer.proxy]
+            return taken
 
     def _drop(self, name: str) -> None:
         """Nobody waits for this proxy's answer any more."""
-        self._since.pop(name, None)
-        self._ended = [answer for answer in self._ended if answer.proxy != name]
-        task = self._tasks.pop(name, None)
-        if task is not None:
-            task.cancel()
+        with self._lock:
+            self._since.pop(name, None)
+            self._ended = [answer for answer in self._ended if answer.proxy != name]
+        call = self._calls.pop(name, None)
+        if call is not None:
+            call.cancel()
         connection = self._connections.pop(name, None)
         if connection is not None:
             connection.close()
+
+    def _break_off(self) -> None:
+        for name in list(self._connections):
+            self._drop(name)
+        for connection in self._for_acks.values():
+            connection.close()
+        self._for_acks.clear()
 
     async def _ack_at(self, name: str, offsets: Mapping[str, Mapping[str, int]], deadline: float) -> bool:
         address = self._addresses.get(name)
@@ -202,10 +276,23 @@ class AsyncFetchConsumer:
             return False
         connection = self._for_acks.setdefault(name, AsyncFramedConnection(address))
         try:
-            payload, sequence_id = await connection.call(
-                lambda now, number: ack_frame(self._settings, offsets, number), deadline
+            return read_acked(
+                *await connection.call(
+                    lambda at, sequence_id: ack_frame(self._settings, offsets, sequence_id), deadline
+                )
             )
-            return read_acked(payload, sequence_id)
         except FAILURES:
             connection.close()
             return False
+
+    async def _leave(self, name: str) -> None:
+        """Say so to one proxy; where it does not hear it, the queues go to others after 30 s."""
+        address = self._addresses.get(name)
+        if address is None:
+            return
+        connection = AsyncFramedConnection(address)
+        with suppress(*FAILURES):
+            await connection.call(
+                lambda at, sequence_id: leave_frame(self._settings, sequence_id), now() + LEAVE_S
+            )
+        connection.close()

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
 from ddmq_client.received import Message
 
+INLINE = False  # what one caller alone waits for has a task of its own: it may outlive a cancelled caller
 CANCEL_S = 1.0  # for a cancelled handler to end
 Handle = Callable[[list[Message]], Awaitable[int]]  # returns how often the application's handler raised
 
@@ -106,7 +107,7 @@ class AsyncActivity:
     @property
     def current(self) -> bool:
         """It is the one that asks."""
-        return self._task is asyncio.current_task()
+        return self._task is not None and self._task is asyncio.current_task(self._task.get_loop())
 
     def start(self) -> None:
         """Begin."""

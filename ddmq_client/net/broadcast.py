@@ -18,10 +18,10 @@ from ddmq_client.errors import PullError
 from ddmq_client.net.connection import FramedConnection, resolve
 from ddmq_client.net.coordinator import Coordinator
 from ddmq_client.net.sync import Activity, Handle, clock, off_loop
-from ddmq_client.net.worker_pool import FAILURES, WorkerPool
+from ddmq_client.net.worker_pool import WorkerPool
 from ddmq_client.offsets_file import OffsetsFile
 from ddmq_client.received import FetchedQueue
-from ddmq_client.wire.consuming import FetchSettings, PullSettings, fetch_frame, read_fetched
+from ddmq_client.wire.consuming import FAILURES, FetchSettings, PullSettings, fetch_frame, read_fetched
 
 SAVE_EVERY_S = 1.0
 _log = logging.getLogger("ddmq_client.consumer")

@@ -10,8 +10,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Sequence
 
 from ddmq_client.core import verdicts
 from ddmq_client.core.frames import FrameBuffer, FrameError
@@ -149,10 +148,6 @@ def _shut(open_socket: socket.socket) -> None:
     open_socket.close()
 
 
-AGAIN_S = 0.2  # for what was resolved before: a name server that hangs does not hold up anybody for longer
-T = TypeVar("T")
-
-
 def resolve(
     addresses: Iterable[ProxyAddress], known: dict[ProxyAddress, list[ProxyAddress]]
 ) -> list[ProxyAddress]:
@@ -167,15 +162,19 @@ def resolve(
     return list(found)[:ADDRESSES_MAX]
 
 
-def in_time(work: Callable[[], T], addresses: Iterable[ProxyAddress], deadline: float) -> T | None:
-    """What `work` makes of these addresses; None when a name server has not answered by then.
+def resolve_in_time(
+    addresses: Sequence[ProxyAddress], known: dict[ProxyAddress, list[ProxyAddress]], timeout_s: float
+) -> list[ProxyAddress] | None:
+    """As `resolve`; None when a name server has not answered after so long.
 
     Nothing ends a getaddrinfo that waits: it is left behind, on a thread of its own.
     """
     if all(map(is_literal, addresses)):
-        return work()
-    made: list[T] = []
-    thread = threading.Thread(target=lambda: made.append(work()), name="ddmq-resolve", daemon=True)
+        return resolve(addresses, known)
+    made: list[list[ProxyAddress]] = []
+    thread = threading.Thread(
+        target=lambda: made.append(resolve(addresses, known)), name="ddmq-resolve", daemon=True
+    )
     thread.start()
-    thread.join(max(0.0, deadline - time.monotonic()))
+    thread.join(max(0.0, timeout_s))
     return made[0] if made else None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 from ddmq_client.received import Message
 
+INLINE = True  # what one caller alone waits for needs no thread of its own
 Condition = threading.Condition
 now = time.monotonic
 Handle = Callable[[list[Message]], int]  # returns how often the application's handler raised

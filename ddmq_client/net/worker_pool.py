@@ -19,17 +19,16 @@ from functools import partial
 from typing import Protocol
 
 from ddmq_client.core.acks import AckBatch
-from ddmq_client.core.frames import FrameError
 from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, ProxyAddress, is_literal
 from ddmq_client.core.pacing import Pace
 from ddmq_client.core.prefetch_buffer import ProxyConnection, Source
-from ddmq_client.core.verdicts import CallFailed
 from ddmq_client.errors import PullError
 from ddmq_client.net.connection import FramedConnection, resolve
 from ddmq_client.net.coordinator import Coordinator
 from ddmq_client.net.sync import Activity, Condition, Handle, clock, finish
 from ddmq_client.teller import UNKNOWN_METHOD
 from ddmq_client.wire.consuming import (
+    FAILURES,
     Pulled,
     PullSettings,
     pull_frame,
@@ -188,9 +187,6 @@ class WorkerPool:
                 errors = handle(messages)
             finally:
                 self._coordinator.handled(messages, errors)
-
-
-FAILURES = (CallFailed, FrameError, ProxyFault, PullError)
 
 
 class Puller:

@@ -10,11 +10,12 @@ from ddmq_client.core import frames
 from ddmq_client.core.acks import NO_DELAY, AckBatch, OriginResults, UnappliedResult
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.settings import ConsumerSettings
+from ddmq_client.core.verdicts import CallFailed
 from ddmq_client.errors import PullError
 from ddmq_client.idl import consumer as idl
 from ddmq_client.received import FetchedQueue, Message, Origin
 from ddmq_client.wire.codec import Specs, decode, encode
-from ddmq_client.wire.producing import answer_at
+from ddmq_client.wire.producing import ProxyFault, answer_at
 
 PULL = b"pull"
 SUBMIT = b"submit"
@@ -218,6 +219,7 @@ _FETCH_RESULT = SPECS.register(idl.ConsumerService.fetch_result)
 _ACK_ARGS = SPECS.register(idl.ConsumerService.ack_args)
 _ACK_RESULT = SPECS.register(idl.ConsumerService.ack_result)
 
+FAILURES = (CallFailed, FrameError, ProxyFault, PullError)  # how a call ends without what was asked for
 Offsets = Mapping[str, Mapping[str, int]]
 
 

@@ -14,8 +14,8 @@ from unittest import mock
 
 from ddmq_client.core.acks import AckBatch
 from ddmq_client.net import worker_pool
-from ddmq_client.net.worker_pool import FAILURES, Flusher, Puller
-from ddmq_client.wire.consuming import Pulled
+from ddmq_client.net.worker_pool import Flusher, Puller
+from ddmq_client.wire.consuming import FAILURES, Pulled
 from tests.crash.mixed.history import Given, History, Said, Unseen
 from tests.crash.mixed.reading import body_id
 

@@ -13,7 +13,11 @@ import pytest
 from ddmq_client.aio.sync import Condition
 
 TOOL = Path(__file__).resolve().parents[3] / "tools" / "unasync.py"
-SOURCE = '''"""Awaits nothing; async in prose stays."""
+SOURCE = '''"""Awaits nothing; async in prose stays.
+
+    async with AsyncThing() as thing:
+        print(await thing.both(thing))
+"""
 
 from ddmq_client.aio.sync import Condition
 
@@ -22,8 +26,24 @@ class AsyncThing:
     async def both(self, other: "AsyncThing") -> int:
         async with self.lock:
             return (await self.one()) + await other.one()
+
+    async def aclose(self) -> None:
+        self.end()
+
+    # asyncio only
+    def close(self) -> None:
+        """Ends nothing."""
+
+        print("closed")
+
+    async def __aenter__(self) -> "AsyncThing":
+        return self
 '''
-BLOCKING = '''"""Awaits nothing; async in prose stays."""
+BLOCKING = '''"""Awaits nothing; async in prose stays.
+
+    with Thing() as thing:
+        print(thing.both(thing))
+"""
 
 from ddmq_client.net.sync import Condition
 
@@ -32,6 +52,12 @@ class Thing:
     def both(self, other: "Thing") -> int:
         with self.lock:
             return (self.one()) + other.one()
+
+    def close(self) -> None:
+        self.end()
+
+    def __enter__(self) -> "Thing":
+        return self
 '''
 
 

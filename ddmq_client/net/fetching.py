@@ -1,3 +1,4 @@
+# Generated from ddmq_client/aio/fetching.py by tools/unasync.py: change that one.
 """FetchConsumer: the low-level way to read. The application keeps the place in every queue itself.
 
     with FetchConsumer("mq-1:9713", "loader") as consumer:
@@ -8,27 +9,32 @@
 
 The proxies share the group's queues out among its consumers. Nothing is leased, filtered by tag, retried or
 dead-lettered: messages come in order, queue by queue, from where the client says, and acknowledging means
-storing the next offset of a queue. For one thread at a time. `ddmq_client.aio` has the asyncio twin.
+storing the next offset of a queue. For one caller at a time.
+
+Each proxy is asked by an activity of its own, which lasts as long as the call: nothing is left running when a
+consumer is dropped without being closed.
 """
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from types import TracebackType
 
-from ddmq_client.core.fetching import Assignments, Queue, Round
-from ddmq_client.core.frames import FrameError
+from ddmq_client.core.fetching import Assignments, FetchAnswer, Queue, Round
 from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, ProxyAddress, parse_addresses
+from ddmq_client.core.places import Offsets
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, check, check_text
-from ddmq_client.core.verdicts import CallFailed
 from ddmq_client.errors import ClosedError, PullError
 from ddmq_client.idl.codes import CONSUMER_PORT
-from ddmq_client.net.calls import Calls
-from ddmq_client.net.connection import AGAIN_S, FramedConnection, in_time, resolve
+from ddmq_client.net.connection import FramedConnection, resolve_in_time
+from ddmq_client.net.sync import INLINE, Activity, Condition, now
 from ddmq_client.process import Home, new_client_id
 from ddmq_client.received import FetchedQueue
 from ddmq_client.wire.consuming import (
+    FAILURES,
     FetchSettings,
     ack_frame,
     fetch_frame,
@@ -36,12 +42,11 @@ from ddmq_client.wire.consuming import (
     read_acked,
     read_fetched,
 )
-from ddmq_client.wire.producing import ProxyFault
 
 LINGER_MS_MAX = 30_000
 ACK_TRIES = 3
 LEAVE_S = 1.0
-FAILURES = (CallFailed, FrameError, ProxyFault, PullError)
+AGAIN_S = 0.2  # for what was resolved before: a name server that hangs does not hold up anybody for longer
 
 
 class FetchConsumer:
@@ -64,14 +69,22 @@ class FetchConsumer:
     ) -> None:
         """Checks its arguments (OptionError); connects with the first fetch."""
         self._proxies = parse_addresses(proxies, CONSUMER_PORT)
-        self._settings = fetch_settings(group, consumer_id, timeout_ms)
+        check_text("group", group)
+        check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
+        name = new_client_id() if consumer_id is None else consumer_id
+        check_text("consumer_id", name)
+        self._settings = FetchSettings(group, name, name, "clustering")
         self._timeout_s = timeout_ms / 1000
         self._assignments = Assignments(group)
         self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
         self._addresses: dict[str, ProxyAddress] = {}
         self._connections: dict[str, FramedConnection] = {}
         self._for_acks: dict[str, FramedConnection] = {}  # of their own: a fetch may be waiting
-        self._calls = Calls()
+        self._calls: dict[str, Activity] = {}
+        self._lock = threading.Lock()  # of the two below, which calls that end change
+        self._since: dict[str, float] = {}  # when a proxy was asked whose answer was not taken
+        self._ended: list[FetchAnswer] = []
+        self._changed = Condition(self._lock)
         self._home = Home("consumer")
         self._resolve_at = 0.0
         self._closed = False
@@ -89,9 +102,9 @@ class FetchConsumer:
     def seek(self, topic: str, queue: str, offset: int) -> None:
         """Fetch this queue from `offset` next; what is out of range moves to the nearest there is."""
         self._assignments.seek(topic, queue, offset)
-        for (
-            name
-        ) in self._calls.waiting():  # from where this queue was: they may last for all their linger time
+        with self._lock:
+            waiting = self._since.keys() - {answer.proxy for answer in self._ended}
+        for name in waiting:  # from where this queue was: they may last for all their linger time
             self._drop(name)
 
     def fetch(self, max_messages: int = 32, linger_ms: int = 500) -> list[FetchedQueue]:
@@ -99,24 +112,24 @@ class FetchConsumer:
 
         Waits up to `linger_ms` while there is nothing, and not for proxies that have nothing once there is
         something from others. PullError when a proxy refuses; the last failure when no proxy answers at all.
+        A fetch that is interrupted loses nothing: what its calls bring is given to the next one.
         """
         check("max_messages", max_messages, 1, 1_000_000)
         check("linger_ms", linger_ms, 1, LINGER_MS_MAX)
-        now = time.monotonic()
-        fetch = Round(self._assignments, self._connected(), max_messages, now, linger_ms / 1000)
-        calls = self._calls
+        self._find_proxies()
+        time = now()
+        fetch = Round(self._assignments, self._addresses, max_messages, time, linger_ms / 1000)
         while True:
-            for name in fetch.to_ask(calls.under_way()):
-                self._start(name, max_messages, fetch.linger_ms(now))
-            answers = calls.ended(0.0)
-            if not answers:
-                until = fetch.wait_until(time.monotonic(), calls.under_way())
+            for name in fetch.to_ask(self._since):
+                self._ask(name, max_messages, fetch.linger_ms(time))
+            if not self._ended:
+                until = fetch.wait_until(now(), self._since)
                 if until is None:
-                    return fetch.result(now)
-                answers = calls.ended(until)
-            now = time.monotonic()
-            for answer in answers:
-                fetch.take(answer, now)
+                    return fetch.result(time)
+                self._wait(until)
+            time = now()
+            for answer in self._taken():
+                fetch.take(answer, time)
 
     def ack(self, offsets: Mapping[str, Mapping[str, int]] | None = None) -> bool:
         """Store where the group is: topic → queue → next offset; without, after all that was fetched.
@@ -127,9 +140,11 @@ class FetchConsumer:
         self._home.enter()
         stored = True
         for name, mine in self._assignments.acks(offsets).items():
-            deadline = time.monotonic() + self._timeout_s
-            if any(self._ack_at(name, mine, deadline) for _ in range(ACK_TRIES)):
-                self._assignments.acked(mine)
+            deadline = now() + self._timeout_s
+            for _ in range(ACK_TRIES):
+                if self._ack_at(name, mine, deadline):
+                    self._assignments.acked(mine)
+                    break
             else:
                 stored = False
         return stored
@@ -140,13 +155,9 @@ class FetchConsumer:
         if self._home.left:
             return
         asked = list(self._connections)
-        for name in asked:
-            self._drop(name)
+        self._break_off()
         for name in [] if left else asked:
             self._leave(name)
-        for connection in self._for_acks.values():
-            connection.close()
-        self._for_acks.clear()
 
     def __enter__(self) -> FetchConsumer:
         return self
@@ -156,63 +167,113 @@ class FetchConsumer:
     ) -> None:
         self.close()
 
-    def _connected(self) -> dict[str, ProxyAddress]:
+    def _find_proxies(self) -> None:
         if self._closed:
             raise ClosedError("the consumer has been closed")
         self._home.enter()
-        now = time.monotonic()
-        if now >= self._resolve_at or not self._addresses:
+        if now() >= self._resolve_at or not self._addresses:
             wait_s = AGAIN_S if self._addresses else self._timeout_s
-            resolved = in_time(self._resolved, self._proxies, now + wait_s)
+            resolved = resolve_in_time(self._proxies, self._known, wait_s)
             found = self._addresses if resolved is None else {str(address): address for address in resolved}
-            self._resolve_at = time.monotonic() + (RESOLVE_EVERY_S if found else UNRESOLVED_RETRY_S)
+            self._resolve_at = now() + (RESOLVE_EVERY_S if found else UNRESOLVED_RETRY_S)
             for name in self._addresses.keys() - found.keys():
                 self._drop(name)
                 self._assignments.lost(name)
             self._addresses = found
         if not self._addresses:
             raise PullError("no proxy address is known: no name resolves")
-        return self._addresses
 
-    def _resolved(self) -> list[ProxyAddress]:
-        return resolve(self._proxies, self._known)
-
-    def _start(self, name: str, max_messages: int, linger_ms: int) -> None:
-        """Ask this proxy; on a thread of its own where there are others."""
+    def _ask(self, name: str, max_messages: int, linger_ms: int) -> None:
+        """Ask this proxy, by an activity of its own: it may outlast the fetch that started it."""
         connection = self._connections.setdefault(name, FramedConnection(self._addresses[name]))
-        asked, settings = self._assignments.ask(name), self._settings
-        deadline = time.monotonic() + linger_ms / 1000 + self._timeout_s
+        asked, started = self._assignments.ask(name), now()
+        call = partial(self._call, name, connection, asked, max_messages, linger_ms, started)
+        self._since[name] = started
+        if INLINE and len(self._addresses) == 1:
+            call()
+            return
+        self._calls[name] = Activity(call, f"ddmq-fetch-{name}")
+        try:
+            self._calls[name].start()
+        except RuntimeError:  # no thread could be started
+            self._drop(name)
+            raise
 
-        def frame(now: float, sequence_id: int) -> bytes:
-            return fetch_frame(settings, asked, max_messages, linger_ms, sequence_id)
+    def _call(
+        self,
+        name: str,
+        connection: FramedConnection,
+        asked: Offsets,
+        max_messages: int,
+        linger_ms: int,
+        started: float,
+    ) -> None:
+        def frame(at: float, sequence_id: int) -> bytes:
+            return fetch_frame(self._settings, asked, max_messages, linger_ms, sequence_id)
 
-        def call() -> list[FetchedQueue]:
-            try:
-                return read_fetched(*connection.call(frame, deadline))
-            except (FrameError, ProxyFault):
+        outcome: Sequence[FetchedQueue] | Exception
+        try:
+            outcome = read_fetched(*connection.call(frame, started + linger_ms / 1000 + self._timeout_s))
+        except Exception as error:
+            if not isinstance(error, PullError):
                 connection.close()
-                raise
+            outcome = error
+        except BaseException:  # interrupted, or cancelled by whoever cancels everything
+            with self._lock:
+                if self._since.get(name) == started:
+                    del self._since[name]
+                    self._changed.notify()
+            raise
+        with self._lock:
+            if self._since.get(name) == started:  # else nobody wants it any more
+                self._ended.append(FetchAnswer(name, asked, max_messages, started, now(), outcome))
+                self._changed.notify()
 
-        self._calls.start(name, asked, max_messages, call, alone=len(self._addresses) == 1)
+    def _wait(self, until: float) -> None:
+        """Until a call has ended, at most until then."""
+        with self._lock:
+            left = until - now()
+            if not self._ended and left > 0:
+                self._changed.wait(min(left, threading.TIMEOUT_MAX))
+
+    def _taken(self) -> list[FetchAnswer]:
+        """The answers that have come, in their order."""
+        with self._lock:
+            taken, self._ended = self._ended, []
+            for answer in taken:
+                del self._since[answer.proxy]
+            return taken
 
     def _drop(self, name: str) -> None:
         """Nobody waits for this proxy's answer any more."""
-        self._calls.forget(name)
+        with self._lock:
+            self._since.pop(name, None)
+            self._ended = [answer for answer in self._ended if answer.proxy != name]
+        call = self._calls.pop(name, None)
+        if call is not None:
+            call.cancel()
         connection = self._connections.pop(name, None)
         if connection is not None:
             connection.close()
+
+    def _break_off(self) -> None:
+        for name in list(self._connections):
+            self._drop(name)
+        for connection in self._for_acks.values():
+            connection.close()
+        self._for_acks.clear()
 
     def _ack_at(self, name: str, offsets: Mapping[str, Mapping[str, int]], deadline: float) -> bool:
         address = self._addresses.get(name)
         if address is None or self._closed:
             return False
         connection = self._for_acks.setdefault(name, FramedConnection(address))
-
-        def frame(now: float, sequence_id: int) -> bytes:
-            return ack_frame(self._settings, offsets, sequence_id)
-
         try:
-            return read_acked(*connection.call(frame, deadline))
+            return read_acked(
+                *connection.call(
+                    lambda at, sequence_id: ack_frame(self._settings, offsets, sequence_id), deadline
+                )
+            )
         except FAILURES:
             connection.close()
             return False
@@ -222,19 +283,7 @@ class FetchConsumer:
         address = self._addresses.get(name)
         if address is None:
             return
-        connection = self._for_acks.setdefault(name, FramedConnection(address))
-        try:
-            connection.call(
-                lambda now, sequence_id: leave_frame(self._settings, sequence_id), time.monotonic() + LEAVE_S
-            )
-        except FAILURES:
-            connection.close()
-
-
-def fetch_settings(group: str, consumer_id: str | None, timeout_ms: int) -> FetchSettings:
-    """What every call says; OptionError."""
-    check_text("group", group)
-    check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
-    name = new_client_id() if consumer_id is None else consumer_id
-    check_text("consumer_id", name)
-    return FetchSettings(group, name, name, "clustering")
+        connection = FramedConnection(address)
+        with suppress(*FAILURES):
+            connection.call(lambda at, sequence_id: leave_frame(self._settings, sequence_id), now() + LEAVE_S)
+        connection.close()
