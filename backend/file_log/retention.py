@@ -45,8 +45,8 @@ from ddmq_common.errors import DdmqError, DiskFullError
 from ddmq_common.metrics.catalogue import (
     LOG_BYTES,
     LOG_CLOCK_AHEAD,
+    LOG_DISK,
     LOG_DISK_FREE,
-    LOG_GATE,
     LOG_RETENTION_FAILURES,
     LOG_SEGMENTS_DELETED,
     LOG_SEGMENTS_HELD,
@@ -216,7 +216,7 @@ class Retention:
     def _set_gate(self, disk: LogDisk) -> None:
         before, self.gate = self.gate, gate(disk, self.options, self.gate)
         self._registry.cell(LOG_DISK_FREE).value = disk.free
-        self._registry.cell(LOG_GATE).value = self.gate
+        self._registry.cell(LOG_DISK).value = self.gate
         error = None
         if self.gate is not DiskAdmission.OPEN:
             error = DiskFullError(refusal_text(self.gate, disk, self.options, self._folder, self.held))

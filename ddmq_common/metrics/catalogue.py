@@ -412,7 +412,7 @@ LOG_SEGMENTS_HELD = _metric("ddmq_log_segments_held", "gauge", (), "1 while a ho
 LOG_RETENTION_FAILURES = _metric("ddmq_log_retention_failures_total", "counter", (), "Deletions that failed.")
 LOG_DISK_FREE = _metric("ddmq_log_disk_free_bytes", "gauge", (), "Free bytes where the log lies.", "bytes")
 LOG_CLOCK_AHEAD = _metric("ddmq_log_clock_ahead_ms", "gauge", (), "Store times ahead of the wall.", "ms")
-LOG_GATE = _metric("ddmq_log_gate", "gauge", (), "0 open, 1 client sends refused, 2 all writes refused.", "1")
+LOG_DISK = _metric("ddmq_log_gate", "gauge", (), "0 open, 1 client sends refused, 2 all writes refused.", "1")
 # --- sessions of several processes over one directory
 SESSIONS = _metric("ddmq_sessions", "gauge", (), "Open sessions at this writer.")
 SESSIONS_ENDED = _metric("ddmq_sessions_ended_total", "counter", ("reason",), "Sessions ended, by reason.")

@@ -20,7 +20,7 @@ from ddmq.server.admin.figures import PAGE_CHEAP_S, PAGE_KEPT_S, PAGE_RESTS, Oth
 from ddmq.server.http.connection import AdminServer
 from ddmq.server.process.signals import when_parent_ends
 from ddmq_common.clock import ManualClock
-from ddmq_common.metrics.catalogue import LOG_GATE, SEND_INFLIGHT, SEND_LATENCY, SESSIONS_ENDED
+from ddmq_common.metrics.catalogue import LOG_DISK, SEND_INFLIGHT, SEND_LATENCY, SESSIONS_ENDED
 from ddmq_common.metrics.registry import Registry
 
 HOST = "127.0.0.1"
@@ -82,11 +82,11 @@ def test_counters_of_processes_are_put_together() -> None:
         for _ in range(times):
             registry.histogram(SEND_LATENCY, "orders").observe(1000.0 * times)
         registry.cell(SESSIONS_ENDED, "left").value = times
-        registry.cell(LOG_GATE).value = times
+        registry.cell(LOG_DISK).value = times
     other.histogram(SEND_LATENCY, "mails").observe(5.0)
     found = merge(one.snapshot(), other.snapshot(), {})
     assert found[SESSIONS_ENDED.name] == [{"reason": "left", "value": 4}]
-    assert found[LOG_GATE.name] == [{"value": 3}]
+    assert found[LOG_DISK.name] == [{"value": 3}]
     orders, mails = found[SEND_LATENCY.name]
     slowest = other.histogram(SEND_LATENCY, "orders").summary()
     assert orders == {"topic": "orders"} | slowest | {"count": 4, "mean": 2500.0}
