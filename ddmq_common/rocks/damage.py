@@ -1,4 +1,4 @@
-"""Damage to a RocksDB folder: how files and errors tell of it, where reading goes on behind it, and the part
+"""Damage to a RocksDB folder: how files tell of it, where reading goes on behind it, and the part
 of the write-ahead log before its first gap.
 
 The log is several files, and a power loss may take the end of one that was not synced and leave the next one.
@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from ddmq_common.errors import DamagedError, StorageError
+from ddmq_common.errors import DamagedError
 
 
 def check_files(folder: Path) -> None:
@@ -56,25 +55,6 @@ def behind_damage(readable: Callable[[bytes], bool], last: bytes) -> bytes | Non
         else:
             low = middle
     return high.to_bytes(width, "big")
-
-
-@contextmanager
-def translated(what: str) -> Iterator[None]:
-    """Raise what RocksDB's library raises as `translation` has it."""
-    try:
-        yield
-    except (DamagedError, StorageError):
-        raise
-    except Exception as error:  # rocksdict raises nothing narrower
-        raise translation(error, what) from error
-
-
-def translation(error: Exception, what: str) -> StorageError:
-    """A DamagedError where bytes do not match their checksum, else a StorageError."""
-    text = str(error)
-    if text.startswith("Corruption"):
-        return DamagedError(f"{what}: damaged: {text}")
-    return StorageError(f"{what}: {text}")
 
 
 _BLOCK = 32 << 10

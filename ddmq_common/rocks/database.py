@@ -10,7 +10,7 @@
 * A database that exists is opened with the options it was made with, unless those of its column family are
   given by name.
 * Whatever goes wrong is raised there as a bare Exception with RocksDB's text: here it is a DamagedError
-  (bytes do not match their checksum) or a StorageError (damage.py).
+  (bytes do not match their checksum) or a StorageError.
 * Its write-ahead log is several files, and it replays what stands behind a gap between them
   (damage.py).
 * After a failed write or sync RocksDB refuses more; close and open again. Whether the failed batch is there
@@ -39,8 +39,8 @@ from weakref import WeakSet
 
 import rocksdict
 
-from ddmq_common.errors import StorageError
-from ddmq_common.rocks.damage import behind_damage, check_files, translated, translation
+from ddmq_common.errors import DamagedError, StorageError
+from ddmq_common.rocks.damage import behind_damage, check_files
 
 Pair = tuple[bytes, bytes]
 ROOM_S = 5.0  # that a write waits for tables to be written
@@ -362,3 +362,22 @@ def _first(iterator: Any, start: bytes, end: bytes) -> bytes | None:
         return None
     finally:
         del iterator
+
+
+@contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Raise what RocksDB's library raises as `translation` has it."""
+    try:
+        yield
+    except (DamagedError, StorageError):
+        raise
+    except Exception as error:  # rocksdict raises nothing narrower
+        raise translation(error, what) from error
+
+
+def translation(error: Exception, what: str) -> StorageError:
+    """A DamagedError where bytes do not match their checksum, else a StorageError."""
+    text = str(error)
+    if text.startswith("Corruption"):
+        return DamagedError(f"{what}: damaged: {text}")
+    return StorageError(f"{what}: {text}")
