@@ -12,7 +12,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ddmq_client.consumer import Consumer
     from ddmq_client.delays import CancelOutcome, DelayResult, DelayStatus
     from ddmq_client.errors import (
         BusyError,
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
         UnknownOutcomeError,
     )
     from ddmq_client.idl.codes import Durability
+    from ddmq_client.net.consumer import Consumer
     from ddmq_client.net.fetching import FetchConsumer
     from ddmq_client.outgoing import OutgoingMessage, SendResult
     from ddmq_client.producer import Producer
@@ -67,7 +67,7 @@ _HOMES = {
     "CancelOutcome": "delays",
     "DelayResult": "delays",
     "DelayStatus": "delays",
-    "Consumer": "consumer",
+    "Consumer": "net.consumer",
     "Durability": "idl.codes",
     "FetchConsumer": "net.fetching",
     "FetchedQueue": "received",

@@ -105,7 +105,10 @@ def broadcast_place(
     name = settings.client_id if instance is None else instance
     check_text("instance", name)
     fetches = FetchSettings(settings.group, name, settings.client_id, settings.model, settings.topics or None)
-    return fetches, None if path is None else OffsetsFile(Path(path), settings.group, name)
+    file = None if path is None else OffsetsFile(Path(path), settings.group, name)
+    if file is not None:
+        file.load()  # one that cannot be used is refused at once
+    return fetches, file
 
 
 FORMAT = 1

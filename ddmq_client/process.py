@@ -55,11 +55,6 @@ class Signals:
     def __init__(self) -> None:
         self.came = False
         self._before: dict[signal.Signals, Any] = {}
-        self._set = threading.Event()
-
-    def wait(self, seconds: float) -> None:
-        """Wait for a signal; ends early when one comes (and at the latest after so long)."""
-        self._set.wait(seconds)
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():

@@ -3,9 +3,9 @@
     python tools/unasync.py            write ddmq_client/net/NAME.py for each NAME in MODULES
     python tools/unasync.py --check    exit code 1, and a line for each that is not what would be written
 
-`async` and `await` go, also from examples in docstrings, AsyncName becomes Name, and what was imported from
-`aio` comes from `net`. What a thread does otherwise than a task stands in `aio/sync.py` and `net/sync.py`,
-under the same names.
+`async` and `await` go, also from examples in docstrings, AsyncName becomes Name, `concurrency` the number of
+`threads`, and what was imported from `aio` comes from `net`. What a thread does otherwise than a task stands
+in `aio/sync.py` and `net/sync.py`, under the same names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CLIENT = ROOT / "ddmq_client"
-MODULES = ("broadcast", "coordinator", "due_results", "fetching", "router", "sender", "worker_pool")
+MODULES = (
+    "broadcast",
+    "consumer",
+    "coordinator",
+    "due_results",
+    "fetching",
+    "router",
+    "sender",
+    "worker_pool",
+)
 HEADER = "# Generated from ddmq_client/aio/{0}.py by tools/unasync.py: change that one.\n"
 # A method under this comment has no blocking form.
 _ASYNC_ONLY = re.compile(
@@ -29,6 +38,8 @@ _WORDS = [
         (r"\basync (?=(with|for|def) )", ""),
         (r"\bawait (?=[\w(])", ""),
         (r"\bAsync(?=[A-Z])", ""),
+        (r"\bconcurrency    ", "threads        "),
+        (r"\bconcurrency\b", "threads"),
         (r"\b__a(enter|exit|iter)__", r"__\1__"),
         (r"\baclose\b", "close"),
         (r"\bddmq_client\.aio\.", "ddmq_client.net."),
@@ -47,7 +58,10 @@ def translated(text: str) -> str:
 def generated(name: str) -> str:
     """What ddmq_client/net/NAME.py should hold."""
     text = HEADER.format(name) + translated((CLIENT / "aio" / f"{name}.py").read_text(encoding="utf-8"))
-    for arguments in (["check", "--fix-only", "--quiet", "--select", "I"], ["format"]):
+    for arguments in (
+        ["check", "--fix-only", "--unsafe-fixes", "--quiet", "--select", "I,UP028"],
+        ["format"],
+    ):
         command = [
             str(Path(sys.executable).parent / "ruff"),
             *arguments,

@@ -14,8 +14,7 @@ from ddmq_client.aio.connection import AsyncFramedConnection, resolve
 from ddmq_client.aio.coordinator import AsyncCoordinator
 from ddmq_client.aio.sync import AsyncActivity, Handle, clock, off_loop
 from ddmq_client.aio.worker_pool import AsyncWorkerPool
-from ddmq_client.core.nodes import ProxyAddress
-from ddmq_client.core.pacing import Pace
+from ddmq_client.core.nodes import Pace, ProxyAddress
 from ddmq_client.core.prefetch_buffer import Source
 from ddmq_client.errors import PullError
 from ddmq_client.offsets_file import OffsetsFile
@@ -146,8 +145,6 @@ class AsyncBroadcastPool(AsyncWorkerPool):
     ) -> None:
         super().__init__(coordinator, proxies, pulls)
         self._file = file
-        if file is not None:
-            file.load()  # one that cannot be used is refused at once
         self._puller = AsyncBroadcastPuller(coordinator, proxies, settings, file)
 
     async def start(self, workers: int, batch: int, handle: Handle | None) -> None:

@@ -1,4 +1,4 @@
-"""AsyncConsumer: the asyncio twin of `ddmq_client.Consumer`.
+"""AsyncConsumer: receives messages of a group from all of its consumer proxies.
 
     async def handle(message):
         print(message.topic, message.text())
@@ -6,23 +6,27 @@
     async with AsyncConsumer("mq-1:9713,mq-2:9713", "billing", ["orders"], handler=handle):
         await shutdown.wait()
 
-One event loop, `concurrency` handlers at a time. Cancelling `stop` ends at once, and cancelling the block
-as soon as the handlers that run have ended; what no handler has seen goes back for others. Messages may be
-settled from other threads.
+A message is done when the handler returns, failed when it raises; or the handler says so itself: `ack`,
+`fail`, `skip`, `extend`. Without a handler, take messages with `pull` or by iterating. Delivery is at
+least once.
+
+The blocking consumer is safe for many threads, and correct under gevent's monkey patching (threads are
+greenlets then). The one of `ddmq_client.aio` lives in one event loop: cancelling its `stop` ends at once, and
+cancelling the block as soon as the handlers that run have ended; what no handler has seen goes back for
+others. What was started before a fork raises ClientError after it.
 """
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 from ddmq_client.aio.broadcast import AsyncBroadcastPool
 from ddmq_client.aio.coordinator import AsyncCoordinator
+from ddmq_client.aio.sync import WORKERS, Condition, answered, ends, fails, now, sleep
 from ddmq_client.aio.worker_pool import AsyncWorkerPool
 from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.prefetch_buffer import ConsumerCounts
@@ -30,7 +34,7 @@ from ddmq_client.core.settings import TIMEOUT_MS_MAX, ConsumerSettings, check, c
 from ddmq_client.errors import ClientError, ClosedError
 from ddmq_client.idl.codes import CONSUMER_PORT
 from ddmq_client.offsets_file import broadcast_place
-from ddmq_client.process import RUN_LOOK_S, Signals, new_client_id
+from ddmq_client.process import RUN_LOOK_S, Home, Signals, new_client_id
 from ddmq_client.received import Message
 from ddmq_client.teller import OnError, OnLate, Teller
 from ddmq_client.wire.consuming import pull_settings
@@ -41,10 +45,37 @@ AsyncBatchHandler = Callable[[list[Message]], object]
 
 
 class AsyncConsumer:
-    """Receives messages. `start` and `stop` it, or use it as an async context manager.
+    """Receives messages. `start` and `stop` it, or use it as a context manager.
 
-    concurrency    handlers that run at the same time; the other arguments as of `ddmq_client.Consumer`.
-    handler and batch_handler are coroutine functions (plain ones must not block).
+    proxies        "host:port", several with commas, or a list; the port may be left out (9713). All are
+                   pulled from: each may own other queues. A name is resolved again every 30 s
+    group          the consumer group, which shares progress
+    topics         names, at most 64; empty: all topics that the group subscribes to
+    handler        called with one message at a time. Handlers of the asyncio consumer are coroutine
+                   functions (plain ones must not block)
+    batch_handler  called with up to `max_batch` messages, perhaps of several topics; a raise fails those
+                   that it has not settled
+    concurrency    workers that call the handler, at the same time
+    max_batch      messages per pull
+    linger_ms      how long a proxy holds a pull while there is nothing: 20 to 30,000
+    prefetch       messages that may wait here per proxy and topic; at least max_batch, its default. What
+                   has waited for a second, or a third of its lease, goes back, uncounted, for others
+    lease_ms       the group's ack time-out, where an older proxy does not tell it
+    ack_flush_ms   results that no pull has carried for so long are submitted by themselves
+    auto_ack       a handler's return settles its messages; without it the application settles each itself
+    timeout_ms     for one call, beyond the linger time
+    tags, sql      the filter that the subscription has ("A || B", or SQL92 on properties): the proxy refuses
+                   the pull when it has another one, rather than lose messages. A first pull makes it so
+    extend_for_ms  while a handler runs its messages' leases are extended, for so long at most (10 minutes);
+                   0: never. A handler that takes longer sees its message given to someone else
+    model          "clustering" (consumers share the messages) or "broadcasting": this instance gets
+                   all of them, at least once, from the newest on; no order, and a failed one is not repeated
+    instance       broadcasting: a name of this instance that lasts; client_id when absent
+    offsets_file   broadcasting: where this instance keeps its place over restarts (needs `instance`)
+    client_id      in the proxies' logs; made from host and process when absent
+    on_late        called with a LateResult for each ack or fail that came when the lease was over and did
+                   not count; such are logged and counted (`counts().late`), too
+    on_error       called with the error when pulls begin to fail: refused (PullError), or not answered
     """
 
     def __init__(
@@ -55,7 +86,7 @@ class AsyncConsumer:
         *,
         handler: AsyncHandler | None = None,
         batch_handler: AsyncBatchHandler | None = None,
-        concurrency: int = 16,
+        concurrency: int = WORKERS,
         max_batch: int = 32,
         linger_ms: int = 500,
         prefetch: int | None = None,
@@ -75,7 +106,6 @@ class AsyncConsumer:
     ) -> None:
         """Checks its arguments (OptionError); connects when started."""
         check_functions(handler=handler, batch_handler=batch_handler, on_late=on_late, on_error=on_error)
-        self._teller = Teller(on_late, on_error)
         self._settings = ConsumerSettings(
             group=group,
             topics=topic_names(topics),
@@ -93,15 +123,19 @@ class AsyncConsumer:
             model=model,
             client_id=client_id or new_client_id(),
         )
+        self._teller = Teller(on_late, on_error)
         self._proxies = parse_addresses(proxies, CONSUMER_PORT)
         self._place = broadcast_place(self._settings, instance, offsets_file)
         self._handler = handler
         self._batch_handler = batch_handler
         self._coordinator: AsyncCoordinator | None = None
         self._pool: AsyncWorkerPool | None = None
-        self._state = "new"
         self._paused = False
-        self._ended = asyncio.Event()
+        self._home = Home("consumer")
+        self._lock = threading.Lock()  # of the two below
+        self._state = "new"
+        self._ended = False
+        self._over = Condition(self._lock)
 
     @property
     def client_id(self) -> str:
@@ -118,23 +152,26 @@ class AsyncConsumer:
         return self._coordinator.counts() if self._coordinator else ConsumerCounts()
 
     async def start(self) -> None:
-        """Start pulling, and the handlers. Unreachable proxies are tried again and again."""
-        if self._state != "new":
-            raise ClientError(f"the consumer is {self._state}; it can be started once")
-        self._state = "started"
+        """Start pulling, and the workers. Returns at once; unreachable proxies are tried again and again."""
         handling = bool(self._handler or self._batch_handler)
-        self._coordinator = AsyncCoordinator(self._settings, handling, self._teller)
-        self._coordinator.hold(self._paused)
-        pulls = pull_settings(self._settings)
-        if self._place is None:
-            self._pool = AsyncWorkerPool(self._coordinator, self._proxies, pulls)
-        else:
-            self._pool = AsyncBroadcastPool(self._coordinator, self._proxies, pulls, *self._place)
+        with self._lock:
+            if self._state != "new":
+                raise ClientError(f"the consumer is {self._state}; it can be started once")
+            self._home.enter()
+            self._coordinator = AsyncCoordinator(self._settings, handling, self._teller)
+            self._coordinator.hold(self._paused)
+            pulls = pull_settings(self._settings)
+            if self._place is None:
+                self._pool = AsyncWorkerPool(self._coordinator, self._proxies, pulls)
+            else:
+                self._pool = AsyncBroadcastPool(self._coordinator, self._proxies, pulls, *self._place)
+            self._state = "started"
         batch = self._settings.max_batch if self._batch_handler else 1
         await self._pool.start(self._settings.workers, batch, self._handle if handling else None)
 
     def pause(self) -> None:
-        """Pull nothing more until `resume`; as `Consumer.pause`."""
+        """Pull nothing more until `resume`. What no handler has seen goes back at once, uncounted, for others
+        (what an older proxy, or a broadcast, has brought is still handled); what handlers have they end."""
         self._hold(True)
 
     def resume(self) -> None:
@@ -147,28 +184,44 @@ class AsyncConsumer:
             self._coordinator.hold(paused)
 
     async def stop(self, timeout_ms: int = 30_000) -> bool:
-        """Stop pulling, handle what is here, submit the results, close; as `Consumer.stop`."""
+        """Stop pulling, let handlers end, submit the results, close; in all for `timeout_ms` at most.
+
+        What no handler has seen goes back at once, uncounted, for others. True when handlers have ended and
+        results were delivered. What was not comes again after the group's ack time-out, as do messages
+        of `pull` that are not settled before. A handler may call it, too: what it was called with must be
+        settled before, or comes again. A further call waits for the first one.
+        """
         check("timeout_ms", timeout_ms, 0, TIMEOUT_MS_MAX)
-        now, total_s = asyncio.get_running_loop().time(), timeout_ms / 1000
-        started, self._state = self._state, "stopped"
+        if self._home.left:
+            return False
+        time, total_s = now(), timeout_ms / 1000
+        with self._lock:
+            started, self._state = self._state, "stopped"
         if self._pool is None:
             return True
         if started == "stopped":
-            return await self._is_over(now if self._pool.is_worker() else now + total_s)
+            return await self._is_over(time if self._pool.is_worker() else time + total_s)
         try:
-            return await self._pool.stop(now + total_s * 0.8, now + total_s)
+            return await self._pool.stop(time + total_s * 0.8, time + total_s)
         finally:
-            self._ended.set()
+            with self._lock:
+                self._ended = True
+                self._over.notify_all()
 
     async def _is_over(self, until: float) -> bool:
         """The first `stop` is; waits for it until then."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout_at(until):
-                await self._ended.wait()
-        return self._ended.is_set()
+        with self._lock:
+            while not self._ended and await self._over.wait(until - now()):
+                pass
+            return self._ended
 
     async def run(self, stop_timeout_ms: int = 30_000) -> bool:
-        """Handle messages until SIGTERM or Ctrl-C (or `stop` is called); then stop. As `Consumer.run`."""
+        """Handle messages until SIGTERM or Ctrl-C (or `stop` is called); then stop, as `stop` says.
+
+        Starts the consumer if need be. PullError when the first pulls are refused for what they ask (no such
+        group, another filter), or what answers is no consumer proxy: a wrong start fails at once. Signals
+        are minded on the main thread only; a second one does what it did before.
+        """
         check("stop_timeout_ms", stop_timeout_ms, 0, TIMEOUT_MS_MAX)
         if not (self._handler or self._batch_handler):
             raise ClientError("run needs a handler or a batch_handler")
@@ -179,14 +232,19 @@ class AsyncConsumer:
                 assert self._coordinator is not None
                 while not signals.came and self._state == "started":
                     self._coordinator.first.check_refusal()
-                    await asyncio.sleep(RUN_LOOK_S)
+                    await sleep(RUN_LOOK_S)
         except BaseException:
             await self.stop(0)
             raise
         return await self.stop(stop_timeout_ms)
 
     async def pull(self, max_messages: int | None = None, timeout_ms: int = 1_000) -> list[Message]:
-        """Up to `max_messages` (max_batch), as soon as there are any; as `Consumer.pull`."""
+        """Up to `max_messages` (max_batch), as soon as there are any; empty when the time was up first.
+
+        Starts the consumer if need be. Settle each message; nothing is pulled that was not asked for. Raises
+        PullError when the proxies refuse, or as long as none has answered and one could not be reached;
+        ClosedError after `stop`, ClientError beside a handler.
+        """
         count = self._settings.max_batch if max_messages is None else max_messages
         check("max_messages", count, 1, 1_000_000)
         check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
@@ -199,11 +257,16 @@ class AsyncConsumer:
             raise ClosedError("the consumer has been stopped")
         if self._state == "new":
             await self.start()
+        self._home.enter()
         assert self._coordinator is not None
-        return await self._coordinator.ask(count, asyncio.get_running_loop().time() + timeout_ms / 1000, one)
+        return await self._coordinator.ask(count, now() + timeout_ms / 1000, one)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        """Messages one by one, until `stop`; as iterating over a Consumer."""
+        """Messages one by one, for ever: until `stop`. Settle each one.
+
+        What was pulled and not yet looked at goes back for others, uncounted: at once when the loop is
+        left, or when one message takes longer than a second (or a third of the lease).
+        """
         while True:
             try:
                 messages = await self._pull(self._settings.max_batch, 1_000, one=True)
@@ -235,22 +298,17 @@ class AsyncConsumer:
             else:
                 assert self._handler is not None
                 answer = self._handler(messages[0])
-            if inspect.isawaitable(answer):
-                await answer
-        except (Exception, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+            if answer is not None:
+                await answered(answer)
+        except BaseException as error:
+            if fails(error):
+                _log.exception("the handler raised on %s", ", ".join(map(repr, messages[:3])))
+                for message in messages:
+                    message.fail(reason=error)
+            if ends(error):
                 raise
-            _log.exception("the handler raised on %s", ", ".join(map(repr, messages[:3])))
-            for message in messages:
-                message.fail(reason=error)
             return 1
         if self._settings.auto_ack:
             for message in messages:
                 message.ack()
         return 0
-
-
-def _is_cancelled() -> bool:
-    """This worker is, and not just something that its handler waited for."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0

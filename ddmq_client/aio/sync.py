@@ -8,6 +8,7 @@ for no longer than another thread, which settles messages, needs for a few lines
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -15,6 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from ddmq_client.received import Message
 
 INLINE = False  # what one caller alone waits for has a task of its own: it may outlive a cancelled caller
+WORKERS = 16  # of a consumer, unless told otherwise
 CANCEL_S = 1.0  # for a cancelled handler to end
 Handle = Callable[[list[Message]], Awaitable[int]]  # returns how often the application's handler raised
 
@@ -32,6 +34,30 @@ def clock() -> Callable[[], float]:
 def me() -> object:
     """The task that runs."""
     return asyncio.current_task()
+
+
+async def sleep(seconds: float) -> None:
+    """Let so much time pass."""
+    await asyncio.sleep(seconds)
+
+
+async def answered(answer: object) -> None:
+    """Wait for what a handler has begun, if it has."""
+    if inspect.isawaitable(answer):
+        await answer
+
+
+def fails(error: BaseException) -> bool:
+    """Whether what a handler raised is a failure: not where this very task is cancelled, or more ends."""
+    if not isinstance(error, asyncio.CancelledError):
+        return isinstance(error, Exception)
+    task = asyncio.current_task()
+    return task is not None and not task.cancelling()
+
+
+def ends(error: BaseException) -> bool:
+    """Whether it ends the worker, too."""
+    return not fails(error)
 
 
 class Condition:

@@ -21,8 +21,7 @@ from ddmq_client.aio.connection import AsyncFramedConnection, resolve
 from ddmq_client.aio.coordinator import AsyncCoordinator
 from ddmq_client.aio.sync import AsyncActivity, Condition, Handle, clock, finish
 from ddmq_client.core.acks import AckBatch
-from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, ProxyAddress, is_literal
-from ddmq_client.core.pacing import Pace
+from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, Pace, ProxyAddress, is_literal
 from ddmq_client.core.prefetch_buffer import ProxyConnection, Source
 from ddmq_client.errors import PullError
 from ddmq_client.teller import UNKNOWN_METHOD

@@ -11,8 +11,7 @@ import logging
 import random
 from collections.abc import Sequence
 
-from ddmq_client.core.nodes import ProxyAddress
-from ddmq_client.core.pacing import Pace
+from ddmq_client.core.nodes import Pace, ProxyAddress
 from ddmq_client.core.prefetch_buffer import Source
 from ddmq_client.errors import PullError
 from ddmq_client.net.connection import FramedConnection, resolve
@@ -147,8 +146,6 @@ class BroadcastPool(WorkerPool):
     ) -> None:
         super().__init__(coordinator, proxies, pulls)
         self._file = file
-        if file is not None:
-            file.load()  # one that cannot be used is refused at once
         self._puller = BroadcastPuller(coordinator, proxies, settings, file)
 
     def start(self, workers: int, batch: int, handle: Handle | None) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from ddmq_client.received import Message
 
 INLINE = True  # what one caller alone waits for needs no thread of its own
+WORKERS = 4  # of a consumer, unless told otherwise
 Condition = threading.Condition
 now = time.monotonic
 Handle = Callable[[list[Message]], int]  # returns how often the application's handler raised
@@ -22,6 +23,26 @@ def clock() -> Callable[[], float]:
 def me() -> object:
     """The thread that runs."""
     return threading.get_ident()
+
+
+def sleep(seconds: float) -> None:
+    """Let so much time pass."""
+    time.sleep(seconds)
+
+
+def answered(answer: object) -> None:
+    """A handler that has returned has begun nothing that lasts."""
+
+
+def fails(error: BaseException) -> bool:
+    """Whether what a handler raised is a failure: also SystemExit and the like, for a worker that they ended
+    would leave its messages to nobody."""
+    return True
+
+
+def ends(error: BaseException) -> bool:
+    """Whether it ends the worker, too: the application ends its greenlet."""
+    return type(error).__name__ == "GreenletExit"
 
 
 class Activity:

@@ -19,8 +19,7 @@ from functools import partial
 from typing import Protocol
 
 from ddmq_client.core.acks import AckBatch
-from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, ProxyAddress, is_literal
-from ddmq_client.core.pacing import Pace
+from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, Pace, ProxyAddress, is_literal
 from ddmq_client.core.prefetch_buffer import ProxyConnection, Source
 from ddmq_client.errors import PullError
 from ddmq_client.net.connection import FramedConnection, resolve

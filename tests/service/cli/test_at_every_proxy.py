@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddmq_client.consumer import Consumer
-from ddmq_client.producer import Producer
+from ddmq_client import Consumer, Producer
 from tests.scenarios.real_server import RealServer, running, until
 
 

@@ -11,7 +11,7 @@ from click.shell_completion import ShellComplete
 
 from ddmq.cli.admin_client import AdminClient
 from ddmq.cli.root import root
-from ddmq_client.consumer import Consumer
+from ddmq_client import Consumer
 from tests.scenarios.real_server import until
 from tests.service.cli.conftest import Shell
 

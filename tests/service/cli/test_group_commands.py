@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddmq_client.consumer import Consumer
+from ddmq_client import Consumer
 from ddmq_client.errors import PullError
 from tests.scenarios.real_server import RealServer, running, until, write_config
 from tests.service.cli.conftest import Shell

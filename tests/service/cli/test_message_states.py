@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ddmq import moments
-from ddmq_client.consumer import Consumer
+from ddmq_client import Consumer
 from tests.scenarios.real_server import until
 from tests.service.cli.conftest import Shell
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from ddmq_client.consumer import Consumer
+from ddmq_client import Consumer
 from tests.scenarios.real_server import until
 from tests.service.cli.conftest import Shell
 

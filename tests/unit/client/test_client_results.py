@@ -15,7 +15,7 @@ from ddmq_client.core.acks import (
     UnappliedResult,
     late_results,
 )
-from ddmq_client.core.pacing import Pace
+from ddmq_client.core.nodes import Pace
 from ddmq_client.core.prefetch_buffer import PrefetchBuffer, Source
 from ddmq_client.received import DeliveryContext, NothingToSettle, Origin
 from tests.examples import examples

@@ -1,24 +1,26 @@
+# Generated from ddmq_client/aio/consumer.py by tools/unasync.py: change that one.
 """Consumer: receives messages of a group from all of its consumer proxies.
 
     def handle(message):
         print(message.topic, message.text())
 
     with Consumer("mq-1:9713,mq-2:9713", "billing", ["orders"], handler=handle):
-        wait_for_shutdown()
+        shutdown.wait()
 
 A message is done when the handler returns, failed when it raises; or the handler says so itself: `ack`,
 `fail`, `skip`, `extend`. Without a handler, take messages with `pull` or by iterating. Delivery is at
 least once.
 
-Safe for many threads; correct under gevent's monkey patching (threads are greenlets then).
-`ddmq_client.aio` holds the asyncio twin. What was started before a fork raises ClientError after it.
+The blocking consumer is safe for many threads, and correct under gevent's monkey patching (threads are
+greenlets then). The one of `ddmq_client.aio` lives in one event loop: cancelling its `stop` ends at once, and
+cancelling the block as soon as the handlers that run have ended; what no handler has seen goes back for
+others. What was started before a fork raises ClientError after it.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +32,7 @@ from ddmq_client.errors import ClientError, ClosedError
 from ddmq_client.idl.codes import CONSUMER_PORT
 from ddmq_client.net.broadcast import BroadcastPool
 from ddmq_client.net.coordinator import Coordinator
+from ddmq_client.net.sync import WORKERS, Condition, answered, ends, fails, now, sleep
 from ddmq_client.net.worker_pool import WorkerPool
 from ddmq_client.offsets_file import broadcast_place
 from ddmq_client.process import RUN_LOOK_S, Home, Signals, new_client_id
@@ -49,10 +52,11 @@ class Consumer:
                    pulled from: each may own other queues. A name is resolved again every 30 s
     group          the consumer group, which shares progress
     topics         names, at most 64; empty: all topics that the group subscribes to
-    handler        called with one message at a time
+    handler        called with one message at a time. Handlers of the asyncio consumer are coroutine
+                   functions (plain ones must not block)
     batch_handler  called with up to `max_batch` messages, perhaps of several topics; a raise fails those
                    that it has not settled
-    threads        workers that call the handler
+    threads        workers that call the handler, at the same time
     max_batch      messages per pull
     linger_ms      how long a proxy holds a pull while there is nothing: 20 to 30,000
     prefetch       messages that may wait here per proxy and topic; at least max_batch, its default. What
@@ -83,7 +87,7 @@ class Consumer:
         *,
         handler: Handler | None = None,
         batch_handler: BatchHandler | None = None,
-        threads: int = 4,
+        threads: int = WORKERS,
         max_batch: int = 32,
         linger_ms: int = 500,
         prefetch: int | None = None,
@@ -103,7 +107,7 @@ class Consumer:
     ) -> None:
         """Checks its arguments (OptionError); connects when started."""
         check_functions(handler=handler, batch_handler=batch_handler, on_late=on_late, on_error=on_error)
-        self._settings = settings = ConsumerSettings(
+        self._settings = ConsumerSettings(
             group=group,
             topics=topic_names(topics),
             workers=threads,
@@ -120,20 +124,19 @@ class Consumer:
             model=model,
             client_id=client_id or new_client_id(),
         )
+        self._teller = Teller(on_late, on_error)
+        self._proxies = parse_addresses(proxies, CONSUMER_PORT)
+        self._place = broadcast_place(self._settings, instance, offsets_file)
         self._handler = handler
         self._batch_handler = batch_handler
-        handlers = handler is not None or batch_handler is not None
-        self._coordinator = Coordinator(settings, handlers, Teller(on_late, on_error))
-        parsed = parse_addresses(proxies, CONSUMER_PORT)
-        place = broadcast_place(settings, instance, offsets_file)
-        if place is None:
-            self._pool = WorkerPool(self._coordinator, parsed, pull_settings(settings))
-        else:
-            self._pool = BroadcastPool(self._coordinator, parsed, pull_settings(settings), *place)
-        self._state = "new"
+        self._coordinator: Coordinator | None = None
+        self._pool: WorkerPool | None = None
+        self._paused = False
         self._home = Home("consumer")
-        self._stopping = threading.Lock()
-        self._ended = threading.Event()
+        self._lock = threading.Lock()  # of the two below
+        self._state = "new"
+        self._ended = False
+        self._over = Condition(self._lock)
 
     @property
     def client_id(self) -> str:
@@ -143,30 +146,43 @@ class Consumer:
     @property
     def last_error(self) -> str | None:
         """Text of the last failed call; None when all went well."""
-        return self._coordinator.last_error
+        return self._coordinator.last_error if self._coordinator else None
 
     def counts(self) -> ConsumerCounts:
         """What happened so far: a copy of the counters."""
-        return self._coordinator.counts()
+        return self._coordinator.counts() if self._coordinator else ConsumerCounts()
 
     def start(self) -> None:
         """Start pulling, and the workers. Returns at once; unreachable proxies are tried again and again."""
-        if self._state != "new":
-            raise ClientError(f"the consumer is {self._state}; it can be started once")
-        self._home.enter()
-        self._state = "started"
-        handle = self._handle_batch if self._batch_handler else self._handle_each if self._handler else None
+        handling = bool(self._handler or self._batch_handler)
+        with self._lock:
+            if self._state != "new":
+                raise ClientError(f"the consumer is {self._state}; it can be started once")
+            self._home.enter()
+            self._coordinator = Coordinator(self._settings, handling, self._teller)
+            self._coordinator.hold(self._paused)
+            pulls = pull_settings(self._settings)
+            if self._place is None:
+                self._pool = WorkerPool(self._coordinator, self._proxies, pulls)
+            else:
+                self._pool = BroadcastPool(self._coordinator, self._proxies, pulls, *self._place)
+            self._state = "started"
         batch = self._settings.max_batch if self._batch_handler else 1
-        self._pool.start(self._settings.workers, batch, handle)
+        self._pool.start(self._settings.workers, batch, self._handle if handling else None)
 
     def pause(self) -> None:
         """Pull nothing more until `resume`. What no handler has seen goes back at once, uncounted, for others
         (what an older proxy, or a broadcast, has brought is still handled); what handlers have they end."""
-        self._coordinator.hold(True)
+        self._hold(True)
 
     def resume(self) -> None:
         """Pull again."""
-        self._coordinator.hold(False)
+        self._hold(False)
+
+    def _hold(self, paused: bool) -> None:
+        self._paused = paused
+        if self._coordinator is not None:
+            self._coordinator.hold(paused)
 
     def stop(self, timeout_ms: int = 30_000) -> bool:
         """Stop pulling, let handlers end, submit the results, close; in all for `timeout_ms` at most.
@@ -179,15 +195,26 @@ class Consumer:
         check("timeout_ms", timeout_ms, 0, TIMEOUT_MS_MAX)
         if self._home.left:
             return False
-        now, total_s = time.monotonic(), timeout_ms / 1000
-        with self._stopping:
+        time, total_s = now(), timeout_ms / 1000
+        with self._lock:
             started, self._state = self._state, "stopped"
+        if self._pool is None:
+            return True
         if started == "stopped":
-            return self._ended.wait(0.0 if self._pool.is_worker() else total_s)
+            return self._is_over(time if self._pool.is_worker() else time + total_s)
         try:
-            return started == "new" or self._pool.stop(now + total_s * 0.8, now + total_s)
+            return self._pool.stop(time + total_s * 0.8, time + total_s)
         finally:
-            self._ended.set()
+            with self._lock:
+                self._ended = True
+                self._over.notify_all()
+
+    def _is_over(self, until: float) -> bool:
+        """The first `stop` is; waits for it until then."""
+        with self._lock:
+            while not self._ended and self._over.wait(until - now()):
+                pass
+            return self._ended
 
     def run(self, stop_timeout_ms: int = 30_000) -> bool:
         """Handle messages until SIGTERM or Ctrl-C (or `stop` is called); then stop, as `stop` says.
@@ -203,9 +230,10 @@ class Consumer:
             with Signals() as signals:
                 if self._state == "new":
                     self.start()
+                assert self._coordinator is not None
                 while not signals.came and self._state == "started":
                     self._coordinator.first.check_refusal()
-                    signals.wait(RUN_LOOK_S)
+                    sleep(RUN_LOOK_S)
         except BaseException:
             self.stop(0)
             raise
@@ -231,7 +259,8 @@ class Consumer:
         if self._state == "new":
             self.start()
         self._home.enter()
-        return self._coordinator.ask(count, time.monotonic() + timeout_ms / 1000, one)
+        assert self._coordinator is not None
+        return self._coordinator.ask(count, now() + timeout_ms / 1000, one)
 
     def __iter__(self) -> Iterator[Message]:
         """Messages one by one, for ever: until `stop`. Settle each one.
@@ -247,7 +276,8 @@ class Consumer:
             try:
                 yield from messages
             except GeneratorExit:
-                self._coordinator.leave_loop()
+                if self._coordinator is not None:
+                    self._coordinator.leave_loop()
                 raise
 
     def __enter__(self) -> Consumer:
@@ -260,34 +290,25 @@ class Consumer:
     ) -> None:
         self.stop()
 
-    def _handle_each(self, messages: list[Message]) -> int:
-        assert self._handler is not None
-        for message in messages:
-            try:
-                self._handler(message)
-            except BaseException as error:
-                return _failed(messages, error)
-            if self._settings.auto_ack:
-                message.ack()
-        return 0
-
-    def _handle_batch(self, messages: list[Message]) -> int:
-        assert self._batch_handler is not None
+    def _handle(self, messages: list[Message]) -> int:
+        """Run the handler; the number of times it raised."""
         try:
-            self._batch_handler(list(messages))
+            if self._batch_handler is not None:
+                answer = self._batch_handler(list(messages))
+            else:
+                assert self._handler is not None
+                answer = self._handler(messages[0])
+            if answer is not None:
+                answered(answer)
         except BaseException as error:
-            return _failed(messages, error)
+            if fails(error):
+                _log.exception("the handler raised on %s", ", ".join(map(repr, messages[:3])))
+                for message in messages:
+                    message.fail(reason=error)
+            if ends(error):
+                raise
+            return 1
         if self._settings.auto_ack:
             for message in messages:
                 message.ack()
         return 0
-
-
-def _failed(messages: list[Message], error: BaseException) -> int:
-    """Also for SystemExit and the like: a worker that they ended would leave its messages to nobody."""
-    _log.exception("the handler raised on %s", ", ".join(map(repr, messages[:3])))
-    for message in messages:
-        message.fail(reason=error)
-    if type(error).__name__ == "GreenletExit":  # the application ends this greenlet
-        raise error
-    return 1
