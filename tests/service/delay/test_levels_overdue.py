@@ -40,6 +40,22 @@ def test_a_level_that_cannot_be_read_is_overdue(rig: Rig, monkeypatch: pytest.Mo
     assert rig.value("ddmq_levels_overdue_ms", level="1") >= 50_000
 
 
+def test_so_is_one_of_which_nothing_was_known_to_wait(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adds are stored and cannot be read: something may be due in it."""
+    rig.make("orders")
+    look(rig, 1)
+    assert rig.value("ddmq_levels_overdue_ms") == 0
+    monkeypatch.setattr(rig.memory, "read", lambda *_: failed(TryLaterError("no")))
+    rig.send(1, [b"1"])
+    for _ in range(10):
+        look(rig, 6)
+    assert rig.value("ddmq_levels_overdue_ms", level="1") >= 50_000
+    monkeypatch.undo()
+    rig.until(lambda: look(rig, 6) or rig.stored(), "it fires")
+    look(rig, 1)
+    assert rig.value("ddmq_levels_overdue_ms") == 0
+
+
 def test_a_mistake_in_a_step_stops_no_level(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.make("orders")
     rig.send(1, [b"1"])
