@@ -3,7 +3,7 @@
     log.py        FileLog, the backend port; opened.py ties its parts together
     commit/       the way of a write       read/   the way of a read
     start/        recovery, checkpoints    state.py, segments.py, consume_queue.py   what there is
-    core/         bytes and decisions, pure       index/, retention.py, sessions/   beside the log
+    core/         bytes and decisions, pure       index/, retention.py, holds.py, sessions/   beside the log
     storage.py    every file operation
 
 docs/formats.md describes every byte before the code does.

@@ -91,7 +91,8 @@ class _Relay:
         self._membership.hear(self._turn, "lost", queues, 0)
 
 
-# What `_adopt` sets anew: a call to the face is a call to the Backend of the moment, with nothing between.
+# What `_adopt` sets anew: a call to the face is a call to the Backend of the moment, with nothing between
+# (`read` and `find` are the port's own, and call `start_read` and `start_find`).
 BOUND = (
     "topic", "topics", "put_topic", "delete_topic", "setting", "settings", "append", "commit", "start_read",
     "wait", "bounds", "offset_for_time", "start_find", "progress", "holders", "health", "clock_ms",
