@@ -241,15 +241,18 @@ class IndexKeeper:
             self._work_on((start, full[start]), start in self._index.damaged)
 
     def _work_on(self, span: Span, damaged: bool) -> None:
+        failed: Exception | None = None
         try:
             if damaged:
                 logger.warning("repairing the index of segment %d", span[0])
             drive(self._index.repair_steps(span, lambda: self._rows_of(span)), self._pause_s)
-            if span[0] not in dict(self._spans()):
-                in_thread(self._index.drop, span[0])  # deleted while we were at it
         except (OSError, DdmqError) as error:
+            failed = error
+        if span[0] not in dict(self._spans()):
+            in_thread(self._index.drop, span[0])  # deleted while we were at it
+        elif failed is not None:
             self.failures += 1
-            logger.warning("the index of segment %d stays unsorted: %s", span[0], error)
+            logger.warning("the index of segment %d stays unsorted: %s", span[0], failed)
 
 
 WINDOW_BYTES = 1 << 20

@@ -1,6 +1,8 @@
 """The index fed by frames of a real commit log: found, verified, filled up after a loss, rebuilt."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import gevent
 import pytest
@@ -168,6 +170,30 @@ def test_after_a_rescue_old_and_new_records_are_found(house: House) -> None:
     house.attached._keeper.work_once()
     assert house.keyed("t", b"r") == [b"after", b"before"]
     expect(house)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_sorted_while_its_segment_goes_leaves_no_file(house: House, fails: bool) -> None:
+    """Retention has removed the files by then; those that the keeper makes behind it go, too."""
+    fill(house)
+    keeper = house.attached._keeper
+    gone = house.segments.segments[0].start
+    index, repair = house.attached.index, house.attached.index.repair_steps
+
+    def interrupted(span: tuple[int, int], rows: Any) -> Iterator[None]:
+        steps = repair(span, rows)
+        yield next(steps)
+        if span[0] == gone:
+            index.drop(gone)
+            house.segments.drop(gone)
+        yield from steps
+        if fails:
+            raise OSError(5, "deleted meanwhile")
+
+    index.repair_steps = interrupted  # type: ignore[method-assign]
+    keeper.work_once()
+    assert not [path.name for path in (house.directory / "index").iterdir() if f"{gone:020d}" in path.name]
+    assert keeper.failures == 0
 
 
 def test_reading_past_damage(house: House) -> None:
