@@ -5,13 +5,10 @@ from __future__ import annotations
 import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
-import gevent
-
-from backend.completion import Completion
 from backend.port import Assignment, Backend, Join
 from backend.records import (
     AppendResult,
@@ -27,9 +24,7 @@ from backend.records import (
     TopicInfo,
 )
 from ddmq_common.delivery import encode
-
-T = TypeVar("T")
-PATIENCE_S = 20.0  # how long a test waits for what must come; only failing tests wait that long
+from tests.support.waits import done, soon
 
 
 class KitClock:
@@ -89,7 +84,7 @@ class Kit:
     @property
     def soon(self) -> float:
         """A deadline that is not meant to pass."""
-        return time.monotonic() + PATIENCE_S
+        return soon()
 
     def make(self, name: str, queues: int = 1, **rest: object) -> TopicInfo:
         info = TopicInfo(name, 0, queues, **rest)  # type: ignore[arg-type]
@@ -199,16 +194,3 @@ class Member:
     def _drop(self, queues: Sequence[QueueRef]) -> None:
         for queue in queues:
             self.held.pop(queue, None)
-
-
-def done(completion: Completion[T]) -> T:
-    """Wait for the answer."""
-    return completion.wait(PATIENCE_S)
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    """Let the hub run until `condition` holds."""
-    give_up = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < give_up, f"still not so after {PATIENCE_S} s: {what}"
-        gevent.sleep(0.001)

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import gevent
 from contract_engines import LOG_OPTIONS
-from contract_kit import done
 
 from backend.completion import Completion
 from backend.file_log import FileLog, open_log
@@ -33,6 +32,7 @@ from backend.records import (
 from ddmq_common.clock import SystemClock
 from ddmq_common.delivery import encode
 from ddmq_common.metrics.registry import Registry
+from tests.support.waits import done
 
 UNDER_WAY = 16
 FINISHED_EACH = 5  # offsets per commit, so that progress and setting must agree

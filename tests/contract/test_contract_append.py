@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from contract_kit import Kit, done
+from contract_kit import Kit
 
 from backend.completion import Completion
 from backend.records import FLAG_PRESSURE, AppendResult, AppendStatus, Durability, ReadStatus, tag_hash
 from ddmq_common.errors import CallerError, NoSuchTopicError
+from tests.support.waits import done
 
 
 def test_a_record_comes_back_as_it_was(kit: Kit) -> None:

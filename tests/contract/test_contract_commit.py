@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from contract_kit import Kit, done
+from contract_kit import Kit
 
 from backend.completion import Completion
 from backend.records import AppendResult, AppendStatus, CommitBatch, ProgressDelta, ProgressView, QueueRef
 from ddmq_common.errors import FencedError, NoSuchTopicError
+from tests.support.waits import done
 
 GROUP = "billing"
 NOTHING = ProgressView(None, (), {}, 0, 0)

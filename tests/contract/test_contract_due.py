@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gevent
 import pytest
-from contract_kit import Kit, done
+from contract_kit import Kit
 
 from backend.records import CommitBatch
+from tests.support.waits import done
 
 
 @pytest.mark.parametrize("wait_ms", [1, 1_000, 7_200_000, 366 * 86_400_000])

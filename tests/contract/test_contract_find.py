@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from contract_kit import Kit, done
+from contract_kit import Kit
 
 from backend.records import QueueRef
 from ddmq_common.errors import NoSuchTopicError
+from tests.support.waits import done
 
 
 def test_the_first_offset_at_or_after_a_time(kit: Kit) -> None:

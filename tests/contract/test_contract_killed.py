@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 from contract_engines import FileLogEngine
-from contract_kit import Kit, done
+from contract_kit import Kit
 from killed_writer import FINISHED_EACH, SETTING
 
 from backend.records import Bounds, QueueRef, ReadStatus
 from ddmq_common.delivery import decode
+from tests.support.waits import done
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from contract_kit import Kit, Member, done, until
+from contract_kit import Kit, Member
 
 from backend.records import Bounds, Durability, ProgressDelta, ProgressView, ReadStatus
 from ddmq_common.errors import FencedError
+from tests.support.waits import done, until
 
 
 def test_records_come_back_whole(lasting: Kit) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from contract_kit import Kit, Member, done, until
+from contract_kit import Kit, Member
 
 from backend.port import Sharing
 from backend.records import ProgressDelta, QueueRef
 from ddmq_common.errors import FencedError
+from tests.support.waits import done, until
 
 
 def epochs_of(kit: Kit, group: str, queues: list[QueueRef]) -> list[int]:

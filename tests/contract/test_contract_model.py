@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from contract_engines import MODELLED
-from contract_kit import Kit, done
+from contract_kit import Kit
 from contract_model import Model, ModelProgress, ModelTopic
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -30,6 +30,7 @@ from hypothesis.stateful import (
 from backend.records import AppendStatus, Bounds, CommitBatch, NewRecord, ProgressDelta, QueueRef, ReadStatus
 from ddmq_common.errors import FencedError, NoSuchTopicError
 from tests.examples import examples
+from tests.support.waits import done
 
 TOPICS = ["a", "b", "%RETRY%g"]
 GROUPS = ["g", "h"]

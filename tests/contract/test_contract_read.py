@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from contract_kit import Kit, done
+from contract_kit import Kit
 
 from backend.completion import Completion
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus
+from tests.support.waits import done
 
 
 def test_an_empty_queue_has_none(kit: Kit) -> None:

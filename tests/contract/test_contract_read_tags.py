@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 
-from contract_kit import Kit, done
+from contract_kit import Kit
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backend.records import PASSED_MAX, QueueRef, ReadBatch, ReadStatus, tag_hash
 from tests.examples import examples
+from tests.support.waits import done
 
 RED, BLUE, NEVER = tag_hash(b"red"), tag_hash(b"blue"), tag_hash(b"never")
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from contract_kit import Kit, done, until
+from contract_kit import Kit
 
 from backend.records import CommitBatch
 from ddmq_common.errors import FencedError
+from tests.support.waits import done, until
 
 
 def test_set_change_and_delete(kit: Kit) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from contract_kit import Kit, done, until
+from contract_kit import Kit
 
 from backend.records import AppendStatus, ProgressDelta, ReadStatus, TopicInfo
 from ddmq_common.errors import CallerError, NoSuchTopicError
+from tests.support.waits import done, until
 
 
 def test_a_made_topic_is_known_with_all_it_was_made_with(kit: Kit) -> None:

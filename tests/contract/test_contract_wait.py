@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 
-from contract_kit import Kit, done
+from contract_kit import Kit
 
 from backend.completion import Completion
 from backend.port import Wait
 from ddmq_common.errors import NoSuchTopicError
+from tests.support.waits import done
 
 
 def test_data_that_is_there_settles_true(kit: Kit) -> None:

@@ -28,7 +28,8 @@ from typing import NamedTuple
 
 from ddmq_client import CancelOutcome, Consumer, DelayResult, DelayStatus, Message
 from ddmq_client.aio import AsyncProducer
-from tests.scenarios.real_server import RealServer, running, until
+from tests.scenarios.real_server import RealServer, running
+from tests.support.waits import until
 
 TOPIC, GROUP = "raced", "counter"
 AT_A_TIME = 128

@@ -34,7 +34,8 @@ from random import Random
 from ddmq_client import CancelOutcome, Consumer, DelayStatus, Message, NotStoredError, Producer
 from ddmq_client.delays import DelayResult
 from tests.crash.stepped_process import SteppedClock
-from tests.scenarios.real_server import RealServer, until
+from tests.scenarios.real_server import RealServer
+from tests.support.waits import until
 
 TOPIC, GROUP = "stepped", "watcher"
 STEP_MS_MAX = 600_000

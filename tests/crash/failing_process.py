@@ -19,7 +19,8 @@ from delay_service.config import DelayConfig
 from delay_service.levels.service import LevelService
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.service import ConsumerService
-from tests.service.consumer.consumer_rig import IDL, METHODS, FakeCall, until
+from tests.service.consumer.consumer_rig import IDL, METHODS, FakeCall
+from tests.support.waits import until
 
 MESSAGES = 200
 STEPS = 3

@@ -27,7 +27,8 @@ from random import Random
 from tests.crash.kill_nine_ledger import Ledger, Place
 from tests.crash.kill_nine_load import BROKEN, GROUP, QUEUES, TOPIC, Consumer, Sender, queue_of
 from tests.interop.apache_client import Client, done
-from tests.scenarios.real_server import NotReady, RealServer, until, write_config
+from tests.scenarios.real_server import NotReady, RealServer, write_config
+from tests.support.waits import until
 
 SENDERS, CONSUMERS = 4, 4
 LOAD_S = (0.05, 1.2)  # from ready to the kill

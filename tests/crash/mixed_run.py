@@ -30,7 +30,8 @@ from tests.crash.mixed.reading import read_ending
 from tests.crash.mixed.rules import Violation, check, coverage
 from tests.crash.mixed.telling import story
 from tests.interop.apache_client import Client
-from tests.scenarios.real_server import NotReady, RealServer, until, write_config
+from tests.scenarios.real_server import NotReady, RealServer, write_config
+from tests.support.waits import until
 
 MIB = 1 << 20
 TOPICS = {"orders": 4, "events": 3}

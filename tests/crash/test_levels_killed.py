@@ -19,7 +19,8 @@ from ddmq_common.delays.levels import Levels
 from ddmq_common.delivery import decode, encode
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import SCHEDULE_TOPIC, dlq_topic
-from tests.scenarios.real_server import RealServer, until, write_config
+from tests.scenarios.real_server import RealServer, write_config
+from tests.support.waits import until
 
 WAITS = ["1ms", "2ms", "1h"]
 MESSAGES = 600  # on each of the two short levels

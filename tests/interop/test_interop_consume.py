@@ -16,7 +16,8 @@ from tests.interop.apache_client import (
     chained,
     done,
 )
-from tests.scenarios.real_server import RealServer, until
+from tests.scenarios.real_server import RealServer
+from tests.support.waits import until
 
 
 def fill(producer: Client, topic: str, queues: int = 4, each: int = 5) -> int:

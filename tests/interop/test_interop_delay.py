@@ -10,7 +10,8 @@ from zlib import crc32
 import pytest
 
 from tests.interop.apache_client import Client, DelayResult, Delivered, done
-from tests.scenarios.real_server import RealServer, until
+from tests.scenarios.real_server import RealServer
+from tests.support.waits import until
 
 ADD, CANCEL, RESCHEDULE, FIRE = 1, 2, 100, 101
 ADDED, CANCELLED, FIRED, UNKNOWN, PENDING = 1, 2, 3, 4, 6

@@ -11,7 +11,8 @@ from tests.interop.anyframe import BINARY, MAP
 from tests.interop.apache_client import Client, FetchResponse, PullError
 from tests.interop.conftest import make_group
 from tests.interop.recorded import Raw, exchanges
-from tests.scenarios.real_server import RealServer, until
+from tests.scenarios.real_server import RealServer
+from tests.support.waits import until
 
 QIDS = {f"standin_b0_{n}".encode(): f"R_default_a_{n}".encode() for n in range(4)}
 

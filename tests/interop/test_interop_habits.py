@@ -26,7 +26,8 @@ from tests.interop.anyframe import (
 )  # fmt: skip
 from tests.interop.apache_client import Client, PullRequest, done
 from tests.interop.recorded import Raw
-from tests.scenarios.real_server import RealServer, until
+from tests.scenarios.real_server import RealServer
+from tests.support.waits import until
 
 UNKNOWN: Struct = {
     77: (BINARY, b"\xff\xfe"),

@@ -16,7 +16,8 @@ from tests.interop.anyframe import BINARY, I32, I64, LIST, MAP, REPLY, STRUCT, F
 from tests.interop.apache_client import Client
 from tests.interop.conftest import make_group
 from tests.interop.recorded import Exchange, Raw, conversation, exchanges, without_shard
-from tests.scenarios.real_server import RealServer, until
+from tests.scenarios.real_server import RealServer
+from tests.support.waits import until
 
 RESULT = {1: I32, 2: BINARY}
 DELAY_RESULT = {1: I32, 2: BINARY, 3: BINARY}

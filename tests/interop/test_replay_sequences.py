@@ -17,7 +17,8 @@ from tests.interop.anyframe import REPLY, STRUCT, Frame, shape
 from tests.interop.apache_client import Client, done
 from tests.interop.conftest import make_group
 from tests.interop.recorded import Raw, Step, answered, conversation, without_shard
-from tests.scenarios.real_server import RealServer, until
+from tests.scenarios.real_server import RealServer
+from tests.support.waits import until
 
 Place = tuple[int, int]  # queue, offset
 DELIVERED, CONTEXT = {1, 2, 3, 4, 5}, {1, 2, 3}

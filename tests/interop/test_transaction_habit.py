@@ -15,7 +15,8 @@ import pytest
 
 from tests.interop.apache_client import Client, done
 from tests.interop.conftest import make_group
-from tests.scenarios.real_server import RealServer, until
+from tests.scenarios.real_server import RealServer
+from tests.support.waits import until
 
 KINDS = (2, 3)
 

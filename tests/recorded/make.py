@@ -23,7 +23,8 @@ from typing import Any
 
 from ddmq_client import Consumer, FetchConsumer, Message, Producer
 from tests.recorded import story
-from tests.scenarios.real_server import RealServer, until, write_config
+from tests.scenarios.real_server import RealServer, write_config
+from tests.support.waits import until
 
 
 class ReleaseServer(RealServer):

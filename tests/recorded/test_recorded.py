@@ -23,7 +23,8 @@ from ddmq_common.metrics.samples import decode, parse
 from tests.crash.clock_steps import SteppedServer
 from tests.crash.stepped_process import SteppedClock
 from tests.recorded import story
-from tests.scenarios.real_server import until, write_config
+from tests.scenarios.real_server import write_config
+from tests.support.waits import until
 
 ARCHIVES = sorted(Path(__file__).parent.glob("*.tar.xz"))
 AFTER = timedelta(minutes=1)  # the recording, when the server is started

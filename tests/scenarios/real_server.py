@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from select import select
@@ -57,15 +57,6 @@ def write_config(folder: Path, **files: Any) -> Path:
     for name, tree in files.items():
         (folder / f"{name}.yaml").write_text(json.dumps(tree, indent=1))
     return folder
-
-
-def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_S) -> Any:
-    """Wait for a true value of `condition` and give it back."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"in {seconds:g} s not seen: {what}"
-        select([], [], [], 0.005)
-    return found
 
 
 class RealServer:

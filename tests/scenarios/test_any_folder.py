@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.real_server import RealServer, running, until
+from tests.scenarios.real_server import RealServer, running
+from tests.support.waits import until
 
 OURS = (
     "backend",

@@ -20,7 +20,8 @@ from ddmq_client import (
     Producer,
 )
 from ddmq_client.aio import AsyncConsumer, AsyncProducer
-from tests.scenarios.real_server import RealServer, running, until, write_config
+from tests.scenarios.real_server import RealServer, running, write_config
+from tests.support.waits import until
 
 COUNT = 300
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from ddmq_client import Consumer, FetchConsumer, Message, Producer, PullError
-from tests.scenarios.real_server import RealServer, running, until
+from tests.scenarios.real_server import RealServer, running
+from tests.support.waits import until
 
 RUN = """
 import sys

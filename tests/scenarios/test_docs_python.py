@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from ddmq_client import Producer
-from tests.scenarios.real_server import PATIENCE_S, RealServer, running, until
+from tests.scenarios.real_server import PATIENCE_S, RealServer, running
+from tests.support.waits import until
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = (

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.interop.apache_client import Client
-from tests.scenarios.real_server import NotReady, RealServer, ddmq, running, until, write_config
+from tests.scenarios.real_server import NotReady, RealServer, ddmq, running, write_config
+from tests.support.waits import until
 
 LEVELS = ["500ms", "2s", "1h"]
 

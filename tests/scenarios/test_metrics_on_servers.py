@@ -8,7 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ddmq_common.metrics.catalogue import CATALOGUE
 from tests.interop.apache_client import Client, done
-from tests.scenarios.real_server import RealServer, running, until
+from tests.scenarios.real_server import RealServer, running
+from tests.support.waits import until
 
 HERE = {"group": "g", "topic": "t"}
 

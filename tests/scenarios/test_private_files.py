@@ -17,7 +17,8 @@ from backend.file_log.sessions.server import SOCKET_FILE, connect, peer_uid
 from ddmq.server.config import ServeConfig, load_folder
 from ddmq_client import Consumer
 from ddmq_common.errors import ConfigError
-from tests.scenarios.real_server import NotReady, RealServer, ddmq, running, until, write_config
+from tests.scenarios.real_server import NotReady, RealServer, ddmq, running, write_config
+from tests.support.waits import until
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of other users")

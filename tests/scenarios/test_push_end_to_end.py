@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from ddmq_client import Producer
-from tests.scenarios.real_server import running, until, write_config
+from tests.scenarios.real_server import running, write_config
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "service" / "consumer" / "push"))
 from http_receiver import receiver
+
+from tests.support.waits import until
 
 MESSAGES = 400
 

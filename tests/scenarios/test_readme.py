@@ -12,7 +12,8 @@ import pytest
 
 from ddmq.cli.root import root, run
 from ddmq_client import Consumer, Message
-from tests.scenarios.real_server import RealServer, running, until
+from tests.scenarios.real_server import RealServer, running
+from tests.support.waits import until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 README = (REPOSITORY / "README.md").read_text()

@@ -9,7 +9,8 @@ import pytest
 
 from ddmq_client import Consumer, FetchConsumer, Message, Producer
 from tests.interop.apache_client import Client, PullError, done
-from tests.scenarios.real_server import RealServer, until, write_config
+from tests.scenarios.real_server import RealServer, write_config
+from tests.support.waits import until
 
 CONFIG = {"proxy_consumer": {"drain_leases_ms": 0, "idle_ms": 1_000}}
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ddmq_client import Consumer, Message, Producer
-from tests.scenarios.real_server import RealServer, running, until, write_config
+from tests.scenarios.real_server import RealServer, running, write_config
+from tests.support.waits import until
 
 WAITS = [f"{100 * number}ms" for number in range(1, 19)]
 SETTINGS = {"topics": ["T"], "start": "first", "retry_intervals_ms": [10], "retry_steps": 3}

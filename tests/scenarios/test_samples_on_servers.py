@@ -14,7 +14,8 @@ import pytest
 from ddmq_common.metrics import samples
 from ddmq_common.metrics.samples import PROCESS, SampleLine, decode
 from tests.interop.apache_client import Client
-from tests.scenarios.real_server import RealServer, running, until, write_config
+from tests.scenarios.real_server import RealServer, running, write_config
+from tests.support.waits import until
 
 INTERVAL_MS = 200
 SLACK_MS = 10_000  # of a machine that is busy with other things

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.interop.apache_client import Client, PullRequest, done
-from tests.scenarios.real_server import RealServer, running, until, write_config
+from tests.scenarios.real_server import RealServer, running, write_config
+from tests.support.waits import until
 
 
 def prepared(server: RealServer) -> None:

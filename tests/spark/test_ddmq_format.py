@@ -17,7 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from ddmq_client import OutgoingMessage, Producer
 from metrics_job.sparksource import DdmqSource
-from tests.scenarios.real_server import RealServer, running, until, write_config
+from tests.scenarios.real_server import RealServer, running, write_config
+from tests.support.waits import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_200)]
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ddmq_client import OutgoingMessage, Producer
-from tests.scenarios.real_server import running, until
+from tests.scenarios.real_server import running
+from tests.support.waits import until
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "spark.md"
 

@@ -19,7 +19,8 @@ from delay_service.store.copies import copies_of
 from delay_service.store.opening import open_store
 from delay_service.store.port import DelayStore
 from tests.crash.delay_store.store_images import flip, settle
-from tests.service.delay.delay_rig import PATIENCE_S, Disks, Rig
+from tests.service.delay.delay_rig import Disks, Rig
+from tests.support.waits import PATIENCE_S
 
 SMALL = RocksOptions(write_buffer_bytes=128 << 10, block_bytes=2 << 10)
 LATER_MS = 3_600_000

@@ -7,17 +7,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gevent
 import pytest
 
 from backend.assignment.table import REVOKE_S
+from tests.support.waits import until
 
 SCRIPT = Path(__file__).with_name("house_process.py")
-PATIENCE_S = 60.0
 TAKEOVER_S = 15.0  # on a busy machine
 SILENCE_S = 10.0  # after which a process counts as gone that has not ended
 
@@ -57,13 +56,6 @@ class Process:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    give_up = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < give_up, f"still not so after {PATIENCE_S} s: {what}"
-        gevent.sleep(0.02)
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.scenarios.real_server import PATIENCE_S, RealServer, ddmq, running, until, write_config
+from tests.scenarios.real_server import PATIENCE_S, RealServer, ddmq, running, write_config
+from tests.support.waits import until
 
 
 def test_health_and_metrics(server: RealServer) -> None:

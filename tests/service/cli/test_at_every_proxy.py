@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from ddmq_client import Consumer, Producer
-from tests.scenarios.real_server import RealServer, running, until
+from tests.scenarios.real_server import RealServer, running
+from tests.support.waits import until
 
 
 @pytest.fixture

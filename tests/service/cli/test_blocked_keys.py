@@ -12,8 +12,8 @@ from click.shell_completion import ShellComplete
 from ddmq.cli.admin_client import AdminClient
 from ddmq.cli.root import root
 from ddmq_client import Consumer
-from tests.scenarios.real_server import until
 from tests.service.cli.conftest import Shell
+from tests.support.waits import until
 
 
 class Stuck:

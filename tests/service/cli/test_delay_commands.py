@@ -10,7 +10,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from tests.scenarios.real_server import RealServer, ddmq, running, until
+from tests.scenarios.real_server import RealServer, ddmq, running
+from tests.support.waits import until
 
 
 def added(shell: Any, topic: str, *options: str, body: str = "tea") -> dict[str, Any]:

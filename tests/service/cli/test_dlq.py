@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from ddmq_client import Consumer
-from tests.scenarios.real_server import RealServer, ddmq, running, until
+from tests.scenarios.real_server import RealServer, ddmq, running
 from tests.service.cli.conftest import Shell
+from tests.support.waits import until
 
 Bury = Callable[..., str]
 

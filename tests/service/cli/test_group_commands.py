@@ -11,8 +11,9 @@ import pytest
 
 from ddmq_client import Consumer
 from ddmq_client.errors import PullError
-from tests.scenarios.real_server import RealServer, running, until, write_config
+from tests.scenarios.real_server import RealServer, running, write_config
 from tests.service.cli.conftest import Shell
+from tests.support.waits import until
 
 
 def settings(shell: Shell, group: str) -> dict[str, object]:

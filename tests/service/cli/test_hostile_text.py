@@ -15,9 +15,10 @@ import pytest
 
 from ddmq.cli.root import COMMANDS, Tree, root
 from ddmq_client import Consumer, Producer, PullError
-from tests.scenarios.real_server import RealServer, until
+from tests.scenarios.real_server import RealServer
 from tests.service.cli.conftest import Shell
 from tests.service.cli.terminal import Terminal, acts
+from tests.support.waits import until
 
 NASTY = (
     "\x1b]0;pwned\x07\x1b[2J\x1b[8m\x9b5m\x85"

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.real_server import ddmq, until
+from tests.scenarios.real_server import ddmq
 from tests.service.cli.conftest import Shell
+from tests.support.waits import until
 
 BINARY = bytes(range(256)) * 300
 

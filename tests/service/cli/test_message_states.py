@@ -8,8 +8,8 @@ import pytest
 
 from ddmq import moments
 from ddmq_client import Consumer
-from tests.scenarios.real_server import until
 from tests.service.cli.conftest import Shell
+from tests.support.waits import until
 
 
 def refuse(message: Any) -> None:

@@ -9,8 +9,9 @@ from click.shell_completion import ShellComplete
 
 from ddmq.cli.root import root
 from ddmq_client import Consumer
-from tests.scenarios.real_server import RealServer, until
+from tests.scenarios.real_server import RealServer
 from tests.service.cli.conftest import Shell
+from tests.support.waits import until
 
 
 def test_a_group_that_is_there_is_not_said_to_be_made(shell: Shell, topic: str) -> None:

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from ddmq_client import Consumer
-from tests.scenarios.real_server import until
 from tests.service.cli.conftest import Shell
+from tests.support.waits import until
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
@@ -20,6 +19,7 @@ from ddmq_rpc.codec import Codec, encode_result, methods, structs
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.service import ConsumerService
 from tests.played_memory import PlayedMemory
+from tests.support.waits import until
 
 IDL = structs(consumer)
 METHODS = methods(consumer, "ConsumerService")
@@ -91,14 +91,6 @@ class FakeCall(Call):
     @property
     def queue(self) -> int:
         return int(self.result.context.qid.rsplit(b"_", 1)[1])
-
-
-def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
-    """Let the hub run until `condition` holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened"
-        gevent.sleep(0)
 
 
 class Rig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from consumer_rig import FIRST, IDL, FakeCall, Rig, result, until
+from consumer_rig import FIRST, IDL, FakeCall, Rig, result
 from fetch_calls import ack, ask, fetch, shown, values
 
 from backend.records import NewRecord
@@ -13,6 +13,7 @@ from ddmq_common.delivery import encode
 from ddmq_common.errors import CallerError
 from ddmq_rpc.api import Wire
 from proxy_consumer.fetches import instances as module
+from tests.support.waits import until
 
 EVERYONE = replace(FIRST, model="broadcasting", ack_timeout_ms=1_000, concurrency=5)
 

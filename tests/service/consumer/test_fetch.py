@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from consumer_rig import FIRST, Rig, until
+from consumer_rig import FIRST, Rig
 from fetch_calls import ack, ask, fetch, finish, shown, values
 
 from backend.records import CommitBatch, ProgressDelta
 from ddmq_rpc.api import Wire
 from proxy_consumer.config import ConsumerConfig
+from tests.support.waits import until
 
 LAST = replace(FIRST, start="last")
 

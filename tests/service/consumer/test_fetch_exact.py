@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from consumer_rig import FIRST, Rig, until
+from consumer_rig import FIRST, Rig
 from fetch_calls import ask, fetch, shown, values
 
 from ddmq_common.metrics.catalogue import LAG
 from ddmq_common.names import SCHEDULE_TOPIC
 from ddmq_rpc.api import Wire
 from proxy_consumer.groups.unheld import REFRESH_S
+from tests.support.waits import until
 
 OURS = {"clientId": b"me", "topics": [b"T"], "model": b"broadcasting", "exact": True}
 

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator, Mapping
 
 import pytest
-from consumer_rig import METHODS, FakeCall, Rig, result, until
+from consumer_rig import METHODS, FakeCall, Rig, result
 
 from backend.completion import Completion, failed, succeeded
 from backend.records import QueueRef
@@ -16,6 +16,7 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.server import RpcServer
 from ddmq_rpc.traffic import RpcLimits
 from proxy_consumer.results import peers
+from tests.support.waits import until
 
 
 class Pair:

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from consumer_rig import Rig, until
+from consumer_rig import Rig
 
 from backend.completion import Completion
 from ddmq_common.config import ConfigPlace, overlay
 from proxy_consumer.config import GroupEntry, GroupsFile, SubscriptionDefaults
 from proxy_consumer.service import ConsumerService
+from tests.support.waits import until
 
 
 def set_by_command(service: ConsumerService) -> Completion[Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from consumer_rig import IDL, Rig, until
+from consumer_rig import IDL, Rig
 
 from backend.internal_topics import read_dead_letter
 from backend.records import StoredRecord
@@ -16,6 +16,7 @@ from delay_service.config import DelayConfig
 from delay_service.levels.service import LevelService
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from tests.service.delay.hand_alarm import HandAlarm
+from tests.support.waits import until
 
 STEPS_S = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 FIRST = SubscriptionDefaults(start="first", retry_intervals_ms=(100,))

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from consumer_rig import METHODS, Rig, result, until
+from consumer_rig import METHODS, Rig, result
 
 from backend.completion import Completion, failed
 from backend.internal_topics import read_dead_letter
@@ -19,6 +19,7 @@ from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.retries import publisher as publishing
 from proxy_consumer.retries.publisher import MessageMove, MoveSettings
 from proxy_consumer.retries.retry_queues import RetryQueueGrant, group_concerned, retry_queue_of
+from tests.support.waits import until
 
 ONCE = SubscriptionDefaults(start="first", retry_intervals_ms=())
 

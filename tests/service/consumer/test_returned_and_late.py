@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from consumer_rig import IDL, METHODS, FakeCall, Rig, result, until
+from consumer_rig import IDL, METHODS, FakeCall, Rig, result
 
 from proxy_consumer.config import SubscriptionDefaults
+from tests.support.waits import until
 
 QUICK = SubscriptionDefaults(start="first", ack_timeout_ms=3_000, max_timeout_redeliveries=0, retry_steps=0)
 PLACE = IDL.Context(groupId=b"G", topic=b"T", qid=b"R_default_a_0")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from consumer_rig import Rig, result, until
+from consumer_rig import Rig, result
 
 from backend.port import Join, Sharing
 from ddmq_common.metrics.catalogue import STALLED_QUEUES
@@ -13,6 +13,7 @@ from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.groups.group import Group
 from proxy_consumer.subscription.reading import Reading
 from proxy_consumer.subscription.subscription import Subscription
+from tests.support.waits import until
 
 LOOKS = 50
 REVOKED_S = 15.0  # by then a queue is taken from who does not release it

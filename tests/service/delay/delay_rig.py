@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable
 from itertools import count
 from uuid import UUID
@@ -37,8 +36,7 @@ from delay_service.store.port import DelayStore
 from tests.delay_store_in_memory import MemoryDelayStore
 from tests.played_memory import PlayedMemory
 from tests.service.delay.hand_alarm import HandAlarm
-
-PATIENCE_S = 20.0
+from tests.support.waits import PATIENCE_S, until
 
 
 class HandAlarms:
@@ -134,10 +132,7 @@ class Rig:
         self.backend.close()
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        give_up = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < give_up, f"in {PATIENCE_S} s not seen: {what}; {self.service.health()}"
-            gevent.sleep(0.001)
+        until(condition, lambda: f"{what}; {self.service.health()}")
 
     def settle(self) -> None:
         """Let everything that can happen at this time happen: until nothing has changed for a while."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import count
 
 import gevent
@@ -19,8 +18,8 @@ from delay_service.config import DelayConfig
 from delay_service.levels.service import LevelService
 from tests.played_memory import PlayedMemory
 from tests.service.delay.hand_alarm import HandAlarm
+from tests.support.waits import PATIENCE_S, until
 
-PATIENCE_S = 20.0
 FAR = float("inf")
 
 
@@ -48,7 +47,7 @@ class Rig:
         )
         self.service.start()
         wanted = len(self.config.levels) if held is None else held
-        self.until(lambda: self.service.held == wanted, f"{wanted} levels are held")
+        until(lambda: self.service.held == wanted, f"{wanted} levels are held")
 
     @property
     def memory(self) -> PlayedMemory:
@@ -58,12 +57,6 @@ class Rig:
     def close(self) -> None:
         self.service.close()
         self.backend.close()
-
-    def until(self, condition: Callable[[], object], what: str) -> None:
-        give_up = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < give_up, f"in {PATIENCE_S} s not seen: {what}"
-            gevent.sleep(0.001)
 
     def settle(self) -> None:
         """Let everything that can happen at this time happen."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import gevent
 import pytest
-from delay_rig import PATIENCE_S, Disks, KeptStore, Rig, uuid_of
+from delay_rig import Disks, KeptStore, Rig, uuid_of
 
 from backend.completion import Completion
 from backend.records import CommitBatch, QueueRef
@@ -25,6 +25,7 @@ from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC, OUTCOME_TOPIC
 from delay_service.config import DelayConfig
 from delay_service.store.port import DelayStore
 from tests.played_memory import PlayedMemory
+from tests.support.waits import PATIENCE_S
 
 CALLS = (
     "write",

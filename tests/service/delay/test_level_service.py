@@ -14,6 +14,7 @@ from ddmq_common.delivery import decode
 from ddmq_common.errors import BoundReachedError, CallerError, RemoteError
 from ddmq_common.names import SCHEDULE_TOPIC, dlq_topic
 from delay_service.config import DelayConfig
+from tests.support.waits import until
 
 DEAD = dlq_topic(SCHEDULE_TOPIC)
 
@@ -55,7 +56,7 @@ def test_a_level_is_first_in_first_out_over_many_batches(rig: Rig) -> None:
     wanted = [b"%d" % number for number in range(3_000)]
     rig.send(2, wanted)
     rig.advance(5)
-    rig.until(lambda: len(rig.stored()) == 3_000, "all are fired")
+    until(lambda: len(rig.stored()) == 3_000, "all are fired")
     assert bodies(rig) == wanted
     assert rig.position(2) == 3_000
 
@@ -205,7 +206,7 @@ def test_an_unknown_outcome_makes_no_second_copy(rig: Rig, stored: bool) -> None
     rig.send(1, [b"1", b"2"])
     rig.memory.fail_next(RemoteError("nobody knows"), AppendStatus.UNKNOWN, stored=stored)
     rig.advance(1)
-    rig.until(lambda: len(rig.stored()) >= 2, "they are fired")
+    until(lambda: len(rig.stored()) >= 2, "they are fired")
     rig.advance(5)
     assert bodies(rig) == [b"1", b"2"]
 
@@ -215,9 +216,9 @@ def test_a_commit_that_comes_late_is_kept_out_or_counted(rig: Rig) -> None:
     rig.memory.hold()
     rig.advance(1)
     rig.clock.advance(11)
-    rig.until(lambda: rig.value("ddmq_levels_failed_total", what="fire") == 1, "its deadline has passed")
+    until(lambda: rig.value("ddmq_levels_failed_total", what="fire") == 1, "its deadline has passed")
     rig.memory.release_held()
-    rig.until(lambda: len(rig.stored()) == 1, "it is fired")
+    until(lambda: len(rig.stored()) == 1, "it is fired")
     for _ in range(10):
         rig.advance(1)
     assert bodies(rig) == [b"1"]
@@ -226,10 +227,10 @@ def test_a_commit_that_comes_late_is_kept_out_or_counted(rig: Rig) -> None:
 def test_levels_that_are_taken_and_given_back_fire_no_second_copy(rig: Rig) -> None:
     rig.send(1, [b"%d" % number for number in range(50)])
     rig.memory.depose(SCHEDULE_TOPIC, SCHEDULE_TOPIC)
-    rig.until(lambda: rig.service.held == 18, "granted again")
+    until(lambda: rig.service.held == 18, "granted again")
     rig.advance(1)
     rig.memory.revoke(SCHEDULE_TOPIC, SCHEDULE_TOPIC, rig.clock.monotonic() + 5)
-    rig.until(lambda: rig.service.held == 18, "released and granted again")
+    until(lambda: rig.service.held == 18, "released and granted again")
     rig.advance(1)
     assert bodies(rig) == [b"%d" % number for number in range(50)]
 
@@ -285,7 +286,7 @@ def test_a_start_that_fails_is_tried_again() -> None:
     assert rig.service.health().reason == "no level scheduler: no room"
     rig.backend.join = join  # type: ignore[method-assign]
     rig.advance(1)
-    rig.until(lambda: rig.service.held == 18, "it runs")
+    until(lambda: rig.service.held == 18, "it runs")
     assert rig.service.health().ready
     rig.close()
 

@@ -13,6 +13,7 @@ from levels_rig import Rig
 from backend.file_log import FileLog, FileLogOptions, open_log
 from ddmq_common.clock import ManualClock
 from ddmq_common.metrics.registry import Registry
+from tests.support.waits import until
 
 DAY_S = 86_400
 JUMPS = (600.0, 2.0, 30.0 * DAY_S, 3_000.0 * DAY_S)
@@ -50,7 +51,7 @@ class LogRig:
         self.rig.advance(wait_s - 0.01)
         self.fired(before)
         self.rig.advance(0.02)
-        self.rig.until(lambda: len(self.rig.stored()) > before, f"a message of level {level}")
+        until(lambda: len(self.rig.stored()) > before, f"a message of level {level}")
 
     def fired(self, count: int) -> None:
         self.rig.settle()
@@ -69,7 +70,7 @@ def test_a_clock_that_was_ahead_holds_no_level_up(kit: LogRig, jump_s: float) ->
     kit.rig.make("orders")
     kit.glitch(jump_s)
     kit.rig.advance(1.1)
-    kit.rig.until(lambda: len(kit.rig.stored()) == 1, "what was stored meanwhile")
+    until(lambda: len(kit.rig.stored()) == 1, "what was stored meanwhile")
     kit.arrives_after(1, 1.0)
     kit.arrives_after(3, 10.0)
 
@@ -81,9 +82,9 @@ def test_neither_after_a_restart(kit: LogRig, jump_s: float) -> None:
     kit.rig.send(3, [b"waits"])
     kit.restart()
     kit.rig.advance(1.1)
-    kit.rig.until(lambda: len(kit.rig.stored()) == 1, "what was stored meanwhile")
+    until(lambda: len(kit.rig.stored()) == 1, "what was stored meanwhile")
     kit.rig.advance(10)
-    kit.rig.until(lambda: len(kit.rig.stored()) == 2, "what waited over the restart")
+    until(lambda: len(kit.rig.stored()) == 2, "what waited over the restart")
     kit.arrives_after(1, 1.0)
 
 

@@ -8,6 +8,7 @@ from levels_rig import Rig
 from backend.completion import failed
 from ddmq_common.errors import TryLaterError
 from delay_service.core.level import Level
+from tests.support.waits import until
 
 
 def look(rig: Rig, seconds: float) -> None:
@@ -26,7 +27,7 @@ def test_what_is_due_and_does_not_fire_is_overdue(rig: Rig, monkeypatch: pytest.
     assert rig.value("ddmq_levels_overdue_ms", level="1") >= 54_000
     assert rig.value("ddmq_levels_overdue_ms", level="2") == 0, "nothing waits there"
     monkeypatch.undo()
-    rig.until(lambda: look(rig, 6) or rig.stored(), "it fires")
+    until(lambda: look(rig, 6) or rig.stored(), "it fires")
     look(rig, 1)
     assert rig.value("ddmq_levels_overdue_ms") == 0
 
@@ -69,4 +70,4 @@ def test_a_mistake_in_a_step_stops_no_level(rig: Rig, monkeypatch: pytest.Monkey
         rig.advance(6)
     assert rig.value("ddmq_levels_failed_total", what="step") >= 2
     monkeypatch.undo()
-    rig.until(lambda: rig.advance(6) or len(rig.stored()) == 2, "both fire")
+    until(lambda: rig.advance(6) or len(rig.stored()) == 2, "both fire")

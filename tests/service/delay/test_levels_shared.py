@@ -12,6 +12,7 @@ from ddmq_common.delivery import decode
 from ddmq_common.metrics.registry import Registry
 from delay_service.levels.service import LevelService
 from tests.service.delay.hand_alarm import HandAlarm
+from tests.support.waits import until
 
 
 def bodies(rig: Rig) -> list[bytes]:
@@ -30,7 +31,7 @@ def test_two_share_the_levels_and_one_takes_over(rig: Rig) -> None:
     for level in range(1, 19):
         rig.send(level, [b"%d" % level])
     other, alarm = beside(rig)
-    rig.until(lambda: (rig.service.held, other.held) == (9, 9), "half of them each")
+    until(lambda: (rig.service.held, other.held) == (9, 9), "half of them each")
     waits = rig.config.table.waits
     for wait in waits[:12]:
         rig.advance((wait + 1_700_000_000_000 - rig.clock.wall_ms()) / 1_000)
@@ -38,7 +39,7 @@ def test_two_share_the_levels_and_one_takes_over(rig: Rig) -> None:
         rig.settle()
     assert bodies(rig) == [b"%d" % level for level in range(1, 13)]
     other.close()
-    rig.until(lambda: rig.service.held == 18, "all are here again")
+    until(lambda: rig.service.held == 18, "all are here again")
     rig.advance(7_200)
     rig.settle()
     assert sorted(map(int, bodies(rig))) == list(range(1, 19))
@@ -50,7 +51,7 @@ def test_handing_over_while_firing_makes_no_second_copy(rig: Rig) -> None:
     rig.clock.advance(480)
     rig.alarm.ring()  # fires are under way
     others = [beside(rig) for _ in range(3)]
-    rig.until(lambda: rig.service.held + sum(one.held for one, _ in others) == 18, "all are held")
+    until(lambda: rig.service.held + sum(one.held for one, _ in others) == 18, "all are held")
     for _ in range(5):
         rig.advance(1)
         for _, alarm in others:
@@ -73,14 +74,14 @@ def test_on_the_file_log_over_a_restart(tmp_path: Path) -> None:
     rig.send(1, [b"one"])
     rig.send(3, [b"three"])
     rig.advance(1)
-    rig.until(lambda: bodies(rig) == [b"one"], "the first is fired")
+    until(lambda: bodies(rig) == [b"one"], "the first is fired")
     rig.close()
     rig = opened()
     assert rig.position(1) == 1
     rig.advance(8.9)
     assert bodies(rig) == [b"one"]
     rig.advance(0.1)
-    rig.until(lambda: len(bodies(rig)) == 2, "the other is fired")
+    until(lambda: len(bodies(rig)) == 2, "the other is fired")
     first, second = rig.stored()
     assert second.stored_ms - first.stored_ms == 9_000
     assert second.born_ms == first.born_ms

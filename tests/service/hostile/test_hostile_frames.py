@@ -9,7 +9,7 @@ from struct import pack
 import pytest
 
 from tests.interop.anyframe import EXCEPTION, ONEWAY, REPLY, STRUCT, Struct
-from tests.scenarios.real_server import RealServer, until
+from tests.scenarios.real_server import RealServer
 from tests.service.hostile.attack import (
     Attacker,
     batch,
@@ -23,6 +23,7 @@ from tests.service.hostile.attack import (
     send_sync,
     text,
 )
+from tests.support.waits import until
 
 FRAME_MAX = 5_000_000
 UNKNOWN_METHOD, PROTOCOL_ERROR = 1, 7

@@ -13,10 +13,11 @@ import pytest
 from ddmq.server.process.open_files import share
 from tests.interop.anyframe import I32, STRUCT
 from tests.interop.apache_client import Client, PullRequest
-from tests.scenarios.real_server import RealServer, running, until
+from tests.scenarios.real_server import RealServer, running
 from tests.service.hostile.attack import Attacker, encoded, message, pull_request, send_sync, text
 from tests.service.hostile.conftest import PROMPT_S, Bystander
 from tests.service.hostile.test_hostile_frames import connections, refused
+from tests.support.waits import until
 
 SLOW = 200
 IDLE = 10_000

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import gevent
 import pytest
@@ -23,6 +22,7 @@ from backend.records import (
 from ddmq_common.clock import ManualClock
 from ddmq_common.errors import BoundReachedError, CallerError, DrainingError, RemoteError, StorageError
 from tests.played_memory import PlayedMemory
+from tests.support.waits import until
 
 FAR = 1e12
 
@@ -48,13 +48,6 @@ def ref(engine: PlayedMemory, queue_id: int = 0) -> QueueRef:
 
 def record(size: int = 1) -> NewRecord:
     return NewRecord("t", 0, b"i" * 16, 1, b"d" * size)
-
-
-def until(condition: Callable[[], object]) -> None:
-    give_up = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < give_up
-        gevent.sleep(0.001)
 
 
 class Heard:

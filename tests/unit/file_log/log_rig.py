@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import _thread
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
-
-import gevent
+from typing import Any
 
 from backend.completion import Completion
 from backend.file_log import FileLog, FileLogOptions, open_log
@@ -16,9 +12,7 @@ from backend.file_log.storage import File, Storage
 from backend.records import AppendResult, NewRecord, QueueRef, StoredRecord, TopicInfo
 from ddmq_common.clock import ManualClock
 from ddmq_common.metrics.registry import Registry
-
-T = TypeVar("T")
-PATIENCE_S = 20.0
+from tests.support.waits import done, until
 
 
 class HeldFile(File):
@@ -120,14 +114,3 @@ class Rig:
 
 def record(body: bytes, topic: str = "orders", queue: int = 0, **rest: Any) -> NewRecord:
     return NewRecord(topic, queue, body[:16].ljust(16, b"."), 1, body, **rest)
-
-
-def done(completion: Completion[T]) -> T:
-    return completion.wait(PATIENCE_S)
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    give_up = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < give_up, f"still no {what} after {PATIENCE_S} s"
-        gevent.sleep(0.001)

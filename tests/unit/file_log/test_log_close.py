@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from log_rig import Rig, done, record, until
+from log_rig import Rig, record
 
 from backend.completion import Completion
 from backend.file_log import FileLogOptions, open_log
@@ -17,6 +17,7 @@ from backend.records import AppendStatus, TopicInfo
 from ddmq_common.clock import ManualClock
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.native_threads import wait_for_native_work
+from tests.support.waits import done, until
 
 
 class SlowRename(Storage):

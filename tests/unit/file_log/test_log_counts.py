@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from log_rig import Rig, done
+from log_rig import Rig
 
 from ddmq_common.metrics import catalogue
+from tests.support.waits import done
 
 
 def test_the_sizes_of_group_commits_are_observed(tmp_path: Path) -> None:

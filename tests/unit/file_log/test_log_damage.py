@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from log_rig import Rig, done
+from log_rig import Rig
 
 import backend.file_log.damage as damage
 import backend.file_log.index.attached as log_rows
 from backend.file_log.core.layout import ENTRY_BYTES
 from backend.records import QueueRef, ReadStatus
+from tests.support.waits import done
 
 COUNT = 400
 LOST = range(100, 300)

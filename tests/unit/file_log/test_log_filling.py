@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from log_rig import Rig, done, record, until
+from log_rig import Rig, record
 
 from backend.records import AppendStatus, CommitBatch, Durability, NewRecord, ProgressDelta, TopicInfo
 from ddmq_common.errors import StorageError
+from tests.support.waits import done, until
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 from format_kit import last_batch_id, make_old, salting_of, segments
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from log_rig import Rig, done
+from log_rig import Rig
 
 from backend.file_log.core.layout import (
     FLAG_DELETED,
@@ -30,6 +30,7 @@ from backend.file_log.core.layout import (
 from backend.progress.codec import encode_delta
 from backend.records import CommitBatch, ProgressDelta, QueueRef
 from tests.examples import examples
+from tests.support.waits import done
 
 HEAD = FRAME_BYTES + RECORD_BYTES + len("orders")  # of a frame with one message, before its body
 BODY_BYTES = 6_000

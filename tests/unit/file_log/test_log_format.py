@@ -13,7 +13,7 @@ from pathlib import Path
 import google_crc32c
 import pytest
 from format_kit import RECORD_VERSION_AT, make_old, rewrite, salting_of, segments, tree
-from log_rig import Rig, done
+from log_rig import Rig
 
 from backend.file_log import open_log
 from backend.file_log.core.layout import VERSION_AT, Frame, Record, RecordKind
@@ -23,6 +23,7 @@ from ddmq_common.clock import ManualClock
 from ddmq_common.errors import DdmqError, NewerFormatError, StorageError
 from ddmq_common.metrics.registry import Registry
 from tests.crash.faulty_storage import FaultyStorage
+from tests.support.waits import done
 
 BODIES = [b"%03d" % number + b"." * 2_000 for number in range(90)]
 

@@ -6,11 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
-from log_rig import Rig, done
+from log_rig import Rig
 
 from backend.file_log.core.layout import FRAME_BYTES
 from backend.file_log.core.names import parse_segment
 from backend.records import CommitBatch, ProgressDelta, QueueRef
+from tests.support.waits import done
 
 
 def commitlog(rig: Rig) -> list[Path]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from log_rig import Rig, done, record, until
+from log_rig import Rig, record
 
 from backend.completion import Completion
 from backend.file_log import FileLogOptions, open_log
@@ -35,6 +35,7 @@ from ddmq_common.errors import (
 )
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
+from tests.support.waits import done, until
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from log_rig import Rig, done, record
+from log_rig import Rig, record
 
 from backend.file_log.consume_queue import HUB_ENTRIES, all_sound, pick, search
 from backend.file_log.core.layout import (
@@ -21,6 +21,7 @@ from backend.file_log.core.layout import (
 from backend.port import ReadCall
 from backend.records import QueueRef, tag_hash
 from tests.examples import examples
+from tests.support.waits import done
 
 QUEUE = QueueRef("t", 1, 0)
 HASHES = st.sampled_from([0, 1, 7, 7 + 256, 7 + 512, 0x01020304, 0xFFFFFFFF])

@@ -17,12 +17,13 @@ from typing import Any
 import gevent
 import pytest
 from format_kit import segments
-from log_rig import Rig, done
+from log_rig import Rig
 
 from backend.file_log import FileLog, open_log
 from backend.file_log.storage import PAGE_BYTES, File, Storage
 from backend.records import CommitBatch, ProgressDelta, QueueRef, ReadStatus
 from ddmq_common.metrics.registry import Registry
+from tests.support.waits import done
 
 SIZE = 500
 COUNT = 400

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from log_rig import Rig, done, record, until
+from log_rig import Rig, record
 
 from backend.file_log import FileLog, FileLogOptions, open_log
 from backend.file_log.consume_queue import OTHERS_BYTES_MAX
@@ -19,6 +19,7 @@ from backend.file_log.storage import PAGE_BYTES, File, Storage
 from backend.records import CommitBatch, ProgressDelta, QueueRef, TopicInfo
 from ddmq_common.clock import ManualClock
 from ddmq_common.metrics.registry import Registry
+from tests.support.waits import done, until
 
 TOPICS, QUEUES = 40, 4
 SYNCS_MAX = 20  # of one checkpoint: the file system, the index, the checkpoint and its folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from producer_rig import Rig, until
+from producer_rig import Rig
 
 from backend.port import Assignment, Join
 from backend.records import NewRecord, QueueRef, TopicInfo
@@ -19,6 +19,7 @@ from ddmq_common.delays.command import (
 from ddmq_common.delivery import encode
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC, OUTCOME_TOPIC
 from tests.played_memory import PlayedMemory
+from tests.support.waits import until
 
 TOPICS = (
     TopicInfo("orders", 0, 4),

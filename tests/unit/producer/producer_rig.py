@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
-import gevent
 from thrift.protocol import fastbinary
 
 from backend.completion import Completion
@@ -222,10 +221,3 @@ def delay_message(**fields: Any) -> Any:
     }
     given.update(fields)
     return S.DelayMessage(**given)
-
-
-def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
-    """Let the hub run until `condition` holds."""
-    with gevent.Timeout(seconds, AssertionError(f"still not so after {seconds} s")):
-        while not condition():
-            gevent.sleep(0)

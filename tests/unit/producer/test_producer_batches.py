@@ -1,11 +1,12 @@
 """sendBatchSync answers for all at once, sendBatch for each; both keep order within a queue."""
 
 import pytest
-from producer_rig import Rig, message, until
+from producer_rig import Rig, message
 
 from backend.records import AppendStatus, TopicInfo
 from ddmq_common.errors import DiskFullError, StorageError
 from ddmq_rpc.api import Fault, Wire
+from tests.support.waits import until
 
 TOPICS = (
     TopicInfo("orders", 0, 4),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 from producer_delay_rig import DelayRig
-from producer_rig import delay_message, until
+from producer_rig import delay_message
 
 from backend.records import CommitBatch
 from ddmq_common.delays.command import encode_full
 from ddmq_common.names import DELAY_FULL_PREFIX
 from proxy_producer.config import DelayLimits
+from tests.support.waits import until
 
 UUID = "a4207970-e5e1-11f1-a4e0-02fc00000001"
 ID = b"1700000060-2-1700172860-0-0-0-3-" + UUID.encode()

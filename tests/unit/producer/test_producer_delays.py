@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from producer_delay_rig import TOPICS, DelayRig, Shards
-from producer_rig import Rig, delay_message, until
+from producer_rig import Rig, delay_message
 
 from backend.records import AppendStatus, TopicInfo
 from ddmq_common.delays.command import (
@@ -24,6 +24,7 @@ from ddmq_common.metrics import catalogue
 from ddmq_common.names import DELAY_TOPIC, OUTCOME_TOPIC
 from ddmq_rpc.api import Wire
 from proxy_producer.config import DelayLimits
+from tests.support.waits import until
 
 UUID = "a4207970-e5e1-11f1-a4e0-02fc00000001"
 ID = b"1700000060-2-1700172860-0-0-0-3-" + UUID.encode()

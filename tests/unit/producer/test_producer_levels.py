@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from producer_rig import FakeTimer, Rig, until
+from producer_rig import FakeTimer, Rig
 
 from backend.internal_topics import real_record
 from backend.records import AppendStatus, NewRecord, StoredRecord, TopicInfo
@@ -15,6 +15,7 @@ from ddmq_common.errors import BoundReachedError
 from ddmq_common.names import SCHEDULE_TOPIC
 from proxy_producer.config import ProducerConfig
 from proxy_producer.service import ProducerService
+from tests.support.waits import until
 
 
 @pytest.fixture

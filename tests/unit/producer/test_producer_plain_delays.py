@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 from producer_delay_rig import TOPICS, DelayRig, Shards
-from producer_rig import Rig, message, until
+from producer_rig import Rig, message
 
 from ddmq_common.delays.command import SCHEDULE, Schedule, parse_delay_id
 from ddmq_common.delivery import decode
 from ddmq_common.names import DELAY_TOPIC
 from proxy_producer.config import DelayLimits, ProducerConfig
+from tests.support.waits import until
 
 OLD_ID = b"1700000060-3-1700172860-9-4-30-7-a4207970-e5e1-11f1-a4e0-02fc00000001"
 CHRONOS = {b"from_chronos": b"from_chronos", b"a": b"b"}

@@ -1,7 +1,7 @@
 """Single sends through the handlers: what reaches the backend, and every answer."""
 
 import pytest
-from producer_rig import Rig, delay_message, message, until
+from producer_rig import Rig, delay_message, message
 
 from backend.records import FLAG_PRESSURE, AppendStatus, TopicInfo
 from ddmq_common.delivery import decode
@@ -16,6 +16,7 @@ from ddmq_common.errors import (
     StorageError,
 )
 from ddmq_rpc.api import Wire
+from tests.support.waits import until
 
 TOPICS = (
     TopicInfo("orders", 0, 4),

@@ -1,11 +1,12 @@
 """Topics on first use: created once, waited for in order, and never without a bound."""
 
-from producer_rig import Rig, message, until
+from producer_rig import Rig, message
 
 from backend.records import TopicInfo
 from ddmq_common.errors import BoundReachedError, StorageError
 from ddmq_common.metrics import catalogue
 from ddmq_common.token_bucket import CREATIONS_PER_S
+from tests.support.waits import until
 
 
 def held(**config):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from struct import unpack
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import gevent
 from gevent import socket
 
 from ddmq_client.idl import consumer, producer
@@ -22,6 +20,7 @@ from ddmq_rpc.client_side import DecodedReply, decode_reply, encode_call
 from ddmq_rpc.codec import structs
 from ddmq_rpc.server import RpcServer
 from ddmq_rpc.traffic import RpcLimits
+from tests.support.waits import until
 
 PRODUCER, CONSUMER = "ProducerService", "ConsumerService"
 WAIT_S = 20.0  # a deadline for a loaded machine, never a pause
@@ -51,14 +50,6 @@ def recordings() -> list[Recorded]:
         name = str(path.relative_to(RECORDINGS))
         found.append(Recorded(name, idl, service, frames[0], frames[1] if len(frames) > 1 else None))
     return found
-
-
-def until(condition: Callable[[], Any], what: str) -> None:
-    """Let the hub run until `condition()`; fails after WAIT_S."""
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"never happened: {what}"
-        gevent.sleep(0.001)
 
 
 class Client:

@@ -6,10 +6,11 @@ import socket as stdlib_socket
 from typing import Any
 
 import pytest
-from rpc_support import OK, Client, Stage, send_async, send_sync, stage, until
+from rpc_support import OK, Client, Stage, send_async, send_sync, stage
 from test_rpc_misbehaviour import sequence_of
 
 from ddmq_rpc.turns import AddressShare, Turns
+from tests.support.waits import until
 
 HOSTILE, HONEST = "127.0.0.2", "127.0.0.3"
 

@@ -19,7 +19,6 @@ from rpc_support import (
     send_oneway,
     send_sync,
     stage,
-    until,
 )
 from thriftpy2.protocol import TBinaryProtocolFactory, TCompactProtocolFactory
 from thriftpy2.rpc import make_client
@@ -35,6 +34,7 @@ from ddmq_rpc.codec import constant_result
 from ddmq_rpc.envelope import CALL, EXCEPTION, ONEWAY, REPLY, Envelope, read_header, sequence_bytes
 from ddmq_rpc.server import RpcServer
 from ddmq_rpc.traffic import RpcLimits
+from tests.support.waits import until
 
 WIRES = list(Wire)
 

@@ -11,18 +11,7 @@ from typing import Any
 import gevent
 import pytest
 from gevent import socket
-from rpc_support import (
-    OK,
-    PRODUCER,
-    Client,
-    P,
-    Stage,
-    send_async,
-    send_oneway,
-    send_sync,
-    stage,
-    until,
-)
+from rpc_support import OK, PRODUCER, Client, P, Stage, send_async, send_oneway, send_sync, stage
 
 from ddmq_client.idl import producer
 from ddmq_common.errors import ConfigError
@@ -30,6 +19,7 @@ from ddmq_rpc import server
 from ddmq_rpc.api import Call, Wire
 from ddmq_rpc.client_side import ReplyError, decode_reply, encode_call
 from ddmq_rpc.traffic import RpcLimits
+from tests.support.waits import until
 
 
 @pytest.fixture

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import itertools
 import socket
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
-
-import gevent
+from typing import Any
 
 from backend.completion import Completion
 from backend.file_log.lock import DirectoryLock
@@ -26,28 +23,10 @@ from ddmq_common.clock import SystemClock
 from ddmq_common.delivery import encode
 from ddmq_common.metrics.registry import Registry
 from tests.played_memory import PlayedMemory
+from tests.support.waits import done, soon, until
 
-T = TypeVar("T")
-PATIENCE_S = 20.0
 CLOCK = SystemClock()
 _ids = itertools.count(1)
-
-
-def soon() -> float:
-    """A deadline that is not meant to pass."""
-    return CLOCK.monotonic() + PATIENCE_S
-
-
-def done(completion: Completion[T]) -> T:
-    return completion.wait(PATIENCE_S)
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    """Let the hub run until `condition` holds."""
-    give_up = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < give_up, f"still not so after {PATIENCE_S} s: {what}"
-        gevent.sleep(0.001)
 
 
 def record(topic: str = "orders", queue_id: int = 0, body: bytes = b"body", tags: bytes = b"") -> NewRecord:

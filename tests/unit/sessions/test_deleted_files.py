@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from session_kit import done, record, soon, until
+from session_kit import record
 
 from backend.file_log.lock import LOCK_FILE
 from backend.file_log.sessions.member import MemberBackend
@@ -15,6 +15,7 @@ from backend.records import AppendStatus
 from ddmq_client.idl.codes import Code
 from ddmq_common.errors import NotWriterError
 from proxy_producer.core.refusals import failure_of
+from tests.support.waits import done, soon, until
 from tests.unit.sessions.test_session_local import Pair
 
 

@@ -7,18 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from session_kit import (
-    CLOCK,
-    PATIENCE_S,
-    Heard,
-    RawServer,
-    done,
-    house,
-    queue,
-    record,
-    soon,
-    until,
-)
+from session_kit import CLOCK, Heard, RawServer, house, queue, record
 
 from backend.completion import Completion
 from backend.file_log.lock import DirectoryLock
@@ -32,6 +21,7 @@ from ddmq_common.errors import BoundReachedError, RemoteError, StorageError
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
 from tests.played_memory import PlayedMemory
+from tests.support.waits import PATIENCE_S, done, soon, until
 
 
 def test_the_first_writes_the_others_are_members(tmp_path: Path) -> None:

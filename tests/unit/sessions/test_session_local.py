@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from session_kit import CLOCK, done, record, soon, until
+from session_kit import CLOCK, record
 
 from backend.file_log import FileLog, FileLogOptions, open_log
 from backend.file_log.lock import DirectoryLock
@@ -18,6 +18,7 @@ from backend.file_log.sessions.pipe import SessionLimits
 from backend.file_log.sessions.reads import LocalReads, local_reads
 from backend.records import QueueRef, ReadStatus, StoredRecord, TopicInfo, tag_hash
 from ddmq_common.metrics.registry import Registry
+from tests.support.waits import done, soon, until
 
 OPTIONS = FileLogOptions(segment_bytes=64 << 10, allocate_bytes=64 << 10)
 
@@ -176,7 +177,9 @@ def test_an_entry_with_a_damaged_tag_is_read_by_its_record(pair: Pair) -> None:
     queue = pair.make()
     sent = [record(body=b"%d" % n, tags=b"red" if n == 2 else b"blue") for n in range(5)]
     done(pair.member.append(sent, soon()))
-    (path,) = (pair.directory / "consumequeue" / "orders" / "0").iterdir()
+    folder = pair.directory / "consumequeue" / "orders" / "0"
+    until(lambda: sum(file.stat().st_size for file in folder.iterdir()) == 5 * 32, "all entries are written")
+    (path,) = folder.iterdir()
     data = bytearray(path.read_bytes())
     data[2 * 32 + 12] ^= 0xFF
     path.write_bytes(data)

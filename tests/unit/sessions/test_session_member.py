@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from session_kit import CLOCK, Engine, Heard, RawServer, done, house, queue, record, soon, until
+from session_kit import CLOCK, Engine, Heard, RawServer, house, queue, record
 
 from backend.completion import Completion
 from backend.file_log.sessions import codec
@@ -16,6 +16,7 @@ from backend.port import Join, Sharing
 from backend.records import AppendResult, AppendStatus, CommitBatch, Durability, ProgressDelta, TopicInfo
 from ddmq_common.errors import BoundReachedError, DrainingError, RemoteError, TryLaterError
 from ddmq_common.metrics.registry import Registry
+from tests.support.waits import done, soon, until
 
 FINISH = CommitBatch(progress=[ProgressDelta("g", queue(), 0, 0, [(0, 1)])])
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import gevent
 import pytest
-from session_kit import RawClient, done, house, queue, record, soon, until
+from session_kit import RawClient, house, queue, record
 
 from backend.file_log.sessions import codec
 from backend.file_log.sessions.pipe import HEAD, MAGIC, VERSION, FrameKind
@@ -18,6 +18,7 @@ from backend.file_log.sessions.server import SOCKET_FILE
 from backend.records import Capabilities, TopicInfo
 from ddmq_common.errors import BoundReachedError, NoSuchTopicError, RemoteError
 from ddmq_common.metrics import catalogue
+from tests.support.waits import done, soon, until
 
 
 class FailingListener:
@@ -200,7 +201,7 @@ def test_whoever_takes_nothing_is_ended(tmp_path: Path) -> None:
 
 
 def test_silence_ends_a_session_and_frees_its_queues(tmp_path: Path) -> None:
-    with house(tmp_path, silence_s=0.2) as home:
+    with house(tmp_path, silence_s=1.5) as home:
         home.make()
         server = home.serve()
         silent, living = RawClient(tmp_path), RawClient(tmp_path)
@@ -210,6 +211,7 @@ def test_silence_ends_a_session_and_frees_its_queues(tmp_path: Path) -> None:
 
         def silent_is_ended() -> bool:
             living.send(FrameKind.PING, 0, b"")
+            gevent.sleep(0.001)  # so that the server reads what is sent
             return server.sessions == 1
 
         until(silent_is_ended, "the silent session is ended")

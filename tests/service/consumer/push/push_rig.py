@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import gevent
-from consumer_rig import Rig, until
+from consumer_rig import Rig
 
 from backend.records import NewRecord
 from ddmq_common.delivery import decode, encode
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.push.actions.config import FormConfig, HttpConfig, PushConfig
+from tests.support.waits import until
 
 LOOPBACK = ("127.0.0.0/8",)
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from consumer_rig import until
 from http_receiver import Receiver
 from push_rig import PushRig
 
 from ddmq.server.admin import offsets
 from proxy_consumer.push.actions.config import HttpConfig, PushConfig
+from tests.support.waits import until
 
 QUEUES = 2
 

@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from consumer_rig import until
 from http_receiver import Receiver
 from push_rig import PushRig
 from test_push_hostile import raw_server
 
 from proxy_consumer.push.actions.config import PushConfig, RedisConfig
+from tests.support.waits import until
 
 Speak = Callable[[socket.socket, threading.Event], None]
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

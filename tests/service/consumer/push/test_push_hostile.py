@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from consumer_rig import until
 from http_receiver import Receiver
 from push_rig import PushRig
 
@@ -18,6 +17,7 @@ from ddmq_common.metrics.registry import Registry
 from delay_service.config import DelayConfig
 from delay_service.levels.service import LevelService
 from tests.service.delay.hand_alarm import HandAlarm
+from tests.support.waits import until
 
 TLS = Path(__file__).resolve().parent / "tls"
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from consumer_rig import until
 from http_receiver import OK, Receiver
 from push_rig import PushRig
 
 from ddmq_common.config import resolved
 from proxy_consumer.push.actions.config import FormConfig, HttpConfig
+from tests.support.waits import until
 
 BUSY = (500, b"")
 

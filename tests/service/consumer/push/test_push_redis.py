@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from consumer_rig import until
 from push_rig import PushRig
 from redis_server import PASSWORD, Server, ask, redis_server
 from small_redis import SmallRedis
 
 from proxy_consumer.push.actions.config import PushConfig, RedisConfig
+from tests.support.waits import until
 
 QUICK = {"retry_intervals_ms": (), "retry_steps": 0}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from consumer_rig import Rig, until
+from consumer_rig import Rig
 from http_receiver import Receiver
 from push_rig import PushRig
 
@@ -11,6 +11,7 @@ from ddmq_client.idl.codes import Code
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.push.actions.config import HttpConfig, PushConfig, ScriptConfig
 from proxy_consumer.service import ConsumerService
+from tests.support.waits import until
 
 
 def test_what_is_pushed_is_not_pulled(rig: PushRig, receiver: Receiver) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import gevent
 import msgspec
 import pytest
-from consumer_rig import until
 from http_receiver import Receiver
 from push_rig import PushRig
 
@@ -27,6 +26,7 @@ from proxy_consumer.push.actions.steps import parse
 from proxy_consumer.push.chain import filter_for_actions
 from proxy_consumer.push.script_worker import ScriptAnswer
 from proxy_consumer.push.script_workers import WORKERS_MAX, ScriptWorkers, _Worker
+from tests.support.waits import until
 
 DOUBLED = "[body.a]" + ".map(a, a+a+a+a+a+a+a+a)" * 9 + ".size() > 0"
 DIGITS = "[0,1,2,3,4,5,6,7,8,9]"
