@@ -28,7 +28,7 @@ GROUP, TOPIC = "G", "T"
 WAITS = tuple(f"{5 * number}ms" for number in range(1, 19))
 DELAY = DelayConfig(levels=WAITS, pause_ms_min=1)
 CONFIG = SubscriptionDefaults(start="first", retry_intervals_ms=(1,), retry_steps=STEPS, batch_max=20)
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 def opened(directory: Path) -> FileLog:

@@ -12,7 +12,7 @@ import pytest
 from ddmq.cli.root import run
 from tests.scenarios.real_server import RealServer, ddmq_command
 
-PATIENCE_S = 300.0
+PATIENCE_S = 600.0
 TYPED = (
     "topic create", "group create", "lag", "topic create", "group set", "group keys", "dlq list",
     "dlq show", "dlq resend", "group keys", "lag",

@@ -19,7 +19,7 @@ from ddmq_rpc.traffic import RpcLimits
 from tests.played_memory import PlayedMemory
 
 T = TypeVar("T")
-PATIENCE_S = 30
+PATIENCE_S = 60
 
 
 class ProxyServer(ABC):

@@ -32,7 +32,7 @@ from ddmq_common.errors import DdmqError
 from ddmq_common.metrics.registry import Registry
 
 T = TypeVar("T")
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 OPTIONS = FileLogOptions(
     segment_bytes=16 << 10,
     allocate_bytes=8 << 10,

@@ -19,7 +19,7 @@ from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.service import ConsumerService
 from tests.support.waits import until
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 LINGER_MS = 20_000  # every pull here is answered by messages; only a failing test waits this long
 OPTIONS = FileLogOptions()
 

@@ -9,7 +9,7 @@ from gevent.event import Event
 
 from ddmq_common.native_threads import THREADS, in_thread, off_hub, wait_for_native_work
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 def test_more_than_there_are_threads_given_away_by_a_callback() -> None:

@@ -12,7 +12,7 @@ from gevent.event import Event
 
 from backend.file_log.commit.gather import ROUNDS_MAX, Gathering
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Busy:

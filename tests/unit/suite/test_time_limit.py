@@ -49,13 +49,12 @@ def test_goes_on_in_the_same_process():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_over_the_limit(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST.read_text())
     (tmp_path / "test_story.py").write_text(STORY)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider\n")
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-rf"], cwd=tmp_path, capture_output=True, text=True, timeout=100
+        [sys.executable, "-m", "pytest", "-rf"], cwd=tmp_path, capture_output=True, text=True, timeout=360
     )
     assert "4 failed, 1 passed" in run.stdout, run.stdout
     assert run.stdout.count("Failed: over its time limit of 0.3 s") >= 4
