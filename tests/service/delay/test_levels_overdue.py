@@ -52,7 +52,7 @@ def test_so_is_one_of_which_nothing_was_known_to_wait(rig: Rig, monkeypatch: pyt
         look(rig, 6)
     assert rig.value("ddmq_levels_overdue_ms", level="1") >= 50_000
     monkeypatch.undo()
-    rig.until(lambda: look(rig, 6) or rig.stored(), "it fires")
+    until(lambda: look(rig, 6) or rig.stored(), "it fires")
     look(rig, 1)
     assert rig.value("ddmq_levels_overdue_ms") == 0
 
