@@ -280,7 +280,7 @@ def instance_text(name: str) -> str:
 
 
 def code_of(error: Exception) -> Code:
-    """The PullException code of an error: the same numbers as the producer's results."""
+    """The PullException code of an error. Clients only tell it; a pull that failed is tried again."""
     if isinstance(error, BoundReachedError):
         return Code.BUSY
     if isinstance(error, DrainingError):

@@ -164,7 +164,7 @@ class QueueFeed:
             self._forget(read)
 
     def drop_read_ahead(self) -> None:
-        """Forget what was read but not delivered; it is read again when message_filter."""
+        """Forget what was read but not delivered; it is read again when it is wanted."""
         if self._read is not None:
             self.cursor = self.next_offset()
             self._forget(self._read)
