@@ -45,12 +45,12 @@ class Route(NamedTuple):
 
 
 ROUTES = (
-    Route("send", "send", 40, 14),
-    Route("pull with acknowledgements", "pull_ack", 60, 20),
-    Route("acknowledgement, until it is durable", "ack", 50, 16),
-    Route("retry, until it is delivered again", "retry", 32, 16, ("pull_ack", "ack")),
-    Route("delayed message, until it is in its topic", "delay", 94, 24),
-    Route("an operator parks a key", "park", 34, 6, ("look",)),
+    Route("send", "send", 33, 14),
+    Route("pull with acknowledgements", "pull_ack", 47, 20),
+    Route("acknowledgement, until it is durable", "ack", 44, 16),
+    Route("retry, until it is delivered again", "retry", 23, 16, ("pull_ack", "ack")),
+    Route("delayed message, until it is in its topic", "delay", 69, 24),
+    Route("an operator parks a key", "park", 33, 6, ("look",)),
     Route("any answer of the admin API", "look", 11, 8),
 )
 
