@@ -35,6 +35,7 @@ from ddmq_common.metrics.registry import Registry
 from tests.support.waits import done
 
 UNDER_WAY = 16
+DEADLINE_S = 600.0  # none passes on a slow machine: what is refused would be a gap
 FINISHED_EACH = 5  # offsets per commit, so that progress and setting must agree
 SETTING = "number"
 
@@ -45,7 +46,7 @@ class Writer:
     def __init__(self, log: FileLog, seed: int) -> None:
         self.log = log
         self.random = random.Random(seed)
-        info = done(log.put_topic(TopicInfo("orders", 0, 3), time.monotonic() + 20))
+        info = done(log.put_topic(TopicInfo("orders", 0, 3), time.monotonic() + DEADLINE_S))
         self.queues = [QueueRef("orders", info.incarnation, index) for index in range(3)]
         view = done(log.progress("billing", self.queues[:1]))[0]
         self.finished = view.committed or 0
@@ -53,7 +54,7 @@ class Writer:
         self.serial = 0
 
     def start(self) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + DEADLINE_S
         count = self.random.choice([1, 1, 3, 20])
         if self.random.random() < 0.5:
             records = [self.record(b"a") for _ in range(count)]
