@@ -75,6 +75,7 @@ def test_what_is_awaited_is_called(tool: ModuleType) -> None:
     assert tool.translated(SOURCE) == BLOCKING
 
 
+@pytest.mark.slow  # ruff puts the imports in order, a process
 def test_a_stale_module_is_told(
     tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
