@@ -153,10 +153,15 @@ class AsyncConsumer:
 
     async def start(self) -> None:
         """Start pulling, and the workers. Returns at once; unreachable proxies are tried again and again."""
+        if not await self._begun():
+            raise ClientError(f"the consumer is {self._state}; it can be started once")
+
+    async def _begun(self) -> bool:
+        """Start, unless that, or a stop, has been asked for before; whether it was started here."""
         handling = bool(self._handler or self._batch_handler)
         with self._lock:
             if self._state != "new":
-                raise ClientError(f"the consumer is {self._state}; it can be started once")
+                return False
             self._home.enter()
             self._coordinator = AsyncCoordinator(self._settings, handling, self._teller)
             self._coordinator.hold(self._paused)
@@ -168,6 +173,7 @@ class AsyncConsumer:
             self._state = "started"
         batch = self._settings.max_batch if self._batch_handler else 1
         await self._pool.start(self._settings.workers, batch, self._handle if handling else None)
+        return True
 
     def pause(self) -> None:
         """Pull nothing more until `resume`. What no handler has seen goes back at once, uncounted, for others
@@ -179,9 +185,10 @@ class AsyncConsumer:
         self._hold(False)
 
     def _hold(self, paused: bool) -> None:
-        self._paused = paused
-        if self._coordinator is not None:
-            self._coordinator.hold(paused)
+        with self._lock:
+            self._paused = paused
+            if self._coordinator is not None:
+                self._coordinator.hold(paused)
 
     async def stop(self, timeout_ms: int = 30_000) -> bool:
         """Stop pulling, let handlers end, submit the results, close; in all for `timeout_ms` at most.
@@ -227,10 +234,9 @@ class AsyncConsumer:
             raise ClientError("run needs a handler or a batch_handler")
         try:
             with Signals() as signals:
-                if self._state == "new":
-                    await self.start()
-                assert self._coordinator is not None
+                await self._begun()
                 while not signals.came and self._state == "started":
+                    assert self._coordinator is not None
                     self._coordinator.first.check_refusal()
                     await sleep(RUN_LOOK_S)
         except BaseException:
@@ -253,10 +259,10 @@ class AsyncConsumer:
     async def _pull(self, count: int, timeout_ms: int, one: bool = False) -> list[Message]:
         if self._handler or self._batch_handler:
             raise ClientError("this consumer has a handler: it gets the messages, pull would take them away")
+        if self._state == "new":
+            await self._begun()
         if self._state == "stopped":
             raise ClosedError("the consumer has been stopped")
-        if self._state == "new":
-            await self.start()
         self._home.enter()
         assert self._coordinator is not None
         return await self._coordinator.ask(count, now() + timeout_ms / 1000, one)
@@ -281,8 +287,7 @@ class AsyncConsumer:
                 raise
 
     async def __aenter__(self) -> AsyncConsumer:
-        if self._state == "new":
-            await self.start()
+        await self._begun()
         return self
 
     async def __aexit__(

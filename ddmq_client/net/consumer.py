@@ -154,10 +154,15 @@ class Consumer:
 
     def start(self) -> None:
         """Start pulling, and the workers. Returns at once; unreachable proxies are tried again and again."""
+        if not self._begun():
+            raise ClientError(f"the consumer is {self._state}; it can be started once")
+
+    def _begun(self) -> bool:
+        """Start, unless that, or a stop, has been asked for before; whether it was started here."""
         handling = bool(self._handler or self._batch_handler)
         with self._lock:
             if self._state != "new":
-                raise ClientError(f"the consumer is {self._state}; it can be started once")
+                return False
             self._home.enter()
             self._coordinator = Coordinator(self._settings, handling, self._teller)
             self._coordinator.hold(self._paused)
@@ -169,6 +174,7 @@ class Consumer:
             self._state = "started"
         batch = self._settings.max_batch if self._batch_handler else 1
         self._pool.start(self._settings.workers, batch, self._handle if handling else None)
+        return True
 
     def pause(self) -> None:
         """Pull nothing more until `resume`. What no handler has seen goes back at once, uncounted, for others
@@ -180,9 +186,10 @@ class Consumer:
         self._hold(False)
 
     def _hold(self, paused: bool) -> None:
-        self._paused = paused
-        if self._coordinator is not None:
-            self._coordinator.hold(paused)
+        with self._lock:
+            self._paused = paused
+            if self._coordinator is not None:
+                self._coordinator.hold(paused)
 
     def stop(self, timeout_ms: int = 30_000) -> bool:
         """Stop pulling, let handlers end, submit the results, close; in all for `timeout_ms` at most.
@@ -228,10 +235,9 @@ class Consumer:
             raise ClientError("run needs a handler or a batch_handler")
         try:
             with Signals() as signals:
-                if self._state == "new":
-                    self.start()
-                assert self._coordinator is not None
+                self._begun()
                 while not signals.came and self._state == "started":
+                    assert self._coordinator is not None
                     self._coordinator.first.check_refusal()
                     sleep(RUN_LOOK_S)
         except BaseException:
@@ -254,10 +260,10 @@ class Consumer:
     def _pull(self, count: int, timeout_ms: int, one: bool = False) -> list[Message]:
         if self._handler or self._batch_handler:
             raise ClientError("this consumer has a handler: it gets the messages, pull would take them away")
+        if self._state == "new":
+            self._begun()
         if self._state == "stopped":
             raise ClosedError("the consumer has been stopped")
-        if self._state == "new":
-            self.start()
         self._home.enter()
         assert self._coordinator is not None
         return self._coordinator.ask(count, now() + timeout_ms / 1000, one)
@@ -281,8 +287,7 @@ class Consumer:
                 raise
 
     def __enter__(self) -> Consumer:
-        if self._state == "new":
-            self.start()
+        self._begun()
         return self
 
     def __exit__(

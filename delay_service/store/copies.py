@@ -89,6 +89,11 @@ def copies_of(folder: Path, shard: int) -> list[Copy]:
     return sorted(found)
 
 
+def has_copies(folder: Path) -> bool:
+    """Whether there is a finished copy of any shard; no in a folder that does not exist."""
+    return folder.is_dir() and any(_NAME.fullmatch(name) for name in os.listdir(folder))
+
+
 def sweep(folder: Path, shard: int, newest: Path) -> None:
     """Remove what nobody needs: copies other than `newest`, and what was not finished, unless held."""
     for name in os.listdir(folder):

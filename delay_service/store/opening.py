@@ -24,6 +24,7 @@ from delay_service.store.copies import (
     copies_of,
     copy_name,
     finish,
+    has_copies,
     make_folder,
     new_folder,
     sweep,
@@ -66,18 +67,22 @@ def stores_in(folder: Path, shards: int) -> StoreOpener:
 
 
 def keep_to(folder: Path, usual: Path, note: Path) -> None:
-    """Refuse stores in `folder` while others of the same log are elsewhere: messages wait there that the log
-    may not have any more. `usual`: where they are unless the file `note` names another folder; it does so as
-    long as one is in use.
+    """Refuse to begin with no stores in `folder` while those of the same log are elsewhere: messages wait
+    there that the log may not have any more. Where both have some, `folder` is taken, and that is told.
 
+    `usual`: where they are unless the file `note` names another folder; it does so as long as one is in use.
     Raises ConfigError, and OSError when the disk fails.
     """
     known = Path(note.read_text(encoding="utf-8")) if note.exists() else usual
-    if known.is_dir() and any(known.iterdir()) and not (folder.is_dir() and known.samefile(folder)):
-        raise ConfigError(
-            f"the delay stores of this log are in {known.absolute()}, and not in {folder.absolute()}: set dir"
-            " in delay_service.yaml to where they are, or move them, there or away, while no service runs"
-        )
+    if has_copies(known) and not (folder.is_dir() and known.samefile(folder)):
+        if not has_copies(folder):
+            copied = f"; if this is a copy of another's log, delete {note}" if note.exists() else ""
+            raise ConfigError(
+                f"the delay stores of this log are in {known.absolute()}, and {folder.absolute()} has none:"
+                " set dir in delay_service.yaml to where they are, or move them, there or away, while no"
+                f" service runs{copied}"
+            )
+        log.warning("delay stores in two folders", extra={"taken": str(folder), "left": str(known)})
     if folder.absolute() == usual.absolute():
         note.unlink(missing_ok=True)
         return

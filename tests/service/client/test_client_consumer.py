@@ -605,3 +605,33 @@ def test_a_paused_consumer_pulls_nothing_until_it_goes_on(proxy: Standin) -> Non
         proxy.wait(lambda: len(proxy.done) == 21)
         consumer.pause()
     assert len(got) == 21
+
+
+def test_a_consumer_that_was_stopped_before_it_began_runs_no_more(proxy: Standin) -> None:
+    consumer = Consumer(proxy.address, "g", "t", handler=lambda message: None)
+    assert consumer.stop()
+    assert consumer.run()
+    reader = Consumer(proxy.address, "g", "t")
+    assert reader.stop()
+    with pytest.raises(ClosedError):
+        reader.pull()
+    assert proxy.calls == []
+
+
+def test_whoever_pulls_first_starts_it_and_the_others_go_on(proxy: Standin) -> None:
+    proxy.put("t", *bodies(8))
+    consumer = Consumer(proxy.address, "g", "t")
+    got: list[Message] = []
+    together = threading.Barrier(8)
+
+    def pull() -> None:
+        together.wait(60)
+        got.extend(consumer.pull(1, timeout_ms=60_000))
+
+    threads = [threading.Thread(target=pull) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(message.offset for message in got) == list(range(8))
+    assert consumer.stop()

@@ -213,12 +213,12 @@ def test_stores_in_another_folder_are_refused_while_the_first_are_there(tmp_path
     keep_to(usual, usual, note)
     open_store(usual, 0, 1).close()
     keep_to(usual, usual, note)
-    with pytest.raises(ConfigError, match=f"are in {usual}, and not in {other}"):
+    with pytest.raises(ConfigError, match=f"are in {usual}, and {other} has none.* runs$"):
         keep_to(other, usual, note)
     usual.rename(other)
     keep_to(other, usual, note)
     for folder in (usual, third):
-        with pytest.raises(ConfigError, match=f"are in {other}, and not in {folder}"):
+        with pytest.raises(ConfigError, match=f"are in {other}, and {folder} has none.* delete {note}"):
             keep_to(folder, usual, note)
     usual.mkdir()
     keep_to(usual / ".." / "other", usual, note)  # the same in other words
@@ -227,3 +227,27 @@ def test_stores_in_another_folder_are_refused_while_the_first_are_there(tmp_path
     keep_to(third, usual, note)
     keep_to(usual, usual, note)
     assert not note.exists()
+
+
+def test_of_two_folders_with_stores_the_one_that_is_asked_for_is_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A directory of a release that did not note where they are, with stores of before left behind."""
+    usual, other, note = (tmp_path / name for name in ("delay", "other", "delay-stores"))
+    for folder in (usual, other):
+        open_store(folder, 0, 1).close()
+    keep_to(other, usual, note)
+    assert caplog.messages == ["delay stores in two folders"]
+    assert note.read_text() == str(other)
+    keep_to(other, usual, note)
+    assert len(caplog.messages) == 1, "from now on it is known"
+    keep_to(usual, usual, note)
+    assert not note.exists()
+
+
+def test_what_is_no_store_holds_nobody_up(tmp_path: Path) -> None:
+    usual, other, note = (tmp_path / name for name in ("delay", "other", "delay-stores"))
+    (usual / "lost+found").mkdir(parents=True)
+    (usual / "0-000000000001-000.damaged").mkdir()
+    keep_to(other, usual, note)
+    assert note.read_text() == str(other)
