@@ -8,6 +8,7 @@ from typing import Any
 import gevent
 import pytest
 from gevent import socket
+from gevent.event import Event
 
 from ddmq.server.http import connection as http_connection
 from ddmq.server.http import routing
@@ -21,7 +22,7 @@ ASK = b"GET /x HTTP/1.1\r\nHost: localhost\r\n"
 def server() -> Iterator[AdminServer]:
     router = AdminRouter(["mq.example"])
     router.add("GET", "/x", lambda _: {"fine": True})
-    router.add("GET", "/slow", lambda _: gevent.sleep(60))  # at work for as long as any test; `stop` kills it
+    router.add("GET", "/slow", lambda _: Event().wait())  # at work until `stop` kills it
     router.add("POST", "/x", lambda request: dict(request.body))
     started = AdminServer(("127.0.0.1", 0), router)
     started.start()
