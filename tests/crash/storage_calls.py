@@ -49,6 +49,7 @@ _ARM = {
     34: "mkdirat", 285: "copy", 71: "sendfile", 267: "syncfs",
 }  # fmt: skip
 _MACHINES = {"x86_64": (317, 0xC000003E, _X86), "aarch64": (277, 0xC00000B7, _ARM)}
+_PAGE = 4096  # bytes
 _START_S = 60.0  # until a process calls
 _NO_NEW_PRIVILEGES, _WITH_FILTER, _NEW_LISTENER = 38, 1, 8
 _ALLOW, _ASK, _CONTINUE = 0x7FFF0000, 0x7FC00000, 1
@@ -252,9 +253,12 @@ class Storage:
         return path.startswith(self.folder + "/") or path == self.folder
 
     def _path(self, proc: str, folder: int, address: int) -> str:
+        kept = b""
         with open(f"{proc}/mem", "rb", buffering=0) as memory:
             memory.seek(address)
-            text = os.fsdecode(memory.read(4096 - address % 4096).partition(b"\0")[0])
+            while b"\0" not in kept:  # page by page: the one after the text's last need not be there
+                kept += memory.read(_PAGE - (address + len(kept)) % _PAGE)
+        text = os.fsdecode(kept.partition(b"\0")[0])
         if text.startswith("/"):
             return text
         here = ctypes.c_int(folder & 0xFFFFFFFF).value
