@@ -7,12 +7,14 @@ JOBS ?= 4
 # Byte code is kept, whatever the shell says: without it every worker and server compiles for seconds.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n $(JOBS) --dist loadfile
 
-.PHONY: help setup demo test test-long check lint format bench clean
+.PHONY: help setup demo demo-kafka test test-long test-kafka check lint format bench clean
 
 help:
 	@echo "make demo    run the main job: send, kill -9, consume, prove; order keys, dead letters, resend"
+	@echo "make demo-kafka  the same on three Kafka brokers, one of which is killed (needs Java, and Maven once)"
 	@echo "make test    every test but the longest, JOBS=4 files at a time"
 	@echo "make test-long  the longest (see docs/testing.md)"
+	@echo "make test-kafka  the contract suite and more on a real Kafka broker (needs Java, and Maven once)"
 	@echo "make check   format, lint, types, rooms, fast tests (before every commit)"
 	@echo "make bench   every benchmark, with floors (see docs/performance.md)"
 	@echo "make setup   fill .venv (the targets above do it themselves)"
@@ -27,11 +29,17 @@ $(STAMP): requirements.lock pyproject.toml tools/setup.py
 demo: setup
 	@$(PY) -m ddmq demo
 
+demo-kafka: setup
+	@$(PY) -m ddmq demo --kafka
+
 test: setup
-	$(PYTEST) -m "not long"
+	$(PYTEST) -m "not long and not kafka"
+
+test-kafka: setup
+	$(PYTEST) -m "kafka and not long"
 
 test-long: setup
-	$(PYTEST) -m long
+	$(PYTEST) -m "long and not kafka"
 
 check: lint
 	$(PYTEST) -m "not slow"

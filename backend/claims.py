@@ -1,4 +1,4 @@
-"""QueueClaims: how a process owns queues of a topic in a group, from the wish to join to the last release.
+"""QueueClaims: how a process owns queues of a topic in a group, from joining to the last release.
 
     join ──▶ assigned ──▶ loading ──▶ loaded ──▶ held ──▶ revoked ──▶ release
      ▲ refused, again       ▲ failed, again        │         └ the owner flushes first, then calls `release`
@@ -7,7 +7,7 @@
 What is done with a queue is its owner's affair (ClaimOwner). These rules are kept here, for everybody:
 * A queue is handed to its owner once, under the newest epoch; a raised epoch is told.
 * Progress and bounds that were asked for before a queue was lost, revoked or left are not used for it later.
-* What was revoked is released at the membership that revoked it, and at no other.
+* What was revoked is released at the membership that revoked it, and at no other, unless it was granted anew.
 * After a refusal nothing is tried again before `retry_at`: the owner arms its timer in `trouble` and calls
   `join` when it rings. Calling `join` more often is harmless.
 
@@ -47,7 +47,8 @@ class ClaimOwner:
         return True
 
     def settled(self) -> None:
-        """Answers were used: `loaded` or `recorded` was called for each queue that they concern."""
+        """Answers were used: `loaded` or `recorded` was called for each queue that they concern. Not called
+        where nothing was asked, or nothing of what came could be used."""
 
     def raised(self, queue: QueueRef, epoch: int) -> None:
         """A held queue has a newer epoch: commits name it from now on."""
@@ -156,9 +157,13 @@ class QueueClaims:
         """
         epochs = {queue: self._held[queue] for queue in queues if queue in self._held}
         membership = self._membership
+        if not epochs:
+            if then is not None:
+                then()
+            return
 
         def use(views: Sequence[ProgressView], bounds: Sequence[Bounds | None]) -> None:
-            again = []
+            again, used = [], False
             for (queue, epoch), view, limits in zip(epochs.items(), views, bounds, strict=True):
                 if membership is not self._membership or queue not in self._held:
                     continue
@@ -168,11 +173,17 @@ class QueueClaims:
                 if limits is None or view.epoch > epoch:
                     del self._held[queue]
                 self._owner.recorded(queue, view, limits)
-            self._owner.settled()
+                used = True
+            if used:
+                self._owner.settled()
             if again:
                 self.reread(again)
 
-        self._ask(list(epochs), use, lambda error: self._trouble("load", error), then)
+        def failed(error: Exception) -> None:
+            if membership is self._membership:
+                self._trouble("load", error)
+
+        self._ask(list(epochs), use, failed, then)
 
     # --- what the membership tells
 
@@ -200,7 +211,8 @@ class QueueClaims:
 
         def release(given: Sequence[QueueRef]) -> None:
             if membership is not None and membership is self._membership:
-                membership.release(given)
+                ours = self._held.keys() | self._loading.keys()  # these were granted anew meanwhile
+                membership.release([queue for queue in given if queue not in ours])
 
         self._drop(queues)
         self._owner.revoked(queues, deadline, release)
@@ -238,14 +250,17 @@ class QueueClaims:
             return waiting
 
         def use(views: Sequence[ProgressView], bounds: Sequence[Bounds | None]) -> None:
+            used = False
             for waits, queue, view, limits in zip(answered(), queues, views, bounds, strict=True):
                 if waits and queue in self._loading and self._owner.may_load(queue):
                     epoch = self._loading.pop(queue)
+                    used = True
                     if limits is not None:
                         self._held[queue] = epoch
                         self._lost_until.pop(queue, None)
                         self._owner.loaded(queue, epoch, view, limits)
-            self._owner.settled()
+            if used:
+                self._owner.settled()
 
         def failed(error: Exception) -> None:
             if any(answered()):

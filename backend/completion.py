@@ -7,12 +7,14 @@ error. Callers subclass it to carry their request's own state, so that one reque
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Generic, TypeVar
 
 from ddmq_common.errors import DdmqError
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 class Completion(Generic[T]):
@@ -128,19 +130,35 @@ def gather(parts: Sequence[Completion[T]]) -> Completion[list[T]]:
     return whole
 
 
+def relay(source: Completion[T], target: Completion[T]) -> None:
+    """Settle `target` as `source` is settled, unless it is by then."""
+
+    def settle(_: object) -> None:
+        if target.done:
+            return
+        if source.error is None:
+            target.succeed(source.value)
+        else:
+            target.fail(source.error)
+
+    source.then(settle)
+
+
+def guarded(settle: Callable[..., object], *args: Any) -> None:
+    """Settle one of several: what its caller's callback raises is logged, and the others go on."""
+    try:
+        settle(*args)
+    except Exception:
+        log.exception("a callback of an answered request failed")
+
+
 def followed(first: Completion[Any], then: Callable[[], Completion[T]]) -> Completion[T]:
     """What `then` comes to, begun when `first` has succeeded; or the error of the first."""
     done: Completion[T] = Completion()
 
-    def pass_on(second: Completion[T]) -> None:
-        if second.error is None:
-            done.succeed(second.value)
-        else:
-            done.fail(second.error)
-
     def begin(found: Completion[Any]) -> None:
         try:
-            (then() if found.error is None else failed(found.error)).then(pass_on)
+            relay(then() if found.error is None else failed(found.error), done)
         except DdmqError as error:
             done.fail(error)
 

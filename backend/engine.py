@@ -5,13 +5,30 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Container, Mapping, Sequence
 
-from backend.records import Capabilities, TopicInfo
+from backend.records import Capabilities, Durability, TopicInfo
 from ddmq_common.clock import Clock
 from ddmq_common.errors import BoundReachedError, CallerError, FencedError, NoSuchTopicError, UnsupportedError
 from ddmq_common.metrics.cells import MetricCell
 from ddmq_common.names import topic_fault
 
 QUEUES_MAX = 65_536  # of one topic
+
+
+def local_capabilities(engine: str, body_bytes_max: int, properties_bytes_max: int) -> Capabilities:
+    """What an engine can do that keeps everything itself, under these bounds."""
+    return Capabilities(
+        engine=engine,
+        atomic=True,
+        idempotent=False,
+        find_by_key=True,
+        topic_order=True,
+        durability=frozenset((Durability.WRITTEN, Durability.DURABLE)),
+        body_bytes_max=body_bytes_max,
+        properties_bytes_max=properties_bytes_max,
+        forbidden_bytes=b"",
+        empty_body=True,
+        queues_can_grow=True,
+    )
 
 
 def check_topic(info: TopicInfo, engine: Capabilities) -> None:

@@ -77,7 +77,7 @@ class Sharing(Enum):
 
 
 class Join(NamedTuple):
-    """The wish to take part in a group on one topic.
+    """What is asked for: to take part in a group on one topic.
 
     `queues`: the only queue numbers this member can take, None = any. `address`: where others reach this
     member (HOST:PORT of its RPC server), told by `holders`. `member`: whose membership this is, where one
@@ -139,6 +139,7 @@ class Backend(ABC):
     capabilities: Capabilities
     cluster: str = "R_default"
     broker: str = "a"
+    gapless: bool = True  # records of a queue have successive offsets: a difference of offsets is a count
 
     # --- topics
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from bench import frames
+from bench.harness import percentiles
 
 Next = Callable[[int, bytes | None], bytes | None]
 Whole = Callable[[bytes], bytes | None]
@@ -24,13 +25,13 @@ def connect(address: tuple[str, int], count: int) -> list[socket.socket]:
     return made
 
 
-def answered_ok(requests: list[bytes], calls: int) -> Next:
-    """For closed_loop: each connection sends its request again until all made `calls`; all answers are OK."""
+def answered_ok(requests: list[bytes], calls: int, good: Callable[[bytes], bool] = frames.reply_ok) -> Next:
+    """For closed_loop: each connection sends its request again until all made `calls`; all are good."""
     left = calls
 
     def next_frame(index: int, reply: bytes | None) -> bytes | None:
         nonlocal left
-        if reply is not None and not frames.reply_ok(reply):
+        if reply is not None and not good(reply):
             raise AssertionError(f"not stored: {reply!r}")
         left -= 1
         return requests[index] if left >= 0 else None
@@ -83,6 +84,30 @@ def closed_loop(
                 _send(one, request)
     poll.close()
     return latencies
+
+
+def driven(
+    connections: list[socket.socket],
+    next_frame: Next,
+    calls: int,
+    cpu_us: Callable[[Callable[[], int]], float],
+    whole: Whole = thrift_payload,
+) -> dict[str, float]:
+    """closed_loop's figures, with the server's `cpu_us`; raises unless all `calls` are answered."""
+    latencies: list[float] = []
+
+    def act() -> int:
+        latencies.extend(closed_loop(connections, next_frame, whole))
+        return calls
+
+    began = time.perf_counter()
+    cost_us = cpu_us(act)
+    seconds = time.perf_counter() - began
+    for one in connections:
+        one.close()
+    if len(latencies) != calls:
+        raise AssertionError(f"{len(latencies)} answers to {calls} calls")
+    return {"per_s": calls / seconds} | percentiles(latencies) | {"cpu_us": cost_us}
 
 
 def _receive(one: socket.socket, partial: dict[int, bytearray], index: int, whole: Whole) -> bytes | None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench import load
-from bench.harness import SERVER_CORE, percentiles
+from bench.harness import SERVER_CORE
 from bench.servers import Running, scratch
 
 CONNECTIONS = 64
@@ -75,21 +75,4 @@ def measure(running: Running, body_bytes: int, calls: int) -> dict[str, float]:
     """One round of T1's load."""
     connections = load.connect(running.addresses["redis"], CONNECTIONS)
     requests = [xadd(b"key-%d" % index, bytes(body_bytes)) for index in range(CONNECTIONS)]
-    left = calls
-    latencies: list[float] = []
-
-    def next_frame(index: int, reply: bytes | None) -> bytes | None:
-        nonlocal left
-        left -= 1
-        return requests[index] if left >= 0 else None
-
-    def act() -> int:
-        latencies.extend(load.closed_loop(connections, next_frame, bulk))
-        return calls
-
-    began = time.perf_counter()
-    cost_us = running.cpu_us(act)
-    seconds = time.perf_counter() - began
-    for one in connections:
-        one.close()
-    return {"per_s": calls / seconds} | percentiles(latencies) | {"cpu_us": cost_us}
+    return load.driven(connections, load.answered_ok(requests, calls, bool), calls, running.cpu_us, bulk)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -118,3 +119,13 @@ def scratch() -> Path:
     folder = Path(os.environ.get("DDMQ_BENCH_DIR", Path(__file__).parent / ".scratch"))
     folder.mkdir(exist_ok=True)
     return folder
+
+
+@contextmanager
+def roomy_scratch(log_bytes: int) -> Iterator[Path]:
+    """A folder there, gone at the end; the run ends at once where a log of that size would not fit twice."""
+    with tempfile.TemporaryDirectory(dir=scratch()) as folder:
+        free = shutil.disk_usage(folder).free
+        if free < 2 * log_bytes:
+            raise SystemExit(f"{folder}: {free} bytes free; {2 * log_bytes} are wanted (DDMQ_BENCH_DIR)")
+        yield Path(folder)

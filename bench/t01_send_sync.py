@@ -6,11 +6,10 @@ Redis Streams with `appendfsync always` take the same load in the same run, on t
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack
 
 from bench import frames, groups, load, redis
-from bench.harness import CLIENT_CORE, Series, percentiles, pin, run, sized
+from bench.harness import CLIENT_CORE, Series, pin, run, sized
 from bench.servers import Running, ddmq, start
 
 CONNECTIONS = 64
@@ -29,22 +28,9 @@ def measure(server: Running, body_bytes: int, calls: int = CALLS) -> dict[str, f
 
 
 def driven(server: Running, requests: load.Next, calls: int) -> dict[str, float]:
-    """So many calls over CONNECTIONS; raises unless every one is answered."""
+    """So many calls over CONNECTIONS."""
     connections = load.connect(server.addresses["producer"], CONNECTIONS)
-    latencies: list[float] = []
-
-    def act() -> int:
-        latencies.extend(load.closed_loop(connections, requests))
-        return calls
-
-    began = time.perf_counter()
-    cost_us = server.cpu_us(act)
-    seconds = time.perf_counter() - began
-    for one in connections:
-        one.close()
-    if len(latencies) != calls:
-        raise AssertionError(f"{len(latencies)} answers to {calls} calls")
-    return {"per_s": calls / seconds} | percentiles(latencies) | {"cpu_us": cost_us}
+    return load.driven(connections, requests, calls, server.cpu_us)
 
 
 def measure_ours(server: Running, body_bytes: int) -> dict[str, float]:

@@ -13,8 +13,6 @@ messages waits behind that one (same key), so that what is finished is a million
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -22,7 +20,7 @@ from pathlib import Path
 
 from bench import frames, groups, keyed, load
 from bench.harness import CLIENT_CORE, Series, pin, run, sized
-from bench.servers import Running, scratch, start_ddmq
+from bench.servers import Running, roomy_scratch, start_ddmq
 from bench.t02_batch import BATCH, BODY
 from bench.t03_pull import CONNECTIONS, Consumers
 
@@ -266,13 +264,10 @@ def backlog_series(backlog: Backlog) -> list[Series]:
 
 def main() -> None:
     pin(CLIENT_CORE)
-    with tempfile.TemporaryDirectory(dir=scratch()) as folder:
-        free = shutil.disk_usage(folder).free
-        if free < 2 * LOG_BYTES:
-            raise SystemExit(f"{folder}: {free} bytes free; {2 * LOG_BYTES} are wanted (DDMQ_BENCH_DIR)")
-        backlog = Backlog(Path(folder) / "backlog")
+    with roomy_scratch(LOG_BYTES) as folder:
+        backlog = Backlog(folder / "backlog")
         with backlog.server:
-            every = backlog_series(backlog) + ack_series(Path(folder))
+            every = backlog_series(backlog) + ack_series(folder)
             run("t11_memory", __doc__ or "", every, backlog=BACKLOG, body=BODY, finished=FINISHED)
 
 

@@ -5,14 +5,13 @@ The log is in the page cache as far as the machine's memory goes, as after the c
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import time
 from pathlib import Path
 
 from bench import frames, groups, load
 from bench.harness import CLIENT_CORE, CORES, Series, pin, run, sized
-from bench.servers import Running, scratch, start_ddmq
+from bench.servers import Running, roomy_scratch, scratch, start_ddmq
 from bench.t02_batch import BATCH, BODY, batch
 
 LOG_BYTES = sized(10 << 30, 20 << 20)
@@ -85,11 +84,8 @@ def empty() -> dict[str, float]:
 
 def main() -> None:
     pin(CLIENT_CORE)
-    with tempfile.TemporaryDirectory(dir=scratch()) as folder:
-        free = shutil.disk_usage(folder).free
-        if free < 2 * LOG_BYTES:
-            raise SystemExit(f"{folder}: {free} bytes free; {2 * LOG_BYTES} are wanted (DDMQ_BENCH_DIR)")
-        log = Killed(Path(folder) / "data")
+    with roomy_scratch(LOG_BYTES) as folder:
+        log = Killed(folder / "data")
         log.load(LOG_BYTES)
         size = sum(path.stat().st_blocks * 512 for path in (log.data / "commitlog").rglob("*"))
         name = f"{size / (1 << 30):.3g} GiB after kill -9"

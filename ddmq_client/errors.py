@@ -31,14 +31,18 @@ class ClosedError(ClientError):
     """The producer or consumer has been closed."""
 
 
-class SendError(ClientError):
-    """A message was not confirmed as stored."""
+class ProxyError(ClientError):
+    """What a proxy refused or did not do; `code`: its code, where it gave one."""
 
     def __init__(self, text: str, code: int | None = None, proxy: str = "") -> None:
         super().__init__(text)
         self.text = text
         self.code = code
         self.proxy = proxy
+
+
+class SendError(ProxyError):
+    """A message was not confirmed as stored."""
 
     def __str__(self) -> str:
         where = f" by {self.proxy}" if self.proxy else ""
@@ -69,11 +73,5 @@ class UnknownOutcomeError(SendError):
     """May or may not be stored: no answer came in time, or the backend could not tell (codes 10, 12)."""
 
 
-class PullError(ClientError):
+class PullError(ProxyError):
     """The consumer proxy refused the pull; the request is wrong or not allowed."""
-
-    def __init__(self, text: str, code: int | None = None, proxy: str = "") -> None:
-        super().__init__(text)
-        self.text = text
-        self.code = code
-        self.proxy = proxy

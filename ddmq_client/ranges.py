@@ -24,7 +24,7 @@ from ddmq_client.errors import ClosedError, OptionError, PullError
 from ddmq_client.idl.codes import CONSUMER_PORT, Code
 from ddmq_client.net.connection import FramedConnection, resolve_in_time
 from ddmq_client.process import Home, new_client_id
-from ddmq_client.received import DeliveryContext, FetchedQueue, Message, NothingToSettle, Origin
+from ddmq_client.received import FetchedQueue, Message, fetched_here
 from ddmq_client.wire.consuming import FetchSettings, fetch_frame, read_fetched
 from ddmq_client.wire.producing import ProxyFault
 
@@ -109,10 +109,7 @@ class RangeReader:
         check("linger_ms", linger_ms, 1, LINGER_MS_MAX)
         for found in self._fetch({topic: {queue: offset}}, max_messages, linger_ms):
             if (found.topic, found.queue) == (topic, queue):
-                origin = Origin(self._settings.group, topic, queue)
-                delivery = DeliveryContext(origin, time.monotonic(), None, NothingToSettle())
-                for message in found.messages:
-                    message.delivery = delivery
+                fetched_here(found, self._settings.group, time.monotonic())
                 return found
         raise PullError(f"queue {queue} of topic {topic} cannot be read: there is no such queue (any more)")
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 REASON_CHARS_MAX = 200  # of a fail's reason; the rest is cut
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
@@ -91,7 +91,7 @@ class DeliveryContext:
         self,
         origin: Origin,
         arrived_at: float,
-        source: object,
+        source: Any,
         settling: Settling,
         lease_s: float = math.inf,
         told: bool = False,
@@ -100,7 +100,7 @@ class DeliveryContext:
         self.told = told
         self.origin = origin
         self.arrived_at = arrived_at  # monotonic seconds
-        self.source = source
+        self.source = source  # what brought it
         self.settling = settling
 
 
@@ -224,6 +224,14 @@ class FetchedQueue(NamedTuple):
     messages: Sequence[Message]
     first_offset: int | None = None
     end_offset: int | None = None
+
+
+def fetched_here(found: FetchedQueue, group: str, now: float) -> None:
+    """Say to messages that were fetched by offset where they come from, and when they came."""
+    origin = Origin(group, found.topic, found.queue)
+    delivery = DeliveryContext(origin, now, None, NothingToSettle())
+    for message in found.messages:
+        message.delivery = delivery
 
 
 def reason_text(reason: object) -> str:

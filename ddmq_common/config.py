@@ -278,7 +278,7 @@ def resolved(config: Any) -> dict[str, Any]:
         elif field.metadata.get("urls"):
             value = tuple(_without_values(url) for url in value)
         elif dataclasses.is_dataclass(value):
-            value = resolved(value)
+            value = value.shown() if hasattr(value, "shown") else resolved(value)  # it masks by itself
         shown[field.name] = value
     return shown
 
@@ -316,7 +316,5 @@ def reloaded(current: Any, fresh: Any, live: frozenset[str]) -> Reloaded:
     changed = tuple(name for name in differing if name in live)
     values = {name: getattr(fresh, name) for name in changed}
     return Reloaded(
-        dataclasses.replace(current, **values),
-        changed,
-        tuple(name for name in differing if name not in live),
+        dataclasses.replace(current, **values), changed, tuple(name for name in differing if name not in live)
     )

@@ -9,6 +9,7 @@ is, with the joiners that some of them need.
 
 from __future__ import annotations
 
+import base64
 import re
 
 _ACTS = re.compile(
@@ -35,6 +36,14 @@ def json_plain(text: str, *, ascii_only: bool = False) -> str:
     if text.isascii() and text.isprintable():
         return text
     return (_NOT_ASCII if ascii_only else _ACTS).sub(_json_escaped, text)
+
+
+def body_fields(body: bytes) -> dict[str, str]:
+    """A body for programs, whole: `body`, or `body_base64` where it is not UTF-8."""
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(body).decode()}
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -25,13 +25,13 @@ _WRITE = 2
 class AnswerSender(ABC):
     """Sends answers in order, one at a time: nothing is written while `busy` has UNSENT."""
 
-    __slots__ = ("_send", "_socket", "_traffic", "_unsent", "_writer", "busy", "peer")
+    __slots__ = ("_send", "_socket", "_unsent", "_writer", "busy", "peer", "traffic")
 
     _unsent: memoryview | None
     _writer: Any
 
     def __init__(self, traffic: Traffic, accepted: socket.socket, peer: str) -> None:
-        self._traffic = traffic
+        self.traffic = traffic
         self._socket = accepted
         self._send = accepted.send
         self._unsent = None
@@ -81,9 +81,9 @@ class AnswerSender(ABC):
         self._unsent = rest
         self.busy |= UNSENT
         if self._writer is None:
-            self._writer = self._traffic.loop.io(self._socket.fileno(), _WRITE)
+            self._writer = self.traffic.loop.io(self._socket.fileno(), _WRITE)
         self._writer.start(self._on_writable)
-        self._traffic.keep_unsent(self, len(rest))
+        self.traffic.keep_unsent(self, len(rest))
 
     def _on_writable(self) -> None:
         rest = self._unsent
@@ -98,31 +98,17 @@ class AnswerSender(ABC):
             return
         if sent != len(rest):
             self._unsent = rest[sent:]
-            self._traffic.unsent.put(self, len(rest) - sent, 0.0)
+            self.traffic.unsent.put(self, len(rest) - sent, 0.0)
             return
         self._unsent = None
         self._writer.stop()
-        self._traffic.unsent.discard(self)
+        self.traffic.unsent.discard(self)
         self.sent_at_last()
 
     def answer_lost(self) -> None:
         """The client went before an answer was out."""
-        self.count_abandoned()
+        self.traffic.counts.abandoned.value += 1
         self.close()
-
-    def release(self, frame_bytes: int) -> None:
-        """A call that will not be answered holds its frame's bytes no longer."""
-        self._traffic.release(frame_bytes)
-
-    def report(self, text: str, *args: object) -> None:
-        """Log the exception under way, a few per interval."""
-        self._traffic.faults.report(text, *args)
-
-    def count_abandoned(self) -> None:
-        self._traffic.counts.abandoned.value += 1
-
-    def count_fault(self, kind: Fault) -> None:
-        self._traffic.counts.faults[kind].value += 1
 
 
 _OPEN, _ANSWERED, _GONE = 0, 1, 2
@@ -205,7 +191,7 @@ class OpenCall(Call):
             return
         self._state = _ANSWERED
         connection = self._connection
-        connection.count_fault(kind)
+        connection.traffic.counts.faults[kind].value += 1
         connection.answer(self, self._method.faults, self._sequence, encode_fault(self.wire, kind, text))
 
     def abandon(self) -> None:
@@ -218,7 +204,7 @@ class OpenCall(Call):
         try:
             told(self)
         except Exception:
-            self._connection.report("on_abandoned of %s failed", self.method_name)
+            self._connection.traffic.faults.report("on_abandoned of %s failed", self.method_name)
 
     def _late(self) -> None:
         """Answered after the client had gone, or twice."""
@@ -226,13 +212,13 @@ class OpenCall(Call):
             raise RuntimeError(f"{self.method_name} was answered twice")
         self._state = _ANSWERED
         self._release()
-        self._connection.count_abandoned()
+        self._connection.traffic.counts.abandoned.value += 1
 
     def _release(self) -> None:
         if self._bytes_held:
             self._bytes_held = False
-            self._connection.release(self.frame_bytes)
+            self._connection.traffic.release(self.frame_bytes)
 
     def _unencodable(self) -> None:
-        self._connection.report("the answer of %s does not encode", self.method_name)
+        self._connection.traffic.faults.report("the answer of %s does not encode", self.method_name)
         self.fault(Fault.INTERNAL_ERROR, f"{self.method_name}: the answer could not be encoded")

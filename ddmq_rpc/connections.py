@@ -81,7 +81,7 @@ class RpcConnection(AnswerSender):
 
     def _work(self, act: Callable[[], None]) -> None:
         """Do something on the account of the client's address."""
-        share, traffic = self._share, self._traffic
+        share, traffic = self._share, self.traffic
         turns, clock = traffic.turns, traffic.stopwatch
         began = clock()
         turns.begins(share, began)
@@ -99,7 +99,7 @@ class RpcConnection(AnswerSender):
         """The address's slice is used up: go on when it has another."""
         self.busy |= _WAITING
         self._reader.stop()
-        self._traffic.turns.wait(self._share, self)
+        self.traffic.turns.wait(self._share, self)
 
     def take_turn(self) -> None:
         """Its address has a slice: do what waited."""
@@ -109,7 +109,7 @@ class RpcConnection(AnswerSender):
         if self._waiting_frame is not None:
             self._work(self._serve_waiting)
         elif self._in_partial:
-            if self._traffic.may_read_on(self):
+            if self.traffic.may_read_on(self):
                 self._read_in_turn()
         elif not self.busy and not self._frames.held_bytes:
             self._read_in_turn()
@@ -161,15 +161,15 @@ class RpcConnection(AnswerSender):
     def _failed(self, error: Exception) -> None:
         """Reading broke off, or what came is no frame; anything else is a fault of ours."""
         if isinstance(error, FrameRefusedError):
-            self._traffic.counts.refused("frame_length")
+            self.traffic.counts.refused("frame_length")
         elif not isinstance(error, OSError):
-            self.report("connection of %s closed by a fault of ours", self.peer)
+            self.traffic.faults.report("connection of %s closed by a fault of ours", self.peer)
         self.close()
 
     def _serve(self, frame: bytes | None) -> None:
         """Handle frames until none is whole, the connection is busy, or its turn is over."""
         frames = self._frames
-        turns = self._traffic.limits.frames_per_wakeup
+        turns = self.traffic.limits.frames_per_wakeup
         self._serving = True
         try:
             while frame is not None:
@@ -179,7 +179,7 @@ class RpcConnection(AnswerSender):
                 turns -= 1
                 if not turns:
                     self.busy |= _TURN
-                    self._traffic.loop.run_callback(self._clear, _TURN)
+                    self.traffic.loop.run_callback(self._clear, _TURN)
                     return
                 frame = frames.next()
             self._await_rest()
@@ -188,7 +188,7 @@ class RpcConnection(AnswerSender):
 
     def _await_rest(self) -> None:
         """Part of a frame is here; read on as far as the bytes of all partial frames allow."""
-        frames, traffic = self._frames, self._traffic
+        frames, traffic = self._frames, self.traffic
         self._recv_bytes = min(frames.missing() or RECV_BYTES, RECV_BYTES_MAX)
         self._in_partial = True
         traffic.partial.put(self, frames.held_bytes, traffic.now())
@@ -197,7 +197,7 @@ class RpcConnection(AnswerSender):
 
     def resume_reading(self) -> None:
         """There may be room for partial frames again."""
-        if not self.closed and self._in_partial and self._traffic.may_read_on(self):
+        if not self.closed and self._in_partial and self.traffic.may_read_on(self):
             self._reader.start(self._on_readable)
 
     def _clear(self, reason: int) -> None:
@@ -208,7 +208,7 @@ class RpcConnection(AnswerSender):
     # --- calls
 
     def _handle(self, frame: bytes) -> None:
-        traffic = self._traffic
+        traffic = self.traffic
         if traffic.open_bytes >= traffic.open_bytes_max:
             self._wait_for_room(frame)
             return
@@ -235,7 +235,7 @@ class RpcConnection(AnswerSender):
 
     def _open(self, frame: bytes) -> None:
         """Parse one request and call its handler."""
-        traffic = self._traffic
+        traffic = self.traffic
         try:
             header = read_header(frame)
         except HeaderError as error:
@@ -250,7 +250,7 @@ class RpcConnection(AnswerSender):
             args = traffic.codec.decode(wire, frame, body_at, method.method.args)
         except DecodeError as error:
             if method.method.oneway:
-                self.count_fault(Fault.PROTOCOL_ERROR)
+                self.traffic.counts.faults[Fault.PROTOCOL_ERROR].value += 1
             else:
                 text = f"{method.method.name}: arguments do not decode: {error}"
                 self._answer_fault(wire, sequence, name, Fault.PROTOCOL_ERROR, text)
@@ -269,20 +269,20 @@ class RpcConnection(AnswerSender):
         try:
             method.handler(call)
         except Exception:
-            self.report("handler of %s failed", method.method.name)
+            self.traffic.faults.report("handler of %s failed", method.method.name)
             if call.open:
                 call.fault(Fault.INTERNAL_ERROR, f"{method.method.name}: internal error")
 
     def _open_oneway(self) -> None:
         self._oneway_open += 1
-        if self._oneway_open >= self._traffic.limits.oneway_open_max:
+        if self._oneway_open >= self.traffic.limits.oneway_open_max:
             self.busy |= _ONEWAY
 
     def _refuse(self, header: Header) -> None:
         """Not a call, or of a method that nobody here handles."""
         name = header.name.decode("utf-8", "replace")
         if header.kind == ONEWAY:
-            self.count_fault(Fault.UNKNOWN_METHOD)
+            self.traffic.counts.faults[Fault.UNKNOWN_METHOD].value += 1
         elif header.kind != CALL:
             text = f"message type is {header.kind}; allowed: 1 (call) or 4 (oneway)"
             self._answer_fault(header.wire, header.sequence, header.name, Fault.PROTOCOL_ERROR, text)
@@ -291,7 +291,7 @@ class RpcConnection(AnswerSender):
             self._answer_fault(header.wire, header.sequence, header.name, Fault.UNKNOWN_METHOD, text)
 
     def _wait_for_room(self, frame: bytes) -> None:
-        traffic = self._traffic
+        traffic = self.traffic
         self._waiting_frame = frame
         self.busy |= _NO_ROOM
         self._in_partial = True
@@ -314,9 +314,9 @@ class RpcConnection(AnswerSender):
             self._go_on()
 
     def _rest(self, seconds: float) -> None:
-        self._traffic.counts.refused("rested")
+        self.traffic.counts.refused("rested")
         self.busy |= _RESTING
-        self._timer = HubTimer(loop=self._traffic.loop)
+        self._timer = HubTimer(loop=self.traffic.loop)
         self._timer.once(seconds, self._rested)
 
     def _rested(self) -> None:
@@ -326,27 +326,27 @@ class RpcConnection(AnswerSender):
     # --- answering
 
     def answer(self, call: OpenCall, envelope: Envelope, sequence: bytes, result: bytes) -> None:
-        self._traffic.release(call.frame_bytes)
+        self.traffic.release(call.frame_bytes)
         if call is not self._call:
             self._oneway_done()
             return
         self._call = None
         self.busy &= ~_CALL
         if self._asked_at != NOT_MEASURED:
-            self._traffic.turns.answered(self._share, self, self._asked_at)
+            self.traffic.turns.answered(self._share, self, self._asked_at)
         if len(result) > JOIN_BYTES_MAX:
             self.write_beside(envelope.head(call.wire, sequence, len(result)), result)
         else:
             self.write(envelope.wrap(call.wire, sequence, result))
         if not self._serving and self._frames.held_bytes:
-            self._traffic.loop.run_callback(self._go_on)
+            self.traffic.loop.run_callback(self._go_on)
 
     def sent_at_last(self) -> None:
         self._clear(UNSENT)
 
     def _answer_fault(self, wire: Wire, sequence: bytes, name: bytes, kind: Fault, text: str) -> None:
         """Answer a request that never became a call."""
-        self.count_fault(kind)
+        self.traffic.counts.faults[kind].value += 1
         self.write(Envelope(name, EXCEPTION).wrap(wire, sequence, encode_fault(wire, kind, text)))
 
     def _oneway_done(self) -> None:
@@ -354,7 +354,7 @@ class RpcConnection(AnswerSender):
         if self.busy & _ONEWAY:
             self.busy &= ~_ONEWAY
             if not self._serving and not self.closed:
-                self._traffic.loop.run_callback(self._go_on)
+                self.traffic.loop.run_callback(self._go_on)
 
     # --- ending
 
@@ -363,7 +363,7 @@ class RpcConnection(AnswerSender):
         if self.closed:
             return
         self.closed = True
-        traffic = self._traffic
+        traffic = self.traffic
         for watcher in (self._reader, self._writer):
             if watcher is not None:
                 watcher.stop()

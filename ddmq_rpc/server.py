@@ -84,10 +84,6 @@ class RpcServer:
         """Calls that are not answered yet; 0 means drained."""
         return self._traffic.open_calls if self._traffic else 0
 
-    @property
-    def open_connections(self) -> int:
-        return len(self._traffic.connections) if self._traffic else 0
-
     def sweep(self) -> None:
         """Close connections that are over a time limit; runs by itself every half second."""
         if self._traffic is not None:

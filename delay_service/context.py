@@ -14,20 +14,17 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from backend.completion import Completion
-from backend.internal_topics import ready_topic
 from backend.port import Backend
 from backend.progress.ack_map import AckMap
-from backend.records import NewRecord, ProgressDelta, QueueRef, TopicInfo
+from backend.records import NewRecord, ProgressDelta, QueueRef
 from ddmq_common.clock import Clock
 from ddmq_common.delays.command import encode_outcome
 from ddmq_common.delivery import encode
 from ddmq_common.errors import DdmqError
-from ddmq_common.names import DELAY_DLQ_TOPIC, DELAY_GROUP, FIRED_GROUP, OUTCOME_TOPIC
+from ddmq_common.names import DELAY_GROUP, FIRED_GROUP, OUTCOME_TOPIC
 from delay_service.config import DelayConfig
-from delay_service.core.commands import OutcomeReply
+from delay_service.core.commands import DecisionContext, OutcomeReply
 from delay_service.core.decider import INGESTED
-from delay_service.core.decision_context import DecisionContext
 from delay_service.core.due_scans import DueScans, SliceLimits
 from delay_service.due.backend import CLAIM_ERRORS, TargetTopic, target_topic
 from delay_service.due.counts import DelayCounts
@@ -65,16 +62,12 @@ class DelayServiceContext:
         """Of one commit; monotonic seconds."""
         return self.clock.monotonic() + self.config.commit_timeout_ms / 1e3
 
-    def ready_dead_topic(self) -> Completion[TopicInfo]:
-        """The topic of dead letters, made if need be."""
-        return ready_topic(self.backend, DELAY_DLQ_TOPIC, 1, self.deadline())
-
     def outcome_records(self, replies: Sequence[OutcomeReply], wall_ms: int) -> list[NewRecord]:
         """What tells these to the producer proxies that asked, as far as somebody waits in their queues."""
         info = self.backend.topic(OUTCOME_TOPIC)
         known = [reply for reply in replies if info is not None and reply.queue_id < info.queues]
         if len(known) < len(replies):
-            self.counts.replies_dropped("nobody waits", len(replies) - len(known))
+            self.counts.replies_dropped["nobody waits"].value += len(replies) - len(known)
         return [_outcome_record(reply, wall_ms) for reply in known]
 
 
@@ -100,8 +93,6 @@ class Unrecorded:
     write that ends them, until the commit that finishes them; who opens the store finishes those that are
     still noted. To finish an offset twice changes nothing.
     """
-
-    __slots__ = ("_noted", "_offsets")
 
     def __init__(self, store: DelayStore) -> None:
         text = store.meta(UNRECORDED) or b""
@@ -132,7 +123,8 @@ class Unrecorded:
 class ShardContext:
     """See the module's text. `doubt(error)` is called at most once; `claim_doubt`: what came later and leaves
     our claim in doubt too. `reread_to`: as DecisionContext's.
-    `woken(due_ms)`: something waits anew, the earliest of it until then."""
+    `woken(due_ms)`: something waits anew, the earliest of it until then. `settled()`: a commit has ended;
+    who waited for that goes on."""
 
     def __init__(
         self,
@@ -154,6 +146,7 @@ class ShardContext:
         self.running = True
         self.claim_doubt: Exception | None = None
         self.woken: Callable[[int], None] = _nobody
+        self.settled: Callable[[], None] = _nobody
         self._doubt = doubt
         self._closed_until: dict[str, float] = {}
         config = service.config
@@ -192,11 +185,6 @@ class ShardContext:
     def reopen(self, topic: str) -> None:
         """It has changed: try it again."""
         self._closed_until.pop(topic, None)
-
-    def first_due(self) -> list[int]:
-        """When the first message is due, in flight or not, but for those put aside; empty: none waits."""
-        first = self.store.next_due()
-        return [] if first is None else [first.due_ms]
 
     # --- changes
 
@@ -262,5 +250,5 @@ def ranges_of(offsets: list[int]) -> list[tuple[int, int]]:
     return ranges
 
 
-def _nobody(_: int) -> None:
-    """Before the shard runs nobody sleeps."""
+def _nobody(*_: object) -> None:
+    """Before the shard runs nobody sleeps or waits."""

@@ -14,7 +14,8 @@ hub is one slice. What the backend says decides:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import Counter
+from functools import partial
 from typing import Any, NamedTuple
 
 import gevent
@@ -55,14 +56,13 @@ class Flight(NamedTuple):
 
 
 class FireLoop:
-    """Of one shard. `settled()`: a commit has ended. Nothing fires before `open`."""
+    """Of one shard. Nothing fires before `open`."""
 
-    def __init__(self, context: ShardContext, alarm: Alarm, settled: Callable[[], None]) -> None:
+    def __init__(self, context: ShardContext, alarm: Alarm) -> None:
         self._context = context
         self._service = context.service
         self._due_scans = context.due_scans
         self._alarm = alarm
-        self._settled = settled
         self._loop: Any = gevent.get_hub().loop
         self._flights = 0
         self._opened = self._pumping = self._stopped = self._queued = False
@@ -74,10 +74,6 @@ class FireLoop:
         self._wake_ms = NEVER
         self._look_at = float("-inf")
         context.woken = self._woken
-
-    @property
-    def opened(self) -> bool:
-        return self._opened
 
     @property
     def idle(self) -> bool:
@@ -99,7 +95,7 @@ class FireLoop:
         if len(self._awaited) < REMEMBERED_MAX:
             self._awaited[fire_now.offset] = fire_now
         else:
-            self._service.counts.replies_dropped("bound", 1)
+            self._service.counts.replies_dropped["bound"].value += 1
 
     def overtaken(self, offsets: list[int]) -> list[OutcomeReply]:
         """What those are told who asked to fire one of these, which are done without: it was cancelled."""
@@ -193,7 +189,7 @@ class FireLoop:
         self._service.counts.stale.value += plan.stale
         self._over += plan.over
         if plan.changes is not None:
-            self._service.counts.aside(plan.changes.deferred)
+            self._service.counts.aside.add(Counter(message.topic for message in plan.changes.deferred))
             if not self._context.write(plan.changes, plan.over):
                 return False
         if plan.fires or (self._over and not self._flights) or len(self._over) >= OVER_MAX:
@@ -209,16 +205,11 @@ class FireLoop:
         finished, attempts = progress_of(fires)
         flight = Flight(fires, over or [], awaited, self._context.epoch, finished, attempts)
         service, progress = self._service, self._context.done(finished + flight.over, attempts)
-
-        def records() -> list[NewRecord]:
-            return [one.record for one in fires] + replies
-
-        def ended(error: Exception | None) -> None:
-            self._ended(flight, error)
-
+        records = [one.record for one in fires] + replies
         dead_topic = DELAY_DLQ_TOPIC if any(one.reason for one in fires) else ""
+        ended = partial(self._ended, flight)
         try:
-            commit_due(service.backend, dead_topic, records, progress, service.deadline(), ended)
+            commit_due(service.backend, dead_topic, records, (progress,), service.deadline(), ended)
         except Exception as error:  # it could not even be begun
             ended(error)
 
@@ -250,7 +241,7 @@ class FireLoop:
         self._flights -= 1
         self._service.landed()
         self._context.safely("fire", self._settle, flight, error)
-        self._settled()
+        self._context.settled()
         if self._context.running:
             self._soon()
 
@@ -335,7 +326,7 @@ class FireLoop:
     def _put_aside(self, fires: list[FireCommand]) -> None:
         topic = fires[0].message.topic
         self._context.close_for(topic, CLOSED_S)
-        self._service.counts.aside(one.message for one in fires if not one.aside)
+        self._service.counts.aside.add(Counter(one.message.topic for one in fires if not one.aside))
         changes = self._due_scans.put_aside(fires)
         self._due_scans.settled(fires, False)
         self._context.write(changes)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gevent
@@ -20,7 +21,7 @@ import gevent
 from backend import internal_topics as dead
 from backend.completion import Completion
 from backend.port import Wait
-from backend.records import CommitBatch, NewRecord, ReadBatch
+from backend.records import NewRecord, ReadBatch
 from ddmq_common.delays.command import COMMAND_PROPERTY
 from ddmq_common.errors import CallerError
 from ddmq_common.names import DELAY_DLQ_TOPIC
@@ -29,7 +30,7 @@ from delay_service.context import ShardContext
 from delay_service.core import decider
 from delay_service.core.commands import CommandRecord, OutcomeReply, Taken, command_of
 from delay_service.core.decider import INGESTED
-from delay_service.due.backend import CLAIM_ERRORS, UNREADABLE, DueRead
+from delay_service.due.backend import CLAIM_ERRORS, UNREADABLE, DueRead, commit_due
 from delay_service.due.service import Alarm
 from delay_service.fire import FireLoop
 
@@ -42,8 +43,6 @@ LINGER_S = 0.01  # … so much later than it could, for more commands to share a
 
 class CommandRead(DueRead):
     """The answer to a read of commands."""
-
-    __slots__ = ("commands",)
 
     def __init__(self, offset: int, answer: Completion[ReadBatch]) -> None:
         self.commands: list[CommandRecord] = []
@@ -76,7 +75,6 @@ class Ingest:
     """Of one shard. `position`: the next command to take; `known_to`: the store had everything below it.
 
     `caught_up`: how far commands must be taken before `on_caught_up` is called, once.
-    `settled()`: a flush and its commit have ended.
     """
 
     def __init__(
@@ -88,13 +86,11 @@ class Ingest:
         known_to: int,
         caught_up: int,
         on_caught_up: Callable[[], None],
-        settled: Callable[[], None],
     ) -> None:
         self._context = context
         self._service = context.service
         self._fire = fire
         self._alarm = alarm
-        self._settled = settled
         self._loop: Any = gevent.get_hub().loop
         self.position = position
         self._known_to = known_to
@@ -107,6 +103,7 @@ class Ingest:
         self._busy = self._lingering = self._short = False  # short: the last read took what there was
         self._reading = self._stepping = self._flushing = self._stopped = False
         self._pause_s = self._pause_min = self._service.config.pause_ms_min / 1e3
+        context.settled = self.go
 
     @property
     def idle(self) -> bool:
@@ -162,7 +159,7 @@ class Ingest:
             return
         read = CommandRead(offset, answer)
         if read.missing:
-            self._service.counts.lost("missing", read.missing)
+            self._service.counts.lost["missing"].value += read.missing
             log.error(
                 "%d delay commands are missing from the log behind offset %d", read.missing, read.offset
             )
@@ -171,7 +168,7 @@ class Ingest:
             log.warning("delay commands cannot be read, tried again: %s", read.error)
             self._alarm.once(self._pause(), self.go)
         elif read.oldest is not None:
-            self._service.counts.lost("expired", read.oldest - read.offset)
+            self._service.counts.lost["expired"].value += read.oldest - read.offset
             log.error("%d delay commands are gone from the log", read.oldest - read.offset)
             self._end = read.oldest
             self.go()
@@ -241,7 +238,7 @@ class Ingest:
         self._commands, self.position = rest, end
         for fire_now in taken.awaited:
             self._fire.awaits(fire_now)
-        self._service.counts.commands(taken.tally)
+        self._service.counts.commands.add(taken.tally)
         self._ready.add(taken, end)
         self._ready.replies += self._fire.overtaken(taken.done)
         self._flush()
@@ -264,7 +261,7 @@ class Ingest:
 
     def _flushed(self, ready: Ready, error: Exception | None) -> None:
         if error is None:
-            self._ending("commit", self._prepare, ready)
+            self._ending("commit", self._commit, ready)
         else:
             self._ending("flush", _raise, error)
 
@@ -272,59 +269,42 @@ class Ingest:
         """A step on the way from a flush to the end of its commit; when it fails that is the end."""
         if not self._context.safely(what, call, *arguments):
             self._flushing = False
-            self._settled()
-
-    def _prepare(self, ready: Ready) -> None:
-        if ready.dead:
-            made = self._service.ready_dead_topic()
-            made.then(lambda _: self._ending("commit", self._commit, ready))
-        else:
-            self._commit(ready)
+            self._context.settled()
 
     def _commit(self, ready: Ready) -> None:
-        context, backend = self._context, self._service.backend
-        wall_ms = self._service.clock.wall_ms()
-        records = self._service.outcome_records(ready.replies, wall_ms)
+        context, service = self._context, self._service
+        wall_ms = service.clock.wall_ms()
+        records = service.outcome_records(ready.replies, wall_ms)
         records += [_dead(command, wall_ms) for command in ready.dead]
         progress = [context.taken(ready.start, ready.end)]
         if ready.done:
             progress.append(context.done(ready.done, []))
-        batch = CommitBatch(records=records, progress=progress)
-        if records and not backend.capabilities.atomic:
-            alone = CommitBatch(progress=progress)
-            backend.append(records, self._service.deadline()).then(
-                lambda _: self._ending("commit", self._commit_progress, ready, alone)
-            )
-        else:
-            self._commit_progress(ready, batch)
-
-    def _commit_progress(self, ready: Ready, batch: CommitBatch) -> None:
-        stored = self._service.backend.commit(batch, self._service.deadline())
-        stored.then(lambda answer: self._ending("commit", self._committed, ready, answer.error))
+        ended = partial(self._ending, "commit", self._committed, ready)
+        dead_topic = DELAY_DLQ_TOPIC if ready.dead else ""
+        commit_due(service.backend, dead_topic, records, progress, service.deadline(), ended)
 
     def _committed(self, ready: Ready, error: Exception | None) -> None:
         context = self._context
         if error is None:
             self._flushing = False
             context.finished(ready.done)
-            self._service.counts.dead(UNREADABLE, len(ready.dead))
+            self._service.counts.dead[UNREADABLE].value += len(ready.dead)
             self._flush()
-            self.go()
         elif isinstance(error, CLAIM_ERRORS) or not context.running:
             self._flushing = False
             context.doubt("commit", error)
         else:
             self._commit_again(ready, error)
             return
-        self._settled()
+        context.settled()
 
     def _commit_again(self, ready: Ready, error: Exception) -> None:
         self._service.counts.failed("commit", error)
         log.warning("what was taken in cannot be committed, tried again: %s", error)
         if isinstance(error, CallerError) and ready.replies:
-            self._service.counts.replies_dropped("refused", len(ready.replies))
+            self._service.counts.replies_dropped["refused"].value += len(ready.replies)
             ready.replies = []
-        gevent.spawn_later(self._pause(), self._ending, "commit", self._prepare, ready)
+        gevent.spawn_later(self._pause(), self._ending, "commit", self._commit, ready)
 
 
 def _raise(error: Exception) -> None:

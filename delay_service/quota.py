@@ -12,14 +12,11 @@ import logging
 from collections.abc import Collection, Mapping
 
 from backend.completion import Completion
-from backend.port import Backend
 from backend.records import AppendResult, CommitBatch
-from ddmq_common.clock import Clock
 from ddmq_common.delays.command import decode_full, encode_full
 from ddmq_common.errors import DdmqError
 from ddmq_common.names import DELAY_FULL_PREFIX
-from delay_service.config import DelayConfig
-from delay_service.due.counts import DelayCounts
+from delay_service.context import DelayServiceContext
 
 log = logging.getLogger("ddmq.delay")
 FREE_AGAIN = 0.9  # of its bound: below, a topic takes messages again
@@ -29,11 +26,10 @@ TOLD_MAX = 1_000  # topics told of; the fullest
 class Quota:
     """Of one delay service."""
 
-    def __init__(self, backend: Backend, config: DelayConfig, clock: Clock, counts: DelayCounts) -> None:
-        self._backend = backend
-        self._config = config
-        self._clock = clock
-        self._counts = counts
+    def __init__(self, service: DelayServiceContext) -> None:
+        self._service = service
+        self._backend = service.backend
+        self._config = service.config
         self._full: frozenset[str] = frozenset()
         self._telling = False
 
@@ -50,7 +46,7 @@ class Quota:
         known = {topic for number in own for topic in self._told(number)}
         full = [topic for topic, part in use.items() if part >= (FREE_AGAIN if topic in known else 1)]
         full = sorted(sorted(full, key=lambda topic: -use[topic])[:TOLD_MAX])
-        self._counts.full.value = len(full)
+        self._service.counts.full.value = len(full)
         wanted = {number: full for number in own if self._told(number) != full}
         if wanted and not self._telling:
             self._tell(wanted, full)
@@ -68,9 +64,8 @@ class Quota:
         self._full, self._telling = frozenset(full), True
         value = encode_full(full) if full else None
         batch = CommitBatch(settings={f"{DELAY_FULL_PREFIX}{number}": value for number in wanted})
-        deadline = self._clock.monotonic() + self._config.commit_timeout_ms / 1e3
         try:
-            self._backend.commit(batch, deadline).then(self._has_told)
+            self._backend.commit(batch, self._service.deadline()).then(self._has_told)
         except DdmqError as error:
             self._not_told(error)
 
@@ -82,4 +77,4 @@ class Quota:
     def _not_told(self, error: Exception) -> None:
         """The next look tries again."""
         self._telling = False
-        self._counts.failed("quota", error)
+        self._service.counts.failed("quota", error)

@@ -58,7 +58,7 @@ class DelayService(DueService):
         self._service = DelayServiceContext(backend, config, clock, self._counts)
         self._opener = opener
         self._alarms = alarms
-        self._quota = Quota(backend, config, clock, self._counts)
+        self._quota = Quota(self._service)
         self._granted = False  # heard of our shards, or that others have them all
         self._doubt_pause_s = PAUSE_S
         self._doubted_at = float("-inf")
@@ -238,8 +238,8 @@ class DelayService(DueService):
 
     def _count_pending(self) -> None:
         pending, sizes = self.pending_counts(), self._total(lambda store: store.sizes())
-        self._counts.pending(pending)
-        self._counts.pending_bytes(sizes)
+        self._counts.pending.show(pending)
+        self._counts.pending_bytes.show(sizes)
         info = self._backend.topic(DELAY_TOPIC)
         if info is not None and all(shard.running for shard in self._shards.values()):
             self._quota.look(self.shards.keys(), info.queues, pending, sizes)
@@ -249,7 +249,7 @@ class DelayService(DueService):
         position = None if shard is None else shard.position
         if bounds is not None and position is not None:
             self._lags[queue.queue_id] = lag = max(bounds.next - position, 0)
-            self._counts.lag(queue.queue_id, lag)
+            self._counts.lag[queue.queue_id].value = lag
 
     def lags(self) -> Mapping[int, int]:
         """Commands not taken in, per shard, as last looked at (every second)."""

@@ -29,7 +29,7 @@ from delay_service.due.backend import CLAIM_ERRORS
 from delay_service.due.service import Alarm
 from delay_service.fire import FireLoop
 from delay_service.ingest import Ingest, taken_in
-from delay_service.store.port import DelayStore, StoreOpener
+from delay_service.store.port import DelayStore, DueKey, StoreOpener
 
 log = logging.getLogger("ddmq.delay")
 T = TypeVar("T")
@@ -167,11 +167,9 @@ class Shard:
             self._failed,
             taken.committed or 0,
         )
-        fire = FireLoop(context, self._alarms(), self._settled)
+        fire = FireLoop(context, self._alarms())
         self.context, self._fire = context, fire
-        self._ingest = Ingest(
-            context, fire, self._alarms(), start, known_to, bounds.next, self._caught_up, self._settled
-        )
+        self._ingest = Ingest(context, fire, self._alarms(), start, known_to, bounds.next, self._caught_up)
         self.why = "it takes in the commands that came before"
         log.info(
             "delay shard %d is ours (epoch %d): %d messages wait, commands taken in from offset %d, %d to go",
@@ -198,13 +196,13 @@ class Shard:
         return self.context is not None and self.context.running
 
     def first_due_ms(self) -> int | None:
-        """When the first message that waits is, or was, due; None when none does. While `why` says that
-        nothing fires, nobody knows."""
+        """When the first message that waits is, or was, due, in flight or not, but for those put aside; None
+        when none does. While `why` says that nothing fires, nobody knows."""
         context = self.context
-        found: list[int] = []
+        found: list[DueKey | None] = [None]
         if context is not None and context.running:
-            context.safely("look", lambda: found.extend(context.first_due()))
-        return found[0] if found else None
+            context.safely("look", lambda: found.append(context.store.next_due()))
+        return None if found[-1] is None else found[-1].due_ms
 
     def raised(self, epoch: int) -> None:
         """It is ours under another epoch from now on."""
@@ -215,12 +213,6 @@ class Shard:
     def topic_changed(self, topic: str) -> None:
         if self._fire is not None:
             self._fire.topic_changed(topic)
-
-    def _settled(self) -> None:
-        if self._ingest is not None:
-            self._ingest.go()
-        self._put_back_when_idle()
-        self._close_when_idle()
 
     # --- what failed
 
@@ -257,10 +249,17 @@ class Shard:
         self._close_when_idle()
 
     def _stop_work(self) -> None:
+        """From now on it matters here when a commit ends."""
+        if self.context is not None:
+            self.context.settled = self._settled
         if self._fire is not None:
             self._fire.stop()
         if self._ingest is not None:
             self._ingest.stop()
+
+    def _settled(self) -> None:
+        self._put_back_when_idle()
+        self._close_when_idle()
 
     def abandon(self) -> None:
         """As `stop`; what is under way will not be told to the store any more: the log has it."""

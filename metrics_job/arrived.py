@@ -54,7 +54,6 @@ class Range(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """Where its rows lie."""
         return f"{BATCHES}={self.name}"
 
     @property
@@ -146,10 +145,8 @@ class Arrived:
         states = [self.state(one) for one in ranges]
         whole = Range(ranges[0].first, ranges[-1].last)
         self._write(whole, self._read(ranges).filter(F.col(PARTITION) >= F.lit(keep_from)))
-        self._finish(
-            whole,
-            State(max(one.last_ms for one in states), max(one.newest_ms for one in states)),
-        )
+        newest_ms = max(one.newest_ms for one in states)
+        self._finish(whole, State(max(one.last_ms for one in states), newest_ms))
         for one in ranges:
             self._delete(one)
 

@@ -23,34 +23,18 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from ddmq_common.metrics.samples import day_of, parse
+from metrics_job import tables
 from metrics_job.arrow.read import read_minutes
 from metrics_job.folders import Days, Folders, Hour, days_of, near
-from metrics_job.minutes import Keep
+from metrics_job.minutes import Keep, keeping
 from metrics_job.rollups import groups, judged, processes, series
 from metrics_job.rollups.judged import Goals
 from metrics_job.session import quiet_interrupt, session, settings_of_the_job
-from metrics_job.tables import (
-    ANOMALIES_HOUR,
-    COUNTERS_HOUR,
-    COUNTERS_MINUTE,
-    GAUGES_HOUR,
-    GAUGES_MINUTE,
-    LAG_MINUTE,
-    LATENCIES_HOUR,
-    LATENCIES_MINUTE,
-    PARTITION,
-    PROCESSES,
-    RATIOS_HOUR,
-    REJECTS,
-    SLO_DAY,
-    Store,
-    partition_path,
-)
+from metrics_job.tables import PARTITION, Store, partition_path
 
 
 def run_batch(
@@ -83,7 +67,7 @@ def _run(spark: SparkSession, samples: str, out: str, wanted: Days, goals: Goals
     days = sorted({hour.start.date() for hour in hours if wanted.hold(hour.start.date())})
     if not days:
         return []
-    at = {day: partition_path(out, PROCESSES, day) for day in days}
+    at = {day: partition_path(out, tables.PROCESSES, day) for day in days}
     newest = max(filter(None, map(day_of, folders.names(samples))), default=days[-1])
     now = notes_now(folders, hours, days, goals)
     todo = sort_days(days, {day: read_note(folders, at[day]) for day in days}, now, newest, again)
@@ -103,56 +87,49 @@ def _write_tables(
     spark: SparkSession, out: str, paths: list[str], whole: Days, days: Sequence[date], goals: Goals
 ) -> None:
     """Every table of these days, from the lines of `whole`, which holds them, in these folders."""
-    kept: list[DataFrame] = []
-
-    def keep(rows: DataFrame) -> DataFrame:
-        kept.append(rows.persist(StorageLevel.MEMORY_AND_DISK))
-        return rows
-
-    try:
-        store, found = Store(spark, out, days), read_minutes(spark, paths, whole, keep)
-        now_ms = time.time_ns() // 1_000_000
+    store, now_ms = Store(spark, out, days), time.time_ns() // 1_000_000
+    with keeping() as keep:
+        found = read_minutes(spark, paths, whole, keep)
         counters = write_series(store, found.made, keep)
-        store.write(LAG_MINUTE, groups.lag_minute(found.made, counters, now_ms))
-        store.write(PROCESSES, processes.processes(found.made, now_ms))
+        store.write(tables.LAG_MINUTE, groups.lag_minute(found.made, counters, now_ms))
+        store.write(tables.PROCESSES, processes.processes(found.made, now_ms))
         odd = None if found.odd is None else processes.refused(found.odd)
-        store.write(REJECTS, None if odd is None else processes.rejects(odd))
+        store.write(tables.REJECTS, None if odd is None else processes.rejects(odd))
         write_judged(store, days, goals)
-    finally:
-        for rows in kept:
-            rows.unpersist()
 
 
 def write_series(store: Store, made: DataFrame, keep: Keep) -> DataFrame:
     """What was told by minute and by hour; gives counters_minute."""
     counters, gauges = keep(series.counters_minute(made)), keep(series.gauges_minute(made))
     histograms = keep(series.latencies(made))
-    store.write(COUNTERS_MINUTE, counters)
-    store.write(COUNTERS_HOUR, series.counters_hour(counters, made))
-    store.write(GAUGES_MINUTE, gauges)
-    store.write(GAUGES_HOUR, series.gauges_hour(gauges))
-    store.write(LATENCIES_MINUTE, series.of_period(histograms, "minute"))
-    store.write(LATENCIES_HOUR, series.of_period(histograms, "hour"))
+    store.write(tables.COUNTERS_MINUTE, counters)
+    store.write(tables.COUNTERS_HOUR, series.counters_hour(counters, made))
+    store.write(tables.GAUGES_MINUTE, gauges)
+    store.write(tables.GAUGES_HOUR, series.gauges_hour(gauges))
+    store.write(tables.LATENCIES_MINUTE, histograms.filter(F.col("period") == "minute"))
+    store.write(tables.LATENCIES_HOUR, histograms.filter(F.col("period") == "hour"))
     return counters
 
 
 def write_judged(store: Store, days: Sequence[date], goals: Goals) -> None:
     """What compares hours: with what was promised, and with former weeks; from the tables as written."""
     day = F.col(PARTITION)
-    all_counters, all_latencies = store.read(COUNTERS_HOUR), store.read(LATENCIES_HOUR)
+    all_counters, all_latencies = store.read(tables.COUNTERS_HOUR), store.read(tables.LATENCIES_HOUR)
     counters, slow = all_counters.filter(day.isin(list(days))), all_latencies.filter(day.isin(list(days)))
-    store.write(RATIOS_HOUR, groups.ratios_hour(counters))
-    lags, gauges = (store.read(table).filter(day.isin(list(days))) for table in (LAG_MINUTE, GAUGES_MINUTE))
+    store.write(tables.RATIOS_HOUR, groups.ratios_hour(counters))
+    lags, gauges = (
+        store.read(table).filter(day.isin(list(days))) for table in (tables.LAG_MINUTE, tables.GAUGES_MINUTE)
+    )
     observed = judged.Observed(counters, slow, lags, gauges.select("start").distinct())
     promises = judged.slo_day(observed, goals)
     if promises is not None:
-        store.write(SLO_DAY, promises)
+        store.write(tables.SLO_DAY, promises)
     history = sorted({one - timedelta(weeks=week) for one in days for week in range(1, judged.WEEKS + 1)})
     former = judged.hour_values(
         all_counters.filter(day.isin(history)), all_latencies.filter(day.isin(history))
     )
     now, hours = judged.hour_values(counters, slow), counters.select("start").distinct()
-    store.write(ANOMALIES_HOUR, judged.anomalies_hour(now, former, hours))
+    store.write(tables.ANOMALIES_HOUR, judged.anomalies_hour(now, former, hours))
 
 
 NOTE = "_samples.json"  # in the day's folder of `processes`; Spark and Arrow read no file that starts with _

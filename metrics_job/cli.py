@@ -6,6 +6,7 @@ import re
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -36,6 +37,25 @@ def _epoch_ms(moment: datetime) -> int:
     return int(aware.timestamp() * 1000)
 
 
+class Within(click.ParamType[float]):
+    """A number from `low` to `high`."""
+
+    name = "NUMBER"
+
+    def __init__(self, kind: type[float], low: int, high: int) -> None:
+        self._kind, self._low, self._high = kind, low, high
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            number = self._kind(str(value))
+        except ValueError:
+            number = self._low - 1
+        if not self._low <= number <= self._high:
+            self.fail(f"{value!r}: allowed: {self._low} to {self._high}")
+        return number
+
+
+AMOUNT, COUNT = Within(float, 0, 1_000_000), Within(int, 1, (1 << 31) - 1)
 samples_option = click.option(
     "--samples", required=True, metavar="DIR", help="The folder the processes write to; a path or a URL."
 )
@@ -72,17 +92,21 @@ def batch(samples: str, out: str, from_ms: int | None, to_ms: int | None, config
         click.echo(f"no samples in {samples} in that range; nothing written")
 
 
-@commands.command(
-    add_help_option=False,
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    short_help="Keep the tables up to date while files arrive.",
-)
+@commands.command()
+@samples_option
+@out_option
+@click.option("--checkpoint", default="", metavar="DIR", help="Default: OUT/stream/checkpoint.")
+@click.option("--once", is_flag=True, help="Take what is there, then end.")
+@click.option("--every", "every_s", type=AMOUNT, default=60.0, help="Seconds between two batches (60).")
+@click.option("--late-hours", type=AMOUNT, default=6.0, help="Lines later than this are refused (6).")
+@click.option("--files-max", type=COUNT, default=100_000, help="Of one batch (100000).")
+@config_option
 @click.pass_context
-def stream(ctx: click.Context) -> None:
-    """Keep the tables up to date while files arrive; its options: `stream --help`."""
-    from metrics_job.stream import main as run_stream
+def stream(ctx: click.Context, /, config: Path | None, **given: Any) -> None:
+    """Keep the tables up to date while files arrive (docs/metrics-job-streaming.md)."""
+    from metrics_job.stream import Streaming, run_stream
 
-    ctx.exit(run_stream(ctx.args))
+    ctx.exit(run_stream(Streaming(**given), config))
 
 
 @commands.command()

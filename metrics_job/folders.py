@@ -77,7 +77,6 @@ class Folders:
         self._settings: Any = spark._jsparkSession.sessionState().newHadoopConf()
 
     def exists(self, path: str) -> bool:
-        """Whether there is a file or folder."""
         return bool(self._system(path).exists(self._path(path)))
 
     def names(self, path: str) -> list[str]:
@@ -118,7 +117,6 @@ class Folders:
             stream.close()
 
     def rename(self, path: str, to: str) -> bool:
-        """Whether it could be done."""
         return bool(self._system(path).rename(self._path(path), self._path(to)))
 
     def delete(self, path: str) -> None:

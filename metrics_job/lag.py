@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby
 from math import inf
 from typing import Any, NamedTuple
 
@@ -131,23 +131,20 @@ def by_minute(found: Sequence[Step]) -> dict[int, Minute]:
 
 def spans_of(runs: Sequence[Run], told: Iterable[Told]) -> list[Held]:
     """What one process says, over all its starts, in order and apart."""
-    by_run: dict[str, list[Told]] = {run.instance: [] for run in runs}
-    for one in told:
+    by_run: dict[str, list[Told]] = {}
+    for one in sorted(told, key=lambda one: one.at_ms):
         by_run.setdefault(one.instance, []).append(one)
     known = {run.instance: run for run in runs}
+    for instance, some in by_run.items():
+        known.setdefault(instance, Run(instance, some[0].at_ms, some[-1].at_ms))
     found: list[Held] = []
-    for instance, points in sorted(by_run.items(), key=lambda item: _begin(known, *item)):
-        points.sort(key=lambda one: one.at_ms)
-        run = known.get(instance) or Run(instance, points[0].at_ms, points[-1].at_ms)
+    for run in sorted(known.values(), key=lambda run: run.first_ms):
+        points = by_run.get(run.instance, [])
         for span in _of_run(run, points, silent_before=bool(found and found[-1].value)):
             if found and found[-1].end_ms > span.start_ms:
                 found[-1] = found[-1]._replace(end_ms=span.start_ms)
             found.append(span)
     return sorted(span for span in found if span.start_ms < span.end_ms)
-
-
-def _begin(known: Mapping[str, Run], instance: str, points: Sequence[Told]) -> int:
-    return known[instance].first_ms if instance in known else min(one.at_ms for one in points)
 
 
 def _of_run(run: Run, points: Sequence[Told], silent_before: bool) -> list[Held]:
@@ -162,9 +159,7 @@ def _of_run(run: Run, points: Sequence[Told], silent_before: bool) -> list[Held]
 
     if silent_before:
         say(quiet_ms, points[0].at_ms if points else last_ms, 0.0)
-    for one, after in pairwise([*points, None]):
-        if one is None:
-            break
+    for one, after in zip(points, [*points[1:], None], strict=False):
         if after is not None:
             say(one.at_ms, after.at_ms, one.value)
         elif one.value and last_ms > one.at_ms + run.held_ms:
@@ -248,17 +243,13 @@ def minutes_of(rows: Iterable[Row], now_ms: int) -> Iterator[tuple[Any, ...]]:
     runs: dict[str, list[Run]] = {}
     told: dict[str, dict[str, list[Told]]] = {metric: {} for metric in FOLLOWED}
     stops: set[tuple[str, int]] = set()
-    values = []
     for row in rows:
-        if row.metric:
-            values.append(row)
-            continue
-        runs.setdefault(row.process, []).append(
-            Run(row.instance, row.from_ms, row.to_ms, max(row.value or 0, 0), stopped=row.seq >= 0)
-        )
-        stops.add((row.instance, row.seq))
-    for row in values:
-        if (row.instance, row.seq) not in stops and row.value is not None:
+        if not row.metric:
+            run = Run(row.instance, row.from_ms, row.to_ms, max(row.value or 0, 0), stopped=row.seq >= 0)
+            runs.setdefault(row.process, []).append(run)
+            stops.add((row.instance, row.seq))
+    for row in rows:
+        if row.metric and (row.instance, row.seq) not in stops and row.value is not None:
             told[row.metric].setdefault(row.process, []).append(Told(row.instance, row.to_ms, row.value))
     until_ms = max((run.last_ms for some in runs.values() for run in some), default=0)
     found = {metric: _steps(metric, runs, told[metric], until_ms) for metric in FOLLOWED}

@@ -21,7 +21,8 @@ An interval whose clock stepped back (`to` < `from`) is of 0 s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame
@@ -37,6 +38,7 @@ from metrics_job.tables import (
     LAST,
     LONG,
     PROCESS_METRIC,
+    SERIES_KEY,
     STATE_LABEL,
     STRING,
     VERSION,
@@ -45,6 +47,7 @@ from metrics_job.tables import (
 )
 
 FILE = "file"
+TEXT = "text"  # of an odd or refused line
 REASON = "reason"
 KIND = "kind"  # counter, gauge, histogram, or process for the first line of a file
 IDENTITY = ("process", "instance", "seq", "from", "to", "metric", "labels")
@@ -142,21 +145,35 @@ def _any(conditions: Iterable[Column]) -> Column:
 MINUTE_MS = 60_000
 DAY_MINUTES = 24 * 60
 INTERVAL = "interval"
-NAMES = ("metric", "process", "topic", "group", "detail")
 FOLLOWED = ("ddmq_lag", "ddmq_lag_age_ms", "ddmq_blocked_keys", "ddmq_blocked_key_age_ms")
 Keep = Callable[[DataFrame], DataFrame]  # persists what is used more than once
 LINE_KEY = ("instance", "seq", "metric", "labels")
 _COLUMNS: dict[str, T.DataType] = (
     {"kind": STRING, "minute": LONG}
-    | dict.fromkeys((*NAMES, "instance"), STRING)
+    | dict.fromkeys((*SERIES_KEY, "instance"), STRING)
     | dict.fromkeys(("seq", "from_ms", "to_ms", "lines", "copies"), LONG)
     | dict.fromkeys(("total", "last", "max", "min"), DOUBLE)
     | {"buckets": T.ArrayType(INT), "counts": T.ArrayType(LONG), "is_last": T.BooleanType()}
 )
 
 
+@contextmanager
+def keeping() -> Iterator[Keep]:
+    """What was kept is let go at the end."""
+    kept: list[DataFrame] = []
+
+    def keep(rows: DataFrame) -> DataFrame:
+        kept.append(rows.persist())
+        return rows
+
+    try:
+        yield keep
+    finally:
+        for rows in kept:
+            rows.unpersist()
+
+
 def schema() -> T.StructType:
-    """The columns of minutes."""
     return T.StructType([T.StructField(name, kind) for name, kind in _COLUMNS.items()])
 
 

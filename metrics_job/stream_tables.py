@@ -13,7 +13,6 @@ from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everyone uses
 from pyspark.sql import types as T  # noqa: N812
@@ -21,7 +20,7 @@ from pyspark.sql import types as T  # noqa: N812
 from ddmq_common.errors import ConfigError
 from metrics_job.batch import write_judged, write_series
 from metrics_job.folders import Folders
-from metrics_job.minutes import FILE, FOLLOWED, INTERVAL, REASON, Keep, schema
+from metrics_job.minutes import FILE, FOLLOWED, INTERVAL, REASON, TEXT, Keep, keeping, schema
 from metrics_job.rollups import groups, judged, processes
 from metrics_job.tables import (
     COUNTERS_MINUTE,
@@ -37,7 +36,6 @@ from metrics_job.tables import (
 )
 
 REFUSED = "refused"  # the kind of a row that is a refused line
-TEXT = "text"
 OF_DAY = -1  # the hour of rows that the tables of their whole day are made of
 HOUR_MINUTES = 60
 
@@ -84,17 +82,8 @@ def roll_up(spark: SparkSession, out: str, config: Path | None = None) -> RollUp
     _check(Folders(spark), out)
 
     def replace(rows: DataFrame, which: Touched) -> None:
-        persisted: list[DataFrame] = []
-
-        def keep(some: DataFrame) -> DataFrame:
-            persisted.append(some.persist(StorageLevel.MEMORY_AND_DISK))
-            return some
-
-        try:
+        with keeping() as keep:
             _write(Store(spark, out, which.days, which.hours), rows, which, keep, goals)
-        finally:
-            for some in persisted:
-                some.unpersist()
 
     return replace
 

@@ -38,32 +38,35 @@ def label_names() -> list[str]:
     return sorted({STATE_LABEL, *(label for metric in CATALOGUE.values() for label in metric.labels)})
 
 
+def _struct(**columns: T.DataType) -> T.StructType:
+    """Columns by name; one that is called like a word of Python ends in _."""
+    return T.StructType([T.StructField(name.rstrip("_"), kind) for name, kind in columns.items()])
+
+
+def _of(kind: T.DataType, *names: str) -> dict[str, T.DataType]:
+    return dict.fromkeys(names, kind)
+
+
 def line_schema() -> T.StructType:
     """One line of a sample file: `from` and `to` in epoch ms, labels null where absent."""
-    labels = T.StructType([T.StructField(name, STRING) for name in label_names()])
     return _struct(
         v=LONG,
-        process=STRING,
-        instance=STRING,
-        seq=LONG,
-        **{"from": LONG},
-        to=LONG,
+        **_of(STRING, "process", "instance"),
+        **_of(LONG, "seq", "from_", "to"),
         metric=STRING,
-        labels=labels,
-        value=DOUBLE,
-        sum=DOUBLE,
+        labels=_struct(**_of(STRING, *label_names())),
+        **_of(DOUBLE, "value", "sum"),
         buckets=T.ArrayType(INT),
         counts=T.ArrayType(LONG),
-        **{CORRUPT: STRING},
+        **_of(STRING, CORRUPT),
     )
 
 
 class Table(NamedTuple):
-    """One output table: its folder's name, its columns, and the columns that are unique in a date."""
+    """One output table: its folder's name and its columns."""
 
     name: str
     schema: T.StructType
-    key: tuple[str, ...]
 
     @property
     def stored(self) -> T.StructType:
@@ -71,101 +74,66 @@ class Table(NamedTuple):
         return T.StructType([*self.schema.fields, T.StructField(PARTITION, T.DateType())])
 
 
-def _struct(**columns: T.DataType) -> T.StructType:
-    return T.StructType([T.StructField(name, kind) for name, kind in columns.items()])
-
-
-def _series(**values: T.DataType) -> T.StructType:
-    keys = dict.fromkeys(SERIES_KEY, STRING)
-    return _struct(start=T.TimestampType(), **{**keys, **values})
-
-
 SERIES_KEY = ("metric", "process", "topic", "group", "detail")
-_KEY = ("start", *SERIES_KEY)
+SUBSCRIPTION = ("start", "group", "topic")
+_START = {"start": T.TimestampType()}
+_OF_SERIES = _START | _of(STRING, *SERIES_KEY)
+_OF_SUBSCRIPTION = _START | _of(STRING, "group", "topic")
 
-_COUNTERS = _series(total=DOUBLE, seconds=DOUBLE, per_s=DOUBLE)
-_GAUGES = _series(last=DOUBLE, max=DOUBLE, min=DOUBLE, mean=DOUBLE)
-_LATENCIES = _series(
+# `seconds`: what the process's intervals of that minute cover, so a counter that stood still for half a
+# minute has the same `seconds` as one that moved. `per_s` is total / seconds, null when that is 0.
+_COUNTERS = _struct(**_OF_SERIES, **_of(DOUBLE, "total", "seconds", "per_s"))
+COUNTERS_MINUTE = Table("counters_minute", _COUNTERS)
+COUNTERS_HOUR = Table("counters_hour", _COUNTERS)
+_GAUGES = _struct(**_OF_SERIES, **_of(DOUBLE, "last", "max", "min", "mean"))
+GAUGES_MINUTE = Table("gauges_minute", _GAUGES)
+GAUGES_HOUR = Table("gauges_hour", _GAUGES)
+# Rows with process "" are the merge over all processes. Percentiles and max are upper edges of buckets.
+_LATENCIES = _struct(
+    **_OF_SERIES,
     count=LONG,
     sum=DOUBLE,
     buckets=T.ArrayType(INT),
     counts=T.ArrayType(LONG),
-    p50=DOUBLE,
-    p90=DOUBLE,
-    p99=DOUBLE,
-    p999=DOUBLE,
-    max=DOUBLE,
+    **_of(DOUBLE, "p50", "p90", "p99", "p999", "max"),
 )
-
-# `seconds`: what the process's intervals of that minute cover, so a counter that stood still for half a
-# minute has the same `seconds` as one that moved. `per_s` is total / seconds, null when that is 0.
-COUNTERS_MINUTE = Table("counters_minute", _COUNTERS, _KEY)
-COUNTERS_HOUR = Table("counters_hour", _COUNTERS, _KEY)
-GAUGES_MINUTE = Table("gauges_minute", _GAUGES, _KEY)
-GAUGES_HOUR = Table("gauges_hour", _GAUGES, _KEY)
-# Rows with process "" are the merge over all processes. Percentiles and max are upper edges of buckets.
-LATENCIES_MINUTE = Table("latencies_minute", _LATENCIES, _KEY)
-LATENCIES_HOUR = Table("latencies_hour", _LATENCIES, _KEY)
-
+LATENCIES_MINUTE = Table("latencies_minute", _LATENCIES)
+LATENCIES_HOUR = Table("latencies_hour", _LATENCIES)
 LAG_MINUTE = Table(
     "lag_minute",
     _struct(
-        start=T.TimestampType(),
-        group=STRING,
-        topic=STRING,
-        lag=DOUBLE,  # at the end of the minute
-        lag_max=DOUBLE,
-        lag_age_ms=DOUBLE,
-        finished_per_s=DOUBLE,
-        arrived_per_s=DOUBLE,
+        **_OF_SUBSCRIPTION,
+        **_of(DOUBLE, "lag", "lag_max", "lag_age_ms"),  # `lag`: at the end of the minute
+        **_of(DOUBLE, "finished_per_s", "arrived_per_s"),
         time_to_drain_s=DOUBLE,  # null: never at present rates; 0: nothing to drain
-        blocked_keys=DOUBLE,
-        blocked_key_age_ms=DOUBLE,
+        **_of(DOUBLE, "blocked_keys", "blocked_key_age_ms"),
     ),
-    ("start", "group", "topic"),
 )
 RATIOS_HOUR = Table(
     "ratios_hour",
     _struct(
-        start=T.TimestampType(),
-        group=STRING,
-        topic=STRING,
-        delivered=DOUBLE,
-        acked=DOUBLE,
-        failed=DOUBLE,
-        retried=DOUBLE,
-        redelivered=DOUBLE,
-        timeouts=DOUBLE,
-        dead_lettered=DOUBLE,
-        error_ratio=DOUBLE,
-        retry_ratio=DOUBLE,
-        dead_letter_ratio=DOUBLE,
+        **_OF_SUBSCRIPTION,
+        **_of(DOUBLE, "delivered", "acked", "failed", "retried", "redelivered", "timeouts", "dead_lettered"),
+        **_of(DOUBLE, "error_ratio", "retry_ratio", "dead_letter_ratio"),
     ),
-    ("start", "group", "topic"),
 )
 SLO_DAY = Table(
     "slo_day",
     _struct(
         day=T.DateType(),
-        slo=STRING,
-        topic=STRING,
-        group=STRING,
+        **_of(STRING, "slo", "topic", "group"),
         target=DOUBLE,  # the share of good ones that was promised, 0 to 1
-        good=LONG,
-        total=LONG,
+        **_of(LONG, "good", "total"),
         compliance=DOUBLE,
         met=T.BooleanType(),
     ),
-    ("day", "slo", "topic", "group"),
 )
 # One row per process and instance for every date on which it was seen; counts are of that date.
 PROCESSES = Table(
     "processes",
     _struct(
-        process=STRING,
-        instance=STRING,
-        first_seen=T.TimestampType(),
-        last_seen=T.TimestampType(),
+        **_of(STRING, "process", "instance"),
+        **_of(T.TimestampType(), "first_seen", "last_seen"),
         samples=LONG,  # lines, duplicates not counted
         files=LONG,  # sequence numbers seen
         missing=LONG,  # sequence numbers not seen between the first and the last of the date
@@ -175,47 +143,23 @@ PROCESSES = Table(
         clock_steps=LONG,  # intervals that end before they begin: the wall clock went back
         interval_s=DOUBLE,  # how long its intervals usually are; of one with only its first, the others'
     ),
-    ("process", "instance"),
 )
 ANOMALIES_HOUR = Table(
     "anomalies_hour",
     _struct(
-        start=T.TimestampType(),
-        metric=STRING,
-        topic=STRING,
-        group=STRING,
-        value=DOUBLE,
-        usual=DOUBLE,
-        deviation=DOUBLE,
+        **_START,
+        **_of(STRING, "metric", "topic", "group"),
+        **_of(DOUBLE, "value", "usual", "deviation"),
         weeks=INT,
     ),
-    ("start", "metric", "topic", "group"),
 )
-REJECTS = Table(
-    "rejects", _struct(file=STRING, reason=STRING, lines=LONG, example=STRING), ("file", "reason")
-)
+REJECTS = Table("rejects", _struct(file=STRING, reason=STRING, lines=LONG, example=STRING))
 
 BY_HOUR = (
     COUNTERS_MINUTE, COUNTERS_HOUR, GAUGES_MINUTE, GAUGES_HOUR, LATENCIES_MINUTE, LATENCIES_HOUR, RATIOS_HOUR,
     ANOMALIES_HOUR,
 )  # fmt: skip
-TABLES: dict[str, Table] = {
-    table.name: table
-    for table in (
-        COUNTERS_MINUTE,
-        COUNTERS_HOUR,
-        GAUGES_MINUTE,
-        GAUGES_HOUR,
-        LATENCIES_MINUTE,
-        LATENCIES_HOUR,
-        LAG_MINUTE,
-        RATIOS_HOUR,
-        SLO_DAY,
-        PROCESSES,
-        ANOMALIES_HOUR,
-        REJECTS,
-    )
-}
+TABLES = {table.name: table for table in (*BY_HOUR, LAG_MINUTE, SLO_DAY, PROCESSES, REJECTS)}
 
 
 def table_path(out: str, table: Table) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from backend.records import StoredRecord
 from ddmq_client.idl import consumer
 from ddmq_common.delivery import STOP, decode, tail, varint, zigzag
 from ddmq_rpc.api import Call, Wire
@@ -67,7 +68,7 @@ def answer(
     parts[1:-1:2] = deliveries
     parts[2:-1:2] = tails(delivery) if next_offset is None else own_tails(delivery, next_offset)
     if next_offset is not None:
-        parts[-1] = b"%b%b%b" % (_LEASE_MS, zigzag(delivery.lease_ms), _END)
+        parts[-1] = b"%b%b%b" % (_LEASE_MS, zigzag(round(delivery.lease.length_s * 1000)), _END)
     call.reply_encoded(b"".join(parts))
 
 
@@ -127,7 +128,7 @@ def own_tails(delivery: Delivery, next_offset: int) -> list[bytes]:
         if moment not in times:
             times[moment] = b"\x36%b\x16%b" % (zigzag(stored.born_ms), zigzag(stored.stored_ms))
         if attempt not in shared:
-            parts = (zigzag(delivery.lease_id), zigzag(attempt), zigzag(next_offset))
+            parts = (zigzag(delivery.lease.id), zigzag(attempt), zigzag(next_offset))
             shared[attempt] = b"\x06\xca\x01%b\x15%b\x36%b\x00" % parts
         identity = stored.message_id.hex().encode()
         found.append(b"%b\x08\xc8\x01\x20%b%b%b" % (plain[:-1], identity, times[moment], shared[attempt]))
@@ -146,6 +147,14 @@ def message_of(raw: bytes, offset: int) -> Any:
     )
 
 
+def tell_own(message: Any, stored: StoredRecord, next_offset: int) -> None:
+    """Fields for our own clients, on pulls and fetches alike."""
+    message.messageId = stored.message_id.hex()
+    message.bornMs = stored.born_ms
+    message.storedMs = stored.stored_ms
+    message.nextOffset = next_offset
+
+
 def _response(place: Place, delivery: Delivery, next_offset: int | None) -> Any:
     messages = delivery.messages
     made = []
@@ -153,12 +162,9 @@ def _response(place: Place, delivery: Delivery, next_offset: int | None) -> Any:
         message = message_of(raw, offset)
         if next_offset is not None:
             stored = messages.batch.record(index)
-            message.messageId = stored.message_id.hex()
-            message.leaseId = delivery.lease_id
+            tell_own(message, stored, next_offset)
+            message.leaseId = delivery.lease.id
             message.attempt = delivery.state.jobs.table.attempt(offset) + attempts_before(stored.system)
-            message.bornMs = stored.born_ms
-            message.storedMs = stored.stored_ms
-            message.nextOffset = next_offset
         made.append(message)
-    lease_ms = None if next_offset is None else delivery.lease_ms
+    lease_ms = None if next_offset is None else round(delivery.lease.length_s * 1000)
     return IDL.PullResponse(context=place.context, messages=made, leaseMs=lease_ms)

@@ -19,14 +19,14 @@ from proxy_consumer.core.steps import Delivery
 from proxy_consumer.fetches.service import Fetches
 from proxy_consumer.groups.consistency import Client, Consistency, length_fault, stated
 from proxy_consumer.groups.directory import Directory
-from proxy_consumer.groups.group import Group, PullWaiter
-from proxy_consumer.results.results import Results
+from proxy_consumer.groups.group import Group
+from proxy_consumer.results import Results
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.held_queue import held_of
 from proxy_consumer.subscription.subscription import Subscription
 
 
-class Pull(PullWaiter):
+class Pull(HeldPull):
     """One pull from its request to its answer."""
 
     __slots__ = ("_pulls", "call", "client", "group", "late", "ours")
@@ -41,10 +41,10 @@ class Pull(PullWaiter):
         self.late: Sequence[Any] = ()  # LateResults of what came with it
 
     def give_up(self) -> None:
-        self._pulls.give_up(self)
+        self._pulls.leave_line(self)
+        self._pulls.answer_empty(self)
 
     def deliver(self, delivery: Delivery) -> None:
-        """Messages came while it waited."""
         self._pulls.leave_line(self)
         self._pulls.answer(self, delivery)
 
@@ -96,14 +96,14 @@ class Pulls:
         elif pull.call.open:
             self._take(pull)
         else:
-            self._answer_empty(pull)  # nobody hears it; it ends the call
+            self.answer_empty(pull)  # nobody hears it; it ends the call
 
     def _take(self, pull: Pull) -> None:
         if self.draining:
-            self._answer_empty(pull)
+            self.answer_empty(pull)
             return
         request = pull.call.args.request
-        group = self._directory.find(request.groupId)
+        group = self._directory.groups.get(request.groupId)
         if group is None:
             if b"%" in request.groupId and self._fetches.instances.pull(pull.call):
                 return
@@ -115,7 +115,7 @@ class Pulls:
             subscription = None if group is None else group.subscriptions.get(request.topic)
             if subscription is None:
                 subscription = self._create(pull, request)
-                group = self._directory.find(request.groupId)
+                group = self._directory.groups.get(request.groupId)
                 if subscription is None:
                     return
         elif group is None:
@@ -127,7 +127,7 @@ class Pulls:
     def _unknown_group(self, pull: Pull, request: Any) -> None:
         """A client of ours hears that its group does not exist; others get nothing, as ever."""
         if not pull.ours:
-            self._answer_empty(pull)
+            self.answer_empty(pull)
             return
         name = request.groupId.decode("utf-8", "replace")
         text = f"group {name} does not exist; pull a topic by name, or make it with `ddmq group set {name}`"
@@ -137,14 +137,14 @@ class Pulls:
         """A client stops: its pulls that wait are answered at once."""
         for waiter in group.waiting:
             if isinstance(waiter, Pull) and waiter.call.args.request.clientId == client:
-                self.give_up(waiter)
+                waiter.give_up()
 
     def _create(self, pull: Pull, request: Any) -> Subscription | None:
         """The subscription that the pull names, on its way; None when the pull is answered."""
         if not self._runtime.config.auto_create_groups:
-            self._answer_empty(pull)
+            self.answer_empty(pull)
             return None
-        if b"%" in request.groupId and self._directory.find(request.groupId) is None:
+        if b"%" in request.groupId and self._directory.groups.get(request.groupId) is None:
             name = request.groupId.decode("utf-8", "replace")
             self._throw(pull.call, Code.ILLEGAL_MESSAGE, instance_text(name))
             return None
@@ -164,7 +164,7 @@ class Pulls:
     def _take_from(self, pull: Pull, group: Group, subscription: Subscription | None) -> None:
         now, request = self._runtime.now(), pull.call.args.request
         pull.client = self.consistency.seen(request, pull.call.peer)
-        if pull.ours or request.filter:
+        if request.filter:
             fault = self.consistency.fault(request, group, pull.client)
             if fault is not None:
                 self._throw(pull.call, Code.ILLEGAL_MESSAGE, fault)
@@ -182,7 +182,7 @@ class Pulls:
             for each in group.subscriptions.values():
                 each.use(now)
         if group.waiting.count == 0:
-            delivery = group.take(subscription, now, pull.count)
+            delivery = (group if subscription is None else subscription).take(now, pull.count)
             if delivery is not None:
                 self.answer(pull, delivery)
                 return
@@ -198,10 +198,8 @@ class Pulls:
         if self.wheel.count >= config.waiters_max:
             self._throw(pull.call, Code.BUSY, f"{config.waiters_max} pulls are waiting; that is the bound")
             return
-        linger_ms = pull.call.args.request.maxLingerTime or 0
-        linger_ms = min(max(linger_ms, config.linger_min_ms), config.linger_max_ms)
         group.waiting.enter(pull)
-        self.wheel.add(pull, now + linger_ms / 1000)
+        self.wheel.add(pull, now + self._runtime.linger_s(pull.call.args.request.maxLingerTime))
         self._waiting.value = self.wheel.count
         pull.call.on_abandoned = lambda _: self.leave_line(pull)
 
@@ -212,16 +210,10 @@ class Pulls:
         if pull.group is not None:
             pull.group.waiting.leave(pull)
 
-    def give_up(self, waiter: HeldPull) -> None:
-        """Answer a waiting pull empty."""
-        if isinstance(waiter, Pull):
-            self.leave_line(waiter)
-            self._answer_empty(waiter)
-
     def sweep(self, now: float) -> None:
         """Lingers that are over."""
         for waiter in self.wheel.over(now):
-            self.give_up(waiter)
+            waiter.give_up()
         self._waiting.value = self.wheel.count
 
     # --- answers
@@ -237,7 +229,7 @@ class Pulls:
         self._with_messages.value += 1
         answers.answer(pull.call, held.place, delivery, next_offset, pull.late)
 
-    def _answer_empty(self, pull: Pull) -> None:
+    def answer_empty(self, pull: Pull) -> None:
         self._empty.value += 1
         answers.answer_empty(pull.call, pull.late, self._notice(pull))
 

@@ -50,6 +50,11 @@ class Runtime:
     def commit_deadline(self) -> float:
         return self.clock.monotonic() + self.config.commit_timeout_ms / 1000
 
+    def linger_s(self, asked_ms: int | None) -> float:
+        """How long a pull or a fetch that has found nothing waits."""
+        config = self.config
+        return min(max(asked_ms or 0, config.linger_min_ms), config.linger_max_ms) / 1000
+
     def qid(self, queue: QueueRef) -> str:
         """The queue's name on the wire."""
         if queue.topic.startswith(RETRY_PREFIX):

@@ -40,7 +40,7 @@ from proxy_consumer.groups.stalled import Stall
 from proxy_consumer.groups.stats import GroupSummary, LiveState, SubscriptionStats, live_state
 from proxy_consumer.pulls import Pulls, code_of
 from proxy_consumer.push.pushers import Pushers
-from proxy_consumer.results.results import Results
+from proxy_consumer.results import Results
 from proxy_consumer.runtime import Runtime
 
 
@@ -64,7 +64,7 @@ class ConsumerService:
         self._directory = Directory(self._runtime)
         self._changes = Changes(self._runtime, self._directory)
         self._fetches = Fetches(self._runtime, self._directory)
-        self._results = Results(self._runtime, self._directory.find, self._fetches)
+        self._results = Results(self._runtime, self._directory.groups, self._fetches)
         self._pushers = Pushers(self._runtime, self._directory, random)
         self._pulls = Pulls(self._runtime, self._directory, self._results, self._fetches)
         self._retry_paths = RetryPaths(self._runtime)
@@ -152,7 +152,7 @@ class ConsumerService:
     def settle(self, call: Call) -> None:
         """Results alone, from a client of ours: it hears which came too late. It may say that it stops."""
         request = call.args.request
-        group = self._directory.find(request.groupId or b"")
+        group = self._directory.groups.get(request.groupId or b"")
         if request.leave and group is not None and request.clientId:
             self._pulls.leave(group, request.clientId)
 
@@ -186,7 +186,7 @@ class ConsumerService:
     def get_consume_stats(self, call: Call) -> None:
         """Committed and next offset per queue; an unknown group or topic gives an empty list."""
         request = call.args.request
-        group = self._directory.find(request.group)
+        group = self._directory.groups.get(request.group)
         if group is None:
             call.reply([])
             return
@@ -218,11 +218,6 @@ class ConsumerService:
         self._pushers.look_at_all()
         return done
 
-    @property
-    def defaults(self) -> SubscriptionDefaults:
-        """The configured settings of subscriptions that set nothing themselves."""
-        return self._runtime.config.defaults
-
     def groups(self) -> list[GroupSummary]:
         """All groups, by name."""
         return [
@@ -238,8 +233,7 @@ class ConsumerService:
 
     def push_fault(self, group: str, topic: str) -> str:
         """Why this proxy does not push what it should; "" when it does, or has nothing to push."""
-        found = self._directory.find(group.encode())
-        subscription = None if found is None else found.subscriptions.get(topic.encode())
+        subscription = self._directory.subscription(group, topic)
         return "" if subscription is None else self._pushers.fault(subscription)
 
     def counts(self) -> dict[tuple[str, str], tuple[float, float]]:
@@ -260,13 +254,13 @@ class ConsumerService:
         return self._retry_paths.look()
 
     def subscribe(
-        self, group: str, topic: str, config: SubscriptionDefaults | None = None, source: str = SOURCE_LOG
+        self, group: str, topic: str, config: SubscriptionDefaults | None = None
     ) -> Completion[None]:
         """Make a group's subscription (and the group); one that exists stays as it is.
 
         `config.start` says where it starts. Raises CallerError or BoundReachedError.
         """
-        return self._directory.subscribe(group, topic, config or self._runtime.config.defaults, source)[1]
+        return self._directory.subscribe(group, topic, config or self._runtime.config.defaults)[1]
 
     def change_subscription(
         self, group: str, topic: str, settings: Mapping[str, Any], unset: Sequence[str] = ()
@@ -300,8 +294,7 @@ class ConsumerService:
 
     def message_state(self, group: str, topic: str, queue: QueueRef, offset: int) -> LiveState | None:
         """What this proxy knows of an unfinished message; None when it does not hold the queue."""
-        found = self._directory.find(group.encode())
-        subscription = None if found is None else found.subscriptions.get(topic.encode())
+        subscription = self._directory.subscription(group, topic)
         return None if subscription is None else live_state(subscription, queue, offset)
 
     def order_keys(self, group: str) -> GroupOrdering:

@@ -33,8 +33,8 @@ from proxy_producer.core.validation import (
 )
 from proxy_producer.delay.context import DelayContext
 from proxy_producer.flow import Flow
-from proxy_producer.requests import BatchMember, RequestKind, SendRequest, flags_of, request_of
 from proxy_producer.topics import KnownTopic, TopicTable
+from proxy_producer.wire import BatchMember, RequestKind, SendRequest, flags_of, request_of
 
 DRAINING = refusal(Code.SHUTTING_DOWN, "draining", "this proxy is shutting down", "send to another one")
 NO_DELAY_SERVICE = refusal(
@@ -52,8 +52,6 @@ _ALONE = "allowed in a batch: messages without a delay; send it alone"
 
 class Admission:
     """The checks of one proxy; each answers what is wrong, or None."""
-
-    __slots__ = ("_config", "_delay", "_flow", "_known", "_new_id", "_spoken", "_topics", "_wall_ms")
 
     def __init__(
         self,
@@ -117,7 +115,7 @@ class Admission:
             return None
         request.command, spoken = None, self._spoken.get(request.name)
         if spoken is not None and not spoken.properties.isdisjoint(properties):
-            asked = dialect_of(properties, spoken, request.now_ms, self._delay.schedule_limits)
+            asked = dialect_of(properties, spoken, request.now_ms, self._delay.limits)
             if isinstance(asked, SendRefusal):
                 return asked
             request.command, properties = asked, without_dialects(properties, spoken)
@@ -156,7 +154,7 @@ class Admission:
     def delay_fields(self, request: SendRequest) -> SendRefusal | None:
         if request.delay is None:
             return None
-        return delay_fault(request.delay, self._delay.rules(), request.now_ms)
+        return delay_fault(request.delay, self._delay.limits, self._delay.shards, request.now_ms)
 
     def delay_service(self, request: SendRequest) -> SendRefusal | None:
         if request.delay is None and request.command is None:

@@ -15,12 +15,12 @@ from backend.records import AppendResult, AppendStatus, NewRecord
 from ddmq_client.idl.codes import FAILED_PREFIX, Code
 from ddmq_common.queue_choice import choose
 from ddmq_rpc.api import Call, Fault
-from proxy_producer import replies
+from proxy_producer import wire
 from proxy_producer.core.refusals import SendRefusal, failure_of, refusal_of, timed_out
-from proxy_producer.delay.sends import Relays
+from proxy_producer.delay.context import Relays
 from proxy_producer.flow import Flow
-from proxy_producer.requests import BatchMember
 from proxy_producer.topics import KnownTopic, longest
+from proxy_producer.wire import BatchMember
 
 _STORED = AppendStatus.STORED
 
@@ -224,9 +224,9 @@ class PendingBatch(Completion[list[AppendResult]]):
         elif faults:
             fault = worst(faults, self.size, stored)
             flow.counts.refused(None, fault, self.size - stored)
-            call.reply(replies.refused(fault))
+            call.reply(wire.refused(fault))
         else:
-            call.reply_encoded(replies.OK[call.wire])
+            call.reply_encoded(wire.OK[call.wire])
 
     def _count_stored(self, results: Sequence[AppendResult]) -> int:
         """How many are stored; the others become faults."""
@@ -250,10 +250,10 @@ class PendingBatch(Completion[list[AppendResult]]):
     def _each_result(self, results: Sequence[AppendResult]) -> list[Any]:
         answers: list[Any] = [None] * self.size
         for place, fault in self.faults.items():
-            answers[place] = replies.refused(fault)
+            answers[place] = wire.refused(fault)
         for member, result in zip(self.members, results, strict=False):
             if answers[member.place] is None:
-                answers[member.place] = replies.stored(member.record, result)
+                answers[member.place] = wire.stored(member.record, result)
         return answers
 
     def _forget(self) -> None:

@@ -18,8 +18,6 @@ NO_TOPIC = "-"
 class TopicCounts:
     """The cells that a stored message of one topic adds to."""
 
-    __slots__ = ("latency", "stored", "stored_bytes")
-
     def __init__(self, metrics: Registry, topic: str) -> None:
         self.stored = metrics.cell(catalogue.SENDS, topic, "0")
         self.stored_bytes = metrics.cell(catalogue.SEND_BYTES, topic)
@@ -28,8 +26,6 @@ class TopicCounts:
 
 class SendCounts:
     """All cells of one producer proxy."""
-
-    __slots__ = ("_metrics", "_refused", "deferred", "inflight")
 
     def __init__(self, metrics: Registry) -> None:
         self._metrics = metrics

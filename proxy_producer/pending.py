@@ -4,7 +4,7 @@ The usual way is straight: the service hands the record to the backend with this
 `settled` answers. The careful way goes through `advance`: the topic is created first, or a rate limit makes
 it wait, or an internal topic is to be had. Kinds of sends differ in two things alone: where they go on the
 careful way, their `destination`, and how their callers are answered, their `answers`. Those of messages
-without a due time stand here; those of the delay service's commands in delay/pending_commands.py.
+without a due time stand here; those of the delay service's commands in delay/sends.py.
 Whatever happens, it is answered exactly once and released exactly once: `answered` guards the first,
 `settled` or `Flow.settled` does the second.
 """
@@ -25,7 +25,7 @@ from ddmq_common.delays.levels import Levels
 from ddmq_common.names import SCHEDULE_TOPIC
 from ddmq_common.queue_choice import choose
 from ddmq_rpc.api import Call, Fault
-from proxy_producer import replies
+from proxy_producer import wire
 from proxy_producer.core.refusals import SendRefusal, failure_of, refusal_of, timed_out
 from proxy_producer.flow import Flow
 from proxy_producer.topics import InternalTopic, KnownTopic, longest
@@ -253,7 +253,7 @@ class SendAnswers:
         if send.ours:
             send.call.reply(self.told(send.record, result))
         else:
-            send.call.reply_encoded(replies.OK[send.call.wire])
+            send.call.reply_encoded(wire.OK[send.call.wire])
 
     def refused(self, send: PendingSend, fault: SendRefusal) -> None:
         refuse(send.flow, send.call, send.topic, fault)
@@ -262,10 +262,10 @@ class SendAnswers:
 def refuse(flow: Flow, call: Call, topic: KnownTopic | None, fault: SendRefusal) -> None:
     """Answer a send of a message that is not stored, and count it."""
     flow.counts.refused(None if topic is None else topic.name, fault)
-    call.reply(replies.refused(fault))
+    call.reply(wire.refused(fault))
 
 
-SEND_ANSWERS = SendAnswers(replies.stored)
+SEND_ANSWERS = SendAnswers(wire.stored)
 
 
 @dataclass(slots=True)
@@ -286,8 +286,6 @@ class ToTopic:
 
 class DelayLevels:
     """What DELAY=n means to one producer proxy, and the topic that has a queue for each level."""
-
-    __slots__ = ("table", "topic")
 
     def __init__(self, backend: Backend, table: Levels, clock: Clock, timeout_s: float) -> None:
         self.table = table
@@ -312,4 +310,4 @@ class ToLevel:
         send.wait_for(self.levels.topic, send.send_careful)
 
 
-LEVEL_ANSWERS = SendAnswers(replies.scheduled)
+LEVEL_ANSWERS = SendAnswers(wire.scheduled)

@@ -27,7 +27,7 @@ from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.queue_choice import choose
 from ddmq_rpc.api import Call, Fault, Service
-from proxy_producer import replies
+from proxy_producer import wire
 from proxy_producer.admission import NO_DELAY_SERVICE, Admission
 from proxy_producer.batches import PendingBatch, worst
 from proxy_producer.config import LIVE_KEYS, ProducerConfig
@@ -36,8 +36,7 @@ from proxy_producer.core.validation import HEARTBEAT
 from proxy_producer.counts import SendCounts
 from proxy_producer.delay.context import DelayContext
 from proxy_producer.delay.outcomes import Later
-from proxy_producer.delay.pending_commands import refuse_delay
-from proxy_producer.delay.sends import DelaySends, Way
+from proxy_producer.delay.sends import DelaySends, Way, refuse_delay
 from proxy_producer.flow import Flow, SweepTimer
 from proxy_producer.pending import (
     LEVEL_ANSWERS,
@@ -48,8 +47,8 @@ from proxy_producer.pending import (
     ToTopic,
     refuse,
 )
-from proxy_producer.requests import RequestKind, SendRequest, delay_request_of, request_of
 from proxy_producer.topics import TopicTable
+from proxy_producer.wire import RequestKind, SendRequest, delay_request_of, request_of
 
 PREFIX_BYTES = 8  # of message ids
 
@@ -115,7 +114,7 @@ class ProducerService:
             "sendOneway": self.send_oneway,
             "sendDelaySync": self.send_delay_sync,
         }
-        return Service(producer, replies.SERVICE, handlers)
+        return Service(producer, wire.SERVICE, handlers)
 
     def drain(self, deadline: float) -> Completion[None]:
         """Refuse what is new (code 20), wait for what is pending, at most until `deadline` (monotonic)."""
@@ -179,7 +178,7 @@ class ProducerService:
 
     def _send_careful(self, call: Call, message: Any, deadline: float) -> None:
         if message.topic == HEARTBEAT and not self.flow.draining:
-            call.reply_encoded(replies.OK[call.wire])
+            call.reply_encoded(wire.OK[call.wire])
             return
         self._admit(
             call, request_of(RequestKind.SINGLE, message, self._wall_ms(), call.frame_bytes), deadline
@@ -236,7 +235,7 @@ class ProducerService:
         messages = call.args.messages
         size = len(messages)
         if not size:
-            call.reply([]) if each else call.reply_encoded(replies.OK[call.wire])
+            call.reply([]) if each else call.reply_encoded(wire.OK[call.wire])
             return
         fault = self.admission.batch_fault(messages)
         if fault is None:
@@ -246,12 +245,12 @@ class ProducerService:
         if fault is not None:
             self._refuse_batch(call, fault, size, each)
             return
-        deadline, relays = self._deadline(call, timeout_ms), self._delay_sends.relays
+        deadline, relays = self._deadline(call, timeout_ms), self.delay.relays
         PendingBatch(self.flow, relays, call, deadline, size, members, faults, each).start()
 
     def _refuse_batch(self, call: Call, fault: SendRefusal, size: int, each: bool) -> None:
         self._counts.refused(None, fault, size)
-        answer = replies.refused(fault)
+        answer = wire.refused(fault)
         call.reply([answer] * size if each else answer)
 
 

@@ -291,10 +291,6 @@ class InternalTopic:
     all of them. The hot path looks at both. `timeout_s`: how long making it may take.
     """
 
-    __slots__ = (
-        "_backend", "_clock", "_name", "_queues", "_timeout_s", "_unwatch", "_waiting", "queues", "ready",
-    )  # fmt: skip
-
     def __init__(self, backend: Backend, name: str, queues: int, clock: Clock, timeout_s: float) -> None:
         self._backend = backend
         self._name = name

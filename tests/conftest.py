@@ -5,6 +5,7 @@
   hub instead of the test while a test waits in gevent.)
 * An example of Hypothesis has no time limit of its own: on a busy machine it is exceeded by chance.
 * Several workers share the files as ByFile says, whatever `--dist` names.
+* A test with the mark `kafka`, or in KAFKA_FOLDER, needs a real broker, which is started for it.
 * A test is slow that carries that mark or `long`, or lies in one of SLOW_FOLDERS. A run of the others
   (`-m "not slow"`) does not read those folders, tries fewer examples of Hypothesis, and fails a test that
   starts a process.
@@ -12,6 +13,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Generator
@@ -25,12 +27,17 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.support.rig import rigs_are_closed  # noqa: F401 - for every test
+
 FRAMES = 12  # of each stack that are shown
 AGAIN_S = 60.0  # a test that goes on after its limit, or hangs in its clean-up, is failed again
 SLOWEST = ("tests/spark/", "tests/scenarios/test_bench", "tests/crash/", "tests/scenarios/")
 
 ONE_BY_ONE = "tests/scenarios/test_bench_smoke.py"  # shares nothing between its tests, and is the longest
-SLOW_FOLDERS = ("crash", "interop", "recorded", "scenarios", "spark", "service/cli", "service/hostile")
+KAFKA_FOLDER = "service/kafka"
+SLOW_FOLDERS = (
+    "crash", "interop", "recorded", "scenarios", "spark", "service/cli", "service/hostile", KAFKA_FOLDER,
+)  # fmt: skip
 HERE = Path(__file__).parent
 PROCESS_STARTS = {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}
 
@@ -100,9 +107,17 @@ class NoProcesses:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The slowest come first, so that no worker is left alone with them at the end."""
     for item in items:
+        if item.path.is_relative_to(HERE / KAFKA_FOLDER):
+            item.add_marker(pytest.mark.kafka)
         if item.get_closest_marker("long") or _lies_in_slow_folder(item.path):
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: _place(item.nodeid))
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests that were collected are not looked at again by every collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 class ByFile(LoadScopeScheduling):

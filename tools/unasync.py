@@ -23,14 +23,17 @@ MODULES = (
     "coordinator",
     "due_results",
     "fetching",
+    "producer",
     "router",
     "sender",
     "worker_pool",
 )
 HEADER = "# Generated from ddmq_client/aio/{0}.py by tools/unasync.py: change that one.\n"
-# A method under this comment has no blocking form.
+# A method, or the file's last class, under this comment has no blocking form.
 _ASYNC_ONLY = re.compile(
-    r"^    # asyncio only\n    (async )?def .*?(?=^    (async def|def|@)|^\S|\Z)", re.M | re.S
+    r"^    # asyncio only\n    (async )?def .*?(?=^    (async def|def|@)|^\S|\Z)|(?<=\n)\n\n"
+    r"# asyncio only\nclass .*\Z",
+    re.M | re.S,
 )
 _WORDS = [
     (re.compile(pattern), blocking)
@@ -59,7 +62,7 @@ def generated(name: str) -> str:
     """What ddmq_client/net/NAME.py should hold."""
     text = HEADER.format(name) + translated((CLIENT / "aio" / f"{name}.py").read_text(encoding="utf-8"))
     for arguments in (
-        ["check", "--fix-only", "--unsafe-fixes", "--quiet", "--select", "I,UP028"],
+        ["check", "--fix-only", "--unsafe-fixes", "--quiet", "--select", "I,F401,UP028"],
         ["format"],
     ):
         command = [

@@ -45,13 +45,13 @@ class Route(NamedTuple):
 
 
 ROUTES = (
-    Route("send", "send", 33, 14),
-    Route("pull with acknowledgements", "pull_ack", 47, 20),
-    Route("acknowledgement, until it is durable", "ack", 44, 16),
-    Route("retry, until it is delivered again", "retry", 23, 16, ("pull_ack", "ack")),
-    Route("delayed message, until it is in its topic", "delay", 69, 24),
-    Route("an operator parks a key", "park", 33, 6, ("look",)),
-    Route("any answer of the admin API", "look", 11, 8),
+    Route("send", "send", 32, 14),
+    Route("pull with acknowledgements", "pull_ack", 42, 20),
+    Route("acknowledgement, until it is durable", "ack", 38, 16),
+    Route("retry, until it is delivered again", "retry", 21, 16, ("pull_ack", "ack")),
+    Route("delayed message, until it is in its topic", "delay", 61, 24),
+    Route("an operator parks a key", "park", 30, 6, ("look",)),
+    Route("any answer of the admin API", "look", 10, 8),
 )
 
 

@@ -321,7 +321,7 @@ class AssignedGroup:
         joined: dict[str, int] = {}
         oldest: dict[str, int] = {}
         for line in self.whole():
-            for process in {member.process for member in line.members}:
+            for process in dict.fromkeys(member.process for member in line.members):
                 joined[process] = joined.get(process, 0) + bool(line.cells)
             for member in line.members:
                 oldest[member.process] = min(member.serial, oldest.get(member.process, member.serial))

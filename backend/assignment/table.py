@@ -35,7 +35,7 @@ Pure: monotonic seconds, the queues of a topic and the recorded epochs are argum
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from backend.assignment.group import (
     Assign,
@@ -187,6 +187,28 @@ class AssignmentTable:
             for queue, cell in cells.items()
             if cell.state is AssignmentState.HELD and cell.member is not None
         }
+
+    # --- what a snapshot needs
+
+    @property
+    def serial(self) -> int:
+        """The newest place in line that was given out."""
+        return self._serial
+
+    @property
+    def groups(self) -> Mapping[str, AssignedGroup]:
+        """Everything, not to be changed."""
+        return self._groups
+
+    def put(self, groups: dict[str, AssignedGroup], serial: int) -> None:
+        """Everything, as it was taken from another table; this one is new."""
+        self._groups, self._serial = groups, serial
+        for name, group in groups.items():
+            for topic, line in group.lines.items():
+                self._by_topic.setdefault(topic, {})[name] = line
+                self._count += 1
+                self._leaving[line] = 0.0
+                self._note(line)
 
     # --- inside
 

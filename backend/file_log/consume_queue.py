@@ -93,29 +93,25 @@ class QueueFiles:
     def cut(self, ref: QueueRef, offset: int) -> None:
         """Remove the entries from `offset` on. Blocking."""
         keep = offset // FILE_ENTRIES
-        folder = self._folder(ref)
-        for name in self._storage.list(folder):
-            parsed = names.parse_queue_file(name)
-            if parsed is None or parsed.incarnation != ref.incarnation:
-                continue
-            index = parsed.start // FILE_ENTRIES
+        for index in self._indexes(ref):
             if index > keep:
-                self._forget(ref, index)
-                self._storage.remove(f"{folder}/{name}")
+                self._remove(ref, index)
             elif index == keep:
                 with self._lock:
                     self._file(ref, index, write=True).truncate(offset % FILE_ENTRIES * ENTRY_BYTES)
 
     def drop_below(self, ref: QueueRef, offset: int) -> None:
         """Remove the files that hold nothing from `offset` on. Blocking."""
-        folder = self._folder(ref)
-        for name in self._storage.list(folder):
+        for index in self._indexes(ref):
+            if (index + 1) * FILE_ENTRIES <= offset:
+                self._remove(ref, index)
+
+    def _indexes(self, ref: QueueRef) -> Iterator[int]:
+        """Of the files that there are, ascending."""
+        for name in self._storage.list(self._folder(ref)):
             parsed = names.parse_queue_file(name)
-            if parsed is None or parsed.incarnation != ref.incarnation:
-                continue
-            if parsed.start + FILE_ENTRIES <= offset:
-                self._forget(ref, parsed.start // FILE_ENTRIES)
-                self._storage.remove(f"{folder}/{name}")
+            if parsed is not None and parsed.incarnation == ref.incarnation:
+                yield parsed.start // FILE_ENTRIES
 
     def drop(self, ref: QueueRef) -> None:
         """Remove all files of a queue whose topic is gone, and folders that are empty then. Blocking."""
@@ -175,10 +171,8 @@ class QueueFiles:
             file = self._storage.open(path)
         except FileNotFoundError:  # deleted meanwhile
             return
-        try:
+        with closing(file):
             file.sync()
-        finally:
-            file.close()
 
     def _sync_folder(self, ref: QueueRef) -> None:
         with self._lock:
@@ -217,11 +211,12 @@ class QueueFiles:
         self._storage.open(path).close()  # raises when it is not there, rather than creating it
         return self._storage.open(path, write=True)
 
-    def _forget(self, ref: QueueRef, index: int) -> None:
+    def _remove(self, ref: QueueRef, index: int) -> None:
         with self._lock:
             file = self._open.pop((ref, index), None)
             if file is not None:
                 file.close()
+        self._storage.remove(self._path(ref, index))
 
     def _folder(self, ref: QueueRef) -> str:
         return f"{self._directory}/{names.queue_folder(ref.topic, ref.queue_id)}"

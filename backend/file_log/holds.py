@@ -124,12 +124,8 @@ class DeadLetters:
         return held
 
     def _queues(self) -> Iterator[tuple[QueueRef, int]]:
-        refs = [
-            QueueRef(name, info.incarnation, queue_id)
-            for name, info in self._backend.topics().items()
-            if name.startswith(DLQ_PREFIX)
-            for queue_id in range(info.queues)
-        ]
+        topics = self._backend.topics().values()
+        refs = [ref for info in topics if info.name.startswith(DLQ_PREFIX) for ref in info.refs()]
         if refs:
             bounds = self._backend.bounds(refs).wait(WAIT_S)
             yield from (

@@ -16,7 +16,7 @@ import gevent
 from backend.assignment.group import Grant
 from backend.assignment.memberships import Answered, Memberships, raised_epochs
 from backend.completion import Completion
-from backend.engine import Watchers, check_topic
+from backend.engine import Watchers, check_topic, local_capabilities
 from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.commit.requests import AppendRequest, CommitRequest, TopicRequest, all_refused, size_of
 from backend.file_log.core.layout import ENTRY_BYTES
@@ -24,9 +24,8 @@ from backend.file_log.core.retention import DiskAdmission, Hold
 from backend.file_log.holds import DeadLetters, LevelHolds
 from backend.file_log.opened import Opened
 from backend.file_log.options import FileLogOptions
-from backend.file_log.read.waits import Waits
 from backend.file_log.start.recovery import Recovered
-from backend.file_log.state import TopicState, capabilities
+from backend.file_log.state import TopicState
 from backend.port import Backend, FindCall, Health, Join, Membership, MembershipListener, ReadCall, Wait
 from backend.records import (
     AppendResult,
@@ -39,6 +38,7 @@ from backend.records import (
     StoredRecord,
     TopicInfo,
 )
+from backend.waits import Waits
 from ddmq_common.clock import Clock
 from ddmq_common.errors import DdmqError, DrainingError, NoSuchTopicError, StorageError, TryLaterError
 from ddmq_common.hub_timer import HubTimer
@@ -59,13 +59,15 @@ class FileLog(Backend):
         """`opened` is a recovered directory; its index, checkpoints and retention begin to run here."""
         self._clock = clock
         self._options = options
-        self.capabilities = capabilities(options)
+        self.capabilities = local_capabilities(
+            "file_log", options.body_bytes_max, options.properties_bytes_max
+        )
         self._opened = opened
         state = self._state = opened.state
         self._tails, self._index = opened.tails, opened.index
         self._later: Any = gevent.get_hub().loop.run_callback
         self._writer = opened.make_writer(options, clock, metrics, self._published, self._answered)
-        self._queries = opened.make_queries(options, self._writer)
+        self._queries = opened.make_queries(options, lambda: self._writer.written)
         self._checkpoints = opened.make_checkpointer(self._writer, metrics)
         self._retention = opened.make_retention(
             options, clock, self._writer.store_clock, metrics, self.holds, DeadLetters(self, clock)
@@ -155,7 +157,7 @@ class FileLog(Backend):
         into: Completion[list[AppendResult]] | None = None,
     ) -> Completion[list[AppendResult]]:
         completion: Completion[list[AppendResult]] = Completion() if into is None else into
-        if self._draining or self._retention.gate is not DiskAdmission.OPEN:
+        if self._draining or self._retention.admission is not DiskAdmission.OPEN:
             error = self._refusal() or self._client_refusal(records)
             if error is not None:
                 self._later(completion.succeed, all_refused(len(records), error))
@@ -200,7 +202,7 @@ class FileLog(Backend):
             changed.add(queue.ref.topic)
             tails.grown(queue, (queue.visible - before) * ENTRY_BYTES)
         tails.committed()
-        self._index.published(frame)
+        self._index.published(frame, self._opened.segments.last.start)
         if frame.end - self._checkpoints.position >= self._options.checkpoint_bytes:
             self._checkpoints.want()
 
@@ -221,22 +223,9 @@ class FileLog(Backend):
         return wait
 
     def _park(self, ref: QueueRef, offset: int, deadline: float, wait: Wait) -> None:
-        if wait.cancelled or wait.done:
-            return
-        queue = self._state.queue(ref)
-        try:
-            if self._draining:
-                raise DrainingError("the log is draining")
-            if queue is None:
-                raise NoSuchTopicError(f"queue {ref} does not exist (any more)")
-            if queue.visible <= offset:
-                self._waits.park(queue, offset, deadline, wait)
-                self._tick_on()
-                return
-        except DdmqError as error:
-            wait.fail(error)
-            return
-        wait.succeed(True)
+        self._waits.park(self._state.queue(ref), ref, offset, deadline, wait)
+        if len(self._waits):
+            self._tick_on()
 
     def bounds(self, queues: Sequence[QueueRef]) -> Completion[list[Bounds | None]]:
         return self._queries.answer(lambda: self._queries.bounds(queues), Completion())

@@ -123,15 +123,15 @@ class Opened:
             place.prepare()
         return Writer(self.state, place, self.recovered.end, options, clock, metrics, published, answered)
 
-    def make_queries(self, options: FileLogOptions, writer: Writer) -> Queries:
-        """The queries; they read up to what was written and counts."""
+    def make_queries(self, options: FileLogOptions, limit: Callable[[], int]) -> Queries:
+        """The queries; they read up to `limit`."""
         self._queries = Queries(
             self.state,
             self.segments,
             self.files,
             self.index,
             self.damage,
-            lambda: writer.written,
+            limit,
             options.hot_bytes,
             options.warm_blocks_max,
         )

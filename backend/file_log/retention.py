@@ -1,4 +1,4 @@
-"""Retention at work: looks every few seconds, deletes off the hub, opens and closes the gate for sends.
+"""Retention at work: looks every few seconds, deletes off the hub, says whether the disk takes sends.
 
 The decision is core/retention.py's. Rules:
 * The log takes a segment out of its own view on the hub first (readers then continue at the oldest),
@@ -16,6 +16,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import asdict
 
 import gevent
@@ -34,8 +35,8 @@ from backend.file_log.core.retention import (
     Reason,
     RetentionMoment,
     RetentionOptions,
+    admission,
     deletions,
-    gate,
     refusal_text,
     show_bytes,
 )
@@ -99,7 +100,7 @@ class Retention:
         hour: Callable[[int], int] = local_hour,
     ) -> None:
         self.options = options
-        self.gate = DiskAdmission.OPEN
+        self.admission = DiskAdmission.OPEN
         self.client_refusal: DiskFullError | None = None  # raise or answer this for a client's send
         self.refusal: DiskFullError | None = None  # and this for everything else
         self.held: HeldSegment | None = None
@@ -157,7 +158,7 @@ class Retention:
         self._store_clock.watch(self._registry.cell(LOG_CLOCK_AHEAD))
         self._registry.cell(LOG_BYTES).value = sum(segment.bytes_on_disk for segment in segments)
         self._note_held(held)
-        self._set_gate(disk)
+        self._admit(disk)
         done: list[Deletion] = []
         for deletion in wanted:
             if not self._delete(deletion):
@@ -213,16 +214,16 @@ class Retention:
         self.held = held
         self._registry.cell(LOG_SEGMENTS_HELD).value = int(held is not None)
 
-    def _set_gate(self, disk: LogDisk) -> None:
-        before, self.gate = self.gate, gate(disk, self.options, self.gate)
+    def _admit(self, disk: LogDisk) -> None:
+        before, self.admission = self.admission, admission(disk, self.options, self.admission)
         self._registry.cell(LOG_DISK_FREE).value = disk.free
-        self._registry.cell(LOG_DISK).value = self.gate
+        self._registry.cell(LOG_DISK).value = self.admission
         error = None
-        if self.gate is not DiskAdmission.OPEN:
-            error = DiskFullError(refusal_text(self.gate, disk, self.options, self._folder, self.held))
+        if self.admission is not DiskAdmission.OPEN:
+            error = DiskFullError(refusal_text(self.admission, disk, self.options, self._folder, self.held))
         self.client_refusal = error
-        self.refusal = error if self.gate is DiskAdmission.ALL_REFUSED else None
-        if self.gate is not before:
+        self.refusal = error if self.admission is DiskAdmission.ALL_REFUSED else None
+        if self.admission is not before:
             log.warning("%s", error or f"the disk of {self._folder} takes sends again")
 
     def _failed(self, text: str, *arguments: object) -> None:
@@ -261,21 +262,16 @@ def _read(storage: Storage, path: str) -> dict[str, object]:
     """Empty when there is no note, or none that can be read."""
     if not storage.size(path):
         return {}
-    file = storage.open(path)
-    try:
-        found = json.loads(file.pread(file.size(), 0))
-    except ValueError:
-        return {}
-    finally:
-        file.close()
+    with closing(storage.open(path)) as file:
+        try:
+            found = json.loads(file.pread(file.size(), 0))
+        except ValueError:
+            return {}
     return found if isinstance(found, dict) else {}
 
 
 def _write(storage: Storage, path: str, limits: dict[str, object]) -> None:
-    file = storage.open(path + names.UNFINISHED, write=True)
-    try:
+    with closing(storage.open(path + names.UNFINISHED, write=True)) as file:
         file.truncate(0)
         file.pwrite(json.dumps(limits).encode() + b"\n", 0)
-    finally:
-        file.close()
     storage.rename(path + names.UNFINISHED, path)

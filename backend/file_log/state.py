@@ -8,18 +8,15 @@ does not fit what is known (its topic was deleted, its progress is fenced) chang
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import msgspec
 
-from backend.file_log.options import FileLogOptions
 from backend.port import Wait
 from backend.progress.group_progress import Key, ProgressTable
-from backend.records import Capabilities, Durability, ProgressDelta, QueueRef, TopicInfo
+from backend.records import Durability, ProgressDelta, QueueRef, TopicInfo
 from ddmq_common.errors import DamagedError, FencedError
-
-DURABILITIES = frozenset((Durability.WRITTEN, Durability.DURABLE))
 
 
 class LogQueue:
@@ -147,8 +144,10 @@ class LogState:
 
 
 class _TopicRow(msgspec.Struct, forbid_unknown_fields=False):
+    """What may change of a TopicInfo, in its order."""
+
     queues: int
-    durability: int = int(Durability.DURABLE)
+    durability: Durability = Durability.DURABLE
     readable: bool = True
     writable: bool = True
     delay: str = "both"
@@ -158,55 +157,18 @@ class _TopicRow(msgspec.Struct, forbid_unknown_fields=False):
 
 
 _decode_row: Any = msgspec.json.Decoder(_TopicRow).decode
+_settings_of = attrgetter(*_TopicRow.__struct_fields__)
 
 
 def encode_topic(info: TopicInfo) -> bytes:
     """A topic's settings as a topic record holds them."""
-    return msgspec.json.encode(
-        _TopicRow(
-            info.queues,
-            int(info.durability),
-            info.readable,
-            info.writable,
-            info.delay,
-            info.body_bytes_max,
-            info.source,
-            info.delay_dialects,
-        )
-    )
+    return msgspec.json.encode(_TopicRow(*_settings_of(info)))
 
 
 def decode_topic(name: str, incarnation: int, data: bytes) -> TopicInfo:
     """The other way. Raises DamagedError."""
     try:
         row = _decode_row(data)
-        durability = Durability(row.durability)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except msgspec.MsgspecError as error:
         raise DamagedError(f"the record of topic {name} does not parse: {error}") from error
-    info = TopicInfo(name, incarnation, row.queues, durability)
-    return replace(
-        info,
-        readable=row.readable,
-        writable=row.writable,
-        delay=row.delay,
-        body_bytes_max=row.body_bytes_max,
-        source=row.source,
-        delay_dialects=row.delay_dialects,
-    )
-
-
-def capabilities(options: FileLogOptions) -> Capabilities:
-    """What the engine can do under these bounds."""
-    return Capabilities(
-        engine="file_log",
-        atomic=True,
-        idempotent=False,
-        find_by_key=True,
-        topic_order=True,
-        durability=DURABILITIES,
-        body_bytes_max=options.body_bytes_max,
-        properties_bytes_max=options.properties_bytes_max,
-        forbidden_bytes=b"",
-        empty_body=True,
-        queues_can_grow=True,
-    )
+    return TopicInfo(name, incarnation, *msgspec.structs.astuple(row))

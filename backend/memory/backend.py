@@ -19,17 +19,16 @@ import gevent
 
 from backend.assignment.group import Grant
 from backend.assignment.memberships import Answered, Memberships, raised_epochs
-from backend.completion import Completion
-from backend.engine import StoreClock, Watchers, check_topic
+from backend.completion import Completion, guarded
+from backend.engine import StoreClock, Watchers, check_topic, local_capabilities
 from backend.memory.store import MemoryStore
-from backend.memory.waiting import Refuse, WaitTable, Write, WriteLine
+from backend.memory.writes import Refuse, Write, WriteLine
 from backend.port import Backend, FindCall, Health, Join, Membership, MembershipListener, ReadCall, Wait
 from backend.progress.group_progress import check_delta
 from backend.records import (
     AppendResult,
     AppendStatus,
     Bounds,
-    Capabilities,
     CommitBatch,
     Durability,
     NewRecord,
@@ -39,6 +38,7 @@ from backend.records import (
     StoredRecord,
     TopicInfo,
 )
+from backend.waits import Waits
 from ddmq_common.clock import Clock, SystemClock
 from ddmq_common.errors import BoundReachedError, DdmqError, DrainingError, NoSuchTopicError
 from ddmq_common.hub_timer import HubTimer
@@ -65,12 +65,14 @@ class MemoryBackend(Backend):
     def __init__(self, clock: Clock | None = None, options: MemoryOptions | None = None) -> None:
         self._clock: Clock = SystemClock() if clock is None else clock
         self._options = MemoryOptions() if options is None else options
-        self.capabilities = _capabilities(self._options)
+        self.capabilities = local_capabilities(
+            "memory", self._options.body_bytes_max, self._options.properties_bytes_max
+        )
         self._loop: Any = gevent.get_hub().loop
+        later = self._loop.run_callback
         delivery_bytes_max = self._options.body_bytes_max + 2 * self._options.properties_bytes_max
         self._store = MemoryStore(self._options.bytes_max, self._options.entries_max, delivery_bytes_max)
-        self._waits = WaitTable(self._options.waits_max, self._loop.run_callback)
-        later = self._loop.run_callback
+        self._waits = Waits(self._options.waits_max, guarded)
         self._members = Memberships(
             self._store.living,
             lambda group, queue: self._store.progress.fence(group, queue).epoch,
@@ -81,12 +83,10 @@ class MemoryBackend(Backend):
             self._tick_on,
             self._options.entries_max,
         )
-        self._watchers = Watchers(self._loop.run_callback)
-        self._writes = WriteLine(self._loop.run_callback)
+        self._watchers = Watchers(later)
+        self._writes = WriteLine(later)
         self._draining = self._closed = False
-        sweep_s = self._options.sweep_ms / 1000
         self._timer = HubTimer()
-        self._sweep_s = sweep_s
         self._store_clock = StoreClock(self._clock, 0)
         self._ticking = False
 
@@ -113,8 +113,10 @@ class MemoryBackend(Backend):
 
     def delete_topic(self, name: str, deadline: float) -> Completion[None]:
         def act() -> None:
-            self._store.delete_topic(name)
+            gone = self._store.delete_topic(name)
             self._topic_changed(name)
+            for queue in gone:
+                self._waits.fail(queue, NoSuchTopicError(f"topic {name} was deleted"))
 
         return self._write(Completion(), deadline, act, may_fail=False)
 
@@ -130,10 +132,6 @@ class MemoryBackend(Backend):
     def _topic_changed(self, name: str) -> None:
         self._watchers.changed(f"topic/{name}")
         self._members.topic_changed(name)
-        error = NoSuchTopicError(f"topic {name} was deleted")
-        for queue in self._waits.queues():
-            if queue.topic == name and self._store.queue(queue) is None:
-                self._waits.fail(queue, error)
 
     # --- writing
 
@@ -214,29 +212,15 @@ class MemoryBackend(Backend):
         return wait
 
     def _park(self, queue: QueueRef, offset: int, deadline: float, wait: Wait) -> None:
-        if wait.cancelled or wait.done:
-            return
-        found = self._store.queue(queue)
-        try:
-            if self._closed or self._draining:
-                raise DrainingError("the memory engine is draining")
-            if found is None:
-                raise NoSuchTopicError(f"queue {queue} does not exist (any more)")
-            if found.next <= offset:
-                self._waits.park(queue, offset, deadline, wait)
-                self._tick_on()
-                return
-        except DdmqError as error:
-            wait.fail(error)
-            return
-        wait.succeed(True)
+        self._waits.park(self._store.queue(queue), queue, offset, deadline, wait)
+        if len(self._waits):
+            self._tick_on()
 
     def _wake(self, records: Sequence[NewRecord]) -> None:
         for name, queue_id in {(record.topic, record.queue_id) for record in records}:
             topic = self._store.topics.get(name)
             if topic is not None and 0 <= queue_id < len(topic.queues):
-                ref = QueueRef(name, topic.info.incarnation, queue_id)
-                self._waits.wake(ref, topic.queues[queue_id].next)
+                self._waits.wake(topic.queues[queue_id])
 
     def bounds(self, queues: Sequence[QueueRef]) -> Completion[list[Bounds | None]]:
         return self._answer(lambda: self._store.bounds(queues))
@@ -290,16 +274,12 @@ class MemoryBackend(Backend):
     def drain(self, deadline: float) -> Completion[None]:
         done: Completion[None] = Completion()
         self._draining = True
-        self._fail_waits()
+        self._waits.fail_all(DrainingError("the memory engine is draining"))
         if self._closed:
             self._loop.run_callback(done.succeed, None)
         else:
             self._take(Write(done, deadline, lambda: None, lambda error, _: done.fail(error), False))
         return done
-
-    def _fail_waits(self) -> None:
-        for queue in self._waits.queues():
-            self._waits.fail(queue, DrainingError("the memory engine is draining"))
 
     def close(self) -> None:
         if self._closed:
@@ -308,13 +288,13 @@ class MemoryBackend(Backend):
         self._watchers.clear()
         self._members.close()
         self._writes.close(DrainingError("the memory engine was closed"))
-        self._fail_waits()
+        self._waits.fail_all(DrainingError("the memory engine was closed"))
         self._timer.stop()
 
     def _tick_on(self) -> None:
         if not self._ticking and not self._closed:
             self._ticking = True
-            self._timer.every(self._sweep_s, self._tick)
+            self._timer.every(self._options.sweep_ms / 1000, self._tick)
 
     def _tick(self) -> None:
         """Settle what is past its deadline; stop ticking when nothing has one."""
@@ -325,19 +305,3 @@ class MemoryBackend(Backend):
         if not len(self._writes) and not len(self._waits) and not revoking and not self._closed:
             self._timer.stop()
             self._ticking = False
-
-
-def _capabilities(options: MemoryOptions) -> Capabilities:
-    return Capabilities(
-        engine="memory",
-        atomic=True,
-        idempotent=False,
-        find_by_key=True,
-        topic_order=True,
-        durability=frozenset((Durability.WRITTEN, Durability.DURABLE)),
-        body_bytes_max=options.body_bytes_max,
-        properties_bytes_max=options.properties_bytes_max,
-        forbidden_bytes=b"",
-        empty_body=True,
-        queues_can_grow=True,
-    )

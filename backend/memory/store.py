@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from backend.engine import check_absent, check_change, check_settings
-from backend.port import FindCall, ReadCall
+from backend.port import FindCall, ReadCall, Wait
 from backend.progress.group_progress import ProgressTable
 from backend.records import (
     PASSED_MAX,
@@ -69,24 +69,25 @@ class MemoryBatch(ReadBatch):
 class MemoryQueue:
     """Records by offset from `min` on; a lost one leaves a gap."""
 
-    __slots__ = ("_entries", "min")
+    __slots__ = ("_entries", "min", "waiting")
 
     def __init__(self) -> None:
         self._entries: list[Entry | None] = []
         self.min = 0
+        self.waiting: list[tuple[int, Wait]] = []  # offset, wait
 
     @property
-    def next(self) -> int:
-        """Where the next append lands."""
+    def visible(self) -> int:
+        """Where the next append lands: readers see what is below."""
         return self.min + len(self._entries)
 
     def bounds(self) -> Bounds:
         """Oldest readable offset and next offset."""
-        return Bounds(self.min, self.next)
+        return Bounds(self.min, self.visible)
 
     def append(self, new: NewRecord, position: int, stored_ms: int) -> int:
         """Store one record; gives its offset."""
-        offset = self.next
+        offset = self.visible
         record = StoredRecord(
             new.topic,
             new.queue_id,
@@ -106,11 +107,11 @@ class MemoryQueue:
     def read(self, call: ReadCall) -> MemoryBatch:
         """As Backend.read, for a queue that is there."""
         _, offset, count_max, bytes_max, tags = call
-        if not self.min <= offset <= self.next:
+        if not self.min <= offset <= self.visible:
             return MemoryBatch(ReadStatus.OUT_OF_RANGE, [], offset, self.bounds())
         found: list[Entry] = []
         size = 0
-        end = self.next if tags is None else min(self.next, offset + PASSED_MAX)
+        end = self.visible if tags is None else min(self.visible, offset + PASSED_MAX)
         while offset < end and len(found) < count_max:
             entry = self._entries[offset - self.min]
             if entry is not None and (tags is None or entry.tag_hash in tags):
@@ -119,13 +120,15 @@ class MemoryQueue:
                     break
                 found.append(entry)
             offset += 1
-        return MemoryBatch(ReadStatus.DATA if found or offset < self.next else ReadStatus.NONE, found, offset)
+        return MemoryBatch(
+            ReadStatus.DATA if found or offset < self.visible else ReadStatus.NONE, found, offset
+        )
 
     def offset_for_time(self, wall_ms: int) -> int:
         """The first offset stored at or after `wall_ms`, or the next offset."""
         kept = [entry.record for entry in self._entries if entry is not None]
         index = bisect_left(kept, wall_ms, key=lambda record: record.stored_ms)
-        return kept[index].offset if index < len(kept) else self.next
+        return kept[index].offset if index < len(kept) else self.visible
 
     def entries(self) -> list[Entry]:
         """All that can be read, ascending."""
@@ -133,7 +136,7 @@ class MemoryQueue:
 
     def expire(self, offset: int) -> int:
         """Remove what is below `offset`, as retention does; gives the delivery bytes freed."""
-        count = max(0, min(offset, self.next) - self.min)
+        count = max(0, min(offset, self.visible) - self.min)
         freed = sum(len(entry.record.delivery) for entry in self._entries[:count] if entry is not None)
         del self._entries[:count]
         self.min += count
@@ -190,13 +193,14 @@ class MemoryStore:
         self.topics[info.name] = Topic(made)
         return made
 
-    def delete_topic(self, name: str) -> None:
-        """Raises NoSuchTopicError."""
+    def delete_topic(self, name: str) -> list[MemoryQueue]:
+        """Gives the queues that are gone. Raises NoSuchTopicError."""
         topic = self.topics.pop(name, None)
         if topic is None:
             raise NoSuchTopicError(f"topic {name} does not exist")
-        self._bytes -= sum(queue.expire(queue.next) for queue in topic.queues)
+        self._bytes -= sum(queue.expire(queue.visible) for queue in topic.queues)
         self.progress.drop_queues(name, topic.info.incarnation)
+        return topic.queues
 
     def living(self, name: str) -> list[QueueRef]:
         """A topic's queues; none when there is no such topic."""
@@ -283,13 +287,9 @@ class MemoryStore:
         queue = self.queue(call.queue)
         if queue is None:
             return MemoryBatch(ReadStatus.GONE, [], call.offset)
-        self.check_readable(call.queue.topic)
+        if not self.topics[call.queue.topic].info.readable:
+            raise CallerError(f"topic {call.queue.topic} is not readable")
         return queue.read(call)
-
-    def check_readable(self, topic: str) -> None:
-        """Raises CallerError when nothing may be read from the topic."""
-        if not self.topics[topic].info.readable:
-            raise CallerError(f"topic {topic} is not readable")
 
     def bounds(self, queues: Sequence[QueueRef]) -> list[Bounds | None]:
         """None where the queue is gone."""

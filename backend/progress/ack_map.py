@@ -23,6 +23,7 @@ PAGE_OFFSETS = 1 << PAGE_BITS
 PAGE_FULL = (1 << PAGE_OFFSETS) - 1
 OFFSET_END = (1 << 63) - 1  # no offset is as high as this: where an open range ends
 _IN_PAGE = PAGE_OFFSETS - 1
+_PAGE_WEIGHT = PAGE_OFFSETS // 8 + 12
 
 
 class AckMap:
@@ -51,6 +52,20 @@ class AckMap:
     def taken_to(self) -> int:
         """Behind the highest offset that is finished or was tried."""
         return max(self.committed, self._top, 1 + max(self._attempts, default=-1))
+
+    @property
+    def weight(self) -> int:
+        """About how many bytes it takes at most when it is written down."""
+        return 32 + len(self._pages) * _PAGE_WEIGHT + len(self._full) * 12 + len(self._attempts) * 12
+
+    def copy(self) -> AckMap:
+        """Another one, with the same in it."""
+        other = AckMap(self.committed)
+        other._top = self._top
+        other._pages = dict(self._pages)
+        other._full = self._full.copy()
+        other._attempts = dict(self._attempts)
+        return other
 
     def finish(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Finish ranges `[start, end)`, in any order; what is finished already changes nothing."""
@@ -279,6 +294,12 @@ class Runs:
         del self._starts[:gone], self._ends[:gone]
         if self._starts and self._starts[0] < number:
             self._starts[0] = number
+
+    def copy(self) -> Runs:
+        """Another one, with the same in it."""
+        other = Runs()
+        other._starts, other._ends = list(self._starts), list(self._ends)
+        return other
 
     def clear(self) -> None:
         """Forget everything."""

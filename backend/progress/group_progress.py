@@ -99,6 +99,12 @@ class GroupProgress:
         for offset, attempts in delta.attempts:
             self.acks.attempt(offset, attempts)
 
+    def copy(self) -> GroupProgress:
+        """Another one, with the same in it."""
+        other = GroupProgress()
+        other.acks, other.fence, other.started = self.acks.copy(), self.fence, self.started
+        return other
+
     def view(self) -> ProgressView:
         """A copy for whoever takes the queue over."""
         return ProgressView(

@@ -12,18 +12,10 @@ import click
 import msgspec
 
 from ddmq.address import ADDRESS, ADMIN, HostPort
-from ddmq.cli.output import reason
+from ddmq.cli.options import options
+from ddmq.cli.output import json_option, reason
 
 TIMEOUT_S = 15.0
-
-admin_option = click.option(
-    "--admin",
-    type=ADDRESS,
-    default=str(ADMIN),
-    show_default=True,
-    envvar="DDMQ_ADMIN",
-    help="Admin address of the server (or DDMQ_ADMIN).",
-)
 
 
 class NotThere(click.ClickException):
@@ -97,3 +89,19 @@ class AdminClient:
         return click.ClickException(
             f"{self.address} is not a ddmq admin port ({why}); the `ready` line of `ddmq serve` names it"
         )
+
+
+class AdminType(click.ParamType[AdminClient]):
+    """The server of --admin, to be asked."""
+
+    name = ADDRESS.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> AdminClient:
+        return value if isinstance(value, AdminClient) else AdminClient(ADDRESS.convert(value, param, ctx))
+
+
+admin_option = click.option(
+    "--admin", type=AdminType(), default=str(ADMIN), show_default=True, envvar="DDMQ_ADMIN",
+    help="Admin address of the server (or DDMQ_ADMIN).",
+)  # fmt: skip
+admin_options = options(admin_option, json_option)

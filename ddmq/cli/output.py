@@ -175,14 +175,6 @@ def cell(value: Any) -> str:
     return plain(str(value))
 
 
-def body_fields(body: bytes) -> dict[str, str]:
-    """A body for programs, whole: `body`, or `body_base64` where it is not UTF-8."""
-    try:
-        return {"body": body.decode()}
-    except UnicodeDecodeError:
-        return {"body_base64": base64.b64encode(body).decode()}
-
-
 def show_body(body: bytes, size: int | None = None) -> str:
     """A body for people: one line without control characters, cut when long; binary as its first bytes.
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddmq.cli.output import console, hint, json_option, print_json, say
-from ddmq.cli.values import Folder
+from ddmq.cli.values import FOLDER, Folder
 from ddmq.moments import DURATION_ALLOWED, duration
 
 if TYPE_CHECKING:
@@ -45,12 +45,8 @@ NEEDED = ("pyspark", "pyarrow", "plotly")
     "also a URL.",
 )
 @click.option("--no-job", is_flag=True, help="Use the tables as they are: something else runs the job.")
-@click.option(
-    "--data-dir", type=Folder(path_type=Path, file_okay=False), help="As in `ddmq serve` (default: data)."
-)
-@click.option(
-    "--config", "config_dir", type=Folder(path_type=Path, file_okay=False), help="As in `ddmq serve`."
-)
+@click.option("--data-dir", type=FOLDER, help="As in `ddmq serve` (default: data).")
+@click.option("--config", "config_dir", type=FOLDER, help="As in `ddmq serve`.")
 @json_option
 def report(
     samples: str | None,

@@ -43,6 +43,7 @@ COMMANDS = {
     "dlq": ("ddmq.cli.operate.dlq", "dlq", "Dead letters: list, show, resend, purge."),
     "doctor": ("ddmq.cli.doctor", "doctor", "Check machine, directory, ports and configuration."),
     "bench": ("ddmq.cli.bench", "bench", "Run a benchmark with its floor."),
+    "kafka": ("ddmq.cli.kafka", "kafka", "A Kafka cluster on this machine, for a trial: up, down, status."),
     "demo": ("ddmq.demo.story", "demo", "The main job, end to end, with a kill -9 in the middle."),
     "completion": ("ddmq.cli.root", "completion", "Print the shell completion script."),
 }

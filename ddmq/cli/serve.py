@@ -9,22 +9,28 @@ from typing import Any
 import click
 
 from ddmq.address import ADDRESS, ADMIN, CONSUMER, PRODUCER, ready_line
+from ddmq.cli.options import options
 from ddmq.cli.output import reason, say
-from ddmq.cli.values import Folder
+from ddmq.cli.values import FOLDER
 from ddmq_common.private_files import UMASK
 
-_common = [
-    click.option(
-        "--data-dir",
-        type=Folder(path_type=Path, file_okay=False),
-        help="Where the log lives; made when missing (default: data).",
-    ),
+ENGINES = ("file_log", "kafka")  # as in ddmq/server/config.py, which help does not wait for
+
+_options = options(
+    click.option("--data-dir", type=FOLDER, help="Where the log lives; made when missing (default: data)."),
     click.option(
         "--config",
         "config_dir",
-        type=Folder(path_type=Path, file_okay=False),
+        type=FOLDER,
         help="Folder with ddmq.yaml, topics.yaml, proxy_producer.yaml, …; see conf/.",
     ),
+    click.option(
+        "--backend",
+        "engine",
+        type=click.Choice(ENGINES),
+        help="Where messages are kept: the file log of this machine (default), or Kafka.",
+    ),
+    click.option("--bootstrap", metavar="HOST:PORT,…", help="Some brokers of the Kafka cluster."),
     click.option("--admin", type=ADDRESS, help=f"Admin HTTP: health, metrics, API (default {ADMIN})."),
     click.option(
         "--beyond-loopback",
@@ -41,13 +47,7 @@ _common = [
         hidden=True,
         help="End with standard input; `serve --processes` holds it.",
     ),
-]
-
-
-def _options(command: Any) -> Any:
-    for option in reversed(_common):
-        command = option(command)
-    return command
+)
 
 
 @click.command()

@@ -8,6 +8,7 @@ import os
 import shlex
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import click
@@ -71,7 +72,8 @@ def _rows(ctx: click.Context, *path: str, **query: Any) -> list[dict[str, Any]]:
     """What the server lists there; nothing when it does not answer within a second."""
     from ddmq.cli.admin_client import AdminClient, admin_address
 
-    client = AdminClient(ctx.params.get("admin") or admin_address(), timeout_s=1.0)
+    given = ctx.params.get("admin")
+    client = AdminClient(given.address if given else admin_address(), timeout_s=1.0)
     try:
         rows: list[dict[str, Any]] = client.get(*path, **query)
     except click.ClickException:
@@ -126,6 +128,7 @@ def known_host(address: HostPort, option: str) -> str:
 
 
 NAME = Name()
+FOLDER = Folder(path_type=Path, file_okay=False)
 TOPIC, GROUP = KnownName("topic"), KnownName("group")
 
 

@@ -60,11 +60,12 @@ def checksum(body: bytes) -> str:
 
 
 class FileMessage(NamedTuple):
-    """A file as a message: `number` is its place within its module."""
+    """A file as a message: `number` is its place in its module; those of one `shard_key` go to one queue."""
 
     topic: str
     file: LibraryFile
     number: int
+    shard_key: str | None = None
 
 
 @dataclass
@@ -132,7 +133,9 @@ def send_one(producer: Producer, message: FileMessage, sent: Sent) -> None:
     while True:
         began = time.monotonic()
         try:
-            producer.send(message.topic, body, key=file.module, properties=properties)
+            producer.send(
+                message.topic, body, key=file.module, properties=properties, shard_key=message.shard_key
+            )
         except (UnknownOutcomeError, NotStoredError):
             if time.monotonic() > give_up:
                 raise

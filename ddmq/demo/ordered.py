@@ -40,10 +40,19 @@ Life = tuple[str, int]  # module, round
 
 
 class OrderedAct:
-    """The act over one running server."""
+    """The act over one running server. `queue_of_key`: each module goes to one queue, as Kafka needs it; the
+    file log keeps the order of a key over all queues."""
 
-    def __init__(self, addresses: Mapping[str, HostPort], files: list[LibraryFile], typed: Typed) -> None:
+    def __init__(
+        self,
+        addresses: Mapping[str, HostPort],
+        files: list[LibraryFile],
+        typed: Typed,
+        *,
+        queue_of_key: bool = False,
+    ) -> None:
         self._addresses = addresses
+        self._queue_of_key = queue_of_key
         self._admin = AdminClient(addresses["admin"])
         self._modules = by_module(files)
         self._files = len(files)
@@ -73,7 +82,10 @@ class OrderedAct:
 
     def _send(self) -> None:
         runs = [
-            [FileMessage(TOPIC, file, number) for number, file in enumerate(files)]
+            [
+                FileMessage(TOPIC, file, number, file.module if self._queue_of_key else None)
+                for number, file in enumerate(files)
+            ]
             for files in self._modules.values()
         ]
         seconds = send_all(str(self._addresses["producer"]), runs, self._sent)

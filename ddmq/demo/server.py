@@ -18,6 +18,7 @@ from pathlib import Path
 import click
 
 from ddmq.address import HostPort, read_ready
+from ddmq.trial.cluster import TrialCluster
 from ddmq_common.errors import RemoteError
 
 READY_WITHIN_S = 30.0
@@ -25,10 +26,11 @@ CONFIG = "process_name: demo\nsamples:\n  interval_ms: 500\n"
 
 
 class DemoServer:
-    """A `ddmq serve` over one directory, which keeps its ports over restarts."""
+    """A `ddmq serve` over one directory, which keeps its ports over restarts; `cluster`: on Kafka."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, cluster: TrialCluster | None = None) -> None:
         self.data_dir = data_dir
+        self.cluster = cluster
         self.addresses: dict[str, HostPort] = {}
         self._process: subprocess.Popen[str] | None = None
         self._log = data_dir.with_suffix(".log")
@@ -38,6 +40,8 @@ class DemoServer:
         began = time.monotonic()
         command = [sys.executable, "-P", "-m", "ddmq", "serve", "--data-dir", str(self.data_dir)]
         command += ["--config", str(self._config())]
+        if self.cluster is not None:
+            command += ["--backend", "kafka", "--bootstrap", self.cluster.bootstrap]
         for part in ("producer", "consumer", "admin"):
             command += [f"--{part}", str(self.addresses.get(part, HostPort("127.0.0.1", 0)))]
         with self._log.open("a") as log:

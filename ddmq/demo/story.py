@@ -7,10 +7,12 @@ come twice, which is counted and shown. Act two is ordered.py. The commands of b
 
 from __future__ import annotations
 
+import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,11 +23,13 @@ from ddmq.demo.library import GIVE_UP_S, FileMessage, LibraryFile, Sent, send_al
 from ddmq.demo.ordered import OrderedAct
 from ddmq.demo.reported import ClientCounts
 from ddmq.demo.server import DemoServer, Typed, say, tell
+from ddmq.trial.cluster import Ports, TrialCluster, free_ports
 from ddmq_client import Consumer, Message
 
 TOPIC = "library"
 GROUP = "demo"
 CONSUMERS = 4
+BROKERS, KILLED = 3, 2
 
 
 @click.command()
@@ -42,7 +46,10 @@ CONSUMERS = 4
     type=click.Path(path_type=Path, dir_okay=False),
     help="Where the report of the run is written.",
 )
-def demo(data_dir: Path | None, report_file: Path) -> None:
+@click.option(
+    "--kafka", is_flag=True, help="On a Kafka cluster of three brokers, one of which is killed as well."
+)
+def demo(data_dir: Path | None, report_file: Path, kafka: bool) -> None:
     """Two acts with the files of the standard library, every number counted; under a minute.
 
     One: send them, kill -9 the server in the middle, consume, prove that nothing acknowledged is lost. Two:
@@ -51,27 +58,42 @@ def demo(data_dir: Path | None, report_file: Path) -> None:
     whose numbers must be those that were counted.
     """
     if data_dir is not None:
-        _tell(data_dir, report_file)
+        _tell(data_dir, report_file, kafka)
         return
     with tempfile.TemporaryDirectory(prefix="ddmq-demo-") as folder:
-        _tell(Path(folder) / "data", report_file)
+        _tell(Path(folder) / "data", report_file, kafka)
 
 
-def _tell(data_dir: Path, report_file: Path) -> None:
+def _tell(data_dir: Path, report_file: Path, kafka: bool) -> None:
     from ddmq.demo.reported import report_of_the_run
     from ddmq.demo.server import DemoServer
     from ddmq.demo.story import Story
 
     data_dir.parent.mkdir(parents=True, exist_ok=True)
-    server = DemoServer(data_dir)
-    story = Story(server)
-    try:
-        proven = story.run()
-    finally:
-        server.stop()
+    with _brokers(data_dir.with_suffix(".kafka")) if kafka else nullcontext() as cluster:
+        server = DemoServer(data_dir, cluster)
+        story = Story(server)
+        try:
+            proven = story.run()
+        finally:
+            server.stop()
     proven = report_of_the_run(data_dir, report_file, story.counted, story.killed_ms) and proven
     if not proven:
         raise click.exceptions.Exit(1)
+
+
+@contextmanager
+def _brokers(folder: Path) -> Iterator[TrialCluster]:
+    """Three brokers on free ports while the demo runs."""
+    cluster = TrialCluster(folder)
+    if not cluster.brokers:
+        cluster.make([Ports(*free_ports(2)) for _ in range(BROKERS)])
+    say(f"starting {BROKERS} Kafka brokers; the first time Kafka is brought, too")
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
 
 
 @dataclass
@@ -144,8 +166,11 @@ class Story:
         if rest:
             say(f"left out: {len(rest)} files that are empty or over 2 MiB")
         stored = self._first_act(fit)
+        if self.server.cluster is not None:
+            self.server.cluster.start([KILLED])
         say("ACT TWO: every module in order, while one of them fails")
-        act = OrderedAct(self.server.addresses, fit, self._typed)
+        kafka = self.server.cluster is not None
+        act = OrderedAct(self.server.addresses, fit, self._typed, queue_of_key=kafka)
         ordered = act.run()
         self.counted = [self._counted(), act.counted()]
         return ordered and stored
@@ -183,6 +208,9 @@ class Story:
 
     def _kill_and_restart(self, count: int) -> None:
         say(f"kill -9 after {count:,} acknowledged files, while the others are on their way")
+        if self.server.cluster is not None:
+            say(f"kill -9 of broker {KILLED}, too; it stays dead until the end of this act")
+            self.server.cluster.signal(KILLED, signal.SIGKILL)
         self.server.kill()
         self._restart_s = self.server.start()
         self.killed_ms = time.time_ns() // 1_000_000

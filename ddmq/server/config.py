@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from backend.file_log import FileLogOptions
+from backend.kafka.options import KafkaOptions
 from backend.records import Durability
 from ddmq.address import ADMIN, CONSUMER, LOOPBACK, PRODUCER, HostPort, is_loopback, parse
 from ddmq_common import names
@@ -97,6 +98,17 @@ class ServeConfig:
         return self.process_name or f"{shown}@{machine}" + (f":{admin}" if admin else "")
 
 
+ENGINES = ("file_log", "kafka")
+
+
+@dataclass(frozen=True)
+class BackendConfig:
+    """conf/backend.yaml: where messages are kept. The file log's own settings stand in file_log.yaml."""
+
+    engine: str = field(default=ENGINES[0], metadata=rules(choices=ENGINES))
+    kafka: KafkaOptions = field(default_factory=KafkaOptions)
+
+
 @dataclass(frozen=True)
 class TopicEntry:
     """A topic in conf/topics.yaml; read-only to the command line, which names the file."""
@@ -133,6 +145,7 @@ class Configuration:
 
     serve: ServeConfig = field(default_factory=ServeConfig)
     rpc: RpcLimits = field(default_factory=RpcLimits)
+    backend: BackendConfig = field(default_factory=BackendConfig)
     log: FileLogOptions = field(default_factory=FileLogOptions)
     producer: ProducerConfig = field(default_factory=ProducerConfig)
     consumer: ConsumerConfig = field(default_factory=ConsumerConfig)
@@ -141,10 +154,13 @@ class Configuration:
     groups: GroupsFile = field(default_factory=GroupsFile)
     folder: Path | None = None
     flags: frozenset[str] = frozenset()  # keys of `serve` that the command line set
+    backend_flags: Mapping[str, str] = field(
+        default_factory=dict
+    )  # `engine` and `bootstrap` of the command line
 
     def __post_init__(self) -> None:
         longest, kept_ms = self.delay.table.waits[-1], self.log.retention.age_ms
-        if longest >= kept_ms:
+        if self.backend.engine == "file_log" and longest >= kept_ms:
             raise ConfigError(
                 f"delay_service.yaml: levels: the last is {shown_wait(longest)}, but retention.age_ms in "
                 f"file_log.yaml keeps messages for {shown_wait(kept_ms)}; allowed: levels shorter than that"
@@ -154,6 +170,7 @@ class Configuration:
 FILES: dict[str, tuple[str, type[Any]]] = {
     "serve": ("ddmq.yaml", ServeConfig),
     "rpc": ("rpc.yaml", RpcLimits),
+    "backend": ("backend.yaml", BackendConfig),
     "log": ("file_log.yaml", FileLogOptions),
     "producer": ("proxy_producer.yaml", ProducerConfig),
     "consumer": ("proxy_consumer.yaml", ConsumerConfig),
@@ -202,13 +219,30 @@ def check_groups(config: Configuration) -> None:
 
 
 def with_flags(config: Configuration, **flags: Any) -> Configuration:
-    """Return the configuration with the command line's addresses and directory put over the file's."""
+    """Return the configuration with the command line's addresses, directory and engine put over the file's.
+
+    Raises ConfigError for brokers without the engine that they belong to.
+    """
     given = {key: value for key, value in flags.items() if value is not None}
+    of_backend: dict[str, str] = {key: given.pop(key) for key in ("engine", "bootstrap") if key in given}
+    config = over_backend(config, of_backend)
     for part in ("producer", "consumer", "admin"):
         if part in given:
             given[part] = str(given[part])
     serve = dataclasses.replace(config.serve, **given)
     return dataclasses.replace(config, serve=serve, flags=frozenset(given))
+
+
+def over_backend(config: Configuration, flags: Mapping[str, str]) -> Configuration:
+    """Return the configuration with `engine` and `bootstrap` of the command line. Raises ConfigError."""
+    engine, kafka = flags.get("engine", config.backend.engine), config.backend.kafka
+    if "bootstrap" in flags:
+        if engine != "kafka":
+            raise ConfigError(
+                f"--bootstrap {flags['bootstrap']} is for --backend kafka; the backend is {engine}"
+            )
+        kafka = dataclasses.replace(kafka, bootstrap=flags["bootstrap"])
+    return dataclasses.replace(config, backend=BackendConfig(engine, kafka), backend_flags=dict(flags))
 
 
 def shown(config: Configuration) -> dict[str, Any]:

@@ -19,14 +19,14 @@ others. What was started before a fork raises ClientError after it.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 from ddmq_client.aio.broadcast import AsyncBroadcastPool
 from ddmq_client.aio.coordinator import AsyncCoordinator
-from ddmq_client.aio.sync import WORKERS, Condition, answered, ends, fails, now, sleep
+from ddmq_client.aio.sync import WORKERS, Condition, Lock, answered, ends, fails, me, now, set_apart, sleep
 from ddmq_client.aio.worker_pool import AsyncWorkerPool
 from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.prefetch_buffer import ConsumerCounts
@@ -132,9 +132,10 @@ class AsyncConsumer:
         self._pool: AsyncWorkerPool | None = None
         self._paused = False
         self._home = Home("consumer")
-        self._lock = threading.Lock()  # of the two below
+        self._lock = Lock()  # of the two below
         self._state = "new"
         self._ended = False
+        self._amid: set[object] = set()  # who starts, or stops
         self._over = Condition(self._lock)
 
     @property
@@ -172,7 +173,11 @@ class AsyncConsumer:
                 self._pool = AsyncBroadcastPool(self._coordinator, self._proxies, pulls, *self._place)
             self._state = "started"
         batch = self._settings.max_batch if self._batch_handler else 1
-        await self._pool.start(self._settings.workers, batch, self._handle if handling else None)
+        self._amid.add(me())
+        try:
+            await self._pool.start(self._settings.workers, batch, self._handle if handling else None)
+        finally:
+            self._amid.discard(me())
         return True
 
     def pause(self) -> None:
@@ -196,11 +201,18 @@ class AsyncConsumer:
         What no handler has seen goes back at once, uncounted, for others. True when handlers have ended and
         results were delivered. What was not comes again after the group's ack time-out, as do messages
         of `pull` that are not settled before. A handler may call it, too: what it was called with must be
-        settled before, or comes again. A further call waits for the first one.
+        settled before, or comes again. A further call waits for the first one. A signal handler may call it,
+        too; where it has interrupted this consumer's own work, a thread stops it, and False comes at once.
         """
         check("timeout_ms", timeout_ms, 0, TIMEOUT_MS_MAX)
         if self._home.left:
             return False
+        locks = [self._lock, self._coordinator.lock] if self._coordinator else [self._lock]
+        if set_apart(partial(self._stop, timeout_ms), me() in self._amid, locks):
+            return False
+        return await self._stop(timeout_ms)
+
+    async def _stop(self, timeout_ms: int) -> bool:
         time, total_s = now(), timeout_ms / 1000
         with self._lock:
             started, self._state = self._state, "stopped"
@@ -208,9 +220,11 @@ class AsyncConsumer:
             return True
         if started == "stopped":
             return await self._is_over(time if self._pool.is_worker() else time + total_s)
+        self._amid.add(me())
         try:
             return await self._pool.stop(time + total_s * 0.8, time + total_s)
         finally:
+            self._amid.discard(me())
             with self._lock:
                 self._ended = True
                 self._over.notify_all()

@@ -7,11 +7,10 @@ by themselves. Nothing here touches a socket. Messages call `settle` and `extend
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Sequence
 
 from ddmq_client.aio.due_results import IDLE_WAKE_S, AsyncDueResults
-from ddmq_client.aio.sync import Condition, clock, me
+from ddmq_client.aio.sync import Condition, Lock, clock, me
 from ddmq_client.core.acks import AckBatch, UnappliedResult, late_results
 from ddmq_client.core.held import HeldMessages, keep_at
 from ddmq_client.core.places import Offsets, Places
@@ -49,7 +48,7 @@ class AsyncCoordinator:
         self._buffer.places = self.places = Places() if settings.broadcasting else None
         self._held = HeldMessages(settings.extend_for_ms / 1000 if settings.keeps_leases else 0.0)
         self._demand_until = 0.0
-        self._lock = threading.Lock()
+        self.lock = self._lock = Lock()
         self._room = Condition(self._lock)
         self._arrived = Condition(self._lock)
         self._keeping = Condition(self._lock)
@@ -228,8 +227,7 @@ class AsyncCoordinator:
         with self._lock:
             if not self._buffer.settle(message, outcome, delay_ms, reason):
                 return False
-            source = message.delivery.source
-            assert isinstance(source, Source)
+            source: Source = message.delivery.source
             if not source.open:
                 self._room.notify_all()
             self._due.wake(source.proxy.present())
@@ -240,7 +238,6 @@ class AsyncCoordinator:
         with self._lock:
             if not self._buffer.hand_back(message):
                 return False
-            assert isinstance(message.delivery.source, Source)
             self._room.notify_all()
             self._due.wake(message.delivery.source.proxy.present())
             return not self._buffer.is_over(message)
@@ -377,7 +374,6 @@ class AsyncCoordinator:
     def _extend(self, message: Message) -> bool:
         if not self._buffer.extend(message):
             return False
-        assert isinstance(message.delivery.source, Source)
         self._due.wake(message.delivery.source.proxy.present())
         return True
 

@@ -5,10 +5,9 @@ The coordinator's lock guards all of it: whoever calls has the lock.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
-from ddmq_client.aio.sync import Condition, clock
+from ddmq_client.aio.sync import Condition, Lock, clock
 from ddmq_client.core.acks import AckBatch
 from ddmq_client.core.prefetch_buffer import PrefetchBuffer, ProxyConnection
 
@@ -19,7 +18,7 @@ LEAVE_AGAIN_S = 0.2  # a pull that was on its way may have come to the proxy aft
 class AsyncDueResults:
     """Of one consumer."""
 
-    def __init__(self, lock: threading.Lock, buffer: PrefetchBuffer, leaving: Callable[[], bool]) -> None:
+    def __init__(self, lock: Lock, buffer: PrefetchBuffer, leaving: Callable[[], bool]) -> None:
         """`leaving`: the consumer stops, and pulls still wait at proxies."""
         self._lock = lock
         self._buffer = buffer

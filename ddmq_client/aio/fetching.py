@@ -23,7 +23,7 @@ from functools import partial
 from types import TracebackType
 
 from ddmq_client.aio.connection import AsyncFramedConnection, resolve_in_time
-from ddmq_client.aio.sync import INLINE, AsyncActivity, Condition, now
+from ddmq_client.aio.sync import INLINE, AsyncActivity, Condition, Lock, now
 from ddmq_client.core.fetching import Assignments, FetchAnswer, Queue, Round
 from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, ProxyAddress, parse_addresses
 from ddmq_client.core.places import Offsets
@@ -80,7 +80,7 @@ class AsyncFetchConsumer:
         self._connections: dict[str, AsyncFramedConnection] = {}
         self._for_acks: dict[str, AsyncFramedConnection] = {}  # of their own: a fetch may be waiting
         self._calls: dict[str, AsyncActivity] = {}
-        self._lock = threading.Lock()  # of the two below, which calls that end change
+        self._lock = Lock()  # of the two below, which calls that end change
         self._since: dict[str, float] = {}  # when a proxy was asked whose answer was not taken
         self._ended: list[FetchAnswer] = []
         self._changed = Condition(self._lock)

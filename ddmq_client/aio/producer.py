@@ -1,17 +1,11 @@
-"""AsyncProducer: the asyncio twin of `ddmq_client.Producer`.
-
-    async with AsyncProducer("mq-1:9613,mq-2:9613") as producer:
-        result = await producer.send("orders", b"hello", key="order-17")
-
-One event loop, any number of tasks. A cancelled send closes its connection; whether its message was stored is
-then unknown.
-"""
+"""What a producer does, the blocking one as the one for tasks: send, and change what is delayed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
+from typing import Self
 
 from ddmq_client.aio.router import AsyncProxyRouter
 from ddmq_client.aio.sender import AsyncJobSender
@@ -24,50 +18,28 @@ from ddmq_client.errors import ClosedError, OptionError
 from ddmq_client.idl.codes import PRODUCER_PORT, DelayAction
 from ddmq_client.outbox import Outbox, oneway_frame
 from ddmq_client.outgoing import OutgoingMessage, SendResult, ShardKey, with_level
-from ddmq_client.process import new_client_id
+from ddmq_client.process import Home, new_client_id
 from ddmq_client.wire.producing import heartbeat
 
 CLOSE_S = 1.0  # for the upkeep to end
 
 
-class AsyncProducer:
-    """Sends messages. Close it, or use it as an async context manager.
+class AsyncProducerBase:
+    """All but the constructor of what applications use."""
 
-    The arguments are those of `ddmq_client.Producer`.
-    """
-
-    def __init__(
-        self,
-        proxies: str | Sequence[str],
-        *,
-        timeout_ms: int = 3_000,
-        retry_unknown: bool = False,
-        attempts_max: int = 1_000,
-        selector: Selector = "hash",
-        connections_max: int = 64,
-        batch_bytes: int = 4 * 1024 * 1024,
-        batch_messages: int = 500,
-        producer_group: str | None = None,
-        client_id: str | None = None,
-    ) -> None:
-        """Checks its arguments (OptionError); connects with the first send."""
-        settings = ProducerSettings(
-            timeout_ms=timeout_ms,
-            retry_unknown=retry_unknown,
-            attempts_max=attempts_max,
-            connections_max=connections_max,
-            batch_bytes=batch_bytes,
-            batch_messages=batch_messages,
-            selector=selector,
-            producer_group=producer_group,
-            client_id=client_id or new_client_id(),
-        )
-        self.client_id = settings.client_id
+    def __init__(self, proxies: str | Sequence[str], settings: ProducerSettings) -> None:
+        self._settings = settings
         self._outbox = Outbox(settings)
         parsed = parse_addresses(proxies, PRODUCER_PORT)
-        self._router = AsyncProxyRouter(parsed, connections_max, heartbeat(settings.client_id))
+        self._router = AsyncProxyRouter(parsed, settings.connections_max, heartbeat(settings.client_id))
         self._sender = AsyncJobSender(self._router)
+        self._home = Home("producer")
         self._closed = False
+
+    @property
+    def client_id(self) -> str:
+        """The name this producer gives itself."""
+        return self._settings.client_id
 
     def proxies(self) -> list[tuple[str, bool]]:
         """("host:port", in rotation) of every proxy known so far."""
@@ -93,7 +65,21 @@ class AsyncProducer:
         catch_up: str | None = None,
         timeout_ms: int | None = None,
     ) -> SendResult:
-        """Send one message and wait until it is stored; arguments and errors as `Producer.send`."""
+        """Send one message and wait until it is stored. Arguments: see OutgoingMessage; timeout_ms: see
+        the class.
+
+        delay, deliver_at  deliver it so much later, or at that moment (a datetime with a time zone)
+        level              deliver it after that delay level (1 to 18), without an id to cancel it by
+        cron, zone         deliver it at each time of a five-field cron, in that time zone (UTC)
+        every, times       deliver it again and again, `times` in all (for ever when absent); beside a cron:
+                           so often at each of its times
+        catch_up           deliveries missed while nothing ran: "fire_once" (default), "all" or "skip"
+
+        The result of a delayed message (but for `level`) is a DelayResult with `delay_id` and `due_at`.
+
+        Raises InvalidMessageError, NoSuchTopicError, NotStoredError (ThrottledError, BusyError): certainly
+        not stored; UnknownOutcomeError: it may be; ClosedError.
+        """
         when = when_of(delay, deliver_at, cron, zone, every, times, catch_up, level)
         message = OutgoingMessage(topic, body, key, tags, with_level(properties, level), shard_key, queue)
         if when is None:
@@ -136,7 +122,11 @@ class AsyncProducer:
     async def send_batch(
         self, messages: Iterable[OutgoingMessage], *, timeout_ms: int | None = None
     ) -> list[SendResult]:
-        """Send many; one result per message, in their order. As `Producer.send_batch`."""
+        """Send many; one result per message, in their order. Raises nothing for single messages: see `error`.
+
+        The messages are cut into requests by bytes and count. Requests go one after the other, each with
+        `timeout_ms`. Messages of one queue keep their order, except that what is resent comes later.
+        """
         self._check_open()
         plan = self._outbox.plan(messages)
         for request in plan.requests:
@@ -145,7 +135,10 @@ class AsyncProducer:
         return plan.results
 
     async def send_oneway(self, message: OutgoingMessage, *, timeout_ms: int | None = None) -> None:
-        """Send without waiting for an answer; NotStoredError where it could not be written."""
+        """Send without waiting for an answer: whether it was stored stays unknown.
+
+        NotStoredError where it could not even be written to a proxy.
+        """
         encoded = self._encode(message)
         await self._sender.oneway(
             lambda at, number: oneway_frame(encoded, number), self._deadline(timeout_ms)
@@ -153,10 +146,12 @@ class AsyncProducer:
 
     async def close(self) -> None:
         """Close every connection; sends under way end with an error."""
+        if self._home.left:
+            return
         self._closed = True
         await self._router.close(now() + CLOSE_S)
 
-    async def __aenter__(self) -> AsyncProducer:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -174,6 +169,7 @@ class AsyncProducer:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the producer has been closed")
+        self._home.enter()
 
     def _encode(self, message: OutgoingMessage) -> bytes:
         self._check_open()
@@ -181,3 +177,40 @@ class AsyncProducer:
 
     def _deadline(self, timeout_ms: int | None) -> float:
         return now() + self._outbox.timeout_s(timeout_ms)
+
+
+# asyncio only
+class AsyncProducer(AsyncProducerBase):
+    """The asyncio twin of `ddmq_client.Producer`, with its arguments. Close it, or use `async with`.
+
+    One event loop, any number of tasks. A cancelled send closes its connection; whether its message was
+    stored is then unknown.
+    """
+
+    def __init__(
+        self,
+        proxies: str | Sequence[str],
+        *,
+        timeout_ms: int = 3_000,
+        retry_unknown: bool = False,
+        attempts_max: int = 1_000,
+        selector: Selector = "hash",
+        connections_max: int = 64,
+        batch_bytes: int = 4 * 1024 * 1024,
+        batch_messages: int = 500,
+        producer_group: str | None = None,
+        client_id: str | None = None,
+    ) -> None:
+        """Checks its arguments (OptionError); connects with the first send."""
+        settings = ProducerSettings(
+            timeout_ms=timeout_ms,
+            retry_unknown=retry_unknown,
+            attempts_max=attempts_max,
+            connections_max=connections_max,
+            batch_bytes=batch_bytes,
+            batch_messages=batch_messages,
+            selector=selector,
+            producer_group=producer_group,
+            client_id=client_id or new_client_id(),
+        )
+        super().__init__(proxies, settings)

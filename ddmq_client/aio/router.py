@@ -8,11 +8,10 @@ each proxy that is out of rotation and whose back-off is over. It starts with th
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Collection, Sequence
 
 from ddmq_client.aio.connection import AsyncFramedConnection, resolve
-from ddmq_client.aio.sync import AsyncActivity, Condition, finish, now
+from ddmq_client.aio.sync import AsyncActivity, Condition, Lock, finish, now
 from ddmq_client.core import frames
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, Node, ProxyAddress, Rotation
@@ -32,7 +31,7 @@ class AsyncProxyRouter:
         self._addresses = addresses
         self._connections_max = connections_max
         self._heartbeat = heartbeat
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._freed = Condition(self._lock)
         self._upkeep_due = Condition(self._lock)
         self._rotation = Rotation(random.random)

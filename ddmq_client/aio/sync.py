@@ -17,6 +17,7 @@ from ddmq_client.received import Message
 
 INLINE = False  # what one caller alone waits for has a task of its own: it may outlive a cancelled caller
 WORKERS = 16  # of a consumer, unless told otherwise
+Lock = threading.Lock  # of parts of a client; held for a few lines
 CANCEL_S = 1.0  # for a cancelled handler to end
 Handle = Callable[[list[Message]], Awaitable[int]]  # returns how often the application's handler raised
 
@@ -34,6 +35,11 @@ def clock() -> Callable[[], float]:
 def me() -> object:
     """The task that runs."""
     return asyncio.current_task()
+
+
+def set_apart(work: Callable[[], object], amid: bool, locks: Iterable[Lock]) -> bool:
+    """False: a task is not interrupted by what it would have to wait for."""
+    return False
 
 
 async def sleep(seconds: float) -> None:
@@ -63,7 +69,7 @@ def ends(error: BaseException) -> bool:
 class Condition:
     """As `threading.Condition`, for the tasks of one event loop; any thread may notify them."""
 
-    def __init__(self, lock: threading.Lock) -> None:
+    def __init__(self, lock: Lock) -> None:
         self._lock = lock
         self._loop: asyncio.AbstractEventLoop | None = None  # that of the tasks that wait
         self._thread_id = 0

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
 from ddmq_client.aio.connection import AsyncFramedConnection, resolve
 from ddmq_client.aio.coordinator import AsyncCoordinator
-from ddmq_client.aio.sync import AsyncActivity, Condition, Handle, clock, finish
+from ddmq_client.aio.sync import AsyncActivity, Condition, Handle, Lock, clock, finish
 from ddmq_client.core.acks import AckBatch
 from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, Pace, ProxyAddress, is_literal
 from ddmq_client.core.prefetch_buffer import ProxyConnection, Source
@@ -64,7 +63,7 @@ class AsyncWorkerPool:
         self._proxies = proxies
         self._pulls = pulls
         self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
-        self._lock = threading.Lock()  # of the tables below, and of starting workers
+        self._lock = Lock()  # of the tables below, and of starting workers
         self._stopped = Condition(self._lock)
         self._stopping = False
         self._pullers: dict[ProxyAddress, list[AsyncPulling]] = {}

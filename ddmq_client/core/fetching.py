@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ddmq_client.core.places import Offsets
 from ddmq_client.errors import PullError
-from ddmq_client.received import DeliveryContext, FetchedQueue, NothingToSettle, Origin
+from ddmq_client.received import FetchedQueue, fetched_here
 
 Queue = tuple[str, str]  # topic, queue
 SETTLE_S = 0.02  # a proxy that has messages answers within this time
@@ -151,9 +151,7 @@ class Assignments:
             self._wishes.pop(queue, None)
             if each.messages:
                 self._handed[queue] = each.next_offset
-                delivery = DeliveryContext(Origin(self._group, *queue), now, None, NothingToSettle())
-                for message in each.messages:
-                    message.delivery = delivery
+                fetched_here(each, self._group, now)
                 found.append(each)
         gone = self._held.get(proxy, {}).keys() - held.keys()
         self._held[proxy] = held

@@ -217,8 +217,7 @@ class PrefetchBuffer:
         now = self._clock()
         while self._waiting and len(taken) < count:
             message = self._waiting.popleft()
-            source = message.delivery.source
-            assert isinstance(source, Source)
+            source: Source = message.delivery.source
             source.waiting -= 1
             if message.expires_at < now:
                 source.open -= 1
@@ -258,8 +257,7 @@ class PrefetchBuffer:
         return True
 
     def _return(self, message: Message) -> Source:
-        source = message.delivery.source
-        assert isinstance(source, Source)
+        source: Source = message.delivery.source
         assert message.lease_id is not None
         source.open -= 1
         self.counts.returned += 1
@@ -277,43 +275,29 @@ class PrefetchBuffer:
             return False
         message.outcome = outcome
         delivery = message.delivery
-        source = delivery.source
-        assert isinstance(source, Source)
-        if self.places is not None:
-            self._settle_here(message, outcome, source, self.places)
+        source: Source = delivery.source
+        if outcome is Outcome.ACKED:
+            self.counts.acked += 1
+        elif outcome is Outcome.FAILED:
+            self.counts.failed += 1
+        else:
+            self.counts.skipped += 1
+        source.open -= 1
+        if self.places is not None:  # nobody is told; a failed message is counted and gone
+            self.places.settled(delivery.origin.topic, delivery.origin.queue, message.offset)
             return True
-        proxy = source.proxy
-        if proxy.failover is not None:
-            proxy = proxy.present()
+        proxy = source.proxy if source.proxy.failover is None else source.proxy.present()
         pending = proxy.pending
         dropped = pending.dropped
         now = self._clock() if pending.since is None else pending.since
         if outcome is Outcome.FAILED:
-            self.counts.failed += 1
             pending.failure(delivery.origin, message.offset, message.lease_id, delay_ms, now, reason)
         else:
-            if outcome is Outcome.ACKED:
-                self.counts.acked += 1
-            else:
-                self.counts.skipped += 1
             pending.success(delivery.origin, message.offset, message.lease_id, now)
         self.counts.results_dropped += pending.dropped - dropped
-        source.open -= 1
         if source.parked and not source.open:
             proxy.prompt = True
         return True
-
-    def _settle_here(self, message: Message, outcome: Outcome, source: Source, places: Places) -> None:
-        """Broadcasting: nobody is told; a failed message is counted and gone."""
-        if outcome is Outcome.FAILED:
-            self.counts.failed += 1
-        elif outcome is Outcome.ACKED:
-            self.counts.acked += 1
-        else:
-            self.counts.skipped += 1
-        source.open -= 1
-        origin = message.delivery.origin
-        places.settled(origin.topic, origin.queue, message.offset)
 
     def is_over(self, message: Message) -> bool:
         """Whether the message's lease is over, as far as is known here."""
@@ -324,7 +308,6 @@ class PrefetchBuffer:
         if message.outcome is not None or message.lease_id is None:
             return False
         delivery = message.delivery
-        assert isinstance(delivery.source, Source)
         pending = delivery.source.proxy.present().pending
         dropped = pending.dropped
         message.extended_at = self._clock()

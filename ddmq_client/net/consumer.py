@@ -20,8 +20,8 @@ others. What was started before a fork raises ClientError after it.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -32,7 +32,7 @@ from ddmq_client.errors import ClientError, ClosedError
 from ddmq_client.idl.codes import CONSUMER_PORT
 from ddmq_client.net.broadcast import BroadcastPool
 from ddmq_client.net.coordinator import Coordinator
-from ddmq_client.net.sync import WORKERS, Condition, answered, ends, fails, now, sleep
+from ddmq_client.net.sync import WORKERS, Condition, Lock, answered, ends, fails, me, now, set_apart, sleep
 from ddmq_client.net.worker_pool import WorkerPool
 from ddmq_client.offsets_file import broadcast_place
 from ddmq_client.process import RUN_LOOK_S, Home, Signals, new_client_id
@@ -133,9 +133,10 @@ class Consumer:
         self._pool: WorkerPool | None = None
         self._paused = False
         self._home = Home("consumer")
-        self._lock = threading.Lock()  # of the two below
+        self._lock = Lock()  # of the two below
         self._state = "new"
         self._ended = False
+        self._amid: set[object] = set()  # who starts, or stops
         self._over = Condition(self._lock)
 
     @property
@@ -173,7 +174,11 @@ class Consumer:
                 self._pool = BroadcastPool(self._coordinator, self._proxies, pulls, *self._place)
             self._state = "started"
         batch = self._settings.max_batch if self._batch_handler else 1
-        self._pool.start(self._settings.workers, batch, self._handle if handling else None)
+        self._amid.add(me())
+        try:
+            self._pool.start(self._settings.workers, batch, self._handle if handling else None)
+        finally:
+            self._amid.discard(me())
         return True
 
     def pause(self) -> None:
@@ -197,11 +202,18 @@ class Consumer:
         What no handler has seen goes back at once, uncounted, for others. True when handlers have ended and
         results were delivered. What was not comes again after the group's ack time-out, as do messages
         of `pull` that are not settled before. A handler may call it, too: what it was called with must be
-        settled before, or comes again. A further call waits for the first one.
+        settled before, or comes again. A further call waits for the first one. A signal handler may call it,
+        too; where it has interrupted this consumer's own work, a thread stops it, and False comes at once.
         """
         check("timeout_ms", timeout_ms, 0, TIMEOUT_MS_MAX)
         if self._home.left:
             return False
+        locks = [self._lock, self._coordinator.lock] if self._coordinator else [self._lock]
+        if set_apart(partial(self._stop, timeout_ms), me() in self._amid, locks):
+            return False
+        return self._stop(timeout_ms)
+
+    def _stop(self, timeout_ms: int) -> bool:
         time, total_s = now(), timeout_ms / 1000
         with self._lock:
             started, self._state = self._state, "stopped"
@@ -209,9 +221,11 @@ class Consumer:
             return True
         if started == "stopped":
             return self._is_over(time if self._pool.is_worker() else time + total_s)
+        self._amid.add(me())
         try:
             return self._pool.stop(time + total_s * 0.8, time + total_s)
         finally:
+            self._amid.discard(me())
             with self._lock:
                 self._ended = True
                 self._over.notify_all()

@@ -8,7 +8,6 @@ by themselves. Nothing here touches a socket. Messages call `settle` and `extend
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Sequence
 
 from ddmq_client.core.acks import AckBatch, UnappliedResult, late_results
@@ -24,7 +23,7 @@ from ddmq_client.core.prefetch_buffer import (
 from ddmq_client.core.settings import ConsumerSettings
 from ddmq_client.errors import ClosedError, PullError
 from ddmq_client.net.due_results import IDLE_WAKE_S, DueResults
-from ddmq_client.net.sync import Condition, clock, me
+from ddmq_client.net.sync import Condition, Lock, clock, me
 from ddmq_client.received import FetchedQueue, Message, Outcome
 from ddmq_client.teller import FirstAnswer, Teller
 from ddmq_client.wire.consuming import Pulled
@@ -50,7 +49,7 @@ class Coordinator:
         self._buffer.places = self.places = Places() if settings.broadcasting else None
         self._held = HeldMessages(settings.extend_for_ms / 1000 if settings.keeps_leases else 0.0)
         self._demand_until = 0.0
-        self._lock = threading.Lock()
+        self.lock = self._lock = Lock()
         self._room = Condition(self._lock)
         self._arrived = Condition(self._lock)
         self._keeping = Condition(self._lock)
@@ -227,8 +226,7 @@ class Coordinator:
         with self._lock:
             if not self._buffer.settle(message, outcome, delay_ms, reason):
                 return False
-            source = message.delivery.source
-            assert isinstance(source, Source)
+            source: Source = message.delivery.source
             if not source.open:
                 self._room.notify_all()
             self._due.wake(source.proxy.present())
@@ -239,7 +237,6 @@ class Coordinator:
         with self._lock:
             if not self._buffer.hand_back(message):
                 return False
-            assert isinstance(message.delivery.source, Source)
             self._room.notify_all()
             self._due.wake(message.delivery.source.proxy.present())
             return not self._buffer.is_over(message)
@@ -376,7 +373,6 @@ class Coordinator:
     def _extend(self, message: Message) -> bool:
         if not self._buffer.extend(message):
             return False
-        assert isinstance(message.delivery.source, Source)
         self._due.wake(message.delivery.source.proxy.present())
         return True
 

@@ -6,12 +6,11 @@ The coordinator's lock guards all of it: whoever calls has the lock.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 from ddmq_client.core.acks import AckBatch
 from ddmq_client.core.prefetch_buffer import PrefetchBuffer, ProxyConnection
-from ddmq_client.net.sync import Condition, clock
+from ddmq_client.net.sync import Condition, Lock, clock
 
 IDLE_WAKE_S = 60.0
 LEAVE_AGAIN_S = 0.2  # a pull that was on its way may have come to the proxy after the first time
@@ -20,7 +19,7 @@ LEAVE_AGAIN_S = 0.2  # a pull that was on its way may have come to the proxy aft
 class DueResults:
     """Of one consumer."""
 
-    def __init__(self, lock: threading.Lock, buffer: PrefetchBuffer, leaving: Callable[[], bool]) -> None:
+    def __init__(self, lock: Lock, buffer: PrefetchBuffer, leaving: Callable[[], bool]) -> None:
         """`leaving`: the consumer stops, and pulls still wait at proxies."""
         self._lock = lock
         self._buffer = buffer

@@ -30,7 +30,7 @@ from ddmq_client.core.settings import TIMEOUT_MS_MAX, check, check_text
 from ddmq_client.errors import ClosedError, PullError
 from ddmq_client.idl.codes import CONSUMER_PORT
 from ddmq_client.net.connection import FramedConnection, resolve_in_time
-from ddmq_client.net.sync import INLINE, Activity, Condition, now
+from ddmq_client.net.sync import INLINE, Activity, Condition, Lock, now
 from ddmq_client.process import Home, new_client_id
 from ddmq_client.received import FetchedQueue
 from ddmq_client.wire.consuming import (
@@ -81,7 +81,7 @@ class FetchConsumer:
         self._connections: dict[str, FramedConnection] = {}
         self._for_acks: dict[str, FramedConnection] = {}  # of their own: a fetch may be waiting
         self._calls: dict[str, Activity] = {}
-        self._lock = threading.Lock()  # of the two below, which calls that end change
+        self._lock = Lock()  # of the two below, which calls that end change
         self._since: dict[str, float] = {}  # when a proxy was asked whose answer was not taken
         self._ended: list[FetchAnswer] = []
         self._changed = Condition(self._lock)

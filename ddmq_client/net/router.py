@@ -9,7 +9,6 @@ each proxy that is out of rotation and whose back-off is over. It starts with th
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Collection, Sequence
 
 from ddmq_client.core import frames
@@ -19,7 +18,7 @@ from ddmq_client.core.sending import SEND_ONE
 from ddmq_client.core.verdicts import CallFailed, CallVerdict
 from ddmq_client.errors import BusyError, ClosedError
 from ddmq_client.net.connection import FramedConnection, resolve
-from ddmq_client.net.sync import Activity, Condition, finish, now
+from ddmq_client.net.sync import Activity, Condition, Lock, finish, now
 from ddmq_client.wire.producing import ProxyFault, heartbeat_verdict
 
 IDLE_MAX_S = 60.0
@@ -33,7 +32,7 @@ class ProxyRouter:
         self._addresses = addresses
         self._connections_max = connections_max
         self._heartbeat = heartbeat
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._freed = Condition(self._lock)
         self._upkeep_due = Condition(self._lock)
         self._rotation = Rotation(random.random)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _thread
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -10,6 +12,7 @@ from ddmq_client.received import Message
 
 INLINE = True  # what one caller alone waits for needs no thread of its own
 WORKERS = 4  # of a consumer, unless told otherwise
+Lock = threading.RLock  # it knows who has it: see `set_apart`
 Condition = threading.Condition
 now = time.monotonic
 Handle = Callable[[list[Message]], int]  # returns how often the application's handler raised
@@ -23,6 +26,25 @@ def clock() -> Callable[[], float]:
 def me() -> object:
     """The thread that runs."""
     return threading.get_ident()
+
+
+def set_apart(work: Callable[[], object], amid: bool, locks: Iterable[Lock]) -> bool:
+    """A signal handler asks for work that needs what this very thread has (one of the locks, or it is `amid`
+    other work), or that would wait on gevent's hub: then a thread of its own does it. False where nothing is
+    in the way.
+
+    Not by `Thread.start`, which may be what the signal has interrupted, with a lock of its own.
+    """
+    if not amid and not any(lock._is_owned() for lock in locks) and not _on_hub():  # type: ignore[attr-defined]
+        return False
+    _thread.start_new_thread(work, ())
+    return True
+
+
+def _on_hub() -> bool:
+    """Whether gevent's hub runs this, as it does a signal handler while all greenlets wait."""
+    gevent = sys.modules.get("gevent")
+    return gevent is not None and isinstance(gevent.getcurrent(), gevent.hub.Hub)
 
 
 def sleep(seconds: float) -> None:

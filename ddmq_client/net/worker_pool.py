@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
@@ -24,7 +23,7 @@ from ddmq_client.core.prefetch_buffer import ProxyConnection, Source
 from ddmq_client.errors import PullError
 from ddmq_client.net.connection import FramedConnection, resolve
 from ddmq_client.net.coordinator import Coordinator
-from ddmq_client.net.sync import Activity, Condition, Handle, clock, finish
+from ddmq_client.net.sync import Activity, Condition, Handle, Lock, clock, finish
 from ddmq_client.teller import UNKNOWN_METHOD
 from ddmq_client.wire.consuming import (
     FAILURES,
@@ -65,7 +64,7 @@ class WorkerPool:
         self._proxies = proxies
         self._pulls = pulls
         self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
-        self._lock = threading.Lock()  # of the tables below, and of starting workers
+        self._lock = Lock()  # of the tables below, and of starting workers
         self._stopped = Condition(self._lock)
         self._stopping = False
         self._pullers: dict[ProxyAddress, list[Pulling]] = {}

@@ -17,10 +17,6 @@ from ddmq_client.received import FetchedQueue, Message, Origin
 from ddmq_client.wire.codec import Specs, decode, encode
 from ddmq_client.wire.producing import ProxyFault, answer_at
 
-PULL = b"pull"
-SUBMIT = b"submit"
-SETTLE = b"settle"
-STATS = b"getConsumeStats"
 SPECS = Specs()
 SPECS.register(
     idl.Message,
@@ -38,16 +34,40 @@ SPECS.register(
 _CONTEXT: Any = SPECS.register(idl.Context)[0]
 _RESULT: Any = SPECS.register(idl.ConsumeResult)[0]
 _REQUEST: Any = SPECS.register(idl.PullRequest)[0]
-_PULL_ARGS = SPECS.register(idl.ConsumerService.pull_args)
-_PULL_RESULT = SPECS.register(idl.ConsumerService.pull_result)
 _SETTLE_REQUEST: Any = SPECS.register(idl.SettleRequest)[0]
-_SETTLE_ARGS = SPECS.register(idl.ConsumerService.settle_args)
-_SETTLE_RESULT = SPECS.register(idl.ConsumerService.settle_result)
-_SUBMIT_ARGS = SPECS.register(idl.ConsumerService.submit_args)
-_SUBMIT_RESULT = SPECS.register(idl.ConsumerService.submit_result)
 _STATS_REQUEST: Any = SPECS.register(idl.ConsumeStatsRequest)[0]
-_STATS_ARGS = SPECS.register(idl.ConsumerService.getConsumeStats_args)
-_STATS_RESULT = SPECS.register(idl.ConsumerService.getConsumeStats_result)
+_FETCH_REQUEST: Any = SPECS.register(idl.FetchRequest)[0]
+_OFFSETS: Any = SPECS.register(idl.AckResult)[0]
+
+
+class _Method:
+    """A method of ConsumerService with one argument; `argument`: what the IDL calls that."""
+
+    def __init__(self, name: str, argument: str) -> None:
+        self._name = name.encode()
+        self._argument = argument
+        self._args = SPECS.register(getattr(idl.ConsumerService, f"{name}_args"))
+        self._result = SPECS.register(getattr(idl.ConsumerService, f"{name}_result"))
+
+    def frame(self, argument: Any, sequence_id: int) -> bytes:
+        args = self._args[0]()
+        setattr(args, self._argument, argument)
+        return frames.framed((frames.call_head(self._name, sequence_id), encode(args, self._args)))
+
+    def answer(self, payload: bytes, sequence_id: int) -> Any:
+        """What it returned; PullError, ProxyFault or FrameError."""
+        found = decode(payload, answer_at(payload, self._name, sequence_id), self._result)
+        error = getattr(found, "error", None)
+        if error is not None:
+            raise PullError(error.message or "pull refused", error.code)
+        if found.success is None:
+            raise FrameError("answer without a result")
+        return found.success
+
+
+_PULL, _SETTLE, _FETCH = _Method("pull", "request"), _Method("settle", "request"), _Method("fetch", "request")
+_SUBMIT, _ACK = _Method("submit", "result"), _Method("ack", "result")
+_STATS = _Method("getConsumeStats", "request")
 
 
 class PullSettings(NamedTuple):
@@ -95,42 +115,31 @@ def pull_frame(
     request.clientId = settings.client_id
     request.filterType, request.filter = settings.filter_type, settings.filter_text
     request.result = _linked(acks) if acks else None
-    args = _PULL_ARGS[0]()
-    args.request = request
-    return frames.framed((frames.call_head(PULL, sequence_id), encode(args, _PULL_ARGS)))
+    return _PULL.frame(request, sequence_id)
 
 
 def submit_frame(acks: AckBatch, sequence_id: int) -> bytes:
     """A submit request."""
-    args = _SUBMIT_ARGS[0]()
-    args.result = _linked(acks)
-    return frames.framed((frames.call_head(SUBMIT, sequence_id), encode(args, _SUBMIT_ARGS)))
+    return _SUBMIT.frame(_linked(acks), sequence_id)
 
 
 def stats_frame(group: str, sequence_id: int) -> bytes:
     """A request for a group's offsets: it makes nothing, and only a consumer proxy answers it."""
-    args = _STATS_ARGS[0]()
-    args.request = _STATS_REQUEST()
-    args.request.group = group
-    return frames.framed((frames.call_head(STATS, sequence_id), encode(args, _STATS_ARGS)))
+    request = _STATS_REQUEST()
+    request.group = group
+    return _STATS.frame(request, sequence_id)
 
 
 def read_stats(payload: bytes, sequence_id: int) -> None:
     """That it was answered; PullError, ProxyFault or FrameError."""
-    _raise_refusal(decode(payload, answer_at(payload, STATS, sequence_id), _STATS_RESULT))
+    _STATS.answer(payload, sequence_id)
 
 
 def read_pulled(payload: bytes, sequence_id: int) -> Pulled:
     """The messages of an answer, perhaps none; PullError, ProxyFault or FrameError."""
-    answer = decode(payload, answer_at(payload, PULL, sequence_id), _PULL_RESULT)
-    _raise_refusal(answer)
-    response = answer.success
-    if response is None:
-        raise FrameError("answer without a result")
-    context = response.context or _CONTEXT()
-    origin = Origin(context.groupId or "", context.topic or "", context.qid or "")
-    told = _told(response.late)
-    return Pulled(origin, response.messages or (), response.leaseMs, told, response.notice or "")
+    found = _PULL.answer(payload, sequence_id)
+    told, notice = _told(found.late), found.notice or ""
+    return Pulled(_origin(found.context), found.messages or (), found.leaseMs, told, notice)
 
 
 def settle_frame(settings: PullSettings, acks: AckBatch | None, leave: bool, sequence_id: int) -> bytes:
@@ -139,43 +148,31 @@ def settle_frame(settings: PullSettings, acks: AckBatch | None, leave: bool, seq
     request.result = _linked(acks) if acks else None
     request.groupId, request.clientId = settings.group, settings.client_id
     request.leave = True if leave else None
-    args = _SETTLE_ARGS[0]()
-    args.request = request
-    return frames.framed((frames.call_head(SETTLE, sequence_id), encode(args, _SETTLE_ARGS)))
+    return _SETTLE.frame(request, sequence_id)
 
 
 def read_settled(payload: bytes, sequence_id: int) -> list[UnappliedResult]:
     """What came too late; PullError, ProxyFault or FrameError."""
-    answer = decode(payload, answer_at(payload, SETTLE, sequence_id), _SETTLE_RESULT)
-    _raise_refusal(answer)
-    if answer.success is None:
-        raise FrameError("answer without a result")
-    return _told(answer.success.late)
+    return _told(_SETTLE.answer(payload, sequence_id).late)
 
 
 def _told(late: Sequence[Any] | None) -> list[UnappliedResult]:
     found: list[UnappliedResult] = []
     for each in late or ():
-        context = each.context or _CONTEXT()
-        origin = Origin(context.groupId or "", context.topic or "", context.qid or "")
+        origin = _origin(each.context)
         finished = set(each.finished or ())
         for offset, lease in zip(each.offsets or (), each.leases or (), strict=False):
             found.append(UnappliedResult(origin, offset, lease, offset in finished))
     return found
 
 
+def _origin(context: Any) -> Origin:
+    return Origin(context.groupId or "", context.topic or "", context.qid or "") if context else NOWHERE
+
+
 def read_submitted(payload: bytes, sequence_id: int) -> bool:
     """Whether the proxy took the results; PullError, ProxyFault or FrameError."""
-    answer = decode(payload, answer_at(payload, SUBMIT, sequence_id), _SUBMIT_RESULT)
-    _raise_refusal(answer)
-    if answer.success is None:
-        raise FrameError("answer without a result")
-    return bool(answer.success)
-
-
-def _raise_refusal(answer: Any) -> None:
-    if answer.error is not None:
-        raise PullError(answer.error.message or "pull refused", answer.error.code)
+    return bool(_SUBMIT.answer(payload, sequence_id))
 
 
 def _linked(acks: AckBatch) -> Any:
@@ -209,16 +206,8 @@ def _element(results: OriginResults) -> Any:
     return element
 
 
-FETCH = b"fetch"
-ACK = b"ack"
+NOWHERE = Origin("", "", "")
 CLUSTER = "R_default"  # demanded by the wire, read by nobody
-_FETCH_REQUEST: Any = SPECS.register(idl.FetchRequest)[0]
-_OFFSETS: Any = SPECS.register(idl.AckResult)[0]
-_FETCH_ARGS = SPECS.register(idl.ConsumerService.fetch_args)
-_FETCH_RESULT = SPECS.register(idl.ConsumerService.fetch_result)
-_ACK_ARGS = SPECS.register(idl.ConsumerService.ack_args)
-_ACK_RESULT = SPECS.register(idl.ConsumerService.ack_result)
-
 FAILURES = (CallFailed, FrameError, ProxyFault, PullError)  # how a call ends without what was asked for
 Offsets = Mapping[str, Mapping[str, int]]
 
@@ -245,9 +234,7 @@ def fetch_frame(
     request.clientId, request.model = settings.client_id, settings.model
     request.topics = list(settings.topics) if settings.topics else None
     request.exact = True if settings.exact else None
-    args = _FETCH_ARGS[0]()
-    args.request = request
-    return frames.framed((frames.call_head(FETCH, sequence_id), encode(args, _FETCH_ARGS)))
+    return _FETCH.frame(request, sequence_id)
 
 
 def leave_frame(settings: FetchSettings, sequence_id: int) -> bytes:
@@ -255,9 +242,7 @@ def leave_frame(settings: FetchSettings, sequence_id: int) -> bytes:
     request = _FETCH_REQUEST()
     request.consumerId, request.groupId, request.cluster = settings.consumer_id, settings.group, CLUSTER
     request.clientId, request.leave = settings.client_id, True
-    args = _FETCH_ARGS[0]()
-    args.request = request
-    return frames.framed((frames.call_head(FETCH, sequence_id), encode(args, _FETCH_ARGS)))
+    return _FETCH.frame(request, sequence_id)
 
 
 def ack_frame(settings: FetchSettings, offsets: Offsets, sequence_id: int) -> bytes:
@@ -265,16 +250,12 @@ def ack_frame(settings: FetchSettings, offsets: Offsets, sequence_id: int) -> by
     result = _OFFSETS()
     result.consumerId, result.groupId, result.cluster = settings.consumer_id, settings.group, CLUSTER
     result.offsets = {topic: dict(queues) for topic, queues in offsets.items()}
-    args = _ACK_ARGS[0]()
-    args.result = result
-    return frames.framed((frames.call_head(ACK, sequence_id), encode(args, _ACK_ARGS)))
+    return _ACK.frame(result, sequence_id)
 
 
 def read_fetched(payload: bytes, sequence_id: int) -> list[FetchedQueue]:
     """One entry for each queue that is assigned; PullError, ProxyFault or FrameError."""
-    answer = decode(payload, answer_at(payload, FETCH, sequence_id), _FETCH_RESULT).success
-    if answer is None:
-        raise FrameError("answer without a result")
+    answer = _FETCH.answer(payload, sequence_id)
     if answer.error is not None:
         raise PullError(answer.error, answer.code)
     return [
@@ -292,7 +273,4 @@ def read_fetched(payload: bytes, sequence_id: int) -> list[FetchedQueue]:
 
 def read_acked(payload: bytes, sequence_id: int) -> bool:
     """Whether the offsets are stored; ProxyFault or FrameError."""
-    answer = decode(payload, answer_at(payload, ACK, sequence_id), _ACK_RESULT).success
-    if answer is None:
-        raise FrameError("answer without a result")
-    return bool(answer)
+    return bool(_ACK.answer(payload, sequence_id))

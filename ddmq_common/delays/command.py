@@ -57,8 +57,8 @@ class DelayCommand(msgspec.Struct, frozen=True, omit_defaults=True):
     whose shard this command goes; if that one was cancelled, this add stores nothing (compat.md: what an old
     delay server still sends). `occurrence`, `at_ms`: of an add that goes on with what a backup held: the
     occurrence that is pending, and when it is due (0: as `due_ms` says). `moved_at`: of a message
-    that repeats, in the store alone and never in the log: the offset of the last order that moved a delivery
-    of it (0: none).
+    that repeats, in the store alone and never in the log: the offset of the last command that moved a
+    delivery of it (0: none).
     """
 
     op: str

@@ -6,6 +6,7 @@ from it. Labels are bounded (topic, group, queue, code, reason): never a key, an
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 
@@ -25,407 +26,333 @@ class Metric(NamedTuple):
 CATALOGUE: dict[str, Metric] = {}
 
 
-def _metric(name: str, kind: str, labels: tuple[str, ...], text: str, unit: str = "") -> Metric:
-    metric = Metric(name, kind, labels, text, unit)
-    CATALOGUE[name] = metric
-    return metric
+def _metric(kind: str, name: str, text: str, *labels: str, unit: str = "") -> Metric:
+    CATALOGUE[name] = Metric(name, kind, labels, text, unit)
+    return CATALOGUE[name]
+
+
+_counter, _gauge, _histogram = (partial(_metric, kind) for kind in ("counter", "gauge", "histogram"))
 
 
 # --- the process
-HUB_BLOCKED = _metric(
+HUB_BLOCKED = _histogram(
     "ddmq_hub_blocked_us",
-    "histogram",
-    (),
     "Time the event loop ran callbacks between two polls: how long everything else had to wait.",
-    "us",
+    unit="us",
 )
-COLLECT_FAILED = _metric(
-    "ddmq_collect_failed_total", "counter", (), "Collectors that failed; their gauges kept their last values."
+COLLECT_FAILED = _counter(
+    "ddmq_collect_failed_total", "Collectors that failed; their gauges kept their last values."
 )
-SAMPLES_WRITTEN = _metric("ddmq_samples_written_total", "counter", (), "Sample files written.")
-SAMPLES_FAILED = _metric(
+SAMPLES_WRITTEN = _counter("ddmq_samples_written_total", "Sample files written.")
+SAMPLES_FAILED = _counter(
     "ddmq_samples_failed_total",
-    "counter",
-    ("reason",),
     "Sample files not written, merged or deleted, by reason: full, read-only, missing, denied, other. What "
     "they would have held is in the next one.",
+    "reason",
 )
-SAMPLES_DELETED = _metric(
-    "ddmq_samples_deleted_total",
-    "counter",
-    ("reason",),
-    "Sample files deleted, by reason: age, bytes, merged, left.",
+SAMPLES_DELETED = _counter(
+    "ddmq_samples_deleted_total", "Sample files deleted, by reason: age, bytes, merged, left.", "reason"
 )
-SAMPLES_BYTES = _metric(
+SAMPLES_BYTES = _gauge(
     "ddmq_samples_bytes",
-    "gauge",
-    (),
     "Sample files of all processes over this folder, as of the last sweep.",
-    "bytes",
+    unit="bytes",
 )
 # --- rpc
-RPC_CONNECTIONS = _metric("ddmq_rpc_connections", "gauge", ("service",), "Open client connections.")
-RPC_REFUSED = _metric(
-    "ddmq_rpc_refused_total", "counter", ("service", "reason"), "Frames or connections refused, by reason."
+RPC_CONNECTIONS = _gauge("ddmq_rpc_connections", "Open client connections.", "service")
+RPC_REFUSED = _counter(
+    "ddmq_rpc_refused_total", "Frames or connections refused, by reason.", "service", "reason"
 )
-RPC_FAULTS = _metric(
-    "ddmq_rpc_faults_total", "counter", ("service", "kind"), "Thrift application exceptions sent."
-)
-RPC_ABANDONED = _metric(
-    "ddmq_rpc_abandoned_total", "counter", ("service",), "Answers dropped because the client had gone."
+RPC_FAULTS = _counter("ddmq_rpc_faults_total", "Thrift application exceptions sent.", "service", "kind")
+RPC_ABANDONED = _counter(
+    "ddmq_rpc_abandoned_total", "Answers dropped because the client had gone.", "service"
 )
 # --- producer proxy
-SENDS = _metric("ddmq_sends_total", "counter", ("topic", "code"), "Messages answered, by result code.")
-SEND_BYTES = _metric("ddmq_send_bytes_total", "counter", ("topic",), "Body bytes stored.", "bytes")
-SEND_LATENCY = _metric(
+SENDS = _counter("ddmq_sends_total", "Messages answered, by result code.", "topic", "code")
+SEND_BYTES = _counter("ddmq_send_bytes_total", "Body bytes stored.", "topic", unit="bytes")
+SEND_LATENCY = _histogram(
     "ddmq_send_latency_us",
-    "histogram",
-    ("topic",),
     "Frame complete to the answer of what is stored; a batch counts once for each topic in it.",
-    "us",
+    "topic",
+    unit="us",
 )
-SEND_REFUSED = _metric(
-    "ddmq_send_refused_total",
-    "counter",
-    ("reason",),
-    "Messages answered with another code than 0, by reason.",
+SEND_REFUSED = _counter(
+    "ddmq_send_refused_total", "Messages answered with another code than 0, by reason.", "reason"
 )
-SEND_DEFERRED = _metric("ddmq_send_deferred_total", "counter", (), "Requests that waited for a rate limit.")
-SEND_LATE = _metric(
-    "ddmq_send_late_total", "counter", ("outcome",), "Backend outcomes that came after code 12 was answered."
+SEND_DEFERRED = _counter("ddmq_send_deferred_total", "Requests that waited for a rate limit.")
+SEND_LATE = _counter(
+    "ddmq_send_late_total", "Backend outcomes that came after code 12 was answered.", "outcome"
 )
-SEND_INFLIGHT = _metric(
-    "ddmq_send_inflight", "gauge", (), "Requests accepted and not settled by the backend."
-)
-DELAY_OUTCOMES = _metric(
+SEND_INFLIGHT = _gauge("ddmq_send_inflight", "Requests accepted and not settled by the backend.")
+DELAY_OUTCOMES = _counter(
     "ddmq_delay_order_outcomes_total",
-    "counter",
-    ("what",),
     "Outcomes of delay orders at a producer proxy: heard, pending (the caller's time ran out), nobody (waits "
     "for it any more), waiters_max (the bound of waiting callers: told pending at once), refused (a "
     "cancel or change that could not be: it is no send).",
+    "what",
 )
-TOPICS_CREATED = _metric("ddmq_topics_created_total", "counter", ("outcome",), "Topics created on first use.")
+TOPICS_CREATED = _counter("ddmq_topics_created_total", "Topics created on first use.", "outcome")
 # --- consumer proxy
-DELIVERED = _metric("ddmq_delivered_total", "counter", ("group", "topic"), "Messages handed to clients.")
-ACKED = _metric("ddmq_acked_total", "counter", ("group", "topic"), "Messages finished by clients.")
-FAILED = _metric("ddmq_failed_total", "counter", ("group", "topic"), "Messages failed by clients.")
-REDELIVERED = _metric(
-    "ddmq_redelivered_total",
-    "counter",
-    ("group", "topic"),
-    "Messages handed out for the second time or later.",
+DELIVERED = _counter("ddmq_delivered_total", "Messages handed to clients.", "group", "topic")
+ACKED = _counter("ddmq_acked_total", "Messages finished by clients.", "group", "topic")
+FAILED = _counter("ddmq_failed_total", "Messages failed by clients.", "group", "topic")
+REDELIVERED = _counter(
+    "ddmq_redelivered_total", "Messages handed out for the second time or later.", "group", "topic"
 )
-RETURNED = _metric(
+RETURNED = _counter(
     "ddmq_returned_total",
-    "counter",
-    ("group", "topic"),
     "Messages that clients handed back without having looked at them: delivered again, not counted as tried.",
+    "group",
+    "topic",
 )
-QUEUE_WAIT = _metric(
+QUEUE_WAIT = _histogram(
     "ddmq_queue_wait_us",
-    "histogram",
-    ("group", "topic"),
     "Stored to handed out for the first time; once per answer to a pull, its oldest message.",
-    "us",
+    "group",
+    "topic",
+    unit="us",
 )
-PROCESS = _metric(
+PROCESS = _histogram(
     "ddmq_process_us",
-    "histogram",
-    ("group", "topic"),
     "Handed out to acknowledged; once per lease that a result names, however many messages it finishes.",
-    "us",
+    "group",
+    "topic",
+    unit="us",
 )
-LEASE_TIMEOUTS = _metric(
-    "ddmq_lease_timeouts_total", "counter", ("group", "topic"), "Leases that ran into the ack timeout."
+LEASE_TIMEOUTS = _counter(
+    "ddmq_lease_timeouts_total", "Leases that ran into the ack timeout.", "group", "topic"
 )
-DEAD_LETTERS = _metric(
-    "ddmq_dead_letters_total", "counter", ("group", "topic", "reason"), "Messages moved to the DLQ."
-)
-RETRY_STEPS = _metric(
+DEAD_LETTERS = _counter("ddmq_dead_letters_total", "Messages moved to the DLQ.", "group", "topic", "reason")
+RETRY_STEPS = _counter(
     "ddmq_retry_steps_total",
-    "counter",
-    ("group", "topic", "step"),
     "Messages that took a step (1 to 16) of the retry path.",
+    "group",
+    "topic",
+    "step",
 )
-RESULTS_IGNORED = _metric(
-    "ddmq_results_ignored_total", "counter", ("group", "reason"), "Acks and fails that changed nothing."
+RESULTS_IGNORED = _counter(
+    "ddmq_results_ignored_total", "Acks and fails that changed nothing.", "group", "reason"
 )
-SKIPPED = _metric(
+SKIPPED = _counter(
     "ddmq_skipped_total",
-    "counter",
-    ("group", "topic", "reason"),
     "Messages finished undelivered: pressure traffic refused, filtered, missing from the log, expired, "
     "retried by a subscription that was deleted since.",
+    "group",
+    "topic",
+    "reason",
 )
-UNKEYED = _metric(
+UNKEYED = _counter(
     "ddmq_unkeyed_total",
-    "counter",
-    ("group", "topic"),
     "Messages of ordered subscriptions without a key, delivered without order.",
+    "group",
+    "topic",
 )
-PULLS = _metric("ddmq_pulls_total", "counter", ("outcome",), "Pulls answered, by outcome.")
-WAITING_PULLS = _metric("ddmq_waiting_pulls", "gauge", (), "Pulls parked until there is a message.")
-FETCHES = _metric("ddmq_fetches_total", "counter", ("outcome",), "Low-level fetches answered, by outcome.")
-FETCHED = _metric(
-    "ddmq_fetched_total",
-    "counter",
-    ("group", "topic"),
-    "Messages handed out by fetch and to broadcasting pulls.",
+PULLS = _counter("ddmq_pulls_total", "Pulls answered, by outcome.", "outcome")
+WAITING_PULLS = _gauge("ddmq_waiting_pulls", "Pulls parked until there is a message.")
+FETCHES = _counter("ddmq_fetches_total", "Low-level fetches answered, by outcome.", "outcome")
+FETCHED = _counter(
+    "ddmq_fetched_total", "Messages handed out by fetch and to broadcasting pulls.", "group", "topic"
 )
-FETCHERS = _metric("ddmq_fetchers", "gauge", (), "Consumer ids that fetch.")
-INSTANCES = _metric("ddmq_broadcast_instances", "gauge", (), "Instances of broadcasting groups that pull.")
-BROADCAST_DROPPED = _metric(
+FETCHERS = _gauge("ddmq_fetchers", "Consumer ids that fetch.")
+INSTANCES = _gauge("ddmq_broadcast_instances", "Instances of broadcasting groups that pull.")
+BROADCAST_DROPPED = _counter(
     "ddmq_broadcast_dropped_total",
-    "counter",
-    ("group", "reason"),
     "Deliveries to broadcasting instances that failed or were not acknowledged in time: not repeated.",
+    "group",
+    "reason",
 )
-FORWARDED = _metric(
-    "ddmq_results_forwarded_total",
-    "counter",
-    ("outcome",),
-    "Results passed on to the proxy that holds the queue.",
+FORWARDED = _counter(
+    "ddmq_results_forwarded_total", "Results passed on to the proxy that holds the queue.", "outcome"
 )
-INCONSISTENT = _metric(
+INCONSISTENT = _counter(
     "ddmq_inconsistent_subscriptions_total",
-    "counter",
-    ("group", "topic"),
     "Clients seen that state another filter than the subscription or than their peers.",
+    "group",
+    "topic",
 )
-PROGRESS_FAILED = _metric(
-    "ddmq_progress_failed_total", "counter", ("reason",), "Commits of progress or dead letters that failed."
+PROGRESS_FAILED = _counter(
+    "ddmq_progress_failed_total", "Commits of progress or dead letters that failed.", "reason"
 )
 # --- where messages wait: per subscription, from the proxy that holds its queues; of those that nobody pulls
 # from, from one proxy. Over several proxies they add up; of ages and spans the highest holds
-LAG = _metric(
-    "ddmq_lag",
-    "gauge",
-    ("group", "topic"),
-    "Next offset less committed offset, over the queues of the topic.",
+LAG = _gauge("ddmq_lag", "Next offset less committed offset, over the queues of the topic.", "group", "topic")
+LAG_AGE = _gauge(
+    "ddmq_lag_age_ms", "Age of the oldest unfinished message; 0 without lag.", "group", "topic", unit="ms"
 )
-LAG_AGE = _metric(
-    "ddmq_lag_age_ms",
-    "gauge",
-    ("group", "topic"),
-    "Age of the oldest unfinished message; 0 without lag.",
-    "ms",
-)
-INFLIGHT = _metric("ddmq_inflight", "gauge", ("group", "topic"), "Messages handed out and not finished.")
-RETRYING = _metric("ddmq_retrying", "gauge", ("group", "topic"), "Messages that wait to be handed out again.")
-RETRY_WAITING = _metric(
+INFLIGHT = _gauge("ddmq_inflight", "Messages handed out and not finished.", "group", "topic")
+RETRYING = _gauge("ddmq_retrying", "Messages that wait to be handed out again.", "group", "topic")
+RETRY_WAITING = _gauge(
     "ddmq_retry_waiting",
-    "gauge",
-    ("group", "topic"),
     "Failed messages on the retry path: those that wait for a later retry, and those that are due.",
+    "group",
+    "topic",
 )
-RETRY_WAITING_AGE = _metric(
+RETRY_WAITING_AGE = _gauge(
     "ddmq_retry_waiting_age_ms",
-    "gauge",
-    ("group", "topic"),
     "How long the first of them has been on the retry path.",
-    "ms",
+    "group",
+    "topic",
+    unit="ms",
 )
-BLOCKED_KEYS = _metric(
-    "ddmq_blocked_keys", "gauge", ("group", "topic"), "Order keys whose head failed: what follows waits."
+BLOCKED_KEYS = _gauge(
+    "ddmq_blocked_keys", "Order keys whose head failed: what follows waits.", "group", "topic"
 )
-BLOCKED_KEY_AGE = _metric(
-    "ddmq_blocked_key_age_ms", "gauge", ("group", "topic"), "How long the longest blocked key has been.", "ms"
+BLOCKED_KEY_AGE = _gauge(
+    "ddmq_blocked_key_age_ms", "How long the longest blocked key has been.", "group", "topic", unit="ms"
 )
-STALLED_QUEUES = _metric(
+STALLED_QUEUES = _gauge(
     "ddmq_stalled_queues",
-    "gauge",
-    ("group", "topic"),
     "Queues with messages that clients wait for and that stand still for 30 s, for no reason that is meant.",
+    "group",
+    "topic",
 )
-ACK_SPAN = _metric(
+ACK_SPAN = _gauge(
     "ddmq_ack_span",
-    "gauge",
-    ("group", "topic"),
     "Committed offset to the highest finished one, of the queue where it is widest.",
+    "group",
+    "topic",
 )
 # --- delay levels
-LEVELS_FIRED = _metric(
-    "ddmq_levels_fired_total", "counter", ("level",), "Messages of a delay level appended to their topic."
+LEVELS_FIRED = _counter(
+    "ddmq_levels_fired_total", "Messages of a delay level appended to their topic.", "level"
 )
-LEVELS_DEAD = _metric(
-    "ddmq_levels_dead_total", "counter", ("level", "reason"), "Messages of a delay level made dead letters."
+LEVELS_DEAD = _counter(
+    "ddmq_levels_dead_total", "Messages of a delay level made dead letters.", "level", "reason"
 )
-LEVELS_LOST = _metric(
-    "ddmq_levels_lost_total",
-    "counter",
-    ("level", "reason"),
-    "Delayed messages not there: missing or expired.",
+LEVELS_LOST = _counter(
+    "ddmq_levels_lost_total", "Delayed messages not there: missing or expired.", "level", "reason"
 )
-LEVELS_PENDING = _metric(
-    "ddmq_levels_pending", "gauge", ("level",), "Messages waiting in a level this process holds."
-)
-LEVELS_PUT_OFF = _metric(
+LEVELS_PENDING = _gauge("ddmq_levels_pending", "Messages waiting in a level this process holds.", "level")
+LEVELS_PUT_OFF = _counter(
     "ddmq_levels_put_off_total",
-    "counter",
-    ("level",),
     "Messages put back into a level, because their topic was closed to sends when they were due.",
+    "level",
 )
-LEVELS_OVERDUE = _metric(
+LEVELS_OVERDUE = _gauge(
     "ddmq_levels_overdue_ms",
-    "gauge",
-    ("level",),
     "How long ago the head of a level was due that has not fired, in the levels this process holds; it grows "
     "while nothing fires or the level cannot be read, whatever the reason.",
-    "ms",
+    "level",
+    unit="ms",
 )
-LEVELS_HELD = _metric("ddmq_levels_held", "gauge", (), "Delay levels this process holds.")
-LEVELS_LATENESS = _metric(
-    "ddmq_levels_lateness_us", "histogram", (), "Due time to durable in the message's topic.", "us"
+LEVELS_HELD = _gauge("ddmq_levels_held", "Delay levels this process holds.")
+LEVELS_LATENESS = _histogram(
+    "ddmq_levels_lateness_us", "Due time to durable in the message's topic.", unit="us"
 )
-LEVELS_FAILED = _metric(
+LEVELS_FAILED = _counter(
     "ddmq_levels_failed_total",
-    "counter",
-    ("what", "reason"),
     "Reads and fires of delay levels that failed and are tried again.",
+    "what",
+    "reason",
 )
 # --- delay: any due time
-DELAY_SHARDS = _metric("ddmq_delay_shards", "gauge", (), "Delay shards this process owns and runs.")
-DELAY_PENDING = _metric(
-    "ddmq_delay_pending", "gauge", ("topic",), "Messages waiting in this process's shards."
-)
-DELAY_PENDING_BYTES = _metric(
+DELAY_SHARDS = _gauge("ddmq_delay_shards", "Delay shards this process owns and runs.")
+DELAY_PENDING = _gauge("ddmq_delay_pending", "Messages waiting in this process's shards.", "topic")
+DELAY_PENDING_BYTES = _gauge(
     "ddmq_delay_pending_bytes",
-    "gauge",
-    ("topic",),
     "Bytes of the messages waiting in this process's shards; what repeats counts for each delivery of a day.",
-    "bytes",
+    "topic",
+    unit="bytes",
 )
-DELAY_FULL = _metric(
+DELAY_FULL = _gauge(
     "ddmq_delay_full",
-    "gauge",
-    (),
     "Topics with as many delayed messages waiting as they may have: more are refused with code 15.",
 )
-DELAY_ORDERS = _metric(
+DELAY_ORDERS = _counter(
     "ddmq_delay_orders_total",
-    "counter",
-    ("outcome",),
     "Orders taken in: added, known, cancelled, already fired, unknown, too old, rescheduled, ….",
+    "outcome",
 )
-DELAY_FIRED = _metric(
-    "ddmq_delay_fired_total", "counter", ("topic",), "Delay messages appended to their topic."
-)
-DELAY_LATENESS = _metric(
+DELAY_FIRED = _counter("ddmq_delay_fired_total", "Delay messages appended to their topic.", "topic")
+DELAY_LATENESS = _histogram(
     "ddmq_delay_lateness_us",
-    "histogram",
-    ("topic",),
     "Due time (or when it was sent, if that was later) to durable in the message's topic.",
-    "us",
+    "topic",
+    unit="us",
 )
-DELAY_OVERDUE = _metric(
+DELAY_OVERDUE = _gauge(
     "ddmq_delay_overdue_ms",
-    "gauge",
-    ("shard",),
     "How long ago the oldest message was due that has not fired, in the shards this process owns; it grows "
     "while nothing fires, whatever the reason. Messages of topics that take none now do not count.",
-    "ms",
+    "shard",
+    unit="ms",
 )
-DELAY_STALE = _metric(
+DELAY_STALE = _counter(
     "ddmq_delay_stale_total",
-    "counter",
-    (),
     "Messages the store still had although the log says they were fired: forgotten, not fired again.",
 )
-DELAY_ASIDE = _metric(
-    "ddmq_delay_aside_total", "counter", ("topic",), "Messages put aside because their topic took nothing."
+DELAY_ASIDE = _counter(
+    "ddmq_delay_aside_total", "Messages put aside because their topic took nothing.", "topic"
 )
-DELAY_DEAD = _metric("ddmq_delay_dead_total", "counter", ("reason",), "Delay messages made dead letters.")
-DELAY_LAG = _metric(
-    "ddmq_delay_ingest_lag", "gauge", ("shard",), "Orders in the inner topic that the store has not taken in."
+DELAY_DEAD = _counter("ddmq_delay_dead_total", "Delay messages made dead letters.", "reason")
+DELAY_LAG = _gauge(
+    "ddmq_delay_ingest_lag", "Orders in the inner topic that the store has not taken in.", "shard"
 )
-DELAY_LOST = _metric(
-    "ddmq_delay_lost_total", "counter", ("reason",), "Orders that are not there: missing or expired."
+DELAY_LOST = _counter("ddmq_delay_lost_total", "Orders that are not there: missing or expired.", "reason")
+DELAY_REPLIES_DROPPED = _counter(
+    "ddmq_delay_replies_dropped_total", "Outcomes that could not be told.", "reason"
 )
-DELAY_REPLIES_DROPPED = _metric(
-    "ddmq_delay_replies_dropped_total", "counter", ("reason",), "Outcomes that could not be told."
-)
-DELAY_FAILED = _metric(
-    "ddmq_delay_failed_total",
-    "counter",
-    ("what", "reason"),
-    "Steps of the delay service that failed and are tried again.",
+DELAY_FAILED = _counter(
+    "ddmq_delay_failed_total", "Steps of the delay service that failed and are tried again.", "what", "reason"
 )
 # --- push and actions
-PUSHES = _metric(
+PUSHES = _counter(
     "ddmq_pushes_total",
-    "counter",
-    ("group", "topic", "outcome"),
     "Messages through a push chain: done, filtered, failed, given up, again (an error, tried again), late.",
+    "group",
+    "topic",
+    "outcome",
 )
-PUSH_LATENCY = _metric("ddmq_push_latency_us", "histogram", ("sink",), "One try of a sink.", "us")
-PUSHING = _metric("ddmq_pushing", "gauge", ("group", "topic"), "Messages in a push chain at this proxy.")
-PUSH_HELD = _metric("ddmq_push_held", "gauge", ("reason",), "Push subscriptions that may not run here.")
-SCRIPT_ERRORS = _metric(
-    "ddmq_script_errors_total", "counter", ("group", "topic"), "Messages on which a script failed."
-)
-SCRIPTS_ENDED = _metric(
-    "ddmq_scripts_ended_total", "counter", (), "Scripts ended for taking too much time or memory."
-)
-PUSH_HEADERS_IGNORED = _metric(
-    "ddmq_push_headers_ignored_total",
-    "counter",
-    ("reason",),
-    "Headers of carrera_headers that were not sent.",
+PUSH_LATENCY = _histogram("ddmq_push_latency_us", "One try of a sink.", "sink", unit="us")
+PUSHING = _gauge("ddmq_pushing", "Messages in a push chain at this proxy.", "group", "topic")
+PUSH_HELD = _gauge("ddmq_push_held", "Push subscriptions that may not run here.", "reason")
+SCRIPT_ERRORS = _counter("ddmq_script_errors_total", "Messages on which a script failed.", "group", "topic")
+SCRIPTS_ENDED = _counter("ddmq_scripts_ended_total", "Scripts ended for taking too much time or memory.")
+PUSH_HEADERS_IGNORED = _counter(
+    "ddmq_push_headers_ignored_total", "Headers of carrera_headers that were not sent.", "reason"
 )
 # --- file log
-LOG_COMMITS = _metric("ddmq_log_commits_total", "counter", (), "Group commits written.")
-LOG_RECORDS = _metric("ddmq_log_records_total", "counter", (), "Records written to the commit log.")
-LOG_SYNC = _metric("ddmq_log_sync_us", "histogram", (), "Write and fdatasync of one group commit.", "us")
-LOG_COMMIT_RECORDS = _metric(
-    "ddmq_log_commit_records", "histogram", (), "Records in one group commit; buckets as those of times."
+LOG_COMMITS = _counter("ddmq_log_commits_total", "Group commits written.")
+LOG_RECORDS = _counter("ddmq_log_records_total", "Records written to the commit log.")
+LOG_SYNC = _histogram("ddmq_log_sync_us", "Write and fdatasync of one group commit.", unit="us")
+LOG_COMMIT_RECORDS = _histogram(
+    "ddmq_log_commit_records", "Records in one group commit; buckets as those of times."
 )
-LOG_COMMIT_BYTES = _metric(
-    "ddmq_log_commit_bytes", "histogram", (), "Bytes of one group commit, frames included.", "bytes"
+LOG_COMMIT_BYTES = _histogram(
+    "ddmq_log_commit_bytes", "Bytes of one group commit, frames included.", unit="bytes"
 )
-LOG_BYTES = _metric(
+LOG_BYTES = _gauge(
     "ddmq_log_bytes",
-    "gauge",
-    (),
     "Bytes on disk of all segments of the commit log, at the process that writes it.",
-    "bytes",
+    unit="bytes",
 )
-LOG_DAMAGED = _metric("ddmq_log_damaged_total", "counter", ("file",), "Damaged pieces found, never served.")
-LOG_TORN = _metric(
-    "ddmq_log_torn_bytes_total",
-    "counter",
-    (),
-    "Bytes of torn tail cut at the start, never acknowledged.",
-    "bytes",
+LOG_DAMAGED = _counter("ddmq_log_damaged_total", "Damaged pieces found, never served.", "file")
+LOG_TORN = _counter(
+    "ddmq_log_torn_bytes_total", "Bytes of torn tail cut at the start, never acknowledged.", unit="bytes"
 )
-LOG_RESCUES = _metric(
-    "ddmq_log_rescues_total", "counter", ("outcome",), "Failed writes or syncs: moved on, or stayed refused."
+LOG_RESCUES = _counter(
+    "ddmq_log_rescues_total", "Failed writes or syncs: moved on, or stayed refused.", "outcome"
 )
-LOG_LATE = _metric(
-    "ddmq_log_late_total", "counter", ("outcome",), "Requests past their deadline: not_stored or unknown."
+LOG_LATE = _counter("ddmq_log_late_total", "Requests past their deadline: not_stored or unknown.", "outcome")
+LOG_CHECKPOINTS = _counter("ddmq_log_checkpoints_total", "Checkpoints, by outcome.", "outcome")
+LOG_SEGMENTS_DELETED = _counter(
+    "ddmq_log_segments_deleted_total", "Segments that retention deleted.", "reason"
 )
-LOG_CHECKPOINTS = _metric("ddmq_log_checkpoints_total", "counter", ("outcome",), "Checkpoints, by outcome.")
-LOG_SEGMENTS_DELETED = _metric(
-    "ddmq_log_segments_deleted_total", "counter", ("reason",), "Segments that retention deleted."
-)
-LOG_SEGMENTS_HELD = _metric("ddmq_log_segments_held", "gauge", (), "1 while a hold keeps a segment.", "1")
-LOG_RETENTION_FAILURES = _metric("ddmq_log_retention_failures_total", "counter", (), "Deletions that failed.")
-LOG_DISK_FREE = _metric("ddmq_log_disk_free_bytes", "gauge", (), "Free bytes where the log lies.", "bytes")
-LOG_CLOCK_AHEAD = _metric("ddmq_log_clock_ahead_ms", "gauge", (), "Store times ahead of the wall.", "ms")
-LOG_DISK = _metric("ddmq_log_gate", "gauge", (), "0 open, 1 client sends refused, 2 all writes refused.", "1")
+LOG_SEGMENTS_HELD = _gauge("ddmq_log_segments_held", "1 while a hold keeps a segment.", unit="1")
+LOG_RETENTION_FAILURES = _counter("ddmq_log_retention_failures_total", "Deletions that failed.")
+LOG_DISK_FREE = _gauge("ddmq_log_disk_free_bytes", "Free bytes where the log lies.", unit="bytes")
+LOG_CLOCK_AHEAD = _gauge("ddmq_log_clock_ahead_ms", "Store times ahead of the wall.", unit="ms")
+LOG_DISK = _gauge("ddmq_log_gate", "0 open, 1 client sends refused, 2 all writes refused.", unit="1")
 # --- sessions of several processes over one directory
-SESSIONS = _metric("ddmq_sessions", "gauge", (), "Open sessions at this writer.")
-SESSIONS_ENDED = _metric("ddmq_sessions_ended_total", "counter", ("reason",), "Sessions ended, by reason.")
-SESSION_REFUSED = _metric(
-    "ddmq_session_refused_total", "counter", ("reason",), "Sessions and requests refused, by reason."
+SESSIONS = _gauge("ddmq_sessions", "Open sessions at this writer.")
+SESSIONS_ENDED = _counter("ddmq_sessions_ended_total", "Sessions ended, by reason.", "reason")
+SESSION_REFUSED = _counter(
+    "ddmq_session_refused_total", "Sessions and requests refused, by reason.", "reason"
 )
-SESSION_LOST = _metric(
-    "ddmq_session_lost_total", "counter", ("reason",), "Times this process lost its writer."
-)
-SESSION_UNANSWERED = _metric(
+SESSION_LOST = _counter("ddmq_session_lost_total", "Times this process lost its writer.", "reason")
+SESSION_UNANSWERED = _counter(
     "ddmq_session_unanswered_total",
-    "counter",
-    ("what",),
     "Appends and commits whose outcome stayed unknown because the writer was gone or late.",
+    "what",
 )
-TAKEOVERS = _metric("ddmq_takeovers_total", "counter", (), "Times this process became the writer.")
+TAKEOVERS = _counter("ddmq_takeovers_total", "Times this process became the writer.")

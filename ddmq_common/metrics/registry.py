@@ -6,7 +6,7 @@ are bounded: past LABEL_SETS_MAX, or HISTOGRAM_LABEL_SETS_MAX of a histogram, ne
 collectors, just before somebody looks.
 
 Prometheus' text format is made in pieces, so that a page of many label sets does not hold the event loop.
-The text is what prometheus_client makes of Registry.collect, byte for byte (a test compares them), at a
+The text is what prometheus_client makes of the same cells, byte for byte (a test compares them), at a
 fraction of the time. A histogram that has seen nothing yet is left out: its 41 lines would say nothing.
 """
 
@@ -18,7 +18,6 @@ from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from prometheus_client import utils
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from ddmq_common.metrics.catalogue import CATALOGUE, COLLECT_FAILED, Metric
 from ddmq_common.metrics.cells import OVERFLOW, SUB_BUCKETS, Histogram, MetricCell, upper_edge
@@ -129,46 +128,10 @@ class Registry:
         """Return the exposition in pieces, as it was filled: whoever may yield lets others run in between."""
         yield from pieces(self.numbers(), self.histograms())
 
-    def collect(self) -> Iterable[Any]:
-        """prometheus_client's collector protocol, for who has a registry of that library's own."""
-        for numbers in list(self._numbers.values()):
-            yield _number_family(numbers)
-        for histograms in list(self._histograms.values()):
-            yield _histogram_family(histograms)
-
 
 def _check(metric: Metric, labels: tuple[str, ...]) -> None:
     if CATALOGUE.get(metric.name) is not metric or len(labels) != len(metric.labels):
         raise ValueError(f"metric {metric.name} takes labels {metric.labels}, got {labels}")
-
-
-def _number_family(family: _Family[MetricCell]) -> Any:
-    metric = family.metric
-    kind: Any = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    shown = kind(metric.name, metric.help, labels=metric.labels)
-    for labels, cell in list(family.cells.items()):
-        shown.add_metric(labels, cell.value)
-    return shown
-
-
-def _histogram_family(family: _Family[Histogram]) -> Any:
-    metric = family.metric
-    shown = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
-    for labels, histogram in list(family.cells.items()):
-        if not any(histogram.counts):
-            continue
-        shown.add_metric(labels, _cumulative(histogram.counts), histogram.total)
-    return shown
-
-
-def _cumulative(counts: list[int]) -> list[tuple[str, float]]:
-    pairs: list[tuple[str, float]] = []
-    seen = 0
-    for index, count in enumerate(counts):
-        seen += count
-        if index % SUB_BUCKETS == SUB_BUCKETS - 1:
-            pairs.append((str(upper_edge(index)), seen))
-    return [*pairs, ("+Inf", seen)]
 
 
 NUMBERS_PER_PIECE = 1_000

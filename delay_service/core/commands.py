@@ -1,14 +1,14 @@
-"""Delay commands: as one lies in the inner topic, taken apart, and what a run of them came to."""
+"""Delay commands: as one lies in the inner topic, taken apart; what a run of them came to; what decisions
+about them rest on: the shard's store, what the log says, what is assumed.
+"""
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import msgspec
-
-from backend.progress.ack_map import OFFSET_END
+from backend.progress.ack_map import AckMap
 from backend.records import ShortRecord
 from ddmq_common.delays.command import (
     ADD,
@@ -17,19 +17,19 @@ from ddmq_common.delays.command import (
     CANCEL,
     CANCELLED,
     FIRE,
-    ONCE,
     RESCHEDULE,
     UNKNOWN,
     CommandOutcome,
     DelayCommand,
     decode_command,
-    encode_command,
     uuid_bytes,
 )
 from ddmq_common.delivery import tag_of
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import DELAY_DLQ_TOPIC
-from delay_service.store.port import DueKey, IdKind, IdState, Pending, StoreChanges
+from delay_service.core.fire_command import UNFIT
+from delay_service.core.occurrences import CATCH_UP_MAX, next_after
+from delay_service.store.port import DelayStore, IdKind, IdState, Pending, StoreChanges
 
 OPS = frozenset((ADD, CANCEL, RESCHEDULE, FIRE))
 OVER = (IdKind.FIRED, IdKind.DEAD)
@@ -75,36 +75,6 @@ def pending_of(command: CommandRecord) -> Pending:
     return Pending(
         due_ms, offset, said.occurrence, said.topic, uuid, text, message_id, born_ms, flags, tag, delivery
     )
-
-
-def offsets_of(message: Pending) -> list[int]:
-    """Offsets that are over with `message`: its own, and that of the command that moved it."""
-    return [message.offset, *moved_at(message)]
-
-
-def moved_at(message: Pending) -> list[int]:
-    """The offset of the last command that moved a delivery of a message that repeats, if there is one."""
-    if '"moved_at"' in message.command:
-        with suppress(DamagedError):
-            return [decode_command(message.command).moved_at]
-    return []
-
-
-def moved_by(message: Pending, due_ms: int, offset: int) -> Pending:
-    """Due at another time, by the command at `offset`, which one that repeats keeps until it has fired."""
-    with suppress(DamagedError):
-        command = decode_command(message.command)
-        if command.kind != ONCE:
-            text = encode_command(msgspec.structs.replace(command, moved_at=offset))
-            return message._replace(due_ms=due_ms, command=text)
-    return message._replace(due_ms=due_ms)
-
-
-def before(key: DueKey) -> DueKey | None:
-    """The greatest place in front of `key`; None: the beginning."""
-    if key.offset > 0:
-        return DueKey(key.due_ms, key.offset - 1)
-    return DueKey(key.due_ms - 1, OFFSET_END) if key.due_ms > 0 else None
 
 
 # --- what commands came to
@@ -163,12 +133,13 @@ def known_again(state: IdState) -> tuple[int, str]:
     return UNKNOWN, "unknown"
 
 
-def code_of(state: IdState | None, pending: int) -> tuple[int]:
+def code_of(state: IdState | None, pending: int) -> int:
+    """What a command of an id in this state had come to; `pending`: where its message waits."""
     if state is None or state.kind is IdKind.TOMBSTONE:
-        return (UNKNOWN,)
+        return UNKNOWN
     if state.kind is IdKind.PENDING:
-        return (pending,)
-    return (ALREADY_FIRED if state.kind in OVER else CANCELLED,)
+        return pending
+    return ALREADY_FIRED if state.kind in OVER else CANCELLED
 
 
 def reply_to(said: DelayCommand, code: int, state: IdState | None) -> OutcomeReply:
@@ -182,3 +153,82 @@ def reply_to(said: DelayCommand, code: int, state: IdState | None) -> OutcomeRep
         text=DEAD_TEXT if kind is IdKind.DEAD else "",
     )
     return OutcomeReply(said.reply_queue, outcome)
+
+
+# --- what decisions rest on
+
+
+@dataclass(slots=True)
+class DecisionContext:
+    """Of one shard. `busy`: offsets of messages whose commit is under way. `kept_ms`: how long the outcome
+    of an id is kept. `reread_to`: commands below were taken in before, by us or another owner; `lost_place`:
+    the store cannot say which of them it has."""
+
+    store: DelayStore
+    acks: AckMap
+    busy: Container[int]
+    kept_ms: int
+    reread_to: int = 0
+    lost_place: bool = False
+    catch_up_max: int = CATCH_UP_MAX
+    assumed: dict[bytes, Assumed] = field(default_factory=dict)  # over by the log alone
+    place_from: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.place_from = self.reread_to if self.lost_place else 0  # before, its next owner is as lost
+
+
+class Assumed:
+    """One message of a store that was lost, as far as the log tells: that nothing of it waits, and not why.
+
+    Its commands are gone through once more in thought, by the times at which they were sent: what was due by
+    then had fired. (A command that came in time because the service was late is taken for one that came too
+    late.) `due_ms`: when it would fire next; None: it is over.
+    """
+
+    __slots__ = ("_command", "_occurrence", "due_ms")
+
+    def __init__(self, command: DelayCommand | None, occurrence: int, due_ms: int) -> None:
+        self._command = command
+        self._occurrence = occurrence
+        self.due_ms: int | None = due_ms
+
+    def moved(self, said: DelayCommand, born_ms: int) -> None:
+        """It was to be moved, or fired now."""
+        if self.waits_at(born_ms):
+            if said.op == FIRE:
+                self._fire(born_ms)
+            else:
+                self.due_ms = said.due_ms
+
+    def waits_at(self, at_ms: int) -> bool:
+        """Whether something of it was still to fire at this moment, which is no earlier than those before."""
+        if self.due_ms is not None and self.due_ms <= at_ms:
+            self._fire(at_ms)
+        return self.due_ms is not None
+
+    def _fire(self, at_ms: int) -> None:
+        found = None
+        if self._command is not None:
+            try:
+                found = next_after(self._command, self._occurrence, 0, CATCH_UP_MAX, put_off_ms=at_ms)
+            except UNFIT:
+                self._command = None
+        self.due_ms = None if found is None else found.due_ms
+        self._occurrence = 0 if found is None else found.occurrence
+
+
+def of_add(said: DelayCommand) -> Assumed:
+    """As its add says."""
+    return Assumed(said, said.occurrence, said.at_ms or said.due_ms)
+
+
+def of_waiting(message: Pending | None, due_ms: int) -> Assumed:
+    """As the store had it; None: it had lost the message."""
+    command = None
+    if message is not None:
+        try:
+            command = decode_command(message.command)
+        except UNFIT:
+            message = None
+    return Assumed(command, 0 if message is None else message.occurrence, due_ms)

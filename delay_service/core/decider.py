@@ -38,21 +38,21 @@ from ddmq_common.delays.command import (
 from ddmq_common.errors import DamagedError
 from delay_service.core.commands import (
     OVER,
+    Assumed,
     CommandRecord,
+    DecisionContext,
     FireNow,
     Taken,
-    before,
     code_of,
     known,
     known_again,
     latest_ms,
-    moved_at,
-    moved_by,
+    of_add,
+    of_waiting,
     pending_of,
     reply_to,
 )
-from delay_service.core.decision_context import Assumed, DecisionContext, of_add, of_waiting
-from delay_service.core.fire_command import UNFIT, caught_up
+from delay_service.core.fire_command import UNFIT, caught_up, moved_at, moved_by
 from delay_service.core.occurrences import last_due_ms
 from delay_service.store.port import DueKey, IdKind, IdState, Pending
 
@@ -255,7 +255,7 @@ class CommandRun:
             self._unknown(said, said.due_ms if said.op == FIRE else said.timestamp_s * 1_000)
             return
         if command.uuid in self._context.assumed:
-            self._context.assumed[command.uuid].ordered(said, command.born_ms)
+            self._context.assumed[command.uuid].moved(said, command.born_ms)
         over = self._is_over(command, state)
         if over and not self._is_behind(state):
             self._done.append(command.offset)
@@ -353,7 +353,7 @@ class CommandRun:
             self._aside = frozenset(self._context.store.topics_put_aside())
         if message.topic not in self._aside:
             return False
-        found = self._context.store.due(message.due_ms, 1, 1, before(message.key))
+        found = self._context.store.due(message.due_ms, 1, 1, message.key.before())
         return not found or found[0].offset != message.offset
 
     # --- commands read again
@@ -369,11 +369,11 @@ class CommandRun:
         if not (waits or self._moved_by(command, state)):
             self._done.append(command.offset)
         if said.op == ADD:
-            self._reply(said, *code_of(state, ADDED), state)
+            self._reply(said, code_of(state, ADDED), state)
             return
         if state is not None and state.kind is IdKind.CANCELLED:
             self._done.append(state.offset)
-        self._reply(said, *code_of(state, PENDING if said.op == CANCEL else ADDED), state)
+        self._reply(said, code_of(state, PENDING if said.op == CANCEL else ADDED), state)
 
 
 def _is_pending(state: IdState) -> bool:

@@ -25,7 +25,6 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from backend.progress.ack_map import OFFSET_END, AckMap
-from delay_service.core.commands import before, offsets_of
 from delay_service.core.fire_command import (
     UNFIT,
     FireCommand,
@@ -33,6 +32,7 @@ from delay_service.core.fire_command import (
     caught_up,
     dead_fire,
     fire_command,
+    offsets_of,
     state_after,
 )
 from delay_service.core.occurrences import CATCH_UP_MAX
@@ -111,7 +111,7 @@ class DueScans:
         """These wait now: where the head scan is past one it goes back."""
         lowest = min(keys, default=None)
         if lowest is not None and self._after is not None and lowest <= self._after:
-            self._after = before(lowest)
+            self._after = lowest.before()
 
     def wake_ms(self) -> int | None:
         """When the next message that is not in flight is due; None when none waits."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import NamedTuple
+
+import msgspec
 
 from backend import internal_topics as dead
 from backend.records import NewRecord
-from ddmq_common.delays.command import ONCE, SCHEDULE, DelayCommand, decode_command
+from ddmq_common.delays.command import ONCE, SCHEDULE, DelayCommand, decode_command, encode_command
 from ddmq_common.delivery import key_of, varint
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import DELAY_DLQ_TOPIC
 from ddmq_common.queue_choice import BY_HASH, choose
-from delay_service.core.commands import moved_at
 from delay_service.core.occurrences import CATCH_UP_MAX, next_after, occurrence_id, to_fire
 from delay_service.store.port import IdKind, IdState, Pending
 
@@ -60,7 +62,7 @@ def fire_command(
     if command.schedule is not None:
         wanted = to_fire(command, message.occurrence, now_ms, message.due_ms)
         if wanted is None or wanted.occurrence != message.occurrence:
-            return PassedOver(message, None if wanted is None else later(message, *wanted[:2]))
+            return PassedOver(message, None if wanted is None else later(message, *wanted))
     queue_id = choose(command.partition, command.hash_id, queues, turn(message.topic))
     then = following(message, command, now_ms, catch_up_max)
     return FireCommand(message, record_of(message, command, queue_id), then, aside, named_ms=command.due_ms)
@@ -89,6 +91,29 @@ def caught_up(message: Pending, fired: int, now_ms: int, catch_up_max: int) -> P
         now_ms = 0
     found = next_after(command, fired - 1, now_ms, catch_up_max, put_off_ms=message.due_ms)
     return None if found is None else later(message, found.occurrence, found.due_ms)
+
+
+def offsets_of(message: Pending) -> list[int]:
+    """Offsets that are over with `message`: its own, and that of the command that moved it."""
+    return [message.offset, *moved_at(message)]
+
+
+def moved_at(message: Pending) -> list[int]:
+    """The offset of the last command that moved a delivery of a message that repeats, if there is one."""
+    if '"moved_at"' in message.command:
+        with suppress(DamagedError):
+            return [decode_command(message.command).moved_at]
+    return []
+
+
+def moved_by(message: Pending, due_ms: int, offset: int) -> Pending:
+    """Due at another time, by the command at `offset`, which one that repeats keeps until it has fired."""
+    with suppress(DamagedError):
+        command = decode_command(message.command)
+        if command.kind != ONCE:
+            text = encode_command(msgspec.structs.replace(command, moved_at=offset))
+            return message._replace(due_ms=due_ms, command=text)
+    return message._replace(due_ms=due_ms)
 
 
 def record_of(message: Pending, command: DelayCommand, queue_id: int) -> NewRecord:

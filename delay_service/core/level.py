@@ -87,11 +87,6 @@ class _Held(NamedTuple):
 class Level:
     """One queue of the schedule topic. `position`: everything below it has been fired."""
 
-    __slots__ = (
-        "_alone", "_held", "_limits", "_pause_s", "_paused_until", "_read_at", "_targets", "epoch",
-        "generation", "position", "queue", "state",
-    )  # fmt: skip
-
     def __init__(
         self,
         queue: QueueRef,

@@ -20,32 +20,22 @@ goes on as if they had fired. A schedule says itself what it wants:
 * `all`: as a loop, with the same cap.
 * `skip`: one that is late by more than 5 s does not fire at all (`to_fire` asks before firing).
 
-Passing over is counted (`Next.skipped`); nothing that was passed over comes later. A schedule ends 278 years
-after its first delivery, where the number of an occurrence ends.
+Nothing that was passed over comes later. A schedule ends 278 years after its first delivery, where the number
+of an occurrence ends.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 from ddmq_common.delays.command import EXPONENTIAL, LOOP, SCHEDULE, DelayCommand, DelayId
 from ddmq_common.delays.cron import CronError
 from ddmq_common.errors import DamagedError
 from delay_service.core import schedules
+from delay_service.core.schedules import Next
 
 CATCH_UP_MAX = 1_000
 DAY_S = 86_400
 NUMBER_MAX = (1 << 63) - 3  # of an occurrence: it, and one more, are kept in 63 bits
 NEVER_MS = 1 << 62
-
-
-class Next(NamedTuple):
-    """An occurrence to come. `skipped`: how many were passed over on the way (of a cron at most 100 are
-    counted)."""
-
-    occurrence: int
-    due_ms: int
-    skipped: int = 0
 
 
 def due_ms(command: DelayCommand, occurrence: int) -> int:
@@ -111,7 +101,7 @@ def next_after(
     following = max(occurrence, missed_to - max(catch_up_max, 1), passed_to) + 1
     if following > last:
         return None
-    return Next(following, due_ms(command, following), following - occurrence - 1)
+    return Next(following, due_ms(command, following))
 
 
 def to_fire(command: DelayCommand, occurrence: int, now_ms: int, at_ms: int | None = None) -> Next | None:
@@ -125,8 +115,7 @@ def to_fire(command: DelayCommand, occurrence: int, now_ms: int, at_ms: int | No
         return Next(occurrence, due)
     if not (schedule.cron or schedule.repeat):
         return Next(occurrence, due)  # a single delivery has no later one to wait for
-    found = _scheduled(command, occurrence, now_ms, 1, delivered=False)
-    return None if found is None else found._replace(skipped=found.skipped + 1)
+    return _scheduled(command, occurrence, now_ms, 1, delivered=False)
 
 
 def _scheduled(
@@ -136,9 +125,7 @@ def _scheduled(
         found = schedules.after(command, occurrence, now_ms, cap, delivered, put_off_ms)
     except CronError as error:  # accepted by a producer proxy that knows more time zones, or a newer cron
         raise DamagedError(f"schedule of {command.uuid} cannot go on: {error}") from error
-    if found is None or found[0] > NUMBER_MAX:
-        return None
-    return Next(*found)
+    return None if found is None or found.occurrence > NUMBER_MAX else found
 
 
 # --- loops: types 3 and 4, by arithmetic, never by walking: powers reach a day after 16 steps at most

@@ -10,6 +10,8 @@ The command was checked at the edge (ddmq_common/delays/schedules.py).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ddmq_common.delays.command import DelayCommand, Schedule
 from ddmq_common.delays.cron import Cron
 from ddmq_common.delays.schedules import cron_delivery_after
@@ -18,11 +20,14 @@ COUNT_BITS = 20
 COUNT_MAX = (1 << COUNT_BITS) - 1
 CRON_CATCH_UP_MAX = 100
 """The cap of `all` with a cron, when the caller's is higher: looking back costs a walk."""
-CRON_SKIPPED_COUNTED_MAX = 100
 MISSED_AFTER_MS = 5_000
 
-Found = tuple[int, int, int]
-"""(occurrence, due_ms, skipped)."""
+
+class Next(NamedTuple):
+    """An occurrence to come."""
+
+    occurrence: int
+    due_ms: int
 
 
 def due_ms(command: DelayCommand, occurrence: int) -> int:
@@ -41,7 +46,7 @@ def after(
     catch_up_max: int,
     delivered: bool = True,
     put_off_ms: int = 0,
-) -> Found | None:
+) -> Next | None:
     """What comes after `occurrence`, or None. `delivered`: whether it counts as a delivery itself.
     `put_off_ms`: it waited until then, and what fell due up to then is passed over."""
     schedule = command.schedule or Schedule()
@@ -50,11 +55,8 @@ def after(
         return None
     due = max(due_ms(command, occurrence), put_off_ms)
     found = _cron_after if schedule.cron else _series_after
-    following = found(command, schedule, due, now_ms, max(catch_up_max, 1))
-    if following is None:
-        return None
-    at, skipped = following
-    return (at - command.due_ms) << COUNT_BITS | count, at, skipped
+    at = found(command, schedule, due, now_ms, max(catch_up_max, 1))
+    return None if at is None else Next((at - command.due_ms) << COUNT_BITS | count, at)
 
 
 def _floor_ms(schedule: Schedule, now_ms: int) -> int:
@@ -62,9 +64,7 @@ def _floor_ms(schedule: Schedule, now_ms: int) -> int:
     return now_ms if schedule.catch_up == "fire_once" else now_ms - MISSED_AFTER_MS - 1
 
 
-def _series_after(
-    command: DelayCommand, schedule: Schedule, due: int, now_ms: int, cap: int
-) -> tuple[int, int] | None:
+def _series_after(command: DelayCommand, schedule: Schedule, due: int, now_ms: int, cap: int) -> int | None:
     period = max(schedule.period_ms, 1)
     place = (due - command.due_ms) // period
     if schedule.catch_up == "all":
@@ -76,23 +76,20 @@ def _series_after(
         following = max(place + 1, (_floor_ms(schedule, now_ms) - command.due_ms) // period + 1)
     if 0 <= schedule.repeat < following:
         return None
-    return command.due_ms + following * period, following - place - 1
+    return command.due_ms + following * period
 
 
-def _cron_after(
-    command: DelayCommand, schedule: Schedule, due: int, now_ms: int, cap: int
-) -> tuple[int, int] | None:
+def _cron_after(command: DelayCommand, schedule: Schedule, due: int, now_ms: int, cap: int) -> int | None:
     following = cron_delivery_after(schedule, command.due_ms, due)
     if following is None or following > now_ms:
-        return None if following is None else (following, 0)
+        return following
     if schedule.catch_up == "all":
         floor = _floor_of_all(command, schedule, following, now_ms, min(cap, CRON_CATCH_UP_MAX))
     else:
         floor = _floor_ms(schedule, now_ms)
     if following > floor:
-        return following, 0
-    kept = cron_delivery_after(schedule, command.due_ms, max(floor, due))
-    return None if kept is None else (kept, _between(command, schedule, following, kept))
+        return following
+    return cron_delivery_after(schedule, command.due_ms, max(floor, due))
 
 
 def _floor_of_all(command: DelayCommand, schedule: Schedule, first: int, now_ms: int, cap: int) -> int:
@@ -129,12 +126,6 @@ def _deliveries(
         found.update(first + place * period for place in places[of_each])
         start = cron.next_ms(start)
     return sorted(found)
-
-
-def _between(command: DelayCommand, schedule: Schedule, first: int, end: int) -> int:
-    """How many deliveries lie in [first, end), counted up to a bound."""
-    bound = CRON_SKIPPED_COUNTED_MAX
-    return min(len(_deliveries(command, schedule, first - 1, end - 1, slice(bound), bound)), bound)
 
 
 def _cron_of(schedule: Schedule) -> Cron:

@@ -7,9 +7,9 @@ then: a crash in between fires them twice, never not at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from backend.completion import Completion
 from backend.internal_topics import ready_topic
@@ -43,8 +43,6 @@ class DueRead:
     `missing`: offsets passed over that should have had a message; they are damaged. `oldest`: the queue
     begins only there.
     """
-
-    __slots__ = ("at_end", "error", "missing", "next_offset", "offset", "oldest", "records")
 
     def __init__(self, offset: int, answer: Completion[ReadBatch]) -> None:
         self.offset = self.next_offset = offset
@@ -113,46 +111,44 @@ def failed_how(error: Exception, regranted: bool, not_this: tuple[type[Exception
 def commit_due(
     backend: Backend,
     dead_topic: str,
-    records: Callable[[], list[NewRecord]],
-    progress: ProgressDelta,
+    records: list[NewRecord],
+    progress: Sequence[ProgressDelta],
     deadline: float,
     ended: Ended,
 ) -> None:
     """`ended(error)` follows once: None when all of it is durable. `dead_topic`: of dead letters among the
-    records, which are asked for when it is there; "" when there are none. `deadline`: monotonic seconds."""
+    records, made if need be; "" when there are none. `deadline`: monotonic seconds."""
+    store = _commit if not records or backend.capabilities.atomic else _append
 
     def ready(made: Completion[TopicInfo]) -> None:
         if made.error is not None:
             ended(made.error)
         else:
-            _store(backend, records(), progress, deadline, ended)
+            store(backend, records, progress, deadline, ended)
 
     if dead_topic:
         ready_topic(backend, dead_topic, 1, deadline).then(ready)
     else:
-        _store(backend, records(), progress, deadline, ended)
-
-
-def _store(
-    backend: Backend, records: list[NewRecord], progress: ProgressDelta, deadline: float, ended: Ended
-) -> None:
-    if backend.capabilities.atomic:
-        _commit(backend, records, progress, deadline, ended)
-    else:
-        _append(backend, records, progress, deadline, ended)
+        store(backend, records, progress, deadline, ended)
 
 
 def _commit(
-    backend: Backend, records: list[NewRecord], progress: ProgressDelta, deadline: float, ended: Ended
+    backend: Backend,
+    records: list[NewRecord],
+    progress: Sequence[ProgressDelta],
+    deadline: float,
+    ended: Ended,
 ) -> None:
-    def stored(answer: Completion[Any]) -> None:
-        ended(answer.error)
-
-    backend.commit(CommitBatch(records=records, progress=(progress,)), deadline).then(stored)
+    batch = CommitBatch(records=records, progress=progress)
+    backend.commit(batch, deadline).then(lambda answer: ended(answer.error))
 
 
 def _append(
-    backend: Backend, records: list[NewRecord], progress: ProgressDelta, deadline: float, ended: Ended
+    backend: Backend,
+    records: list[NewRecord],
+    progress: Sequence[ProgressDelta],
+    deadline: float,
+    ended: Ended,
 ) -> None:
     def appended(answer: Completion[list[AppendResult]]) -> None:
         if answer.error is not None:

@@ -11,7 +11,31 @@ from ddmq_common.metrics.cells import Histogram, MetricCell
 from ddmq_common.metrics.registry import Registry
 from delay_service.core.fire_command import FireCommand
 from delay_service.core.level_targets import LevelFire
-from delay_service.store.port import Pending
+
+
+class Cells(dict[str | int, MetricCell]):
+    """The cells of one metric by its label; each is looked up in the registry once."""
+
+    def __init__(self, metrics: Registry, metric: Metric) -> None:
+        super().__init__()
+        self._metrics = metrics
+        self._metric = metric
+
+    def __missing__(self, label: str | int) -> MetricCell:
+        cell = self[label] = self._metrics.cell(self._metric, str(label))
+        return cell
+
+    def add(self, numbers: Mapping[str, int]) -> None:
+        """So many more, by label."""
+        for label, number in numbers.items():
+            self[label].value += number
+
+    def show(self, numbers: Mapping[str, int]) -> None:
+        """So many are there now, by label, and none of any other."""
+        for label in self.keys() - numbers.keys():
+            self.pop(label).value = 0
+        for label, number in numbers.items():
+            self[label].value = number
 
 
 class DueCounts:
@@ -22,6 +46,7 @@ class DueCounts:
 
     def __init__(self, metrics: Registry) -> None:
         self._metrics = metrics
+        self._ages = Cells(metrics, self.age)
         self._first_ms: dict[int, int | None] = {}  # when the first message is due, by queue, as last known
 
     def failed(self, what: str, error: Exception) -> None:
@@ -49,20 +74,22 @@ class DueCounts:
             first[number] = None
         for number, due_ms in first.items():
             age_ms = 0 if due_ms is None else max(now_ms - due_ms, 0)
-            self._metrics.cell(self.age, str(number)).value = age_ms
+            self._ages[number].value = age_ms
         for number in others:
             del first[number]
 
 
 class LevelCounts(DueCounts):
-    """Of one level service. Levels count from 1."""
+    """Of one level service. Levels count from 1. `pending`: what waits, by level."""
 
     failures, age = catalogue.LEVELS_FAILED, catalogue.LEVELS_OVERDUE
 
     def __init__(self, metrics: Registry) -> None:
         super().__init__(metrics)
         self._lateness = metrics.histogram(catalogue.LEVELS_LATENESS)
+        self._fired = Cells(metrics, catalogue.LEVELS_FIRED)
         self.held: MetricCell = metrics.cell(catalogue.LEVELS_HELD)
+        self.pending = Cells(metrics, catalogue.LEVELS_PENDING)
 
     def fired(self, level: int, fires: Sequence[LevelFire], clock_ms: int) -> None:
         """They are durable in their topics, at `clock_ms` of the store's clock."""
@@ -76,42 +103,41 @@ class LevelCounts(DueCounts):
                 alive += 1
                 self._lateness.observe((clock_ms - fire.record.due_ms) * 1_000)
         if alive:
-            self._metrics.cell(catalogue.LEVELS_FIRED, str(level)).value += alive
+            self._fired[level].value += alive
 
     def lost(self, level: int, reason: str, count: int) -> None:
         """Offsets without a message."""
         self._metrics.cell(catalogue.LEVELS_LOST, str(level), reason).value += count
 
-    def pending(self, level: int, count: int) -> None:
-        """So many wait in the level."""
-        self._metrics.cell(catalogue.LEVELS_PENDING, str(level)).value = count
-
 
 class DelayCounts(DueCounts):
-    """Of one delay service."""
+    """Of one delay service. `commands`: by what they came to. `dead`, `lost`, `replies_dropped`: by reason.
+    `aside`, `pending`, `pending_bytes` (as `weight` of the store counts them): by topic. `lag`: commands not
+    taken in, by shard."""
 
     failures, age = catalogue.DELAY_FAILED, catalogue.DELAY_OVERDUE
 
     def __init__(self, metrics: Registry) -> None:
         super().__init__(metrics)
         self._fired: dict[str, tuple[MetricCell, Histogram]] = {}
-        self._pending: set[str] = set()
-        self._sizes: set[str] = set()
         self.shards: MetricCell = metrics.cell(catalogue.DELAY_SHARDS)
         self.full: MetricCell = metrics.cell(catalogue.DELAY_FULL)
         self.stale: MetricCell = metrics.cell(catalogue.DELAY_STALE)
-
-    def commands(self, tally: Mapping[str, int]) -> None:
-        """So many came to these outcomes."""
-        for outcome, count in tally.items():
-            self._metrics.cell(catalogue.DELAY_ORDERS, outcome).value += count
+        self.commands = Cells(metrics, catalogue.DELAY_ORDERS)
+        self.dead = Cells(metrics, catalogue.DELAY_DEAD)
+        self.lost = Cells(metrics, catalogue.DELAY_LOST)
+        self.replies_dropped = Cells(metrics, catalogue.DELAY_REPLIES_DROPPED)
+        self.aside = Cells(metrics, catalogue.DELAY_ASIDE)
+        self.pending = Cells(metrics, catalogue.DELAY_PENDING)
+        self.pending_bytes = Cells(metrics, catalogue.DELAY_PENDING_BYTES)
+        self.lag = Cells(metrics, catalogue.DELAY_LAG)
 
     def fired(self, fires: Iterable[FireCommand], wall_ms: int) -> None:
         """They are durable in their topics."""
         per_topic = self._fired
         for one in fires:
             if one.reason:
-                self._metrics.cell(catalogue.DELAY_DEAD, one.reason).value += 1
+                self.dead[one.reason].value += 1
                 continue
             topic = one.message.topic
             cells = per_topic.get(topic)
@@ -126,39 +152,3 @@ class DelayCounts(DueCounts):
             if message.due_ms < message.born_ms and not message.occurrence:
                 late_ms = wall_ms - message.born_ms  # it was due before it came
             cells[1].observe(max(late_ms, 0) * 1_000)
-
-    def dead(self, reason: str, count: int) -> None:
-        """Commands that became dead letters."""
-        self._metrics.cell(catalogue.DELAY_DEAD, reason).value += count
-
-    def aside(self, messages: Iterable[Pending]) -> None:
-        """They wait for their topic."""
-        for message in messages:
-            self._metrics.cell(catalogue.DELAY_ASIDE, message.topic).value += 1
-
-    def lost(self, reason: str, count: int) -> None:
-        """Commands that should be in the inner topic."""
-        self._metrics.cell(catalogue.DELAY_LOST, reason).value += count
-
-    def lag(self, shard: int, count: int) -> None:
-        """Commands not taken in."""
-        self._metrics.cell(catalogue.DELAY_LAG, str(shard)).value = count
-
-    def pending(self, per_topic: Mapping[str, int]) -> None:
-        """What waits in all shards of this process."""
-        self._pending = self._gauge(catalogue.DELAY_PENDING, self._pending, per_topic)
-
-    def pending_bytes(self, per_topic: Mapping[str, int]) -> None:
-        """How many bytes that is, as `weight` of the store counts them."""
-        self._sizes = self._gauge(catalogue.DELAY_PENDING_BYTES, self._sizes, per_topic)
-
-    def _gauge(self, metric: Metric, before: set[str], per_topic: Mapping[str, int]) -> set[str]:
-        for topic in before - per_topic.keys():
-            self._metrics.cell(metric, topic).value = 0
-        for topic, number in per_topic.items():
-            self._metrics.cell(metric, topic).value = number
-        return set(per_topic)
-
-    def replies_dropped(self, reason: str, count: int) -> None:
-        """Their callers are told nothing."""
-        self._metrics.cell(catalogue.DELAY_REPLIES_DROPPED, reason).value += count

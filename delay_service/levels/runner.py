@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from backend.completion import Completion
 from backend.port import Backend, Wait
-from backend.records import NewRecord, ProgressDelta, ReadBatch
+from backend.records import ProgressDelta, ReadBatch
 from ddmq_common.clock import Clock
 from ddmq_common.delays.levels import Levels
 from ddmq_common.errors import CallerError, FencedError, NoSuchTopicError
@@ -26,57 +26,52 @@ from delay_service.core.level import (
 from delay_service.core.level_targets import DEAD_TOPIC, record_of
 from delay_service.due.backend import DueRead, Failed, commit_due, failed_how
 from delay_service.due.counts import LevelCounts
-from delay_service.due.service import LOOK_S
+from delay_service.due.service import LOOK_S, Alarm
 
 log = logging.getLogger("ddmq.delay")
 WAIT_S = 60.0  # how long one wait for data stands before it is armed again
-NEVER = float("inf")
 
 
 class LevelsContext(NamedTuple):
-    """What the runners of one service share. `set_alarm`: somebody's `wake_at` has changed.
-
-    `ended(runner)`: a fire has ended. `unsure(runner)`: nobody knows what became of one, or our claim to
-    the level is over; it has to be had anew.
-    """
+    """What the runners of one service share. `unsure()`: nobody knows what became of a fire, or our claim
+    to a level is over; it has to be had anew."""
 
     backend: Backend
     config: DelayConfig
     levels: Levels
     clock: Clock
     counts: LevelCounts
-    set_alarm: Callable[[], None]
-    ended: Callable[[Runner], None]
-    unsure: Callable[[Runner], None]
+    unsure: Callable[[], None]
 
 
 class Runner:
-    """Runs until `stop`; a fire under way then ends by itself. `wake_at`: monotonic seconds."""
+    """Runs until `stop`; a fire under way then ends by itself."""
 
-    __slots__ = ("_context", "_wait", "level", "number", "running", "wake_at")
-
-    def __init__(self, context: LevelsContext, level: Level) -> None:
+    def __init__(self, context: LevelsContext, level: Level, alarm: Alarm) -> None:
         self._context = context
+        self._alarm = alarm
         self._wait: Wait | None = None
+        self._ended: Callable[[Runner], None] | None = None
         self.level = level
         self.number = level.queue.queue_id + 1
         self.running = True
-        self.wake_at = NEVER
 
     @property
     def firing(self) -> bool:
         return self.level.state is LevelState.FIRING
 
-    def stop(self) -> None:
-        """Begin nothing more. May be called twice."""
+    def stop(self, ended: Callable[[Runner], None]) -> None:
+        """Begin nothing more; `ended(runner)` follows when a fire that is under way ends. May be called
+        twice."""
         self.running = False
-        self.wake_at = NEVER
+        self._ended = ended
+        self._alarm.stop()
         wait, self._wait = self._wait, None
         if wait is not None:
             wait.cancel()
 
     def pump(self) -> None:
-        """Do what the level wants now, and know when to ask again. A mistake of ours, or of the engine, stops
+        """Do what the level wants now, and ask again in time. A mistake of ours, or of the engine, stops
         no level: it is told, and tried again."""
         if not self.running:
             return
@@ -89,18 +84,15 @@ class Runner:
         log.error("delay level %d: a step failed", self.number, exc_info=error)
         self._context.counts.failed("step", error)
         if self.level.state is LevelState.FIRING:
-            self._context.unsure(self)  # nobody knows how far it came
+            self._context.unsure()  # nobody knows how far it came
             return
-        now = self._context.clock.monotonic()
-        self.level.failed(now)
-        self.wake_at = now + LOOK_S
-        self._context.set_alarm()
+        self.level.failed(self._context.clock.monotonic())
+        self._alarm.once(LOOK_S, self.pump)
 
     def _do(self) -> None:
         context, now = self._context, self._context.clock.monotonic()
         clock_ms = context.backend.clock_ms()
         step = self.level.step(clock_ms, now)
-        self.wake_at = NEVER
         if isinstance(step, Read):
             self._read(step)
         elif isinstance(step, WaitForData):
@@ -108,11 +100,9 @@ class Runner:
         elif isinstance(step, FireRun):
             self._fire(step)
         elif isinstance(step, SleepUntil):
-            self.wake_at = now + min((step.due_ms - clock_ms) / 1e3, LOOK_S)
-            context.set_alarm()
+            self._alarm.once(min((step.due_ms - clock_ms) / 1e3, LOOK_S), self.pump)
         elif isinstance(step, PauseUntil):
-            self.wake_at = step.at_s
-            context.set_alarm()
+            self._alarm.once(step.at_s - now, self.pump)
 
     # --- reading and waiting
 
@@ -138,7 +128,7 @@ class Runner:
             log.error("delayed messages are gone from the log", extra={"level": self.number, "count": lost})
         elif read.at_end:
             level.at_end(read.next_offset)
-            counts.pending(self.number, 0)
+            counts.pending[self.number].value = 0
         else:
             level.read(read.records, read.next_offset, self._context.backend.clock_ms())
         self.pump()
@@ -173,15 +163,13 @@ class Runner:
         epoch, deadline = level.epoch, context.clock.monotonic() + context.config.commit_timeout_ms / 1e3
         progress = ProgressDelta(LEVELS_GROUP, level.queue, epoch, level.generation, ((0, fire.end),))
         dead_topic = DEAD_TOPIC if any(one.reason for one in fire.fires) else ""
-
-        def records() -> list[NewRecord]:
-            wall_ms = context.clock.wall_ms()
-            return [record_of(one, wall_ms, context.levels) for one in fire.fires]
+        wall_ms = context.clock.wall_ms()
+        records = [record_of(one, wall_ms, context.levels) for one in fire.fires]
 
         def ended(error: Exception | None) -> None:
             self._fire_ended(fire, epoch, error)
 
-        commit_due(context.backend, dead_topic, records, progress, deadline, ended)
+        commit_due(context.backend, dead_topic, records, (progress,), deadline, ended)
 
     def _fire_ended(self, fire: FireRun, epoch: int, error: Exception | None) -> None:
         context = self._context
@@ -192,7 +180,8 @@ class Runner:
             self._not_fired(fire, epoch, error)
         else:
             self.level.failed(context.clock.monotonic())
-        context.ended(self)
+        if self._ended is not None:
+            self._ended(self)
         self.pump()
 
     def _not_fired(self, fire: FireRun, epoch: int, error: Exception) -> None:
@@ -207,6 +196,6 @@ class Runner:
             if how is Failed.IN_DOUBT:
                 facts = {"level": self.number, "error": str(error)}
                 log.warning("a delay level's claim is renewed", extra=facts)
-                context.unsure(self)
+                context.unsure()
             else:
                 self.level.refused(fire, topic_gone=isinstance(error, NoSuchTopicError), now_s=now)

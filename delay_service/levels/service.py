@@ -7,17 +7,17 @@ waits for data. Rules:
 * A message is fired and finished in one commit, never before the store's clock has its due time.
 * When nobody knows what became of a commit, the group is left and joined again: the new epoch keeps the old
   commit out, or the progress that is then read has it.
-* While any message is held the clock is looked at each LOOK_S, so that steps of it and a laptop's sleep are
+* A level that holds a message looks at the clock each LOOK_S, so that steps of it and a laptop's sleep are
   noticed; nothing is read for that.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
-from backend.claims import RETRY_S, Release
+from backend.claims import Release
 from backend.completion import Completion
 from backend.port import Backend, Join
 from backend.records import Bounds, ProgressView, QueueRef
@@ -25,12 +25,12 @@ from ddmq_common.clock import Clock
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC
 from delay_service.config import DelayConfig
-from delay_service.core.level import Level, LevelLimits
+from delay_service.core.level import Level, LevelLimits, LevelState
 from delay_service.core.level_targets import Targets
 from delay_service.due.backend import target_topic
 from delay_service.due.counts import LevelCounts
-from delay_service.due.service import LOOK_S, Alarm, DueService, hub_alarm
-from delay_service.levels.runner import NEVER, LevelsContext, Runner
+from delay_service.due.service import Alarm, DueService, hub_alarm
+from delay_service.levels.runner import LevelsContext, Runner
 
 log = logging.getLogger("ddmq.delay")
 
@@ -46,25 +46,22 @@ class LevelService(DueService):
         config: DelayConfig,
         metrics: Registry,
         clock: Clock,
-        alarm: Alarm | None = None,
+        alarms: Callable[[], Alarm] = hub_alarm,
         look_alarm: Alarm | None = None,
     ) -> None:
         counts, join = LevelCounts(metrics), Join(LEVELS_GROUP, SCHEDULE_TOPIC)
-        alarm, look_alarm = alarm or hub_alarm(), look_alarm or hub_alarm()
+        look_alarm = look_alarm or hub_alarm()
         super().__init__(
-            "level scheduler", backend, config, clock, counts, join, alarm, look_alarm, load=True
+            "level scheduler", backend, config, clock, counts, join, alarms(), look_alarm, load=True
         )
-        self._context = LevelsContext(
-            backend, config, config.table, clock, counts, self._set_alarm, self._fire_ended, self._rejoin
-        )
+        self._alarms = alarms
+        self._context = LevelsContext(backend, config, config.table, clock, counts, self._rejoin)
         self._limits = LevelLimits(
             config.fire_count_max, config.fire_bytes_max, config.pause_ms_min / 1e3, config.pause_ms_max / 1e3
         )
         self._targets = Targets(partial(target_topic, backend), config.refused_ms / 1e3)
         self._runners: dict[QueueRef, Runner] = {}
         self._letting_go: dict[Runner, Release] = {}  # revoked while firing: released when that has ended
-        self._retry_at = NEVER
-        self._looked_at = float("-inf")
         self._ending: set[Runner] = set()  # stopped while firing
 
     # --- start and end
@@ -82,10 +79,6 @@ class LevelService(DueService):
         if self._claims.joined and not self.started.done:
             self.started.succeed(None)
 
-    def _try_again(self) -> None:
-        self._retry_at = self._clock.monotonic() + RETRY_S
-        self._set_alarm()
-
     def trouble(self, doing: str, error: Exception) -> None:
         if doing == "join":
             self._not_started(error)
@@ -96,7 +89,7 @@ class LevelService(DueService):
 
     def _stop_work(self) -> None:
         for runner in self._runners.values():
-            runner.stop()
+            runner.stop(self._fire_ended)
 
     def _idle(self) -> bool:
         return not self._ending and not any(runner.firing for runner in self._runners.values())
@@ -113,9 +106,9 @@ class LevelService(DueService):
         """A level is ours: it goes on where its progress ends."""
         position = bounds.min if view.committed is None else view.committed
         level = Level(queue, position, epoch, view.generation, self._limits, self._targets)
-        runner = self._runners[queue] = Runner(self._context, level)
+        runner = self._runners[queue] = Runner(self._context, level, self._alarms())
         self._counts.held.value = len(self._runners)
-        self._counts.pending(runner.number, max(bounds.next - position, 0))
+        self._counts.pending[runner.number].value = max(bounds.next - position, 0)
         runner.pump()
 
     def may_load(self, queue: QueueRef) -> bool:
@@ -144,14 +137,14 @@ class LevelService(DueService):
     def _drop(self, queue: QueueRef) -> Runner | None:
         runner = self._runners.pop(queue, None)
         if runner is not None:
-            runner.stop()
+            runner.stop(self._fire_ended)
             if runner.firing:
                 self._ending.add(runner)
             self._counts.held.value = len(self._runners)
-            self._counts.pending(runner.number, 0)
+            self._counts.pending[runner.number].value = 0
         return runner
 
-    def _rejoin(self, runner: Runner) -> None:
+    def _rejoin(self) -> None:
         """Our claim to a level is in doubt: a new epoch decides."""
         self._leave()
         self._join()
@@ -164,42 +157,27 @@ class LevelService(DueService):
         if self._stopping:
             self._end_when_idle()
 
-    # --- time
-
-    def _set_alarm(self) -> None:
-        at = min((runner.wake_at for runner in self._runners.values()), default=NEVER)
-        at = min(at, self._retry_at)
-        if at < NEVER and not self._stopping:
-            self._alarm.once(at - self._clock.monotonic(), self._ring)
-
-    def _ring(self) -> None:
-        now = self._clock.monotonic()
-        if self._retry_at <= now:
-            self._retry_at = NEVER
-            self.start()
-        for runner in [runner for runner in self._runners.values() if runner.wake_at <= now]:
-            runner.pump()
-        if now - self._looked_at >= LOOK_S:
-            self._looked_at = now
-            self._count_pending()
-        self._set_alarm()
+    # --- looking
 
     def _look_now(self) -> None:
         levels = {runner.number: runner.level for runner in self._runners.values()}
         known = {number: level.first_due_ms for number, level in levels.items() if level.knows_head}
         unknown = {*levels, *(queue.queue_id + 1 for queue in self._claims.loading)} - known.keys()
         self._counts.overdue(known, unknown, self._claims.joined, self._backend.clock_ms())
+        self._count_pending()
 
     def _count_pending(self) -> None:
-        queues = list(self._runners)
-        if not queues:
-            return
+        """Levels that wait for data are known to be empty."""
+        runners = self._runners.items()
+        queues = [queue for queue, runner in runners if runner.level.state is not LevelState.WAITING]
 
         def known(answer: Completion[list[Bounds | None]]) -> None:
             if answer.error is None:
                 for queue, bounds in zip(queues, answer.value, strict=True):
                     runner = self._runners.get(queue)
                     if runner is not None and bounds is not None:
-                        self._counts.pending(runner.number, max(bounds.next - runner.level.position, 0))
+                        left = max(bounds.next - runner.level.position, 0)
+                        self._counts.pending[runner.number].value = left
 
-        self._backend.bounds(queues).then(known)
+        if queues:
+            self._backend.bounds(queues).then(known)

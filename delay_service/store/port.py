@@ -23,6 +23,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
 
+from backend.progress.ack_map import OFFSET_END
 from backend.records import QueueRef
 from ddmq_common.delays.command import EXPONENTIAL, LOOP, DelayCommand, decode_command
 from ddmq_common.delays.cron import Cron, CronError
@@ -41,6 +42,12 @@ class DueKey(NamedTuple):
 
     due_ms: int
     offset: int
+
+    def before(self) -> DueKey | None:
+        """The greatest place in front of it; None: the beginning."""
+        if self.offset > 0:
+            return DueKey(self.due_ms, self.offset - 1)
+        return DueKey(self.due_ms - 1, OFFSET_END) if self.due_ms > 0 else None
 
 
 class Pending(NamedTuple):

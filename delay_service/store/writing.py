@@ -158,8 +158,6 @@ class Front:
 class Fronts:
     """What is known of the beginning of every sorted range: due, put aside by topic, to be forgotten."""
 
-    __slots__ = ("aside", "due", "forget", "saved", "stale", "told")
-
     def __init__(self, due: bytes) -> None:
         self.due = Front(due)
         self.saved = due  # as it stands in the store
@@ -180,8 +178,6 @@ class PendingCounts:
     """Per topic: messages pending in all, those put aside among them, and their bytes (`weight`). Bytes
     of messages that the first release stored are not known; they are right again when none of those is left
     and none waits."""
-
-    __slots__ = ("aside", "pending", "sizes")
 
     def __init__(self) -> None:
         self.pending: dict[str, int] = {}

@@ -10,9 +10,6 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
-"""Sample files into minutes: lines are decoded and added up in Python workers, by columns."""
-
-
 Batches = Iterator[Any]
 
 

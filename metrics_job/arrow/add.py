@@ -12,17 +12,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from metrics_job.arrow.lines import Known, Odd, column
-from metrics_job.minutes import FOLLOWED, INTERVAL, MINUTE_MS, NAMES
+from metrics_job.arrow.lines import Known, Odd, column, filled
+from metrics_job.minutes import FILE, FOLLOWED, INTERVAL, MINUTE_MS, TEXT
 from metrics_job.minutes import schema as minutes_schema
+from metrics_job.tables import SERIES_KEY
 
 ODD = "odd"  # the kind of a line that is left to Spark's reader
-TEXT, FILE = "text", "file"  # of an odd line; FILE also of rows of a file that has such lines
 BY = ["code", "minute"]
 
 
 def schema() -> Any:
-    """What `added` and `odd_rows` give: metrics_job.minutes.schema in Arrow's types, TEXT and FILE."""
+    """What `added` and `odd_rows` give: metrics_job.minutes.schema in Arrow's types; TEXT of an odd line, and
+    FILE of all rows of a file that has such lines."""
     fields = list(to_arrow_schema(minutes_schema()))
     return pa.schema([*fields, (TEXT, pa.string()), (FILE, pa.string())])
 
@@ -38,35 +39,26 @@ def added(lines: Any, known: Known, file: str | None = None) -> list[Any]:
     followed = pc.is_in(known.column("metric", column(lines, "code")), pa.array(FOLLOWED))
     gauge = pc.equal(kinds, "gauge")
     for wanted, make in (
-        (pc.equal(kinds, "counter"), _counters),
+        (pc.equal(kinds, "counter"), _sums),
         (pc.and_not(gauge, followed), _gauges),
         (pc.and_(gauge, followed), _each),
         (pc.equal(kinds, "histogram"), _histograms),
     ):
         if pc.any(wanted).as_py():
             sums = make(lines.filter(wanted))
-            names = known.columns(("kind", "instance", *NAMES), column(sums, "code"))
+            names = known.columns(("kind", "instance", *SERIES_KEY), column(sums, "code"))
             made.append({name: column(sums, name) for name in sums.column_names} | names)
-    return [shaped(one, file) for one in made]
+    return [
+        filled(one if file is None else one | {FILE: pa.repeat(file, len(one["kind"]))}, schema())
+        for one in made
+    ]
 
 
 def odd_rows(odd: list[Odd], files: list[str]) -> Any:
     """A table of schema() with the odd lines."""
     texts = {"kind": [ODD] * len(odd), TEXT: [one.text for one in odd]}
     made = {name: pa.array(values, pa.string()) for name, values in texts.items()}
-    return shaped(made | {FILE: pa.array([files[one.file] for one in odd], pa.string())})
-
-
-def shaped(columns: dict[str, Any], file: str | None = None) -> Any:
-    """A table of schema(); null where nothing is given."""
-    rows = len(next(iter(columns.values())))
-    if file is not None:
-        columns = columns | {FILE: pa.repeat(file, rows)}
-    made = [
-        columns[field.name].cast(field.type) if field.name in columns else pa.nulls(rows, field.type)
-        for field in schema()
-    ]
-    return pa.table(made, schema=schema())
+    return filled(made | {FILE: pa.array([files[one.file] for one in odd], pa.string())}, schema())
 
 
 def _once(lines: Any) -> tuple[Any, Any]:
@@ -97,7 +89,7 @@ def _intervals(lines: Any, known: Known) -> dict[str, Any]:
     return made
 
 
-def _counters(lines: Any) -> Any:
+def _sums(lines: Any) -> Any:
     return _grouped(lines, {"total": ("number", "sum")})
 
 
@@ -119,7 +111,7 @@ def _each(lines: Any) -> Any:
 
 def _histograms(lines: Any) -> Any:
     """With the buckets of a minute as lists, in no order."""
-    sums, lists = _grouped(lines, {"total": ("number", "sum")}), column(lines, "buckets")
+    sums, lists = _sums(lines), column(lines, "buckets")
     flat = {name: column(lines, name).take(pc.list_parent_indices(lists)) for name in BY}
     flat |= {"bucket": pc.list_flatten(lists), "n": pc.list_flatten(column(lines, "counts"))}
     met = pa.table(flat).group_by([*BY, "bucket"], use_threads=False).aggregate([("n", "sum")])

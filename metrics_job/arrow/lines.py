@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from itertools import chain
 from operator import attrgetter
 from typing import Annotated, Any, Literal, NamedTuple
@@ -50,6 +49,7 @@ class Line(msgspec.Struct, gc=False, rename={"start": "from"}):
 
 KINDS = {PROCESS_METRIC: "process"} | {metric.name: metric.kind for metric in CATALOGUE.values()}
 UNKNOWN = 0  # the number of lines whose names are odd
+_LABEL_NAMES = label_names()
 _LABELS = msgspec.json.Decoder(dict[str, str])
 _HEAD = attrgetter("instance", "process", "metric")
 
@@ -100,7 +100,6 @@ class Known(dict[tuple[Any, ...], int]):
         return self._columns[name].take(codes)
 
     def columns(self, names: Iterable[str], codes: Any) -> dict[str, Any]:
-        """Several."""
         return {name: self.column(name, codes) for name in names}
 
     def run(self, codes: Any) -> Any:
@@ -112,23 +111,15 @@ class Known(dict[tuple[Any, ...], int]):
         return self._columns["run"].take(codes)
 
 
-@cache
-def known_labels() -> frozenset[str]:
-    """What a line may be told apart by."""
-    return frozenset(label_names())
-
-
 def _series(instance: str, process: str, metric: str, text: bytes) -> Series | None:
     kind = KINDS.get(metric)
     try:
         labels = _LABELS.decode(text)
     except msgspec.DecodeError:
         return None
-    if kind is None:
+    if kind is None or not labels.keys() <= set(_LABEL_NAMES):
         return None
-    if not labels.keys() <= known_labels():
-        return None
-    named = {name: labels[name] for name in label_names() if name in labels}
+    named = {name: labels[name] for name in _LABEL_NAMES if name in labels}
     rest = {name: value for name, value in named.items() if name not in ("topic", "group")}
     detail = ",".join(f"{name}={value}" for name, value in rest.items())
     is_last = kind == "process" and rest.get(STATE_LABEL) == LAST
@@ -169,6 +160,10 @@ class Odd(NamedTuple):
     file: int
     text: str
 
+    @classmethod
+    def of(cls, file: int, text: bytes) -> Odd:
+        return cls(file, text.decode(errors="replace"))
+
 
 class Parsed(NamedTuple):
     """`lines`: columns `code` (of Known), seq, from, to, number (value or sum), buckets and counts."""
@@ -178,7 +173,6 @@ class Parsed(NamedTuple):
 
 
 _DECODER = msgspec.json.Decoder(Line)
-_INTEGERS = {"seq": "seq", "from": "start", "to": "to"}
 
 
 def parse(files: Sequence[bytes], known: Known) -> Parsed:
@@ -191,17 +185,13 @@ def parse(files: Sequence[bytes], known: Known) -> Parsed:
     table, good = _columns(lines, known)
     if good is not None:
         places = places or [(at, text) for at, data in enumerate(files) for text in _split(data)]
-        odd += [_odd(*places[at]) for at in pc.indices_nonzero(pc.invert(good)).to_pylist()]
+        odd += [Odd.of(*places[at]) for at in pc.indices_nonzero(pc.invert(good)).to_pylist()]
         table = table.filter(good)
     return Parsed(table.combine_chunks(), [one for line in odd for one in _elements(line)])
 
 
 def _is_odd(data: bytes) -> bool:
     return any(odd in data for odd in _ODD_BYTES)
-
-
-def _odd(file: int, text: bytes) -> Odd:
-    return Odd(file, text.decode(errors="replace"))
 
 
 def _joined(files: Sequence[bytes]) -> bytes:
@@ -245,7 +235,7 @@ def _one_by_one(files: Sequence[bytes]) -> tuple[list[Line], list[tuple[int, byt
                 lines.append(decode(text))
                 places.append((at, text))
             except ValueError:  # msgspec's errors are some, too
-                odd.append(_odd(at, text))
+                odd.append(Odd.of(at, text))
     return lines, places, odd
 
 
@@ -253,7 +243,7 @@ def _columns(lines: list[Line], known: Known) -> tuple[Any, Any]:
     """The columns, and which lines are good: None when all are."""
     codes = pa.array(known.codes(lines), pa.int64())
     made = {"code": codes}
-    for name, field in _INTEGERS.items():
+    for name, field in (("seq", "seq"), ("from", "start"), ("to", "to")):
         made[name] = pa.array(list(map(attrgetter(field), lines)), pa.int64())
     kinds = known.column("kind", codes)
     is_histogram = pc.equal(kinds, "histogram")
@@ -272,7 +262,6 @@ def _columns(lines: list[Line], known: Known) -> tuple[Any, Any]:
 
 
 def _lists(lists: list[Sequence[int]], kind: Any) -> Any:
-    """Lists of numbers as one array."""
     ends = pc.cumulative_sum(pa.array(list(map(len, lists)), pa.int32()))
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
     return pa.ListArray.from_arrays(offsets, pa.array(list(chain.from_iterable(lists)), kind))
@@ -284,6 +273,16 @@ def column(table: Any, name: str) -> Any:
     if len(chunks) == 1:
         return chunks[0]
     return pa.concat_arrays(chunks) if chunks else table[name].combine_chunks()
+
+
+def filled(columns: dict[str, Any], schema: Any) -> Any:
+    """A table of this schema; null where nothing is given."""
+    rows = len(next(iter(columns.values())))
+    made = [
+        columns[field.name].cast(field.type) if field.name in columns else pa.nulls(rows, field.type)
+        for field in schema
+    ]
+    return pa.table(made, schema=schema)
 
 
 def _elements(line: Odd) -> Iterator[Odd]:

@@ -24,9 +24,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from ddmq_common.metrics.samples import parse as parse_name
 from metrics_job.arrow import Batches, map_in_arrow
-from metrics_job.arrow.add import FILE as ROW_FILE
-from metrics_job.arrow.add import ODD, TEXT, schema
-from metrics_job.arrow.lines import Known, Odd, column, parse
+from metrics_job.arrow.add import ODD, schema
+from metrics_job.arrow.lines import Known, Odd, column, filled, parse
 from metrics_job.arrow.work import (
     DOUBT,
     Adding,
@@ -45,6 +44,7 @@ from metrics_job.minutes import (
     KIND,
     READER_OPTIONS,
     REASON,
+    TEXT,
     Keep,
     classified,
     in_range,
@@ -114,12 +114,13 @@ def _read(spark: SparkSession, paths: list[str], sizes: Mapping[str, int], days:
     )
     together = units.shared.keys() - long
     if together:
-        rows = rows.unionByName(_together(_some_files(spark, urls, together), units, days))
+        some = files(spark, _some_paths(spark, urls, together)).select(FILE, "content")
+        rows = rows.unionByName(_together(some, units, days))
     rows = keep(rows)
     kinds = {row["kind"] for row in rows.select("kind").distinct().collect()}
     if DOUBT in kinds:
         return _line_by_line(spark, urls, days, keep)
-    found = Found(rows.drop(TEXT, ROW_FILE), None)
+    found = Found(rows.drop(TEXT, FILE), None)
     if ODD in kinds:
         found = _with_odd(spark, rows, urls, units, days, keep) or _line_by_line(spark, urls, days, keep)
     if not long:
@@ -133,7 +134,7 @@ def _with_odd(
     spark: SparkSession, rows: DataFrame, urls: list[str], units: Units, days: Days, keep: Keep
 ) -> Found | None:
     """What Spark's reader says of the odd lines, too; None when names and contents do not agree."""
-    odd = rows.filter(F.col("kind") == ODD).select(TEXT, ROW_FILE)
+    odd = rows.filter(F.col("kind") == ODD).select(TEXT, FILE)
     lines = keep(in_range(_lines_of_text(odd), days.from_ms, days.to_ms))
     made, good = rows.filter(F.col("kind") != ODD), lines.filter(F.col(REASON).isNull())
     told = good.select(_name_of(F.col(FILE)).alias("name"), "instance", "seq").distinct()
@@ -146,9 +147,9 @@ def _with_odd(
     if again:
         names = {*again, *(name for name, unit in units.shared.items() if unit in again)}
         some = texts(spark, _some_paths(spark, urls, names))
-        made = made.filter(F.col(ROW_FILE).isNull() | ~F.col(ROW_FILE).isin(list(again)))
-        made = made.drop(TEXT, ROW_FILE).unionByName(minutes(_lines(some, days, keep), keep))
-    return Found(made.drop(TEXT, ROW_FILE), lines)
+        made = made.filter(F.col(FILE).isNull() | ~F.col(FILE).isin(list(again)))
+        made = made.drop(TEXT, FILE).unionByName(minutes(_lines(some, days, keep), keep))
+    return Found(made.drop(TEXT, FILE), lines)
 
 
 def split_names(units: Units, sizes: Mapping[str, int]) -> set[str]:
@@ -175,10 +176,6 @@ def _some_paths(spark: SparkSession, urls: Iterable[str], names: Collection[str]
     folders = Folders(spark)
     wanted = (folders.plain(url) for url in urls if file_name(url) in names)
     return [path for path in wanted if folders.exists(path)]
-
-
-def _some_files(spark: SparkSession, urls: Iterable[str], names: Collection[str]) -> DataFrame:
-    return files(spark, _some_paths(spark, urls, names)).select(FILE, "content")
 
 
 def _alone(contents: DataFrame, units: Units, long: Collection[str], days: Days) -> DataFrame:
@@ -223,11 +220,11 @@ def _lines(given: DataFrame, days: Days, keep: Keep) -> DataFrame:
             found = parse(piece.data, known)
             lines = of_days(found.lines, days).combine_chunks()
             for columns in (_whole_lines(lines, known), _odd_lines(found.odd, piece.files)):
-                yield from _widened(columns).to_batches()
+                yield from filled(columns, _lines_schema()).to_batches()
 
     rows = keep(map_in_arrow(given, work, _lines_schema()))
-    good = rows.filter(F.col(TEXT).isNull()).drop(TEXT, ROW_FILE)
-    for name in (CORRUPT, FILE, REASON):
+    good = rows.filter(F.col(TEXT).isNull()).drop(TEXT)
+    for name in (CORRUPT, REASON):
         good = good.withColumn(name, F.lit(None).cast("string"))
     odd = _lines_of_text(rows.filter(F.col(TEXT).isNotNull()))
     return good.unionByName(in_range(odd, days.from_ms, days.to_ms))
@@ -237,7 +234,7 @@ def _lines_of_text(odd: DataFrame) -> DataFrame:
     """Lines as metrics_job.minutes has them."""
     options = {name: READER_OPTIONS[name] for name in ("mode", "columnNameOfCorruptRecord")}
     line = F.from_json(TEXT, read_schema(), options).alias("line")
-    return odd.select(line, F.col(ROW_FILE).alias(FILE)).select("line.*", FILE).transform(classified)
+    return odd.select(line, FILE).select("line.*", FILE).transform(classified)
 
 
 def _name_of(path: Column) -> Column:
@@ -261,7 +258,7 @@ def _pieces_of_lines(batches: Batches) -> Iterator[Piece]:
 
 def _lines_schema() -> Any:
     fields = [field for field in to_arrow_schema(line_schema()) if field.name != CORRUPT]
-    return pa.schema([*fields, *(pa.field(name, pa.string()) for name in (KIND, TEXT, ROW_FILE))])
+    return pa.schema([*fields, *(pa.field(name, pa.string()) for name in (KIND, TEXT, FILE))])
 
 
 def _whole_lines(lines: Any, known: Known) -> dict[str, Any]:
@@ -281,14 +278,4 @@ def _whole_lines(lines: Any, known: Known) -> dict[str, Any]:
 
 def _odd_lines(odd: list[Odd], files: list[str]) -> dict[str, Any]:
     texts, names = [one.text for one in odd], [files[one.file] for one in odd]
-    return {TEXT: pa.array(texts, pa.string()), ROW_FILE: pa.array(names, pa.string())}
-
-
-def _widened(columns: dict[str, Any]) -> Any:
-    """A table of _lines_schema(): null where nothing is given."""
-    rows = len(next(iter(columns.values())))
-    made = [
-        columns[field.name].cast(field.type) if field.name in columns else pa.nulls(rows, field.type)
-        for field in _lines_schema()
-    ]
-    return pa.table(made, schema=_lines_schema())
+    return {TEXT: pa.array(texts, pa.string()), FILE: pa.array(names, pa.string())}

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from ddmq_common.metrics.samples import SampleName
 from ddmq_common.metrics.samples import parse as parse_name
-from metrics_job.arrow.add import added, odd_rows, shaped
-from metrics_job.arrow.lines import Known, Parsed, column, parse
+from metrics_job.arrow.add import added, odd_rows, schema
+from metrics_job.arrow.lines import Known, Parsed, column, filled, parse
 from metrics_job.folders import Days
 
 
@@ -30,7 +30,6 @@ class Units(NamedTuple):
     strange: bool  # a name says nothing
 
     def unit(self, name: str) -> str:
-        """The unit of a file."""
         return self.shared.get(name, name)
 
 
@@ -74,7 +73,6 @@ class Piece(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes."""
         return sum(map(len, self.data))
 
 
@@ -106,7 +104,6 @@ def unit_pieces(contents: Iterable[tuple[str, str, bytes]]) -> Iterator[tuple[st
 
 
 def file_name(path: str) -> str:
-    """The last part of a path or URL."""
     return path.rpartition("/")[2]
 
 
@@ -208,4 +205,4 @@ def of_days(lines: Any, days: Days) -> Any:
 
 
 def _doubt() -> Any:
-    return shaped({"kind": pa.array([DOUBT])})
+    return filled({"kind": pa.array([DOUBT])}, schema())

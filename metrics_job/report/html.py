@@ -17,7 +17,6 @@ class Cell(NamedTuple):
 
 
 def number(text: str) -> Cell:
-    """Right-aligned."""
     return Cell(text, "number")
 
 

@@ -45,6 +45,7 @@ _COUNTED = (
     catalogue.ACKED.name, catalogue.FAILED.name,
     catalogue.DEAD_LETTERS.name, catalogue.DELAY_FIRED.name, catalogue.LEVELS_FIRED.name,
 )  # fmt: skip
+_SERIES = ["metric", "topic", "group", "detail"]
 COLUMNS = (  # of tables with a start; the others of them are never read
     "start", "metric", "process", "topic", "group", "detail", "total", "buckets", "counts", "lag",
     "lag_max", "lag_age_ms",
@@ -66,10 +67,8 @@ class Tables:
 
     def bounds(self) -> tuple[int, int] | None:
         """Start of the first minute and end of the last minute that has counters; None without any."""
-        found = [table for table in (self._starts("counters_minute"), self._starts("gauges_minute")) if table]
-        if not found:
-            return None
-        return min(first for first, _ in found), max(last for _, last in found) + 60_000
+        found = [*self._starts("counters_minute"), *self._starts("gauges_minute")]
+        return (min(found), max(found) + MINUTE_MS) if found else None
 
     def material(self, span: Span) -> Material:
         """All of it. Raises OSError or pyarrow's ArrowException for files that cannot be read."""
@@ -96,26 +95,16 @@ class Tables:
 
     def _counters(self, span: Span) -> list[Counted]:
         rows = self._rows(f"counters_{span.period}", span)
-        if rows is None:
-            return []
-        summed = rows.group_by(["metric", "topic", "group", "detail"]).aggregate([("total", "sum")])
-        return [
-            Counted(*values) for values in _tuples(summed, "metric", "topic", "group", "detail", "total_sum")
-        ]
+        summed = rows.group_by(_SERIES).aggregate([("total", "sum")])
+        return [Counted(*values) for values in _tuples(summed, *_SERIES, "total_sum")]
 
     def _times(self, span: Span) -> list[Timed]:
-        keys = ["metric", "topic", "group", "detail"]
         rows = self._rows(f"latencies_{span.period}", span, pc.field("process") == "")
-        return [
-            Timed(metric, topic, group, detail, buckets)
-            for (metric, topic, group, detail), buckets in _merged(rows, keys)
-        ]
+        return [Timed(*(*series, buckets)) for series, buckets in _merged(rows, _SERIES)]
 
     def _counted(self, span: Span) -> dict[str, dict[int, float]]:
         rows = self._rows(f"counters_{span.period}", span, pc.field("metric").isin(_COUNTED))
         found: dict[str, dict[int, float]] = {}
-        if rows is None:
-            return found
         sends = pc.equal(rows["metric"], catalogue.SENDS.name)
         refused = pc.and_(sends, pc.not_equal(rows["detail"], STORED))
         rows = _stepped(rows, span).append_column("refused", refused)
@@ -127,19 +116,15 @@ class Tables:
     def _timed(self, span: Span) -> dict[str, dict[int, Buckets]]:
         rows = self._rows(f"latencies_{span.period}", span, pc.field("process") == "")
         found: dict[str, dict[int, Buckets]] = {}
-        if rows is not None:
-            for (metric, step), buckets in _merged(_stepped(rows, span), ["metric", "step"]):
-                found.setdefault(metric, {})[step] = buckets
+        for (metric, step), buckets in _merged(_stepped(rows, span), ["metric", "step"]):
+            found.setdefault(metric, {})[step] = buckets
         return found
 
     def _hours(self, span: Span) -> dict[int, float]:
         """Of whole hours, and always by the hour."""
-        start = span.start_ms - span.start_ms % HOUR_MS
-        hourly = Span(start, span.end_ms + -span.end_ms % HOUR_MS, HOUR_MS)
+        hourly = Span(_hour_of(span), span.end_ms + -span.end_ms % HOUR_MS, HOUR_MS)
         sent = (pc.field("metric") == catalogue.SENDS.name) & (pc.field("detail") == STORED)
         rows = self._rows("counters_hour", hourly, sent)
-        if rows is None:
-            return {}
         summed = _stepped(rows, hourly).group_by(["step"]).aggregate([("total", "sum")])
         return dict(_tuples(summed, "step", "total_sum"))
 
@@ -147,10 +132,7 @@ class Tables:
 
     def _lag(self, span: Span) -> tuple[dict[tuple[str, str], dict[int, float]], list[Waiting]]:
         rows = self._rows("lag_minute", span)
-        if rows is None:
-            return {}, []
-        told = self._still_told(span)
-        waiting = _waiting(rows, told)
+        waiting = _waiting(rows, self._still_told(span))
         largest = {(row.group, row.topic) for row in waiting[:LAGS_SHOWN]}
         steps = _stepped(rows, span).group_by(["group", "topic", "step"]).aggregate([("lag_max", "max")])
         found: dict[tuple[str, str], dict[int, float]] = {}
@@ -167,7 +149,7 @@ class Tables:
         went on is 0, even if the 0 itself was never told because the process was started again in between.
         """
         rows = self._rows("gauges_minute", span, pc.field("metric") == catalogue.LAG.name)
-        if rows is None:
+        if not rows.num_rows:
             return None
         last = rows.group_by(["process", "group", "topic"]).aggregate([("start", "max")])
         seen: dict[str, int] = {}
@@ -183,59 +165,53 @@ class Tables:
 
     def _days(self, name: str, span: Span) -> list[Row]:
         """Rows of every date the span touches."""
-        data = self._open(name)
-        if data is None:
-            return []
-        first, last = span.dates()
-        rows = data.to_table(filter=(pc.field("date") >= first) & (pc.field("date") <= last))
+        rows = self._open(name).to_table(filter=_of_dates(span))
         return _plain(rows.slice(0, ROWS_MAX))
 
     def _anomalies(self, span: Span) -> list[Row]:
-        rows = self._rows(
-            "anomalies_hour", Span(span.start_ms - span.start_ms % HOUR_MS, span.end_ms, HOUR_MS)
-        )
-        if rows is None:
-            return []
+        rows = self._rows("anomalies_hour", Span(_hour_of(span), span.end_ms, HOUR_MS))
         rows = rows.append_column("size", pc.abs(rows["deviation"])).sort_by([("size", "descending")])
         return _plain(rows.slice(0, ANOMALIES_MAX))
 
     # --- Parquet
 
-    def _open(self, name: str) -> Any | None:
+    def _open(self, name: str) -> Any:
         """With the columns that the table has today: of files of an older job some are null."""
         folder = f"{self._folder}/{name}"
-        if self._files.get_file_info(folder).type != FileType.Directory:
-            return None
         fields = [*to_arrow_schema(TABLES[name].schema, timezone="UTC"), pa.field("date", pa.string())]
         schema = pa.schema(fields)
+        if self._files.get_file_info(folder).type != FileType.Directory:
+            return ds.dataset(schema.empty_table())
         dates = ds.partitioning(pa.schema([("date", pa.string())]), flavor="hive")
-        data = ds.dataset(folder, schema, "parquet", self._files, dates)
-        return data if data.files else None
+        return ds.dataset(folder, schema, "parquet", self._files, dates)
 
-    def _rows(self, name: str, span: Span, more: Any = None) -> Any | None:
-        """Rows that start within the span, with `start` in ms; None for none."""
-        data = self._open(name)
-        if data is None:
-            return None
-        first, last = span.dates()
-        wanted = (pc.field("date") >= first) & (pc.field("date") <= last)
+    def _rows(self, name: str, span: Span, more: Any = None) -> Any:
+        """Rows that start within the span, with `start` in ms."""
+        data, wanted = self._open(name), _of_dates(span)
         columns = [column for column in COLUMNS if column in data.schema.names]
         rows = data.to_table(columns=columns, filter=wanted if more is None else wanted & more)
         rows = _in_ms(rows, "start")
         inside = pc.and_(pc.greater_equal(rows["start"], span.start_ms), pc.less(rows["start"], span.end_ms))
-        rows = rows.filter(inside)
-        return rows if rows.num_rows else None
+        return rows.filter(inside)
 
-    def _starts(self, name: str) -> tuple[int, int] | None:
+    def _starts(self, name: str) -> list[int]:
+        """The first and the last `start`, if there is any."""
         data = self._open(name)
-        if data is None:
-            return None
         dates = sorted(data.to_table(columns=["date"])["date"].unique().to_pylist())
         if not dates:
-            return None
-        ends = (pc.field("date") == dates[0]) | (pc.field("date") == dates[-1])
-        found = pc.min_max(_in_ms(data.to_table(columns=["start"], filter=ends), "start")["start"]).as_py()
-        return found["min"], found["max"]
+            return []
+        ends = pc.field("date").isin([dates[0], dates[-1]])
+        starts = _in_ms(data.to_table(columns=["start"], filter=ends), "start")["start"]
+        return list(pc.min_max(starts).as_py().values())
+
+
+def _hour_of(span: Span) -> int:
+    return span.start_ms - span.start_ms % HOUR_MS
+
+
+def _of_dates(span: Span) -> Any:
+    first, last = span.dates()
+    return (pc.field("date") >= first) & (pc.field("date") <= last)
 
 
 def _opened(folder: str) -> tuple[Any, str]:
@@ -266,11 +242,15 @@ def _waiting(rows: Any, told: set[tuple[str, str]] | None) -> list[Waiting]:
         [*((name, how, keep_null) for name, how in last), *worst]
     )
     columns = ["group", "topic", *(f"{name}_{how}" for name, how in [*last, *worst])]
-    found = [_subscription(values) for values in _tuples(by, *columns)]
     before = _lag_before(ordered)
-    found = [row._replace(lag_before=before.get((row.group, row.topic), 0.0)) for row in found]
-    if told is not None:
-        found = [row if (row.group, row.topic) in told else _emptied(row) for row in found]
+    found = []
+    for values in _tuples(by, *columns):
+        row = _subscription(values)
+        row = row._replace(lag_before=before.get((row.group, row.topic), 0.0))
+        if told is not None and (row.group, row.topic) not in told:
+            row = row._replace(lag=0.0, lag_age_ms=0.0, time_to_drain_s=0.0)
+            row = row._replace(blocked_keys=0.0, blocked_key_age_ms=0.0)
+        found.append(row)
     return sorted(found, key=lambda row: (-row.lag_max, row.group, row.topic))
 
 
@@ -286,12 +266,6 @@ def _lag_before(ordered: Any) -> dict[tuple[str, str], float]:
     }
 
 
-def _emptied(row: Waiting) -> Waiting:
-    return row._replace(
-        lag=0.0, lag_age_ms=0.0, time_to_drain_s=0.0, blocked_keys=0.0, blocked_key_age_ms=0.0
-    )
-
-
 def _subscription(values: Sequence[Any]) -> Waiting:
     group, topic, lag, age, finished, arrived, drain, *blocked = values
     keys, key_age, lag_max, keys_max, key_age_max = (number or 0.0 for number in blocked)
@@ -303,15 +277,12 @@ def _subscription(values: Sequence[Any]) -> Waiting:
 
 def _stepped(rows: Any, span: Span) -> Any:
     """With a column `step`: where the step of `start` begins."""
-    starts = rows["start"]
-    step = pc.multiply(pc.divide(starts, span.step_ms), span.step_ms)
+    step = pc.multiply(pc.divide(rows["start"], span.step_ms), span.step_ms)
     return rows.append_column("step", step)
 
 
-def _merged(rows: Any | None, keys: list[str]) -> Iterator[tuple[tuple[Any, ...], Buckets]]:
+def _merged(rows: Any, keys: list[str]) -> Iterator[tuple[tuple[Any, ...], Buckets]]:
     """The histograms of equal keys, added bucket by bucket."""
-    if rows is None:
-        return
     rows = rows.combine_chunks()
     parents = pc.list_parent_indices(rows["buckets"])
     flat = pa.table(

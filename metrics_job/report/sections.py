@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
@@ -23,14 +23,11 @@ NO_WEEK = "No earlier week to compare with: nothing was counted in the same hour
 
 def head(report: Report) -> str:
     """Range, verdict, totals."""
-    when = (
-        words.between(*report.covered)
-        if report.covered
-        else words.between(report.span.start_ms, report.span.end_ms)
-    )
-    length = f" ({words.span((report.covered[1] - report.covered[0]) / 1000)})" if report.covered else ""
+    start_ms, end_ms = report.covered or (report.span.start_ms, report.span.end_ms)
+    length = f" ({words.span((end_ms - start_ms) / 1000)})" if report.covered else ""
+    when = words.between(start_ms, end_ms) + length
     return (
-        f"<header><h1>ddmq: how messages flowed</h1>{html.paragraph(when + length, 'soft')}</header>"
+        f"<header><h1>ddmq: how messages flowed</h1>{html.paragraph(when, 'soft')}</header>"
         f"{_verdict(report)}{_tiles(report)}"
     )
 
@@ -48,7 +45,7 @@ def _verdict(report: Report) -> str:
 
 
 def _tiles(report: Report) -> str:
-    totals = report.totals
+    totals, among = report.totals, words.plural(len(report.waiting), "subscription")
     tiles = [
         ("sent and stored", words.count(totals.sent), f"{words.count(totals.refused)} refused"),
         ("delivered", words.count(totals.delivered), f"{words.count(totals.redelivered)} of them again"),
@@ -58,7 +55,7 @@ def _tiles(report: Report) -> str:
             words.count(totals.dead_lettered),
             f"{words.count(totals.timeouts)} leases timed out",
         ),
-        ("waiting at the end", words.count(sum(row.lag for row in report.waiting)), _subscriptions(report)),
+        ("waiting at the end", words.count(sum(row.lag for row in report.waiting)), f"in {among}"),
     ]
     if totals.fired:
         tiles.append(("delayed, fired", words.count(totals.fired), ""))
@@ -68,10 +65,6 @@ def _tiles(report: Report) -> str:
         for name, value, note in tiles
     )
     return f'<div class="tiles">{cells}</div>'
-
-
-def _subscriptions(report: Report) -> str:
-    return f"in {words.plural(len(report.waiting), 'subscription')}"
 
 
 def cards(report: Report, drawn: dict[str, Any]) -> Iterator[str]:
@@ -86,7 +79,7 @@ def cards(report: Report, drawn: dict[str, Any]) -> Iterator[str]:
     yield _topics(report)
     yield _offenders(report.offenders)
     yield _changes(report)
-    yield _heat(report, drawn)
+    yield _heat(drawn)
     yield _processes(report)
     if report.rejects:
         yield _rejects(report)
@@ -131,15 +124,8 @@ def _behind(report: Report) -> str:
         rows, key=lambda row: (row.lag == 0, row.time_to_drain_s is not None, -row.lag, -row.lag_max)
     )
     columns = (
-        "group",
-        "topic",
-        "at most",
-        "at the end",
-        "oldest waits",
-        "arrive/s",
-        "finished/s",
-        "time to drain",
-    )
+        "group", "topic", "at most", "at the end", "oldest waits", "arrive/s", "finished/s", "time to drain",
+    )  # fmt: skip
     cells = [
         (
             row.group,
@@ -158,8 +144,24 @@ def _behind(report: Report) -> str:
         f"{words.plural(still, 'subscription')} of {len(report.waiting):,} with messages waiting at the end. "
         "Time to drain: what is waiting over what is finished beyond what arrives."
     )
-    shown = html.first(columns, cells, BEHIND_SHOWN)
-    return html.section("waiting", "Who is behind", html.paragraph(note, "note"), shown, wide=True)
+    return _table("waiting", "Who is behind", note, columns, cells, shown=BEHIND_SHOWN)
+
+
+def _table(
+    name: str,
+    title: str,
+    note: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str | Cell]],
+    none: str = "",
+    shown: int = ROWS_SHOWN,
+) -> str:
+    """A wide card with a table, or with what is said where there is nothing."""
+    if not rows:
+        return html.section(name, title, html.empty(none), wide=True)
+    return html.section(
+        name, title, html.paragraph(note, "note"), html.first(columns, rows, shown), wide=True
+    )
 
 
 def _drain(row: Waiting) -> Cell:
@@ -190,18 +192,11 @@ def _times(times: Times, name: str, drawn: dict[str, Any]) -> str:
 
 
 def _promises(report: Report) -> str:
-    title = "Promises (SLO)"
-    if not report.slo:
-        said = html.empty(
-            "Nothing to judge: no promise of conf/slo.yaml had anything measured on these days."
-        )
-        return html.section("promises", title, said, wide=True)
     missed = sum(not row.met for row in report.slo)
     note = f"{len(report.slo) - missed:,} kept, {missed:,} missed; judged by whole UTC days, the worst first."
-    cells = [_promise(row) for row in report.slo]
     columns = ("promise", "for", "promised", "reached", "counted", "days missed", "")
-    shown = html.first(columns, cells, ROWS_SHOWN)
-    return html.section("promises", title, html.paragraph(note, "note"), shown, wide=True)
+    none = "Nothing to judge: no promise of conf/slo.yaml had anything measured on these days."
+    return _table("promises", "Promises (SLO)", note, columns, [_promise(row) for row in report.slo], none)
 
 
 def _promise(row: SloFacts) -> tuple[str | Cell, ...]:
@@ -219,8 +214,6 @@ def _promise(row: SloFacts) -> tuple[str | Cell, ...]:
 
 def _topics(report: Report) -> str:
     """The busiest topics, all groups of each together."""
-    if not report.topics:
-        return html.section("topics", "Topics", html.empty("No topic was sent to or consumed."), wide=True)
     busiest = sorted(report.topics.items(), key=lambda item: (-item[1].sent, -item[1].delivered, item[0]))
     fields = ("sent", "refused", "delivered", "redelivered", "acked", "failed", "dead_lettered", "fired")
     cells: list[tuple[str | Cell, ...]] = [
@@ -228,20 +221,11 @@ def _topics(report: Report) -> str:
         for topic, totals in busiest
     ]
     columns = (
-        "topic",
-        "sent",
-        "refused",
-        "delivered",
-        "again",
-        "acked",
-        "failed",
-        "dead letters",
-        "delayed, fired",
-    )
-    note = html.paragraph(
-        "The busiest first; what consumers did is of all groups of a topic together.", "note"
-    )
-    return html.section("topics", "Topics", note, html.first(columns, cells, TOPICS_SHOWN), wide=True)
+        "topic", "sent", "refused", "delivered", "again", "acked", "failed", "dead letters", "delayed, fired",
+    )  # fmt: skip
+    note = "The busiest first; what consumers did is of all groups of a topic together."
+    none = "No topic was sent to or consumed."
+    return _table("topics", "Topics", note, columns, cells, none, TOPICS_SHOWN)
 
 
 def _offenders(lists: list[Offenders]) -> str:
@@ -270,19 +254,13 @@ def _bars(rows: list[Offender], most: float) -> str:
 
 
 def _changes(report: Report) -> str:
-    title = "What changed since last week"
-    parts = []
-    if report.changes:
-        cells = [
-            (row.what, number(row.now), number(row.before), Cell(row.change, "bad" if row.worse else ""))
-            for row in report.changes
-        ]
-        parts.append(html.table(("", "now", "a week before", "change"), cells))
-    else:
-        parts.append(html.empty(NO_WEEK))
-    if report.anomalies:
-        parts.append(_anomalies(report))
-    return html.section("changes", title, *parts)
+    cells = [
+        (row.what, number(row.now), number(row.before), Cell(row.change, "bad" if row.worse else ""))
+        for row in report.changes
+    ]
+    shown = html.table(("", "now", "a week before", "change"), cells) if cells else html.empty(NO_WEEK)
+    more = _anomalies(report) if report.anomalies else ""
+    return html.section("changes", "What changed since last week", shown, more)
 
 
 def _anomalies(report: Report) -> str:
@@ -300,19 +278,12 @@ def _anomalies(report: Report) -> str:
     return note + html.first(("hour (UTC)", "metric", "of", "value", "usually"), cells, ROWS_SHOWN)
 
 
-def _heat(report: Report, drawn: dict[str, Any]) -> str:
-    title = "Messages sent by hour"
-    if "heat" not in drawn:
-        return html.section(
-            "hours", title, html.empty("Less than three hours of samples: too few for a pattern by hour.")
-        )
-    return html.section("hours", title, html.chart("heat"))
+def _heat(drawn: dict[str, Any]) -> str:
+    none = html.empty("Less than three hours of samples: too few for a pattern by hour.")
+    return html.section("hours", "Messages sent by hour", html.chart("heat") if "heat" in drawn else none)
 
 
 def _processes(report: Report) -> str:
-    title = "Processes"
-    if not report.processes:
-        return html.section("processes", title, html.empty("No process was seen in this range."), wide=True)
     columns = ("process", "seen", "restarts", "ended", "samples missing", "longest gap", "clock set back")
     cells = [
         (
@@ -328,12 +299,11 @@ def _processes(report: Report) -> str:
             report.processes, key=lambda row: (-row.vanished, -row.missing, -row.restarts, row.name)
         )
     ]
-    note = html.paragraph(
+    note = (
         "Days (UTC) that the range touches. Vanished: no last sample, so killed or crashed. Silent: nothing "
-        "of it when this was made, and of nobody after it. Gaps: also from an end to the next start.",
-        "note",
+        "of it when this was made, and of nobody after it. Gaps: also from an end to the next start."
     )
-    return html.section("processes", title, note, html.first(columns, cells, ROWS_SHOWN), wide=True)
+    return _table("processes", "Processes", note, columns, cells, "No process was seen in this range.")
 
 
 def _ended(row: ProcessFacts) -> Cell:
@@ -349,9 +319,8 @@ def _rejects(report: Report) -> str:
         (row["file"], row["reason"], number(f"{row['lines']:,}"), str(row["example"])[:200])
         for row in report.rejects
     ]
-    note = html.paragraph("Lines of sample files that were not understood and are in no number here.", "note")
-    columns = ("file", "reason", "lines", "example")
-    return html.section("rejects", "Left out", note, html.first(columns, cells, ROWS_SHOWN), wide=True)
+    note = "Lines of sample files that were not understood and are in no number here."
+    return _table("rejects", "Left out", note, ("file", "reason", "lines", "example"), cells)
 
 
 def _measured(report: Report) -> str:

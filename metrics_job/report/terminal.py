@@ -17,13 +17,8 @@ ROWS_SHOWN = 5
 
 
 def print_report(report: Report, console: Console) -> None:
-    """About a screen."""
-    console.print(view(report))
-
-
-def view(report: Report) -> Group:
-    """What is printed. Names are plain text to rich, never markup."""
-    return Group(*_parts(report))
+    """About a screen. Names are plain text to rich, never markup."""
+    console.print(Group(*_parts(report)))
 
 
 def _parts(report: Report) -> Iterator[RenderableType]:
@@ -42,20 +37,11 @@ def _parts(report: Report) -> Iterator[RenderableType]:
         yield _times(report)
     behind = [row for row in report.waiting if row.lag]
     if behind:
-        yield _table(
-            "who is behind",
-            ("group", "topic", "waiting", "oldest", "time to drain"),
-            [
-                (
-                    row.group,
-                    row.topic,
-                    words.count(row.lag),
-                    words.milliseconds(row.lag_age_ms),
-                    _drain(row),
-                )
-                for row in sorted(behind, key=lambda row: -row.lag)
-            ],
-        )
+        rows = [
+            (row.group, row.topic, words.count(row.lag), words.milliseconds(row.lag_age_ms), _drain(row))
+            for row in sorted(behind, key=lambda row: -row.lag)
+        ]
+        yield _table("who is behind", ("group", "topic", "waiting", "oldest", "time to drain"), rows)
     yield from _promises(report)
 
 
@@ -81,11 +67,7 @@ def _totals(report: Report) -> str:
 
 def _times(report: Report) -> Table:
     rows = [
-        (
-            times.title.lower(),
-            *(words.milliseconds(value) for value in times.whole[1:]),
-            words.count(times.whole[0]),
-        )
+        (times.title.lower(), *map(words.milliseconds, times.whole[1:]), words.count(times.whole.measured))
         for times in report.times
         if times.whole
     ]
@@ -100,12 +82,7 @@ def _promises(report: Report) -> Iterator[RenderableType]:
         yield Text(f"all {words.plural(len(report.slo), 'promise')} kept")
         return
     rows = [
-        (
-            row.name,
-            words.place(row.group, row.topic),
-            words.percent(row.target),
-            words.percent(row.compliance),
-        )
+        (row.name, words.place(row.group, row.topic), *map(words.percent, (row.target, row.compliance)))
         for row in missed
     ]
     yield _table("promises missed", ("promise", "for", "promised", "reached"), rows)

@@ -9,6 +9,7 @@ from metrics_job.arrow import Batches, map_in_arrow
 from metrics_job.lag import COLUMNS, followed, schema
 from metrics_job.minutes import DAY_MINUTES, FOLLOWED, INTERVAL
 from metrics_job.rollups.series import minute_start
+from metrics_job.tables import SUBSCRIPTION
 
 MINUTES_APART_MAX = 5  # a lag older than this says nothing about the present rate
 FINISHED = ("ddmq_acked_total", "ddmq_dead_letters_total", "ddmq_skipped_total")
@@ -22,7 +23,6 @@ COUNTED = {
     "timeouts": "ddmq_lease_timeouts_total",
     "dead_lettered": "ddmq_dead_letters_total",
 }
-SUBSCRIPTION = ("start", "group", "topic")
 
 
 def lag_minute(made: DataFrame, counters: DataFrame, now_ms: int) -> DataFrame:
@@ -48,17 +48,7 @@ def lag_minute(made: DataFrame, counters: DataFrame, now_ms: int) -> DataFrame:
         .join(sent, on=["start", "topic"], how="left")
         .withColumn("finished_per_s", F.coalesce("finished_per_s", F.lit(0.0)))
         .transform(_with_arrivals)
-        .select(
-            *SUBSCRIPTION,
-            "lag",
-            "lag_max",
-            "lag_age_ms",
-            "finished_per_s",
-            "arrived_per_s",
-            _time_to_drain().alias("time_to_drain_s"),
-            "blocked_keys",
-            "blocked_key_age_ms",
-        )
+        .withColumn("time_to_drain_s", _time_to_drain())
     )
 
 
@@ -66,24 +56,16 @@ def ratios_hour(counters: DataFrame) -> DataFrame:
     """From counters_hour. error_ratio: failed and timed out of what was delivered; retry_ratio: redelivered
     and retry steps of delivered; dead_letter_ratio: of what was finished (acked and dead). Null without any.
     """
-    sums = (
-        counters.filter(F.col("metric").isin(*COUNTED.values()))
-        .groupBy(*SUBSCRIPTION)
-        .agg(
-            *(
-                F.sum(F.when(F.col("metric") == metric, F.col("total")).otherwise(0.0)).alias(name)
-                for name, metric in COUNTED.items()
-            )
-        )
-    )
+    metric, total = F.col("metric"), F.col("total")
+    sums = {name: F.sum(F.when(metric == one, total).otherwise(0.0)) for name, one in COUNTED.items()}
+    found = counters.filter(metric.isin(*COUNTED.values())).groupBy(*SUBSCRIPTION)
     delivered, dead = F.col("delivered"), F.col("dead_lettered")
-    return sums.select(
-        *SUBSCRIPTION,
-        *COUNTED,
-        _ratio(F.col("failed") + F.col("timeouts"), delivered).alias("error_ratio"),
-        _ratio(F.col("redelivered") + F.col("retried"), delivered).alias("retry_ratio"),
-        _ratio(dead, F.col("acked") + dead).alias("dead_letter_ratio"),
-    )
+    ratios = {
+        "error_ratio": _ratio(F.col("failed") + F.col("timeouts"), delivered),
+        "retry_ratio": _ratio(F.col("redelivered") + F.col("retried"), delivered),
+        "dead_letter_ratio": _ratio(dead, F.col("acked") + dead),
+    }
+    return found.agg(*(one.alias(name) for name, one in sums.items())).withColumns(ratios)
 
 
 def _lags(made: DataFrame, now_ms: int) -> DataFrame:

@@ -165,17 +165,9 @@ def _judged(days: DataFrame, name: str, one: Objective) -> DataFrame:
     compliance = F.col("good") / F.col("total")
     few = LATE_MINUTES_MIN if one.metric == LAG_AGE else MISSES_MIN
     missed = F.when(F.col("total") - F.col("good") >= few, False)
-    return days.filter(F.col("total") > 0).select(
-        "day",
-        F.lit(name).alias("slo"),
-        "topic",
-        "group",
-        F.lit(target).alias("target"),
-        "good",
-        "total",
-        compliance.alias("compliance"),
-        F.when(compliance >= target, True).otherwise(missed).alias("met"),
-    )
+    met = F.when(compliance >= target, True).otherwise(missed)
+    more = {"slo": F.lit(name), "target": F.lit(target), "compliance": compliance, "met": met}
+    return days.filter(F.col("total") > 0).withColumns(more)
 
 
 WEEKS = 4
@@ -183,26 +175,18 @@ WEEKS_MIN = 2  # less history says nothing
 STRANGE = 3.5  # robust standard deviations
 SPREAD_MIN_SHARE, SPREAD_MIN = 0.1, 1.0
 FLOWS = (
-    "ddmq_sends_total",
-    "ddmq_delivered_total",
-    "ddmq_acked_total",
-    "ddmq_failed_total",
-    "ddmq_redelivered_total",
-    "ddmq_lease_timeouts_total",
-    "ddmq_dead_letters_total",
+    "ddmq_sends_total", "ddmq_delivered_total", "ddmq_acked_total", "ddmq_failed_total",
+    "ddmq_redelivered_total", "ddmq_lease_timeouts_total", "ddmq_dead_letters_total",
     "ddmq_delay_fired_total",
-)
+)  # fmt: skip
 KEY = ("start", "metric", "topic", "group")
 
 
 def hour_values(counters_hour: DataFrame, latencies_hour: DataFrame) -> DataFrame:
     """KEY, value, and whether it is a flow (of which nothing is 0)."""
-    flows = (
-        counters_hour.filter(F.col("metric").isin(*FLOWS)).groupBy(*KEY).agg(F.sum("total").alias("value"))
-    )
-    slow = (
-        latencies_hour.filter(F.col("process") == "").groupBy(*KEY).agg(F.max("p99").alias("value"))
-    )  # the worst of several details
+    total, worst = F.sum("total").alias("value"), F.max("p99").alias("value")  # of several details
+    flows = counters_hour.filter(F.col("metric").isin(*FLOWS)).groupBy(*KEY).agg(total)
+    slow = latencies_hour.filter(F.col("process") == "").groupBy(*KEY).agg(worst)
     return flows.withColumn("flow", F.lit(True)).unionByName(slow.withColumn("flow", F.lit(False)))
 
 

@@ -24,10 +24,8 @@ def processes(made: DataFrame, now_ms: int) -> DataFrame:
     runs = own.withColumn("gap_s", (F.col("from_ms") - before) / 1000).groupBy(*RUN).agg(*_of_run())
     same_date = Window.partitionBy("date")
     usual = F.coalesce("usual_ms", F.max("usual_ms").over(same_date))
-    runs = runs.withColumn("newest_ms", F.least(F.max("last_ms").over(same_date), F.lit(now_ms))).withColumn(
-        "usual_ms", usual
-    )
-    return runs.select(
+    newest = F.least(F.max("last_ms").over(same_date), F.lit(now_ms))
+    return runs.withColumns({"newest_ms": newest, "usual_ms": usual}).select(
         *RUN,
         F.timestamp_millis("first_ms").alias("first_seen"),
         F.timestamp_millis("last_ms").alias("last_seen"),

@@ -22,8 +22,6 @@ from metrics_job.arrow.lines import codes_of, column
 from metrics_job.minutes import DAY_MINUTES, INTERVAL, MINUTE_MS
 from metrics_job.tables import SERIES_KEY
 
-MINUTE_KEY = ("start", *SERIES_KEY)
-
 
 def minute_start() -> Column:
     """The timestamp of the column `minute`."""
@@ -33,21 +31,19 @@ def minute_start() -> Column:
 def counters_minute(made: DataFrame) -> DataFrame:
     """From metrics_job.minutes: sums of deltas. `seconds` is what the process's intervals of the minute
     cover."""
-    totals = (
-        made.filter(F.col("kind") == "counter")
-        .groupBy(minute_start().alias("start"), *SERIES_KEY)
-        .agg(F.sum("total").alias("total"))
-    )
-    return totals.transform(lambda some: _with_rate(some, covered(made, minute_start())))
+    return _counters(made.filter(F.col("kind") == "counter"), minute_start(), covered(made, minute_start()))
 
 
 def counters_hour(minutes: DataFrame, made: DataFrame) -> DataFrame:
     """The same from counters_minute; `seconds` are those of the whole hour, with minutes of no change."""
-    hour = F.date_trunc("hour", minute_start())
-    totals = minutes.groupBy(F.date_trunc("hour", "start").alias("start"), *SERIES_KEY).agg(
-        F.sum("total").alias("total")
-    )
-    return totals.transform(lambda some: _with_rate(some, covered(made, hour)))
+    lived = covered(made, F.date_trunc("hour", minute_start()))
+    return _counters(minutes, F.date_trunc("hour", "start"), lived)
+
+
+def _counters(rows: DataFrame, start: Column, lived: DataFrame) -> DataFrame:
+    totals = rows.groupBy(start.alias("start"), *SERIES_KEY).agg(F.sum("total").alias("total"))
+    rate = F.when(F.col("seconds") > 0, F.col("total") / F.col("seconds"))
+    return totals.join(F.broadcast(lived), on=["start", "process"], how="left").withColumn("per_s", rate)
 
 
 def covered(made: DataFrame, start: Column) -> DataFrame:
@@ -84,12 +80,6 @@ def gauges_hour(minutes: DataFrame) -> DataFrame:
     )
 
 
-def _with_rate(totals: DataFrame, lived: DataFrame) -> DataFrame:
-    rate = F.when(F.col("seconds") > 0, F.col("total") / F.col("seconds"))
-    joined = totals.join(F.broadcast(lived), on=["start", "process"], how="left")
-    return joined.select(*MINUTE_KEY, "total", "seconds", rate.alias("per_s"))
-
-
 def latencies(made: DataFrame) -> DataFrame:
     """From metrics_job.minutes: rows of latencies_minute and latencies_hour; `period` says which. Worth
     persisting."""
@@ -99,15 +89,9 @@ def latencies(made: DataFrame) -> DataFrame:
     return map_in_arrow(together, merged, schema()).withColumn("start", minute_start())
 
 
-def of_period(rows: DataFrame, period: str) -> DataFrame:
-    """Those of "minute" or "hour"."""
-    return rows.filter(F.col("period") == period)
-
-
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
 PERIODS = {"minute": 1, "hour": 60}  # in minutes
-NAMES = ("metric", "process", "topic", "group", "detail")
-GIVEN = ("minute", *NAMES, "total", "buckets", "counts")
+GIVEN = ("minute", *SERIES_KEY, "total", "buckets", "counts")
 _BY = ("minute", "id")
 _EDGES = [upper_edge(index) for index in range(BUCKETS)]
 
@@ -115,7 +99,7 @@ _EDGES = [upper_edge(index) for index in range(BUCKETS)]
 def schema() -> Any:
     """A row for each period, its start in minutes since the epoch, and series; process "" is the merge."""
     fields: list[Any] = [("period", pa.string()), ("minute", pa.int64())]
-    fields += [(name, pa.string()) for name in NAMES]
+    fields += [(name, pa.string()) for name in SERIES_KEY]
     fields += [("count", pa.int64()), ("sum", pa.float64())]
     fields += [("buckets", pa.list_(pa.int32())), ("counts", pa.list_(pa.int64()))]
     return pa.schema([*fields, *((name, pa.float64()) for name in (*PERCENTILES, "max"))])
@@ -129,7 +113,9 @@ def merged(batches: Iterator[Any]) -> Iterator[Any]:
         return
     parents, sums, met = pc.list_parent_indices(column(rows, "buckets")), *_apart(rows)
     for together in (False, True):
-        codes, known = codes_of([column(rows, name) for name in NAMES if name != "process" or not together])
+        codes, known = codes_of(
+            [column(rows, name) for name in SERIES_KEY if name != "process" or not together]
+        )
         names = [(one[0], "", *one[1:]) for one in known] if together else known
         minutes = _sums(met.append_column("id", codes.take(parents)), "bucket")
         totals = _sums(sums.append_column("id", codes))
@@ -164,7 +150,7 @@ def _table(period: str, counted: Any, sums: Any, known: list[tuple[str, ...]]) -
     made, groups = _percentiles(counted.sort_by([(name, "ascending") for name in (*_BY, "bucket")]))
     groups = groups.join(sums, list(_BY), use_threads=False).sort_by("row")
     made |= {"minute": column(groups, "minute"), "sum": column(groups, "total")}
-    for at, name in enumerate(NAMES):
+    for at, name in enumerate(SERIES_KEY):
         made[name] = pa.array([one[at] for one in known], pa.string()).take(column(groups, "id"))
     made["period"] = pa.repeat(period, groups.num_rows)
     return pa.table([made[name] for name in schema().names], schema=schema())

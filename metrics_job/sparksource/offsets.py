@@ -17,7 +17,7 @@ Places = dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class OffsetRange:
     """Offsets `[start, end)` of one queue; `name` is the queue's on the wire."""
 
     topic: str
@@ -39,7 +39,6 @@ class Loss:
 
     @property
     def count(self) -> int:
-        """How many offsets."""
         return self.end - self.start
 
     def __str__(self) -> str:
@@ -144,10 +143,10 @@ def not_before(end: Places, start: Places, bounds: Iterable[QueueBounds]) -> Pla
 
 def spans(
     start: Places, end: Places, bounds: Iterable[QueueBounds], most: int
-) -> tuple[list[Span], list[Loss]]:
+) -> tuple[list[OffsetRange], list[Loss]]:
     """What is to be read between two places, in pieces of at most `most` offsets; and what is lost."""
     known = {(at.topic, str(at.number)): at for at in bounds}
-    found: list[Span] = []
+    found: list[OffsetRange] = []
     losses: list[Loss] = []
     for topic, queues in end.items():
         for number, upto in queues.items():
@@ -180,8 +179,8 @@ def _losses(since: int | None, upto: int, at: QueueBounds) -> list[Loss]:
     return lost
 
 
-def _cut(at: QueueBounds, start: int, end: int, most: int) -> list[Span]:
+def _cut(at: QueueBounds, start: int, end: int, most: int) -> list[OffsetRange]:
     return [
-        Span(at.topic, at.number, at.queue, piece, min(piece + most, end))
+        OffsetRange(at.topic, at.number, at.queue, piece, min(piece + most, end))
         for piece in range(start, end, most)
     ]

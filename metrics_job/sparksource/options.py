@@ -12,9 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
-
-"""What the format `ddmq` raises, by who must act."""
+from typing import Literal, TypeVar
 
 
 class SourceError(Exception):
@@ -45,6 +43,7 @@ PARTITION_MESSAGES = 1_000_000
 TIMEOUT_MS_MAX = 600_000
 
 Edge = Literal["first", "last"]
+Default = TypeVar("Default", int, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +82,16 @@ class WriteOptions:
 def read_options(given: Mapping[str, str]) -> ReadOptions:
     """Checked options of a read; SourceOptionError names what is wrong."""
     found = _known(given, READING, "reading")
-    trigger = found.get("maxmessagespertrigger")
     return ReadOptions(
         servers=_needed(found, "servers", "the consumer proxies, host:port with commas between them"),
         topics=_topics(found),
         group=found.get("group", GROUP),
         start=_where(found, "startingOffsets"),
         end=_where(found, "endingOffsets"),
-        trigger_messages=None if trigger is None else _number("maxMessagesPerTrigger", trigger, 2**53),
-        partition_messages=_number_of(found, "maxMessagesPerPartition", PARTITION_MESSAGES, 2**53),
-        fail_on_loss=_flag(found, "failOnDataLoss", True),
-        timeout_ms=_number_of(found, "timeoutMs", TIMEOUT_MS, TIMEOUT_MS_MAX),
+        trigger_messages=_number(found, "maxMessagesPerTrigger", None, 2**53),
+        partition_messages=_number(found, "maxMessagesPerPartition", PARTITION_MESSAGES, 2**53),
+        fail_on_loss=_flag(found, "failOnDataLoss"),
+        timeout_ms=_number(found, "timeoutMs", TIMEOUT_MS, TIMEOUT_MS_MAX),
     )
 
 
@@ -103,7 +101,7 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     return WriteOptions(
         servers=_needed(found, "servers", "the producer proxies, host:port with commas between them"),
         topic=found.get("topic"),
-        timeout_ms=_number_of(found, "timeoutMs", TIMEOUT_MS, TIMEOUT_MS_MAX),
+        timeout_ms=_number(found, "timeoutMs", TIMEOUT_MS, TIMEOUT_MS_MAX),
     )
 
 
@@ -190,12 +188,10 @@ def _offset(given: object) -> int | Edge:
     raise ValueError(f"{given!r} is no offset; allowed: 0 or more, first, last")
 
 
-def _number_of(found: Mapping[str, str], name: str, default: int, most: int) -> int:
+def _number(found: Mapping[str, str], name: str, default: Default, most: int) -> int | Default:
     text = found.get(name.lower())
-    return default if text is None else _number(name, text, most)
-
-
-def _number(name: str, text: str, most: int) -> int:
+    if text is None:
+        return default
     if not text.strip().isdecimal() or not 1 <= int(text) <= most:
         raise SourceOptionError(
             f"format ddmq: option {name}={text!r}; allowed: a whole number from 1 to {most}"
@@ -203,10 +199,8 @@ def _number(name: str, text: str, most: int) -> int:
     return int(text)
 
 
-def _flag(found: Mapping[str, str], name: str, default: bool) -> bool:
-    text = found.get(name.lower())
-    if text is None:
-        return default
-    if text.strip().lower() not in ("true", "false"):
+def _flag(found: Mapping[str, str], name: str) -> bool:
+    text = found.get(name.lower(), "true").strip()
+    if text.lower() not in ("true", "false"):
         raise SourceOptionError(f"format ddmq: option {name}={text!r}; allowed: true, false")
-    return text.strip().lower() == "true"
+    return text.lower() == "true"

@@ -50,7 +50,7 @@ class Written(WriterCommitMessage):
 
 
 class _Writer:
-    """What both writers do."""
+    """What both writers do. SourceOptionError for columns or a mode that cannot be written."""
 
     def __init__(
         self, options: WriteOptions, schema: T.StructType, overwrite: bool, query: str | None
@@ -98,11 +98,9 @@ class BatchWriter(_Writer, DataSourceWriter):
     """df.write: one write."""
 
     def __init__(self, options: WriteOptions, schema: T.StructType, overwrite: bool) -> None:
-        """SourceOptionError for columns or a mode that cannot be written."""
         super().__init__(options, schema, overwrite, uuid.uuid4().hex)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """All tasks have stored what they had."""
         log.info("batch written", extra={"messages": _count(messages)})
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -115,21 +113,18 @@ class StreamWriter(_Writer, DataSourceStreamWriter):
     """df.writeStream: one write for each micro-batch."""
 
     def __init__(self, options: WriteOptions, schema: T.StructType, overwrite: bool) -> None:
-        """SourceOptionError for columns or a mode that cannot be written."""
         super().__init__(options, schema, overwrite, None)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """All tasks have stored what they had."""
         log.info("micro-batch written", extra={"batch": batchId, "messages": _count(messages)})
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """A task has failed for good: what the others stored stays, and Spark repeats the batch."""
-        stored = _count(messages)
+        told = {"batch": batchId, "messages": _count(messages)}
         log.warning(
-            "micro-batch %d failed; %s messages of it are stored and will be again",
-            batchId,
-            stored,
-            extra={"batch": batchId, "messages": stored},
+            "micro-batch %(batch)d failed; %(messages)d messages of it are stored and will be again",
+            told,
+            extra=told,
         )
 
 

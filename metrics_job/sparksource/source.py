@@ -22,6 +22,7 @@ from pyspark.sql.datasource import (
     DataSourceWriter,
     InputPartition,
 )
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -31,7 +32,7 @@ from pyspark.sql.streaming.datasource import (
 
 from ddmq_client import FetchedQueue, Message, QueueBounds, RangeReader
 from metrics_job.sparksource import offsets
-from metrics_job.sparksource.offsets import Loss, Places, Span
+from metrics_job.sparksource.offsets import Loss, OffsetRange, Places
 from metrics_job.sparksource.options import (
     DataLossError,
     ReadOptions,
@@ -49,32 +50,19 @@ BATCH_ROWS = 10_000
 BATCH_BYTES = 8 * 1024 * 1024
 FETCH_MESSAGES = 1_000  # of one answer; the subscription's limit holds too
 LINGER_MS = 100
-SCHEMA = T.StructType(
-    [
-        T.StructField("topic", T.StringType(), False),
-        T.StructField("queue", T.IntegerType(), False),
-        T.StructField("offset", T.LongType(), False),
-        T.StructField("key", T.BinaryType()),
-        T.StructField("value", T.BinaryType(), False),
-        T.StructField("tags", T.StringType()),
-        T.StructField("message_id", T.StringType()),
-        T.StructField("properties", T.MapType(T.StringType(), T.StringType())),
-        T.StructField("stored_at", T.TimestampType()),
-    ]
+SCHEMA = (
+    T.StructType()
+    .add("topic", T.StringType(), False)
+    .add("queue", T.IntegerType(), False)
+    .add("offset", T.LongType(), False)
+    .add("key", T.BinaryType())
+    .add("value", T.BinaryType(), False)
+    .add("tags", T.StringType())
+    .add("message_id", T.StringType())
+    .add("properties", T.MapType(T.StringType(), T.StringType()))
+    .add("stored_at", T.TimestampType())
 )
-ARROW = pa.schema(
-    [
-        pa.field("topic", pa.string(), False),
-        pa.field("queue", pa.int32(), False),
-        pa.field("offset", pa.int64(), False),
-        pa.field("key", pa.binary()),
-        pa.field("value", pa.binary(), False),
-        pa.field("tags", pa.string()),
-        pa.field("message_id", pa.string()),
-        pa.field("properties", pa.map_(pa.string(), pa.string())),
-        pa.field("stored_at", pa.timestamp("us", tz="UTC")),
-    ]
-)
+ARROW = to_arrow_schema(SCHEMA, timezone="UTC")
 
 
 def open_reader(options: ReadOptions) -> RangeReader:
@@ -83,7 +71,6 @@ def open_reader(options: ReadOptions) -> RangeReader:
 
 
 def lost(loss: Loss, fail: bool) -> None:
-    """Raise DataLossError, or say it in the log."""
     if fail:
         raise DataLossError(
             f"{loss}. To go on without them set option failOnDataLoss to false; to keep messages longer see "
@@ -92,7 +79,7 @@ def lost(loss: Loss, fail: bool) -> None:
     log.warning("%d messages lost: %s", loss.count, loss, extra={"count": loss.count})
 
 
-def read_span(options: ReadOptions, span: Span) -> Iterator[Any]:
+def read_span(options: ReadOptions, span: OffsetRange) -> Iterator[Any]:
     """The messages of `span` as record batches of SCHEMA; DataLossError, SourceError, ddmq_client errors."""
     with open_reader(options) as reader:
         rows: list[Message] = []
@@ -107,7 +94,7 @@ def read_span(options: ReadOptions, span: Span) -> Iterator[Any]:
             yield _batch(span, rows)
 
 
-def _parts(reader: RangeReader, options: ReadOptions, span: Span) -> Iterator[Sequence[Message]]:
+def _parts(reader: RangeReader, options: ReadOptions, span: OffsetRange) -> Iterator[Sequence[Message]]:
     offset = span.start
     give_up_at = time.monotonic() + options.timeout_ms / 1000
     while offset < span.end:
@@ -129,7 +116,7 @@ def _parts(reader: RangeReader, options: ReadOptions, span: Span) -> Iterator[Se
             )
 
 
-def _loss(found: FetchedQueue, offset: int, span: Span) -> Loss | None:
+def _loss(found: FetchedQueue, offset: int, span: OffsetRange) -> Loss | None:
     """What of `[offset, span.end)` this answer shows to be gone."""
     if found.next_offset < offset:
         return Loss(span.topic, span.number, offset, span.end, "the queue ends before them now")
@@ -140,29 +127,26 @@ def _loss(found: FetchedQueue, offset: int, span: Span) -> Loss | None:
     return Loss(span.topic, span.number, offset, min(first, span.end), "retention removed them meanwhile")
 
 
-def _batch(span: Span, rows: Sequence[Message]) -> Any:
+def _batch(span: OffsetRange, rows: Sequence[Message]) -> Any:
     count = len(rows)
-    columns = [
-        pa.repeat(pa.scalar(span.topic, pa.string()), count),
-        pa.repeat(pa.scalar(span.number, pa.int32()), count),
-        pa.array([row.offset for row in rows], pa.int64()),
-        pa.array([None if row.key is None else row.key.encode() for row in rows], pa.binary()),
-        pa.array([row.body for row in rows], pa.binary()),
-        pa.array([row.tags for row in rows], pa.string()),
-        pa.array([row.message_id for row in rows], pa.string()),
-        pa.array([list((row.properties or {}).items()) for row in rows], ARROW.field("properties").type),
-        pa.array(
-            [None if row.stored_ms is None else row.stored_ms * 1000 for row in rows],
-            pa.timestamp("us", tz="UTC"),
-        ),
+    columns: list[Sequence[Any]] = [
+        [row.offset for row in rows],
+        [None if row.key is None else row.key.encode() for row in rows],
+        [row.body for row in rows],
+        [row.tags for row in rows],
+        [row.message_id for row in rows],
+        [list((row.properties or {}).items()) for row in rows],
+        [None if row.stored_ms is None else row.stored_ms * 1000 for row in rows],
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=ARROW)
+    place = pa.repeat(pa.scalar(span.topic), count), pa.repeat(pa.scalar(span.number, pa.int32()), count)
+    arrays = [pa.array(values, kind) for values, kind in zip(columns, ARROW.types[2:], strict=True)]
+    return pa.RecordBatch.from_arrays([*place, *arrays], schema=ARROW)
 
 
-class Piece(InputPartition):
+class RangePartition(InputPartition):
     """A range of one queue, for one task."""
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: OffsetRange) -> None:
         super().__init__(None)
         self.span = span
 
@@ -172,7 +156,6 @@ class DdmqSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What `format` is given."""
         return "ddmq"
 
     def schema(self) -> T.StructType:
@@ -181,21 +164,17 @@ class DdmqSource(DataSource):
         return SCHEMA
 
     def reader(self, schema: T.StructType) -> DataSourceReader:
-        """For spark.read."""
         return BatchReader(_checked(self.options, schema))
 
     def streamReader(self, schema: T.StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """For spark.readStream."""
         return StreamReader(_checked(self.options, schema))
 
     def writer(self, schema: T.StructType, overwrite: bool) -> DataSourceWriter:
-        """For df.write."""
         return BatchWriter(write_options(self.options), schema, overwrite)
 
     def streamWriter(  # noqa: N802 - Spark's name
         self, schema: T.StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
-        """For df.writeStream."""
         return StreamWriter(write_options(self.options), schema, overwrite)
 
 
@@ -217,11 +196,19 @@ def places(reader: RangeReader, where: Where, bounds: Sequence[QueueBounds], opt
     return found
 
 
-class BatchReader(DataSourceReader):
+class _SpanReader:
+    """What both readers do."""
+
+    _options: ReadOptions
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return read_span(self._options, partition.span) if isinstance(partition, RangePartition) else iter(())
+
+
+class BatchReader(_SpanReader, DataSourceReader):
     """One read from a place to a place, both looked up when Spark plans it."""
 
     def __init__(self, options: ReadOptions) -> None:
-        """SourceOptionError for what only streams take."""
         if options.trigger_messages is not None:
             raise SourceOptionError("format ddmq: option maxMessagesPerTrigger is for streams only")
         self._options = options
@@ -243,18 +230,13 @@ class BatchReader(DataSourceReader):
         found, losses = offsets.spans(start, end, bounds, options.partition_messages)
         for loss in losses:
             lost(loss, options.fail_on_loss)
-        return [Piece(span) for span in found]
-
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        """On an executor."""
-        return read_span(self._options, partition.span) if isinstance(partition, Piece) else iter(())
+        return [RangePartition(span) for span in found]
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(_SpanReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream from a place on, without end."""
 
     def __init__(self, options: ReadOptions) -> None:
-        """SourceOptionError for what only batches take."""
         if options.end is not None:
             raise SourceOptionError(
                 "format ddmq: option endingOffsets is for batches only: a stream has no end"
@@ -285,7 +267,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets.limited(start, kept, limit.max_rows) if isinstance(limit, ReadMaxRows) else kept
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Of option maxMessagesPerTrigger."""
         most = self._options.trigger_messages
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
@@ -298,21 +279,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = offsets.ends(self._bounds(), self._options.topics)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Ranges of queues; DataLossError."""
         found, losses = offsets.spans(start, end, self._bounds(), self._options.partition_messages)
         for loss in losses:
             lost(loss, self._options.fail_on_loss)
             self._lost += loss.count
         if losses:
             log.warning("%d messages lost by this query so far", self._lost, extra={"count": self._lost})
-        return [Piece(span) for span in found]
-
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        """On an executor."""
-        return read_span(self._options, partition.span) if isinstance(partition, Piece) else iter(())
+        return [RangePartition(span) for span in found]
 
     def stop(self) -> None:
-        """The query has ended."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None

@@ -1,6 +1,7 @@
 """Messages of a queue as reads brought them: what goes on, what is finished undelivered, and why.
 
-New ones come in order. Those that are read again, retries and what was let out of chains, are seldom
+New ones come in order; finished ones, pressure traffic that the subscription refuses, what its filter keeps
+back, and gaps are not delivered. Those read again, retries and what was let out of chains, are seldom
 neighbours: what is wanted is read in short windows and gathered by offset until there is an answer's worth,
 then handed out together. The filter judges them anew: it may have changed, and a message that failed at it
 fails there again.
@@ -10,11 +11,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from typing import NamedTuple
 
-from backend.records import ReadBatch, ReadStatus
+from backend.records import FLAG_PRESSURE, ReadBatch, ReadStatus
 from proxy_consumer.core.jobs import JobState
-from proxy_consumer.core.progress import ascending_ranges
-from proxy_consumer.core.queue_feed import FeedState, Filter, PickedMessages, Slice, gather, pick
+from proxy_consumer.core.progress import Range, ascending_ranges, between
+from proxy_consumer.core.queue_feed import FeedState, Filter, Slice, gather
 from proxy_consumer.core.queue_jobs import QueueJobs
 from proxy_consumer.core.steps import BufferedQueue, Loaded, Purpose, ReadRequest
 from proxy_consumer.core.tally import Tally
@@ -163,3 +165,64 @@ def _known(jobs: QueueJobs) -> Callable[[int], bool]:
         return jobs.ack_map.is_finished(offset)
 
     return known
+
+
+class PickedMessages(NamedTuple):
+    """What `pick` made of a read. `faulty`: offsets in `messages` that the filter refused with a fault."""
+
+    messages: Slice
+    skipped: list[Range]  # to finish undelivered
+    pressure: int
+    filtered: int
+    faulty: list[int]
+
+
+def pick(
+    batch: ReadBatch,
+    cursor: int,
+    refuse_pressure: bool,
+    known: Callable[[int], bool] | None,
+    message_filter: Filter | None = None,
+) -> PickedMessages:
+    """What of `batch` to deliver.
+
+    `known` tells which offsets are finished or handled elsewhere already; None: none of them.
+    """
+    offsets, flags = batch.offsets, batch.flags
+    if known is None and message_filter is None and not (refuse_pressure and any(flags)):
+        whole = Slice(batch, offsets, batch.deliveries, range(len(offsets)))
+        kept = ascending_ranges(offsets)
+        if kept and kept[0] == (cursor, batch.next_offset):
+            return PickedMessages(whole, [], 0, 0, [])
+        return PickedMessages(whole, between(cursor, batch.next_offset, kept), 0, 0, [])
+    fresh = [index for index, offset in enumerate(offsets) if known is None or not known(offset)]
+    indexes = fresh
+    if refuse_pressure:
+        indexes = [index for index in fresh if not flags[index] & FLAG_PRESSURE]
+    pressure = len(fresh) - len(indexes)
+    indexes, faulty = _judged(batch, indexes, message_filter)
+    chosen = [offsets[index] for index in indexes]
+    held = [offset for offset in offsets if known is not None and known(offset)]
+    kept = ascending_ranges(sorted([*chosen, *held]))
+    deliveries = [batch.deliveries[index] for index in indexes]
+    skipped = between(cursor, batch.next_offset, kept)
+    filtered = len(fresh) - pressure - len(indexes)
+    return PickedMessages(Slice(batch, chosen, deliveries, indexes), skipped, pressure, filtered, faulty)
+
+
+def _judged(
+    batch: ReadBatch, indexes: list[int], message_filter: Filter | None
+) -> tuple[list[int], list[int]]:
+    """The indexes that pass the filter, or fail at it, and the offsets of those that fail."""
+    if message_filter is None:
+        return indexes, []
+    kept: list[int] = []
+    faulty: list[int] = []
+    for index in indexes:
+        refusal = message_filter.judge(batch.deliveries[index])
+        if refusal is None:
+            kept.append(index)
+        elif refusal.fault:
+            kept.append(index)
+            faulty.append(batch.offsets[index])
+    return kept, faulty

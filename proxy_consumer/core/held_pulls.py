@@ -11,18 +11,28 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import count
 
+from proxy_consumer.core.steps import Delivery
+
 _SEQUENCE = count()
 
 
 class HeldPull:
-    """One waiting pull. `topic` None: any. Subclassed by the shell's request."""
+    """One waiting pull. `topic` None: any; `count`: messages wanted. Subclassed by the shell's request."""
 
-    __slots__ = ("bucket", "sequence", "topic")
+    __slots__ = ("bucket", "count", "sequence", "topic")
 
-    def __init__(self, topic: str | None) -> None:
+    def __init__(self, topic: str | None, count: int = 0) -> None:
         self.topic = topic
+        self.count = count
         self.sequence = -1
         self.bucket: set[HeldPull] | None = None
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Messages came while it waited."""
+        raise NotImplementedError
+
+    def give_up(self) -> None:
+        """Answer a client empty; there is none at a push."""
 
 
 class HeldPulls:

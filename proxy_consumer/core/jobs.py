@@ -368,7 +368,7 @@ def policy_of(config: SubscriptionDefaults, *, retry_queue: bool = False) -> Ret
     """The policy of a subscription's queue. A queue of `%RETRY%group` gives each message one delivery."""
     if retry_queue:
         return RetryPolicy((), config.max_timeout_redeliveries, steps_max=config.retry_steps)
-    if config.scope:
+    if config.order_key:
         return RetryPolicy(
             config.retry_intervals_ms,
             config.max_timeout_redeliveries,

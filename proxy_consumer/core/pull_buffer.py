@@ -5,7 +5,9 @@ waits and never touches the backend: `take` gives a Delivery, or a ReadRequest f
 out and hand back through `loaded` (or an EndsRequest, through its scope), or None when nothing can be
 delivered now.
 
-Queues that may have something stand in `ready`, served round robin, redeliveries before new messages.
+Clients' results go to the jobs of their queue (queue_jobs.py); `heard` then lets the buffer act on them.
+
+Queues that may have something stand in `_ready`, served round robin, redeliveries before new messages.
 Bounds (messages leased, their bytes, messages retrying, ack span, rate): at one, nothing new is taken; a
 result, a time-out or time itself brings the queue back.
 
@@ -15,21 +17,23 @@ is a stream of an OrderScope, which decides what may go out (order/scope.py).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, ReadStatus
+from ddmq_common.token_bucket import TokenBucket
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.arrivals import Arrivals
-from proxy_consumer.core.jobs import UpstreamJob, policy_of
-from proxy_consumer.core.leases import Lease, by_lease
+from proxy_consumer.core.jobs import policy_of
+from proxy_consumer.core.leases import Lease
 from proxy_consumer.core.order.chains import KeyReader, QueueStream
 from proxy_consumer.core.order.scope import EndsRequest, OrderScope
 from proxy_consumer.core.progress import Range
 from proxy_consumer.core.queue_feed import FeedState, Filter, QueueFeed, Slice, gather
 from proxy_consumer.core.queue_jobs import LeasedRun, QueueJobs
-from proxy_consumer.core.ready_queues import Rate, ReadyQueues
 from proxy_consumer.core.steps import BufferedQueue, Delivery, Loaded, Purpose, ReadPlan, ReadRequest
 from proxy_consumer.core.tally import Budget, Count, Counter, Tally
+from proxy_consumer.core.timer_queue import NEVER
 
 Step = Delivery | ReadRequest | EndsRequest
 
@@ -55,33 +59,46 @@ class PullBuffer:
         self.budget = Budget()
         self.tally = tally
         self.queues: dict[QueueRef, BufferedQueue] = {}
-        self._ready = ReadyQueues()
+        self._ready: deque[BufferedQueue] = deque()
+        self._scopes: dict[BufferedQueue, OrderScope] = {}  # of the queues that are in an ordered one
+        self._timed: dict[BufferedQueue, None] = {}  # those with a lease or a retry, and some that had one
+        self._short: dict[OrderScope, None] = {}  # scopes that stopped to let others go on
         self._answer_bytes_max = answer_bytes_max
         self._plan = ReadPlan(read_ahead, config.ack_span_max)
         self._lease_ids = lease_ids
-        self._rate = Rate(config.rate_max)
+        self._bucket: TokenBucket | None = None
+        self._room_at = NEVER  # when the rate lets something out again, for who was told to wait
         self._arrivals = Arrivals(answer_bytes_max, tally)
         self._judge_by(message_filter)
+        self._limit(config.rate_max)
         self.config = config
 
     def configure(self, config: SubscriptionDefaults) -> None:
         """New settings, effective from the next decision on; nothing is taken back."""
         self.config = config
         self._plan.ack_span_max = config.ack_span_max
-        self._rate.change(config.rate_max)
+        self._limit(config.rate_max)
         for state in self.queues.values():
             state.jobs.policy = policy_of(config, retry_queue=state.retry_queue)
             if state.stream is not None:
-                self._ready.scopes[state].batch(state.stream, config.chain_batch)
-            self._ready.heard(state)
+                self._scopes[state].batch(state.stream, config.chain_batch)
+            self.heard(state)
 
     def filter_by(self, message_filter: Filter | None) -> None:
         """Another filter: what was read and not delivered is read again, and judged by it."""
         self._judge_by(message_filter)
-        self.drop_read_ahead()
         for state in self.queues.values():
+            state.feed.drop_read_ahead()
+            state.again.clear()
             state.forget_bytes()
-            self._ready.heard(state)
+            self.heard(state)
+
+    def _limit(self, rate_max: int) -> None:
+        """So many messages may go out a second; 0: no limit."""
+        before, self._room_at = self._bucket, NEVER
+        self._bucket = TokenBucket(rate_max, rate_max, 0.0) if rate_max else None
+        if self._bucket is not None and before is not None:
+            self._bucket.tokens, self._bucket.at = min(before.tokens, self._bucket.burst), before.at
 
     def _judge_by(self, message_filter: Filter | None) -> None:
         self._filter = message_filter
@@ -103,16 +120,14 @@ class PullBuffer:
         `order`: its scope and the reader of its order keys; None without. `retry_queue`: it is of
         `%RETRY%group`, where each message has one delivery.
         """
-        start = bounds.min if view.committed is None else view.committed
         policy = policy_of(self.config, retry_queue=retry_queue)
-        jobs = QueueJobs(queue, view, start, policy, self.budget, self.tally)
-        if view.committed is None and start > 0:
-            jobs.skip([(0, start)])
+        jobs = QueueJobs(queue, view, bounds.min, policy, self.budget, self.tally)
+        start = jobs.ack_map.committed
         finished_until = max(
             [start, *(end for _, end in view.finished), *(offset + 1 for offset in jobs.table.jobs)]
         )
         feed = QueueFeed(start, finished_until, self._held)
-        state = BufferedQueue(jobs, feed, self._plan, self._ready.ready)
+        state = BufferedQueue(jobs, feed, self._plan, self._ready)
         state.retry_queue = retry_queue
         if start < bounds.min:
             state.expire_below(bounds.min, start)
@@ -122,9 +137,9 @@ class PullBuffer:
             scope, key_of = order
             stream = QueueStream(scope.ledger, queue, feed, key_of, self.tally.unkeyed)
             state.stream = jobs.stream = stream
-            self._ready.scopes[state] = scope
+            self._scopes[state] = scope
             scope.add(stream, state, self.config.chain_batch, empty=start >= bounds.next)
-        self._ready.heard(state)
+        self.heard(state)
         return state
 
     def revoke(self, queue: QueueRef) -> BufferedQueue | None:
@@ -137,16 +152,21 @@ class PullBuffer:
         state.again.clear()
         state.jobs.stream = None
         state.jobs.abandon()
-        self._ready.forget(state)
+        self._timed.pop(state, None)
+        scope = self._scopes.pop(state, None)
+        if scope is not None and state.stream is not None:
+            scope.drop(state.stream)  # its chains go on without it
+        if state.in_ready:
+            self._stand_back(state)
         return state
 
     def scope_of(self, state: BufferedQueue) -> OrderScope | None:
         """The ordered scope of a queue; None without one."""
-        return self._ready.scopes.get(state)
+        return self._scopes.get(state)
 
     def scopes(self) -> list[OrderScope]:
         """The ordered scopes of all queues, each once."""
-        return list(dict.fromkeys(self._ready.scopes.values()))
+        return list(dict.fromkeys(self._scopes.values()))
 
     # --- delivery
 
@@ -154,8 +174,12 @@ class PullBuffer:
         """The next thing to do for a client that wants up to `count` messages."""
         if not self.may_have:
             return None
-        config, ready = self.config, self._ready.ready
-        room = self._rate.room(min(count, config.batch_max, config.concurrency - self.budget.leased), now)
+        config, ready, bucket = self.config, self._ready, self._bucket
+        room = min(count, config.batch_max, config.concurrency - self.budget.leased)
+        if bucket is not None:
+            wait_s = bucket.wait_s(1, now)
+            self._room_at = now + wait_s + 1e-6 if wait_s else NEVER
+            room = min(room, int(bucket.tokens))
         if room < 1:
             return None
         only_again = self.budget.retrying >= config.retrying_max
@@ -169,7 +193,9 @@ class PullBuffer:
             elif step is not None and state.stream is not None and not state.stream.deliverable:
                 return step  # it may have more to ask
             elif state.in_ready:
-                self._ready.stand_back(state, with_more=step is not None)
+                self._stand_back(state)
+                if step is not None and state.stream is not None:
+                    self._scopes[state].waiting_streams.append(state.stream)
             if step is not None:
                 return step
         return None
@@ -179,7 +205,7 @@ class PullBuffer:
         """False: `take` is certain to give None until something happens."""
         config, budget = self.config, self.budget
         return (
-            bool(self._ready.ready)
+            bool(self._ready)
             and budget.leased < config.concurrency
             and budget.leased_bytes < config.in_flight_bytes_max
         )
@@ -188,18 +214,23 @@ class PullBuffer:
     def has_some(self) -> bool:
         """Whether something lies ready for the next who asks."""
         return self.may_have and any(
-            state.stream is not None and state.stream.deliverable for state in self._ready.ready
+            state.stream is not None and state.stream.deliverable for state in self._ready
         )
 
     @property
     def short(self) -> bool:
         """Whether `take` stopped to let others go on, and should be called again soon."""
-        return self._ready.short
+        return any(scope.short for scope in self._short)
+
+    def _stand_back(self, state: BufferedQueue) -> None:
+        """Take a queue out of those that are ready."""
+        self._ready.remove(state)
+        state.in_ready = False
 
     def _step(self, state: BufferedQueue, now: float, room: int, only_again: bool) -> Step | None:
         stream, scope = state.stream, None
         if stream is not None:
-            scope = self._ready.scopes[state]
+            scope = self._scopes[state]
             if not scope.open:
                 return None
         again = self._step_again(state, now, room)
@@ -235,7 +266,7 @@ class PullBuffer:
         if len(stream.deliverable) < room:
             request = scope.advance(stream, room - len(stream.deliverable))
             if scope.short:
-                self._ready.stopped_short(scope)
+                self._short[scope] = None  # `sweep` lets it go on
             if request is not None:
                 return request
         if not stream.deliverable:
@@ -252,9 +283,12 @@ class PullBuffer:
     def _deliver(self, state: BufferedQueue, messages: Slice, now: float, *, redelivered: bool) -> Delivery:
         lease = Lease(next(self._lease_ids), now + self.config.ack_timeout_ms / 1000, now)
         state.lease(messages, lease)
-        self._ready.leased(state)
+        self._timed[state] = None
+        if state.stream is not None and (scope := self._scopes[state]).full:
+            scope.made_room()
         self.tally.delivered.value += len(messages.offsets)
-        self._rate.spend(len(messages.offsets))
+        if self._bucket is not None:
+            self._bucket.take(len(messages.offsets))
         return Delivery(state, messages, lease, redelivered)
 
     # --- what was read
@@ -267,14 +301,14 @@ class PullBuffer:
         if request.purpose is Purpose.NEW:
             loaded = self._arrivals.loaded(state, batch, self._filter, not self.config.pressure_traffic)
             if state.stream is not None:
-                self._ready.scopes[state].answered(state.stream)
+                self._scopes[state].answered(state.stream)
         elif request.purpose is Purpose.AGAIN:
             self._arrivals.reread(request, batch, self._filter, now)
             loaded = Loaded.DATA
         else:
-            self._ready.scopes[state].looked_back(request, batch)
+            self._scopes[state].looked_back(request, batch)
             loaded = Loaded.DATA
-        self._ready.heard_of_all(state)
+        self._heard_of_all(state)
         return loaded
 
     def read_failed(self, request: ReadRequest) -> None:
@@ -284,68 +318,36 @@ class PullBuffer:
             state.rereading = False
         elif request.purpose is Purpose.NEW and state.feed.state is FeedState.READING:
             state.feed.state = FeedState.STALLED
-        elif state in self._ready.scopes:
-            self._ready.scopes[state].read_failed()
+        elif state in self._scopes:
+            self._scopes[state].read_failed()
 
-    # --- what clients say, each under its lease; offsets and what belongs to them come as lists side by side
+    # --- what clients say
 
-    def finish(
-        self, state: BufferedQueue, offsets: Sequence[int], lease_ids: Sequence[int] | None, now: float
-    ) -> int:
-        """Acknowledge `offsets`, each under the lease id at the same place (absent or 0: without one)."""
-        done = 0
-        for lease_id, group in by_lease(offsets, lease_ids):
-            done += state.jobs.finish(group, lease_id, now)
-        if done and state.jobs.handed_out > state.feed.next_offset():
+    def heard(self, state: BufferedQueue) -> None:
+        """Something was heard of a queue: what follows from it is done, and it is looked at again."""
+        self._timed[state] = None
+        if state.jobs.overtaken:
             state.drop_overtaken()
-        self._ready.heard(state)
-        return done
+        if state.stream is not None and state.feed.state is not FeedState.GONE:
+            scope, ledger = self._scopes[state], state.stream.ledger
+            if ledger.let_out or ledger.made_room:
+                scope.go_on()
+            scope.hear(state.stream)
+        state.wake()
 
-    def fail(
-        self,
-        state: BufferedQueue,
-        offsets: Sequence[int],
-        lease_ids: Sequence[int] | None,
-        delays_ms: Sequence[int] | None,
-        now: float,
-        reasons: Sequence[str] | None = None,
-    ) -> int:
-        """Fail `offsets`; a delay of 0 or more replaces the retry interval, a negative or absent one not."""
-        failed = 0
-        for index, offset in enumerate(offsets):
-            lease_id = lease_ids[index] if lease_ids and index < len(lease_ids) else 0
-            delay = delays_ms[index] if delays_ms and index < len(delays_ms) else -1
-            reason = reasons[index] if reasons and index < len(reasons) else ""
-            failed += state.jobs.fail(offset, lease_id or None, delay if delay >= 0 else None, now, reason)
-        self._ready.heard(state)
-        return failed
-
-    def give_up(self, state: BufferedQueue, offset: int, lease_id: int, reason: str, error: str = "") -> bool:
-        """Fail one message for good: dead letter without further retry; `reason` one word, `error` free."""
-        given_up = state.jobs.give_up(offset, lease_id or None, reason, error)
-        self._ready.heard(state)
-        return given_up
-
-    def extend(self, state: BufferedQueue, lease_ids: Sequence[int], now: float) -> int:
-        """Start the leases' time anew."""
-        return state.jobs.extend(lease_ids, now)
-
-    def extend_parts(
-        self, state: BufferedQueue, offsets: Sequence[int], lease_ids: Sequence[int], now: float
-    ) -> list[int]:
-        """Start the time of single messages anew; returns the offsets whose lease was over."""
-        late: list[int] = []
-        for lease_id, group in by_lease(offsets, lease_ids):
-            late += state.jobs.extend_part(group, lease_id or 0, now)
-        return late
+    def _heard_of_all(self, state: BufferedQueue) -> None:
+        """The same, and its ordered scope, which may have waited for it, reads on."""
+        self.heard(state)
+        if state in self._scopes:
+            self._scopes[state].wake()
 
     def take_back(self, state: BufferedQueue, offsets: Sequence[int], lease_ids: Sequence[int]) -> int:
         """Messages that nobody looked at, the last first: others may have them at once."""
-        back = 0
-        for offset, lease_id in sorted(zip(offsets, lease_ids, strict=False), reverse=True):
-            back += state.jobs.take_back(offset, lease_id)
-        self._rate.spend(-back)
-        self._ready.heard(state)
+        pairs = sorted(zip(offsets, lease_ids, strict=False), reverse=True)
+        back = sum(state.jobs.take_back(offset, lease_id) for offset, lease_id in pairs)
+        if self._bucket is not None:
+            self._bucket.take(-back)
+        self.heard(state)
         return back
 
     def adopt(
@@ -356,33 +358,36 @@ class PullBuffer:
         `acked`: what they have acknowledged in time, and was not durable yet.
         """
         state.feed.finished_until = max(state.feed.finished_until, state.jobs.adopt(runs, acked, now))
-        self._ready.heard(state)
+        self.heard(state)
 
     # --- time and news
 
-    def sweep(self, now: float) -> int:
-        """Leases that ran out, retries that are due; returns how many messages timed out."""
-        return self._ready.sweep(now)
+    def sweep(self, now: float) -> None:
+        """Leases that ran out, retries that are due."""
+        for state in list(self._timed):
+            if state.jobs.next_event() <= now:
+                state.jobs.expire(now)
+                state.jobs.table.move_due(now)
+                self.heard(state)
+        short, self._short = self._short, {}
+        for scope in short:
+            scope.short = False
+            scope.wake()
 
     def next_event(self) -> float:
         """When `sweep` has something to do; may be early, never late. NEVER: nothing."""
-        return min(self._rate.next_time(), self._ready.next_event())
+        soonest = self._room_at
+        for state in list(self._timed):
+            event = state.jobs.next_event()
+            if event == NEVER:
+                del self._timed[state]
+            soonest = min(soonest, event)
+        return soonest
 
     def data_arrived(self, state: BufferedQueue) -> None:
         """There may be messages past the end seen last, or what failed may work again."""
         if state.feed.state in (FeedState.TAIL, FeedState.STALLED):
             state.feed.state = FeedState.READABLE
-        if state in self._ready.scopes:
-            self._ready.scopes[state].retry()
-        self._ready.heard_of_all(state)
-
-    def published(self, state: BufferedQueue, job: UpstreamJob) -> None:
-        """A spent job's record in its next topic, and its finish, are durable."""
-        state.jobs.published(job)
-        self._ready.heard(state)
-
-    def drop_read_ahead(self) -> None:
-        """Forget messages read but not delivered."""
-        for state in self.queues.values():
-            state.feed.drop_read_ahead()
-            state.again.clear()
+        if state in self._scopes:
+            self._scopes[state].retry()
+        self._heard_of_all(state)

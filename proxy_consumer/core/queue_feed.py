@@ -1,4 +1,4 @@
-"""What was read of one queue, what of it is delivered, and where reading goes on.
+"""What was read of one queue and not delivered yet, and where reading goes on.
 
 A feed is at one of five points:
 
@@ -8,20 +8,18 @@ A feed is at one of five points:
     STALLED   the last read failed; the shell tries again a little later
     GONE      the topic was deleted
 
-`pick` decides what of a read is delivered: finished messages, pressure traffic that the subscription
-refuses, what its filter keeps back, and gaps are not. A filter is everything that decides about a message
+What of a read goes into a feed is decided in arrivals.py. A filter is everything that decides about a message
 before it is delivered: tags, SQL, actions. It is pure and quick; it sees the stored delivery bytes
 (ddmq_common.delivery) and nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from backend.records import FLAG_PRESSURE, ReadBatch, ReadStatus, StoredRecord
-from proxy_consumer.core.progress import Range, ascending_ranges, between
+from backend.records import ReadBatch, ReadStatus, StoredRecord
 from proxy_consumer.core.tally import Counter
 
 
@@ -151,11 +149,6 @@ class QueueFeed:
         assert self._read is not None
         return self._read, self._at
 
-    def position(self) -> int:
-        """The log position of the first message not taken. Only when `buffered`."""
-        read, at = self.current()
-        return read.batch.positions[read.indexes[at]]
-
     def consume(self, count: int) -> None:
         """`count` messages of `current` are taken."""
         read, at = self.current()
@@ -172,67 +165,6 @@ class QueueFeed:
     def _forget(self, read: Slice) -> None:
         self._read = None
         self._held.value -= read.size
-
-
-class PickedMessages(NamedTuple):
-    """What `pick` made of a read. `faulty`: offsets in `messages` that the filter refused with a fault."""
-
-    messages: Slice
-    skipped: list[Range]  # to finish undelivered
-    pressure: int
-    filtered: int
-    faulty: list[int]
-
-
-def pick(
-    batch: ReadBatch,
-    cursor: int,
-    refuse_pressure: bool,
-    known: Callable[[int], bool] | None,
-    message_filter: Filter | None = None,
-) -> PickedMessages:
-    """What of `batch` to deliver.
-
-    `known` tells which offsets are finished or handled elsewhere already; None: none of them.
-    """
-    offsets, flags = batch.offsets, batch.flags
-    if known is None and message_filter is None and not (refuse_pressure and any(flags)):
-        whole = Slice(batch, offsets, batch.deliveries, range(len(offsets)))
-        kept = ascending_ranges(offsets)
-        if kept and kept[0] == (cursor, batch.next_offset):
-            return PickedMessages(whole, [], 0, 0, [])
-        return PickedMessages(whole, between(cursor, batch.next_offset, kept), 0, 0, [])
-    fresh = [index for index, offset in enumerate(offsets) if known is None or not known(offset)]
-    indexes = fresh
-    if refuse_pressure:
-        indexes = [index for index in fresh if not flags[index] & FLAG_PRESSURE]
-    pressure = len(fresh) - len(indexes)
-    indexes, faulty = _judged(batch, indexes, message_filter)
-    chosen = [offsets[index] for index in indexes]
-    held = [offset for offset in offsets if known is not None and known(offset)]
-    kept = ascending_ranges(sorted([*chosen, *held]))
-    deliveries = [batch.deliveries[index] for index in indexes]
-    skipped = between(cursor, batch.next_offset, kept)
-    filtered = len(fresh) - pressure - len(indexes)
-    return PickedMessages(Slice(batch, chosen, deliveries, indexes), skipped, pressure, filtered, faulty)
-
-
-def _judged(
-    batch: ReadBatch, indexes: list[int], message_filter: Filter | None
-) -> tuple[list[int], list[int]]:
-    """The indexes that pass the filter, or fail at it, and the offsets of those that fail."""
-    if message_filter is None:
-        return indexes, []
-    kept: list[int] = []
-    faulty: list[int] = []
-    for index in indexes:
-        refusal = message_filter.judge(batch.deliveries[index])
-        if refusal is None:
-            kept.append(index)
-        elif refusal.fault:
-            kept.append(index)
-            faulty.append(batch.offsets[index])
-    return kept, faulty
 
 
 class Gathered(ReadBatch):

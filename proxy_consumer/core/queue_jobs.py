@@ -19,13 +19,14 @@ from collections.abc import Iterable, Sequence
 from backend.progress.ack_map import AckMap
 from backend.records import ProgressDelta, ProgressView, QueueRef
 from proxy_consumer.core.jobs import JobEvent, JobState, JobTable, RetryPolicy, UpstreamJob, unpack_attempts
-from proxy_consumer.core.leases import Lease, LeaseTable
+from proxy_consumer.core.leases import Lease, LeaseTable, by_lease
 from proxy_consumer.core.order.chains import QueueStream
 from proxy_consumer.core.progress import Range, UncommittedProgress, ranges_of
 from proxy_consumer.core.tally import Budget, Tally
 
 REASON_FAILED = "failed"
 REASON_TIMED_OUT = "timed-out"
+REASON_GIVEN_UP = "given-up"
 LeasedRun = tuple[int, int, int, Lease]  # start, end, bytes
 _RETURNABLE = (JobState.WAITING, JobState.READY, JobState.PARKED)  # an ack without lease finishes these
 _BEFORE = (JobState.RECORDED, JobState.RELEASED)  # and these when they were delivered once
@@ -46,11 +47,12 @@ class QueueJobs:
         self,
         queue: QueueRef,
         view: ProgressView,
-        start: int,
+        first: int,
         policy: RetryPolicy,
         budget: Budget,
         tally: Tally,
     ) -> None:
+        """`first`: the queue's first message; where no progress is known, what lies below it is finished."""
         self.queue = queue
         self.table = JobTable(budget)
         self.epoch = view.epoch
@@ -59,13 +61,15 @@ class QueueJobs:
         self.handed_out = 0  # offsets below it were delivered under an earlier epoch of ours
         self.policy = policy
         self.stream: QueueStream | None = None
-        self.ack_map = AckMap(start)
+        self.ack_map = AckMap(first if view.committed is None else view.committed)
         self.ack_map.finish(view.finished)
         self.leases = LeaseTable(budget)
         self.out: set[int] = set()  # leased since before the queue came; in an ordered stream: not placed
         self.uncommitted = UncommittedProgress()
         self._tally = tally
         self._load_attempts(view)
+        if view.committed is None and first > 0:
+            self.uncommitted.finish(0, first)
 
     def _load_attempts(self, view: ProgressView) -> None:
         for offset, packed in view.attempts.items():
@@ -117,7 +121,8 @@ class QueueJobs:
 
     def next_event(self) -> float:
         """Not later than the next lease deadline or retry; NEVER when there is none."""
-        return min(self.leases.next_deadline, self.table.next_due())
+        deadline = self.leases.next_deadline
+        return min(deadline, self.table.next_due()) if self.table.jobs else deadline
 
     # --- chains and operators
 
@@ -145,16 +150,18 @@ class QueueJobs:
 
     # --- results
 
-    def finish(self, offsets: Sequence[int], lease_id: int | None, now: float) -> int:
-        """Acknowledge; returns how many were finished by it."""
-        lease = self.leases.lease_of(offsets[0])
-        if lease is not None and (lease_id is None or lease_id == lease.id):
-            self._tally.process.observe((now - lease.since) * 1e6)
+    def finish(self, offsets: Sequence[int], lease_ids: Sequence[int] | None, now: float) -> int:
+        """Acknowledge, each under the lease id at the same place (absent or 0: without one); returns how many
+        were finished by it."""
         done = 0
-        for start, end in ranges_of(offsets):
-            done += self._finish_range(start, end, lease_id)
+        for lease_id, group in by_lease(offsets, lease_ids):
+            lease, before = self.leases.lease_of(group[0]), done
+            if lease is not None and lease_id in (None, lease.id):
+                self._tally.process.observe((now - lease.since) * 1e6)
+            for start, end in ranges_of(group):
+                done += self._finish_range(start, end, lease_id)
+            self._count_ignored(len(group) - done + before, lease_id)
         self._tally.acked.value += done
-        self._count_ignored(len(offsets) - done, lease_id)
         return done
 
     def _finish_range(self, start: int, end: int, lease_id: int | None) -> int:
@@ -171,9 +178,10 @@ class QueueJobs:
             self.uncommitted.repeat(start, end, self.ack_map)
         return done
 
-    def _finish(self, start: int, end: int) -> None:
+    def _finish(self, start: int, end: int, *, durable: bool = False) -> None:
         self.ack_map.finish(((start, end),))
-        self.uncommitted.finish(start, end)
+        if not durable:
+            self.uncommitted.finish(start, end)
         if self.table.jobs:
             for job in self.table.within(start, end):
                 self.table.change(job, JobEvent.FINISHED)
@@ -195,6 +203,7 @@ class QueueJobs:
     def _finish_handed_out(self, start: int, end: int) -> int:
         """What a client got under an earlier epoch of ours and nobody has got since."""
         open_offsets = self._open(start, end)
+        self.overtaken = self.overtaken or bool(open_offsets)
         if self.stream is not None:
             self.stream.pass_over(open_offsets)
         for first, after in ranges_of(open_offsets):
@@ -231,14 +240,14 @@ class QueueJobs:
         job.size = size
         return job
 
-    def give_up(self, offset: int, lease_id: int | None, reason: str, error: str = "") -> bool:
+    def give_up(self, offset: int, lease_id: int | None, error: str) -> bool:
         """One failed message that is not to be tried again: dead letter; False if ignored."""
         job = self._take_job(offset, lease_id)
         if job is None:
             return False
         self._count_failure(job, error)
         self.step_back(offset)
-        self.dead_letter(offset, reason)
+        self.dead_letter(offset, REASON_GIVEN_UP)
         return True
 
     def refuse(self, offset: int, now: float, error: str) -> None:
@@ -284,16 +293,17 @@ class QueueJobs:
         self.send_back(offset)
         return True
 
-    def extend(self, lease_ids: Sequence[int], now: float) -> int:
-        """Start the time of live leases anew; returns how many there were."""
+    def extend(self, lease_ids: Sequence[int], now: float) -> None:
+        """Start the time of live leases anew."""
         extended = sum(self.leases.extend(lease_id, now) for lease_id in lease_ids)
         self._tally.late.value += len(lease_ids) - extended
-        return extended
 
-    def extend_part(self, offsets: Sequence[int], lease_id: int, now: float) -> list[int]:
-        """Start the time of these offsets of a lease anew; returns those that it does not hold."""
-        extended = set(self.leases.extend_part(offsets, lease_id, now))
-        late = [offset for offset in offsets if offset not in extended]
+    def extend_parts(self, offsets: Sequence[int], lease_ids: Sequence[int], now: float) -> list[int]:
+        """Start the time of single messages anew; returns the offsets that their leases do not hold."""
+        late: list[int] = []
+        for lease_id, group in by_lease(offsets, lease_ids):
+            extended = set(self.leases.extend_part(group, lease_id or 0, now))
+            late += [offset for offset in group if offset not in extended]
         self._tally.late.value += len(late)
         return late
 
@@ -311,16 +321,13 @@ class QueueJobs:
             self.table.release(offset)
         return True
 
-    def expire(self, now: float) -> int:
-        """Take back leases past their deadline; returns how many messages they held."""
-        expired = 0
+    def expire(self, now: float) -> None:
+        """Take back leases past their deadline."""
         for start, end, size in self.leases.expire(now):
-            expired += end - start
+            self._tally.timed_out.value += end - start
             share, rest = divmod(size, end - start)
             for offset in range(start, end):
                 self._time_out(offset, share + rest if offset == start else share, now)
-        self._tally.timed_out.value += expired
-        return expired
 
     def _time_out(self, offset: int, size: int, now: float) -> None:
         if self.stream is not None and not self.stream.leads(offset):
@@ -349,20 +356,15 @@ class QueueJobs:
     def skip(self, ranges: Iterable[Range]) -> None:
         """Finish what is not to be delivered: gaps, filtered, expired."""
         for start, end in ranges:
-            self._withdraw(start, end)
+            for offset in [offset for offset in self.out if start <= offset < end]:
+                self.out.discard(offset)
+                self.leases.take(offset, offset + 1, None)
             self._finish(start, end)
 
-    def _withdraw(self, start: int, end: int) -> None:
-        """What clients had before the queue came here is finished undelivered."""
-        for offset in [offset for offset in self.out if start <= offset < end]:
-            self.out.discard(offset)
-            self.leases.take(offset, offset + 1, None)
-
-    def expire_ranges(self, ranges: Iterable[Range]) -> None:
+    def expire_ranges(self, ranges: Sequence[Range]) -> None:
         """Finish what retention took."""
-        for start, end in ranges:
-            self._tally.expired.value += end - start
-            self.skip(((start, end),))
+        self._tally.expired.value += sum(end - start for start, end in ranges)
+        self.skip(ranges)
 
     def _count_ignored(self, count: int, lease_id: int | None) -> None:
         if count:
@@ -378,12 +380,7 @@ class QueueJobs:
 
     def published(self, job: UpstreamJob) -> None:
         """A spent job's record and its finish are durable."""
-        offset = job.offset
-        self.ack_map.finish(((offset, offset + 1),))
-        if self.table.jobs.get(offset) is job:
-            self.table.change(job, JobEvent.FINISHED)
-        if self.stream is not None:
-            self.stream.finished(offset, offset + 1)
+        self._finish(job.offset, job.offset + 1, durable=True)
 
     # --- progress on its way to the backend
 

@@ -174,19 +174,13 @@ class ReadRequest(NamedTuple):
     tags: frozenset[int] | None = None
 
 
-class Delivery:
-    """Messages of one queue for one client, under one lease."""
+class Delivery(NamedTuple):
+    """Messages of one queue for one client, under one lease. `redelivered`: some may have been out before."""
 
-    __slots__ = ("deadline", "lease", "lease_id", "lease_ms", "messages", "redelivered", "state")
-
-    def __init__(self, state: BufferedQueue, messages: Slice, lease: Lease, redelivered: bool) -> None:
-        self.state = state
-        self.messages = messages
-        self.lease = lease
-        self.lease_id = lease.id
-        self.deadline = lease.deadline
-        self.lease_ms = round(lease.length_s * 1000)
-        self.redelivered = redelivered
+    state: BufferedQueue
+    messages: Slice
+    lease: Lease
+    redelivered: bool
 
     def attempts(self) -> Iterable[int]:
         """Per message, the number of this delivery, from 1."""

@@ -30,27 +30,17 @@ class TimerQueue:
         self._heap: list[tuple[float, int, TimedTask]] = []
         self._sequence = count()
 
-    def __len__(self) -> int:
-        return len(self._heap)
-
     def set(self, task: TimedTask, when: float) -> None:
         """Run `task` at `when`, unless it is to run earlier already. NEVER changes nothing."""
         if when < task.wake_at:
             task.wake_at = when
             heappush(self._heap, (when, next(self._sequence), task))
 
-    def next_time(self) -> float:
-        """When the next entry is due; NEVER when there is none."""
-        return self._heap[0][0] if self._heap else NEVER
-
-    def run_due(self, now: float) -> int:
-        """Run every task whose time has come; returns how many ran."""
-        ran = 0
+    def run_due(self, now: float) -> None:
+        """Run every task whose time has come."""
         heap = self._heap
         while heap and heap[0][0] <= now:
             when, _, task = heappop(heap)
             if task.wake_at == when:
                 task.wake_at = NEVER
                 task.due(now)
-                ran += 1
-        return ran

@@ -40,7 +40,7 @@ class Acks:
     def ack(self, call: Call) -> None:
         """Handler of `ack`."""
         result = call.args.result
-        group = self._directory.find(result.groupId)
+        group = self._directory.groups.get(result.groupId)
         if group is None:
             self._unknown_group.value += 1
             call.reply_encoded(answers.TRUE[call.wire])

@@ -12,7 +12,7 @@ from ddmq_client.idl import consumer
 from ddmq_common.delivery import STOP, tail, varint, zigzag
 from ddmq_rpc.api import Call, Wire
 from ddmq_rpc.codec import constant_result
-from proxy_consumer.answers import IDL, SERVICE, list_header, message_of
+from proxy_consumer.answers import IDL, SERVICE, Place, list_header, message_of, tell_own
 from proxy_consumer.core.queue_feed import Filter
 
 NOTHING = constant_result(consumer, SERVICE, "fetch", success=IDL.FetchResponse(results=[]))
@@ -76,13 +76,11 @@ def answer(call: Call, targets: Sequence[Target], next_offsets: dict[Any, int] |
 
 def pulled(call: Call, group: bytes, target: Target, next_offsets: dict[Any, int] | None) -> None:
     """Answer a pull of `group` with what was gathered from one queue."""
-    context = IDL.Context(groupId=group, topic=target.queue.topic, qid=target.qid)
-    if call.wire is not Wire.COMPACT:
-        call.reply(IDL.PullResponse(context=context, messages=_messages(target, next_offsets)))
-        return
-    texts = (group, target.queue.topic.encode(), target.qid.encode())
-    head = b"\x0c\x00\x1c" + b"".join(b"\x18" + varint(len(text)) + text for text in texts) + b"\x00\x19"
-    call.reply_encoded(b"".join([head, *_joined(target, next_offsets), STOP + STOP]))
+    place = Place(group.decode(), target.queue.topic, target.qid)
+    if call.wire is Wire.COMPACT:
+        call.reply_encoded(b"".join([place.head, *_joined(target, next_offsets), STOP + STOP]))
+    else:
+        call.reply(IDL.PullResponse(context=place.context, messages=_messages(target, next_offsets)))
 
 
 def refuse(call: Call, code: int, text: str) -> None:
@@ -149,10 +147,6 @@ def _messages(target: Target, next_offsets: dict[Any, int] | None) -> list[Any]:
     for raw, offset, record in zip(target.deliveries, target.offsets, target.records, strict=True):
         message = message_of(raw, offset)
         if next_offsets is not None:
-            stored = record()
-            message.messageId = stored.message_id.hex()
-            message.bornMs = stored.born_ms
-            message.storedMs = stored.stored_ms
-            message.nextOffset = max(next_offsets.get(target.queue, 0), target.next_offset)
+            tell_own(message, record(), max(next_offsets.get(target.queue, 0), target.next_offset))
         messages.append(message)
     return messages

@@ -82,7 +82,7 @@ class ExactFetches:
     def drain(self) -> None:
         """Answer what waits."""
         for fetch in list(self._open):
-            fetch.over()
+            fetch.give_up()
 
     def _plan(self, request: Any, group: Group) -> list[Target]:
         asked = request.fetchOffset

@@ -147,7 +147,7 @@ class _Wake(Wait):
 
 
 class Fetch(HeldPull):
-    """It is on the linger wheel until it is answered; `over` ends its waiting.
+    """It is on the linger wheel until it is answered; `give_up` ends its waiting.
 
     `one_queue`: reading stops at the first queue that has something.
     """
@@ -174,7 +174,7 @@ class Fetch(HeldPull):
         self.consumer = consumer
         self.ours = call.args.request.clientId is not None
         self._wheel = wheel
-        self.deadline = linger_until(runtime, call)
+        self.deadline = runtime.now() + runtime.linger_s(call.args.request.maxLingerTime)
         self._plan = plan
         self._done = done
         self._targets: list[Target] = []
@@ -241,7 +241,7 @@ class Fetch(HeldPull):
                 self._waits.append(wake)
                 runtime.backend.wait(target.queue, target.next_offset, until, into=wake)
         except DdmqError:  # no more waits there: the client asks again
-            self.over()
+            self.give_up()
 
     def woken(self) -> None:
         """There may be something else to read."""
@@ -251,7 +251,7 @@ class Fetch(HeldPull):
         else:
             self._again = True
 
-    def over(self) -> None:
+    def give_up(self) -> None:
         """The linger has ended, or the proxy is draining: answer with what is known."""
         if self.closed:
             return
@@ -298,12 +298,6 @@ class Fetch(HeldPull):
         self._wheel.remove(self)
         self.call.on_abandoned = None
         self._done(self, shown)
-
-
-def linger_until(runtime: Runtime, call: Call) -> float:
-    """When a fetch or a pull that has found nothing is answered, in monotonic seconds."""
-    config, linger_ms = runtime.config, call.args.request.maxLingerTime or 0
-    return runtime.now() + min(max(linger_ms, config.linger_min_ms), config.linger_max_ms) / 1000
 
 
 def count_fetched(runtime: Runtime, group: str, targets: Iterable[Target]) -> int:

@@ -133,7 +133,7 @@ class FetchedGroup:
             topic.leave()
         self.topics.clear()
         for fetch in list(self.fetches):
-            fetch.over()
+            fetch.give_up()
 
     def changed(self) -> None:
         """Who fetches, or what there is to fetch, has changed."""
@@ -208,7 +208,7 @@ def broadcast_queues(runtime: Runtime, group: Group, only: Sequence[bytes] | Non
 def read_target(
     runtime: Runtime, group: Group, queue: QueueRef, offset: int, asked: bool, wanted: int | None
 ) -> Target:
-    """What a fetch of `wanted` messages from `offset` of one queue reads; see gathering.Target."""
+    """What a fetch of `wanted` messages from `offset` of one queue reads; see answers.Target."""
     config = group.subscriptions[queue.topic.encode()].config
     count = max(1, min(wanted or 0, config.batch_max))
     tagged = filter_for(config.tags, config.sql) if config.model == BROADCASTING else None

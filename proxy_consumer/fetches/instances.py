@@ -281,7 +281,7 @@ class Instances:
                 served.changed()
             if not served.pulls and served.instance.seen_at + IDLE_S <= now:
                 del self._served[name]
-            elif self._directory.find(served.group.name.encode()) is not served.group:
+            elif self._directory.groups.get(served.group.name.encode()) is not served.group:
                 self._drop(name, served)
         self._gauge.value = len(self._served)
 
@@ -298,4 +298,4 @@ class Instances:
     def _drop(self, name: bytes, served: Served) -> None:
         del self._served[name]
         for pull in list(served.pulls):
-            pull.over()
+            pull.give_up()

@@ -83,8 +83,7 @@ class Fetches:
     def sweep(self, now: float) -> None:
         """Lingers that are over; ids whose last fetch is too long ago."""
         for waiter in self._wheel.over(now):
-            if isinstance(waiter, Fetch):
-                waiter.over()
+            waiter.give_up()
         self.instances.sweep(now)
         if now < self._sweep_at or not self.groups:
             return
@@ -95,7 +94,9 @@ class Fetches:
 
     def _sweep_group(self, fetched: FetchedGroup, now: float) -> None:
         gone = fetched.roster.expire(now)
-        if self._directory.find(fetched.group.name.encode()) is not fetched.group or not len(fetched.roster):
+        if self._directory.groups.get(fetched.group.name.encode()) is not fetched.group or not len(
+            fetched.roster
+        ):
             self._drop(fetched)
             return
         if gone:
@@ -120,7 +121,7 @@ class Fetches:
             fetched.changed()
         elif kind == "group" and rest.encode() in self.groups:
             fetched = self.groups[rest.encode()]
-            if self._directory.find(rest.encode()) is not fetched.group:
+            if self._directory.groups.get(rest.encode()) is not fetched.group:
                 self._drop(fetched)
         elif kind == "topic":
             self.instances.topics_changed()
@@ -173,7 +174,7 @@ class Fetches:
 
     def _group(self, call: Call, request: Any) -> Group | None:
         """The group to fetch from; None when the call is answered."""
-        group = self._directory.find(request.groupId)
+        group = self._directory.groups.get(request.groupId)
         if request.topics and (group is None or self._missing(group, request)):
             group = self._create(call, request)
         elif group is None:
@@ -214,7 +215,7 @@ class Fetches:
             code = Code.BUSY if isinstance(error, TryLaterError) else Code.ILLEGAL_MESSAGE
             self._refuse(call, code, str(error))
             return None
-        return self._directory.find(request.groupId)
+        return self._directory.groups.get(request.groupId)
 
     def _use_fault(self, group: Group, request: Any) -> str | None:
         shared = [each for each in group.subscriptions.values() if each.config.model != BROADCASTING]

@@ -94,9 +94,7 @@ class Consistency:
         return client
 
     def fault(self, request: Any, group: Group, client: Client | None) -> str | None:
-        """Why this pull would lose messages, or None. For pulls with a `clientId` or a filter."""
-        if not request.filter:
-            return None
+        """Why this pull, which states a filter, would lose messages, or None."""
         who: bytes = request.clientId or b""
         for each in _named(group, request.topic or b""):
             config = each.config

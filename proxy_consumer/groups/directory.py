@@ -28,7 +28,6 @@ from proxy_consumer.groups.group import (
     Group,
     Stored,
     decode_group,
-    decode_subscription,
     differences,
     encode_group,
     encode_subscription,
@@ -75,12 +74,13 @@ class Directory:
             subscription.leave()
 
     def subscriptions(self) -> Iterable[Subscription]:
-        """All of them."""
+        """Those of all groups."""
         return [each for group in self.groups.values() for each in group.subscriptions.values()]
 
-    def find(self, name: bytes) -> Group | None:
-        """One group."""
-        return self.groups.get(name)
+    def subscription(self, group: str, topic: str) -> Subscription | None:
+        """The subscription of a group to a topic."""
+        found = self.groups.get(group.encode())
+        return None if found is None else found.subscriptions.get(topic.encode())
 
     def instance_of(self, name: bytes) -> Group | None:
         """The broadcasting group that GROUP%INSTANCE is an instance of."""
@@ -153,21 +153,21 @@ class Directory:
 
     def _subscription_changed(self, key: str, name: str, topic: str) -> None:
         value = self._runtime.backend.setting(key)
-        group = self.groups.get(name.encode())
-        known = None if group is None else group.subscriptions.get(topic.encode())
+        known = self.subscription(name, topic)
         if value is None:
-            if group is not None and known is not None and not known.creating:
-                group.remove(topic)
+            if known is not None and not known.creating:
+                self.groups[name.encode()].remove(topic)
             return
         try:
-            config = decode_subscription(key, value, self._runtime.config.defaults)
+            stored = stored_subscription(key, value)
+            config = stored.over(self._runtime.config.defaults, key)
         except ConfigError as error:
             log.error("subscription not loaded", extra={"error": str(error)})
             return
         made = known is None
         if known is None:
             known = self.group(name).add(topic, config)
-        known.created_ms = stored_subscription(key, value).created_ms
+        known.created_ms = stored.created_ms
         if made:
             known.come_along()
         elif known.config != config:
@@ -226,8 +226,7 @@ class Directory:
     ) -> tuple[Subscription, Completion[None]]:
         """As `subscribe`, for a client that names group and topic. Raises BoundReachedError where clients
         have made many just now."""
-        group = self.groups.get(name.encode())
-        if group is None or topic.encode() not in group.subscriptions:
+        if self.subscription(name, topic) is None:
             self.check(name, topic)
             if self._creation_rate.wait_s(1, self._runtime.now()):
                 raise BoundReachedError(
@@ -250,8 +249,7 @@ class Directory:
         `given`: what it sets itself (None: what of `config` differs from the defaults).
         Raises as `check` does. One that exists already, or is being made, is given back as it is.
         """
-        group = self.groups.get(name.encode())
-        known = None if group is None else group.subscriptions.get(topic.encode())
+        known = self.subscription(name, topic)
         made: Completion[None] = Completion()
         if known is not None:
             return known, self._making.get(known) or succeeded(None)

@@ -77,7 +77,7 @@ class Gauges:
         runtime: Runtime,
         directory: Directory,
         retry_paths: RetryPaths,
-        fetched: Fetched = lambda _, __: {},
+        fetched: Fetched,
     ) -> None:
         """`fetched(group, topic)`: the queues that are fetched from here, and their committed offsets."""
         self._fetched = fetched

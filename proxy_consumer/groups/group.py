@@ -36,25 +36,12 @@ SOURCE_LOG = "log"
 BROADCASTING = "broadcasting"
 
 
-class PullWaiter(HeldPull):
-    """A waiting pull, as a group sees it."""
-
-    __slots__ = ("count",)
-
-    def __init__(self, topic: str | None, count: int) -> None:
-        super().__init__(topic)
-        self.count = count
-
-    def deliver(self, delivery: Delivery) -> None:
-        """Answer with messages."""
-        raise AssertionError("a PullWaiter that cannot answer")
-
-    def give_up(self) -> None:
-        """Answer a client empty; there is none at a push."""
+class Pusher(HeldPull):
+    """What pushes a topic, as its group sees it."""
 
     def hand_over(self, queues: Collection[QueueRef], until: float, then: Callable[[], None]) -> None:
         """Queues move: `then` runs when it has nothing of them any more, at `until` at the latest."""
-        then()
+        raise NotImplementedError
 
 
 class Group:
@@ -66,7 +53,7 @@ class Group:
         self.waiting = HeldPulls()
         self.subscriptions: dict[bytes, Subscription] = {}
         self.held: dict[tuple[bytes, bytes], HeldQueue] = {}
-        self.pushers: dict[str, list[PullWaiter]] = {}  # by topic: the last one, and before it those that end
+        self.pushers: dict[str, list[Pusher]] = {}  # by topic: the last one, and before it those that end
         self.unknown_queue = runtime.ignored(name, "unknown queue")
         self.source = SOURCE_LOG
         self.created_ms = 0
@@ -91,11 +78,9 @@ class Group:
             self.serve()  # what waited behind its messages goes on
 
     def remember(self, held: HeldQueue) -> None:
-        """A queue is ours: results may name it."""
         self.held[held.key] = held
 
     def forget(self, held: HeldQueue) -> None:
-        """It is not ours any more."""
         if self.held.get(held.key) is held:
             del self.held[held.key]
 
@@ -107,16 +92,15 @@ class Group:
     # --- what is pushed
 
     def pusher_waits(self, topic: str) -> bool:
-        """Whether a push of the topic would take a message."""
         pusher = self.pusher(topic)
         return pusher is not None and pusher.count > 0
 
-    def pusher(self, topic: str) -> PullWaiter | None:
+    def pusher(self, topic: str) -> Pusher | None:
         """Who takes what is pushed of a topic."""
         pushers = self.pushers.get(topic)
         return pushers[-1] if pushers else None
 
-    def pushes_no_more(self, pusher: PullWaiter, topic: str) -> None:
+    def pushes_no_more(self, pusher: Pusher, topic: str) -> None:
         """It was stopped, and what it had has ended."""
         self.pushers[topic].remove(pusher)
         if not self.pushers[topic]:
@@ -151,23 +135,19 @@ class Group:
         return self.ordering.members()
 
     def open_shared(self) -> None:
-        """Some of what the shared scope needs may be there now."""
         self.ordering.open_shared()
 
     # --- delivery
 
-    def take(self, subscription: Subscription | None, now: float, count: int) -> Delivery | None:
-        """Messages from one subscription, or (None) from the next of all that has some."""
-        if subscription is not None:
-            return subscription.take(now, count) if subscription.buffer.may_have else None
+    def take(self, now: float, count: int) -> Delivery | None:
+        """Messages from the next subscription that has some."""
         rotation = self._rotation
         for _ in range(len(rotation)):
             candidate = rotation[0]
             rotation.rotate(-1)
-            if candidate.buffer.may_have and not candidate.config.pushed:
-                delivery = candidate.take(now, count)
-                if delivery is not None:
-                    return delivery
+            delivery = None if candidate.pushed else candidate.take(now, count)
+            if delivery is not None:
+                return delivery
         return None
 
     def serve(self) -> None:
@@ -194,19 +174,18 @@ class Group:
     def answer_empty(self) -> None:
         """All who wait are given up."""
         for waiter in self.waiting:
-            if isinstance(waiter, PullWaiter):
-                waiter.give_up()
+            waiter.give_up()
 
     def _can_serve(self, subscription: Subscription) -> bool:
         """Whether something lies ready that a waiter here wants."""
         return subscription.buffer.has_some and self._waiter(subscription) is not None
 
-    def _waiter(self, subscription: Subscription) -> PullWaiter | None:
+    def _waiter(self, subscription: Subscription) -> HeldPull | None:
         """Who gets the next messages of a subscription."""
-        waiter: HeldPull | None = self.waiting.oldest(subscription.topic)
-        if subscription.config.pushed:
-            waiter = self.pusher(subscription.topic)
-        return waiter if isinstance(waiter, PullWaiter) and waiter.count else None
+        if subscription.pushed:
+            pusher = self.pusher(subscription.topic)
+            return pusher if pusher is not None and pusher.count else None
+        return self.waiting.oldest(subscription.topic)
 
     def _serve_one(self, subscription: Subscription, now: float) -> bool:
         waiter = self._waiter(subscription)
@@ -249,18 +228,17 @@ def decode_group(value: bytes) -> dict[str, Any]:
     return _object(value, "group")
 
 
-def decode_subscription(key: str, value: bytes, defaults: SubscriptionDefaults) -> SubscriptionDefaults:
-    """The settings in force. Raises ConfigError that names the key and the value."""
-    settings = dataclasses.asdict(defaults) | _object(value, key).get("settings", {})
-    return build(SubscriptionDefaults, settings, ConfigPlace(f"setting {key}", ""))
-
-
 class Stored(NamedTuple):
     """The members of `subscription/GROUP/TOPIC`."""
 
     given: Mapping[str, Any]
     created_ms: int
     source: str
+
+    def over(self, defaults: SubscriptionDefaults, key: str) -> SubscriptionDefaults:
+        """The settings in force. Raises ConfigError that names the key and the value."""
+        settings = dataclasses.asdict(defaults) | dict(self.given)
+        return build(SubscriptionDefaults, settings, ConfigPlace(f"setting {key}", ""))
 
 
 def stored_subscription(key: str, value: bytes) -> Stored:

@@ -94,7 +94,7 @@ class GroupOrdering:
 
     def members(self) -> list[Subscription]:
         """Subscriptions whose chains reach over the group."""
-        return [each for each in self._subscriptions.values() if each.config.scope == "group"]
+        return [each for each in self._subscriptions.values() if each.group_wide]
 
     def open_shared(self) -> None:
         """Open the shared scope when all of it is here, close it when something is missing."""

@@ -136,7 +136,7 @@ def _rows(batch: ReadBatch, end: int) -> Iterator[tuple[int, Name, RetryWaiting]
             continue
         name = _name(record)
         if name is not None:
-            yield offset, name, RetryWaiting(1, headers.since_ms(record), record.due_ms)
+            yield offset, name, RetryWaiting(1, since_ms(record), record.due_ms)
 
 
 def _name(record: StoredRecord) -> Name | None:

@@ -93,7 +93,7 @@ class Stalled:
         wanted = []
         for name, each in here.items():
             known = self._known.setdefault(name, Watched())
-            together = each.config.scope == "group" and name[0] in groups
+            together = each.group_wide and name[0] in groups
             if together or known.waited_at + WAITED_S >= now:
                 wanted.append((known.looked_at, name))
             elif known.queues:
@@ -177,7 +177,7 @@ class Stalled:
 
     def _unpulled(self, subscription: Subscription) -> tuple[str, ...]:
         """Topics that share its chains, have messages, and are pulled by nobody."""
-        if subscription.config.scope != "group":
+        if not subscription.group_wide:
             return ()
         group, now = subscription.group, self._runtime.now()
         found = []
@@ -212,7 +212,7 @@ def is_waited_for(subscription: Subscription) -> bool:
     group = subscription.group
     if subscription.creating or not subscription.readable or subscription.config.model == "broadcasting":
         return False
-    if subscription.config.pushed:
+    if subscription.pushed:
         return group.pusher_waits(subscription.topic)
     return group.waiting.waiting_for(subscription.topic) > 0
 

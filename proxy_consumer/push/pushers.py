@@ -69,7 +69,7 @@ class Pushers:
 
     def look_at_all(self) -> None:
         """Settings, defaults or the proxy's own configuration may have changed."""
-        wanted = {each for each in self._directory.subscriptions() if each.config.pushed}
+        wanted = {each for each in self._directory.subscriptions() if each.pushed}
         for subscription in wanted | set(self._runners) | set(self._faults):
             self._look(subscription, there=subscription in wanted)
 
@@ -77,13 +77,12 @@ class Pushers:
         """The subscription of group `name` to `topic` was made, changed or removed."""
         if not self._started or self._stopped:
             return
-        group = self._directory.find(name.encode())
-        now = None if group is None else group.subscriptions.get(topic.encode())
+        now = self._directory.subscription(name, topic)
         for known in [*self._runners, *self._faults]:
             if known is not now and (known.group.name, known.topic) == (name, topic):
                 self._look(known, there=False)
         if now is not None:
-            self._look(now, there=now.config.pushed)
+            self._look(now, there=now.pushed)
 
     def _look(self, subscription: Subscription, *, there: bool) -> None:
         """Make what runs agree with the subscription."""

@@ -2,9 +2,9 @@
 
 It is held by the group like a pull that waits, with as many messages wanted as its concurrency leaves.
 Each message runs through the chain and the sink in a greenlet of its own. While it is here its lease is
-extended, also while a sink waits for its next try; the result goes through the PullBuffer like any
-client's: finish, fail (retry intervals, retry path, chains of order keys: all the buffer's), or give up
-(dead letter at once). Results of one turn of the hub are stored in one commit.
+extended, also while a sink waits for its next try; the result goes to the jobs of its queue like any
+client's: finish, fail (retry intervals, retry path, chains of order keys), or give up (dead letter at
+once). Results of one turn of the hub are stored in one commit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import gevent
 
@@ -24,31 +24,19 @@ from ddmq_common.errors import DamagedError
 from ddmq_common.metrics import catalogue
 from proxy_consumer.core.steps import BufferedQueue, Delivery
 from proxy_consumer.core.timer_queue import NEVER
-from proxy_consumer.groups.group import Group, PullWaiter
+from proxy_consumer.groups.group import Group, Pusher
 from proxy_consumer.push.actions.job import ActionOutcome, Ending, MessagePlace, job_of
 from proxy_consumer.push.verdict import DONE, Pushed, Sink, Verdict, VerdictKind
 from proxy_consumer.retries.headers import attempts_before
 from proxy_consumer.runtime import Runtime, log
-from proxy_consumer.subscription.held_queue import ProgressCommit, QueueHolder, collect, held_of
+from proxy_consumer.subscription.held_queue import ProgressCommit, collect, held_of
+from proxy_consumer.subscription.subscription import Subscription
 
 if TYPE_CHECKING:
     from proxy_consumer.push.chain import ActionChain
 
 EXTENSIONS_PER_LEASE = 4  # how often a lease is extended within one ack time-out
 REMEMBERED_MAX = 10_000  # failed messages whose tries are remembered; beyond, the oldest start again
-GIVEN_UP = "given-up"
-
-
-class PushedSubscription(QueueHolder, Protocol):
-    """What a runner has of its subscription; results go through the verbs of its buffer's `outcomes`."""
-
-    creating: bool
-
-    @property
-    def topic(self) -> str: ...
-
-    def use(self, now: float) -> None:
-        """Messages are wanted: queues are taken up."""
 
 
 class HandingOver(NamedTuple):
@@ -59,14 +47,14 @@ class HandingOver(NamedTuple):
     then: Callable[[], None]
 
 
-class PushRunner(PullWaiter):
+class PushRunner(Pusher):
     """Also a task of the timer queue, for leases and for what waits for its next try."""
 
     def __init__(
         self,
         runtime: Runtime,
         group: Group,
-        subscription: PushedSubscription,
+        subscription: Subscription,
         chain: ActionChain,
         sink: Sink,
         source: str,
@@ -122,13 +110,13 @@ class PushRunner(PullWaiter):
     def deliver(self, delivery: Delivery) -> None:
         """Messages for the sink."""
         messages, state = delivery.messages, delivery.state
-        self._leases[delivery.lease_id] = (state, len(messages.offsets))
+        self._leases[delivery.lease.id] = (state, len(messages.offsets))
         self.here += len(messages.offsets)
         rows = zip(messages.indexes, messages.deliveries, messages.offsets, delivery.attempts(), strict=True)
         for index, raw, offset, attempt in rows:
             if state.retry_queue:
                 attempt += attempts_before(messages.batch.record(index).system)
-            gevent.spawn(self._begin, raw, state, offset, delivery.lease_id, attempt)
+            gevent.spawn(self._begin, raw, state, offset, delivery.lease.id, attempt)
         self._extend_later()
         self._stand()
 
@@ -149,7 +137,7 @@ class PushRunner(PullWaiter):
         self._stand()
         parked, self._parked = self._parked, []
         for row in sorted(parked, key=lambda row: row[2].offset, reverse=True):
-            if self._state(row[2]).queue in queues:
+            if row[2].state.queue in queues:
                 self._let_go(row[2])
             else:
                 heappush(self._parked, row)
@@ -213,7 +201,7 @@ class PushRunner(PullWaiter):
     def _park(self, pushed: Pushed, verdict: Verdict) -> None:
         if verdict.error:
             self._outcomes["again"].value += 1
-        state = self._state(pushed)
+        state = pushed.state
         moves = any(state.queue in move.queues for move in self._moving)
         if self.stopped or moves or not self.subscription.holds(state):
             self._let_go(pushed)
@@ -224,7 +212,7 @@ class PushRunner(PullWaiter):
     # --- results
 
     def _conclude(self, pushed: Pushed, verdict: Verdict, outcome: str = "failed") -> None:
-        state, buffer = self._state(pushed), self.subscription.buffer
+        state = pushed.state
         if not self.subscription.holds(state):
             self._outcomes["late"].value += 1
             self._leave(pushed.lease_id)
@@ -233,26 +221,26 @@ class PushRunner(PullWaiter):
             self._forget(pushed)
             self._give_up(state, pushed.offset, pushed.lease_id, verdict.error)
             return
-        offsets, leases = [pushed.offset], [pushed.lease_id]
+        jobs, now = state.jobs, self._runtime.now()
         if verdict.kind is VerdictKind.DONE:
             self._forget(pushed)
-            taken = buffer.finish(state, offsets, leases, self._runtime.now())
+            taken = bool(jobs.finish([pushed.offset], [pushed.lease_id], now))
         else:
             self._remember(pushed)
-            taken = buffer.fail(state, offsets, leases, None, self._runtime.now(), [verdict.error])
+            taken = jobs.fail(pushed.offset, pushed.lease_id, None, now, verdict.error)
         self._outcomes[outcome if taken else "late"].value += 1
         self._leave(pushed.lease_id)
         self._settle_later(state)
 
     def _give_up(self, state: BufferedQueue, offset: int, lease_id: int, error: str) -> None:
-        given_up = self.subscription.buffer.give_up(state, offset, lease_id, GIVEN_UP, error)
+        given_up = state.jobs.give_up(offset, lease_id, error)
         self._outcomes["given up" if given_up else "late"].value += 1
         self._leave(lease_id)
         self._settle_later(state)
 
     def _let_go(self, pushed: Pushed) -> None:
         """Hand it back, uncounted, unless its queue has gone: it comes again at once, here or elsewhere."""
-        state = self._state(pushed)
+        state = pushed.state
         self._remember(pushed)
         if self.subscription.holds(state):
             self.subscription.buffer.take_back(state, [pushed.offset], [pushed.lease_id])
@@ -278,6 +266,7 @@ class PushRunner(PullWaiter):
             self.sink.close()
 
     def _settle_later(self, state: BufferedQueue) -> None:
+        self.subscription.buffer.heard(state)
         if not self._touched:
             gevent.get_hub().loop.run_callback(self._settle)
         self._touched[id(state)] = state
@@ -320,7 +309,7 @@ class PushRunner(PullWaiter):
             self._move(now)
         while self._parked and self._parked[0][0] <= now:
             pushed = heappop(self._parked)[2]
-            if self.subscription.holds(self._state(pushed)):
+            if self.subscription.holds(pushed.state):
                 gevent.spawn(self._try, pushed)
             else:
                 self._let_go(pushed)
@@ -336,7 +325,7 @@ class PushRunner(PullWaiter):
             by_state.setdefault(id(state), (state, []))[1].append(lease_id)
         for state, lease_ids in by_state.values():
             if self.subscription.holds(state):
-                self.subscription.buffer.extend(state, lease_ids, now)
+                state.jobs.extend(lease_ids, now)
         self._extend_at = NEVER
         self._extend_later()
 
@@ -345,8 +334,3 @@ class PushRunner(PullWaiter):
             ack_timeout_s = self.subscription.config.ack_timeout_ms / 1000
             self._extend_at = self._runtime.now() + ack_timeout_s / EXTENSIONS_PER_LEASE
             self._runtime.timers.set(self, self._extend_at)
-
-    @staticmethod
-    def _state(pushed: Pushed) -> BufferedQueue:
-        assert isinstance(pushed.state, BufferedQueue)
-        return pushed.state

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from proxy_consumer.push.actions.job import ActionJob
 
@@ -29,7 +29,7 @@ DONE = Verdict(VerdictKind.DONE)
 
 
 class Pushed:
-    """One message at a runner.
+    """One message at a runner. `state`: the queue it is from, which is the runner's affair.
 
     `requests`: tries of the sink so far, over all deliveries that this proxy knows of; `errors`: those
     among them that count for a sink's own retries; `first`: where its turn among several targets began;
@@ -38,7 +38,7 @@ class Pushed:
 
     __slots__ = ("errors", "first", "job", "lease_id", "offset", "requests", "slot", "state")
 
-    def __init__(self, job: ActionJob, state: object, offset: int, lease_id: int, attempt: int) -> None:
+    def __init__(self, job: ActionJob, state: Any, offset: int, lease_id: int, attempt: int) -> None:
         self.job = job
         self.state = state
         self.offset = offset

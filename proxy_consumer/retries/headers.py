@@ -21,9 +21,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from backend import internal_topics as dead
-from backend.records import NewRecord, StoredRecord
+from backend.records import NewRecord, QueueRef, StoredRecord
 from ddmq_common.delivery import key_and_tags
-from ddmq_common.names import RETRY_PREFIX, dlq_topic, retry_topic
+from ddmq_common.names import RETRY_PREFIX, dlq_topic
 from proxy_consumer.core.jobs import UpstreamJob
 
 STEPS = "RECONSUME_TIME"
@@ -102,14 +102,14 @@ def is_of_another_life(system: Mapping[str, str], created_ms: int) -> bool:
 
 
 def retry_record(
-    group: str, queue_id: int, record: StoredRecord, headers: RetryHeaders, created_ms: int = 0
+    queue: QueueRef, record: StoredRecord, headers: RetryHeaders, created_ms: int = 0
 ) -> NewRecord:
-    """The record for the group's retry topic, to be scheduled; `created_ms`: of its subscription."""
+    """The record for a retry queue, to be scheduled; `created_ms`: of its subscription."""
     life = {LIFE: str(created_ms)} if created_ms else {}
     key, tags = key_and_tags(record.delivery)
     return NewRecord(
-        retry_topic(group),
-        queue_id,
+        queue.topic,
+        queue.queue_id,
         record.message_id,
         record.born_ms,
         bytes(record.delivery),

@@ -51,7 +51,7 @@ def next_hop(job: UpstreamJob, headers: RetryHeaders, config: SubscriptionDefaul
     policy = policy_of(config, retry_queue=headers.steps > 0)
     waited = max(0, policy.steps_beyond(job.fails) - 1)  # what waited in place was a step, too
     steps = headers.steps + waited
-    if job.final or config.scope or steps >= config.retry_steps:
+    if job.final or config.order_key or steps >= config.retry_steps:
         return DEAD_LETTER
     return steps + 1
 
@@ -146,7 +146,7 @@ class MessageMove:
                 self._ended(grant.error)
                 return
             created_ms = self._settings.created_ms
-            retried = retry_record(self._group, grant.value.queue_id, record, headers, created_ms)
+            retried = retry_record(grant.value, record, headers, created_ms)
             self._store(schedule_record(retried, level_of(self.step), levels), len(levels))
 
         self._retry_queues.of(headers.topic).then(granted)

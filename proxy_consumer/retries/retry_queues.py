@@ -13,8 +13,6 @@ again and sees what the first one did. Nothing is held while nobody changes anyt
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from backend.completion import Completion, succeeded
@@ -135,12 +133,10 @@ class RetryQueueGrant(Completion[QueueRef]):
             numbers.setdefault(self._topic, max(numbers.values(), default=-1) + 1)
             settings: dict[str, bytes | None] = {retry_key(self._group): msgspec.json.encode(numbers)}
             batch = CommitBatch(progress=(lock,), settings=settings)
-            runtime.backend.commit(batch, runtime.commit_deadline()).then(self._numbered)
+            stored = runtime.backend.commit(batch, runtime.commit_deadline())
+            stored.then(lambda committed: self._again(committed.error))
         except DdmqError as error:
             self.fail(error)
-
-    def _numbered(self, committed: Completion[Any]) -> None:
-        self._again(committed.error)
 
     def _grown(self, grown: Completion[TopicInfo]) -> None:
         error = grown.error

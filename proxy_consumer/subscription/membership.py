@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from backend.claims import LOST_S, ClaimOwner, QueueClaims, Release
+from backend.claims import LOST_S, RETRY_S, ClaimOwner, QueueClaims, Release
 from backend.port import Assignment, Join, Sharing
 from backend.progress.ack_map import OFFSET_END
 from backend.records import Bounds, ProgressView, QueueRef
@@ -192,6 +192,7 @@ def _holds_more(jobs: QueueJobs, *, leases: bool) -> bool:
 
 HAND_OVER_S = 0.5  # of the time to hand queues over, what storing progress may take
 NOTES_S = 1.0  # how long after the writer's loss what is new here waits for word of what clients have
+REFUSED_S_MAX = 16.0  # the longest pause of `join_again`
 
 
 class SubscriptionMembership(ClaimOwner):
@@ -208,6 +209,8 @@ class SubscriptionMembership(ClaimOwner):
         self._handover = handover
         self._join = Join(owner.group_name, topic)
         self._notes_until = 0.0  # the writer was lost: proxies tell what clients have of what they had
+        self._pause_s = RETRY_S
+        self._again_at = 0.0  # monotonic seconds; after a refusal
 
     def join(self, sharing: Sharing, queues: frozenset[int] | None = None) -> None:
         """Become a member, unless it is one; after a refusal, a little later."""
@@ -219,6 +222,18 @@ class SubscriptionMembership(ClaimOwner):
         """Ask for what is not loaded yet."""
         if self.claims.joined:
             self._go_on()
+
+    def join_again(self) -> None:
+        """After a refusal, when its pause is over; each pause is twice as long as the one before.
+
+        For a retry queue, which no pull asks for: it is joined once, when it is heard of.
+        """
+        if self.claims.joined or self.claims.retry_at is None:
+            return
+        if self._runtime.now() >= self._again_at:
+            self._go_on()
+        if not self.claims.joined:
+            self._owner.wake(self._again_at)
 
     def _go_on(self) -> None:
         self.claims.join(self._join)
@@ -237,6 +252,7 @@ class SubscriptionMembership(ClaimOwner):
 
     def assigned(self, assignment: Assignment) -> None:
         self._tell("queues gained", assignment.queues, epoch=assignment.epoch)
+        self._pause_s = RETRY_S
         for state in self._held(assignment.queues):
             state.jobs.epoch = assignment.epoch
         self._owner.update_order()
@@ -274,6 +290,9 @@ class SubscriptionMembership(ClaimOwner):
         text = "cannot join" if doing == "join" else "progress not read"
         told = {"group": self._owner.group_name, "topic": self.topic, "error": str(error)}
         log.warning(text, extra=told)
+        if doing == "join":
+            self._again_at = self._runtime.now() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, REFUSED_S_MAX)
         if self.claims.retry_at is not None:
             self._owner.wake(self.claims.retry_at)
 

@@ -1,4 +1,4 @@
-"""What a subscription reads of its queues, how it hears that there is more, and where they end.
+"""What a subscription reads of its queues, by which filter, how it hears of more, and where they end.
 
 A read that the backend answers at once is used at once, another one wakes the group's waiters when it comes.
 At a queue's end one wait stands armed for as long as the subscription is in use, so that no append goes
@@ -13,10 +13,14 @@ from backend.port import Wait
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus
 from ddmq_common.errors import DrainingError
 from ddmq_common.metrics.catalogue import SKIPPED
+from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.order.scope import EndsRequest
 from proxy_consumer.core.progress import ranges_of
 from proxy_consumer.core.pull_buffer import PullBuffer
+from proxy_consumer.core.queue_feed import Filter, Refusal
 from proxy_consumer.core.steps import BufferedQueue, Loaded, Purpose, ReadRequest
+from proxy_consumer.filters.message_filters import filter_for
+from proxy_consumer.push.chain import filter_for_actions
 from proxy_consumer.retries.headers import is_of_another_life
 from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.held_queue import QueueHolder
@@ -186,6 +190,40 @@ class Reading:
         wait = self._waits.pop(queue, None)
         if wait is not None:
             wait.cancel()
+
+
+# --- what may be delivered
+
+FILTER_SETTINGS = ("tags", "sql", "actions", "push")
+
+
+def filter_of(config: SubscriptionDefaults) -> Filter | None:
+    """Everything that may keep a message from being delivered; None: nothing does."""
+    wanted = filter_for(config.tags, config.sql)
+    actions = filter_for_actions(config.actions, config.push)
+    if wanted is None or actions is None:
+        return wanted or actions
+    return _Both(wanted, actions)
+
+
+def same_filter(one: SubscriptionDefaults, other: SubscriptionDefaults) -> bool:
+    """Whether two settings let the same messages through."""
+    return all(getattr(one, name) == getattr(other, name) for name in FILTER_SETTINGS)
+
+
+class _Both:
+    __slots__ = ("_first", "_second", "tags")
+
+    def __init__(self, first: Filter, second: Filter) -> None:
+        self._first = first
+        self._second = second
+        self.tags = first.tags
+
+    def judge(self, delivery: bytes) -> Refusal | None:
+        return self._first.judge(delivery) or self._second.judge(delivery)
+
+
+# --- what the backend answers
 
 
 class QueueRead(Completion[ReadBatch]):

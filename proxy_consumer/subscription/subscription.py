@@ -26,7 +26,6 @@ from proxy_consumer.retries.retry_queues import retry_queue_of
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.held_queue import HeldQueue, ProgressCommit, collect, held_of, store_settings
 from proxy_consumer.subscription.membership import Handover, SubscriptionMembership
-from proxy_consumer.subscription.message_filter import filter_of, same_filter
 from proxy_consumer.subscription.order import (
     SubscriptionGroup,
     SubscriptionOrder,
@@ -35,7 +34,7 @@ from proxy_consumer.subscription.order import (
     sharing_of,
     start_anew,
 )
-from proxy_consumer.subscription.reading import FLUSH_S, SOON_S, Reading
+from proxy_consumer.subscription.reading import FLUSH_S, SOON_S, Reading, filter_of, same_filter
 
 READS_MAX = 32  # reads answered at once in one `take`; then others have their turn
 
@@ -139,7 +138,6 @@ class Subscription:
             self.update_order()
 
     def join(self) -> None:
-        """Become a member, until nobody pulls any more."""
         if self.removed:
             return
         self.join_alone()
@@ -164,7 +162,6 @@ class Subscription:
             self.retry_membership.join(Sharing.AVERAGELY, frozenset({queue.queue_id}))
 
     def give_up(self) -> None:
-        """Leave, to join again at once."""
         for state in self.buffer.queues.values():
             self.handover.remember(state)
         self.leave()
@@ -211,7 +208,6 @@ class Subscription:
     # --- queues
 
     def end_pushes(self, queues: Sequence[QueueRef], until: float, then: Callable[[], None]) -> None:
-        """`then` runs when nothing of the queues is being pushed, at `until` at the latest."""
         self.group.hand_over({self.topic: queues}, until, then)
 
     def install(
@@ -268,7 +264,6 @@ class Subscription:
         self.drop(queue)
 
     def refence(self, state: BufferedQueue, then: Callable[[], None]) -> None:
-        """A commit was fenced: see whether the queue was reset or lost; `then` runs in any case."""
         (self.retry_membership if state.retry_queue else self.membership).refence(state, then)
 
     def refence_all(self) -> None:
@@ -280,13 +275,13 @@ class Subscription:
 
     def take(self, now: float, count: int) -> Delivery | None:
         """Messages for one client, if there are any now."""
-        if self.halted or not self.readable:
-            return None
         buffer = self.buffer
+        if self.halted or not self.readable or not buffer.may_have:
+            return None
         for _ in range(READS_MAX):
             step = buffer.take(now, count)
             if isinstance(step, Delivery):
-                self.wake(step.deadline)
+                self.wake(step.lease.deadline)
                 self._handed.note(step, self.runtime.clock.wall_ms())
                 return step
             if step is None:
@@ -345,7 +340,8 @@ class Subscription:
             self.buffer.tally.expired.value += 1
             self.store_later()
         if self.holds(state):
-            self.buffer.published(state, job)
+            state.jobs.published(job)
+            self.buffer.heard(state)
             self.group.serve()
 
     def not_moved(self, state: BufferedQueue, error: Exception, again_at: float) -> None:
@@ -370,6 +366,7 @@ class Subscription:
         self.reading.go_on()
         self.membership.load()
         self.retry_membership.load()
+        self.retry_membership.join_again()
         self.update_order()
         self.retries.go_on(now)
         self.wake(self.retries.next_event())

@@ -28,7 +28,7 @@ from ddmq_common.delays.command import (
     parse_delay_id,
     shard_of,
 )
-from ddmq_common.delays.schedules import PERIOD_MS_MIN, ScheduleLimits, schedule_fault
+from ddmq_common.delays.schedules import ScheduleLimits, schedule_fault
 from proxy_producer.core.refusals import SendRefusal, illegal, refusal, shown
 
 TIMESTAMP_S_MIN = 1_000_000_000
@@ -64,27 +64,20 @@ class DelayRequest(NamedTuple):
     fresh: bool = False
 
 
-class DelayRules(NamedTuple):
-    """What the configuration allows."""
-
-    delay_s_max: int
-    occurrences_max: int
-    shards: int
-    period_ms_min: int = PERIOD_MS_MIN
-
-
-def delay_fault(request: DelayRequest, rules: DelayRules, now_ms: int) -> SendRefusal | None:
-    """The first thing wrong, or None."""
+def delay_fault(
+    request: DelayRequest, limits: ScheduleLimits, shards: int, now_ms: int
+) -> SendRefusal | None:
+    """The first thing wrong, or None. `shards`: how many there are."""
     if request.action == DelayAction.ADD:
         if request.schedule is not None:
-            return _schedule_fault(request, request.schedule, rules, now_ms)
-        return _add_fault(request, rules, now_ms)
+            return _schedule_fault(request, request.schedule, limits, now_ms)
+        return _add_fault(request, limits, now_ms)
     if request.action == DelayAction.CANCEL:
-        return id_fault(request.delay_id, rules.shards, ours=request.ours)
+        return id_fault(request.delay_id, shards, ours=request.ours)
     if request.ours and request.action in (DelayAction.RESCHEDULE, DelayAction.FIRE):
-        fault = id_fault(request.delay_id, rules.shards, ours=True)
+        fault = id_fault(request.delay_id, shards, ours=True)
         if fault is None and request.action == DelayAction.RESCHEDULE:
-            fault = timestamp_fault(request, rules, now_ms)
+            fault = timestamp_fault(request, limits, now_ms)
         return fault
     return refusal(
         Code.DELAY_ACTION_UNKNOWN,
@@ -99,19 +92,18 @@ def echoed_id(code: Code, delay_id: bytes) -> bytes:
     return delay_id if code in (Code.DELAY_ID_MALFORMED, Code.DELAY_TYPE_UNKNOWN, Code.DELAY_SHARD) else b""
 
 
-def _add_fault(request: DelayRequest, rules: DelayRules, now_ms: int) -> SendRefusal | None:
-    fault = timestamp_fault(request, rules, now_ms)
+def _add_fault(request: DelayRequest, limits: ScheduleLimits, now_ms: int) -> SendRefusal | None:
+    fault = timestamp_fault(request, limits, now_ms)
     if fault is None and request.kind not in OLD_KINDS:
         fault = _kind_fault(f"dmsgtype is {_number(request.kind)}")
-    return fault or _times_fault(request, rules) or _loop_fault(request) or uuid_fault(request.uuid)
+    return fault or _times_fault(request, limits) or _loop_fault(request) or uuid_fault(request.uuid)
 
 
 def _schedule_fault(
-    request: DelayRequest, schedule: Schedule, rules: DelayRules, now_ms: int
+    request: DelayRequest, schedule: Schedule, limits: ScheduleLimits, now_ms: int
 ) -> SendRefusal | None:
-    fault = None if request.due_ms is None else timestamp_fault(request, rules, now_ms)
+    fault = None if request.due_ms is None else timestamp_fault(request, limits, now_ms)
     if fault is None:
-        limits = ScheduleLimits(rules.delay_s_max * 1_000, rules.occurrences_max, rules.period_ms_min)
         wrong = schedule_fault(schedule, limits, now_ms)
         if wrong is not None:
             what, _, allowed = wrong.partition("; ")
@@ -124,10 +116,11 @@ def due_s(request: DelayRequest) -> int | None:
     return request.timestamp if request.due_ms is None else request.due_ms // 1_000
 
 
-def timestamp_fault(request: DelayRequest, rules: DelayRules, now_ms: int) -> SendRefusal | None:
+def timestamp_fault(request: DelayRequest, limits: ScheduleLimits, now_ms: int) -> SendRefusal | None:
     """Code 33."""
     due = due_s(request)
-    latest = now_ms // 1_000 + rules.delay_s_max
+    delay_s_max = limits.delay_ms_max // 1_000
+    latest = now_ms // 1_000 + delay_s_max
     if due is not None and TIMESTAMP_S_MIN <= due <= latest:
         return None
     given = f"timestamp is {_number(request.timestamp)}"
@@ -137,8 +130,8 @@ def timestamp_fault(request: DelayRequest, rules: DelayRules, now_ms: int) -> Se
         Code.DELAY_TIMESTAMP,
         "delay_timestamp",
         given,
-        f"allowed: epoch seconds from {TIMESTAMP_S_MIN} to {latest}, which is {rules.delay_s_max} s"
-        f" ({rules.delay_s_max / 86_400:.6g} days) from now",
+        f"allowed: epoch seconds from {TIMESTAMP_S_MIN} to {latest}, which is {delay_s_max} s"
+        f" ({delay_s_max / 86_400:.6g} days) from now",
     )
 
 
@@ -148,16 +141,16 @@ def _kind_fault(what: str) -> SendRefusal:
     )
 
 
-def _times_fault(request: DelayRequest, rules: DelayRules) -> SendRefusal | None:
+def _times_fault(request: DelayRequest, limits: ScheduleLimits) -> SendRefusal | None:
     times = request.times or 0
     if request.kind == DelayType.DELAY:
         if times == 0:
             return None
         allowed = "allowed: 0 for type 2"
-    elif 0 < times <= rules.occurrences_max:
+    elif 0 < times <= limits.occurrences_max:
         return None
     else:
-        allowed = f"allowed: 1 to {rules.occurrences_max} for types 3 and 4"
+        allowed = f"allowed: 1 to {limits.occurrences_max} for types 3 and 4"
     return refusal(Code.DELAY_TIMES, "delay_times", f"times is {_number(request.times)}", allowed)
 
 

@@ -1,22 +1,29 @@
 """The delay service as one producer proxy sees it: whether there is one, what it reads and answers, which
-topics take no more, and in whose words topics are asked for delays.
+topics take no more, in whose words topics are asked for delays, and what old delay servers send.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from hashlib import blake2b
 from random import Random
 
 from backend.completion import Completion
 from backend.port import Backend
-from backend.records import QueueRef
+from backend.records import NewRecord, QueueRef
 from ddmq_common.clock import Clock
-from ddmq_common.delays.command import decode_full
+from ddmq_common.delays.command import (
+    COMMAND_PROPERTY,
+    DelayCommand,
+    decode_full,
+    encode_command,
+    parse_delay_id,
+)
 from ddmq_common.delays.schedules import ScheduleLimits
 from ddmq_common.errors import DdmqError
 from ddmq_common.names import DELAY_DIALECTS, DELAY_FULL_PREFIX, DELAY_GROUP, DELAY_TOPIC, OUTCOME_TOPIC
 from proxy_producer.config import ProducerConfig
-from proxy_producer.core.delay_requests import DelayRules
+from proxy_producer.core.delay_requests import relay_command, uuid_of
 from proxy_producer.core.dialects import Dialects, dialects
 from proxy_producer.counts import SendCounts
 from proxy_producer.delay.outcomes import OutcomeWaiters
@@ -36,11 +43,6 @@ class Presence:
     an absence; we may have started first. Before a request is refused the backend is asked again, so that a
     service that has just begun is noticed.
     """
-
-    __slots__ = (
-        "_absent_since", "_ask_at", "_asking", "_backend", "_grace_s", "_monotonic", "_ran", "_telling",
-        "_waiting",
-    )  # fmt: skip
 
     def __init__(self, backend: Backend, clock: Clock, grace_s: float) -> None:
         self._backend = backend
@@ -118,8 +120,6 @@ class FullTopics:
     `names` is nearly always empty; the hot path looks there.
     """
 
-    __slots__ = ("_backend", "_unwatch", "names")
-
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self.names: frozenset[str] = frozenset()
@@ -168,12 +168,48 @@ class TopicDialects:
             self.spoken.pop(name.encode(), None)
 
 
+class Relays:
+    """What an old delay server still sends, messages with from_chronos and an occurrence's id as their key,
+    as commands.
+
+    A cancel of that id may have reached us instead of it. Who knows is the delay service, so the message goes
+    through it, due at once and only unless that uuid was cancelled: one decision, in one place, in the order
+    in which both came. Each send is a message of its own: consumers send on what they got, key and all, and
+    what was answered 0 is delivered. So what an old server resends comes twice, as it did there. While no
+    delay service is seen the message is stored as it is: cancels find nobody either.
+    """
+
+    def __init__(self, commands: InternalTopic, presence: Presence, clock: Clock) -> None:
+        self._commands = commands
+        self._presence = presence
+        self._wall_ms = clock.wall_ms
+
+    def command(self, record: NewRecord, place: tuple[int, int]) -> DelayCommand | None:
+        """For a message with from_chronos; None: it is stored as it is. `place`: (partitionId, hashId)."""
+        key = parse_delay_id(record.key)
+        if key is None or key.shard < 0 or self._presence.absent():
+            return None
+        uuid = uuid_of(blake2b(record.message_id + record.key, digest_size=16).digest())
+        return relay_command(key, record.topic, uuid, self._wall_ms(), place)
+
+    def relayed(self, record: NewRecord, place: tuple[int, int]) -> NewRecord:
+        """For one in a batch: the record to append, often the same."""
+        command = self.command(record, place) if self._commands.ready else None
+        if command is None:
+            return record
+        return NewRecord(
+            DELAY_TOPIC, command.shard % self._commands.queues, record.message_id, record.born_ms,
+            record.delivery, flags=record.flags, system={COMMAND_PROPERTY: encode_command(command)},
+        )  # fmt: skip
+
+
 OUTCOME_QUEUES = 64
 
 
 class DelayContext:
     """`presence`: is there a delay service? `commands`: the topic it reads. `outcomes`: what it answers.
-    `full`: topics that take no more for now. `dialects`: in whose words topics are asked for delays."""
+    `relays`: for what old delay servers send. `full`: topics that take no more for now. `dialects`: in whose
+    words topics are asked for delays."""
 
     def __init__(
         self,
@@ -189,17 +225,16 @@ class DelayContext:
         self.commands = InternalTopic(backend, DELAY_TOPIC, 1, clock, timeout_s)
         heard = InternalTopic(backend, OUTCOME_TOPIC, OUTCOME_QUEUES, clock, timeout_s)
         self.outcomes = OutcomeWaiters(backend, clock, random, counts, heard, delay.waiters_max, later)
+        self.relays = Relays(self.commands, self.presence, clock)
         self.full = FullTopics(backend)
         self.dialects = TopicDialects(backend, delay.dialects)
-        self.delay_s_max = delay.delay_s_max
-        self.schedule_limits = ScheduleLimits(
-            delay.delay_s_max * 1_000, delay.occurrences_max, delay.period_ms_min
-        )
-        self._rules = DelayRules(delay.delay_s_max, delay.occurrences_max, delay.shards, delay.period_ms_min)
+        self.limits = ScheduleLimits(delay.delay_s_max * 1_000, delay.occurrences_max, delay.period_ms_min)
+        self._shards = delay.shards
 
-    def rules(self) -> DelayRules:
-        """What is allowed now: there may be more shards than the configuration knows of."""
-        return self._rules._replace(shards=max(self._rules.shards, self.commands.queues))
+    @property
+    def shards(self) -> int:
+        """How many there are; it may be more than the configuration knows of."""
+        return max(self._shards, self.commands.queues)
 
     def close(self) -> None:
         """Hear nothing more."""

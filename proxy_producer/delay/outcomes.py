@@ -40,10 +40,6 @@ class OutcomeReader:
 
     `hear` is called with each outcome. `waiting`: how many wait for one here; kept by the owner."""
 
-    __slots__ = (
-        "_backend", "_clock", "_closed", "_hear", "_later", "_offset", "_opened", "_wait", "queue", "waiting",
-    )  # fmt: skip
-
     def __init__(
         self,
         backend: Backend,

@@ -3,38 +3,46 @@
 * sendDelaySync. The usual one, an add of type 2 by an old client, takes the short way (`send_usual`): the
   checks in line, the command and the id made of what came, one append.
 * Plain sends that ask for a delay in the words of another system.
-* What an old delay server still sends (Relays).
+* What an old delay server still sends (context.py, Relays).
 
-Code 0 says that the command is durable. What it comes to is decided by the delay service.
+The record goes to the inner topic while counts, limits and modes are those of the target topic. Code 0 says
+that the command is durable. What it comes to is decided by the delay service; for some callers the send goes
+on until that is known. The command of such a caller names a reply queue, which is known only when outcomes
+can be heard; so on the careful way the command is written into the record last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from hashlib import blake2b
 from random import Random
 from typing import Any
 from zlib import crc32
+
+import msgspec
 
 from backend.records import AppendResult, NewRecord
 from ddmq_client.idl.codes import FROM_CHRONOS, DelayAction, DelayType
 from ddmq_common.clock import Clock
 from ddmq_common.delays.command import (
+    ADD,
+    ADDED,
     COMMAND_PROPERTY,
     EXPIRE_AFTER_S,
     ONCE,
+    PENDING,
+    CommandOutcome,
     DelayCommand,
     Schedule,
     encode_command,
     is_uuid,
-    parse_delay_id,
 )
 from ddmq_common.delays.schedules import first_due_ms
 from ddmq_common.delivery import encode, encode_properties, keyless
 from ddmq_common.names import DELAY_TOPIC
 from ddmq_rpc.api import Call
-from proxy_producer import replies
+from proxy_producer import wire
 from proxy_producer.config import ProducerConfig
 from proxy_producer.core.delay_requests import (
     TIMESTAMP_S_MIN,
@@ -42,56 +50,18 @@ from proxy_producer.core.delay_requests import (
     Placed,
     add_command,
     changing_command,
-    relay_command,
+    echoed_id,
     schedule_command,
     schedule_id,
     uuid_of,
 )
+from proxy_producer.core.refusals import SendRefusal
 from proxy_producer.core.validation import CHRONOS, content_fault
 from proxy_producer.delay.context import DelayContext
-from proxy_producer.delay.pending_commands import AddedAnswers, AwaitedCommand, IdAnswers, ToDelayService
 from proxy_producer.flow import Flow
 from proxy_producer.pending import Answers, Destination, PendingSend, SendAnswers
-from proxy_producer.requests import SendRequest, flags_of
-from proxy_producer.topics import KnownTopic
-
-
-class Relays:
-    """What an old delay server still sends, messages with from_chronos and an occurrence's id as their key,
-    as commands.
-
-    A cancel of that id may have reached us instead of it. Who knows is the delay service, so the message goes
-    through it, due at once and only unless that uuid was cancelled: one decision, in one place, in the order
-    in which both came. Each send is a message of its own: consumers send on what they got, key and all, and
-    what was answered 0 is delivered. So what an old server resends comes twice, as it did there. While no
-    delay service is seen the message is stored as it is: cancels find nobody either.
-    """
-
-    __slots__ = ("_commands", "_presence", "_wall_ms")
-
-    def __init__(self, context: DelayContext, clock: Clock) -> None:
-        self._commands = context.commands
-        self._presence = context.presence
-        self._wall_ms = clock.wall_ms
-
-    def command(self, record: NewRecord, place: tuple[int, int]) -> DelayCommand | None:
-        """For a message with from_chronos; None: it is stored as it is. `place`: (partitionId, hashId)."""
-        key = parse_delay_id(record.key)
-        if key is None or key.shard < 0 or self._presence.absent():
-            return None
-        uuid = uuid_of(blake2b(record.message_id + record.key, digest_size=16).digest())
-        return relay_command(key, record.topic, uuid, self._wall_ms(), place)
-
-    def relayed(self, record: NewRecord, place: tuple[int, int]) -> NewRecord:
-        """For one in a batch: the record to append, often the same."""
-        command = self.command(record, place) if self._commands.ready else None
-        if command is None:
-            return record
-        return NewRecord(
-            DELAY_TOPIC, command.shard % self._commands.queues, record.message_id, record.born_ms,
-            record.delivery, flags=record.flags, system={COMMAND_PROPERTY: encode_command(command)},
-        )  # fmt: skip
-
+from proxy_producer.topics import InternalTopic, KnownTopic
+from proxy_producer.wire import SendRequest, flags_of
 
 _ADD, _ONCE = int(DelayAction.ADD), int(DelayType.DELAY)
 _CHRONOS = {CHRONOS: FROM_CHRONOS.encode()}
@@ -117,7 +87,6 @@ class DelaySends:
         new_id: Callable[[], bytes],
     ) -> None:
         self._context = context
-        self.relays = Relays(context, clock)
         self._commands = context.commands
         self._full = context.full
         self._presence = context.presence
@@ -195,14 +164,14 @@ class DelaySends:
             return self._plain(request.record(self._new_id()), self._placed(request, request.command))
         if request.chronos:
             record = request.record(self._new_id())
-            command = self.relays.command(record, request.place)
+            command = self._context.relays.command(record, request.place)
             if command is not None:
                 return self._plain(record, command)
         return None
 
     def _delayed(self, request: SendRequest, asked: DelayRequest) -> Way:
         """A sendDelaySync goes on like this."""
-        commands, adds = self._commands, request.adds
+        adds = request.adds
         if adds:
             kept = {**(request.properties or {}), **_CHRONOS}
             delivery, flags = encode(request.key, request.body, request.tags, kept), flags_of(kept)
@@ -213,10 +182,8 @@ class DelaySends:
         if request.ours and not (adds and asked.fresh):
             awaited = AwaitedCommand(self._context, command, delay_id)
             return record, awaited, awaited
-        to = ToDelayService(commands, command)
-        if request.ours:
-            return record, to, AddedAnswers(delay_id, command.due_ms)
-        return record, to, IdAnswers(delay_id, adds)
+        answers = IdAnswers(delay_id, adds, command.due_ms if request.ours else None)
+        return record, ToDelayService(self._commands, command), answers
 
     def _command(self, request: SendRequest, asked: DelayRequest) -> Placed:
         shards, name, now_ms = self._commands.queues, request.topic_name, request.now_ms
@@ -246,4 +213,145 @@ class DelaySends:
 def _told(command: DelayCommand, record: NewRecord, _: AppendResult) -> Any:
     """What a caller of ours hears of a plain send that became a command; an old server has an id of its
     own."""
-    return replies.delayed(record, b"" if command.unless_cancelled else schedule_id(command))
+    return wire.delayed(record, b"" if command.unless_cancelled else schedule_id(command))
+
+
+# --- where commands go, and how their callers are answered
+
+HELD_BY = "a rate limit or the delay service's inner topics"
+
+
+@dataclass(slots=True)
+class ToDelayService:
+    """A command that nobody waits for. `topic`: the service's inner one."""
+
+    topic: InternalTopic
+    command: DelayCommand
+    held_by = HELD_BY
+
+    def mode_fault(self, topic: KnownTopic) -> SendRefusal | None:
+        """An old delay server has waited already: any topic takes what it sends."""
+        return None if self.command.unless_cancelled else topic.delayed_fault()
+
+    def append(self, send: PendingSend) -> None:
+        send.wait_for(self.topic, partial(write, send, self.command, self.topic))
+
+
+def write(send: PendingSend, command: DelayCommand, topic: InternalTopic) -> None:
+    """Put the command into the record, and send it to its shard."""
+    send.record.queue_id = command.shard % topic.queues
+    send.record.system = {COMMAND_PROPERTY: encode_command(command)}
+    send.send_careful()
+
+
+@dataclass(slots=True)
+class IdAnswers:
+    """A caller that waits for no outcome is told the id; one of ours also `due_ms`, when the message is due.
+    `adds`: the command brings a message, and changes none."""
+
+    delay_id: bytes
+    adds: bool = True
+    due_ms: int | None = None
+
+    def stored(self, send: PendingSend, result: AppendResult) -> None:
+        send.count_stored()
+        if self.due_ms is None:
+            wire.delay_stored(send.call, self.delay_id)
+        else:
+            send.call.reply(wire.delay_decided(self.delay_id, ADDED, self.due_ms, None))
+
+    def refused(self, send: PendingSend, fault: SendRefusal) -> None:
+        refuse_delay(send.flow, send.call, send.topic, fault, self.delay_id, self.adds)
+
+
+class AwaitedCommand:
+    """A command whose caller waits for what it comes to: where it goes, and the answer.
+
+    Once it is stored, running out of time is no code 12 any more: the command will be carried out, so the
+    answer is 0 and "pending".
+    """
+
+    __slots__ = ("_command", "_context", "_delay_id", "_reply_id", "_send")
+    held_by = HELD_BY
+
+    def __init__(self, context: DelayContext, command: DelayCommand, delay_id: bytes) -> None:
+        self._context = context
+        self._command = command
+        self._delay_id = delay_id
+        self._reply_id = 0
+        self._send: PendingSend
+
+    # --- where it goes
+
+    def mode_fault(self, topic: KnownTopic) -> SendRefusal | None:
+        return topic.delayed_fault()
+
+    def append(self, send: PendingSend) -> None:
+        self._send = send
+        send.wait_for(self._context.commands, partial(self._context.outcomes.when_ready, self))
+
+    def outcomes_ready(self, fault: SendRefusal | None) -> None:
+        """Where outcomes cannot be heard, the command goes all the same and its caller is told "pending"."""
+        if self._send.answered:
+            return
+        place = None if fault is not None else self._context.outcomes.expect(self)
+        if place is not None:
+            self._command = msgspec.structs.replace(self._command, reply_queue=place[0], reply_id=place[1])
+            self._reply_id = place[1]
+        write(self._send, self._command, self._context.commands)
+
+    # --- what is answered
+
+    def stored(self, send: PendingSend, result: AppendResult) -> None:
+        if self._reply_id:
+            send.flow.watch(self)  # until the outcome comes, or the time is up
+        else:
+            self._tell(PENDING)
+
+    def refused(self, send: PendingSend, fault: SendRefusal) -> None:
+        self._forget()
+        adds = self._command.op == ADD
+        refuse_delay(send.flow, send.call, send.topic, fault, self._delay_id, adds)
+
+    # --- the outcome
+
+    @property
+    def deadline(self) -> float:
+        """The send's own; monotonic seconds."""
+        return self._send.deadline
+
+    def expire(self) -> None:
+        """The command is durable, and nothing was heard of it in time."""
+        self._forget()
+        self._tell(PENDING)
+
+    def decided(self, outcome: CommandOutcome) -> None:
+        """What came of it; the append's own answer may still be on its way."""
+        self._reply_id = 0
+        if not self._send.answered:
+            self._send.flow.unanswered.discard(self._send)
+            self._tell(outcome.code, outcome)
+
+    def _tell(self, code: int, outcome: CommandOutcome | None = None) -> None:
+        """Code 0, and with it `code`: DelayResult field 100."""
+        send = self._send
+        send.flow.unanswered.discard(self)
+        send.count_stored()
+        if code == PENDING:
+            send.flow.counts.outcome("pending")
+        send.call.reply(wire.delay_decided(self._delay_id, code, self._command.due_ms, outcome))
+
+    def _forget(self) -> None:
+        self._context.outcomes.forget(self._reply_id)
+        self._reply_id = 0
+
+
+def refuse_delay(
+    flow: Flow, call: Call, topic: KnownTopic | None, fault: SendRefusal, delay_id: bytes, adds: bool
+) -> None:
+    """Answer a sendDelaySync that is not stored, and count it; by a refused change no message is lost."""
+    if adds:
+        flow.counts.refused(None if topic is None else topic.name, fault)
+    else:
+        flow.counts.change_refused(fault)
+    call.reply(wire.delay_refused(fault, echoed_id(fault.code, delay_id)))

@@ -6,22 +6,32 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from contract_engines import ENGINES, PERSISTENT
+from contract_engines import BROKERS, ENGINES, PERSISTENT
+from contract_kafka import NOT_ON_KAFKA
 from contract_kit import Kit
 
 
-@pytest.fixture(params=list(ENGINES))
+def _params(names: list[str]) -> list[object]:
+    return [
+        pytest.param(name, marks=(pytest.mark.slow, pytest.mark.kafka)) if name in BROKERS else name
+        for name in names
+    ]
+
+
+@pytest.fixture(params=_params(list(ENGINES)))
 def kit(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kit]:
-    yield from _kit(request.param, tmp_path)
+    yield from _kit(request, tmp_path)
 
 
-@pytest.fixture(params=PERSISTENT)
+@pytest.fixture(params=_params(PERSISTENT))
 def lasting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kit]:
     """Only engines that keep what they stored."""
-    yield from _kit(request.param, tmp_path)
+    yield from _kit(request, tmp_path)
 
 
-def _kit(name: str, directory: Path) -> Iterator[Kit]:
-    engine = ENGINES[name](directory)
+def _kit(request: pytest.FixtureRequest, directory: Path) -> Iterator[Kit]:
+    if request.param == "kafka" and (reason := NOT_ON_KAFKA.get(request.function.__name__)):
+        pytest.skip(reason)
+    engine = ENGINES[request.param](directory)
     yield Kit(engine)
     engine.close()

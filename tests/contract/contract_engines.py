@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contract_kafka import KafkaEngine
 from contract_kit import Engine
 from contract_member import MemberEngine
 
@@ -73,6 +74,9 @@ ENGINES: dict[str, type[Engine]] = {
     "file_log": FileLogEngine,
     "member": MemberEngine,
     "log_member": LogMemberEngine,
+    "kafka": KafkaEngine,
 }
-MODELLED = {**ENGINES, "tiny_log": TinyLogEngine}  # only in the stories beside the model
+BROKERS = ["kafka"]  # a real broker is started for it
+MODELLED = {**ENGINES, "tiny_log": TinyLogEngine}  # the stories beside the model
+del MODELLED["kafka"]  # ends of transactions take offsets, and the broker has its own clock: the model counts
 PERSISTENT = [name for name, engine in ENGINES.items() if engine.persists]

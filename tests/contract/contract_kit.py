@@ -45,10 +45,13 @@ class Engine(ABC):
 
     `batches_whole`: a batch ends only where the caller's limits or the queue do. The port does not promise
     that: who reads files that another process writes answers with what they hold, and then goes on.
+    `stamps`: the store's clock is the one given. `gapless`: offsets are counted, which is no promise.
     """
 
     persists: ClassVar[bool]
     batches_whole: ClassVar[bool] = True
+    stamps: ClassVar[bool] = True
+    gapless: ClassVar[bool] = True
     backend: Backend
 
     def __init__(self, directory: Path) -> None:
@@ -89,6 +92,11 @@ class Kit:
     def make(self, name: str, queues: int = 1, **rest: object) -> TopicInfo:
         info = TopicInfo(name, 0, queues, **rest)  # type: ignore[arg-type]
         return done(self.backend.put_topic(info, self.soon))
+
+    def make_queue(self, name: str, queues: int = 1, **rest: object) -> QueueRef:
+        """The first queue of a topic that is made."""
+        self.make(name, queues, **rest)
+        return self.queue(name)
 
     def queues(self, name: str) -> list[QueueRef]:
         info = self.backend.topic(name)
@@ -151,6 +159,11 @@ class Kit:
             records += [batch.record(index) for index in range(len(batch.offsets))]
             offset = batch.next_offset
         return records
+
+    def is_now(self, stored_ms: int) -> bool:
+        """Whether it was stored at this moment: exactly, where the engine has our clock."""
+        now_ms = self.clock.wall_ms()
+        return stored_ms == now_ms if self.engine.stamps else abs(stored_ms - now_ms) < 60_000
 
     def progress(self, group: str, queue: QueueRef) -> ProgressView:
         return done(self.backend.progress(group, [queue]))[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gevent
 import pytest
 from contract_kit import Kit
 
@@ -11,8 +12,7 @@ from tests.support.waits import done
 
 
 def test_the_first_offset_at_or_after_a_time(kit: Kit) -> None:
-    kit.make("orders")
-    queue = kit.queue("orders")
+    queue = kit.make_queue("orders")
     start = kit.clock.now_ms
     for _ in range(5):
         kit.send("orders", b"a", b"b")
@@ -20,6 +20,22 @@ def test_the_first_offset_at_or_after_a_time(kit: Kit) -> None:
     for after_ms, offset in [(-1, 0), (0, 0), (1, 2), (999, 2), (1000, 2), (1001, 4), (4000, 8), (4001, 10)]:
         assert done(kit.backend.offset_for_time(queue, start + after_ms)) == offset
     assert done(kit.backend.offset_for_time(queue, 0)) == 0
+
+
+def test_the_times_of_records_find_them(kit: Kit) -> None:
+    """By the stamps that they have, whoever's clock they are of."""
+    queue = kit.make_queue("orders")
+    for _ in range(6):
+        kit.send("orders", b"a", b"b")
+        kit.clock.now_ms += 7
+        gevent.sleep(0.002)
+    times = [record.stored_ms for record in kit.stored(queue)]
+    assert times == sorted(times)
+    assert kit.backend.clock_ms() >= times[-1]
+    for stored_ms in times:
+        for wall_ms in (stored_ms - 1, stored_ms, stored_ms + 1):
+            first = sum(each < wall_ms for each in times)
+            assert done(kit.backend.offset_for_time(queue, wall_ms)) == first
 
 
 def test_times_are_per_queue(kit: Kit) -> None:
@@ -40,8 +56,7 @@ def test_an_empty_queue_answers_its_next_offset(kit: Kit) -> None:
 
 
 def test_store_time_never_goes_back(kit: Kit) -> None:
-    kit.make("orders")
-    queue = kit.queue("orders")
+    queue = kit.make_queue("orders")
     start = kit.clock.now_ms
     for step_ms in (0, 5000, -60_000, -1000, 2000):
         kit.clock.now_ms += step_ms

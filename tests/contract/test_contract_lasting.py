@@ -81,8 +81,7 @@ def test_progress_comes_back_whole(lasting: Kit) -> None:
 
 
 def test_a_wide_ack_map_comes_back(lasting: Kit) -> None:
-    lasting.make("orders")
-    queue = lasting.queue("orders")
+    queue = lasting.make_queue("orders")
     alternating = tuple((offset, offset + 1) for offset in range(1, 10_001, 2))
     lasting.commit(progress=[ProgressDelta("billing", queue, 0, 0, alternating)])
     for _ in range(2):
@@ -91,8 +90,7 @@ def test_a_wide_ack_map_comes_back(lasting: Kit) -> None:
 
 
 def test_offsets_positions_and_times_go_on(lasting: Kit) -> None:
-    lasting.make("orders")
-    queue = lasting.queue("orders")
+    queue = lasting.make_queue("orders")
     for n in range(5):
         assert lasting.send("orders", b"x") == [n]
         lasting.clock.now_ms -= 60_000
@@ -102,7 +100,9 @@ def test_offsets_positions_and_times_go_on(lasting: Kit) -> None:
     records = lasting.stored(queue)
     times = [record.stored_ms for record in records]
     assert [record.offset for record in records] == list(range(5))
-    assert positions == [record.position for record in records] == sorted(set(positions))
+    assert positions == [record.position for record in records]
+    if lasting.backend.capabilities.topic_order:
+        assert positions == sorted(set(positions))
     assert times == sorted(times)
     assert lasting.backend.clock_ms() >= times[-1]
 

@@ -57,8 +57,7 @@ def test_a_deadline_that_has_passed_is_answered_all_the_same(kit: Kit) -> None:
 
 def test_a_callback_that_raises_costs_nobody_else_an_answer(kit: Kit) -> None:
     """It is a bug of its caller's, shown on standard error; the engine goes on."""
-    kit.make("orders")
-    queue = kit.queue("orders")
+    queue = kit.make_queue("orders")
 
     def broken(_: object) -> None:
         raise ZeroDivisionError("broken on purpose")
@@ -84,8 +83,7 @@ def test_a_callback_that_raises_costs_nobody_else_an_answer(kit: Kit) -> None:
 
 
 def test_draining_settles_what_is_pending_and_refuses_what_is_new(kit: Kit) -> None:
-    kit.make("orders")
-    queue = kit.queue("orders")
+    queue = kit.make_queue("orders")
     pending = [kit.backend.append([kit.new("orders")], kit.soon) for _ in range(20)]
     drained = kit.backend.drain(kit.soon)
     late = kit.backend.append([kit.new("orders")], kit.soon)
@@ -110,8 +108,7 @@ def test_draining_twice_is_harmless(kit: Kit) -> None:
 
 
 def test_closing_settles_everything(kit: Kit) -> None:
-    kit.make("orders")
-    queue = kit.queue("orders")
+    queue = kit.make_queue("orders")
     parked = kit.backend.wait(queue, 0, kit.soon)
     cancelled = kit.backend.wait(queue, 0, kit.soon)
     cancelled.cancel()
@@ -130,8 +127,7 @@ def test_closing_settles_everything(kit: Kit) -> None:
 
 
 def test_a_closed_engine_refuses_and_may_be_closed_again(kit: Kit) -> None:
-    kit.make("orders")
-    queue = kit.queue("orders")
+    queue = kit.make_queue("orders")
     kit.backend.close()
     kit.backend.close()
     assert refused_as_draining(kit.backend.append([kit.new("orders")], kit.soon))

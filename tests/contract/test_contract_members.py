@@ -66,8 +66,7 @@ def test_a_queue_that_moves_gets_a_higher_epoch_and_fences_the_old_one(kit: Kit)
 
 
 def test_a_grant_shows_in_the_progress_and_keeps_it(kit: Kit) -> None:
-    kit.make("orders")
-    queue = kit.queue("orders")
+    queue = kit.make_queue("orders")
     kit.commit(progress=[ProgressDelta("billing", queue, 17, 0, ((0, 4), (6, 7)), ((5, 2),))])
     member = Member(kit, "billing", "orders")
     until(lambda: member.held, "granted")
@@ -128,8 +127,7 @@ def test_queues_that_are_added_are_granted(kit: Kit) -> None:
 
 
 def test_a_deleted_topic_is_lost_and_the_new_one_granted(kit: Kit) -> None:
-    kit.make("orders")
-    old = kit.queue("orders")
+    old = kit.make_queue("orders")
     member = Member(kit, "billing", "orders")
     until(lambda: member.held, "granted")
     done(kit.backend.delete_topic("orders", kit.soon))

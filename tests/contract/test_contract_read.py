@@ -30,7 +30,8 @@ def test_columns_are_of_one_length_and_ascend(kit: Kit) -> None:
     assert list(batch.offsets) == list(range(10, 60))
     columns = (batch.positions, batch.flags, batch.tag_hashes, batch.deliveries)
     assert [len(column) for column in columns] == [50] * 4
-    assert list(batch.positions) == sorted(set(batch.positions))
+    if kit.backend.capabilities.topic_order:
+        assert list(batch.positions) == sorted(set(batch.positions))
     assert batch.next_offset == 60
     assert batch.bounds is None
     for index in (0, 17, 49):
@@ -122,8 +123,7 @@ def test_into_is_what_comes_back(kit: Kit) -> None:
 
 
 def test_reads_while_appends_are_under_way_see_a_prefix(kit: Kit) -> None:
-    kit.make("orders")
-    queue = kit.queue("orders")
+    queue = kit.make_queue("orders")
     calls = [kit.backend.append([kit.new("orders", body=b"%d" % n)], kit.soon) for n in range(200)]
     seen = 0
     while seen < 200:

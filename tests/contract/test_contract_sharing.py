@@ -105,6 +105,7 @@ def test_a_queue_is_granted_only_after_its_release(kit: Kit) -> None:
     assert kit.progress("billing", queue).committed == 1
 
 
+@pytest.mark.slow
 def test_who_does_not_release_in_time_has_lost_it(kit: Kit) -> None:
     kit.make("orders", 2)
     first = Member(kit, "billing", "orders", lazy=True, address="h:1")

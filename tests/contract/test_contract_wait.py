@@ -20,8 +20,7 @@ def test_data_that_is_there_settles_true(kit: Kit) -> None:
 
 
 def test_an_append_wakes_everyone_who_waits_for_it(kit: Kit) -> None:
-    kit.make("orders", 2)
-    queue = kit.queue("orders")
+    queue = kit.make_queue("orders", 2)
     waits = [kit.backend.wait(queue, 0, kit.soon) for _ in range(5)]
     later = kit.backend.wait(queue, 1, kit.soon)
     other = kit.backend.wait(kit.queue("orders", 1), 0, kit.soon)
@@ -43,8 +42,7 @@ def test_a_commit_wakes(kit: Kit) -> None:
 
 
 def test_whoever_was_woken_can_read_it(kit: Kit) -> None:
-    kit.make("orders")
-    queue = kit.queue("orders")
+    queue = kit.make_queue("orders")
     for offset in range(50):
         wait = kit.backend.wait(queue, offset, kit.soon)
         call = kit.backend.append([kit.new("orders")], kit.soon)
@@ -61,8 +59,7 @@ def test_false_at_the_deadline_and_not_before(kit: Kit) -> None:
 
 
 def test_deadlines_are_each_one_s_own(kit: Kit) -> None:
-    kit.make("orders")
-    queue = kit.queue("orders")
+    queue = kit.make_queue("orders")
     now = time.monotonic()
     early: list[float] = []
     waits = []
@@ -80,8 +77,7 @@ def test_a_deadline_that_has_passed_settles_soon(kit: Kit) -> None:
 
 
 def test_a_cancelled_wait_is_never_settled(kit: Kit) -> None:
-    kit.make("orders")
-    queue = kit.queue("orders")
+    queue = kit.make_queue("orders")
     by_data = kit.backend.wait(queue, 0, kit.soon)
     by_deadline = kit.backend.wait(queue, 5, time.monotonic() + 0.02)
     by_data.cancel()
@@ -116,8 +112,7 @@ def test_into_is_what_comes_back(kit: Kit) -> None:
 
 def test_no_wake_up_is_lost_however_append_and_wait_fall(kit: Kit) -> None:
     """A reader that waits, reads and waits again meets appends that start from its own callbacks."""
-    kit.make("orders")
-    queue = kit.queue("orders")
+    queue = kit.make_queue("orders")
     finished: Completion[int] = Completion()
     rounds = 300
 
@@ -154,8 +149,7 @@ def test_a_thousand_waits_on_many_queues(kit: Kit) -> None:
 
 def test_the_end_of_a_topic_ends_its_waits(kit: Kit) -> None:
     """So that the reader looks again and finds it gone: True, or an error that says so."""
-    kit.make("orders")
-    queue = kit.queue("orders")
+    queue = kit.make_queue("orders")
     parked = kit.backend.wait(queue, 0, kit.soon)
     done(kit.backend.delete_topic("orders", kit.soon))
     for wait in (parked, kit.backend.wait(queue, 0, kit.soon)):

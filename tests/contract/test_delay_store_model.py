@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from unittest.mock import patch
 
+import pytest
 from delay_store_kit import MANY, SMALL, message, uuid_of
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -213,5 +214,5 @@ class RocksMachine(StoreMachine):
 
 TestMemory = StoreMachine.TestCase
 TestMemory.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
-TestRocks = RocksMachine.TestCase
+TestRocks = pytest.mark.slow(RocksMachine.TestCase)  # it writes to the disk
 TestRocks.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)

@@ -23,20 +23,11 @@ from delay_service.config import DelayConfig
 from delay_service.service import DelayService
 from delay_service.store.opening import stores_in
 from tests.crash.storage_calls import give_in
+from tests.support.waits import until
 
 SHARDS = 2
 CONFIG = DelayConfig(shards=SHARDS, slice_count=4, ingest_count=16, pause_ms_min=1)
 OPTIONS = FileLogOptions(segment_bytes=1 << 20, allocate_bytes=1 << 18, checkpoint_bytes=1 << 19)
-PATIENCE_S = 60.0
-
-
-def wait_for(condition: object, what: str) -> None:
-    """Until `condition()` is true."""
-    give_up = time.monotonic() + PATIENCE_S
-    while not condition():  # type: ignore[operator]
-        if time.monotonic() > give_up:
-            raise TimeoutError(what)
-        gevent.sleep(0.002)
 
 
 def idle(service: DelayService) -> bool:
@@ -60,10 +51,10 @@ def main() -> None:
     backend = open_shared(directory, OPTIONS, clock=SystemClock(), metrics=Registry())
     service = DelayService(backend, CONFIG, Registry(), SystemClock(), stores_in(directory / "delay", SHARDS))
     service.start()
-    wait_for(lambda: service.started.done, "the shards fire")
+    until(lambda: service.started.done, "the shards fire")
     print("ready", flush=True)
     if "until-idle" in sys.argv[2:]:
-        wait_for(lambda: idle(service), "nothing waits")
+        until(lambda: idle(service), "nothing waits")
         service.drain(time.monotonic() + 10).wait(10)
         backend.drain(time.monotonic() + 10).wait(10)
         backend.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,12 +26,13 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC
 from tests.crash.delaying_process import OPTIONS, SHARDS
 from tests.crash.kill_delay import Life, _uuid
+from tests.support.waits import until
 
 WAIT_S = 30.0
 CLOCK = SystemClock()
 
 
-class House:
+class StoppedRig:
     """The directory's writer, and what is in its topic."""
 
     def __init__(self, folder: Path) -> None:
@@ -66,10 +66,7 @@ class House:
         return [(int(decode(record.delivery).value), record.stored_ms) for record in records]
 
     def until_came(self, count: int) -> None:
-        give_up = time.monotonic() + WAIT_S
-        while len(self.came()) < count:
-            assert time.monotonic() < give_up, f"{len(self.came())} of {count} came"
-            gevent.sleep(0.01)
+        until(lambda: len(self.came()) >= count, lambda: f"{len(self.came())} of {count} came")
 
     def close(self) -> None:
         for life in self.lives:
@@ -80,13 +77,13 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    made = House(tmp_path)
+def house(tmp_path: Path) -> Iterator[StoppedRig]:
+    made = StoppedRig(tmp_path)
     yield made
     made.close()
 
 
-def fill(house: House, count: int, spread_ms: int) -> dict[int, int]:
+def fill(house: StoppedRig, count: int, spread_ms: int) -> dict[int, int]:
     """Messages due over the next while; number → due time."""
     random = Random(3)
     begin = CLOCK.wall_ms() + 300
@@ -96,14 +93,14 @@ def fill(house: House, count: int, spread_ms: int) -> dict[int, int]:
     return dues
 
 
-def check(house: House, dues: dict[int, int]) -> None:
+def check(house: StoppedRig, dues: dict[int, int]) -> None:
     counts = Counter(number for number, _ in house.came())
     assert counts == dict.fromkeys(dues, 1), "each came once"
     assert all(stored >= dues[number] for number, stored in house.came()), "none came early"
 
 
 @pytest.mark.slow
-def test_shards_of_a_killed_owner_move_at_once(house: House) -> None:
+def test_shards_of_a_killed_owner_move_at_once(house: StoppedRig) -> None:
     first = house.begin()
     second = house.begin()
     dues = fill(house, 400, 6_000)
@@ -119,7 +116,7 @@ def test_shards_of_a_killed_owner_move_at_once(house: House) -> None:
 
 
 @pytest.mark.slow
-def test_a_stopped_owner_that_goes_on_sends_nothing(house: House) -> None:
+def test_a_stopped_owner_that_goes_on_sends_nothing(house: StoppedRig) -> None:
     first = house.begin()
     second = house.begin()
     dues = fill(house, 400, 3_000)

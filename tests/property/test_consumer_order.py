@@ -288,7 +288,7 @@ class OrderMachine(RuleBasedStateMachine):
             assert len(of_key) <= self.batch or not message.key
         for message, attempt in zip(given, delivery.attempts(), strict=True):
             assert attempt == message.tries + 1
-            message.state, message.lease = "leased", delivery.lease_id
+            message.state, message.lease = "leased", delivery.lease.id
             message.deadline = self.now + TIMEOUT_S
 
     def stands_before(self, other: Message, message: Message) -> bool:
@@ -305,11 +305,13 @@ class OrderMachine(RuleBasedStateMachine):
         leased = [message for message in self.messages if message.state == "leased"]
         chosen = data.draw(st.lists(st.sampled_from(leased), unique_by=id)) if leased and keep else leased
         for message in chosen:
-            done = self.buffer.finish(
-                self.queue_state(message.queue), [message.offset], [message.lease], self.now
-            )
-            assert done == 1
+            assert self.finish(message.queue, [message.offset], [message.lease]) == 1
             message.state = "done"
+
+    def finish(self, number: int, offsets: list[int], leases: list[int] | None) -> int:
+        done: int = self.queue_state(number).jobs.finish(offsets, leases, self.now)
+        self.buffer.heard(self.queue_state(number))
+        return done
 
     @rule(data=st.data(), most=st.integers(1, 5))
     def late_ack_without_lease(self, data: st.DataObject, most: int) -> None:
@@ -322,7 +324,7 @@ class OrderMachine(RuleBasedStateMachine):
         for number in range(QUEUES):
             offsets = [message.offset for message in chosen if message.queue == number]
             done = [message for message in chosen if message.queue == number and message.tries]
-            assert self.buffer.finish(self.queue_state(number), offsets, None, self.now) == len(done)
+            assert self.finish(number, offsets, None) == len(done)
             for message in done:
                 message.state = "done"
 
@@ -333,7 +335,8 @@ class OrderMachine(RuleBasedStateMachine):
             return
         message = data.draw(st.sampled_from(leased))
         state = self.queue_state(message.queue)
-        assert self.buffer.fail(state, [message.offset], [message.lease], None, self.now) == 1
+        assert state.jobs.fail(message.offset, message.lease, None, self.now)
+        self.buffer.heard(state)
         self.came_back(message, failed=True)
 
     def came_back(self, message: Message, *, failed: bool) -> None:
@@ -380,7 +383,8 @@ class OrderMachine(RuleBasedStateMachine):
                 message = self.queues[number][job.offset]
                 assert message.state == "burying", message
                 self.durable[number].apply(state.jobs.finish_of("G", job))
-                self.buffer.published(state, job)
+                state.jobs.published(job)
+                self.buffer.heard(state)
                 message.state = "done"
 
     @rule()
@@ -467,9 +471,7 @@ class OrderMachine(RuleBasedStateMachine):
     def ack_everything(self) -> None:
         for message in self.messages:
             if message.state == "leased":
-                self.buffer.finish(
-                    self.queue_state(message.queue), [message.offset], [message.lease], self.now
-                )
+                self.finish(message.queue, [message.offset], [message.lease])
                 message.state = "done"
 
 
@@ -534,14 +536,8 @@ class TwoBuffers:
     def loaded(self, request: ReadRequest, *given: Any) -> Any:
         return self.buffers[request.state.queue.topic].loaded(request, *given)
 
-    def finish(self, state: Any, *given: Any) -> Any:
-        return self.buffers[state.queue.topic].finish(state, *given)
-
-    def fail(self, state: Any, *given: Any) -> Any:
-        return self.buffers[state.queue.topic].fail(state, *given)
-
-    def published(self, state: Any, *given: Any) -> None:
-        self.buffers[state.queue.topic].published(state, *given)
+    def heard(self, state: Any) -> None:
+        self.buffers[state.queue.topic].heard(state)
 
     def data_arrived(self, state: Any) -> None:
         self.buffers[state.queue.topic].data_arrived(state)

@@ -237,8 +237,8 @@ class PullBufferMachine(RuleBasedStateMachine):
         jobs = self.jobs[delivery.state.queue.queue_id]
         assert 0 < len(offsets) <= min(wanted, 6)
         assert offsets == sorted(set(offsets))
-        assert delivery.lease_id not in self.leases_seen
-        self.leases_seen.append(delivery.lease_id)
+        assert delivery.lease.id not in self.leases_seen
+        self.leases_seen.append(delivery.lease.id)
         for offset, attempt, raw in zip(
             offsets, delivery.attempts(), delivery.messages.deliveries, strict=True
         ):
@@ -246,7 +246,7 @@ class PullBufferMachine(RuleBasedStateMachine):
             assert job.state in ("new", "ready", "back"), (offset, job)
             assert attempt == job.fails + job.timeouts + 1
             assert raw == b"x" * (offset % 5 + 1)
-            job.state, job.lease, job.deadline = "leased", delivery.lease_id, self.now + TIMEOUT_S
+            job.state, job.lease, job.deadline = "leased", delivery.lease.id, self.now + TIMEOUT_S
             job.since = self.now
             self.redelivered += attempt > 1
         assert self.buffer.tally.redelivered.value == self.redelivered
@@ -272,7 +272,8 @@ class PullBufferMachine(RuleBasedStateMachine):
             if leased or (leases is None and job.waits_for_redelivery):
                 job.state = "done"
                 self.acked[number].add(offset)
-        finished = self.buffer.finish(self.state(number), offsets, leases, self.now)
+        finished = self.state(number).jobs.finish(offsets, leases, self.now)
+        self.buffer.heard(self.state(number))
         assert sorted(self.process_times) == pytest.approx(sorted(self.expected_times))
         assert finished == self.done(number) - before
 
@@ -286,8 +287,10 @@ class PullBufferMachine(RuleBasedStateMachine):
     def fail_all(
         self, number: int, offsets: list[int], leases: list[int] | None, delays: list[int] | None
     ) -> None:
-        failed = 0
+        jobs, failed, told = self.state(number).jobs, 0, 0
         for index, offset in enumerate(offsets):
+            named = delays[index] if delays and index < len(delays) and delays[index] >= 0 else None
+            told += jobs.fail(offset, leases[index] or None if leases else None, named, self.now)
             job = self.jobs[number].get(offset)
             fenced = leases is not None and job is not None and job.lease != leases[index]
             if job is None or job.state != "leased" or fenced:
@@ -300,7 +303,8 @@ class PullBufferMachine(RuleBasedStateMachine):
             else:
                 wait_ms = delay if delay >= 0 else INTERVALS_MS[job.fails - 1]
                 job.state, job.due = "waiting", self.now + wait_ms / 1000
-        assert self.buffer.fail(self.state(number), offsets, leases, delays, self.now) == failed
+        assert told == failed
+        self.buffer.heard(self.state(number))
         self.make_due()
         self.buffer.sweep(self.now)
 
@@ -308,7 +312,7 @@ class PullBufferMachine(RuleBasedStateMachine):
     def extend(self, number: int, data: st.DataObject) -> None:
         current = [job.lease for job in self.jobs[number].values() if job.state == "leased"]
         leases = data.draw(st.lists(st.sampled_from(current or self.leases_seen), max_size=3))
-        self.buffer.extend(self.state(number), leases, self.now)
+        self.state(number).jobs.extend(leases, self.now)
         for job in self.jobs[number].values():
             if job.state == "leased" and job.lease in leases:
                 job.deadline = self.now + TIMEOUT_S
@@ -324,7 +328,7 @@ class PullBufferMachine(RuleBasedStateMachine):
                 job.deadline = self.now + TIMEOUT_S
             else:
                 expected.append(offset)
-        assert sorted(self.buffer.extend_parts(self.state(number), offsets, leases, self.now)) == expected
+        assert sorted(self.state(number).jobs.extend_parts(offsets, leases, self.now)) == expected
         assert self.buffer.next_event() <= self.earliest()
 
     @rule(number=st.integers(0, QUEUES - 1), data=st.data())
@@ -370,7 +374,8 @@ class PullBufferMachine(RuleBasedStateMachine):
             assert self.jobs[number][job.offset].state == "burying"
             if stored:
                 self.durable[number].apply(state.jobs.finish_of("G", job))
-                self.buffer.published(state, job)
+                state.jobs.published(job)
+                self.buffer.heard(state)
                 self.jobs[number][job.offset].state = "done"
             else:
                 state.jobs.table.spent.append(job)
@@ -433,7 +438,7 @@ class PullBufferMachine(RuleBasedStateMachine):
 
     @rule()
     def drop_read_ahead(self) -> None:
-        self.buffer.drop_read_ahead()
+        self.buffer.filter_by(None)
         for number in range(QUEUES):
             self.buffer.data_arrived(self.state(number))
         self.tails.clear()

@@ -35,8 +35,7 @@ from ddmq_common.delays.schedules import ScheduleLimits, first_due_ms, schedule_
 from ddmq_common.delivery import encode
 from ddmq_common.names import DELAY_DIALECTS
 from delay_service.core import decider
-from delay_service.core.commands import CommandRecord
-from delay_service.core.decision_context import DecisionContext
+from delay_service.core.commands import CommandRecord, DecisionContext
 from delay_service.core.due_scans import DueScans, SliceLimits
 from delay_service.due.backend import TargetTopic
 from delay_service.store import layout
@@ -44,7 +43,6 @@ from delay_service.store.layout import decode_pending, decode_state, encode_pend
 from delay_service.store.port import IdKind, Scan, StoreChanges
 from proxy_producer.core.delay_requests import (
     DelayRequest,
-    DelayRules,
     add_command,
     changing_command,
     delay_fault,
@@ -126,8 +124,8 @@ def of_dialect(random: Random) -> Accepted | None:
 
 def of_request(random: Random) -> Accepted | None:
     pick = random.choice
-    rules = DelayRules(pick((62 * 86_400, YEARS_100_S)), 1_000_000, SHARDS)
-    likely = (NOW // 1_000 + 60, 10**9, NOW // 1_000 + rules.delay_s_max)
+    limits = ScheduleLimits(pick((62 * 86_400, YEARS_100_S)) * 1_000, 1_000_000)
+    likely = (NOW // 1_000 + 60, 10**9, (NOW + limits.delay_ms_max) // 1_000)
     second, due_ms = (
         pick((*likely, pick(INTS))),
         pick((None, None, NOW + 1, NOW - DAY_MS, 10**12, pick(INTS))),
@@ -140,13 +138,13 @@ def of_request(random: Random) -> Accepted | None:
     )
     uuid = uuid_of(random.randbytes(16))
     if request.kind == DelayType.SCHEDULE:
-        return _scheduled(random, request, rules, uuid)
-    if delay_fault(request, rules, NOW) is not None:
+        return _scheduled(random, request, limits, uuid)
+    if delay_fault(request, limits, SHARDS, NOW) is not None:
         return None
     return Accepted(*add_command(request, "t", uuid, SHARDS))
 
 
-def _scheduled(random: Random, request: DelayRequest, rules: DelayRules, uuid: str) -> Accepted | None:
+def _scheduled(random: Random, request: DelayRequest, limits: ScheduleLimits, uuid: str) -> Accepted | None:
     def number() -> int:
         return random.choice(INTS) or 0
 
@@ -155,8 +153,7 @@ def _scheduled(random: Random, request: DelayRequest, rules: DelayRules, uuid: s
         random.choice(("", "", "", *CRONS)), random.choice(ZONES) or "UTC",
         random.choice((0, number())), random.choice(WORDS),
     )  # fmt: skip
-    limits = ScheduleLimits(rules.delay_s_max * 1_000, rules.occurrences_max)
-    if request.due_ms is not None and timestamp_fault(request, rules, NOW) is not None:
+    if request.due_ms is not None and timestamp_fault(request, limits, NOW) is not None:
         return None
     if schedule_fault(schedule, limits, NOW) is not None:
         return None

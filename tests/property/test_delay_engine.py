@@ -37,9 +37,8 @@ from ddmq_common.delivery import encode
 from ddmq_common.names import DELAY_TOPIC
 from delay_service.context import Unrecorded
 from delay_service.core import decider
-from delay_service.core.commands import Taken, command_of
+from delay_service.core.commands import DecisionContext, Taken, command_of
 from delay_service.core.decider import INGESTED
-from delay_service.core.decision_context import DecisionContext
 from delay_service.core.due_scans import DueScans, SliceLimits
 from delay_service.core.fire_command import FireCommand, progress_of
 from delay_service.due.backend import TargetTopic

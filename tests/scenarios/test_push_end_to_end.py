@@ -11,8 +11,7 @@ from ddmq_client import Producer
 from tests.scenarios.real_server import running, write_config
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "service" / "consumer" / "push"))
-from http_receiver import receiver
-
+from tests.service.consumer.push.http_receiver import receiver
 from tests.support.waits import until
 
 MESSAGES = 400

@@ -21,7 +21,7 @@ if __name__ == "__main__":
         .load()
     )
     query = (
-        rows.selectExpr("queue", "offset", "cast(value as string) as value")
+        rows.selectExpr("queue", "offset", "cast(cast(value as string) as int) as value")
         .writeStream.format("json")
         .option("path", out)
         .option("checkpointLocation", checkpoint)

@@ -22,13 +22,13 @@ from metrics_job.folders import Days
 from metrics_job.minutes import (
     FILE,
     INTERVAL,
-    NAMES,
     READER_OPTIONS,
     REASON,
     classified,
     minutes,
     read_schema,
 )
+from metrics_job.tables import SERIES_KEY
 
 ALL = Days(None, None)
 GOOD: dict[str, Any] = {"v": 1, "process": "p@h", "instance": "i", "seq": 3, "from": 10_000, "to": 20_000}
@@ -68,7 +68,7 @@ def added_up(made: DataFrame) -> dict[Any, Any]:
             assert key not in told
             told[key] = (row["minute"], row["lines"], row["copies"], row["is_last"])
             continue
-        one = told.setdefault((row["kind"], row["minute"], *(row[name] for name in NAMES)), Series())
+        one = told.setdefault((row["kind"], row["minute"], *(row[name] for name in SERIES_KEY)), Series())
         one.add(row.asDict())
     return {key: one.told() if isinstance(one, Series) else one for key, one in told.items()}
 

@@ -74,6 +74,17 @@ def bodies(frame: DataFrame) -> list[int]:
     return sorted(int(bytes(row.value)) for row in frame.select("value").collect())
 
 
+def to_files(frame: DataFrame, folder: Path, *columns: str, form: str = "parquet") -> Any:
+    """Numbers, into `out` in a folder that has the checkpoint, too."""
+    rows = frame.selectExpr(*columns, "cast(cast(value as string) as int) as value")
+    out = rows.writeStream.format(form).option("path", str(folder / "out"))
+    return out.option("checkpointLocation", str(folder / "at"))
+
+
+def in_files(source: SparkSession, folder: Path) -> list[int]:
+    return sorted(row.value for row in source.read.parquet(str(folder / "out")).collect())
+
+
 def finish(writer: Any) -> None:
     query = writer.trigger(availableNow=True).start()
     assert query.awaitTermination(PATIENCE_S)
@@ -128,12 +139,7 @@ def test_a_stream_goes_on_where_its_checkpoint_says(
 ) -> None:
     send(server, "going", 200)
     frame = stream(source, server, "going", startingOffsets="first", maxMessagesPerTrigger=90)
-    writer = (
-        frame.selectExpr("queue", "offset", "cast(cast(value as string) as int) as value")
-        .writeStream.format("parquet")
-        .option("path", str(tmp_path / "out"))
-        .option("checkpointLocation", str(tmp_path / "at"))
-    )
+    writer = to_files(frame, tmp_path, "queue", "offset")
     query = writer.start()
 
     def three_batches() -> bool:
@@ -146,8 +152,7 @@ def test_a_stream_goes_on_where_its_checkpoint_says(
         query.stop()
     send(server, "going", 100, first=200)
     finish(writer)
-    found = [row.value for row in source.read.parquet(str(tmp_path / "out")).collect()]
-    assert sorted(found) == list(range(300))
+    assert in_files(source, tmp_path) == list(range(300))
 
 
 def test_a_stream_that_is_killed_and_goes_on_has_every_message_once(
@@ -173,14 +178,9 @@ def test_a_stream_that_is_killed_and_goes_on_has_every_message_once(
     done = len(list((at / "commits").glob("[0-9]*")))
     assert done < 15, "there was something left"
     frame = stream(source, server, "killed", startingOffsets="first", maxMessagesPerTrigger=2_000)
-    finish(
-        frame.selectExpr("queue", "offset", "cast(value as string) as value")
-        .writeStream.format("json")
-        .option("path", str(tmp_path / "out"))
-        .option("checkpointLocation", str(at))
-    )
-    rows = source.read.schema("queue int, offset long, value string").json(str(tmp_path / "out")).collect()
-    assert Counter(int(row.value) for row in rows) == dict.fromkeys(range(1_500), 1)
+    finish(to_files(frame, tmp_path, "queue", "offset", form="json"))
+    rows = source.read.schema("queue int, offset long, value int").json(str(tmp_path / "out")).collect()
+    assert Counter(row.value for row in rows) == dict.fromkeys(range(1_500), 1)
     assert len({(row.queue, row.offset) for row in rows}) == 1_500
 
 
@@ -238,12 +238,7 @@ def test_messages_that_are_gone_fail_a_stream_or_are_passed_over(
 
     def run(fail: str) -> None:
         frame = stream(source, server, "gone", startingOffsets="first", failOnDataLoss=fail)
-        finish(
-            frame.selectExpr("cast(cast(value as string) as int) as value")
-            .writeStream.format("parquet")
-            .option("path", str(tmp_path / "out"))
-            .option("checkpointLocation", str(tmp_path / "at"))
-        )
+        finish(to_files(frame, tmp_path))
 
     run("true")
     server.admin("DELETE", "topics", "gone")
@@ -251,8 +246,7 @@ def test_messages_that_are_gone_fail_a_stream_or_are_passed_over(
     with pytest.raises(StreamingQueryException, match=r"made anew.*failOnDataLoss"):
         run("true")
     run("false")
-    found = [row.value for row in source.read.parquet(str(tmp_path / "out")).collect()]
-    assert sorted(found) == [*range(80), *range(1_000, 1_020)]
+    assert in_files(source, tmp_path) == [*range(80), *range(1_000, 1_020)]
 
 
 def test_messages_that_retention_took_before_a_stream_read_them(source: SparkSession, tmp_path: Path) -> None:
@@ -261,15 +255,10 @@ def test_messages_that_retention_took_before_a_stream_read_them(source: SparkSes
 
         def read(fail: str) -> set[int]:
             frame = stream(source, small, "short", startingOffsets="first", failOnDataLoss=fail)
-            finish(
-                frame.selectExpr("cast(cast(value as string) as int) as value")
-                .writeStream.format("parquet")
-                .option("path", str(tmp_path / "out"))
-                .option("checkpointLocation", str(tmp_path / "at"))
-            )
-            rows = source.read.parquet(str(tmp_path / "out")).collect()
-            assert len({row.value for row in rows}) == len(rows)
-            return {row.value for row in rows}
+            finish(to_files(frame, tmp_path))
+            found = in_files(source, tmp_path)
+            assert len(set(found)) == len(found)
+            return set(found)
 
         send(small, "short", 40)
         assert read("true") == set(range(40))

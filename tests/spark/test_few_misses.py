@@ -16,7 +16,9 @@ from metrics_job.report.run import read_report
 from tests.spark import tables_read
 
 NOON = int(datetime(2026, 1, 5, 12, tzinfo=UTC).timestamp()) * 1000
-RUN, INTERVAL_MS = "00c0ffee00c0ffee", 10_000
+DAY_MS = 86_400_000
+DAYS = {9: NOON, 10: NOON + DAY_MS}  # misses, and when
+INTERVAL_MS = 10_000
 OF_GROUP = {"group": "g", "topic": "few"}
 
 
@@ -30,31 +32,42 @@ def waits(labels: dict[str, str], quick: int, slow: int) -> dict[str, object]:
     return {"metric": "ddmq_queue_wait_us", "labels": labels, **counted}
 
 
-def put(samples: Path, seq: int, *told: dict[str, object]) -> None:
-    to_ms = NOON + seq * INTERVAL_MS
-    head = {"v": 1, "process": "p@h", "instance": RUN, "seq": seq, "from": to_ms - INTERVAL_MS, "to": to_ms}
+def put(samples: Path, noon: int, seq: int, *told: dict[str, object]) -> None:
+    to_ms = noon + seq * INTERVAL_MS
+    run = f"{noon:016x}"
+    head = {"v": 1, "process": "p@h", "instance": run, "seq": seq, "from": to_ms - INTERVAL_MS, "to": to_ms}
     first = {"metric": "ddmq_process", "labels": {"state": "running" if seq else "first"}, "value": 1}
-    path = samples / folder(to_ms) / str(part(RUN, seq))
+    path = samples / folder(to_ms) / str(part(run, seq))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(head | one) + "\n" for one in (first, *told)))
 
 
-def run(spark: SparkSession, root: Path, misses: int) -> tuple[Path, tables_read.Rows]:
-    put(root / "samples", 0, sends("few", 0, 5), sends("few", 13, misses), waits(OF_GROUP, 2, misses))
-    put(root / "samples", 1, sends("few", 0, 5), waits(OF_GROUP, 1, 0))
-    run_batch(root / "samples", root / "out", spark=spark)
-    values = ("good", "total", "met")
-    return root / "out", tables_read.rows(root / "out", "slo_day", ("slo", "topic", "group"), values)
+@pytest.fixture(scope="module")
+def out(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tables of both days."""
+    root = tmp_path_factory.mktemp("few")
+    for misses, noon in DAYS.items():
+        put(
+            root / "samples",
+            noon,
+            0,
+            sends("few", 0, 5),
+            sends("few", 13, misses),
+            waits(OF_GROUP, 2, misses),
+        )
+        put(root / "samples", noon, 1, sends("few", 0, 5), waits(OF_GROUP, 1, 0))
+    assert len(run_batch(root / "samples", root / "out", spark=spark)) == len(DAYS)
+    return root / "out"
 
 
 @pytest.mark.parametrize(("misses", "met"), [(9, None), (10, False)])
-def test_a_promise_missed_by_few_is_not_judged(
-    spark: SparkSession, tmp_path: Path, misses: int, met: bool | None
-) -> None:
-    out, rows = run(spark, tmp_path, misses)
+def test_a_promise_missed_by_few_is_not_judged(out: Path, misses: int, met: bool | None) -> None:
+    noon = DAYS[misses]
+    told = tables_read.rows(out, "slo_day", ("date", "slo", "topic", "group"), ("good", "total", "met"))
+    rows = {tuple(key): row for (day, *key), row in told.items() if day == noon // DAY_MS}
     assert rows["sends stored", "few", ""] == (10, 10 + misses, met)
     assert rows["sends stored", "", ""] == (10, 10 + misses, met)
     assert rows["waiting at most 1 s", "few", "g"] == (3, 3 + misses, met)
-    report = read_report(out, None, NOON + 60_000)
+    report = read_report(out, noon - 60_000, noon + 60_000)
     assert report.ok is (met is None), report.findings
     assert {row.days_unjudged for row in report.slo} == {1 if met is None else 0}

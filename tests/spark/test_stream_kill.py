@@ -22,10 +22,11 @@ DEADLINE_S = 600.0
 ROOT = Path(__file__).parents[2]
 COMMAND = """
 import sys
-from metrics_job.stream import main
+from metrics_job.cli import main
 from tests.spark.few_rows import small_session
 small_session("stream")
-sys.exit(main(sys.argv[1:]))
+sys.argv[0:1] = ["metrics_job", "stream"]
+main()
 """
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 

@@ -27,7 +27,7 @@ DAY_MS = 24 * HOUR_MS
 A, B = "a" * 16, "b" * 16
 
 
-class Rig:
+class TakingRig:
     """A folder of samples and a job that takes what it is told, in batches."""
 
     def __init__(self, spark: SparkSession, root: Path) -> None:
@@ -74,11 +74,11 @@ class Rig:
 
 
 @pytest.fixture
-def rig(spark: SparkSession, tmp_path: Path) -> Rig:
-    return Rig(spark, tmp_path)
+def rig(spark: SparkSession, tmp_path: Path) -> TakingRig:
+    return TakingRig(spark, tmp_path)
 
 
-def test_a_repeated_batch_replaces_itself(rig: Rig) -> None:
+def test_a_repeated_batch_replaces_itself(rig: TakingRig) -> None:
     first, second = rig.file(A, {0: (NOON, 5)}), rig.file(A, {1: (NOON + 10_000, 7)})
     assert rig.take(0, first) == {None: 5}
     assert rig.take(1, second) == {None: 12}
@@ -86,20 +86,20 @@ def test_a_repeated_batch_replaces_itself(rig: Rig) -> None:
     assert rig.rolled[-1][0] == [date(2026, 1, 5)]
 
 
-def test_late_lines_count_until_the_window_ends_and_are_refused_behind_it(rig: Rig) -> None:
+def test_late_lines_count_until_the_window_ends_and_are_refused_behind_it(rig: TakingRig) -> None:
     rig.take(0, rig.file(A, {0: (NOON, 5)}))
     within, behind = NOON - 6 * HOUR_MS, NOON - 6 * HOUR_MS - 1
     found = rig.take(1, rig.file(B, {0: (within, 3)}), rig.file(B, {1: (behind, 100)}))
     assert found == {None: 8, "late": 1}
 
 
-def test_a_late_line_of_another_day_leaves_that_day_alone(rig: Rig) -> None:
+def test_a_late_line_of_another_day_leaves_that_day_alone(rig: TakingRig) -> None:
     rig.take(0, rig.file(A, {0: (NOON, 5)}))
     assert rig.take(1, rig.file(B, {0: (NOON - 3 * DAY_MS, 100)})) == {None: 5, "late": 1}
     assert rig.rolled[-1][0] == [date(2026, 1, 5)]
 
 
-def test_labels_of_a_newer_server_are_refused_and_counted(rig: Rig) -> None:
+def test_labels_of_a_newer_server_are_refused_and_counted(rig: TakingRig) -> None:
     path = rig.file(A, {0: (NOON, 5)})
     line = json.loads(Path(path).read_bytes())
     newer = [line | {"labels": line["labels"] | {"zone": zone}, "value": 10} for zone in "ab"]
@@ -108,12 +108,12 @@ def test_labels_of_a_newer_server_are_refused_and_counted(rig: Rig) -> None:
     assert rig.take(0, path) == {None: 5, "unknown label": 2}
 
 
-def test_a_clock_in_the_future_makes_nobody_late(rig: Rig) -> None:
+def test_a_clock_in_the_future_makes_nobody_late(rig: TakingRig) -> None:
     rig.take(0, rig.file(A, {0: (NOON, 5)}), rig.file(B, {0: (NOON + 300 * DAY_MS, 1)}))
     assert rig.take(1, rig.file(A, {1: (NOON + 10_000, 7)})) == {None: 12}
 
 
-def test_a_merged_hour_gives_only_what_never_came(rig: Rig) -> None:
+def test_a_merged_hour_gives_only_what_never_came(rig: TakingRig) -> None:
     intervals = {seq: (NOON + seq * 10_000, 1) for seq in range(6)}
     for batch, seqs in enumerate(((0,), (1, 3))):
         rig.take(batch, *(rig.file(A, {seq: intervals[seq]}) for seq in seqs))
@@ -123,7 +123,7 @@ def test_a_merged_hour_gives_only_what_never_came(rig: Rig) -> None:
     assert sorted((row["seq"], row["copies"]) for row in rows) == [(seq, 1) for seq in range(6)]
 
 
-def test_an_interval_that_comes_again_counts_only_as_a_copy(rig: Rig) -> None:
+def test_an_interval_that_comes_again_counts_only_as_a_copy(rig: TakingRig) -> None:
     first = rig.file(A, {0: (NOON, 5)})
     rig.take(0, first)
     assert rig.take(1, first, rig.file(A, {1: (NOON + 10_000, 7)})) == {None: 12}
@@ -136,7 +136,7 @@ def test_an_interval_that_comes_again_counts_only_as_a_copy(rig: Rig) -> None:
 
 
 def test_folders_are_merged_and_days_behind_the_window_deleted(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: TakingRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fanout, many = 3, 5
     monkeypatch.setattr(arrived, "FANOUT", fanout)
@@ -152,7 +152,7 @@ def test_folders_are_merged_and_days_behind_the_window_deleted(
     assert rig.arrived.newest_ms(many) == NOON + many - 1
 
 
-def test_half_a_batch_does_not_count(rig: Rig, tmp_path: Path) -> None:
+def test_half_a_batch_does_not_count(rig: TakingRig, tmp_path: Path) -> None:
     rig.take(0, rig.file(A, {0: (NOON, 5)}))
     rig.take(1, rig.file(A, {1: (NOON + 10_000, 7)}))
     (tmp_path / "out" / "stream" / "minutes" / f"batches={1:012d}-{1:012d}" / "_state.json").unlink()

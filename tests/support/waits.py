@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import time
 from collections.abc import Callable
@@ -40,6 +41,15 @@ def until(
         waited = time.monotonic() - began
         assert waited < seconds, f"in {seconds:g} s not seen: {_named(condition, what)}"
         gevent.sleep(0 if waited < TURNS_S else min(waited / 10, PAUSE_S_MAX))
+    return found
+
+
+async def loop_until(condition: Callable[[], T], seconds: float = PATIENCE_S) -> T:
+    """The same for a task: its loop goes on meanwhile."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, f"in {seconds:g} s not seen: {_named(condition, '')}"
+        await asyncio.sleep(0.002)
     return found
 
 

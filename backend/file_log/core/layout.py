@@ -25,7 +25,6 @@ from ddmq_common.errors import DamagedError
 FRAME_MAGIC = b"DQF1"
 FRAME_VERSION = 2  # with a salt
 UNSALTED_VERSION = 1
-VERSION_AT = 8
 _FRAME_FRONT = struct.Struct("<4sI")
 _FRAME_REST = struct.Struct("<B3xIIIQQQq")
 FRAME_BYTES = _FRAME_FRONT.size + _FRAME_REST.size

@@ -192,7 +192,7 @@ def _reason(
     return Reason.DISK if pressure else None
 
 
-def gate(disk: LogDisk, options: RetentionOptions, before: DiskAdmission) -> DiskAdmission:
+def admission(disk: LogDisk, options: RetentionOptions, before: DiskAdmission) -> DiskAdmission:
     """What the disk takes now; `before` is what it took until now."""
     _, refuse, reserve = marks(options, disk.total)
     if disk.free < _edge(reserve, before is DiskAdmission.ALL_REFUSED):

@@ -17,12 +17,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
 
 import gevent
 from gevent.event import Event
 
-from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.core import names
 from backend.file_log.core.layout import FRAME_BYTES, RECORD_BYTES, Frame, Record, RecordKind, unpack_record
 from backend.file_log.core.scan import walk
@@ -40,7 +38,6 @@ log = logging.getLogger(__name__)
 CANDIDATES_MAX = 10_000  # that one lookup looks at; hashes of strangers among them are passed over
 FILL_BYTES_MAX = 64 << 20
 FLUSH_S = 1.0
-WRITE_BLOCKS = 8  # waiting blocks that are worth a call in another thread before that
 
 DamageFound = Callable[[str, int, int, str], None]  # kind of file, place, length, what
 
@@ -63,7 +60,9 @@ class AttachedIndex:
         self._keeper = IndexKeeper(
             self.index, self.spans, lambda span: rows_of(self._segments.segments, span)
         )
-        self._hub: Any = gevent.get_hub()
+        self.published = self.index.published
+        self.index.writer.on_roll = self._keeper.wake
+        self.index.writer.on_blocks = self._write
         self._timer = HubTimer()
         self._writing = False
         self._drops_told = 0
@@ -117,19 +116,6 @@ class AttachedIndex:
 
     # --- feeding
 
-    def published(self, frame: PackedFrame) -> None:
-        """A frame counts now."""
-        index, start = self.index, self._segments.last.start
-        if start != index.writer.segment_start:
-            index.roll(start)
-            self._keeper.wake()
-        if (
-            frame.position > index.writer.covered_to
-        ):  # the log moved its unsynced end here; the old file has it
-            index.skip_to(frame.position)
-        if index.add_many(*frame.columns, frame.stored_ms, frame.end) >= WRITE_BLOCKS:
-            self._write()
-
     def _tick(self) -> None:
         self.index.flush()
         self._write()
@@ -172,8 +158,6 @@ class AttachedIndex:
     ) -> list[Found]:
         return list(islice(verified(candidates, self._segments.segments[:], wanted), count_max))
 
-
-logger = logging.getLogger(__name__)
 
 PAUSE_S = 0.001
 ROUND_S = 30.0
@@ -226,7 +210,7 @@ class IndexKeeper:
                 self.work_once()
             except (OSError, DdmqError) as error:
                 self.failures += 1
-                logger.warning("the index cannot be looked after now: %s", error)
+                log.warning("the index cannot be looked after now: %s", error)
             self._event.wait(ROUND_S)
             self._event.clear()
 
@@ -244,7 +228,7 @@ class IndexKeeper:
         failed: Exception | None = None
         try:
             if damaged:
-                logger.warning("repairing the index of segment %d", span[0])
+                log.warning("repairing the index of segment %d", span[0])
             drive(self._index.repair_steps(span, lambda: self._rows_of(span)), self._pause_s)
         except (OSError, DdmqError) as error:
             failed = error
@@ -252,7 +236,7 @@ class IndexKeeper:
             in_thread(self._index.drop, span[0])  # deleted while we were at it
         elif failed is not None:
             self.failures += 1
-            logger.warning("the index of segment %d stays unsorted: %s", span[0], failed)
+            log.warning("the index of segment %d stays unsorted: %s", span[0], failed)
 
 
 WINDOW_BYTES = 1 << 20

@@ -20,7 +20,6 @@ from zlib import crc32
 import google_crc32c
 
 from backend.file_log.core.names import entries_name
-from backend.file_log.index import entries
 from backend.file_log.storage import File
 
 MAGIC = b"DDMQIXB"
@@ -205,7 +204,7 @@ def walk(file: File, segment_start: int, on_damage: OnDamage) -> Iterator[FoundE
     """Every block with a sound header, in file order; bodies are not looked at."""
     at, size = 0, file.size()
     while at + HEADER_BYTES <= size:
-        block = entries.unpack_header(file.salvage(HEADER_BYTES, at), segment_start)
+        block = unpack_header(file.salvage(HEADER_BYTES, at), segment_start)
         if block is None:
             on_damage(IndexDamage(segment_start, entries_name(segment_start), at, "header"))
             at = _next_header(file, segment_start, at + 1, size)
@@ -225,7 +224,7 @@ def _next_header(file: File, segment_start: int, at: int, size: int) -> int:
             at += max(len(window) - len(MAGIC) + 1, 1)
             continue
         at += hit
-        if entries.unpack_header(file.salvage(HEADER_BYTES, at), segment_start):
+        if unpack_header(file.salvage(HEADER_BYTES, at), segment_start):
             return at
         at += 1
     return size
@@ -233,8 +232,8 @@ def _next_header(file: File, segment_start: int, at: int, size: int) -> int:
 
 def read_body(file: File, found: FoundEntry, on_damage: OnDamage) -> bytes | None:
     """The checked body, or None (and a report) when it is damaged."""
-    body = file.salvage(found.block.rows * entries.ROW_BYTES, found.at + HEADER_BYTES)
-    if entries.body_is_sound(found.block, body):
+    body = file.salvage(found.block.rows * ROW_BYTES, found.at + HEADER_BYTES)
+    if body_is_sound(found.block, body):
         return body
     start = found.block.segment_start
     on_damage(IndexDamage(start, entries_name(start), found.at, "body"))
@@ -254,34 +253,10 @@ def newest_with_hash(
 def in_body(body: bytes, segment_start: int, which: int, wanted: int) -> Iterator[int]:
     """The same within one block."""
     positions = None
-    for row in entries.rows_with_hash(body, which, wanted):
+    for row in rows_with_hash(body, which, wanted):
         if positions is None:
-            positions = entries.column(body, entries.POSITION_COLUMN)
+            positions = column(body, POSITION_COLUMN)
         yield segment_start + positions[row]
-
-
-def between(file: File, segment_start: int, span: tuple[int, int], on_damage: OnDamage) -> Iterator[int]:
-    """Log positions stored in the wall ms `[start, end)`, ascending."""
-    start_ms, end_ms = span
-    for found in walk(file, segment_start, on_damage):
-        if found.block.first_ms >= end_ms:
-            return
-        if found.block.last_ms >= start_ms and found.block.rows:
-            body = read_body(file, found, on_damage)
-            if body is not None:
-                yield from times_in_body(found.block, body, start_ms, end_ms)
-
-
-def times_in_body(block: Block, body: bytes, start_ms: int, end_ms: int) -> Iterator[int]:
-    """The same within one block."""
-    times = entries.column(body, entries.TIME_COLUMN)
-    positions = entries.column(body, entries.POSITION_COLUMN)
-    low, high = start_ms - block.first_ms, end_ms - block.first_ms
-    for stored, position in zip(times, positions, strict=True):
-        if stored >= high:
-            return
-        if stored >= low:
-            yield block.segment_start + position
 
 
 def sound_prefix(file: File, segment_start: int, log_end: int) -> tuple[int, int, int]:

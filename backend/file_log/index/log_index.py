@@ -1,19 +1,18 @@
-"""The index of one log: lookups by key, id and time over all segments; write, seal, rebuild, drop.
+"""The index of one log: lookups by key and id over all segments; write, seal, rebuild, drop.
 
 Nothing is kept open between lookups and no list of files is held, so segments may be sealed, rebuilt or
 deleted by another thread at any time; one that goes away during a lookup is passed over.
-Rules: results are candidates, to be compared with the record itself; they come strictly newest first
-(by time: oldest first). Threads: `add_many`, `flush`, `roll` and the start of a lookup belong to the hub;
-`recover`, `write_blocks`, `sync`, taking results, steps, `drop` and `close` block and belong into a native
-thread, one of them per segment at a time.
+Rules: results are candidates, to be compared with the record itself; they come strictly newest first.
+Threads: `add_many`, `flush`, `roll` and the start of a lookup belong to the hub; `recover`, `write_blocks`,
+`sync`, taking results, steps, `drop` and `close` block and belong into a native thread, one of them per
+segment at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from contextlib import closing
 from itertools import islice
-from typing import TypeVar
 
 from backend.file_log.core.names import UNFINISHED, entries_name, parse, segments, sorted_name
 from backend.file_log.index import entries, sorted_table
@@ -42,13 +41,11 @@ def refuse_newer_index(storage: Storage, folder: str) -> None:
     for name in storage.list(folder):
         known = parse(name)
         if known is not None:
-            file = storage.open(f"{folder}/{name}")
-            try:
-                data = file.pread(entries.HEADER_BYTES, 0)
-            except OSError:
-                continue  # it is made anew
-            finally:
-                file.close()
+            with closing(storage.open(f"{folder}/{name}")) as file:
+                try:
+                    data = file.pread(HEADER_BYTES, 0)
+                except OSError:
+                    continue  # it is made anew
             for header in (entries, sorted_table):
                 version = entries.version_of(data, known[0], header.MAGIC)
                 if version is not None and version > header.VERSION:
@@ -64,9 +61,10 @@ class LogIndex:
         self._on_damage = on_damage
         self._seen: set[IndexDamage] = set()
         self.damaged: set[int] = set()  # starts of segments to rebuild once they are not live
-        self.writer = IndexWriter(storage, folder)
-        self.lookup = IndexLookup(storage, folder, self._damage)
-        self.add_many = self.writer.add_many  # the hot path, without another call
+        self.writer = IndexWriter(storage, folder, self.damaged)
+        self.published = self.writer.published  # the hot path, without another call
+        self.add_many = self.writer.add_many
+        self.skip_to = self.writer.skip_to
         self.flush = self.writer.flush
         self.roll = self.writer.roll
         self.write_blocks = self.writer.write_blocks
@@ -77,11 +75,6 @@ class LogIndex:
         if damage not in self._seen and len(self._seen) < DAMAGE_REMEMBERED_MAX:
             self._seen.add(damage)
             self._on_damage(damage)
-
-    @property
-    def covered_to(self) -> int:
-        """Everything below this log position is indexed, on disk or waiting to be written."""
-        return self.writer.covered_to
 
     # --- start
 
@@ -106,13 +99,6 @@ class LogIndex:
         covered = self.writer.resume(start, end)
         return [*gaps, (covered, end)] if covered < end else gaps
 
-    def skip_to(self, position: int) -> None:
-        """Go on from `position` although the live segment's gap before it is not filled (too large for a
-        quick start). Lookups miss what lies in it until the segment is full and repaired.
-        """
-        self.writer.skip_to(position)
-        self.damaged.add(self.writer.segment_start)
-
     def _remove_strangers(self, starts: set[int]) -> None:
         for name in self._storage.list(self._folder):
             known = parse(name)
@@ -125,23 +111,19 @@ class LogIndex:
             source = self._storage.open(f"{self._folder}/{entries_name(start)}")
         except FileNotFoundError:
             return [span]
-        try:
+        with closing(source):
             if self._has_table(span, source.size()):
                 return []
             self._storage.remove(f"{self._folder}/{sorted_name(start)}")
             return list(entries.gaps(source, start, end, self._damage))
-        finally:
-            source.close()
 
     def _has_table(self, span: Span, entries_bytes: int) -> bool:
         try:
             file = self._storage.open(f"{self._folder}/{sorted_name(span[0])}")
         except FileNotFoundError:
             return False
-        try:
+        with closing(file):
             header = sound_table(file, span[0])
-        finally:
-            file.close()
         if header is None:
             return False
         covers = header.covers_from <= span[0] and header.covers_to >= span[1]
@@ -151,15 +133,58 @@ class LogIndex:
 
     def find_key(self, topic: str, key: bytes, count_max: int) -> Iterator[int]:
         """Candidate log positions, newest first. Call it on the hub, take from it in a native thread."""
-        return self.lookup.find_key(topic, key, count_max, self.writer.unsaved())
+        if not key:
+            raise ValueError("an empty key is no key")
+        return islice(self._newest(KEY_COLUMN, key_hash(topic, key), self.writer.unsaved()), count_max)
 
     def find_id(self, message_id: bytes, count_max: int) -> Iterator[int]:
         """The same by 16-byte message id."""
-        return self.lookup.find_id(message_id, count_max, self.writer.unsaved())
+        return islice(self._newest(ID_COLUMN, id_hash(message_id), self.writer.unsaved()), count_max)
 
-    def positions_between(self, start_ms: int, end_ms: int, count_max: int) -> Iterator[int]:
-        """Log positions stored in `[start_ms, end_ms)` (wall ms), oldest first; threads as `find_key`."""
-        return self.lookup.positions_between(start_ms, end_ms, count_max, self.writer.unsaved())
+    def _newest(self, which: int, wanted: int, unsaved: Sequence[tuple[int, bytes]]) -> Iterator[int]:
+        below = 1 << 64
+        for position in self._candidates(which, wanted, unsaved):
+            if position < below:  # a block written meanwhile, or read twice after damage, shows up again
+                below = position
+                yield position
+
+    def _candidates(self, which: int, wanted: int, unsaved: Sequence[tuple[int, bytes]]) -> Iterator[int]:
+        for start, block in reversed(unsaved):
+            yield from entries.in_body(block[HEADER_BYTES:], start, which, wanted)
+        for start in reversed(segments(self._storage.list(self._folder))):
+            try:
+                yield from self._in_table(start, wanted)
+            except (DamagedError, FileNotFoundError):
+                yield from self._in_entries(start, which, wanted)
+
+    def _in_table(self, start: int, wanted: int) -> Iterator[int]:
+        with closing(self._storage.open(f"{self._folder}/{sorted_name(start)}")) as file:
+            header = self._header(file, start)
+            try:
+                for position in sorted_table.newest_with_hash(file.salvage, header, wanted):
+                    yield start + position
+            except DamagedError:
+                self._damage(IndexDamage(start, sorted_name(start), HEADER_BYTES, "page"))
+                raise
+
+    def _header(self, file: File, start: int) -> IndexTable:
+        header = sound_table(file, start)
+        if header is None:
+            self._damage(IndexDamage(start, sorted_name(start), 0, "header"))
+            raise DamagedError(f"the header of the sorted index of segment {start} is damaged")
+        with closing(self._storage.open(f"{self._folder}/{entries_name(start)}")) as source:
+            size = source.size()
+        if size != header.entries_bytes:
+            raise DamagedError(f"the sorted index of segment {start} is out of date")
+        return header
+
+    def _in_entries(self, start: int, which: int, wanted: int) -> Iterator[int]:
+        try:
+            file = self._storage.open(f"{self._folder}/{entries_name(start)}")
+        except FileNotFoundError:
+            return
+        with closing(file):
+            yield from entries.newest_with_hash(file, start, which, wanted, self._damage)
 
     # --- segments that no longer grow
 
@@ -213,148 +238,7 @@ class LogIndex:
         self.writer.close()
 
 
-T = TypeVar("T")
-Unsaved = Sequence[tuple[int, bytes]]
-"""(segment start, block) that the writer in this process has not written yet, oldest first."""
-
-
-class IndexLookup:
-    """Lookups over one index folder."""
-
-    def __init__(self, storage: Storage, folder: str, on_damage: OnDamage) -> None:
-        self._storage = storage
-        self._folder = folder
-        self._on_damage = on_damage
-
-    def find_key(self, topic: str, key: bytes, count_max: int, unsaved: Unsaved = ()) -> Iterator[int]:
-        """Positions of records that may have this topic and key, newest first."""
-        if not key:
-            raise ValueError("an empty key is no key")
-        return islice(self._newest(KEY_COLUMN, key_hash(topic, key), unsaved), count_max)
-
-    def find_id(self, message_id: bytes, count_max: int, unsaved: Unsaved = ()) -> Iterator[int]:
-        """Positions of records that may have this 16-byte message id, newest first."""
-        return islice(self._newest(ID_COLUMN, id_hash(message_id), unsaved), count_max)
-
-    def positions_between(
-        self, start_ms: int, end_ms: int, count_max: int, unsaved: Unsaved = ()
-    ) -> Iterator[int]:
-        """Positions of records stored in `[start_ms, end_ms)` (wall ms), oldest first."""
-        return islice(self._between(start_ms, end_ms, unsaved), count_max)
-
-    def covered_to(self) -> int:
-        """The log position below which written blocks cover the log; a reader scans the log from there."""
-        starts = segments(self._storage.list(self._folder))
-        covered = 0
-        for start in starts[-1:]:
-            covered = start
-            for found in self._with_entries(
-                start, partial(entries.walk, segment_start=start, on_damage=_ignore)
-            ):
-                covered = max(covered, found.block.covers_to)
-        return covered
-
-    # --- by hash
-
-    def _newest(self, which: int, wanted: int, unsaved: Unsaved) -> Iterator[int]:
-        below = 1 << 64
-        for position in self._newest_candidates(which, wanted, unsaved):
-            if position < below:  # a block written meanwhile, or read twice after damage, shows up again
-                below = position
-                yield position
-
-    def _newest_candidates(self, which: int, wanted: int, unsaved: Unsaved) -> Iterator[int]:
-        for start, block in reversed(unsaved):
-            yield from entries.in_body(block[HEADER_BYTES:], start, which, wanted)
-        for start in reversed(segments(self._storage.list(self._folder))):
-            yield from self._in_segment(start, which, wanted)
-
-    def _in_segment(self, start: int, which: int, wanted: int) -> Iterator[int]:
-        try:
-            yield from self._in_table(start, wanted)
-        except (DamagedError, FileNotFoundError):
-            yield from self._with_entries(
-                start, lambda file: entries.newest_with_hash(file, start, which, wanted, self._on_damage)
-            )
-
-    def _in_table(self, start: int, wanted: int) -> Iterator[int]:
-        file = self._storage.open(f"{self._folder}/{sorted_name(start)}")
-        try:
-            header = self._header(file, start)
-            try:
-                for position in sorted_table.newest_with_hash(file.salvage, header, wanted):
-                    yield start + position
-            except DamagedError:
-                self._on_damage(IndexDamage(start, sorted_name(start), HEADER_BYTES, "page"))
-                raise
-        finally:
-            file.close()
-
-    def _header(self, file: File, start: int) -> IndexTable:
-        header = sound_table(file, start)
-        if header is None:
-            self._on_damage(IndexDamage(start, sorted_name(start), 0, "header"))
-            raise DamagedError(f"the header of the sorted index of segment {start} is damaged")
-        source = self._storage.open(f"{self._folder}/{entries_name(start)}")
-        try:
-            size = source.size()
-        finally:
-            source.close()
-        if size != header.entries_bytes:
-            raise DamagedError(f"the sorted index of segment {start} is out of date")
-        return header
-
-    # --- by time
-
-    def _between(self, start_ms: int, end_ms: int, unsaved: Unsaved) -> Iterator[int]:
-        above = -1
-        for position in self._between_candidates(start_ms, end_ms, unsaved):
-            if position > above:
-                above = position
-                yield position
-
-    def _between_candidates(self, start_ms: int, end_ms: int, unsaved: Unsaved) -> Iterator[int]:
-        for start in segments(self._storage.list(self._folder)):
-            if not self._ends_before(start, start_ms):
-                span = (start_ms, end_ms)
-                yield from self._with_entries(
-                    start, partial(entries.between, segment_start=start, span=span, on_damage=self._on_damage)
-                )
-        for start, data in unsaved:
-            block = entries.unpack_header(data, start)
-            if block is not None:
-                yield from entries.times_in_body(block, data[HEADER_BYTES:], start_ms, end_ms)
-
-    def _ends_before(self, start: int, start_ms: int) -> bool:
-        """Whether the table's header says that the whole segment is older."""
-        try:
-            file = self._storage.open(f"{self._folder}/{sorted_name(start)}")
-        except FileNotFoundError:
-            return False
-        try:
-            header = sound_table(file, start)
-        finally:
-            file.close()
-        return header is not None and header.last_ms < start_ms
-
-    # ---
-
-    def _with_entries(self, start: int, read: Callable[[File], Iterator[T]]) -> Iterator[T]:
-        try:
-            file = self._storage.open(f"{self._folder}/{entries_name(start)}")
-        except FileNotFoundError:
-            return
-        try:
-            yield from read(file)
-        finally:
-            file.close()
-
-
 def sound_table(file: File, segment_start: int) -> IndexTable | None:
     """The table's header when it is sound and the file is as long as it says."""
     header = sorted_table.unpack_header(file.salvage(sorted_table.HEADER_BYTES, 0), segment_start)
     return header if header is not None and file.size() == header.size else None
-
-
-def _ignore(_: IndexDamage) -> None:
-    """Looking for the end is no reading."""

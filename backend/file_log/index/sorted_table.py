@@ -19,6 +19,7 @@ import struct
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from typing import NamedTuple
 
 import google_crc32c
@@ -203,8 +204,7 @@ def seal_steps(storage: Storage, folder: str, span: tuple[int, int], on_damage: 
     """
     start, end = span
     path = f"{folder}/{sorted_name(start)}"
-    source = storage.open(f"{folder}/{entries_name(start)}")
-    try:
+    with closing(storage.open(f"{folder}/{entries_name(start)}")) as source:
         found: list[entries.FoundEntry] = []
         for one in entries.walk(source, start, on_damage):
             found.append(one)
@@ -212,19 +212,14 @@ def seal_steps(storage: Storage, folder: str, span: tuple[int, int], on_damage: 
                 yield
         _check_whole(found, span)
         yield
-        target = storage.open(path + UNFINISHED, write=True)
-        try:
+        with closing(storage.open(path + UNFINISHED, write=True)) as target:
             target.truncate(0)
             count = yield from _write_pages(source, target, found, on_damage)
             last_ms = max((one.block.last_ms for one in found if one.block.rows), default=0)
             target.pwrite(IndexTable(start, start, end, source.size(), count, last_ms).pack(), 0)
             target.sync()
-        finally:
-            target.close()
         storage.rename(path + UNFINISHED, path)
         storage.sync_folder(folder)
-    finally:
-        source.close()
 
 
 def _check_whole(found: list[entries.FoundEntry], span: tuple[int, int]) -> None:
@@ -305,13 +300,10 @@ def rebuild_steps(
     """Replace the index of the segment `[start, end)` by one of all its records in order; seal it."""
     start, _ = span
     path = f"{folder}/{entries_name(start)}"
-    target = storage.open(path + UNFINISHED, write=True)
-    try:
+    with closing(storage.open(path + UNFINISHED, write=True)) as target:
         target.truncate(0)
         yield from _write_rows(target, span, rows)
         target.sync()
-    finally:
-        target.close()
     storage.remove(f"{folder}/{sorted_name(start)}")
     storage.rename(path + UNFINISHED, path)
     storage.sync_folder(folder)

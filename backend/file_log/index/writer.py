@@ -1,7 +1,7 @@
 """The one writer of the index: rows in on the hub, finished blocks out in a native thread.
 
 The hot path only extends lists; a block is hashed and packed once it is full, and waits until
-`write_blocks` runs in a thread that may block (the log's own sync thread, right after a commit).
+`write_blocks` runs in a thread that may block.
 Rules: rows of a segment come in log order and whole (what `add_many` covers has no holes); a block
 that cannot be written, or that finds UNWRITTEN_MAX others waiting, is dropped and counted, and
 `dropped_because` says why: the segment then has a gap, found when it is sealed and filled from the log.
@@ -12,8 +12,9 @@ from __future__ import annotations
 import threading
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.core.names import entries_name
 from backend.file_log.index import entries
 from backend.file_log.index.entries import (
@@ -31,6 +32,7 @@ from backend.file_log.index.entries import (
 from backend.file_log.storage import File, Storage
 
 UNWRITTEN_MAX = 512  # blocks, about 8 MB
+WRITE_BLOCKS = 8  # waiting ones that are worth a call in another thread before their time
 
 
 class Rows:
@@ -89,9 +91,16 @@ class Rows:
 
 
 class IndexWriter:
-    """Appends to the live segment's entries file. All but `write_blocks` and `sync` belong to the hub."""
+    """Appends to the live segment's entries file. All but `write_blocks` and `sync` belong to the hub.
 
-    def __init__(self, storage: Storage, folder: str) -> None:
+    `gaps` takes the starts of segments of which it leaves something out. `on_roll` is called when a segment
+    is full, `on_blocks` when enough blocks wait to be worth a call of `write_blocks`.
+    """
+
+    def __init__(self, storage: Storage, folder: str, gaps: set[int]) -> None:
+        self.on_roll: Callable[[], object] = lambda: None
+        self.on_blocks: Callable[[], object] = lambda: None
+        self._gaps = gaps
         self._storage = storage
         self._folder = folder
         self._seeds = Seeds()
@@ -123,6 +132,16 @@ class IndexWriter:
             file.truncate(self._file_end)
         self.segment_start, self._block_from, self._rows = segment_start, self.covered_to, Rows()
         return self.covered_to
+
+    def published(self, frame: PackedFrame, segment_start: int) -> None:
+        """A commit counts now, and lies in the segment that starts there."""
+        if segment_start != self.segment_start:
+            self.roll(segment_start)
+            self.on_roll()
+        if frame.position > self.covered_to:  # the log moved its unsynced end here; the old file has it
+            self.skip_to(frame.position)
+        if self.add_many(*frame.columns, frame.stored_ms, frame.end) >= WRITE_BLOCKS:
+            self.on_blocks()
 
     def add_many(
         self,
@@ -156,11 +175,12 @@ class IndexWriter:
         return len(self._unwritten)
 
     def skip_to(self, position: int) -> None:
-        """Leave what lies below `position` out; the segment has a gap there until it is repaired."""
+        """Leave what lies below `position` out: lookups miss it until the segment is full and repaired."""
         if not self.covered_to <= position:
             raise ValueError(f"log position {position} is below {self.covered_to}, which is indexed")
         self.flush()
         self.covered_to = self._block_from = position
+        self._gaps.add(self.segment_start)
 
     def flush(self) -> None:
         """Close the current block, so that `write_blocks` shows it to other processes."""

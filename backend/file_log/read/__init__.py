@@ -1,1 +1,1 @@
-"""The way of a read: entries to records, waiters, lookups."""
+"""The way of a read: entries to records, lookups."""

@@ -29,66 +29,63 @@ class ElectedMembership:
     def __init__(self, face: ElectedBackend, join: Join, listener: MembershipListener) -> None:
         self._face = face
         self._join = join
-        self._listener = listener
-        self._held: set[QueueRef] = set()
+        self.listener = listener
+        self.held: set[QueueRef] = set()
         self._inner: Membership | None = None
-        self._turn = 0
+        self.moves = 0
         self.moving = True  # has no place at the present backend yet
 
     def enter(self, backend: Backend) -> None:
         """Join at `backend`; whatever an earlier one still says is not heard."""
-        self._turn += 1
+        self.moves += 1
         self.moving = False
-        self._inner = backend.join(self._join, _Relay(self, self._turn))
+        self._inner = backend.join(self._join, _Relay(self))
 
     def move(self) -> None:
         """Everything held is lost."""
-        self._turn += 1
+        self.moves += 1
         self.moving = True
         self._inner = None
-        queues = sorted(self._held)
-        self._held.clear()
-        self._listener.lost(queues)
+        queues = sorted(self.held)
+        self.held.clear()
+        self.listener.lost(queues)
 
     def release(self, queues: Iterable[QueueRef]) -> None:
         given = list(queues)
-        self._held.difference_update(given)
+        self.held.difference_update(given)
         if self._inner is not None:
             self._inner.release(given)
 
     def leave(self) -> None:
-        self._turn += 1
-        self._held.clear()
+        self.moves += 1
+        self.held.clear()
         self._face.left(self)
         if self._inner is not None:
             self._inner.leave()
 
-    def hear(self, turn: int, what: str, queues: Sequence[QueueRef], number: float) -> None:
-        """One event of the backend that was entered at `turn`."""
-        if turn != self._turn:
-            return
-        if what == "assigned":
-            self._held.update(queues)
-            self._listener.assigned(Assignment(tuple(queues), int(number)))
-        elif what == "revoked":
-            self._listener.revoked(queues, number)
-        else:
-            self._held.difference_update(queues)
-            self._listener.lost(queues)
-
 
 class _Relay:
-    def __init__(self, membership: ElectedMembership, turn: int) -> None:
-        self._membership, self._turn = membership, turn
+    """What one backend tells a membership; nothing more once that has moved on."""
+
+    def __init__(self, membership: ElectedMembership) -> None:
+        self._membership, self._move = membership, membership.moves
+
+    def _is_over(self) -> bool:
+        return self._move != self._membership.moves
 
     def assigned(self, assignment: Assignment) -> None:
-        self._membership.hear(self._turn, "assigned", assignment.queues, assignment.epoch)
+        if not self._is_over():
+            self._membership.held.update(assignment.queues)
+            self._membership.listener.assigned(assignment)
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
-        self._membership.hear(self._turn, "revoked", queues, deadline)
+        if not self._is_over():
+            self._membership.listener.revoked(queues, deadline)
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
-        self._membership.hear(self._turn, "lost", queues, 0)
+        if not self._is_over():
+            self._membership.held.difference_update(queues)
+            self._membership.listener.lost(queues)
 
 
 # What `_adopt` sets anew: a call to the face is a call to the Backend of the moment, with nothing between

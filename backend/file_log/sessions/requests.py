@@ -11,12 +11,11 @@ Rules:
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from backend.completion import Completion
+from backend.completion import Completion, guarded, relay
 from backend.file_log.sessions import codec
 from backend.file_log.sessions.pipe import FrameKind, timeout_ms
 from backend.port import Backend, Wait
@@ -30,7 +29,6 @@ from backend.records import (
 )
 from ddmq_common.errors import DrainingError, RemoteError, TryLaterError
 
-log = logging.getLogger(__name__)
 Tell = Callable[[int], None]  # the store's clock, ms
 RECORD_BYTES = 96  # what a record weighs besides its delivery bytes
 
@@ -45,14 +43,6 @@ def unsent(what: str) -> TryLaterError:
     return TryLaterError(
         f"{what} was not sent: no writer was reachable before its deadline; nothing is stored"
     )
-
-
-def guarded(settle: Callable[..., None], *args: Any) -> None:
-    """Settle one of several: what its caller's callback raises is logged, and the others go on."""
-    try:
-        settle(*args)
-    except Exception:
-        log.exception("a callback of an answered request failed")
 
 
 class SessionRequest(ABC):
@@ -323,17 +313,3 @@ class WaitRequest(SessionRequest):
 
     def reissue(self, backend: Backend) -> None:
         backend.wait(self._queue, self._offset, self.deadline, self.wait)
-
-
-def relay(source: Completion[Any], target: Completion[Any]) -> None:
-    """Settle `target` as `source` is settled, unless it is already."""
-
-    def settle(done: Completion[Any]) -> None:
-        if target.done:
-            return
-        if done.error is not None:
-            target.fail(done.error)
-        else:
-            target.succeed(done.value)
-
-    source.then(settle)

@@ -191,6 +191,8 @@ class SessionServer:
         self._open.value = len(self._sessions)
 
     def _changed(self, key: str) -> None:
+        if not self._sessions:
+            return
         data = change(self.backend, key)
         for session in self._sessions.values():
             if session.welcomed:

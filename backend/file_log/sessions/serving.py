@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from backend.completion import Completion
+from backend.completion import Completion, relay
 from backend.file_log.sessions import codec
 from backend.file_log.sessions.mirror import TOPIC_KEY, change
 from backend.file_log.sessions.pipe import FrameKind, ProtocolError, deadline_of
@@ -66,14 +66,7 @@ def _ask(answer: RequestAnswer | WaitAnswer, call: Callable[[], object]) -> None
 
 def _relay(answer: RequestAnswer, call: Callable[[], Completion[Any]]) -> None:
     """The same for calls of the port that take no `into`."""
-
-    def settle(done: Completion[Any]) -> None:
-        if done.error is not None:
-            answer.fail(done.error)
-        else:
-            answer.succeed(done.value)
-
-    _ask(answer, lambda: call().then(settle))
+    _ask(answer, lambda: relay(call(), answer))
 
 
 def _deadline(session: Session, left_ms: int) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ddmq.address import HostPort
-from ddmq.cli.admin_client import AdminClient, admin_option
+from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.messages.sending import (
     Patience,
     add_all,
@@ -32,7 +32,7 @@ from ddmq.cli.output import (
     show_body,
     show_row_body,
 )
-from ddmq.cli.values import NAME, TOPIC, Folder, Whole, parse_moment
+from ddmq.cli.values import FOLDER, NAME, TOPIC, Folder, Whole, parse_moment
 from ddmq.moments import shown
 from ddmq_client import CancelOutcome, ClientError, DelayStatus, OutgoingMessage, Producer
 from ddmq_common.private_files import UMASK
@@ -96,14 +96,13 @@ def add(
 @click.option("--topic", type=TOPIC, help="All that wait for this topic, also what repeats without end.")
 @timeout_option
 @producer_option
-@admin_option
-@json_option
+@admin_options
 def cancel(
     ids: tuple[str, ...],
     topic: str | None,
     timeout_ms: int,
     producer: HostPort,
-    admin: HostPort,
+    admin: AdminClient,
     as_json: bool,
 ) -> None:
     """Take back the messages with these IDS (or uuids); of one that repeats, all deliveries to come. With
@@ -115,7 +114,7 @@ def cancel(
     if (topic is None) == (not ids):
         raise click.UsageError("name the messages: IDS, or --topic TOPIC for all that wait for it")
     if topic is not None:
-        return _cancel_topic(topic, timeout_ms, producer, AdminClient(admin), as_json)
+        return _cancel_topic(topic, timeout_ms, producer, admin, as_json)
     outcomes = _each(producer, timeout_ms, ids, lambda client, one: client.cancel(one), as_json)
     _tell(ids, outcomes, as_json, DelayStatus.CANCELLED)
     return None
@@ -224,22 +223,19 @@ def _tell(
 @click.option("--to", "end", help="Due before this moment.")
 @click.option("--limit", default=20, show_default=True, type=Whole(1, 1000), help="At most.")
 @click.option("--after", help="Go on where an earlier listing ended.")
-@admin_option
-@json_option
+@admin_options
 def list_messages(
     topic: str | None,
     start: str | None,
     end: str | None,
     limit: int,
     after: str | None,
-    admin: HostPort,
+    admin: AdminClient,
     as_json: bool,
 ) -> None:
     """Messages that wait (of TOPIC alone), the earliest first. Its ids are taken by show, cancel, reschedule
     and fire; the long ones, with the times in them, are in --json."""
-    found = AdminClient(admin).get(
-        "delay", "messages", topic=topic, count=limit, after=after, **_span(start, end)
-    )
+    found = admin.get("delay", "messages", topic=topic, count=limit, after=after, **_span(start, end))
     if as_json:
         return print_json(found)
     cells = [
@@ -260,14 +256,13 @@ def list_messages(
 
 @delay.command("show", short_help="One message: due when, what is in it.")
 @click.argument("delay_id", type=NAME, metavar="ID")
-@admin_option
-@json_option
-def show(delay_id: str, admin: HostPort, as_json: bool) -> None:
+@admin_options
+def show(delay_id: str, admin: AdminClient, as_json: bool) -> None:
     """Everything about the message with this ID (or uuid): pending, fired, cancelled; when; its body.
 
     Exit code 1 when nothing is known of it.
     """
-    found = AdminClient(admin).get("delay", "messages", delay_id)
+    found = admin.get("delay", "messages", delay_id)
     if as_json:
         print_json(found)
     elif found["state"] != "unknown":
@@ -299,19 +294,18 @@ def _facts(row: dict[str, Any]) -> dict[str, Any]:
 @click.argument("topic", type=TOPIC, required=False)
 @click.option("--from", "start", help="Due at this moment or later: 2026-11-21T12:00 (local), epoch ms.")
 @click.option("--to", "end", help="Due before this moment.")
-@admin_option
-@json_option
-def count(topic: str | None, start: str | None, end: str | None, admin: HostPort, as_json: bool) -> None:
+@admin_options
+def count(topic: str | None, start: str | None, end: str | None, admin: AdminClient, as_json: bool) -> None:
     """How many messages wait (for TOPIC alone), and with --from and --to how many are due in that time."""
-    client, span = AdminClient(admin), _span(start, end)
+    span = _span(start, end)
     if topic is not None or span:
-        found = client.get("delay", "count", topic=topic, **span)
+        found = admin.get("delay", "count", topic=topic, **span)
         if as_json:
             return print_json(found)
         say(f"{found['count']:,}" + ("" if found["exact"] else " or more"))
         _say_elsewhere(found)
         return None
-    found = client.get("delay")
+    found = admin.get("delay")
     if as_json:
         return print_json(found)
     print_table("", ("topic", "pending"), [[name, number] for name, number in found["topics"].items()])
@@ -340,9 +334,8 @@ def _say_elsewhere(found: dict[str, Any]) -> None:
 @delay.command("backup", short_help="Copy what waits into a folder, while it runs.")
 @click.argument("folder")
 @click.option("--timeout-ms", default=600_000, type=Whole(1), help="How long it may take.")
-@admin_option
-@json_option
-def backup(folder: str, timeout_ms: int, admin: HostPort, as_json: bool) -> None:
+@admin_options
+def backup(folder: str, timeout_ms: int, admin: AdminClient, as_json: bool) -> None:
     """Copy all that waits into a new FOLDER on the server's machine; the service goes on meanwhile.
 
     FOLDER is a name below the server's backup_dir (backups/ in its data directory by default).
@@ -350,16 +343,16 @@ def backup(folder: str, timeout_ms: int, admin: HostPort, as_json: bool) -> None
     On the same disk it costs nearly nothing: files that do not change are linked. `ddmq delay restore` puts
     it back.
     """
-    client = AdminClient(admin, timeout_ms / 1000)
+    client = AdminClient(admin.address, timeout_ms / 1000)
     answer = client.post("delay", "backup", body={"folder": folder})
     print_json(answer) if as_json else say(f"{answer['shards']} shards copied to {answer['folder']}")
 
 
 @delay.command("restore", short_help="Put a backup back, while nothing runs.")
 @click.argument("folder", type=Folder(path_type=Path, file_okay=False, exists=True))
-@click.option("--data-dir", type=Folder(path_type=Path, file_okay=False), required=True,
+@click.option("--data-dir", type=FOLDER, required=True,
               help="The directory of the server, which must not run.")  # fmt: skip
-@click.option("--config", "config_dir", type=Folder(path_type=Path, file_okay=False),
+@click.option("--config", "config_dir", type=FOLDER,
               help="The configuration folder of the server, if it has one.")  # fmt: skip
 @json_option
 def restore(folder: Path, data_dir: Path, config_dir: Path | None, as_json: bool) -> None:

@@ -9,10 +9,8 @@ from typing import Any
 
 import click
 
-from ddmq.address import HostPort
-from ddmq.cli.admin_client import AdminClient, admin_option
+from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.output import (
-    json_option,
     pause,
     print_facts,
     print_json,
@@ -40,8 +38,7 @@ PAUSE_S = 0.2
 )
 @click.option("--group", type=GROUP, help="Say what became of each message for this consumer group.")
 @click.option("--count", default=10, show_default=True, type=Whole(1, 1000), help="At most.")
-@admin_option
-@json_option
+@admin_options
 def message(
     topic: str | None,
     message_id: str | None,
@@ -51,7 +48,7 @@ def message(
     moment: str | None,
     group: str | None,
     count: int,
-    admin: HostPort,
+    admin: AdminClient,
     as_json: bool,
 ) -> None:
     """Messages of TOPIC by id, key, offset or time; without any of these, the newest.
@@ -73,13 +70,12 @@ def message(
         raise click.UsageError(
             f"--id {message_id!r} is not a message id (32 hex digits, as send prints them)"
         )
-    client = AdminClient(admin)
     if topic is not None and queue is not None:
-        rows = list(_from_offset(client, topic, query, count, group))
+        rows = list(_from_offset(admin, topic, query, count, group))
     elif topic is not None:
-        rows = client.get("topics", topic, "messages", count=count, group=group, **query)
+        rows = admin.get("topics", topic, "messages", count=count, group=group, **query)
     elif message_id is not None:
-        rows = client.get("messages", message_id, group=group)
+        rows = admin.get("messages", message_id, group=group)
     else:
         raise click.UsageError("TOPIC is missing; only --id finds a message without it")
     if as_json:
@@ -145,26 +141,21 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
 @click.command()
 @click.argument("topic", type=TOPIC)
 @click.option(
-    "--count",
-    default=10,
-    show_default=True,
-    type=Whole(0, 1000),
-    help="Start with the last N of each queue.",
+    "--count", default=10, show_default=True, type=Whole(0, 1000), help="Start with the last N of each queue."
 )
 @click.option("--key", type=NAME, help="Show only messages with this key.")
 @click.option(
     "--grep", "text", metavar="TEXT", type=NAME, help="Show only those whose body or key contains TEXT."
 )
 @click.option("--follow/--no-follow", default=True, show_default=True, help="Keep watching.")
-@admin_option
-@json_option
+@admin_options
 def tail(
     topic: str,
     count: int,
     key: str | None,
     text: str | None,
     follow: bool,
-    admin: HostPort,
+    admin: AdminClient,
     as_json: bool,
 ) -> None:
     """Show what is stored in TOPIC as it comes; takes nothing from anyone.
@@ -172,11 +163,10 @@ def tail(
     --key and --grep choose from the last messages of each queue (--count) and from what comes. Capital and
     small letters differ.
     """
-    client = AdminClient(admin)
-    detail = client.get("topics", topic)
+    detail = admin.get("topics", topic)
     at = {row["queue"]: max(row["min"], row["next"] - count) for row in detail["by_queue"]}
     while True:
-        rows = [row for queue in at for row in _newer(client, topic, queue, at)]
+        rows = [row for queue in at for row in _newer(admin, topic, queue, at)]
         for row in sorted(rows, key=lambda row: (row["stored_ms"], row["position"])):
             if key in (None, row["key"]) and (text is None or _contains(row, text)):
                 print_json(row) if as_json else _show(row)

@@ -15,17 +15,15 @@ from typing import Any, NamedTuple
 import click
 
 from ddmq.address import ADDRESS, CONSUMER, HostPort
-from ddmq.cli.admin_client import AdminClient, admin_option
+from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.output import (
-    body_fields,
     hint,
-    json_option,
     print_json,
     reason,
     say_message,
     show_body,
 )
-from ddmq.cli.values import GROUP, TOPIC, Folder, Whole, known_host
+from ddmq.cli.values import FOLDER, GROUP, TOPIC, Whole, known_host
 from ddmq_client import ClientError, Consumer, Message, PullError
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.nodes import ProxyAddress
@@ -33,6 +31,7 @@ from ddmq_client.core.verdicts import CallFailed
 from ddmq_client.net.connection import FramedConnection
 from ddmq_client.wire.consuming import read_stats, stats_frame
 from ddmq_client.wire.producing import ProxyFault
+from ddmq_common.plain_text import body_fields
 
 GROUP_DEFAULT = "ddmq-cli"
 PATIENCE_MS = 2_000  # how long an empty pull waits before that means "no more"
@@ -61,13 +60,12 @@ class Settlement(NamedTuple):
 )
 @click.option(
     "--save-to",
-    type=Folder(path_type=Path, file_okay=False),
+    type=FOLDER,
     help="Write each body to a file DIRECTORY/TOPIC-QUEUE-OFFSET.",
 )
 @click.option("--consumer", type=ADDRESS, default=str(CONSUMER), show_default=True, envvar="DDMQ_CONSUMER",
               help="Consumer proxy (or DDMQ_CONSUMER).")  # fmt: skip
-@admin_option
-@json_option
+@admin_options
 def pull(
     topic: str,
     group: str,
@@ -77,7 +75,7 @@ def pull(
     fail: str | None,
     save_to: Path | None,
     consumer: HostPort,
-    admin: HostPort,
+    admin: AdminClient,
     as_json: bool,
 ) -> None:
     """Take messages of TOPIC and acknowledge (or fail) them, until there are no more.
@@ -96,7 +94,7 @@ def pull(
         _saving(save_to, lambda folder: folder.mkdir(parents=True, exist_ok=True))
     if not follow:
         _reach(consumer, group)
-    _subscribe(AdminClient(admin), topic, group, follow, as_json)
+    _subscribe(admin, topic, group, follow, as_json)
     try:
         with (
             _quiet_client(),
@@ -109,7 +107,7 @@ def pull(
         hint(
             f"{taken:,} message{'s' if taken != 1 else ''}, {ending.said}"
             if taken
-            else _nothing(AdminClient(admin), topic, group)
+            else _nothing(admin, topic, group)
         )
 
 

@@ -56,11 +56,7 @@ WINDOW = 500  # messages a request when many are sent
 @click.option("--queue", type=Whole(0), help="Queue number, modulo the topic's queues.")
 @click.option("--repeat", default=1, show_default=True, type=Whole(1), help="Send everything N times.")
 @click.option(
-    "--timeout-ms",
-    default=10_000,
-    show_default=True,
-    type=Whole(1),
-    help="How long each request may take.",
+    "--timeout-ms", default=10_000, show_default=True, type=Whole(1), help="How long each request may take."
 )
 @producer_option
 @json_option

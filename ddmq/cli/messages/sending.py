@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import Any, TypeVar
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import click
 
 from ddmq.address import ADDRESS, PRODUCER, HostPort
 from ddmq.cli.admin_client import AdminClient, NotThere, admin_address
+from ddmq.cli.options import options
 from ddmq.cli.output import hint, print_json, say
 from ddmq.cli.values import Whole, known_host, parse_moment
 from ddmq.moments import age, duration
@@ -30,18 +31,18 @@ from ddmq_client import (
 from ddmq_client.delays import CATCH_UPS, when_of
 from ddmq_client.errors import OptionError
 
-F = TypeVar("F", bound=Callable[..., Any])
 OPTIONS = ("delay", "at", "cron", "zone", "every", "times", "catch_up")
 _KEYWORD = re.compile(r"(?<![-\w])(delay|deliver_at|cron|every|times|catch_up|level)(?!\w)")
-_FIRST = [
+first_options = options(
     click.option("--delay", metavar="DURATION", help="So much later: 90s, 1h30m, 2d, 250ms."),
     click.option(
         "--at",
         metavar="TIME",
         help="At this moment: 2026-11-21T09:00 (local or in --zone), …Z, …+01:00, +2h or epoch milliseconds.",
     ),
-]
-_REPEATS = [
+)
+when_options = options(
+    first_options,
     click.option(
         "--cron", metavar="FIELDS", help="At each time of five fields: '0 9 * * 1-5' is every weekday at 9."
     ),
@@ -51,7 +52,7 @@ _REPEATS = [
     click.option(
         "--catch-up", type=click.Choice(CATCH_UPS), help="What was missed while nothing ran (fire_once)."
     ),
-]
+)
 producer_option = click.option(
     "--producer", type=ADDRESS, default=str(PRODUCER), show_default=True, envvar="DDMQ_PRODUCER",
     help="Producer proxy (or DDMQ_PRODUCER).",
@@ -60,20 +61,6 @@ PATIENCE_S = 1.0  # then people are told that the first request has no answer ye
 HELP = "`ddmq serve` starts a server; --producer HOST:PORT names another"
 SHOWN_MAX = 20  # results that are told one by one
 ADMIN_TIMEOUT_S = 1.0  # what is told by the way is not waited for longer
-
-
-def first_options(command: F) -> F:
-    """--delay and --at."""
-    for option in reversed(_FIRST):
-        command = option(command)
-    return command
-
-
-def when_options(command: F) -> F:
-    """All of them."""
-    for option in reversed(_FIRST + _REPEATS):
-        command = option(command)
-    return command
 
 
 def when(given: dict[str, Any]) -> dict[str, Any]:

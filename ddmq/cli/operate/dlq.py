@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
-from ddmq.address import HostPort
-from ddmq.cli.admin_client import AdminClient, admin_option
-from ddmq.cli.output import cell, confirm, hint, json_option, print_json, print_table, say, show_body
+from ddmq.cli.admin_client import AdminClient, admin_options
+from ddmq.cli.output import cell, confirm, hint, print_json, print_table, say, show_body
 from ddmq.cli.values import GROUP, TOPIC, Whole, parse_moment
 from ddmq.moments import shown
 
@@ -24,14 +23,13 @@ def dlq() -> None:
 
 @dlq.command("list", short_help="How many dead letters each group has.")
 @click.argument("group", type=GROUP, required=False)
-@admin_option
-@json_option
-def list_letters(group: str | None, admin: HostPort, as_json: bool) -> None:
+@admin_options
+def list_letters(group: str | None, admin: AdminClient, as_json: bool) -> None:
     """How many dead letters each group (or GROUP alone) has, and since when.
 
     `letters` wait to be resent or purged; `stored` counts those that were dealt with, too.
     """
-    rows = [row for row in AdminClient(admin).get("dlq") if group in (None, row["group"])]
+    rows = [row for row in admin.get("dlq") if group in (None, row["group"])]
     if as_json:
         return print_json(rows)
     cells = [
@@ -55,8 +53,7 @@ def list_letters(group: str | None, admin: HostPort, as_json: bool) -> None:
 @click.option(
     "--since", help="Only those that died since: 2026-11-21T12:00 (local), -2h, or epoch milliseconds."
 )
-@admin_option
-@json_option
+@admin_options
 def show(
     group: str,
     limit: int,
@@ -64,7 +61,7 @@ def show(
     reason: str | None,
     topic: str | None,
     since: str | None,
-    admin: HostPort,
+    admin: AdminClient,
     as_json: bool,
 ) -> None:
     """GROUP's dead letters, oldest first: why, where from, how often delivered, how the body begins.
@@ -72,7 +69,7 @@ def show(
     Nothing is taken from anyone. The whole of one: `ddmq message %DLQ%GROUP --queue 0 --offset N`.
     """
     query = {"count": limit, "from": start, "reason": reason, "topic": topic, "since_ms": _since(since)}
-    found = AdminClient(admin).get("dlq", group, **query)
+    found = admin.get("dlq", group, **query)
     if as_json:
         return print_json(found)
     if not found["shown"] and found["next"] is None:
@@ -104,8 +101,7 @@ def _letter_cells(row: dict[str, Any]) -> list[Any]:
 @click.option("--topic", type=TOPIC, help="Those that come from this topic.")
 @click.option("--since", help="Those that died since: 2026-11-21T12:00 (local), -2h, or epoch milliseconds.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be sent.")
-@admin_option
-@json_option
+@admin_options
 def resend(
     group: str,
     everything: bool,
@@ -114,7 +110,7 @@ def resend(
     topic: str | None,
     since: str | None,
     dry_run: bool,
-    admin: HostPort,
+    admin: AdminClient,
     as_json: bool,
 ) -> None:
     """Send GROUP's dead letters to their original topics again, each once.
@@ -127,7 +123,7 @@ def resend(
     given = {name: value for name, value in chosen.items() if value not in (None, [])}
     if everything == bool(given):
         raise click.UsageError("say which: either --all, or any of --offset, --reason, --topic, --since")
-    sent, kept = _resend_all(AdminClient(admin), group, given | {"all": everything, "dry_run": dry_run})
+    sent, kept = _resend_all(admin, group, given | {"all": everything, "dry_run": dry_run})
     if as_json:
         print_json({"group": group, "dry_run": dry_run, "resent": dict(sent), "kept": dict(kept)})
     else:
@@ -168,10 +164,9 @@ def _say_resent(group: str, sent: Counter[str], *, dry_run: bool) -> None:
 @click.option("--all", "everything", is_flag=True, help="Every dead letter that is there now.")
 @click.option("--before", help="Those stored before: 2026-11-21T12:00 (local), -2h, or epoch milliseconds.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@admin_option
-@json_option
+@admin_options
 def purge(
-    group: str, everything: bool, before: str | None, yes: bool, admin: HostPort, as_json: bool
+    group: str, everything: bool, before: str | None, yes: bool, admin: AdminClient, as_json: bool
 ) -> None:
     """Be done with GROUP's dead letters without sending them again.
 
@@ -180,13 +175,12 @@ def purge(
     if everything == (before is not None):
         raise click.UsageError("say which: either --all or --before")
     body = {"all": True} if before is None else {"before_ms": parse_moment(before, "--before")}
-    client = AdminClient(admin)
     answer: dict[str, Any] = {"group": group, "purged": 0}
-    waiting = 0 if yes else client.get("dlq", group, count=1)["letters"]
+    waiting = 0 if yes else admin.get("dlq", group, count=1)["letters"]
     if waiting:
         confirm(_question(group, waiting, before))
     if yes or waiting:
-        answer = client.post("dlq", group, "purge", body=body)
+        answer = admin.post("dlq", group, "purge", body=body)
     purged = answer["purged"]
     print_json(answer) if as_json else say(f"purged {_letters(purged)} of {group}")
 

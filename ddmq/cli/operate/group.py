@@ -10,11 +10,11 @@ from typing import Any
 
 import click
 
-from ddmq.address import HostPort
-from ddmq.cli.admin_client import AdminClient, admin_option
+from ddmq.cli.admin_client import AdminClient, admin_option, admin_options
 from ddmq.cli.operate import group_show
 from ddmq.cli.operate.stats import retry_path
-from ddmq.cli.output import confirm, hint, json_option, print_json, print_table, say
+from ddmq.cli.options import options
+from ddmq.cli.output import confirm, hint, print_json, print_table, say
 from ddmq.cli.values import GROUP, TOPIC, Whole, blocked_keys, parse_start
 from ddmq.settings import BY_NAME, TABLE, Setting, differences
 
@@ -62,13 +62,6 @@ class Value(click.ParamType[Any]):
         return found
 
 
-def settings_options(command: Any) -> Any:
-    """Adds an option for each setting; what is not given is None."""
-    for setting in reversed(TABLE):
-        command = _option(setting)(command)
-    return command
-
-
 def _option(setting: Setting) -> Callable[[Any], Any]:
     if setting.kind == "flag":
         name = setting.option.removeprefix("--")
@@ -81,9 +74,12 @@ def _option(setting: Setting) -> Callable[[Any], Any]:
     return click.option(setting.option, setting.name, type=kind, metavar=setting.metavar, help=setting.help)
 
 
-def given(options: Mapping[str, Any]) -> dict[str, Any]:
+settings_options = options(*map(_option, TABLE))  # what is not given is None
+
+
+def given(named: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that were named, as the admin API takes them."""
-    found = {name: value for name, value in options.items() if name in BY_NAME and value is not None}
+    found = {name: value for name, value in named.items() if name in BY_NAME and value is not None}
     if "start" in found:
         found["start"] = parse_start(found["start"])
     return found
@@ -100,14 +96,13 @@ def group() -> None:
 
 
 @group.command("list", short_help="Every group's subscriptions with their lag.")
-@admin_option
-@json_option
-def list_groups(admin: HostPort, as_json: bool) -> None:
+@admin_options
+def list_groups(admin: AdminClient, as_json: bool) -> None:
     """Every group's subscriptions with their lag.
 
     "retrying" wait for a quick retry, "later" for one 10 s to 2 h apart; "dead": open dead letters.
     """
-    rows = AdminClient(admin).get("groups")
+    rows = admin.get("groups")
     if as_json:
         return print_json(rows)
     print_table("", COLUMNS, (_row(each) for each in rows))
@@ -125,11 +120,10 @@ def _row(each: Mapping[str, Any]) -> list[Any]:
 @click.argument("name", type=GROUP)
 @click.option("--keys", default=20, show_default=True, type=Whole(1, 1000), help="Blocked keys at most.")
 @click.option("--settings", is_flag=True, help="Every setting in force, not only what the group sets.")
-@admin_option
-@json_option
-def show(name: str, keys: int, settings: bool, admin: HostPort, as_json: bool) -> None:
+@admin_options
+def show(name: str, keys: int, settings: bool, admin: AdminClient, as_json: bool) -> None:
     """One group in full: lag, what is in flight, settings, and the keys that are blocked, with why."""
-    found = AdminClient(admin).get("groups", name, keys=keys)
+    found = admin.get("groups", name, keys=keys)
     if as_json:
         return print_json(found)
     group_show.print_group(found, all_settings=settings)
@@ -147,15 +141,13 @@ def show(name: str, keys: int, settings: bool, admin: HostPort, as_json: bool) -
     help="Topic to subscribe to; may be repeated.",
 )
 @settings_options
-@admin_option
-@json_option
-def create(name: str, topics: tuple[str, ...], admin: HostPort, as_json: bool, **options: Any) -> None:
+@admin_options
+def create(name: str, topics: tuple[str, ...], admin: AdminClient, as_json: bool, **named: Any) -> None:
     """Create a group, or add subscriptions to one; what exists stays as it is (see `ddmq group set`)."""
-    options["start"] = parse_start(options["start"] or "last")
-    settings = given(options)
-    client = AdminClient(admin)
-    made = client.post("groups", name, body={"topics": list(topics)} | settings)
-    _hint_missing(client, topics)
+    named["start"] = parse_start(named["start"] or "last")
+    settings = given(named)
+    made = admin.post("groups", name, body={"topics": list(topics)} | settings)
+    _hint_missing(admin, topics)
     if as_json:
         return print_json(made)
     if made["subscribed"]:
@@ -176,21 +168,19 @@ def create(name: str, topics: tuple[str, ...], admin: HostPort, as_json: bool, *
     metavar="KEY",
     help="Back to the default of proxy_consumer.yaml; may be repeated.",
 )
-@admin_option
-@json_option
+@admin_options
 def set_(
-    name: str, topic: str, unset: tuple[str, ...], admin: HostPort, as_json: bool, **options: Any
+    name: str, topic: str, unset: tuple[str, ...], admin: AdminClient, as_json: bool, **named: Any
 ) -> None:
     """Make GROUP's subscription to a topic, or change what is named of it, at once and at every proxy.
 
     Clients stay connected, offsets stay where they are. What stands in groups.yaml is changed there. The
     defaults shown are the program's; proxy_consumer.yaml may set others.
     """
-    settings = given(options)
-    client = AdminClient(admin)
+    settings = given(named)
     body = settings | {"unset": [setting_name(key) for key in unset]}
-    done = client.post("groups", name, "topics", topic, body=body)
-    _hint_missing(client, (topic,))
+    done = admin.post("groups", name, "topics", topic, body=body)
+    _hint_missing(admin, (topic,))
     for note in done["notes"]:
         hint(f"note: {note}")
     if as_json:
@@ -217,12 +207,12 @@ def _hint_missing(client: AdminClient, topics: tuple[str, ...]) -> None:
 @click.option("--topic", type=TOPIC, help="This subscription alone.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @admin_option
-def delete(name: str, topic: str | None, yes: bool, admin: HostPort) -> None:
+def delete(name: str, topic: str | None, yes: bool, admin: AdminClient) -> None:
     """Delete a group, or one subscription; the messages stay, its progress is forgotten."""
     what = f"group {name}" if topic is None else f"the subscription of {name} to {topic}"
     if not yes:
         confirm(f"Delete {what} and forget where it stands?")
-    AdminClient(admin).delete("groups", name, topic=topic)
+    admin.delete("groups", name, topic=topic)
     say(f"deleted {name if topic is None else what}")
 
 
@@ -232,74 +222,54 @@ def delete(name: str, topic: str | None, yes: bool, admin: HostPort) -> None:
 @group.command("keys", short_help="Keys that are blocked: since when, and why.")
 @click.argument("name", type=GROUP, metavar="GROUP")
 @click.option("--limit", default=20, show_default=True, type=Whole(1, 1000), help="At most.")
-@admin_option
-@json_option
-def keys(name: str, limit: int, admin: HostPort, as_json: bool) -> None:
+@admin_options
+def keys(name: str, limit: int, admin: AdminClient, as_json: bool) -> None:
     """Keys whose first message is not finished, so that what comes after it waits.
 
     Each with since when, attempts, the last error, where that message is (topic/queue/offset), its state,
     and how many messages are known to wait behind it. What can be done: park, skip, replay.
     """
-    client = AdminClient(admin)
-    found = client.get("groups", name, "keys", limit=limit)
+    found = admin.get("groups", name, "keys", limit=limit)
     if as_json:
         return print_json(found)
     group_show.print_keys(name, found)
-    group_show.hint_elsewhere(client.get("groups", name))
+    group_show.hint_elsewhere(admin.get("groups", name))
     return None
 
 
-def _act(name: str, key: str, action: str, admin: HostPort, as_json: bool, said: str) -> None:
-    """Ask for the action on a key; `said` tells people of it: {key}, {typed} as a shell takes it, {group}."""
-    done = AdminClient(admin).post("groups", name, "keys", body={"action": action, "key": key})
-    if as_json:
-        print_json(done)
-    else:
-        say(said.format(key=done["key"], typed=shlex.quote(done["key"]), group=name))
+KEY_SHOWN = "KEY as `ddmq group keys` shows it; quotes may be left out."
+KEY_COMMANDS = (  # name, short help, what is said (`typed`: the key as a shell takes it), help
+    (
+        "park", "Hold a key back until it is replayed.",
+        "parked {key}; `ddmq group replay {group} {typed}` lets it go on",
+        "Deliver nothing of KEY until it is replayed; other keys go on, nothing is lost.\n\n"
+        f"{KEY_SHOWN} It stays parked over restarts.",
+    ),
+    (
+        "skip", "A key's first message to the dead letters.",
+        "skipped the first message of {key}; `ddmq dlq show {group}` has it",
+        "Move KEY's first message to the dead letters; the next message of the key goes on (a parked key "
+        f"stays parked).\n\n{KEY_SHOWN} `ddmq dlq resend GROUP` sends it again later.",
+    ),
+    (
+        "replay", "Deliver a blocked key's first message now.",
+        "{key} goes on; its first message is delivered again now",
+        "Deliver KEY's first message again at once, without waiting for its retry; a parked key goes on.\n\n"
+        f"{KEY_SHOWN}",
+    ),
+)  # fmt: skip
 
 
-def key_command(command: Any) -> Any:
-    """Make the command that acts on one key: park, skip or replay."""
-    arguments = (
-        click.argument("name", type=GROUP, metavar="GROUP"),
-        click.argument("key", shell_complete=blocked_keys),
-        admin_option,
-        json_option,
-    )
-    for option in reversed(arguments):
-        command = option(command)
-    return command
+def _key_command(action: str, short: str, said: str, text: str) -> None:
+    @group.command(action, short_help=short, help=text)
+    @click.argument("name", type=GROUP, metavar="GROUP")
+    @click.argument("key", shell_complete=blocked_keys)
+    @admin_options
+    def act(name: str, key: str, admin: AdminClient, as_json: bool) -> None:
+        done = admin.post("groups", name, "keys", body={"action": action, "key": key})
+        typed = shlex.quote(done["key"])
+        print_json(done) if as_json else say(said.format(key=done["key"], typed=typed, group=name))
 
 
-@group.command("park", short_help="Hold a key back until it is replayed.")
-@key_command
-def park(name: str, key: str, admin: HostPort, as_json: bool) -> None:
-    """Deliver nothing of KEY until it is replayed; other keys go on, nothing is lost.
-
-    KEY as `ddmq group keys` shows it; quotes may be left out. It stays parked over restarts.
-    """
-    said = "parked {key}; `ddmq group replay {group} {typed}` lets it go on"
-    _act(name, key, "park", admin, as_json, said)
-
-
-@group.command("skip", short_help="A key's first message to the dead letters.")
-@key_command
-def skip(name: str, key: str, admin: HostPort, as_json: bool) -> None:
-    """Move KEY's first message to the dead letters; the next message of the key goes on (a parked key stays
-    parked).
-
-    KEY as `ddmq group keys` shows it; quotes may be left out. `ddmq dlq resend GROUP` sends it again later.
-    """
-    said = "skipped the first message of {key}; `ddmq dlq show {group}` has it"
-    _act(name, key, "skip", admin, as_json, said)
-
-
-@group.command("replay", short_help="Deliver a blocked key's first message now.")
-@key_command
-def replay(name: str, key: str, admin: HostPort, as_json: bool) -> None:
-    """Deliver KEY's first message again at once, without waiting for its retry; a parked key goes on.
-
-    KEY as `ddmq group keys` shows it; quotes may be left out.
-    """
-    said = "{key} goes on; its first message is delivered again now"
-    _act(name, key, "replay", admin, as_json, said)
+for _command in KEY_COMMANDS:
+    _key_command(*_command)

@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
-from ddmq.address import HostPort
-from ddmq.cli.admin_client import AdminClient, admin_option
-from ddmq.cli.output import confirm, hint, json_option, print_json, print_table, say
+from ddmq.cli.admin_client import AdminClient, admin_options
+from ddmq.cli.output import confirm, hint, print_json, print_table, say
 from ddmq.cli.values import GROUP, TOPIC, Whole
 from ddmq.moments import ALLOWED, is_relative, moment
 
@@ -35,15 +34,14 @@ def offset() -> None:
 @offset.command("show")
 @click.argument("group", type=GROUP)
 @click.option("--topic", type=TOPIC, help="This topic alone.")
-@admin_option
-@json_option
-def show(group: str, topic: str | None, admin: HostPort, as_json: bool) -> None:
+@admin_options
+def show(group: str, topic: str | None, admin: AdminClient, as_json: bool) -> None:
     """Where GROUP stands, queue by queue.
 
     `committed`: everything below it is finished; `finished above`: messages finished after it;
     `attempted`: unfinished ones that failed or timed out before; `generation` grows with each reset.
     """
-    rows = AdminClient(admin).get("groups", group, "offsets", topic=topic)
+    rows = admin.get("groups", group, "offsets", topic=topic)
     if as_json:
         return print_json(rows)
     print_table("", SHOW_COLUMNS, ([row[name] for name in SHOW_COLUMNS] for row in rows))
@@ -63,8 +61,7 @@ def show(group: str, topic: str | None, admin: HostPort, as_json: bool) -> None:
 @click.option("--queue", type=Whole(0), help="This queue alone.")
 @click.option("--dry-run", is_flag=True, help="Only show what it would do.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@admin_option
-@json_option
+@admin_options
 def reset(
     group: str,
     topic: str,
@@ -72,7 +69,7 @@ def reset(
     queue: int | None,
     dry_run: bool,
     yes: bool,
-    admin: HostPort,
+    admin: AdminClient,
     as_json: bool,
 ) -> None:
     """Put GROUP's offsets on a topic elsewhere, while its clients stay connected.
@@ -81,14 +78,13 @@ def reset(
     when they acknowledge it. Messages on their way through retries keep coming; dead letters stay.
     """
     body = {"topic": topic, "to": _zoned(to), "queue": queue, "dry_run": dry_run}
-    client = AdminClient(admin)
     if not (dry_run or yes):
-        would = client.post("groups", group, "offsets", body=body | {"dry_run": True})
+        would = admin.post("groups", group, "offsets", body=body | {"dry_run": True})
         confirm(
             f"Reset {group} on {topic} to {would['to']}? {would['passed_over']:,} messages are passed over, "
             f"{would['again']:,} finished ones come again."
         )
-    done = client.post("groups", group, "offsets", body=body)
+    done = admin.post("groups", group, "offsets", body=body)
     if as_json:
         return print_json(done)
     say(f"{'would reset' if dry_run else 'reset'} {group} on {topic} to {done['to']}")

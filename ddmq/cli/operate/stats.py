@@ -15,9 +15,8 @@ from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 
-from ddmq.address import HostPort
-from ddmq.cli.admin_client import AdminClient, admin_option
-from ddmq.cli.output import console, hint, json_option, print_json, print_table, show, table
+from ddmq.cli.admin_client import AdminClient, admin_options
+from ddmq.cli.output import console, hint, print_json, print_table, show, table
 from ddmq.cli.values import GROUP, Number
 from ddmq.moments import age
 from ddmq_common.metrics.cells import TOP
@@ -72,15 +71,14 @@ def _watch(look: Callable[[], T], interval: float, view: Callable[[T | None, T, 
 
 @click.command()
 @watch_options(", with rates,", 1.0)
-@admin_option
-@json_option
-def stats(watch: bool, interval: float, admin: HostPort, as_json: bool) -> None:
+@admin_options
+def stats(watch: bool, interval: float, admin: AdminClient, as_json: bool) -> None:
     """Topics, groups with their lag, latencies since the start; rates with --watch.
 
     Of a group's failed messages some wait for a quick retry ("retrying"), others for a later one, 10 s to 2 h
     apart ("later"); "dead": its dead letters that were neither sent again nor purged.
     """
-    look = partial(AdminClient(admin).get, "stats")
+    look = partial(admin.get, "stats")
     if as_json:
         _stream(look, interval if watch else None)
     elif watch:
@@ -92,16 +90,15 @@ def stats(watch: bool, interval: float, admin: HostPort, as_json: bool) -> None:
 @click.command()
 @click.argument("group", type=GROUP, required=False)
 @watch_options("", 2.0)
-@admin_option
-@json_option
-def lag(group: str | None, watch: bool, interval: float, admin: HostPort, as_json: bool) -> None:
+@admin_options
+def lag(group: str | None, watch: bool, interval: float, admin: AdminClient, as_json: bool) -> None:
     """How far behind groups (or GROUP alone) are: messages, and how long the oldest has waited.
 
     "retrying" wait for one of the quick retries. "later" are on the retry path: they wait for one of the
     later retries, 10 s to 2 h apart, or such a retry is due. Rates are over the last 5 to 10 seconds.
     `ddmq group show GROUP` goes into detail.
     """
-    look = partial(AdminClient(admin).get, "lag", group=group)
+    look = partial(admin.get, "lag", group=group)
     if as_json:
         return _stream(look, interval if watch else None)
     if watch:

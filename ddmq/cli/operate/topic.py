@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from ddmq.address import HostPort
-from ddmq.cli.admin_client import AdminClient, admin_option
-from ddmq.cli.output import confirm, hint, json_option, print_facts, print_json, print_table, say
+from ddmq.cli.admin_client import AdminClient, admin_option, admin_options
+from ddmq.cli.options import options
+from ddmq.cli.output import confirm, hint, print_facts, print_json, print_table, say
 from ddmq.cli.values import TOPIC, Whole
 from ddmq_common.names import DELAY_DIALECTS
 
@@ -19,7 +19,7 @@ def _dialects(given: str | None) -> list[str] | None:
     return [name.strip() for name in given.split(",") if name.strip() not in ("", "none")]
 
 
-_settings = [
+settings_options = options(
     click.option("--queues", type=Whole(1, 1024), help="How many queues; they can only be added."),
     click.option(
         "--durability",
@@ -41,14 +41,7 @@ _settings = [
     click.option("--body-bytes-max", type=Whole(1, 1 << 30), help="Largest body, in bytes."),
     click.option("--readable/--not-readable", default=None, help="Whether groups may consume it."),
     click.option("--writable/--not-writable", default=None, help="Whether clients may send to it."),
-]
-
-
-def settings_options(command: Any) -> Any:
-    """The options that create and update share."""
-    for option in reversed(_settings):
-        command = option(command)
-    return command
+)
 
 
 @click.group()
@@ -58,11 +51,10 @@ def topic() -> None:
 
 @topic.command("list")
 @click.option("--all", "internal", is_flag=True, help="Internal topics too.")
-@admin_option
-@json_option
-def list_topics(internal: bool, admin: HostPort, as_json: bool) -> None:
+@admin_options
+def list_topics(internal: bool, admin: AdminClient, as_json: bool) -> None:
     """Every topic with its queues and messages."""
-    rows = AdminClient(admin).get("topics", internal=int(internal))
+    rows = admin.get("topics", internal=int(internal))
     if as_json:
         return print_json(rows)
     shown = ["topic", "queues", "messages", "durability", "delay", "readable", "writable", "source"]
@@ -74,11 +66,10 @@ def list_topics(internal: bool, admin: HostPort, as_json: bool) -> None:
 
 @topic.command("show")
 @click.argument("name", type=TOPIC)
-@admin_option
-@json_option
-def show(name: str, admin: HostPort, as_json: bool) -> None:
+@admin_options
+def show(name: str, admin: AdminClient, as_json: bool) -> None:
     """One topic, queue by queue."""
-    found = AdminClient(admin).get("topics", name)
+    found = admin.get("topics", name)
     if as_json:
         return print_json(found)
     print_facts({key: value for key, value in found.items() if key != "by_queue"})
@@ -90,25 +81,23 @@ def show(name: str, admin: HostPort, as_json: bool) -> None:
 @topic.command("create")
 @click.argument("name", type=TOPIC)
 @settings_options
-@admin_option
-@json_option
-def create(name: str, admin: HostPort, as_json: bool, **changes: Any) -> None:
+@admin_options
+def create(name: str, admin: AdminClient, as_json: bool, **changes: Any) -> None:
     """Create a topic (4 queues unless told otherwise)."""
-    made = AdminClient(admin).post("topics", name, body={"create": True} | _given(changes))
+    made = admin.post("topics", name, body={"create": True} | _given(changes))
     print_json(made) if as_json else say(f"created {name} with {made['queues']} queues")
 
 
 @topic.command("update")
 @click.argument("name", type=TOPIC)
 @settings_options
-@admin_option
-@json_option
-def update(name: str, admin: HostPort, as_json: bool, **changes: Any) -> None:
+@admin_options
+def update(name: str, admin: AdminClient, as_json: bool, **changes: Any) -> None:
     """Change a topic; what is not named stays as it is."""
     given = _given(changes)
     if not given:
         raise click.UsageError("nothing to change: name at least one option (see --help)")
-    made = AdminClient(admin).post("topics", name, body={"create": False} | given)
+    made = admin.post("topics", name, body={"create": False} | given)
     if "queues" in given:
         hint("note: with more queues, shard keys go to other queues than before")
     print_json(made) if as_json else say(f"updated {name}")
@@ -118,15 +107,14 @@ def update(name: str, admin: HostPort, as_json: bool, **changes: Any) -> None:
 @click.argument("name", type=TOPIC)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @admin_option
-def delete(name: str, yes: bool, admin: HostPort) -> None:
+def delete(name: str, yes: bool, admin: AdminClient) -> None:
     """Delete a topic and its messages; one created later under that name is a new one."""
-    client = AdminClient(admin)
-    waiting = _delayed(client, name)
+    waiting = _delayed(admin, name)
     if not yes:
         also = f" {_waits(waiting)}, and will be dead letters." if waiting > 1 else ""
         also = f" {_waits(waiting)}, and will be a dead letter." if waiting == 1 else also
         confirm(f"Delete topic {name} and every message in it?{also}")
-    client.delete("topics", name)
+    admin.delete("topics", name)
     say(f"deleted {name}")
     if waiting:
         they_are, them = ("it is a dead letter", "it") if waiting == 1 else ("they are dead letters", "them")

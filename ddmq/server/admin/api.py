@@ -85,13 +85,13 @@ class AdminApi:
     def post_topic(self, request: AdminRequest) -> Any:
         settings = dict(request.body)
         change = topics.create if settings.pop("create", True) else topics.update
-        return topics.row(change(self.backend, self.clock, request.path["topic"], settings))
+        return topics.row(change(self.backend, self.clock, request.topic, settings))
 
     def delete_group(self, request: AdminRequest) -> None:
         unknown = sorted(set(request.query) - {"topic"})
         if unknown:
             raise CallerError(f"{unknown[0]!r} says nothing about what to delete; allowed: topic")
-        self.groups.delete(request.path["group"], request.query.get("topic"))
+        self.groups.delete(request.group, request.query.get("topic"))
 
 
 def _here(part: T | None) -> T:
@@ -117,107 +117,57 @@ class Route(NamedTuple):
 
 
 ROUTES = (
-    Route(
-        "GET", "/health", "200 while the process lives",
-        lambda api, _: {"alive": True} | api.health()._asdict(),
-    ),
+    Route("GET", "/health", "200 while the process lives",
+          lambda api, _: {"alive": True} | api.health()._asdict()),
     Route("GET", "/ready", "200 when it takes sends, else 503 and why", lambda api, _: api.ready()),
     Route("GET", "/metrics", "Prometheus text", lambda api, _: api.page.text()),
     Route("GET", "/stats", "everything `ddmq stats` shows", AdminApi.stats),
-    Route(
-        "GET", "/topics", "rows by name; internal, count, after",
-        lambda api, r: topics.rows(api.backend, internal=r.flag("internal"), page=r.page()),
-    ),
-    Route(
-        "GET", "/topics/{topic}", "one with its queues",
-        lambda api, r: topics.detail(api.backend, r.path["topic"]),
-    ),
+    Route("GET", "/topics", "rows by name; internal, count, after",
+          lambda api, r: topics.rows(api.backend, internal=r.flag("internal"), page=r.page())),
+    Route("GET", "/topics/{topic}", "one with its queues",
+          lambda api, r: topics.detail(api.backend, r.topic)),
     Route("POST", "/topics/{topic}", "the topic, made or changed", AdminApi.post_topic),
-    Route(
-        "DELETE", "/topics/{topic}", "{}",
-        lambda api, r: topics.delete(api.backend, api.clock, r.path["topic"]),
-    ),
-    Route(
-        "GET", "/topics/{topic}/messages", "messages; id, key, queue and offset, time_ms, count, group",
-        lambda api, r: api.messages.in_topic(r),
-    ),
+    Route("DELETE", "/topics/{topic}", "{}",
+          lambda api, r: topics.delete(api.backend, api.clock, r.topic)),
+    Route("GET", "/topics/{topic}/messages", "messages; id, key, queue and offset, time_ms, count, group",
+          lambda api, r: api.messages.in_topic(r)),
     Route("GET", "/messages/{id}", "the message with that id; group", lambda api, r: api.messages.by_id(r)),
-    Route(
-        "GET", "/groups", "a row per subscription; count, after",
-        lambda api, r: api.groups.rows(r.page()),
-    ),
-    Route(
-        "GET", "/lag", "the same with lag age and rates, the furthest behind first; group, count",
-        lambda api, r: api.groups.lag(r.query.get("group"), r.page().most),
-    ),
-    Route(
-        "GET", "/groups/{group}", "one in full, with so many blocked keys; keys",
-        lambda api, r: api.groups.detail(r.path["group"], _limit(r, "keys")),
-    ),
-    Route(
-        "POST", "/groups/{group}", "the group, subscribed to topics",
-        lambda api, r: api.groups.create(r.path["group"], r.body),
-    ),
-    Route(
-        "POST", "/groups/{group}/topics/{topic}", "what differs and what is in force",
-        lambda api, r: api.groups.change(r.path["group"], r.path["topic"], r.body),
-    ),
+    Route("GET", "/groups", "a row per subscription; count, after",
+          lambda api, r: api.groups.rows(r.page())),
+    Route("GET", "/lag", "the same with lag age and rates, the furthest behind first; group, count",
+          lambda api, r: api.groups.lag(r.query.get("group"), r.page().most)),
+    Route("GET", "/groups/{group}", "one in full, with so many blocked keys; keys",
+          lambda api, r: api.groups.detail(r.group, _limit(r, "keys"))),
+    Route("POST", "/groups/{group}", "the group, subscribed to topics",
+          lambda api, r: api.groups.create(r.group, r.body)),
+    Route("POST", "/groups/{group}/topics/{topic}", "what differs and what is in force",
+          lambda api, r: api.groups.change(r.group, r.topic, r.body)),
     Route("DELETE", "/groups/{group}", "{}; topic", AdminApi.delete_group),
-    Route(
-        "GET", "/groups/{group}/offsets", "where it stands, queue by queue; topic",
-        lambda api, r: offsets.show(api.backend, r.path["group"], r.query.get("topic")),
-    ),
-    Route(
-        "POST", "/groups/{group}/offsets", "what a reset did, or would do",
-        lambda api, r: offsets.reset_asked(api.backend, api.clock, r.path["group"], r.body),
-    ),
-    Route(
-        "GET", "/groups/{group}/keys", "blocked and parked keys; limit",
-        lambda api, r: keys.rows(api.consumer, r.path["group"], _limit(r, "limit")),
-    ),
-    Route(
-        "POST", "/groups/{group}/keys", "the key that was parked, skipped or replayed",
-        lambda api, r: keys.act(
-            api.consumer, r.path["group"], str(r.body.get("action")), r.body.get("key")
-        ),
-    ),
-    Route(
-        "GET", "/dlq", "groups with dead letters; count, after",
-        lambda api, r: dlq.rows(api.backend, r.page()),
-    ),
-    Route(
-        "GET", "/dlq/{group}", "the open ones; reason, topic, since_ms, from, count",
-        lambda api, r: dlq.show(
-            api.backend, r.path["group"], dlq.choice_of(r.query), r.number("from", 0),
-            min(r.number("count", 20), dlq.SHOWN_MAX),
-        ),
-    ),
-    Route(
-        "POST", "/dlq/{group}/resend", "what was sent again",
-        lambda api, r: dlq_changes.resend(api.backend, api.clock, r.path["group"], r.body),
-    ),
-    Route(
-        "POST", "/dlq/{group}/purge", "how many are done with",
-        lambda api, r: dlq_changes.purge(api.backend, api.clock, r.path["group"], r.body),
-    ),
-    Route(
-        "GET", "/delay", "what waits, counted",
-        lambda api, r: api.delays.anywhere(r, api.delays.overview),
-    ),
-    Route(
-        "GET", "/delay/messages", "by due time; topic, from_ms, to_ms, count, after",
-        lambda api, r: api.delays.anywhere(r, api.delays.messages),
-    ),
-    Route(
-        "GET", "/delay/messages/{id}", "one, by delay id or uuid",
-        lambda api, r: api.delays.anywhere(r, api.delays.message),
-    ),
-    Route(
-        "GET", "/delay/count", "how many; topic, from_ms, to_ms",
-        lambda api, r: api.delays.anywhere(r, api.delays.count),
-    ),
-    Route(
-        "POST", "/delay/backup", "a copy of what waits",
-        lambda api, r: api.delays.anywhere(r, api.delays.backup),
-    ),
+    Route("GET", "/groups/{group}/offsets", "where it stands, queue by queue; topic",
+          lambda api, r: offsets.show(api.backend, r.group, r.query.get("topic"))),
+    Route("POST", "/groups/{group}/offsets", "what a reset did, or would do",
+          lambda api, r: offsets.reset_asked(api.backend, api.clock, r.group, r.body)),
+    Route("GET", "/groups/{group}/keys", "blocked and parked keys; limit",
+          lambda api, r: keys.rows(api.consumer, r.group, _limit(r, "limit"))),
+    Route("POST", "/groups/{group}/keys", "the key that was parked, skipped or replayed",
+          lambda api, r: keys.act(api.consumer, r.group, str(r.body.get("action")), r.body.get("key"))),
+    Route("GET", "/dlq", "groups with dead letters; count, after",
+          lambda api, r: dlq.rows(api.backend, r.page())),
+    Route("GET", "/dlq/{group}", "the open ones; reason, topic, since_ms, from, count",
+          lambda api, r: dlq.show(api.backend, r.group, dlq.choice_of(r.query), r.number("from", 0),
+                                  min(r.number("count", 20), dlq.SHOWN_MAX))),
+    Route("POST", "/dlq/{group}/resend", "what was sent again",
+          lambda api, r: dlq_changes.resend(api.backend, api.clock, r.group, r.body)),
+    Route("POST", "/dlq/{group}/purge", "how many are done with",
+          lambda api, r: dlq_changes.purge(api.backend, api.clock, r.group, r.body)),
+    Route("GET", "/delay", "what waits, counted",
+          lambda api, r: api.delays.anywhere(r, api.delays.overview)),
+    Route("GET", "/delay/messages", "by due time; topic, from_ms, to_ms, count, after",
+          lambda api, r: api.delays.anywhere(r, api.delays.messages)),
+    Route("GET", "/delay/messages/{id}", "one, by delay id or uuid",
+          lambda api, r: api.delays.anywhere(r, api.delays.message)),
+    Route("GET", "/delay/count", "how many; topic, from_ms, to_ms",
+          lambda api, r: api.delays.anywhere(r, api.delays.count)),
+    Route("POST", "/delay/backup", "a copy of what waits",
+          lambda api, r: api.delays.anywhere(r, api.delays.backup)),
 )  # fmt: skip

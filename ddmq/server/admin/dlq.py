@@ -7,8 +7,9 @@ on the dead-letter topic, so that it lives exactly as long as the letters do. No
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from backend.internal_topics import PREFIX, DeadLetter, read_dead_letter
 from backend.port import Backend
@@ -57,9 +58,10 @@ class Choice(NamedTuple):
 class Open:
     """The open letters of one queue, as read once."""
 
-    def __init__(self, view: ProgressView, bounds: Bounds) -> None:
+    def __init__(self, view: ProgressView, bounds: Bounds, gaps: Iterable[tuple[int, int]] = ()) -> None:
         self._done = AckMap(view.committed or 0)
         self._done.finish(view.finished)
+        self._done.finish(gaps)
         self._bounds = bounds
 
     def __contains__(self, offset: int) -> bool:
@@ -132,7 +134,43 @@ def look(backend: Backend, queues: Sequence[QueueRef]) -> tuple[list[Bounds], li
     """Bounds and open letters, per queue."""
     views = backend.progress(DONE_GROUP, queues).wait(WAIT_S)
     bounds = [limits or Bounds(0, 0) for limits in backend.bounds(queues).wait(WAIT_S)]
-    return bounds, [Open(view, limits) for view, limits in zip(views, bounds, strict=True)]
+    gaps = [gaps_of(backend, queue, limits) for queue, limits in zip(queues, bounds, strict=True)]
+    return bounds, [Open(*each) for each in zip(views, bounds, gaps, strict=True)]
+
+
+class _Gaps:
+    """Offsets of one queue at which nothing stands, looked for up to `end`."""
+
+    def __init__(self, start: int) -> None:
+        self.ranges: list[tuple[int, int]] = []
+        self.end = start
+
+
+_known_gaps: WeakKeyDictionary[Backend, dict[QueueRef, _Gaps]] = WeakKeyDictionary()
+
+
+def gaps_of(backend: Backend, queue: QueueRef, limits: Bounds) -> list[tuple[int, int]]:
+    """The offsets in `limits` at which no letter ever stood: on Kafka each transaction takes one more.
+
+    What was looked at once is remembered; SCANNED_MAX offsets more are, at most.
+    """
+    if backend.gapless:
+        return []
+    known = _known_gaps.setdefault(backend, {}).setdefault(queue, _Gaps(limits.min))
+    known.ranges = [found for found in known.ranges if found[1] > limits.min]
+    known.end = max(known.end, limits.min)
+    end = min(limits.next, known.end + SCANNED_MAX)
+    while known.end < end:
+        batch = backend.read(queue, known.end, BATCH, READ_BYTES_MAX).wait(WAIT_S)
+        if batch.next_offset <= known.end:  # nothing to be had now
+            break
+        at = known.end
+        for offset in (*batch.offsets, batch.next_offset):
+            if offset > at:
+                known.ranges.append((at, offset))
+            at = offset + 1
+        known.end = batch.next_offset
+    return known.ranges
 
 
 def show(backend: Backend, group: str, choice: Choice, start: int, count: int) -> dict[str, Any]:

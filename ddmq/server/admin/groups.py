@@ -36,6 +36,8 @@ AGED_MAX = 50  # subscriptions of a list whose oldest waiting message is looked 
 CLIENTS_MAX = 200  # of a group that are listed, those with most in flight
 DIFFERENCES_MAX = 100  # clients that subscribe differently
 RETRY_DETAILS = ("retry_waiting_whole", "retry_oldest_s", "retry_next_s")
+ROW = ("group", "topic", "lag", "in_flight", "retrying", "retry_lag", "ack_span", "waiters")
+QUEUE_ROW = ("qid", "committed", "next", "lag", "in_flight", "retrying", "ack_span", "held")
 AGES_MAX = 64  # queues of one topic whose oldest waiting message is looked at
 PERIOD_S = 5.0  # between two samples of the counters
 
@@ -106,18 +108,8 @@ class RetryPathView:
 
 def row(each: SubscriptionStats) -> dict[str, Any]:
     """Return a subscription as a list shows it."""
-    return {
-        "group": each.group,
-        "topic": each.topic,
-        "lag": each.lag,
-        "in_flight": each.in_flight,
-        "retrying": each.retrying,
-        "retry_lag": each.retry_lag,
-        "dead_letters": each.dead_lettered,
-        "ack_span": each.ack_span,
-        "waiters": each.waiters,
-        "order_key": each.config.order_key,
-    }
+    known = {name: getattr(each, name) for name in ROW}
+    return known | {"dead_letters": each.dead_lettered, "order_key": each.config.order_key}
 
 
 def open_letters(backend: Backend) -> dict[str, int]:
@@ -322,19 +314,9 @@ class AdminGroups:
         self, each: SubscriptionStats, queue: QueueStats, holders: Mapping[int, str], *, with_age: bool
     ) -> dict[str, Any]:
         age = self._age_s(each.topic, queue) if with_age and queue.lag else None
-        return {
-            "queue": queue.queue_id,
-            "qid": queue.qid,
-            "committed": queue.committed,
-            "next": queue.next,
-            "lag": queue.lag,
-            "lag_age_s": age,
-            "in_flight": queue.in_flight,
-            "retrying": queue.retrying,
-            "ack_span": queue.ack_span,
-            "held": queue.held,
-            "holder": holders.get(queue.queue_id),
-        }
+        known = {name: getattr(queue, name) for name in QUEUE_ROW}
+        holder = holders.get(queue.queue_id)
+        return {"queue": queue.queue_id} | known | {"lag_age_s": age, "holder": holder}
 
     def _age_s(self, topic: str, queue: QueueStats) -> float | None:
         """Return how long the message at the committed offset has been stored, in seconds."""

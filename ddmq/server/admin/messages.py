@@ -7,7 +7,6 @@ one the proxy that holds its queue knows more.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from ddmq.server.http.pace import breathe, paced
 from ddmq.server.http.routing import AdminRequest
 from ddmq_common import delivery, names
 from ddmq_common.errors import CallerError, NoSuchTopicError, UnsupportedError
+from ddmq_common.plain_text import body_fields
 from proxy_consumer.groups.group import subscription_key
 from proxy_consumer.groups.stats import DONE, NOT_YET, RETRYING, LiveState
 
@@ -138,14 +138,6 @@ class _ByteBudget:
         self._left -= len(taken)
         self.cut = self.cut or len(taken) < len(value)
         return taken
-
-
-def body_fields(value: bytes) -> dict[str, str]:
-    """Return a whole body: `body`, or `body_base64` where it is not UTF-8."""
-    try:
-        return {"body": value.decode()}
-    except UnicodeDecodeError:
-        return {"body_base64": base64.b64encode(value).decode()}
 
 
 def read(

@@ -25,6 +25,7 @@ from ddmq_common.errors import CallerError, NoSuchTopicError, TopicExistsError
 
 WAIT_S = 10.0  # for an answer of the backend
 TOPICS_AT_ONCE = 16
+SETTINGS = [field.name for field in dataclasses.fields(TopicEntry)]  # a TopicInfo has the same
 
 
 def queues_of(info: TopicInfo) -> list[QueueRef]:
@@ -185,27 +186,10 @@ def _check_body(backend: Backend, where: str, entry: TopicEntry) -> None:
 
 def info_of(name: str, entry: TopicEntry, source: str) -> TopicInfo:
     """A file's entry as the backend knows topics."""
-    return TopicInfo(
-        name=name,
-        incarnation=0,
-        queues=entry.queues,
-        durability=DURABILITY[entry.durability],
-        readable=entry.readable,
-        writable=entry.writable,
-        delay=entry.delay,
-        body_bytes_max=entry.body_bytes_max,
-        source=source,
-        delay_dialects=entry.delay_dialects,
-    )
+    settings = vars(entry) | {"durability": DURABILITY[entry.durability]}
+    return TopicInfo(name=name, incarnation=0, source=source, **settings)
 
 
 def _as_settings(info: TopicInfo) -> dict[str, Any]:
-    return {
-        "queues": info.queues,
-        "durability": DURABILITY_WORDS[info.durability],
-        "readable": info.readable,
-        "writable": info.writable,
-        "delay": info.delay,
-        "delay_dialects": list(info.delay_dialects),
-        "body_bytes_max": info.body_bytes_max,
-    }
+    words = {"durability": DURABILITY_WORDS[info.durability], "delay_dialects": list(info.delay_dialects)}
+    return {name: getattr(info, name) for name in SETTINGS} | words

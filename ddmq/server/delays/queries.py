@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from backend.port import Backend
 from backend.progress.ack_map import OFFSET_END
-from ddmq.server.admin.messages import body_fields
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.delays.backup import OpenShard, backup_folder, copy_shards, make_backup
 from ddmq.server.http.pace import paced
@@ -35,6 +34,7 @@ from ddmq_common.delays.command import (
 from ddmq_common.errors import CallerError, DamagedError, TryLaterError, UnsupportedError
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
 from ddmq_common.native_threads import in_thread
+from ddmq_common.plain_text import body_fields
 from delay_service.core.occurrences import occurrence_id
 from delay_service.service import DelayService
 from delay_service.store.port import DelayStore, DueKey, IdKind, Pending, Scan
@@ -244,12 +244,12 @@ def _row(message: Pending, *, whole: bool = False) -> dict[str, Any]:
         "message_id": message.message_id.hex(), "born_ms": message.born_ms,
     }  # fmt: skip
     try:
-        order = decode_command(message.command)
+        command = decode_command(message.command)
         content = delivery.decode(message.delivery)
     except DamagedError as error:
         return row | {"id": "", "error": str(error)}
-    row["id"] = occurrence_id(order, 0)
-    row |= _repeats(order)
+    row["id"] = occurrence_id(command, 0)
+    row |= _repeats(command)
     row["key"] = content.key.decode("utf-8", "replace")
     row["tags"] = content.tag.decode("utf-8", "replace")
     row["body_bytes"] = len(content.value)
@@ -263,15 +263,15 @@ def _row(message: Pending, *, whole: bool = False) -> dict[str, Any]:
     return row | body_fields(content.value)
 
 
-def _repeats(order: DelayCommand) -> dict[str, Any]:
+def _repeats(command: DelayCommand) -> dict[str, Any]:
     """Tell how a message comes again, in numbers and in words; empty words for once."""
-    schedule = order.schedule
-    facts: dict[str, Any] = {"kind": order.kind}
+    schedule = command.schedule
+    facts: dict[str, Any] = {"kind": command.kind}
     if schedule is None:
-        words = {3: f"every {order.interval_s} s", 4: f"in steps of {order.interval_s}^n s"}.get(
-            order.kind, ""
+        words = {3: f"every {command.interval_s} s", 4: f"in steps of {command.interval_s}^n s"}.get(
+            command.kind, ""
         )
-        return facts | {"repeats": f"{words}, {order.times} times" if words else ""}
+        return facts | {"repeats": f"{words}, {command.times} times" if words else ""}
     words = f"cron {schedule.cron} in {schedule.zone}" if schedule.cron else ""
     if schedule.repeat:
         often = "without end" if schedule.repeat < 0 else f"{schedule.repeat + 1} times"

@@ -231,12 +231,12 @@ def foreign(store: DelayStore, number: int, backend: Backend) -> str | None:
     queue = None if info is None or number >= info.queues else QueueRef(info.name, info.incarnation, number)
     bounds = Bounds(0, 0) if queue is None else backend.bounds([queue]).wait(WAIT_S)[0] or Bounds(0, 0)
     if known_to > bounds.next:
-        return f"shard {number} has taken in {known_to} orders, the log has {bounds.next}"
+        return f"shard {number} has taken in {known_to} commands, the log has {bounds.next}"
     if queue is None:
         return None
     for message in islice(chain.from_iterable(pages(store)), LOOKED_AT_MAX):
         if bounds.min <= message.offset and _is_another(message, queue, backend):
-            return f"order {message.offset} of shard {number} is another one in the log"
+            return f"command {message.offset} of shard {number} is another one in the log"
     return None
 
 

@@ -77,6 +77,14 @@ class AdminRequest(NamedTuple):
     method: str = ""
     pattern: str = ""
 
+    @property
+    def topic(self) -> str:
+        return self.path["topic"]
+
+    @property
+    def group(self) -> str:
+        return self.path["group"]
+
     def number(self, name: str, default: int) -> int:
         """A whole number among the query parameters."""
         text = self.query.get(name)

@@ -40,6 +40,7 @@ from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics.deltas import Deltas
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC
+from ddmq_common.private_files import make_private
 from ddmq_rpc.server import RpcServer
 from delay_service.levels.service import LevelService
 from delay_service.service import DelayService
@@ -126,9 +127,7 @@ class ServerProcess:
         where = {"data_dir": self.config.serve.data_dir, "config": self.config.folder or "defaults"}
         log.info("starting", extra={"parts": ",".join(self.parts)} | where | {"set": changed(self.config)})
         log.debug("configuration", extra={"config": shown(self.config)})
-        self.backend = open_shared(
-            self.config.serve.data_dir, self.config.log, clock=self.clock, metrics=self.metrics
-        )
+        self.backend = self._open_backend()
         try:
             self._apply_topics()
             self._open_ports(self.backend)
@@ -137,6 +136,21 @@ class ServerProcess:
         except BaseException:
             self.close()
             raise
+
+    def _open_backend(self) -> Backend:
+        """Open the engine that backend.yaml names. Raises DdmqError."""
+        if self.config.backend.engine == "file_log":
+            return open_shared(
+                self.config.serve.data_dir, self.config.log, clock=self.clock, metrics=self.metrics
+            )
+        try:
+            from backend.kafka.opening import open_kafka
+        except ImportError as error:
+            raise ConfigError(
+                f"--backend kafka needs the package {error.name}; install it: pip install 'ddmq-proxy[kafka]'"
+            ) from error
+        make_private(self.config.serve.data_dir)
+        return open_kafka(self.config.backend.kafka, clock=self.clock)
 
     def _start_samples(self) -> None:
         serve = self.config.serve
@@ -168,40 +182,22 @@ class ServerProcess:
             log.warning("ready is not true yet", extra={"reason": self.health().reason})
 
     def _open_ports(self, backend: Backend) -> None:
-        levels = self.config.delay.table
+        metrics, clock = self.metrics, self.clock
+        common: Any = {"metrics": metrics, "clock": clock, "levels": self.config.delay.table}
+        common["random"] = random.Random()
         if "delay" in self.parts:
-            self.delay = LevelService(backend, self.config.delay, self.metrics, self.clock)
+            self.delay = LevelService(backend, self.config.delay, metrics, clock)
             self.delay.start()
-            self.timers = DelayService(
-                backend,
-                self.config.delay,
-                self.metrics,
-                self.clock,
-                stores_in(*self._delay_stores()),
-                self._bind_admin(),
-            )
+            stores = stores_in(*self._delay_stores())
+            self.timers = DelayService(backend, self.config.delay, metrics, clock, stores, self._bind_admin())
             self.timers.start()
         else:
-            self._scheduler = SchedulerWatch(backend, self.clock)
+            self._scheduler = SchedulerWatch(backend, clock)
         if "producer" in self.parts:
-            self.producer = ProducerService(
-                backend,
-                self.config.producer,
-                metrics=self.metrics,
-                clock=self.clock,
-                random=random.Random(),
-                levels=levels,
-            )
+            self.producer = ProducerService(backend, self.config.producer, **common)
             self._listen("producer", self.producer)
         if "consumer" in self.parts:
-            self.consumer = ConsumerService(
-                backend,
-                self.config.consumer,
-                metrics=self.metrics,
-                clock=self.clock,
-                random=random.Random(),
-                levels=levels,
-            )
+            self.consumer = ConsumerService(backend, self.config.consumer, **common)
             self.consumer.start()
             self.declare_groups(self.config)
             self._listen("consumer", self.consumer)
@@ -242,18 +238,10 @@ class ServerProcess:
     def _listen_admin(self, backend: Backend) -> None:
         address = self.config.serve.address("admin")
         names = (address.host, socket.gethostname(), *self.config.serve.admin_names)
-        backups = self.config.serve.backups
         api = AdminApi(
-            backend,
-            self.consumer,
-            self.metrics,
-            self.clock,
-            self.health,
-            self.timers,
-            names,
-            backups,
-            self.others,
-        )
+            backend, self.consumer, self.metrics, self.clock, self.health, self.timers, names,
+            self.config.serve.backups, self.others,
+        )  # fmt: skip
         if self.consumer is not None:
             HubTimer(ref=False).every(groups.PERIOD_S, api.groups.sample)
         where = tuple(address) if self._admin_socket is None else self._admin_socket

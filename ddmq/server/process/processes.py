@@ -21,7 +21,6 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from select import select
-from types import FrameType
 from typing import IO, Any
 
 import click
@@ -200,7 +199,7 @@ class Supervisor:
         self.stopping = True
         self.pass_on(number)
 
-    def hang_up(self) -> None:
+    def hang_up(self, *_: Any) -> None:
         """SIGHUP to every part; to one that is being started right afterwards."""
         self._hangups += 1
         self.pass_on(signal.SIGHUP)
@@ -227,15 +226,9 @@ def run_processes(config_dir: Path | None, flags: dict[str, Any]) -> None:
     names = ("consumer", "producer", "delay-service")
     supervisor = Supervisor([_part(config, config_dir, name) for name in names])
 
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        supervisor.stop()
-
-    def on_hangup(number: int, frame: FrameType | None) -> None:
-        supervisor.hang_up()
-
-    signal.signal(signal.SIGHUP, on_hangup)
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
+    signal.signal(signal.SIGHUP, supervisor.hang_up)
+    signal.signal(signal.SIGTERM, supervisor.stop)
+    signal.signal(signal.SIGINT, supervisor.stop)
     supervisor.start()
     if not supervisor.stopping:
         consumer, producer, _ = supervisor.parts
@@ -287,6 +280,9 @@ def _part(config: Configuration, config_dir: Path | None, name: str) -> PartProc
         arguments.append("--beyond-loopback")
     if name != "delay-service":
         arguments += [f"--{name}", str(serve.address(name))]
+    options = {"engine": "--backend", "bootstrap": "--bootstrap"}
+    for name_of_flag, value in config.backend_flags.items():
+        arguments += [options[name_of_flag], value]
     if config_dir is not None:
         arguments += ["--config", str(config_dir)]
     return PartProcess(name, arguments)

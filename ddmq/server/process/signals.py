@@ -22,7 +22,7 @@ import gevent
 from gevent.socket import wait_read
 
 from ddmq.server.admin import topics
-from ddmq.server.config import FILES, Configuration, load_folder, shown
+from ddmq.server.config import FILES, Configuration, load_folder, over_backend, shown
 from ddmq.server.process.parts import ServerProcess
 from ddmq.server.process.processes import let_hangup
 from ddmq_common.config import Reloaded, reloaded
@@ -30,7 +30,7 @@ from ddmq_common.errors import DdmqError
 
 log = logging.getLogger("ddmq.server")
 SERVE_LIVE = frozenset({"log_level", "drain_ms"})
-RESTART_PARTS = ("rpc", "log", "delay")
+RESTART_PARTS = ("rpc", "backend", "log", "delay")
 STDIN = 0
 
 
@@ -53,7 +53,7 @@ def reload(process: ServerProcess) -> None:
         log.warning("nothing to reload: started without --config")
         return
     try:
-        fresh = load_folder(folder)
+        fresh = over_backend(load_folder(folder), process.config.backend_flags)
         path = folder / FILES["topics"][0]
         names = topics.apply_file(process.backend, process.clock, fresh.topics.topics, path)
         changed, waiting = _apply(process, fresh)
@@ -79,14 +79,11 @@ def _apply(process: ServerProcess, fresh: Configuration) -> tuple[list[str], lis
     note("serve", serve)
     logging.getLogger().setLevel(serve.config.log_level.upper())
     config = dataclasses.replace(config, serve=serve.config, topics=fresh.topics, groups=fresh.groups)
-    if process.consumer is not None:
-        done = process.consumer.reconfigure(fresh.consumer)
-        note("consumer", done)
-        config = dataclasses.replace(config, consumer=done.config)
-    if process.producer is not None:
-        done = process.producer.reconfigure(fresh.producer)
-        note("producer", done)
-        config = dataclasses.replace(config, producer=done.config)
+    for part, proxy in (("consumer", process.consumer), ("producer", process.producer)):
+        if proxy is not None:
+            done = proxy.reconfigure(getattr(fresh, part))
+            note(part, done)
+            config = dataclasses.replace(config, **{part: done.config})
     before, now = shown(config), shown(fresh)
     for part in RESTART_PARTS:
         waiting.extend(f"{part}.{key}" for key, value in now[part].items() if before[part][key] != value)

@@ -6,19 +6,18 @@ the list is empty, which the page says in words.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ddmq_common.metrics import catalogue
 from metrics_job.report.core import words
 from metrics_job.report.core.material import (
-    STORED,
-    Counted,
     Material,
     Sums,
     Totals,
     merged,
     percentiles,
+    stored_by_topic,
     totals_of,
 )
 
@@ -80,21 +79,13 @@ def _p99(sums: Sums, metric: str) -> float | None:
 
 
 def _topics(material: Material) -> list[Change]:
-    now, before = _sent(material.now.counters), _sent(material.before.counters)
+    now, before = map(stored_by_topic, (material.now.counters, material.before.counters))
     moved = sorted({*now, *before}, key=lambda topic: (-abs(now.get(topic, 0) - before.get(topic, 0)), topic))
     return [
         _change(f"sent to {topic}", now.get(topic, 0), before.get(topic, 0), words.count, bad=False)
         for topic in moved[:TOPICS_SHOWN]
         if now.get(topic, 0) != before.get(topic, 0)
     ]
-
-
-def _sent(counters: Iterable[Counted]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for row in counters:
-        if row.metric == catalogue.SENDS.name and row.detail == STORED:
-            found[row.topic] = found.get(row.topic, 0.0) + row.total
-    return found
 
 
 def _change(what: str, now: float, before: float, shown: Callable[[float], str], *, bad: bool) -> Change:

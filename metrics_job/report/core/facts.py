@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ddmq_common.metrics import catalogue
-from ddmq_common.metrics.catalogue import CATALOGUE
+from ddmq_common.metrics.catalogue import CATALOGUE, Metric
 from metrics_job.report.core import changes, health, offenders
 from metrics_job.report.core.changes import Change
 from metrics_job.report.core.health import Finding, ProcessFacts, SloFacts
@@ -37,7 +37,7 @@ PER_MS = {"us": 1000.0, "ms": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     """A named series."""
 
     name: str
@@ -50,7 +50,7 @@ class Times:
 
     title: str
     meaning: str
-    lines: list[Line]
+    lines: list[ChartLine]
     whole: Percentiles | None
     worst: tuple[int, float] | None
 
@@ -73,9 +73,9 @@ class Report:
     totals: Totals
     topics: dict[str, Totals]
     findings: list[Finding]
-    throughput: list[Line]
+    throughput: list[ChartLine]
     times: list[Times]
-    lag: list[Line]
+    lag: list[ChartLine]
     waiting: list[Waiting]
     heat: Heat | None
     offenders: list[Offenders]
@@ -89,21 +89,17 @@ class Report:
     @property
     def ok(self) -> bool:
         """Nothing that somebody should look at."""
-        return not any(finding.bad for finding in self.findings)
+        return not self.findings
 
 
 def report_of(material: Material, sampled_ms: int | None = None, kills_ms: Sequence[int] = ()) -> Report:
     """The whole report. `sampled_ms`: until when the material holds everything; None: as far as it goes.
     `kills_ms`: when processes were killed on purpose."""
-    span = material.span
-    covered = _covered(material)
-    totals = totals_of(material.now.counters)
-    slo = health.slos(material.slo)
+    covered, running = _covered(material), _running(material)
+    totals, slo = totals_of(material.now.counters), health.slos(material.slo)
     processes = health.processes(material.processes, sampled_ms, kills_ms)
-    running = _running(material)
-    waiting = list(material.waiting)
     return Report(
-        span=span,
+        span=material.span,
         covered=covered,
         totals=totals,
         topics=by_topic(material.now.counters),
@@ -111,8 +107,8 @@ def report_of(material: Material, sampled_ms: int | None = None, kills_ms: Seque
         throughput=_throughput(material, covered, running),
         times=_times(material),
         lag=_lag(material, running),
-        waiting=waiting,
-        heat=_heat(material.hours, span),
+        waiting=list(material.waiting),
+        heat=_heat(material.hours, material.span),
         offenders=offenders.offenders(material),
         slo=slo,
         processes=processes,
@@ -149,7 +145,7 @@ def _running(material: Material) -> set[int]:
 # --- lines
 
 
-def _throughput(material: Material, covered: tuple[int, int] | None, running: set[int]) -> list[Line]:
+def _throughput(material: Material, covered: tuple[int, int] | None, running: set[int]) -> list[ChartLine]:
     sends = catalogue.SENDS.name
     names = {
         "sent": [sends],
@@ -162,7 +158,7 @@ def _throughput(material: Material, covered: tuple[int, int] | None, running: se
     for name, metrics in names.items():
         present = [material.counted[metric] for metric in metrics if metric in material.counted]
         if covered and any(any(line.values()) for line in present):
-            found.append(Line(name, _rates(present, material.span, covered, running)))
+            found.append(ChartLine(name, _rates(present, material.span, covered, running)))
     return found
 
 
@@ -178,13 +174,13 @@ def _rates(
     return points
 
 
-def _lag(material: Material, running: set[int]) -> list[Line]:
+def _lag(material: Material, running: set[int]) -> list[ChartLine]:
     """The largest first; a step without a value is 0 while anything ran."""
     order = {(row.group, row.topic): place for place, row in enumerate(material.waiting)}
     names = sorted(material.lag, key=lambda name: order.get(name, len(order)))
     several = {group for group, _ in names if sum(other == group for other, _ in names) > 1}
     return [
-        Line(
+        ChartLine(
             _lag_name(name, name[0] in several, len(material.waiting) - len(names) + 1),
             [
                 (step, material.lag[name].get(step, 0.0) if step in running else None)
@@ -208,58 +204,39 @@ def _lag_name(name: tuple[str, str], with_topic: bool, others: int) -> str:
 
 def _times(material: Material) -> list[Times]:
     panels = (
-        (
-            "Send latency",
-            "From a complete request to its answer, stored durably in between.",
-            [catalogue.SEND_LATENCY.name],
-        ),
-        (
-            "Queue wait",
-            "From stored to handed to a consumer for the first time, the oldest of each batch.",
-            [catalogue.QUEUE_WAIT.name],
-        ),
-        (
-            "Work of consumers",
-            "From handed out to acknowledged: what consumers take.",
-            [catalogue.PROCESS.name],
-        ),
-        (
-            "Lateness of delays",
-            "From the due time of a delayed message to its arrival in its topic.",
-            [catalogue.DELAY_LATENESS.name, catalogue.LEVELS_LATENESS.name],
-        ),
+        ("Send latency", "From a complete request to its answer, stored durably in between.",
+         [catalogue.SEND_LATENCY]),
+        ("Queue wait", "From stored to handed to a consumer for the first time, the oldest of each batch.",
+         [catalogue.QUEUE_WAIT]),
+        ("Work of consumers", "From handed out to acknowledged: what consumers take.", [catalogue.PROCESS]),
+        ("Lateness of delays", "From the due time of a delayed message to its arrival in its topic.",
+         [catalogue.DELAY_LATENESS, catalogue.LEVELS_LATENESS]),
     )  # fmt: skip
     return [_panel(material, *panel) for panel in panels]
 
 
-def _panel(material: Material, title: str, meaning: str, metrics: list[str]) -> Times:
-    per_ms = PER_MS[CATALOGUE[metrics[0]].unit]
-    present = [material.timed[metric] for metric in metrics if metric in material.timed]
+def _panel(material: Material, title: str, meaning: str, metrics: list[Metric]) -> Times:
+    per_ms = PER_MS[metrics[0].unit]
+    present = [material.timed[metric.name] for metric in metrics if metric.name in material.timed]
     by_step = {
         step: _scaled(merged(line.get(step, {}) for line in present), per_ms)
         for step in material.span.steps()
     }
     known = {step: values for step, values in by_step.items() if values is not None}
     lines = [
-        Line(name, [(step, getattr(values, field) if values else None) for step, values in by_step.items()])
+        ChartLine(
+            name, [(step, getattr(values, field) if values else None) for step, values in by_step.items()]
+        )
         for name, field in (("p50", "p50"), ("p99", "p99"), ("p99.9", "p999"))
     ]
-    worst = max(known, key=lambda step: known[step].p99) if known else None
+    worst = max(((step, values.p99) for step, values in known.items()), key=lambda one: one[1], default=None)
     whole = _scaled(merged(buckets for line in present for buckets in line.values()), per_ms)
-    return Times(
-        title,
-        meaning,
-        lines if known else [],
-        whole,
-        None if worst is None else (worst, known[worst].p99),
-    )
+    return Times(title, meaning, lines if known else [], whole, worst)
 
 
 def _scaled(buckets: Buckets, per_ms: float) -> Percentiles | None:
     found = percentiles(buckets)
-    if found is None:
-        return None
-    return Percentiles(found.measured, *(edge / per_ms for edge in found[1:]))
+    return found and Percentiles(found.measured, *(edge / per_ms for edge in found[1:]))
 
 
 def _measured(material: Material) -> list[tuple[str, str, Percentiles]]:
@@ -313,7 +290,7 @@ def summary(report: Report) -> dict[str, Any]:
         "findings": [finding.text for finding in report.findings],
         "totals": asdict(report.totals),
         "topics": {topic: asdict(totals) for topic, totals in report.topics.items()},
-        "times_ms": {times.title: _in_short(times) for times in report.times if times.whole},
+        "times_ms": {times.title: times.whole._asdict() for times in report.times if times.whole},
         "subscriptions": [row._asdict() for row in report.waiting],
         "slo": [{**asdict(row), "compliance": row.compliance, "met": row.met} for row in report.slo],
         "processes": [{**asdict(row), "restarts": row.restarts} for row in report.processes],
@@ -325,7 +302,3 @@ def summary(report: Report) -> dict[str, Any]:
         "anomalies": [{**row, "date": str(row.get("date"))} for row in report.anomalies],
         "rejects": [{**row, "date": str(row.get("date"))} for row in report.rejects],
     }
-
-
-def _in_short(times: Times) -> dict[str, Any]:
-    return times.whole._asdict() if times.whole else {}

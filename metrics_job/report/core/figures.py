@@ -11,7 +11,7 @@ from html import escape
 from math import ceil, floor, log10
 from typing import Any
 
-from metrics_job.report.core.facts import Heat, Line, Points, Report, Times
+from metrics_job.report.core.facts import ChartLine, Heat, Points, Report, Times
 from metrics_job.report.core.material import DAY_MS, moment
 
 Figure = dict[str, Any]
@@ -40,7 +40,9 @@ def figures(report: Report) -> dict[str, Figure]:
     return found
 
 
-def _lines(lines: list[Line], roles: dict[str, str], unit: str, report: Report, few: Figure = BARS) -> Figure:
+def _lines(
+    lines: list[ChartLine], roles: dict[str, str], unit: str, report: Report, few: Figure = BARS
+) -> Figure:
     """Lines over time; with only a few points what `few` says, and one place for each step."""
     sparse = max(len(_known(line)) for line in lines) <= FEW
     form = "%d %b %H:%M" if report.span.length_ms > DAY_MS else "%H:%M"
@@ -57,7 +59,7 @@ def _lines(lines: list[Line], roles: dict[str, str], unit: str, report: Report, 
     return {"data": data, "layout": layout}
 
 
-def _moments(lines: list[Line], form: str) -> Figure:
+def _moments(lines: list[ChartLine], form: str) -> Figure:
     """In order, whichever line has which of them."""
     known = sorted({at for line in lines for at, _ in _known(line)})
     names = [moment(at).strftime(form) for at in known]
@@ -70,11 +72,11 @@ def _whole(report: Report) -> Figure:
     return {"type": "date", "range": [_time(steps[0]), _time(steps[-1])]}
 
 
-def _known(line: Line) -> list[tuple[int, float]]:
+def _known(line: ChartLine) -> list[tuple[int, float]]:
     return [(at, value) for at, value in line.points if value is not None]
 
 
-def _sparse(line: Line, role: str, form: str) -> Figure:
+def _sparse(line: ChartLine, role: str, form: str) -> Figure:
     known = _known(line)
     return {
         "name": _name(line),
@@ -84,7 +86,7 @@ def _sparse(line: Line, role: str, form: str) -> Figure:
     }
 
 
-def _trace(line: Line, role: str) -> Figure:
+def _trace(line: ChartLine, role: str) -> Figure:
     """With a dot for each point, if they are few; else for those that stand alone, which no line shows."""
     alone = [] if len(_known(line)) <= MARKERS_UP_TO else _alone(line.points)
     return {
@@ -104,7 +106,7 @@ def _alone(points: Points) -> list[int]:
     return [int(known[at] and not known[at - 1] and not known[at + 1]) for at in range(1, len(known) - 1)]
 
 
-def _name(line: Line) -> str:
+def _name(line: ChartLine) -> str:
     """Short enough for a legend: the middle of a long one is left out."""
     name = line.name
     if len(name) > NAME_MAX:

@@ -9,7 +9,7 @@ tables only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -192,7 +192,6 @@ DEVIATION_FROM = 3.5  # robust z-scores: the usual bound for "not by chance"
 class Finding(NamedTuple):
     """One sentence, and the section of the page that has more."""
 
-    bad: bool
     text: str
     section: str
 
@@ -206,144 +205,107 @@ def findings(
 ) -> list[Finding]:
     """None: all is well."""
     if covered is None:
-        return [
-            Finding(True, "No samples in this range: nothing ran, or the samples lie elsewhere.", "processes")
-        ]
+        return [Finding("No samples in this range: nothing ran, or the samples lie elsewhere.", "processes")]
     return [
-        *_promises(slo),
+        *_promises([row for row in slo if not row.met]),
         *_waiting(material.waiting),
-        *_blocked(material.waiting),
-        *_dead(totals),
+        *_blocked([row for row in material.waiting if row.blocked_keys]),
+        *_dead(totals.dead_lettered),
         *_refused(totals),
         *_processes(processes),
-        *_unusual(material.anomalies),
-        *_rejects(material.rejects),
+        *_unusual([row for row in material.anomalies if abs(row["deviation"]) >= DEVIATION_FROM]),
+        *_rejects(sum(int(row["lines"]) for row in material.rejects)),
     ]
 
 
-def _promises(slo: list[SloFacts]) -> list[Finding]:
-    missed = [row for row in slo if not row.met]
-    if not missed:
-        return []
-    worst = missed[0]
-    names = words.listed(sorted({row.name for row in missed}))
-    example = (
-        f"worst {worst.name} of {words.place(worst.group, worst.topic)}: {words.percent(worst.compliance)} "
-        f"good, {words.percent(worst.target)} promised"
-    )
-    return [Finding(True, f"{words.plural(len(missed), 'promise')} missed ({names}); {example}.", "promises")]
+def _promises(missed: list[SloFacts]) -> Iterator[Finding]:
+    if missed:
+        worst, names = missed[0], words.listed(sorted({row.name for row in missed}))
+        yield Finding(
+            f"{words.plural(len(missed), 'promise')} missed ({names}); worst {worst.name} of "
+            f"{words.place(worst.group, worst.topic)}: {words.percent(worst.compliance)} good, "
+            f"{words.percent(worst.target)} promised.",
+            "promises",
+        )
 
 
-def _waiting(rows: Iterable[Waiting]) -> list[Finding]:
-    rows = list(rows)
+def _waiting(rows: Sequence[Waiting]) -> Iterator[Finding]:
     stuck, slow = [row for row in rows if row.stuck], [row for row in rows if row.slow]
-    found = []
     if stuck:
-        found.append(Finding(True, _lag_text(stuck, "not getting fewer at present rates"), "waiting"))
+        yield _lag(stuck, "not getting fewer at present rates")
     if slow:
-        longest = max(row.time_to_drain_s or 0 for row in slow)
-        found.append(Finding(True, _lag_text(slow, f"{words.span(longest)} to drain"), "waiting"))
-    return found
+        yield _lag(slow, f"{words.span(max(row.time_to_drain_s or 0 for row in slow))} to drain")
 
 
-def _lag_text(rows: list[Waiting], how: str) -> str:
+def _lag(rows: list[Waiting], how: str) -> Finding:
     worst = max(rows, key=lambda row: row.lag)
     more = f"; {words.plural(len(rows) - 1, 'other subscription')} too" if len(rows) > 1 else ""
-    return (
+    return Finding(
         f"{words.plural(worst.lag, 'message')} waiting for {words.place(worst.group, worst.topic)}, "
-        f"the oldest for {words.milliseconds(worst.lag_age_ms)}, {how}{more}."
+        f"the oldest for {words.milliseconds(worst.lag_age_ms)}, {how}{more}.",
+        "waiting",
     )
 
 
-def _blocked(rows: Iterable[Waiting]) -> list[Finding]:
-    blocked = [row for row in rows if row.blocked_keys]
-    if not blocked:
-        return []
-    longest = max(row.blocked_key_age_ms for row in blocked)
-    names = words.listed([words.place(row.group, row.topic) for row in blocked])
-    keys = words.plural(sum(row.blocked_keys for row in blocked), "order key")
-    return [
-        Finding(
-            True,
-            f"{keys} blocked at the end ({names}), the longest for {words.milliseconds(longest)}.",
-            "top",
-        )
-    ]
+def _blocked(rows: list[Waiting]) -> Iterator[Finding]:
+    if rows:
+        names = words.listed([words.place(row.group, row.topic) for row in rows])
+        keys = words.plural(sum(row.blocked_keys for row in rows), "order key")
+        longest = words.milliseconds(max(row.blocked_key_age_ms for row in rows))
+        yield Finding(f"{keys} blocked at the end ({names}), the longest for {longest}.", "top")
 
 
-def _dead(totals: Totals) -> list[Finding]:
-    if not totals.dead_lettered:
-        return []
-    one = totals.dead_lettered == 1
-    text = (
-        "1 message became a dead letter."
-        if one
-        else f"{words.count(totals.dead_lettered)} messages became dead letters."
-    )
-    return [Finding(True, text, "top")]
+def _dead(count: int) -> Iterator[Finding]:
+    if count:
+        became = "became a dead letter" if count == 1 else "became dead letters"
+        yield Finding(f"{words.plural(count, 'message')} {became}.", "top")
 
 
-def _refused(totals: Totals) -> list[Finding]:
-    ratio = totals.refused_ratio
-    if ratio is None or ratio < REFUSED_FROM or totals.refused < REFUSED_MIN:
-        return []
-    text = f"{words.plural(totals.refused, 'send')} not stored, {words.percent(ratio)} of all answered."
-    return [Finding(True, text, "top")]
+def _refused(totals: Totals) -> Iterator[Finding]:
+    ratio = totals.refused_ratio or 0.0
+    if ratio >= REFUSED_FROM and totals.refused >= REFUSED_MIN:
+        sends = words.plural(totals.refused, "send")
+        yield Finding(f"{sends} not stored, {words.percent(ratio)} of all answered.", "top")
 
 
-def _processes(rows: list[ProcessFacts]) -> list[Finding]:
-    found = []
+def _processes(rows: list[ProcessFacts]) -> Iterator[Finding]:
     vanished = [row for row in rows if row.unintended]
+    silent = [row for row in rows if row.ended == SILENT]
+    missing = [row for row in rows if row.missing]
     if vanished:
         times = words.plural(sum(row.unintended for row in vanished), "process", "processes")
-        names = words.listed([row.name for row in vanished])
-        text = (
-            f"{times} ended without a word ({names}): killed or crashed. What was counted after the last "
-            "sample is in no number here."
+        yield Finding(
+            f"{times} ended without a word ({_names(vanished)}): killed or crashed. What was counted after "
+            "the last sample is in no number here.",
+            "processes",
         )
-        found.append(Finding(True, text, "processes"))
-    found += _silent([row for row in rows if row.ended == SILENT])
-    missing = [row for row in rows if row.missing]
+    if silent:
+        yield Finding(
+            f"Nothing heard of {words.plural(len(silent), 'process', 'processes')} ({_names(silent)}) since "
+            f"{words.when(max(row.last_ms for row in silent))} UTC, and no last sample: killed, or its "
+            "samples do not come here any more.",
+            "processes",
+        )
     if missing:
         files = words.plural(sum(row.missing for row in missing), "sample file")
-        text = (
-            f"{files} missing ({words.listed([row.name for row in missing])}): the numbers here are too low."
-        )
-        found.append(Finding(True, text, "processes"))
-    return found
+        yield Finding(f"{files} missing ({_names(missing)}): the numbers here are too low.", "processes")
 
 
-def _silent(rows: list[ProcessFacts]) -> list[Finding]:
-    if not rows:
-        return []
-    text = (
-        f"Nothing heard of {words.plural(len(rows), 'process', 'processes')} "
-        f"({words.listed([row.name for row in rows])}) since {words.when(max(row.last_ms for row in rows))} "
-        "UTC, and no last sample: killed, or its samples do not come here any more."
-    )
-    return [Finding(True, text, "processes")]
+def _names(rows: list[ProcessFacts]) -> str:
+    return words.listed([row.name for row in rows])
 
 
-def _unusual(rows: Iterable[Row]) -> list[Finding]:
-    far = [row for row in rows if abs(row["deviation"]) >= DEVIATION_FROM]
-    if not far:
-        return []
-    first = far[0]
-    example = (
-        f"{first['metric']} of {words.place(first['group'] or '', first['topic'] or '')} at "
-        f"{words.when(first['start'])}: {words.count(first['value'])}, usually {words.count(first['usual'])}"
-    )
-    return [
-        Finding(
-            True,
-            f"{words.plural(len(far), 'hour')} unlike the same hour of former weeks; {example}.",
+def _unusual(far: list[Row]) -> Iterator[Finding]:
+    if far:
+        first = far[0]
+        yield Finding(
+            f"{words.plural(len(far), 'hour')} unlike the same hour of former weeks; {first['metric']} of "
+            f"{words.place(first['group'] or '', first['topic'] or '')} at {words.when(first['start'])}: "
+            f"{words.count(first['value'])}, usually {words.count(first['usual'])}.",
             "changes",
         )
-    ]
 
 
-def _rejects(rows: Iterable[Row]) -> list[Finding]:
-    lines = sum(int(row["lines"]) for row in rows)
-    if not lines:
-        return []
-    return [Finding(True, f"{words.plural(lines, 'sample line')} not understood and left out.", "rejects")]
+def _rejects(lines: int) -> Iterator[Finding]:
+    if lines:
+        yield Finding(f"{words.plural(lines, 'sample line')} not understood and left out.", "rejects")

@@ -9,10 +9,10 @@ above the value itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.cells import OVERFLOW, TOP, upper_edge
@@ -102,7 +102,6 @@ class Percentiles(NamedTuple):
 
 
 def percentiles(buckets: Buckets) -> Percentiles | None:
-    """None when nothing was measured."""
     total = sum(buckets.values())
     if not total:
         return None
@@ -121,7 +120,6 @@ def _edges(buckets: Buckets, wanted: list[float]) -> list[float]:
 
 
 def merged(many: Iterable[Buckets]) -> dict[int, int]:
-    """The sum of all."""
     found: dict[int, int] = {}
     for buckets in many:
         for index, counted in buckets.items():
@@ -130,6 +128,7 @@ def merged(many: Iterable[Buckets]) -> dict[int, int]:
 
 
 Row = Mapping[str, Any]
+Key = TypeVar("Key")
 STUCK_AGE_MS = 60_000  # a younger lag is what every consumer has
 STUCK_MINUTES = 3
 DRAIN_FROM_S = 600.0  # a subscription that needs longer than this is told
@@ -180,15 +179,12 @@ class Waiting(NamedTuple):
 
     @property
     def slow(self) -> bool:
-        """Getting fewer, but not soon."""
         late = self.lag > 0 and self.lag_age_ms >= STUCK_AGE_MS
         return late and (self.time_to_drain_s or 0) > DRAIN_FROM_S
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Counters and times of one span."""
-
     counters: Sequence[Counted] = ()
     times: Sequence[Timed] = ()
 
@@ -238,23 +234,31 @@ class Totals:
         return self.refused / answered if answered else None
 
 
+def added(counters: Iterable[Counted], key: Callable[[Counted], Key]) -> dict[Key, float]:
+    """Totals by what `key` gives."""
+    found: dict[Key, float] = {}
+    for row in counters:
+        found[key(row)] = found.get(key(row), 0.0) + row.total
+    return found
+
+
 def totals_of(counters: Iterable[Counted]) -> Totals:
     """Of all topics and groups."""
-    found: dict[str, float] = {}
-    for row in counters:
-        name = _name(row)
-        found[name] = found.get(name, 0.0) + row.total
-    return _totals(found)
+    return _totals(added(counters, _name))
 
 
 def by_topic(counters: Iterable[Counted]) -> dict[str, Totals]:
     """Of each topic that was sent to or consumed, all groups together."""
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, list[Counted]] = {}
     for row in counters:
         if row.topic:
-            of_topic = found.setdefault(row.topic, {})
-            of_topic[_name(row)] = of_topic.get(_name(row), 0.0) + row.total
-    return {topic: _totals(sums) for topic, sums in found.items()}
+            found.setdefault(row.topic, []).append(row)
+    return {topic: totals_of(rows) for topic, rows in found.items()}
+
+
+def stored_by_topic(counters: Iterable[Counted]) -> dict[str, float]:
+    stored = (row for row in counters if row.metric == catalogue.SENDS.name and row.detail == STORED)
+    return added(stored, lambda row: row.topic)
 
 
 def _name(row: Counted) -> str:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.catalogue import Metric
 from metrics_job.report.core import words
-from metrics_job.report.core.material import STORED, Counted, Material, merged, percentiles
+from metrics_job.report.core.material import (
+    STORED,
+    Counted,
+    Material,
+    added,
+    merged,
+    percentiles,
+    stored_by_topic,
+)
 
 
 class Offender(NamedTuple):
@@ -33,10 +41,11 @@ class Offenders:
 def offenders(material: Material) -> list[Offenders]:
     """All lists, also empty ones."""
     counters = material.now.counters
-    delivered = _by_place(counters, catalogue.DELIVERED.name)
+    delivered = _by_place(counters, catalogue.DELIVERED)
 
     def shares(metric: Metric) -> list[Offender]:
-        return _shares(counters, metric.name, delivered)
+        found = _by_place(counters, metric).items()
+        return [_counted(place, total, delivered.get(place, 0.0)) for place, total in found]
 
     send, wait = catalogue.SEND_LATENCY.name, catalogue.QUEUE_WAIT.name
     return [
@@ -55,30 +64,27 @@ def _list(title: str, found: Iterable[Offender], none: str) -> Offenders:
     return Offenders(title, sorted(found, key=lambda row: (-row.value, row.name)), none)
 
 
-def _by_place(counters: Iterable[Counted], metric: str) -> dict[tuple[str, str], float]:
-    found: dict[tuple[str, str], float] = {}
-    for row in counters:
-        if row.metric == metric:
-            found[row.group, row.topic] = found.get((row.group, row.topic), 0.0) + row.total
+def _by_place(counters: Iterable[Counted], metric: Metric) -> dict[str, float]:
+    of_metric = (row for row in counters if row.metric == metric.name and row.total)
+    return added(of_metric, lambda row: words.place(row.group, row.topic))
+
+
+def _by_detail(rows: Iterable[Counted], name: Callable[[Counted], str]) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for (place, detail), total in added(rows, lambda row: (name(row), row.detail)).items():
+        if total:
+            found.setdefault(place, {})[detail] = total
     return found
 
 
-def _refused(counters: Iterable[Counted]) -> list[Offender]:
-    stored: dict[str, float] = {}
-    codes: dict[str, dict[str, float]] = {}
-    for row in counters:
-        if row.metric != catalogue.SENDS.name:
-            continue
-        if row.detail == STORED:
-            stored[row.topic] = stored.get(row.topic, 0.0) + row.total
-        elif row.total:
-            of_topic = codes.setdefault(row.topic, {})
-            of_topic[row.detail] = of_topic.get(row.detail, 0.0) + row.total
+def _refused(counters: Sequence[Counted]) -> list[Offender]:
+    refused = (row for row in counters if row.metric == catalogue.SENDS.name and row.detail != STORED)
+    stored = stored_by_topic(counters)
     return [
         _counted(
             topic or "(no topic)", sum(by.values()), sum(by.values()) + stored.get(topic, 0.0), _details(by)
         )
-        for topic, by in codes.items()
+        for topic, by in _by_detail(refused, lambda row: row.topic).items()
     ]
 
 
@@ -90,28 +96,15 @@ def _counted(name: str, value: float, of: float, note: str = "") -> Offender:
 def _details(by: Mapping[str, float]) -> str:
     """`code 11: 20, code 5: 3`."""
     ordered = sorted(by, key=lambda detail: (-by[detail], detail))
+    shown = (detail.removeprefix("reason=").replace("code=", "code ", 1) for detail in ordered)
     return words.listed(
-        [f"{detail.replace('code=', 'code ', 1)}: {words.count(by[detail])}" for detail in ordered]
+        [f"{name}: {words.count(by[detail])}" for name, detail in zip(shown, ordered, strict=True)]
     )
 
 
-def _shares(
-    counters: Iterable[Counted], metric: str, delivered: Mapping[tuple[str, str], float]
-) -> list[Offender]:
-    return [
-        _counted(words.place(*place), total, delivered.get(place, 0.0), "")
-        for place, total in _by_place(counters, metric).items()
-        if total
-    ]
-
-
 def _dead(counters: Iterable[Counted]) -> list[Offender]:
-    reasons: dict[str, dict[str, float]] = {}
-    for row in counters:
-        if row.metric == catalogue.DEAD_LETTERS.name and row.total:
-            by = reasons.setdefault(words.place(row.group, row.topic), {})
-            reason = row.detail.removeprefix("reason=")
-            by[reason] = by.get(reason, 0.0) + row.total
+    dead = (row for row in counters if row.metric == catalogue.DEAD_LETTERS.name)
+    reasons = _by_detail(dead, lambda row: words.place(row.group, row.topic))
     return [
         Offender(name, words.count(sum(by.values())), sum(by.values()), _details(by))
         for name, by in reasons.items()

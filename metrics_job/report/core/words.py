@@ -19,7 +19,6 @@ def count(value: float) -> str:
 
 
 def rounded(value: float) -> float:
-    """To three digits."""
     return type(value)(f"{value:.3g}")
 
 

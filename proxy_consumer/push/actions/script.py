@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from decimal import Decimal
+from functools import cache
 from typing import Any
 
 from cel_expr_python import cel
@@ -231,20 +232,14 @@ def _as_json(value: Any, budget: list[int]) -> Any:
     raise ScriptError(f"transform gave {value.type().name()} {str(content)[:40]}, which JSON does not know")
 
 
-_ENVIRONMENTS: dict[bool, Any] = {}
-
-
+@cache
 def _environment(with_body: bool) -> Any:
-    if with_body not in _ENVIRONMENTS:
-        kinds = cel.Type
-        variables = dict.fromkeys(_VARIABLES, kinds.STRING)
-        variables["properties"] = kinds.Map(kinds.STRING, kinds.STRING)
-        if with_body:
-            variables["body"] = kinds.DYN
-        _ENVIRONMENTS[with_body] = cel.NewEnv(
-            variables=variables, extensions=[ext_strings.ExtStrings(), ext_math.ExtMath()]
-        )
-    return _ENVIRONMENTS[with_body]
+    kinds = cel.Type
+    variables = dict.fromkeys(_VARIABLES, kinds.STRING)
+    variables["properties"] = kinds.Map(kinds.STRING, kinds.STRING)
+    if with_body:
+        variables["body"] = kinds.DYN
+    return cel.NewEnv(variables=variables, extensions=[ext_strings.ExtStrings(), ext_math.ExtMath()])
 
 
 def _joins_at_length(source: str) -> bool:

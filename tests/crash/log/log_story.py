@@ -6,12 +6,10 @@ checkpoints and rolls segments. `Told` remembers each answer; `check` opens what
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import gevent
 from faulty_storage import FaultyStorage
 
 from backend.completion import Completion
@@ -30,9 +28,10 @@ from backend.records import (
 from ddmq_common.clock import SystemClock
 from ddmq_common.errors import DdmqError
 from ddmq_common.metrics.registry import Registry
+from tests.support.waits import done as wait
+from tests.support.waits import soon, until
 
 T = TypeVar("T")
-PATIENCE_S = 60.0
 OPTIONS = FileLogOptions(
     segment_bytes=16 << 10,
     allocate_bytes=8 << 10,
@@ -43,14 +42,6 @@ OPTIONS = FileLogOptions(
     recover_retry_ms=5,
 )
 CLOCK = SystemClock()
-
-
-def wait(completion: Completion[T]) -> T:
-    return completion.wait(PATIENCE_S)
-
-
-def soon() -> float:
-    return time.monotonic() + PATIENCE_S
 
 
 def open_story(directory: Path, storage: FaultyStorage | None = None, **options: Any) -> FileLog:
@@ -149,10 +140,7 @@ class Story:
         """It comes when the log is at rest; a log that refuses does not rest."""
         done: list[bool] = []
         self.log.write_checkpoint(lambda: done.append(True))
-        give_up = soon()
-        while not done and self.log.health().ready:
-            assert time.monotonic() < give_up
-            gevent.sleep(0.001)
+        until(lambda: done or not self.log.health().ready)
 
     def ask(self, call: Callable[[], Completion[T]]) -> T | None:
         try:

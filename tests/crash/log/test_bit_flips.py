@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import random
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import gevent
 import pytest
 from log_story import Story, Told, check, open_story, read_all, soon, wait
 
@@ -17,6 +15,7 @@ from backend.file_log.core.layout import FRAME_BYTES, UNSALTED, Frame, Record, R
 from backend.file_log.core.scan import walk
 from backend.file_log.start.format_file import read_format
 from backend.file_log.storage import Storage
+from tests.support.waits import until
 
 SEED = 20_261_121
 HEALED_BYTES = 8  # magic and first CRC: the second one vouches for the record
@@ -176,10 +175,11 @@ def test_a_view_that_is_gone_is_made_again(built: Built, tmp_path: Path, name: s
     log = open_story(target)
     check(log, built.told, written_too=True)
     body = next(iter(built.told.stored.values()))
-    give_up = soon()
-    while [record.delivery for record in wait(log.find("orders", message_id=body[:16]))] != [body]:
-        assert time.monotonic() < give_up, "the index was not made again"
-        gevent.sleep(0.01)
+
+    def found() -> list[bytes]:
+        return [record.delivery for record in wait(log.find("orders", message_id=body[:16]))]
+
+    until(lambda: found() == [body], "the index is made again")
     log.close()
 
 

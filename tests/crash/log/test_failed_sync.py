@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import time
 from pathlib import Path
 
-import gevent
 from faulty_storage import FaultyStorage
 from log_story import Story, Told, check, new_record, open_story, read_all, soon, wait
 
 from backend.completion import Completion
+from backend.file_log import FileLog
 from backend.records import AppendResult, AppendStatus, TopicInfo
 from ddmq_common.errors import NotWriterError, RefusedUntilRecoveredError, RemoteError
+from tests.support.waits import until
 
 
 class Failing(FaultyStorage):
@@ -27,17 +27,19 @@ class Failing(FaultyStorage):
 
 
 def until_ready(log) -> None:  # type: ignore[no-untyped-def]
-    give_up = soon()
-    while not log.health().ready:
-        assert time.monotonic() < give_up
-        gevent.sleep(0.001)
+    until(lambda: log.health().ready)
+
+
+def failing_story(folder: Path) -> tuple[Failing, Told, FileLog, Story]:
+    """A log in `live` on a storage that fails as told, and who appends to it."""
+    (folder / "live").mkdir()
+    storage, told = Failing(folder / "live"), Told()
+    log = open_story(folder / "live", storage)
+    return storage, told, log, Story(log, told)
 
 
 def test_a_failed_sync_moves_the_log_on_and_the_answer_is_true(tmp_path: Path) -> None:
-    (tmp_path / "live").mkdir()
-    storage, told = Failing(tmp_path / "live"), Told()
-    log = open_story(tmp_path / "live", storage)
-    story = Story(log, told)
+    storage, told, log, story = failing_story(tmp_path)
     story.make("orders", 2)
     story.append([("orders", 0, 100)])
     storage.plan[storage.points + 1] = "fail"  # the next write through
@@ -110,10 +112,8 @@ def test_a_disk_that_fails_again_and_again_costs_a_segment_a_period_not_one_each
     storage.broken = ("write through",)  # a new segment is written otherwise
     assert wait(append())[0].status is AppendStatus.STORED
     assert segments() == 2
-    second, give_up = append(), time.monotonic() + 20
-    while log.health().ready:
-        assert time.monotonic() < give_up
-        gevent.sleep(0.001)
+    second = append()
+    until(lambda: not log.health().ready)
     refused = wait(append())[0]
     assert isinstance(refused.error, RefusedUntilRecoveredError)
     assert not second.done
@@ -125,10 +125,7 @@ def test_a_disk_that_fails_again_and_again_costs_a_segment_a_period_not_one_each
 
 
 def test_written_records_survive_a_failed_sync_of_them(tmp_path: Path) -> None:
-    (tmp_path / "live").mkdir()
-    storage, told = Failing(tmp_path / "live"), Told()
-    log = open_story(tmp_path / "live", storage)
-    story = Story(log, told)
+    storage, told, log, story = failing_story(tmp_path)
     story.tell(1)
     story.append([("events", 0, 150)])
     storage.broken = ("sync",)
@@ -171,10 +168,7 @@ def test_a_full_disk_is_refused_and_nothing_of_it_is_there(tmp_path: Path) -> No
 
 
 def test_what_readers_may_be_looking_at_is_not_cut_off(tmp_path: Path) -> None:
-    (tmp_path / "live").mkdir()
-    storage, told = Failing(tmp_path / "live"), Told()
-    log = open_story(tmp_path / "live", storage)
-    story = Story(log, told)
+    storage, told, log, story = failing_story(tmp_path)
     story.tell(1)
     story.append([("events", 0, 9_000)])
     (first,) = (tmp_path / "live" / "commitlog").glob("[0-9]*")
@@ -200,10 +194,7 @@ def test_what_a_failed_sync_moved_is_as_young_as_it_was(tmp_path: Path) -> None:
     story.tell(1)
     storage.broken = ("sync",)
     story.append([("events", 0, 150)])  # its sync comes by itself
-    give_up = soon()
-    while len(list((tmp_path / "live" / "commitlog").glob("[0-9]*"))) < 2:
-        assert time.monotonic() < give_up, "nothing was moved"
-        gevent.sleep(0.001)
+    until(lambda: len(list((tmp_path / "live" / "commitlog").glob("[0-9]*"))) >= 2, "something is moved")
     storage.broken = ()
     until_ready(log)
     segments = log._opened.segments.segments

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from pathlib import Path
 
-import gevent
 import pytest
 from faulty_storage import FaultyStorage
 from log_story import Story, Told, check, open_story
@@ -15,6 +13,7 @@ from log_story import Story, Told, check, open_story
 from backend.file_log import FileLog
 from backend.file_log.storage import File
 from backend.records import Durability
+from tests.support.waits import until
 
 ROUNDS = 2
 DSYNC = getattr(os, "RWF_DSYNC", 0)
@@ -31,10 +30,7 @@ def written_and_durable(story: Story) -> None:
 
 
 def until_ready(log: FileLog, point: int) -> None:
-    give_up = time.monotonic() + 30
-    while not log.health().ready:
-        assert time.monotonic() < give_up, f"refused for ever after a fault at point {point}: {log.health()}"
-        gevent.sleep(0.001)
+    until(lambda: log.health().ready, lambda: f"ready after a fault at point {point}: {log.health()}")
 
 
 def points(tmp_path: Path) -> int:

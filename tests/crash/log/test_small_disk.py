@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import logging
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
-import gevent
 import pytest
-from log_story import PATIENCE_S, soon, wait
+from log_story import wait
 from small_disk import SmallDisk
 
 from backend.file_log import FileLog, FileLogOptions, open_log
@@ -24,6 +22,7 @@ from backend.records import AppendStatus, CommitBatch, NewRecord, ProgressDelta,
 from ddmq_common.clock import ManualClock
 from ddmq_common.errors import DiskFullError
 from ddmq_common.metrics.registry import Registry
+from tests.support.waits import until
 
 MIB = 1 << 20
 TOTAL = 12 * MIB
@@ -103,10 +102,7 @@ class Disk:
         """Once others are gone, sends are taken again by themselves."""
         self.storage.others = 0
         self.log._retention.run_once()
-        give_up = soon()
-        while not self.log.health().ready:
-            assert time.monotonic() < give_up, self.log.health()
-            gevent.sleep(0.001)
+        until(lambda: self.log.health().ready, self.log.health)
         assert self.send(20) == [AppendStatus.STORED] * 20
 
 
@@ -179,10 +175,7 @@ def test_a_crash_on_a_disk_with_no_room_for_views_leaves_retention_at_work(tmp_p
     for offset in range(3):
         disk.acknowledge(offset)
         log.write_checkpoint(lambda: written.append(True))
-        give_up = soon()
-        while not written:
-            assert time.monotonic() < give_up
-            gevent.sleep(0.001)
+        until(lambda: written)
         written.clear()
     assert log._retention.run_once()
     assert disk.storage.free() > 2 * MIB
@@ -213,10 +206,7 @@ def test_one_line_when_it_gets_full_and_one_when_it_is_not(
         assert "cannot grow" in disk.log.health().reason
         assert [text for text in caplog.messages if "grow" in text] == []
         disk.storage.total += MIB
-        give_up = time.monotonic() + PATIENCE_S
-        while not disk.log.health().ready:
-            assert time.monotonic() < give_up, "nobody sent, and it was not seen that there is space"
-            gevent.sleep(0.001)
+        until(lambda: disk.log.health().ready, "that there is space, though nobody sends")
         assert "the log can grow again" in caplog.messages
     assert disk.send() == [AppendStatus.STORED]
     disk.log.close()

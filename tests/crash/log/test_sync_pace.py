@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gevent
 from faulty_storage import FaultyStorage
 from log_story import new_record, open_story, soon, wait
 from test_failed_sync import Failing
 
 from backend.file_log import FileLog
 from backend.records import AppendStatus, Durability, TopicInfo
+from tests.support.waits import until
 
 APPENDS = 30
 HOUR_MS = 3_600_000  # no timer of that length rings within the test
@@ -22,13 +20,6 @@ HOUR_MS = 3_600_000  # no timer of that length rings within the test
 
 def _append(log: FileLog, number: int) -> AppendStatus:
     return wait(log.append([new_record("events", 0, b"%06d" % number)], soon()))[0].status
-
-
-def _until(condition: Callable[[], object]) -> None:
-    give_up = soon()
-    while not condition():
-        assert time.monotonic() < give_up
-        gevent.sleep(0.001)
 
 
 def _an_hour(writer: Any, period: str) -> None:
@@ -43,7 +34,7 @@ def test_what_is_only_written_is_synced_once_a_period(tmp_path: Path) -> None:
     writer: Any = log._writer
     wait(log.put_topic(TopicInfo("events", 0, 1, Durability.WRITTEN), soon()))
     _append(log, 0)
-    _until(lambda: writer.durable == writer.written)
+    until(lambda: writer.durable == writer.written)
     _an_hour(writer, "written_sync_ms")
     before = len(storage.trace)
     for number in range(APPENDS):
@@ -63,10 +54,10 @@ def test_a_disk_that_stays_broken_is_tried_once_a_period(tmp_path: Path) -> None
     storage.broken = ("write through", "create", "sync all")
     assert _append(log, 0) is AppendStatus.UNKNOWN
     tries = writer._rescues[0]
-    _until(lambda: tries.value > 2)
+    until(lambda: tries.value > 2)
     begun = tries.value
     _an_hour(writer, "recover_retry_ms")
-    _until(lambda: tries.value > begun)  # the one that was under way, or soon to be
+    until(lambda: tries.value > begun)  # the one that was under way, or soon to be
     for number in range(APPENDS):
         assert _append(log, number) is AppendStatus.REFUSED
         assert writer._job is None

@@ -97,7 +97,7 @@ ACTS = {  # what they refuse or do with a hostile name or value
 }
 APART = {
     "serve", "producer", "consumer", "delay-service",  # they print `ready`; their log has a test below
-    "demo", "bench", "completion",  # nothing of others is in what they say
+    "demo", "bench", "completion", "kafka up", "kafka down", "kafka status",  # they say nothing of others
     "report",  # its terminal form: tests/unit/metrics_job
 }  # fmt: skip
 CASES = [

@@ -8,6 +8,7 @@ from gevent import monkey
 
 monkey.patch_all()
 
+import signal  # noqa: E402
 import sys  # noqa: E402
 import threading  # noqa: E402
 
@@ -76,10 +77,22 @@ def killed(address: str, proxy: object) -> None:
         print("after kill", producer.send("t", b"next").stored)
 
 
+def signalled(address: str, proxy: object) -> None:
+    """A signal that comes while all wait is handled on the hub, where nothing may wait."""
+    consumer = Consumer(address, "g", "t", handler=lambda message: None, threads=2, linger_ms=50)
+    consumer.start()
+    answers = []
+    signal.signal(signal.SIGUSR1, lambda *_: answers.append(consumer.stop(30_000)))
+    gevent.get_hub().loop.run_callback(signal.raise_signal, signal.SIGUSR1)
+    with gevent.Timeout(60):
+        gevent.sleep(0.05)
+        print("signalled", answers, consumer.stop(30_000))
+
+
 def main() -> int:
     gevent.spawn(tick)
     with standing_in() as proxy:
-        for check in (sending, consuming, killed):
+        for check in (sending, consuming, killed, signalled):
             check(proxy.address, proxy)
     print("ticked", ticks > 50)
     return 0

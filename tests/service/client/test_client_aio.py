@@ -22,16 +22,9 @@ from ddmq_client import (
 )
 from ddmq_client.aio import AsyncConsumer, AsyncProducer
 from ddmq_client.core.nodes import ProxyAddress
+from tests.support.waits import loop_until
 
 UNKNOWN = [AFTER, BEFORE, HALF, GARBAGE, WRONG_SEQUENCE, FAULT, refuse(12)]
-
-
-async def until(what: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Let the loop run until `what()` holds."""
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, f"did not happen within {seconds} s"
-        await asyncio.sleep(0.002)
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -59,7 +52,7 @@ def test_sending(proxy: Standin) -> None:
             batch = await producer.send_batch([OutgoingMessage("t", body) for body in [*bodies(3), b""]])
             assert [result.stored for result in batch] == [True, True, True, False]
             await producer.send_oneway(OutgoingMessage("t", b"one"))
-            await until(lambda: len(proxy.stored) == 55)
+            await loop_until(lambda: len(proxy.stored) == 55)
         with pytest.raises(ClosedError):
             await producer.send("t", b"late")
 
@@ -103,7 +96,7 @@ def test_certain_outcomes(proxy: Standin, other: Standin) -> None:
             assert {result.proxy for result in results} == {proxy.address}
             await producer.send_oneway(OutgoingMessage("t", b"x"))
             other.restart()
-            await until(lambda: (other.address, True) in producer.proxies())
+            await loop_until(lambda: (other.address, True) in producer.proxies())
         other.stop()
         async with AsyncProducer(other.address) as producer:
             with pytest.raises(NotStoredError, match="cannot connect"):
@@ -125,7 +118,7 @@ def test_time_outs_cancellation_and_the_connection_bound(proxy: Standin) -> None
             with pytest.raises(UnknownOutcomeError, match="within"):
                 await producer.send("t", b"slow", timeout_ms=500)
             task = asyncio.create_task(producer.send("t", b"cancelled"))
-            await until(lambda: len(proxy.calls) == 3)
+            await loop_until(lambda: len(proxy.calls) == 3)
             with pytest.raises(BusyError, match="all 1 connections"):
                 await producer.send("t", b"busy", timeout_ms=50)
             task.cancel()
@@ -154,7 +147,7 @@ def test_handlers(proxy: Standin) -> None:
     async def test() -> None:
         consumer = AsyncConsumer(proxy.address, "g", "t", handler=handle, concurrency=8, linger_ms=50)
         async with consumer:
-            await until(lambda: len(proxy.done) == 200)
+            await loop_until(lambda: len(proxy.done) == 200)
         counts = consumer.counts()
         assert (counts.acked, counts.failed, counts.handler_errors) == (200, 1, 1)
 
@@ -174,7 +167,7 @@ def test_batch_handlers_settle_in_threads(proxy: Standin) -> None:
         async with AsyncConsumer(
             proxy.address, "g", "t", batch_handler=handle, auto_ack=False, max_batch=8, linger_ms=50
         ):
-            await until(lambda: len(proxy.done) == 12)
+            await loop_until(lambda: len(proxy.done) == 12)
 
     run(test)
 
@@ -273,14 +266,14 @@ def test_cancelling_ends_at_once_and_leaves_nothing_running(proxy: Standin) -> N
     async def test() -> None:
         consumer = AsyncConsumer(proxy.address, "g", "t", handler=handle)
         task = asyncio.create_task(body(consumer))
-        await until(lambda: entered == 5)
+        await loop_until(lambda: entered == 5)
         task.cancel()
         await asyncio.sleep(0)
         task.cancel()  # the first lets `stop` begin, this one ends it
         with pytest.raises(asyncio.CancelledError):
             await task
         with contextlib.suppress(asyncio.TimeoutError):
-            await until(lambda: len(asyncio.all_tasks()) == 1)
+            await loop_until(lambda: len(asyncio.all_tasks()) == 1)
 
     run(test)
     assert not proxy.done
@@ -298,7 +291,7 @@ def test_stop_gives_up_at_its_deadline(proxy: Standin) -> None:
     async def test() -> None:
         consumer = AsyncConsumer(proxy.address, "g", "t", handler=handle, linger_ms=20)
         await consumer.start()
-        await until(lambda: entered)
+        await loop_until(lambda: entered)
         assert not await consumer.stop(200)
         assert await consumer.stop()
 
@@ -325,14 +318,14 @@ def test_names_are_resolved_again(proxy: Standin, other: Standin, monkeypatch: p
             ) as consumer,
         ):
             assert (await producer.send("u", b"x")).proxy == proxy.address
-            await until(lambda: len(kept) == 2)
+            await loop_until(lambda: len(kept) == 2)
             found[:] = [other]
-            await until(lambda: any(method == "pull" for method, _ in other.calls))
-            await until(lambda: producer.proxies() == [(other.address, True)])
+            await loop_until(lambda: any(method == "pull" for method, _ in other.calls))
+            await loop_until(lambda: producer.proxies() == [(other.address, True)])
             proxy.stop()
             for message in kept:
                 message.ack()
-            await until(lambda: other.done == {("t", 0), ("t", 1)})
+            await loop_until(lambda: other.done == {("t", 0), ("t", 1)})
             assert consumer.client_id
 
     run(test)
@@ -343,12 +336,12 @@ def test_reasons_and_leases_while_a_handler_runs(proxy: Standin) -> None:
 
     async def handle(message: Message) -> None:
         if message.attempt == 1:
-            await until(lambda: any(result.extendLeases for result in proxy.results))
+            await loop_until(lambda: any(result.extendLeases for result in proxy.results))
             raise KeyError("no such order")
 
     async def test() -> None:
         async with AsyncConsumer(proxy.address, "g", "t", handler=handle, lease_ms=600):
-            await until(lambda: ("t", 0) in proxy.done)
+            await loop_until(lambda: ("t", 0) in proxy.done)
 
     run(test)
     reasons = [reason for result in proxy.results for reason in result.failReasons or ()]
@@ -366,7 +359,7 @@ def test_a_handler_whose_work_was_cancelled_fails_its_message_alone(proxy: Stand
 
     async def test() -> None:
         async with AsyncConsumer(proxy.address, "g", "t", handler=handle, concurrency=2) as consumer:
-            await until(lambda: len(proxy.done) == 6)
+            await loop_until(lambda: len(proxy.done) == 6)
         assert consumer.counts().handler_errors == 6
 
     run(test)
@@ -384,7 +377,7 @@ def test_a_handler_may_stop_its_consumer(proxy: Standin) -> None:
         started = time.monotonic()
         consumer = AsyncConsumer(proxy.address, "g", "t", handler=handle, concurrency=1, linger_ms=20)
         async with consumer:
-            await until(lambda: len(outcomes) == 1)
+            await loop_until(lambda: len(outcomes) == 1)
         assert time.monotonic() - started < 10
 
     run(test)

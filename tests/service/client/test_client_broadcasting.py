@@ -11,6 +11,7 @@ from standin import AFTER, HOLD, Standin
 
 from ddmq_client import Consumer, Message, OptionError, PullError
 from ddmq_client.aio import AsyncConsumer
+from tests.support.waits import loop_until
 
 OURS: Any = {"model": "broadcasting", "linger_ms": 20}
 
@@ -51,18 +52,12 @@ def with_asyncio(
 
     async def run() -> AsyncConsumer:
         async with AsyncConsumer(proxy.address, "g", "t", handler=handle, **more) as consumer:
-            await until(begun(proxy))
+            await loop_until(begun(proxy))
             proxy.put("t", b"n0", b"n1", b"n2")
-            await until(lambda: len(got) >= count)
+            await loop_until(lambda: len(got) >= count)
         return consumer
 
     return asyncio.run(run())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 @pytest.fixture(params=[blocking, with_asyncio])

@@ -1,8 +1,12 @@
 """The blocking consumer against a proxy that leases, and fails, as told."""
 
+import itertools
+import sys
 import threading
 import time
 from asyncio import CancelledError
+from contextlib import suppress
+from types import FrameType
 
 import pytest
 from standin import AFTER, BEFORE, FAULT, GARBAGE, HALF, HOLD, PULL_ERROR, Standin, standing_in
@@ -157,6 +161,7 @@ def test_the_rest_is_submitted_at_the_end_and_once_more(proxy: Standin) -> None:
     assert consumer.counts().submit_errors == 1
 
 
+@pytest.mark.slow
 def test_a_parked_pull_does_not_hold_back_results(proxy: Standin) -> None:
     handled = threading.Event()
 
@@ -635,3 +640,58 @@ def test_whoever_pulls_first_starts_it_and_the_others_go_on(proxy: Standin) -> N
         thread.join(60)
     assert sorted(message.offset for message in got) == list(range(8))
     assert consumer.stop()
+
+
+class Interrupted:
+    """Stops a consumer as a signal handler does, before the nth line of the client or of `threading`."""
+
+    def __init__(self, consumer: Consumer, line: int) -> None:
+        self._consumer = consumer
+        self.left = line
+        self.answer: bool | None = None
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> "Interrupted | None":
+        if "ddmq_client" not in (path := frame.f_code.co_filename) and not path.endswith("threading.py"):
+            return None
+        self.left -= event == "line"
+        if self.left == 0 and event == "line":
+            self.answer = self._consumer.stop(20_000)
+        return self
+
+    def __enter__(self) -> "Interrupted":
+        sys.settrace(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+
+def test_a_signal_handler_stops_a_consumer_at_any_line_of_its_start(proxy: Standin) -> None:
+    lines = itertools.count(1, 7)
+    for line in lines:
+        consumer = Consumer(proxy.address, "g", "t", handler=lambda message: None, threads=2, linger_ms=20)
+        started = time.monotonic()
+        with suppress(ClientError), Interrupted(consumer, line) as interrupted:
+            consumer.start()
+        assert consumer.stop(20_000), f"interrupted before line {line}"
+        assert time.monotonic() - started < 15, f"interrupted before line {line}: waited for itself"
+        if interrupted.left > 0:
+            break
+    assert line > 100
+
+
+def test_a_signal_handler_stops_a_consumer_that_pulls_and_settles(proxy: Standin) -> None:
+    for line in range(3, 200, 9):
+        proxy.put("t", b"x")
+        consumer = Consumer(proxy.address, "g", "t", linger_ms=20)
+        for message in consumer:
+            with Interrupted(consumer, line) as interrupted:
+                message.ack()
+                consumer.counts()
+                with suppress(ClosedError):
+                    consumer.pull(1, 100)
+            break
+        assert consumer.stop(20_000), f"interrupted before line {line}"
+        if interrupted.left > 0:
+            break
+    assert line > 100

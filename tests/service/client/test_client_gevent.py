@@ -14,6 +14,7 @@ lost
 handled True True
 stopped True
 after kill True
+signalled [False] True
 ticked True
 """
 

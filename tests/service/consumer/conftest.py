@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from consumer_rig import Rig
+
+from tests.service.consumer.consumer_rig import ConsumerRig
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
-    made = Rig()
-    yield made
-    made.close()
+def rig() -> ConsumerRig:
+    return ConsumerRig()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 import gevent
 
@@ -17,8 +17,11 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, Fault, Wire
 from ddmq_rpc.codec import Codec, encode_result, methods, structs
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
+from proxy_consumer.groups.group import Group
 from proxy_consumer.service import ConsumerService
+from proxy_consumer.subscription.subscription import Subscription
 from tests.played_memory import PlayedMemory
+from tests.support.rig import Rig
 from tests.support.waits import until
 
 IDL = structs(consumer)
@@ -93,10 +96,11 @@ class FakeCall(Call):
         return int(self.result.context.qid.rsplit(b"_", 1)[1])
 
 
-class Rig:
+class ConsumerRig(Rig):
     """One proxy, its backend and its clock."""
 
     def __init__(self, config: ConsumerConfig | None = None, backend: PlayedMemory | None = None) -> None:
+        super().__init__()
         self.clock = ManualClock()
         self.metrics = Registry()
         self.backend = PlayedMemory(self.clock) if backend is None else backend
@@ -161,13 +165,45 @@ class Rig:
         ]
         self.wait(self.backend.append(records, self.deadline()))
 
+    def keyed(self, *bodies: str, queue: int = 0, topic: str = "T") -> None:
+        """Append messages whose key is the first letter of their body."""
+        for body in bodies:
+            self.put_keyed(body[0], body, queue, topic)
+
+    def put_keyed(self, key: str, body: str, queue: int = 0, topic: str = "T") -> None:
+        delivery = encode(key.encode(), body.encode(), b"", None)
+        record = NewRecord(topic, queue, bytes(16), self.clock.wall_ms(), delivery, key.encode())
+        self.wait(self.backend.append([record], self.deadline()))
+
     def progress(self, group: str = "G", queue: int = 0, topic: str = "T") -> Any:
         return self.wait(self.backend.progress(group, [self.ref(queue, topic)]))[0]
 
     # --- proxy
 
+    def group(self, name: str = "G") -> Group:
+        return self.service._directory.groups[name.encode()]
+
+    def subscription(self, topic: str = "T") -> Subscription:
+        """That of group G."""
+        return self.group().subscriptions[topic.encode()]
+
     def subscribe(self, group: str = "G", topic: str = "T", config: SubscriptionDefaults = FIRST) -> None:
         self.wait(self.service.subscribe(group, topic, config))
+
+    def ready(
+        self,
+        count: int = 0,
+        config: SubscriptionDefaults = FIRST,
+        topics: Sequence[str] = ("T",),
+        queues: int = 1,
+    ) -> Self:
+        """With these topics, group G subscribed to them, and so many messages in the first queue of each."""
+        for topic in topics:
+            self.topic(topic, queues)
+            self.subscribe(topic=topic, config=config)
+            if count:
+                self.send(count, topic=topic)
+        return self
 
     def call(self, method: str, args: Any, wire: Wire = Wire.COMPACT) -> FakeCall:
         call = FakeCall(method, args, wire)
@@ -219,13 +255,14 @@ class Rig:
 
     def counted(self, name: str, **labels: str) -> float:
         """The sum of a metric's cells that carry these labels."""
-        total = 0.0
-        for family in self.metrics.collect():
-            if f"{family.name}_total" == name or family.name == name:
-                for sample in family.samples:
-                    if labels.items() <= sample.labels.items():
-                        total += sample.value
-        return total
+        wanted = set(labels.items())
+        return sum(
+            cell.value
+            for metric, cells in self.metrics.numbers()
+            if metric.name == name
+            for values, cell in cells.items()
+            if wanted <= set(zip(metric.labels, values, strict=True))
+        )
 
 
 def result(

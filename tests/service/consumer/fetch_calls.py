@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from consumer_rig import IDL, METHODS, FakeCall, Rig
-
 from ddmq_rpc.api import Wire
+from tests.service.consumer.consumer_rig import IDL, METHODS, ConsumerRig, FakeCall
 
 Offsets = Mapping[str, Mapping[int, int]]
 
@@ -26,7 +25,7 @@ def _named(offsets: Offsets | None) -> Any:
 
 
 def ask(
-    rig: Rig,
+    rig: ConsumerRig,
     consumer: str = "c",
     offsets: Offsets | None = None,
     count: int | None = 100,
@@ -48,12 +47,12 @@ def ask(
     return rig.call("fetch", METHODS["fetch"].args[0](request=request), wire)
 
 
-def fetch(rig: Rig, *args: Any, **named: Any) -> dict[tuple[str, int], Any]:
+def fetch(rig: ConsumerRig, *args: Any, **named: Any) -> dict[tuple[str, int], Any]:
     """Send a fetch and wait for its answer, moving the clock if it waits: (topic, queue) → QidResponse."""
     return shown(finish(rig, ask(rig, *args, **named)))
 
 
-def finish(rig: Rig, call: FakeCall) -> FakeCall:
+def finish(rig: ConsumerRig, call: FakeCall) -> FakeCall:
     rig.settle(lambda: call.answered)
     while not call.answered:
         rig.advance(0.02)
@@ -73,7 +72,7 @@ def values(found: Any) -> list[bytes]:
     return [message.value for message in found.messages]
 
 
-def ack(rig: Rig, offsets: Offsets, consumer: str = "c", group: str = "G") -> bool:
+def ack(rig: ConsumerRig, offsets: Offsets, consumer: str = "c", group: str = "G") -> bool:
     result = IDL.AckResult(
         consumerId=consumer.encode(), groupId=group.encode(), cluster=b"x", offsets=_named(offsets)
     )

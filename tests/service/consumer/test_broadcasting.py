@@ -5,39 +5,38 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from consumer_rig import FIRST, IDL, FakeCall, Rig, result
-from fetch_calls import ack, ask, fetch, shown, values
 
 from backend.records import NewRecord
 from ddmq_common.delivery import encode
 from ddmq_common.errors import CallerError
 from ddmq_rpc.api import Wire
 from proxy_consumer.fetches import instances as module
+from tests.service.consumer.consumer_rig import FIRST, IDL, ConsumerRig, FakeCall, result
+from tests.service.consumer.fetch_calls import ack, ask, fetch, shown, values
 from tests.support.waits import until
 
 EVERYONE = replace(FIRST, model="broadcasting", ack_timeout_ms=1_000, concurrency=5)
 
 
 @pytest.fixture
-def news(rig: Rig) -> Rig:
+def news(rig: ConsumerRig) -> ConsumerRig:
     """Group G broadcasts topic T of 2 queues; 3 messages of each are old."""
-    rig.topic(queues=2)
-    rig.subscribe(config=EVERYONE)
+    rig.ready(config=EVERYONE, queues=2)
     for queue in range(2):
         rig.send(3, queue)
     return rig
 
 
-def pull(rig: Rig, instance: str = "one", **named: object) -> FakeCall:
+def pull(rig: ConsumerRig, instance: str = "one", **named: object) -> FakeCall:
     return rig.pull(group=f"G%{instance}".encode(), **named)  # type: ignore[arg-type]
 
 
-def begun(rig: Rig, *names: str) -> None:
+def begun(rig: ConsumerRig, *names: str) -> None:
     for name in names:
         assert pull(rig, name).result.messages == []
 
 
-def test_every_id_fetches_every_queue_from_its_own_place(news: Rig) -> None:
+def test_every_id_fetches_every_queue_from_its_own_place(news: ConsumerRig) -> None:
     for consumer in ("a", "b", "c"):
         found = fetch(news, consumer)
         assert [one.nextRequestOffset for one in found.values()] == [3, 3], "without a place: the newest"
@@ -47,7 +46,7 @@ def test_every_id_fetches_every_queue_from_its_own_place(news: Rig) -> None:
     assert news.progress().committed == 0, "accepted and ignored"
 
 
-def test_a_broadcast_fetch_waits_and_is_woken(news: Rig) -> None:
+def test_a_broadcast_fetch_waits_and_is_woken(news: ConsumerRig) -> None:
     call = ask(news, "a", linger=10_000)
     news.settle()
     news.send(1, queue=1)
@@ -55,7 +54,7 @@ def test_a_broadcast_fetch_waits_and_is_woken(news: Rig) -> None:
     assert values(shown(call)["T", 1]) == [b"m0"]
 
 
-def test_a_queue_that_comes_later_is_read_from_its_first_message(news: Rig) -> None:
+def test_a_queue_that_comes_later_is_read_from_its_first_message(news: ConsumerRig) -> None:
     news.topic("T", queues=2)
     info = news.backend.topic("T")
     assert info is not None
@@ -65,7 +64,7 @@ def test_a_queue_that_comes_later_is_read_from_its_first_message(news: Rig) -> N
     assert len(found["T", 2].messages) == 2
 
 
-def test_our_client_makes_the_group_and_hears_of_another_model(rig: Rig) -> None:
+def test_our_client_makes_the_group_and_hears_of_another_model(rig: ConsumerRig) -> None:
     rig.topic()
     ours = {"clientId": b"me", "topics": [b"T"], "model": b"broadcasting"}
     fetch(rig, **ours)
@@ -76,7 +75,7 @@ def test_our_client_makes_the_group_and_hears_of_another_model(rig: Rig) -> None
     assert b"reads T as clustering, not as broadcasting" in call.outcome.success.error
 
 
-def test_only_the_topics_asked_for(news: Rig) -> None:
+def test_only_the_topics_asked_for(news: ConsumerRig) -> None:
     news.topic("U")
     news.subscribe(topic="U", config=EVERYONE)
     assert len(fetch(news)) == 3
@@ -84,7 +83,9 @@ def test_only_the_topics_asked_for(news: Rig) -> None:
 
 
 @pytest.mark.parametrize("wire", list(Wire))
-def test_each_instance_that_pulls_gets_everything_from_its_first_pull_on(news: Rig, wire: Wire) -> None:
+def test_each_instance_that_pulls_gets_everything_from_its_first_pull_on(
+    news: ConsumerRig, wire: Wire
+) -> None:
     begun(news, "one", "two")
     news.send(2, queue=1)
     for name in ("one", "two"):
@@ -95,7 +96,7 @@ def test_each_instance_that_pulls_gets_everything_from_its_first_pull_on(news: R
     begun(news, "three")
 
 
-def test_an_instance_may_pull_without_a_topic_and_is_woken(news: Rig) -> None:
+def test_an_instance_may_pull_without_a_topic_and_is_woken(news: ConsumerRig) -> None:
     begun(news, "one")
     call = news.ask(group=b"G%one", topic=None, linger=5_000)
     news.settle()
@@ -104,7 +105,7 @@ def test_an_instance_may_pull_without_a_topic_and_is_woken(news: Rig) -> None:
     assert call.values == [b"m0"]
 
 
-def test_two_pulls_of_one_instance_share_its_messages(news: Rig) -> None:
+def test_two_pulls_of_one_instance_share_its_messages(news: ConsumerRig) -> None:
     begun(news, "one")
     calls = [news.ask(group=b"G%one", count=1, linger=5_000) for _ in range(2)]
     news.settle()
@@ -113,7 +114,7 @@ def test_two_pulls_of_one_instance_share_its_messages(news: Rig) -> None:
     assert sorted(call.values[0] for call in calls) == [b"m0", b"m1"]
 
 
-def test_unacknowledged_ones_are_bounded_and_do_not_come_again(news: Rig) -> None:
+def test_unacknowledged_ones_are_bounded_and_do_not_come_again(news: ConsumerRig) -> None:
     begun(news, "one")
     news.send(12)
     assert pull(news).offsets == [3, 4, 5, 6, 7]
@@ -127,13 +128,13 @@ def test_unacknowledged_ones_are_bounded_and_do_not_come_again(news: Rig) -> Non
     assert news.counted("ddmq_acked_total", group="G") == 2
 
 
-def test_a_result_without_topic_or_queue_changes_nothing(news: Rig) -> None:
+def test_a_result_without_topic_or_queue_changes_nothing(news: ConsumerRig) -> None:
     begun(news, "one")
     nowhere = IDL.ConsumeResult(context=IDL.Context(groupId=b"G%one"), successOffsets=[0], failOffsets=[1])
     assert news.submit(nowhere).result is True
 
 
-def test_results_ride_on_a_pull(news: Rig) -> None:
+def test_results_ride_on_a_pull(news: ConsumerRig) -> None:
     begun(news, "one")
     news.send(6)
     offsets = pull(news).offsets
@@ -141,7 +142,7 @@ def test_results_ride_on_a_pull(news: Rig) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"tags": "wanted"}, {"sql": "TAGS = 'wanted'"}])
-def test_the_subscriptions_filter_holds(rig: Rig, settings: dict[str, str]) -> None:
+def test_the_subscriptions_filter_holds(rig: ConsumerRig, settings: dict[str, str]) -> None:
     rig.topic()
     rig.subscribe(config=replace(EVERYONE, **settings))  # type: ignore[arg-type]
     begun(rig, "one")
@@ -159,7 +160,7 @@ def test_the_subscriptions_filter_holds(rig: Rig, settings: dict[str, str]) -> N
     assert (found.messages, found.nextRequestOffset) == ([], 9)
 
 
-def test_an_instance_is_forgotten_after_a_minute(news: Rig) -> None:
+def test_an_instance_is_forgotten_after_a_minute(news: ConsumerRig) -> None:
     begun(news, "one")
     news.advance(59)
     news.send(1)
@@ -172,20 +173,20 @@ def test_an_instance_is_forgotten_after_a_minute(news: Rig) -> None:
     assert news.counted("ddmq_broadcast_instances") == 0
 
 
-def test_instances_are_bounded(news: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instances_are_bounded(news: ConsumerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "INSTANCES_MAX", 2)
     begun(news, "one", "two")
     assert pull(news, "three").outcome.error.code == 15
 
 
-def test_a_pull_by_the_groups_own_name_is_told_how(news: Rig) -> None:
+def test_a_pull_by_the_groups_own_name_is_told_how(news: ConsumerRig) -> None:
     for topic in (b"T", None, b"unknown"):
         error = news.ask(topic=topic).outcome.error
         assert b"G%INSTANCE" in error.message
-    assert set(news.service._directory.groups[b"G"].subscriptions) == {b"T"}
+    assert set(news.group().subscriptions) == {b"T"}
 
 
-def test_deleting_the_group_ends_the_pulls_of_its_instances(news: Rig) -> None:
+def test_deleting_the_group_ends_the_pulls_of_its_instances(news: ConsumerRig) -> None:
     begun(news, "one")
     call = news.ask(group=b"G%one", linger=30_000)
     news.wait(news.service.delete_group("G"))
@@ -196,7 +197,9 @@ def test_deleting_the_group_ends_the_pulls_of_its_instances(news: Rig) -> None:
 
 @pytest.mark.parametrize("name", ["G%one", "H%one", "none%one", "%one", "G%"])
 @pytest.mark.parametrize("ours", [{}, {"clientId": b"me"}])
-def test_a_pull_as_an_instance_makes_no_ordinary_group(rig: Rig, name: str, ours: dict[str, bytes]) -> None:
+def test_a_pull_as_an_instance_makes_no_ordinary_group(
+    rig: ConsumerRig, name: str, ours: dict[str, bytes]
+) -> None:
     for topic in ("T", "U"):
         rig.topic(topic)
         rig.subscribe("H", topic)
@@ -206,9 +209,8 @@ def test_a_pull_as_an_instance_makes_no_ordinary_group(rig: Rig, name: str, ours
     assert [group.name for group in rig.service.groups()] == ["G", "H"]
 
 
-def test_the_instance_is_served_once_its_group_is_broadcasting(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe()
+def test_the_instance_is_served_once_its_group_is_broadcasting(rig: ConsumerRig) -> None:
+    rig.ready()
     assert b"a name with % is not made" in pull(rig).outcome.error.message
     rig.wait(rig.service.change_subscription("G", "T", {"model": "broadcasting"}))
     rig.settle()
@@ -217,7 +219,7 @@ def test_the_instance_is_served_once_its_group_is_broadcasting(rig: Rig) -> None
     assert pull(rig).values == [b"m0"]
 
 
-def test_an_ordinary_group_of_such_a_name_goes_on(rig: Rig) -> None:
+def test_an_ordinary_group_of_such_a_name_goes_on(rig: ConsumerRig) -> None:
     rig.topic()
     rig.subscribe("G%one")
     rig.send(1)
@@ -225,7 +227,7 @@ def test_an_ordinary_group_of_such_a_name_goes_on(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("name", ["G%one", "G%one%two", "G%"])
-def test_no_ordinary_group_is_made_of_an_instances_name(news: Rig, name: str) -> None:
+def test_no_ordinary_group_is_made_of_an_instances_name(news: ConsumerRig, name: str) -> None:
     with pytest.raises(CallerError, match="is an instance of the broadcasting group G"):
         news.service.subscribe(name, "T")
     with pytest.raises(CallerError, match="is an instance of the broadcasting group G"):

@@ -13,11 +13,11 @@ from itertools import product
 from typing import Any
 
 import pytest
-from consumer_rig import IDL, Rig
 
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.service import ConsumerService
 from tests.examples import some_of
+from tests.service.consumer.consumer_rig import IDL, ConsumerRig
 
 TOPICS = {"T": 3, "U": 1}
 MESSAGES = 12
@@ -25,7 +25,7 @@ KEYS = 5
 Place = tuple[bytes, bytes, int]
 
 
-class House(Rig):
+class LeasesRig(ConsumerRig):
     """Two proxies over one backend; what clients have, by place."""
 
     started = 0
@@ -49,9 +49,7 @@ class House(Rig):
             self.put(topic, number % TOPICS[topic], f"k{number % KEYS}")
 
     def put(self, topic: str, queue: int, key: str) -> None:
-        from tests.service.consumer.test_order_keys_served import put
-
-        put(self, key, json.dumps({"k": key}), queue, topic)
+        self.put_keyed(key, json.dumps({"k": key}), queue, topic)
 
     def start(self) -> ConsumerService:
         service = super().start()
@@ -115,7 +113,7 @@ class House(Rig):
 
     def holder(self, context: Any) -> Any:
         for proxy in self.proxies():
-            group = proxy[0]._directory.find(b"G")
+            group = proxy[0]._directory.groups.get(b"G")
             if group is not None and (context.topic, context.qid) in group.held:
                 return proxy
         return None
@@ -207,24 +205,24 @@ class House(Rig):
         self.first = (self.service, self.handlers)
 
 
-CHANGES: list[Callable[[House], None]] = [
-    House.another_order_key,
-    House.no_order_key,
-    House.another_scope,
-    House.another_assignment,
-    House.another_limit,
-    House.another_topic,
-    House.more_queues,
-    House.delete_and_make,
-    House.writer_lost,
-    House.second_joins,
-    House.second_leaves,
-    House.restart,
+CHANGES: list[Callable[[LeasesRig], None]] = [
+    LeasesRig.another_order_key,
+    LeasesRig.no_order_key,
+    LeasesRig.another_scope,
+    LeasesRig.another_assignment,
+    LeasesRig.another_limit,
+    LeasesRig.another_topic,
+    LeasesRig.more_queues,
+    LeasesRig.delete_and_make,
+    LeasesRig.writer_lost,
+    LeasesRig.second_joins,
+    LeasesRig.second_leaves,
+    LeasesRig.restart,
 ]
 
 
-def run(order_key: str, one: Callable[[House], None], other: Callable[[House], None]) -> None:
-    house = House(order_key)
+def run(order_key: str, one: Callable[[LeasesRig], None], other: Callable[[LeasesRig], None]) -> None:
+    house = LeasesRig(order_key)
     house.fill()
     house.pull_all()
     assert house.have
@@ -244,11 +242,10 @@ def run(order_key: str, one: Callable[[House], None], other: Callable[[House], N
     for _ in range(2):
         house.pull_all()
     assert not house.have
-    house.close()
 
 
 @pytest.mark.parametrize("order_key", ["", "KEY", "QID"])
 @pytest.mark.parametrize("one", CHANGES, ids=lambda change: change.__name__)
-def test_a_change_and_any_other(order_key: str, one: Callable[[House], None]) -> None:
+def test_a_change_and_any_other(order_key: str, one: Callable[[LeasesRig], None]) -> None:
     for first, other in some_of([*product([one], CHANGES)]):
         run(order_key, first, other)

@@ -11,13 +11,13 @@ from collections import defaultdict
 from random import Random
 
 import pytest
-from consumer_rig import Rig
-from virtual_time import run
 
 from ddmq.server.admin import offsets
 from ddmq_client import LateResult, Message
 from ddmq_client.aio import AsyncConsumer
 from proxy_consumer.config import SubscriptionDefaults
+from tests.service.consumer.consumer_rig import ConsumerRig
+from tests.service.consumer.virtual_time import run
 
 PROXY = "127.0.0.1:9713"
 KEYS = 5  # k0 … k4, one after another
@@ -51,8 +51,8 @@ class Handlers:
         self.done.add(offset)
 
 
-def ready(count: int, ordered: bool, **changed: object) -> Rig:
-    rig = Rig()
+def ready(count: int, ordered: bool, **changed: object) -> ConsumerRig:
+    rig = ConsumerRig()
     rig.topic()
     order = {"order_key": "KEY", "chain_batch": 1} if ordered else {}
     settings: dict[str, object] = {"start": "first", "retry_steps": 0, "max_timeout_redeliveries": 0}
@@ -113,11 +113,10 @@ def test_nothing_is_counted_that_no_handler_saw(seed: int, monkeypatch: pytest.M
     assert set(handlers.calls.values()) == {1}, f"seed {seed}"
     assert rig.counted("ddmq_lease_timeouts_total") == 0, f"seed {seed}"
     assert rig.counted("ddmq_dead_letters_total") == 0, f"seed {seed}"
-    rig.close()
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-@pytest.mark.parametrize("way", ["stop", "loop"])
+@pytest.mark.parametrize("way", ["stop", "loop", "hand back"])
 def test_what_is_handed_back_is_at_others_at_once(
     ordered: bool, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,7 +127,13 @@ def test_what_is_handed_back_is_at_others_at_once(
         loop = asyncio.get_running_loop()
         first = AsyncConsumer(PROXY, "G", "T", client_id="first")
         messages = aiter(first)
-        (await anext(messages)).ack()
+        mine: list[Message] = []
+        if way == "hand back":
+            while len(mine) < 5:
+                mine += await first.pull(5 - len(mine))
+            assert mine[0].ack()
+        else:
+            (await anext(messages)).ack()
         second = AsyncConsumer(
             PROXY, "G", "T", handler=lambda message: handlers.handle(message, 0.0), linger_ms=30_000
         )
@@ -136,50 +141,21 @@ def test_what_is_handed_back_is_at_others_at_once(
         await asyncio.sleep(0.2)
         assert not handlers.done
         left_at = loop.time()
-        await (first.stop() if way == "stop" else messages.aclose())  # type: ignore[attr-defined]
+        if way == "hand back":
+            assert [message.hand_back() for message in mine] == [False, True, True, True, True]
+        else:
+            await (first.stop() if way == "stop" else messages.aclose())  # type: ignore[attr-defined]
         while len(handlers.done) < 4:
             await asyncio.sleep(0.01)
             assert loop.time() - left_at < 0.3
+        if way == "hand back":
+            assert first.counts().returned == 4
         left_at = loop.time()
         assert await second.stop()
         assert loop.time() - left_at < 1.0, "its pull waits for 30 s"
         assert await first.stop()
 
     run(rig, work(), monkeypatch)
-    rig.close()
-
-
-@pytest.mark.parametrize("ordered", [False, True])
-def test_what_the_application_hands_back_is_at_others_at_once(
-    ordered: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig = ready(5, ordered)
-    handlers = Handlers(ordered)
-
-    async def work() -> None:
-        loop = asyncio.get_running_loop()
-        first = AsyncConsumer(PROXY, "G", "T", client_id="first")
-        mine: list[Message] = []
-        while len(mine) < 5:
-            mine += await first.pull(5 - len(mine))
-        assert mine[0].ack()
-        second = AsyncConsumer(
-            PROXY, "G", "T", handler=lambda message: handlers.handle(message, 0.0), linger_ms=30_000
-        )
-        await second.start()
-        await asyncio.sleep(0.2)
-        assert not handlers.done
-        left_at = loop.time()
-        assert [message.hand_back() for message in mine] == [False, True, True, True, True]
-        while len(handlers.done) < 4:
-            await asyncio.sleep(0.01)
-            assert loop.time() - left_at < 0.3
-        assert first.counts().returned == 4
-        assert await second.stop()
-        assert await first.stop()
-
-    run(rig, work(), monkeypatch)
-    rig.close()
 
 
 def test_a_slow_message_does_not_hold_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +180,6 @@ def test_a_slow_message_does_not_hold_its_neighbours(monkeypatch: pytest.MonkeyP
             assert await each.stop()
 
     run(rig, work(), monkeypatch)
-    rig.close()
 
 
 def test_what_came_too_late_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +205,6 @@ def test_what_came_too_late_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(each.group, each.topic, each.offset, each.finished) for each in sorted(late)] == [
         ("G", "T", 0, True), ("G", "T", 1, True),
     ]  # fmt: skip
-    rig.close()
 
 
 def test_a_dead_letter_needs_one_delivery(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +219,6 @@ def test_a_dead_letter_needs_one_delivery(monkeypatch: pytest.MonkeyPatch) -> No
     run(rig, work(), monkeypatch)
     rig.settle()
     assert rig.counted("ddmq_dead_letters_total", reason="given-up") == 1
-    rig.close()
 
 
 def test_a_cancelled_block_hands_back_at_once_what_no_handler_saw(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +253,6 @@ def test_a_cancelled_block_hands_back_at_once_what_no_handler_saw(monkeypatch: p
 
     run(rig, work(), monkeypatch)
     assert rig.counted("ddmq_lease_timeouts_total") == 0
-    rig.close()
 
 
 def test_a_message_says_when_its_lease_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +282,6 @@ def test_a_message_says_when_its_lease_is_over(monkeypatch: pytest.MonkeyPatch) 
         assert await consumer.stop()
 
     run(rig, work(), monkeypatch)
-    rig.close()
 
 
 def test_a_handler_sees_that_its_message_is_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +307,6 @@ def test_a_handler_sees_that_its_message_is_anothers(monkeypatch: pytest.MonkeyP
     first, again = seen
     assert (first[0], first[-1]) == (False, True), "the extension in between was too late"
     assert not any(again)
-    rig.close()
 
 
 def test_a_consumer_that_pauses_leaves_messages_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,4 +343,3 @@ def test_a_consumer_that_pauses_leaves_messages_to_others(monkeypatch: pytest.Mo
 
     run(rig, work(), monkeypatch)
     assert rig.counted("ddmq_lease_timeouts_total") == 0
-    rig.close()

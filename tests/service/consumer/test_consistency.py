@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from consumer_rig import FIRST, IDL, METHODS, FakeCall, Rig, result
 
 from proxy_consumer.groups import consistency
+from tests.service.consumer.consumer_rig import FIRST, IDL, METHODS, ConsumerRig, FakeCall, result
 
 
 def told(
-    rig: Rig, client: str = "one", kind: str | None = "TAG", text: str = "*", **named: object
+    rig: ConsumerRig, client: str = "one", kind: str | None = "TAG", text: str = "*", **named: object
 ) -> FakeCall:
     """A pull that states a filter."""
     return rig.ask(
@@ -28,20 +28,19 @@ def refused(call: FakeCall) -> str:
 
 
 @pytest.fixture
-def tagged(rig: Rig) -> Rig:
-    rig.topic()
-    rig.subscribe(config=replace(FIRST, tags="a || b"))
+def tagged(rig: ConsumerRig) -> ConsumerRig:
+    rig.ready(config=replace(FIRST, tags="a || b"))
     return rig
 
 
 @pytest.mark.parametrize("text", ["a||b", "b || a", " b||a ||b"])
-def test_the_same_filter_written_differently_is_the_same(tagged: Rig, text: str) -> None:
+def test_the_same_filter_written_differently_is_the_same(tagged: ConsumerRig, text: str) -> None:
     call = told(tagged, text=text)
     assert not call.answered
     assert tagged.service.differences("G") == []
 
 
-def test_no_filter_agrees_with_any(tagged: Rig) -> None:
+def test_no_filter_agrees_with_any(tagged: ConsumerRig) -> None:
     assert not tagged.ask(clientId=b"one").answered
     assert not tagged.ask().answered
 
@@ -56,7 +55,9 @@ def test_no_filter_agrees_with_any(tagged: Rig) -> None:
         ("XML", "a", "filterType is b'XML'; allowed: TAG, SQL92"),
     ],
 )
-def test_another_filter_is_refused_and_listed(tagged: Rig, kind: str | None, text: str, said: str) -> None:
+def test_another_filter_is_refused_and_listed(
+    tagged: ConsumerRig, kind: str | None, text: str, said: str
+) -> None:
     for _ in range(3):
         assert said in refused(told(tagged, kind=kind, text=text))
     (found,) = tagged.service.differences("G")
@@ -65,36 +66,35 @@ def test_another_filter_is_refused_and_listed(tagged: Rig, kind: str | None, tex
     assert tagged.counted("ddmq_inconsistent_subscriptions_total", group="G", topic="T") == 1
 
 
-def test_a_pull_of_all_topics_is_compared_with_each(tagged: Rig) -> None:
+def test_a_pull_of_all_topics_is_compared_with_each(tagged: ConsumerRig) -> None:
     tagged.topic("U")
     tagged.subscribe(topic="U")
     assert "topic U: the pull states" in refused(told(tagged, text="a||b", topic=None))
 
 
-def test_it_is_over_when_the_client_or_the_subscription_changes(tagged: Rig) -> None:
+def test_it_is_over_when_the_client_or_the_subscription_changes(tagged: ConsumerRig) -> None:
     refused(told(tagged, text="a"))
     told(tagged, text="a||b")
     assert tagged.service.differences("G") == []
 
 
-def test_sql_is_compared_as_parsed(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe(config=replace(FIRST, sql="price > 10 AND color = 'red'"))
+def test_sql_is_compared_as_parsed(rig: ConsumerRig) -> None:
+    rig.ready(config=replace(FIRST, sql="price > 10 AND color = 'red'"))
     assert not told(rig, kind="SQL92", text="price  >  10 and color='red'").answered
     assert "color = 'blue'" in refused(told(rig, kind="SQL92", text="price > 10 AND color = 'blue'"))
 
 
-def test_the_first_client_makes_the_subscription_with_its_filter(rig: Rig) -> None:
+def test_the_first_client_makes_the_subscription_with_its_filter(rig: ConsumerRig) -> None:
     rig.topic()
     told(rig, text="a")
     rig.settle()
-    assert rig.service._directory.groups[b"G"].subscriptions[b"T"].config.tags == "a"
+    assert rig.subscription().config.tags == "a"
     assert "the subscription has tags 'a'" in refused(told(rig, "two", text="b"))
     assert "cannot be used" in refused(told(rig, kind="SQL92", text="((", group=b"H"))
     assert b"H" not in rig.service._directory.groups
 
 
-def test_clients_that_read_different_topics_are_listed_not_refused(rig: Rig) -> None:
+def test_clients_that_read_different_topics_are_listed_not_refused(rig: ConsumerRig) -> None:
     for topic in ("T", "U"):
         rig.topic(topic)
         rig.subscribe(topic=topic)
@@ -112,10 +112,11 @@ def test_clients_that_read_different_topics_are_listed_not_refused(rig: Rig) -> 
     assert rig.service.differences("G") == []
 
 
-def test_who_is_away_is_forgotten_and_memory_is_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_away_is_forgotten_and_memory_is_bounded(
+    rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(consistency, "CLIENTS_MAX", 2)
-    rig.topic()
-    rig.subscribe()
+    rig.ready()
     for client in ("one", "two", "three"):
         refused(told(rig, client, text="a"))
     assert [each.client_id for each in rig.service.differences("G")] == ["one", "two"]
@@ -137,7 +138,7 @@ def test_who_is_away_is_forgotten_and_memory_is_bounded(rig: Rig, monkeypatch: p
     ],
 )
 def test_long_texts_are_refused_before_anything_is_kept(
-    tagged: Rig, kind: str, text: str, client: str, said: str
+    tagged: ConsumerRig, kind: str, text: str, client: str, said: str
 ) -> None:
     consistency.difference.cache_clear()
     assert said in refused(told(tagged, client, kind, text))
@@ -145,7 +146,7 @@ def test_long_texts_are_refused_before_anything_is_kept(
     assert sum(len(name) for name in tagged.service._pulls.consistency._groups.get(b"G", {})) <= 255
 
 
-def test_only_filters_that_can_be_used_are_kept(tagged: Rig) -> None:
+def test_only_filters_that_can_be_used_are_kept(tagged: ConsumerRig) -> None:
     consistency.difference.cache_clear()
     for text in ("x >", "x = 'a"):
         refused(told(tagged, kind="SQL92", text=text))
@@ -154,9 +155,8 @@ def test_only_filters_that_can_be_used_are_kept(tagged: Rig) -> None:
     assert consistency.difference.cache_info().currsize == 1
 
 
-def test_clients_are_listed_with_where_they_come_from_and_since_when(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe()
+def test_clients_are_listed_with_where_they_come_from_and_since_when(rig: ConsumerRig) -> None:
+    rig.ready()
     began = rig.clock.wall_ms()
     rig.ask(clientId=b"one")
     rig.advance(2.5)
@@ -171,7 +171,7 @@ def test_clients_are_listed_with_where_they_come_from_and_since_when(rig: Rig) -
     }
 
 
-def ask_from(rig: Rig, peer: str, client: str | None) -> None:
+def ask_from(rig: ConsumerRig, peer: str, client: str | None) -> None:
     """A pull that comes from this address."""
     request = IDL.PullRequest(groupId=b"G", topic=b"T", clientId=None if client is None else client.encode())
     call = FakeCall("pull", METHODS["pull"].args[0](request=request))
@@ -179,10 +179,8 @@ def ask_from(rig: Rig, peer: str, client: str | None) -> None:
     rig.handlers["pull"](call)
 
 
-def test_clients_are_listed_with_what_they_have_in_flight(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe()
-    rig.send(5)
+def test_clients_are_listed_with_what_they_have_in_flight(rig: ConsumerRig) -> None:
+    rig.ready(5)
     rig.ask(clientId=b"one", count=2)
     rig.ask(clientId=b"two", count=1)
     rig.ask(count=2)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from consumer_rig import Rig, result
 
 from backend.records import PASSED_MAX, NewRecord
 from ddmq_common.config import load
 from ddmq_common.delivery import encode
 from ddmq_common.errors import ConfigError
 from proxy_consumer.config import GroupsFile, SubscriptionDefaults
+from tests.service.consumer.consumer_rig import ConsumerRig, result
 
 
-def send(rig: Rig, *messages: tuple[bytes, bytes, dict[bytes, bytes]]) -> None:
+def send(rig: ConsumerRig, *messages: tuple[bytes, bytes, dict[bytes, bytes]]) -> None:
     """(tag, body, properties) each."""
     records = [
         NewRecord("T", 0, number.to_bytes(16, "big"), 0, encode(b"", body, tag, properties), tags=tag)
@@ -23,8 +23,8 @@ def send(rig: Rig, *messages: tuple[bytes, bytes, dict[bytes, bytes]]) -> None:
     rig.wait(rig.backend.append(records, rig.deadline()))
 
 
-def subscribed(**settings: object) -> Rig:
-    rig = Rig()
+def subscribed(**settings: object) -> ConsumerRig:
+    rig = ConsumerRig()
     rig.topic()
     rig.subscribe(config=SubscriptionDefaults(start="first", **settings))  # type: ignore[arg-type]
     return rig
@@ -44,7 +44,6 @@ def test_what_does_not_fit_is_not_delivered_and_counts_as_finished(settings: dic
     rig.pull(count=100, result=result(found), linger=20)
     rig.advance(1.0)
     assert rig.progress().committed == len(tags)
-    rig.close()
 
 
 def test_a_match_behind_more_than_one_read_passes_over_is_delivered() -> None:
@@ -52,7 +51,6 @@ def test_a_match_behind_more_than_one_read_passes_over_is_delivered() -> None:
     many = PASSED_MAX + 10
     send(rig, *((b"blue", b"", {}) for _ in range(many)), (b"red", b"found", {}))
     assert rig.pull(count=10).offsets == [many]
-    rig.close()
 
 
 def test_a_path_into_the_body_keeps_its_messages_in_order() -> None:
@@ -67,7 +65,6 @@ def test_a_path_into_the_body_keeps_its_messages_in_order() -> None:
     send(rig, *((b"", body, {}) for body in bodies))
     assert rig.pull(count=10).offsets == [0, 1, 3, 4]
     assert rig.pull(count=10, result=result([0])).offsets == [2]
-    rig.close()
 
 
 @pytest.mark.parametrize(

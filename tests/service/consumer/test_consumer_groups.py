@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from consumer_rig import IDL, METHODS, Rig, result
 
 from backend.completion import Completion
 from backend.port import Join
@@ -16,16 +15,27 @@ from ddmq_common import token_bucket
 from ddmq_common.config import Overlay, load
 from ddmq_common.errors import BoundReachedError, CallerError, ConfigError, TryLaterError
 from proxy_consumer.config import ConsumerConfig, GroupEntry, GroupsFile, SubscriptionDefaults
+from tests.service.consumer.consumer_rig import IDL, METHODS, ConsumerRig, result
 
 
-def stats_of(rig: Rig, group: bytes = b"G", topic: bytes | None = None) -> list[tuple[bytes, dict, dict]]:
+def stats_of(
+    rig: ConsumerRig, group: bytes = b"G", topic: bytes | None = None
+) -> list[tuple[bytes, dict, dict]]:
     request = IDL.ConsumeStatsRequest(group=group, topic=topic)
     call = rig.call("getConsumeStats", METHODS["getConsumeStats"].args[0](request=request))
     rig.settle(lambda: call.answered)
     return [(each.topic, each.consumeOffsets, each.produceOffsets) for each in call.result]
 
 
-def test_a_pull_that_names_a_topic_creates_its_group_at_the_end(rig: Rig) -> None:
+class Other:
+    """A member that is not ours."""
+
+    def assigned(self, assignment: object) -> None: ...
+    def revoked(self, queues: object, deadline: float) -> None: ...
+    def lost(self, queues: object) -> None: ...
+
+
+def test_a_pull_that_names_a_topic_creates_its_group_at_the_end(rig: ConsumerRig) -> None:
     rig.topic(queues=2)
     rig.send(3)
     assert rig.pull().result.messages == []
@@ -37,7 +47,7 @@ def test_a_pull_that_names_a_topic_creates_its_group_at_the_end(rig: Rig) -> Non
 
 
 def test_a_subscription_that_another_proxy_has_just_made_is_not_made_again_with_the_defaults(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pull has come before the settings, which are here when it is known where the queues stand."""
     rig.topic()
@@ -61,16 +71,15 @@ def test_a_subscription_that_another_proxy_has_just_made_is_not_made_again_with_
 
 
 def test_without_auto_creation_it_is_empty_at_once_and_nothing_is_created() -> None:
-    rig = Rig(ConsumerConfig(auto_create_groups=False))
+    rig = ConsumerRig(ConsumerConfig(auto_create_groups=False))
     rig.topic()
     call = rig.ask(linger=30_000)
     assert call.result.messages == []
     assert rig.backend.setting("group/G") is None
     assert rig.service.groups() == []
-    rig.close()
 
 
-def test_a_blank_topic_never_creates(rig: Rig) -> None:
+def test_a_blank_topic_never_creates(rig: ConsumerRig) -> None:
     rig.topic()
     for topic in (None, b""):
         call = rig.ask(topic=topic, linger=30_000)
@@ -88,13 +97,13 @@ def test_a_blank_topic_never_creates(rig: Rig) -> None:
         (b"G", b"SCHEDULE_TOPIC_XXXX"),
     ],
 )
-def test_names_that_cannot_be_get_an_exception(rig: Rig, group: bytes, topic: bytes) -> None:
+def test_names_that_cannot_be_get_an_exception(rig: ConsumerRig, group: bytes, topic: bytes) -> None:
     assert rig.pull(group, topic).outcome.error.code == 11
     assert rig.service.groups() == []
 
 
 def test_groups_are_bounded() -> None:
-    rig = Rig(ConsumerConfig(groups_max=2, subscriptions_per_group_max=1))
+    rig = ConsumerRig(ConsumerConfig(groups_max=2, subscriptions_per_group_max=1))
     rig.topic()
     rig.pull(b"A")
     rig.pull(b"B")
@@ -102,11 +111,10 @@ def test_groups_are_bounded() -> None:
     assert rig.pull(b"A", b"U").outcome.error.code == 15
     with pytest.raises(BoundReachedError):
         rig.service.subscribe("C", "T")
-    rig.close()
 
 
 def test_subscriptions_of_all_groups_are_bounded() -> None:
-    rig = Rig(ConsumerConfig(subscriptions_max=3))
+    rig = ConsumerRig(ConsumerConfig(subscriptions_max=3))
     for topic in "TU":
         rig.topic(topic)
     rig.pull(b"A")
@@ -124,12 +132,11 @@ def test_subscriptions_of_all_groups_are_bounded() -> None:
     rig.wait(rig.service.delete_group("A", "U"))
     rig.settle()
     assert rig.pull(b"C").outcome.error is None
-    rig.close()
 
 
 def test_clients_that_invent_groups_get_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_bucket, "CREATIONS_AT_ONCE", 2)
-    rig = Rig()
+    rig = ConsumerRig()
     rig.topic()
     rig.ask(b"A")
     rig.ask(b"B")
@@ -142,11 +149,10 @@ def test_clients_that_invent_groups_get_slow(monkeypatch: pytest.MonkeyPatch) ->
     rig.clock.advance(1.5 / token_bucket.CREATIONS_PER_S)
     rig.ask(b"C")
     assert {group.name for group in rig.service.groups()} == {"A", "B", "C", "operator"}
-    rig.close()
 
 
 @pytest.mark.parametrize(("start", "first"), [("first", 0), ("last", 6), ("time", 3)])
-def test_start_positions(rig: Rig, start: str, first: int) -> None:
+def test_start_positions(rig: ConsumerRig, start: str, first: int) -> None:
     rig.topic()
     rig.send(3)
     rig.clock.advance(10)
@@ -157,7 +163,7 @@ def test_start_positions(rig: Rig, start: str, first: int) -> None:
     assert rig.pull().offsets == list(range(first, 7))
 
 
-def test_queues_and_topics_that_appear_later_start_at_their_first_message(rig: Rig) -> None:
+def test_queues_and_topics_that_appear_later_start_at_their_first_message(rig: ConsumerRig) -> None:
     assert rig.pull().result.messages == []
     info = rig.topic()
     rig.send(2)
@@ -168,20 +174,16 @@ def test_queues_and_topics_that_appear_later_start_at_their_first_message(rig: R
     assert (call.queue, call.offsets) == (1, [0, 1])
 
 
-def test_progress_and_settings_survive_a_restart(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe(config=SubscriptionDefaults(start="first", batch_max=2))
-    rig.send(5)
+def test_progress_and_settings_survive_a_restart(rig: ConsumerRig) -> None:
+    rig.ready(5, SubscriptionDefaults(start="first", batch_max=2))
     rig.submit(result(rig.pull().offsets))
     rig.restart()
     assert [group.name for group in rig.service.groups()] == ["G"]
     assert rig.pull(topic=None).offsets == [2, 3]
 
 
-def test_a_recreated_topic_starts_anew(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe()
-    rig.send(3)
+def test_a_recreated_topic_starts_anew(rig: ConsumerRig) -> None:
+    rig.ready(3)
     rig.submit(result(rig.pull().offsets))
     rig.wait(rig.backend.delete_topic("T", rig.deadline()))
     rig.settle()
@@ -190,26 +192,23 @@ def test_a_recreated_topic_starts_anew(rig: Rig) -> None:
     assert rig.pull().offsets == [0, 1]
 
 
-def test_settings_changed_elsewhere_apply_without_a_restart(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe()
-    rig.send(10)
+def test_settings_changed_elsewhere_apply_without_a_restart(rig: ConsumerRig) -> None:
+    rig.ready(10)
     change = {"subscription/G/T": b'{"settings": {"batch_max": 3}}'}
     rig.wait(rig.backend.commit(CommitBatch(settings=change), rig.deadline()))
     rig.settle()
     assert rig.pull().offsets == [0, 1, 2]
 
 
-def test_a_broken_setting_is_passed_over(rig: Rig) -> None:
+def test_a_broken_setting_is_passed_over(rig: ConsumerRig) -> None:
     broken = {"subscription/G/T": b'{"settings": {"batch_max": 0}}', "group/H": b"no json"}
     rig.wait(rig.backend.commit(CommitBatch(settings=broken), rig.deadline()))
     rig.settle()
     assert rig.service.groups() == []
 
 
-def test_deleting_a_group_answers_who_waits_and_forgets(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe()
+def test_deleting_a_group_answers_who_waits_and_forgets(rig: ConsumerRig) -> None:
+    rig.ready()
     waiting = rig.ask(linger=30_000)
     rig.settle()
     rig.wait(rig.service.delete_group("G"))
@@ -220,17 +219,9 @@ def test_deleting_a_group_answers_who_waits_and_forgets(rig: Rig) -> None:
         rig.wait(rig.service.delete_group("G"))
 
 
-def test_queues_lost_to_another_member_come_no_more_and_their_acks_are_ignored(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe()
-    rig.send(4)
+def test_queues_lost_to_another_member_come_no_more_and_their_acks_are_ignored(rig: ConsumerRig) -> None:
+    rig.ready(4)
     assert rig.pull(count=2).offsets == [0, 1]
-
-    class Other:
-        def assigned(self, assignment: object) -> None: ...
-        def revoked(self, queues: object, deadline: float) -> None: ...
-        def lost(self, queues: object) -> None: ...
-
     rig.backend.join(Join("G", "T"), Other())
     rig.backend.depose("G", "T")
     rig.settle()
@@ -241,17 +232,9 @@ def test_queues_lost_to_another_member_come_no_more_and_their_acks_are_ignored(r
     assert rig.pull().result.messages == []
 
 
-def test_revoked_queues_are_flushed_and_come_back_when_the_other_leaves(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe()
-    rig.send(4)
+def test_revoked_queues_are_flushed_and_come_back_when_the_other_leaves(rig: ConsumerRig) -> None:
+    rig.ready(4)
     rig.submit(result(rig.pull(count=2).offsets))
-
-    class Other:
-        def assigned(self, assignment: object) -> None: ...
-        def revoked(self, queues: object, deadline: float) -> None: ...
-        def lost(self, queues: object) -> None: ...
-
     other = rig.backend.join(Join("G", "T"), Other())
     rig.backend.revoke("G", "T", rig.clock.monotonic() + 5)
     rig.settle()
@@ -261,19 +244,18 @@ def test_revoked_queues_are_flushed_and_come_back_when_the_other_leaves(rig: Rig
     assert rig.pull().offsets == [2, 3]
 
 
-def test_an_idle_subscription_gives_its_queues_up_and_takes_them_again(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe()
+def test_an_idle_subscription_gives_its_queues_up_and_takes_them_again(rig: ConsumerRig) -> None:
+    rig.ready()
     rig.pull()
     for _ in range(70):
         rig.advance(1.0)
-    subscription = rig.service._directory.groups[b"G"].subscriptions[b"T"]
+    subscription = rig.subscription()
     assert not subscription.joined
     rig.send(1)
     assert rig.pull().offsets == [0]
 
 
-def test_consume_stats(rig: Rig) -> None:
+def test_consume_stats(rig: ConsumerRig) -> None:
     rig.topic(queues=2)
     rig.topic("U")
     rig.subscribe()
@@ -288,10 +270,8 @@ def test_consume_stats(rig: Rig) -> None:
     assert stats_of(rig, topic=b"nothing") == []
 
 
-def test_group_stats_show_what_is_going_on(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe(config=SubscriptionDefaults(start="first", retry_intervals_ms=(100,)))
-    rig.send(10)
+def test_group_stats_show_what_is_going_on(rig: ConsumerRig) -> None:
+    rig.ready(10, SubscriptionDefaults(start="first", retry_intervals_ms=(100,)))
     rig.pull(count=6)
     rig.submit(result([1, 2], [0]))
     found = rig.wait(rig.service.group_stats("G"))[0]
@@ -300,7 +280,7 @@ def test_group_stats_show_what_is_going_on(rig: Rig) -> None:
     assert (queue.committed, queue.next, queue.qid, queue.held) == (0, 10, "R_default_a_0", True)
 
 
-def test_a_topic_that_may_not_be_read_is_refused_until_it_may(rig: Rig) -> None:
+def test_a_topic_that_may_not_be_read_is_refused_until_it_may(rig: ConsumerRig) -> None:
     info = rig.topic()
     rig.subscribe()
     rig.send(1)
@@ -313,10 +293,8 @@ def test_a_topic_that_may_not_be_read_is_refused_until_it_may(rig: Rig) -> None:
     assert rig.pull().offsets == [0]
 
 
-def test_draining_answers_who_waits_takes_results_and_delivers_nothing(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe()
-    rig.send(1)
+def test_draining_answers_who_waits_takes_results_and_delivers_nothing(rig: ConsumerRig) -> None:
+    rig.ready(1)
     offsets = rig.pull().offsets
     waiting = rig.ask(linger=30_000)
     rig.settle()
@@ -330,10 +308,8 @@ def test_draining_answers_who_waits_takes_results_and_delivers_nothing(rig: Rig)
     assert rig.progress().committed == 1
 
 
-def test_draining_does_not_wait_for_ever_for_a_dead_client(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe()
-    rig.send(1)
+def test_draining_does_not_wait_for_ever_for_a_dead_client(rig: ConsumerRig) -> None:
+    rig.ready(1)
     rig.pull()
     drained = rig.service.drain(rig.clock.monotonic() + 60)
     rig.advance(1.01)
@@ -342,7 +318,7 @@ def test_draining_does_not_wait_for_ever_for_a_dead_client(rig: Rig) -> None:
     assert drained.done
 
 
-def test_groups_declared_in_a_file_are_made_and_brought_up_to_date(rig: Rig) -> None:
+def test_groups_declared_in_a_file_are_made_and_brought_up_to_date(rig: ConsumerRig) -> None:
     def file(**settings: Any) -> GroupsFile:
         return GroupsFile({"G": GroupEntry({"T": Overlay({"start": "first"} | settings)})})
 
@@ -385,9 +361,10 @@ def test_a_wrong_groups_file_is_refused(tmp_path: Path, text: str) -> None:
         load(tmp_path / "groups.yaml", GroupsFile)
 
 
-def test_two_changes_at_once_do_not_undo_each_other(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig.topic()
-    rig.subscribe()
+def test_two_changes_at_once_do_not_undo_each_other(
+    rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.ready()
     held: Completion[Any] = Completion()
     monkeypatch.setattr(rig.backend, "commit", lambda *_: held)
     first = rig.service.change_subscription("G", "T", {"batch_max": 3})
@@ -400,7 +377,7 @@ def test_two_changes_at_once_do_not_undo_each_other(rig: Rig, monkeypatch: pytes
     rig.wait(rig.service.change_subscription("G", "T", {"concurrency": 4}))
 
 
-def test_other_defaults_hold_where_a_subscription_sets_nothing(rig: Rig) -> None:
+def test_other_defaults_hold_where_a_subscription_sets_nothing(rig: ConsumerRig) -> None:
     rig.topic()
     rig.wait(rig.service.change_subscription("G", "T", {"concurrency": 5, "start": "first"}))
     rig.send(3)
@@ -413,7 +390,7 @@ def test_other_defaults_hold_where_a_subscription_sets_nothing(rig: Rig) -> None
     assert rig.pull(result=result(offsets)).offsets == [3, 4], "the client was not disturbed"
 
 
-def test_a_setting_back_to_the_default(rig: Rig) -> None:
+def test_a_setting_back_to_the_default(rig: ConsumerRig) -> None:
     rig.topic()
     rig.wait(rig.service.change_subscription("G", "T", {"batch_max": 2, "retry_intervals_ms": [5]}))
     change = rig.wait(rig.service.change_subscription("G", "T", {}, ["batch_max"]))
@@ -421,7 +398,7 @@ def test_a_setting_back_to_the_default(rig: Rig) -> None:
     assert change.given == {"retry_intervals_ms": (5,)}
 
 
-def test_a_setting_that_the_defaults_no_longer_allow_can_be_put_right(rig: Rig) -> None:
+def test_a_setting_that_the_defaults_no_longer_allow_can_be_put_right(rig: ConsumerRig) -> None:
     rig.topic()
     rig.wait(rig.service.change_subscription("G", "T", {"order_key": "KEY"}))
     rig.service.reconfigure(ConsumerConfig(defaults=SubscriptionDefaults(model="broadcasting")))

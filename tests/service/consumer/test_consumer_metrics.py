@@ -5,9 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from consumer_rig import FIRST, IDL, METHODS, Rig
-from consumer_rig import result as answer
-from fetch_calls import ack, fetch
 
 from backend.completion import Completion
 from backend.records import NewRecord
@@ -20,6 +17,9 @@ from ddmq_common.names import SCHEDULE_TOPIC
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.groups import gauges
 from proxy_consumer.groups.unheld import REFRESH_S
+from tests.service.consumer.consumer_rig import IDL, METHODS, ConsumerRig
+from tests.service.consumer.consumer_rig import result as answer
+from tests.service.consumer.fetch_calls import ack, fetch
 
 HERE = {"group": "G", "topic": "T"}
 BY_KEY = SubscriptionDefaults(
@@ -27,11 +27,11 @@ BY_KEY = SubscriptionDefaults(
 )
 
 
-def histogram(rig: Rig, metric: Metric) -> Histogram:
+def histogram(rig: ConsumerRig, metric: Metric) -> Histogram:
     return rig.metrics.histogram(metric, "G", "T")
 
 
-def value(rig: Rig, metric: Metric, *labels: str) -> float:
+def value(rig: ConsumerRig, metric: Metric, *labels: str) -> float:
     """After a look: gauges are filled in, as a scrape or a sample does it."""
     rig.clock.advance(1)
     rig.metrics.fill()
@@ -39,17 +39,11 @@ def value(rig: Rig, metric: Metric, *labels: str) -> float:
     return rig.metrics.cell(metric, *(labels or ("G", "T"))).value
 
 
-def ready(rig: Rig, config: SubscriptionDefaults = FIRST, queues: int = 1) -> None:
-    rig.topic(queues=queues)
-    rig.subscribe(config=config)
-
-
 # --- times
 
 
-def test_the_queue_wait_is_that_of_the_oldest_and_once_an_answer(rig: Rig) -> None:
-    ready(rig)
-    rig.send(3)
+def test_the_queue_wait_is_that_of_the_oldest_and_once_an_answer(rig: ConsumerRig) -> None:
+    rig.ready(3)
     rig.clock.advance(2)
     rig.send(3)
     rig.clock.advance(5)
@@ -58,9 +52,8 @@ def test_the_queue_wait_is_that_of_the_oldest_and_once_an_answer(rig: Rig) -> No
     assert (sum(waits.counts), waits.total) == (1, pytest.approx(7e6, rel=0.01))
 
 
-def test_a_repeated_message_has_no_queue_wait_but_counts_as_redelivered(rig: Rig) -> None:
-    ready(rig, SubscriptionDefaults(start="first", retry_intervals_ms=(1000,), ack_timeout_ms=60_000))
-    rig.send(3)
+def test_a_repeated_message_has_no_queue_wait_but_counts_as_redelivered(rig: ConsumerRig) -> None:
+    rig.ready(3, SubscriptionDefaults(start="first", retry_intervals_ms=(1000,), ack_timeout_ms=60_000))
     rig.pull(count=2)
     rig.submit(answer([0], [1]))
     rig.advance(3)
@@ -75,18 +68,16 @@ def test_a_repeated_message_has_no_queue_wait_but_counts_as_redelivered(rig: Rig
     assert rig.counted("ddmq_redelivered_total", **HERE) == 1
 
 
-def test_a_lease_that_ran_out_is_redelivered(rig: Rig) -> None:
-    ready(rig, SubscriptionDefaults(start="first", ack_timeout_ms=1000))
-    rig.send(2)
+def test_a_lease_that_ran_out_is_redelivered(rig: ConsumerRig) -> None:
+    rig.ready(2, SubscriptionDefaults(start="first", ack_timeout_ms=1000))
     rig.pull(count=2)
     rig.advance(2)
     rig.pull(count=2)
     assert rig.counted("ddmq_redelivered_total", **HERE) == 2
 
 
-def test_the_process_time_counts_once_a_result_whatever_it_finishes(rig: Rig) -> None:
-    ready(rig)
-    rig.send(10)
+def test_the_process_time_counts_once_a_result_whatever_it_finishes(rig: ConsumerRig) -> None:
+    rig.ready(10)
     rig.pull(count=10)
     rig.clock.advance(4)
     rig.submit(answer(range(6)))
@@ -98,9 +89,8 @@ def test_the_process_time_counts_once_a_result_whatever_it_finishes(rig: Rig) ->
     assert sum(took.counts) == 2
 
 
-def test_extending_a_lease_does_not_shorten_the_process_time(rig: Rig) -> None:
-    ready(rig, SubscriptionDefaults(start="first", ack_timeout_ms=10_000))
-    rig.send(1)
+def test_extending_a_lease_does_not_shorten_the_process_time(rig: ConsumerRig) -> None:
+    rig.ready(1, SubscriptionDefaults(start="first", ack_timeout_ms=10_000))
     message = rig.pull(count=1, clientId=b"me").result.messages[0]
     rig.clock.advance(8)
     rig.submit(answer(extendLeases=[message.leaseId]))
@@ -109,8 +99,8 @@ def test_extending_a_lease_does_not_shorten_the_process_time(rig: Rig) -> None:
     assert histogram(rig, catalogue.PROCESS).total == pytest.approx(16e6)
 
 
-def test_only_subscriptions_in_use_have_histograms(rig: Rig) -> None:
-    ready(rig)
+def test_only_subscriptions_in_use_have_histograms(rig: ConsumerRig) -> None:
+    rig.ready()
     rig.subscribe(group="idle")
     rig.send(3)
     for _ in range(2):
@@ -126,8 +116,8 @@ def test_only_subscriptions_in_use_have_histograms(rig: Rig) -> None:
 # --- gauges
 
 
-def test_lag_and_its_age_are_those_of_unfinished_messages(rig: Rig) -> None:
-    ready(rig, queues=2)
+def test_lag_and_its_age_are_those_of_unfinished_messages(rig: ConsumerRig) -> None:
+    rig.ready(queues=2)
     rig.send(4, queue=0)
     rig.clock.advance(10)
     rig.send(3, queue=1)
@@ -149,16 +139,15 @@ def test_lag_and_its_age_are_those_of_unfinished_messages(rig: Rig) -> None:
     assert [value(rig, each) for each in (catalogue.LAG, catalogue.LAG_AGE, catalogue.ACK_SPAN)] == [0, 0, 0]
 
 
-def test_what_waits_to_come_again_is_retrying(rig: Rig) -> None:
-    ready(rig, SubscriptionDefaults(start="first", retry_intervals_ms=(60_000,), ack_timeout_ms=60_000))
-    rig.send(3)
+def test_what_waits_to_come_again_is_retrying(rig: ConsumerRig) -> None:
+    rig.ready(3, SubscriptionDefaults(start="first", retry_intervals_ms=(60_000,), ack_timeout_ms=60_000))
     rig.pull(count=3)
     rig.submit(answer([], [0, 1]))
     assert value(rig, catalogue.RETRYING) == 2
     assert value(rig, catalogue.INFLIGHT) == 1
 
 
-def put(rig: Rig, *keys: str) -> None:
+def put(rig: ConsumerRig, *keys: str) -> None:
     records = [
         NewRecord("T", 0, bytes(16), rig.clock.wall_ms(), encode(key.encode(), b"x", b"", None), key.encode())
         for key in keys
@@ -166,8 +155,8 @@ def put(rig: Rig, *keys: str) -> None:
     rig.wait(rig.backend.append(records, rig.deadline()))
 
 
-def test_keys_whose_head_failed_are_blocked_until_it_is_finished(rig: Rig) -> None:
-    ready(rig, BY_KEY)
+def test_keys_whose_head_failed_are_blocked_until_it_is_finished(rig: ConsumerRig) -> None:
+    rig.ready(config=BY_KEY)
     put(rig, "a", "a", "b", "c")
     call = rig.pull(count=10)
     assert call.offsets == [0, 2, 3]
@@ -183,9 +172,8 @@ def test_keys_whose_head_failed_are_blocked_until_it_is_finished(rig: Rig) -> No
     assert value(rig, catalogue.BLOCKED_KEYS) == value(rig, catalogue.BLOCKED_KEY_AGE) == 0
 
 
-def test_gauges_of_a_deleted_group_become_zero(rig: Rig) -> None:
-    ready(rig)
-    rig.send(5)
+def test_gauges_of_a_deleted_group_become_zero(rig: ConsumerRig) -> None:
+    rig.ready(5)
     rig.pull(count=2)
     assert value(rig, catalogue.LAG) == 5
     rig.wait(rig.service.delete_group("G"))
@@ -193,7 +181,7 @@ def test_gauges_of_a_deleted_group_become_zero(rig: Rig) -> None:
     assert [value(rig, each) for each in (catalogue.LAG, catalogue.INFLIGHT, catalogue.LAG_AGE)] == [0, 0, 0]
 
 
-def unheld_lag(rig: Rig) -> float:
+def unheld_lag(rig: ConsumerRig) -> float:
     """Who tells of it, and who holds what, is asked for at one look and shown at the next."""
     value(rig, catalogue.LAG)
     rig.clock.advance(REFRESH_S)
@@ -201,10 +189,9 @@ def unheld_lag(rig: Rig) -> float:
     return value(rig, catalogue.LAG)
 
 
-def test_the_lag_of_what_nobody_pulls_is_told_all_the_same(rig: Rig) -> None:
+def test_the_lag_of_what_nobody_pulls_is_told_all_the_same(rig: ConsumerRig) -> None:
     rig.topic(SCHEDULE_TOPIC, 18)
-    ready(rig)
-    rig.send(5)
+    rig.ready(5)
     assert unheld_lag(rig) == 5
     assert value(rig, catalogue.LAG_AGE) == pytest.approx(1000 * (REFRESH_S + 4), abs=100)
     rig.pull(count=5)
@@ -212,20 +199,19 @@ def test_the_lag_of_what_nobody_pulls_is_told_all_the_same(rig: Rig) -> None:
     assert value(rig, catalogue.LAG) == 3
     rig.advance(rig.config.idle_ms / 1000 + 60)
     rig.advance(rig.config.idle_ms / 1000)
-    assert not rig.service._directory.groups[b"G"].subscriptions[b"T"].joined
+    assert not rig.subscription().joined
     rig.send(4)
     assert unheld_lag(rig) == 7
     assert value(rig, catalogue.INFLIGHT) == 0
 
 
-def test_a_lag_does_not_vanish_with_its_consumers(rig: Rig) -> None:
+def test_a_lag_does_not_vanish_with_its_consumers(rig: ConsumerRig) -> None:
     rig.topic(SCHEDULE_TOPIC, 18)
-    ready(rig)
-    rig.send(5)
+    rig.ready(5)
     rig.pull(count=1)
     rig.submit(answer([0]))
     assert value(rig, catalogue.LAG) == 4
-    subscription = rig.service._directory.groups[b"G"].subscriptions[b"T"]
+    subscription = rig.subscription()
     asked: list[Any] = []
     holders = rig.backend.holders
 
@@ -251,10 +237,9 @@ def test_a_lag_does_not_vanish_with_its_consumers(rig: Rig) -> None:
     assert value(rig, catalogue.LAG_AGE) >= before
 
 
-def test_what_was_asked_for_at_a_look_is_there_after_it(rig: Rig) -> None:
+def test_what_was_asked_for_at_a_look_is_there_after_it(rig: ConsumerRig) -> None:
     rig.topic(SCHEDULE_TOPIC, 18)
-    ready(rig)
-    rig.send(5)
+    rig.ready(5)
     value(rig, catalogue.LAG)  # this proxy asks to be the one that tells
     assert value(rig, catalogue.LAG) == 5
     assert rig.metrics.cell(catalogue.LAG_AGE, "G", "T").value == pytest.approx(2_000, abs=100)
@@ -263,7 +248,7 @@ def test_what_was_asked_for_at_a_look_is_there_after_it(rig: Rig) -> None:
 class Proxies:
     """Two over one backend, each with metrics of its own."""
 
-    def __init__(self, rig: Rig) -> None:
+    def __init__(self, rig: ConsumerRig) -> None:
         self.rig = rig
         first, rig.metrics = (rig.metrics, rig.service), Registry()
         self.each = [first, (rig.metrics, rig.start())]
@@ -273,10 +258,9 @@ class Proxies:
         return unheld_lag(self.rig)
 
 
-def test_one_proxy_tells_of_it_and_then_another(rig: Rig) -> None:
+def test_one_proxy_tells_of_it_and_then_another(rig: ConsumerRig) -> None:
     rig.topic(SCHEDULE_TOPIC, 18)
-    ready(rig)
-    rig.send(5)
+    rig.ready(5)
     both = Proxies(rig)
     assert [both.lag(0), both.lag(1)] == [5, 0]
     both.each[0][1].drain(rig.deadline())
@@ -284,10 +268,9 @@ def test_one_proxy_tells_of_it_and_then_another(rig: Rig) -> None:
     assert [both.lag(0), both.lag(1)] == [0, 5]
 
 
-def test_what_another_proxy_holds_is_left_to_it(rig: Rig) -> None:
+def test_what_another_proxy_holds_is_left_to_it(rig: ConsumerRig) -> None:
     rig.topic(SCHEDULE_TOPIC, 18)
-    ready(rig)
-    rig.send(5)
+    rig.ready(5)
     both = Proxies(rig)
     assert both.lag(0) == 5
     rig.pull(count=1)
@@ -295,8 +278,8 @@ def test_what_another_proxy_holds_is_left_to_it(rig: Rig) -> None:
     assert not both.each[0][1]._directory.groups[b"G"].subscriptions[b"T"].joined
 
 
-def test_what_is_fetched_has_its_lag_too(rig: Rig) -> None:
-    ready(rig, queues=2)
+def test_what_is_fetched_has_its_lag_too(rig: ConsumerRig) -> None:
+    rig.ready(queues=2)
     for queue in range(2):
         rig.send(3, queue=queue)
     fetch(rig)
@@ -308,10 +291,10 @@ def test_what_is_fetched_has_its_lag_too(rig: Rig) -> None:
 
 
 def test_a_look_reads_a_bounded_number_of_queues_and_only_what_moved(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rig.service._gauges._oldest, "_reads_max", 3)
-    ready(rig, queues=8)
+    rig.ready(queues=8)
     for queue in range(8):
         rig.send(1, queue=queue)
     rig.pull(count=1)
@@ -332,9 +315,10 @@ def test_a_look_reads_a_bounded_number_of_queues_and_only_what_moved(
     assert gauges.READS_MAX == 64
 
 
-def test_a_backend_that_fails_leaves_the_last_values(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    ready(rig)
-    rig.send(5)
+def test_a_backend_that_fails_leaves_the_last_values(
+    rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.ready(5)
     rig.pull(count=1)
     assert value(rig, catalogue.LAG) == 5
 
@@ -349,14 +333,14 @@ def test_a_backend_that_fails_leaves_the_last_values(rig: Rig, monkeypatch: pyte
     assert value(rig, catalogue.LAG) == 7
 
 
-def names(rig: Rig) -> set[str]:
+def names(rig: ConsumerRig) -> set[str]:
     """Every label value there is."""
     families = [*rig.metrics.numbers(), *rig.metrics.histograms()]
     return {label for _, cells in families for labels in cells for label in labels}
 
 
-def test_names_that_clients_invent_make_no_labels(rig: Rig) -> None:
-    ready(rig)
+def test_names_that_clients_invent_make_no_labels(rig: ConsumerRig) -> None:
+    rig.ready()
     rig.pull()
     for number in range(50):
         rig.submit(answer([1], group=f"invented-{number}"))
@@ -369,7 +353,7 @@ def test_names_that_clients_invent_make_no_labels(rig: Rig) -> None:
 
 
 def test_groups_and_so_their_labels_have_a_bound() -> None:
-    rig = Rig(ConsumerConfig(groups_max=3))
+    rig = ConsumerRig(ConsumerConfig(groups_max=3))
     rig.topic()
     for number in range(20):
         rig.ask(group=b"made-%d" % number)
@@ -377,4 +361,3 @@ def test_groups_and_so_their_labels_have_a_bound() -> None:
     rig.settle()
     made = {name for name in names(rig) if "made" in name}
     assert made == {"made-0", "made-1", "made-2"}
-    rig.close()

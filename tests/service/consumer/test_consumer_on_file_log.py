@@ -8,7 +8,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from consumer_rig import FIRST, IDL, METHODS, FakeCall, result
 
 from backend.file_log import FileLog, FileLogOptions, open_log
 from backend.records import NewRecord, QueueRef, TopicInfo
@@ -17,6 +16,7 @@ from ddmq_common.delivery import encode
 from ddmq_common.metrics.registry import Registry
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.service import ConsumerService
+from tests.service.consumer.consumer_rig import FIRST, IDL, METHODS, FakeCall, result
 from tests.support.waits import until
 
 PATIENCE_S = 60.0

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from consumer_rig import IDL, Rig, result
 
 from ddmq_rpc.api import Wire
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
+from tests.service.consumer.consumer_rig import IDL, ConsumerRig, result
 
 
-def test_delivers_from_one_queue_with_the_context_to_echo(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe()
-    rig.send(3)
+def test_delivers_from_one_queue_with_the_context_to_echo(rig: ConsumerRig) -> None:
+    rig.ready(3)
     answer = rig.pull().result
     assert (answer.context.groupId, answer.context.topic, answer.context.qid) == (
         b"G",
@@ -25,10 +23,8 @@ def test_delivers_from_one_queue_with_the_context_to_echo(rig: Rig) -> None:
     assert (first.messageId, first.leaseId, first.attempt, first.nextOffset) == (None, None, None, None)
 
 
-def test_acknowledged_with_the_next_pull_and_durable_before_its_answer(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe()
-    rig.send(5)
+def test_acknowledged_with_the_next_pull_and_durable_before_its_answer(rig: ConsumerRig) -> None:
+    rig.ready(5)
     assert rig.pull(count=2).offsets == [0, 1]
     rig.backend.hold()
     call = rig.ask(count=2, result=result([0, 1]))
@@ -40,16 +36,14 @@ def test_acknowledged_with_the_next_pull_and_durable_before_its_answer(rig: Rig)
     assert rig.progress().committed == 2
 
 
-def test_empty_answer_is_byte_for_byte_what_a_real_ddmq_sent(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe()
+def test_empty_answer_is_byte_for_byte_what_a_real_ddmq_sent(rig: ConsumerRig) -> None:
+    rig.ready()
     call = rig.pull()
     assert call.encoded == bytes.fromhex("0c001c00190c0000")
 
 
-def test_waits_for_the_linger_and_not_longer(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe()
+def test_waits_for_the_linger_and_not_longer(rig: ConsumerRig) -> None:
+    rig.ready()
     call = rig.ask(linger=50)
     rig.settle()
     rig.advance(0.045)
@@ -59,9 +53,8 @@ def test_waits_for_the_linger_and_not_longer(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(("linger", "seconds"), [(None, 0.02), (0, 0.02), (5, 0.02), (1 << 30, 30.0)])
-def test_linger_has_a_floor_and_a_ceiling(rig: Rig, linger: int | None, seconds: float) -> None:
-    rig.topic()
-    rig.subscribe()
+def test_linger_has_a_floor_and_a_ceiling(rig: ConsumerRig, linger: int | None, seconds: float) -> None:
+    rig.ready()
     call = rig.ask(linger=linger)
     rig.settle()
     rig.advance(seconds - 0.001)
@@ -70,9 +63,8 @@ def test_linger_has_a_floor_and_a_ceiling(rig: Rig, linger: int | None, seconds:
     assert call.result.messages == []
 
 
-def test_a_waiting_pull_is_woken_by_an_append(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe()
+def test_a_waiting_pull_is_woken_by_an_append(rig: ConsumerRig) -> None:
+    rig.ready()
     call = rig.ask(linger=30_000)
     rig.settle()
     assert not call.answered
@@ -81,9 +73,8 @@ def test_a_waiting_pull_is_woken_by_an_append(rig: Rig) -> None:
     assert call.offsets == [0]
 
 
-def test_waiters_are_served_in_order_of_arrival_over_both_kinds(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe()
+def test_waiters_are_served_in_order_of_arrival_over_both_kinds(rig: ConsumerRig) -> None:
+    rig.ready()
     calls = [rig.ask(linger=30_000, count=1, topic=topic) for topic in (b"T", None, b"T", None)]
     rig.settle()
     for number, call in enumerate(calls):
@@ -93,9 +84,8 @@ def test_waiters_are_served_in_order_of_arrival_over_both_kinds(rig: Rig) -> Non
         assert call.offsets == [number]
 
 
-def test_a_client_that_goes_gets_nothing_and_holds_nobody_up(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe()
+def test_a_client_that_goes_gets_nothing_and_holds_nobody_up(rig: ConsumerRig) -> None:
+    rig.ready()
     gone, stays = rig.ask(linger=30_000), rig.ask(linger=30_000)
     rig.settle()
     gone.go()
@@ -105,7 +95,7 @@ def test_a_client_that_goes_gets_nothing_and_holds_nobody_up(rig: Rig) -> None:
     assert stays.offsets == [0]
 
 
-def test_round_robin_over_queues_and_topics(rig: Rig) -> None:
+def test_round_robin_over_queues_and_topics(rig: ConsumerRig) -> None:
     rig.topic("T", 2)
     rig.topic("U", 2)
     rig.subscribe()
@@ -121,7 +111,7 @@ def test_round_robin_over_queues_and_topics(rig: Rig) -> None:
         assert len(set(seen[start : start + 4])) == 4
 
 
-def test_a_named_topic_delivers_that_topic_only(rig: Rig) -> None:
+def test_a_named_topic_delivers_that_topic_only(rig: ConsumerRig) -> None:
     rig.topic("T")
     rig.topic("U")
     rig.subscribe()
@@ -132,44 +122,37 @@ def test_a_named_topic_delivers_that_topic_only(rig: Rig) -> None:
 
 
 def test_batch_is_the_smaller_of_request_and_limit() -> None:
-    rig = Rig(ConsumerConfig(defaults=SubscriptionDefaults(batch_max=8)))
-    rig.topic()
-    rig.subscribe(config=SubscriptionDefaults(batch_max=8, start="first"))
-    rig.send(30)
+    rig = ConsumerRig(ConsumerConfig(defaults=SubscriptionDefaults(batch_max=8))).ready(
+        30, SubscriptionDefaults(batch_max=8, start="first")
+    )
     assert [len(rig.pull(count=count).offsets) for count in (None, 0, 3, 1 << 30)] == [8, 8, 3, 8]
-    rig.close()
 
 
 def test_answer_stops_growing_at_its_byte_bound_but_holds_one_message() -> None:
-    rig = Rig(ConsumerConfig(answer_bytes_max=4096, read_ahead_bytes=1 << 20))
-    rig.topic()
-    rig.subscribe()
+    rig = ConsumerRig(ConsumerConfig(answer_bytes_max=4096, read_ahead_bytes=1 << 20)).ready()
     rig.send(6, size=1500)
     rig.send(1, size=9000)
     assert [len(rig.pull().offsets) for _ in range(4)] == [2, 2, 2, 1]
-    rig.close()
 
 
 @pytest.mark.parametrize("wrong", [{"count": -1}, {"linger": -1}, {"count": -(1 << 31)}])
-def test_negative_sizes_get_an_exception_that_says_what_is_allowed(rig: Rig, wrong: dict[str, int]) -> None:
-    rig.topic()
-    rig.subscribe()
+def test_negative_sizes_get_an_exception_that_says_what_is_allowed(
+    rig: ConsumerRig, wrong: dict[str, int]
+) -> None:
+    rig.ready()
     error = rig.pull(**wrong).outcome.error
     assert error.code == 11
     assert b"allowed" in error.message
 
 
-def test_a_filter_is_refused_until_there_are_filters(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe()
+def test_a_filter_is_refused_until_there_are_filters(rig: ConsumerRig) -> None:
+    rig.ready()
     assert rig.pull(filter=b"a = 1", filterType=b"SQL92").outcome.error.code == 11
     assert rig.pull(filter=b"*").result.messages == []
 
 
-def test_binary_callers_get_the_same_messages(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe()
-    rig.send(2)
+def test_binary_callers_get_the_same_messages(rig: ConsumerRig) -> None:
+    rig.ready(2)
     answer = rig.pull(wire=Wire.BINARY).result
     assert [(each.key, each.value, each.tag, each.offset) for each in answer.messages] == [
         (b"k0", b"m0", b"tag", 0),
@@ -181,10 +164,8 @@ def test_binary_callers_get_the_same_messages(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("wire", list(Wire))
-def test_our_clients_get_our_fields(rig: Rig, wire: Wire) -> None:
-    rig.topic()
-    rig.subscribe()
-    rig.send(3)
+def test_our_clients_get_our_fields(rig: ConsumerRig, wire: Wire) -> None:
+    rig.ready(3)
     answer = rig.pull(count=2, clientId=b"c", wire=wire).result
     ours = answer.messages[1]
     assert ours.messageId == (bytes(15) + b"\x01").hex().encode()
@@ -196,21 +177,16 @@ def test_our_clients_get_our_fields(rig: Rig, wire: Wire) -> None:
 @pytest.mark.parametrize("count", [1, 14, 15, 63, 64, 65, 100])
 @pytest.mark.parametrize("skip", [0, 40, 63, 200])
 def test_hand_built_answers_parse_at_every_length_and_offset(count: int, skip: int) -> None:
-    rig = Rig(ConsumerConfig(read_ahead_count=1))
-    rig.topic()
-    rig.subscribe()
+    rig = ConsumerRig(ConsumerConfig(read_ahead_count=1)).ready()
     rig.send(skip + count)
     left = skip
     while left:
         left -= len(rig.pull(count=left).offsets)
     assert rig.pull(count=count).offsets == list(range(skip, skip + count))
-    rig.close()
 
 
-def test_gaps_are_passed_over_and_finished(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe()
-    rig.send(10)
+def test_gaps_are_passed_over_and_finished(rig: ConsumerRig) -> None:
+    rig.ready(10)
     for offset in (0, 4, 5, 9):
         rig.backend.lose(rig.ref(), offset)
     call = rig.pull()
@@ -220,10 +196,8 @@ def test_gaps_are_passed_over_and_finished(rig: Rig) -> None:
     assert rig.counted("ddmq_skipped_total", reason="missing") == 4
 
 
-def test_pressure_traffic_is_refused_and_counted(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe()
-    rig.send(2)
+def test_pressure_traffic_is_refused_and_counted(rig: ConsumerRig) -> None:
+    rig.ready(2)
     rig.send(3, pressure=True)
     rig.send(1)
     call = rig.pull()
@@ -233,17 +207,14 @@ def test_pressure_traffic_is_refused_and_counted(rig: Rig) -> None:
     assert rig.counted("ddmq_skipped_total", reason="pressure") == 3
 
 
-def test_pressure_traffic_reaches_who_accepts_it(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe(config=SubscriptionDefaults(pressure_traffic=True, start="first"))
+def test_pressure_traffic_reaches_who_accepts_it(rig: ConsumerRig) -> None:
+    rig.ready(config=SubscriptionDefaults(pressure_traffic=True, start="first"))
     rig.send(3, pressure=True)
     assert rig.pull().offsets == [0, 1, 2]
 
 
-def test_expired_messages_are_skipped_and_counted(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe()
-    rig.send(10)
+def test_expired_messages_are_skipped_and_counted(rig: ConsumerRig) -> None:
+    rig.ready(10)
     rig.backend.expire(rig.ref(), 6)
     call = rig.pull()
     assert call.offsets == [6, 7, 8, 9]
@@ -252,8 +223,7 @@ def test_expired_messages_are_skipped_and_counted(rig: Rig) -> None:
     assert rig.counted("ddmq_skipped_total", reason="expired") == 6
 
 
-def test_context_missing_from_a_result_is_harmless(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe()
+def test_context_missing_from_a_result_is_harmless(rig: ConsumerRig) -> None:
+    rig.ready()
     assert rig.submit(IDL.ConsumeResult(successOffsets=[1])).result is True
     assert rig.submit(IDL.ConsumeResult(context=IDL.Context(), successOffsets=None)).result is True

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from consumer_rig import FIRST, IDL, METHODS, Rig, result
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,15 +12,16 @@ from backend.records import Bounds, ProgressDelta, ProgressView, QueueRef
 from ddmq.server.admin import offsets
 from ddmq_common.errors import CallerError, FencedError
 from proxy_consumer.config import SubscriptionDefaults
+from tests.service.consumer.consumer_rig import FIRST, IDL, METHODS, ConsumerRig, result
 
 
-def reset(rig: Rig, to: Any, queue: int | None = None, dry_run: bool = False) -> dict[str, Any]:
+def reset(rig: ConsumerRig, to: Any, queue: int | None = None, dry_run: bool = False) -> dict[str, Any]:
     done = offsets.reset(rig.backend, rig.clock, "G", "T", to, queue, dry_run)
     rig.settle()
     return done
 
 
-def test_results_of_old_clients_from_before_the_reset_change_nothing(rig: Rig) -> None:
+def test_results_of_old_clients_from_before_the_reset_change_nothing(rig: ConsumerRig) -> None:
     rig.topic()
     rig.send(5)
     rig.subscribe()
@@ -34,7 +34,7 @@ def test_results_of_old_clients_from_before_the_reset_change_nothing(rig: Rig) -
     assert rig.progress().committed == 3
 
 
-def test_what_was_finished_above_the_new_offset_comes_again(rig: Rig) -> None:
+def test_what_was_finished_above_the_new_offset_comes_again(rig: ConsumerRig) -> None:
     rig.topic()
     rig.send(8)
     rig.subscribe()
@@ -50,7 +50,7 @@ def test_what_was_finished_above_the_new_offset_comes_again(rig: Rig) -> None:
     assert rig.progress().generation == 2
 
 
-def test_one_queue_alone(rig: Rig) -> None:
+def test_one_queue_alone(rig: ConsumerRig) -> None:
     rig.topic(queues=2)
     rig.send(3, queue=0)
     rig.send(3, queue=1)
@@ -64,7 +64,7 @@ def test_one_queue_alone(rig: Rig) -> None:
 
 
 def test_an_owner_that_changes_meanwhile_is_looked_at_again(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.topic()
     rig.send(3)
@@ -94,9 +94,8 @@ def test_an_owner_that_changes_meanwhile_is_looked_at_again(
     assert rig.progress().committed == 3
 
 
-def test_giving_up_says_what_to_do(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig.topic()
-    rig.subscribe()
+def test_giving_up_says_what_to_do(rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.ready()
     monkeypatch.setattr(offsets, "_commit", lambda *_: False)
     with pytest.raises(FencedError, match="run the reset of 'G' again"):
         reset(rig, "first")
@@ -123,9 +122,8 @@ def test_targets(to: Any, target: tuple[str, int]) -> None:
     assert tuple(offsets.target_of(to, 1_000_000)) == target
 
 
-def test_broadcasting_has_nothing_to_reset(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe(config=SubscriptionDefaults(model="broadcasting"))
+def test_broadcasting_has_nothing_to_reset(rig: ConsumerRig) -> None:
+    rig.ready(config=SubscriptionDefaults(model="broadcasting"))
     with pytest.raises(CallerError, match="every instance keeps its own progress"):
         reset(rig, "first")
 
@@ -134,7 +132,7 @@ def test_broadcasting_has_nothing_to_reset(rig: Rig) -> None:
 
 
 def stats(
-    rig: Rig, group: bytes, topic: bytes | None
+    rig: ConsumerRig, group: bytes, topic: bytes | None
 ) -> dict[bytes, tuple[dict[bytes, int], dict[bytes, int]]]:
     request = IDL.ConsumeStatsRequest(group=group, topic=topic)
     call = rig.call("getConsumeStats", METHODS["getConsumeStats"].args[0](request=request))
@@ -143,7 +141,7 @@ def stats(
     return {each.topic: (each.consumeOffsets, each.produceOffsets) for each in call.result}
 
 
-def test_consume_stats(rig: Rig) -> None:
+def test_consume_stats(rig: ConsumerRig) -> None:
     rig.topic(queues=2)
     rig.topic("U")
     rig.topic("V")

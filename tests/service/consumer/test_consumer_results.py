@@ -5,21 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from consumer_rig import IDL, METHODS, Rig, result
 
 from backend.records import CommitBatch, ProgressDelta
 from ddmq_common.errors import RemoteError, StorageError
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
+from tests.service.consumer.consumer_rig import IDL, METHODS, ConsumerRig, result
 
 QUICK = SubscriptionDefaults(start="first", ack_timeout_ms=1000)
 
 
-def ready(count: int = 10, config: SubscriptionDefaults = QUICK) -> Rig:
-    rig = Rig()
-    rig.topic()
-    rig.subscribe(config=config)
-    rig.send(count)
-    return rig
+def ready(count: int = 10, config: SubscriptionDefaults = QUICK) -> ConsumerRig:
+    return ConsumerRig().ready(count, config)
 
 
 def test_acks_in_any_order_and_twice_move_the_committed_offset_to_the_lowest_unfinished() -> None:
@@ -32,13 +28,10 @@ def test_acks_in_any_order_and_twice_move_the_committed_offset_to_the_lowest_unf
     rig.submit(result([0, 2, 2, 99]))
     assert rig.progress().committed == 6
     assert rig.counted("ddmq_acked_total") == 6
-    rig.close()
 
 
 def test_every_element_of_a_linked_list_counts_by_its_own_context() -> None:
-    rig = Rig()
-    rig.topic(queues=2)
-    rig.subscribe()
+    rig = ConsumerRig().ready(queues=2)
     rig.topic("U")
     rig.subscribe("H", "U")
     rig.send(2, 0)
@@ -52,7 +45,6 @@ def test_every_element_of_a_linked_list_counts_by_its_own_context() -> None:
     assert rig.progress(queue=0).committed == 1
     assert rig.progress(queue=1).committed == 2
     assert rig.progress("H", topic="U").finished == ((1, 2),)
-    rig.close()
 
 
 @pytest.mark.parametrize(
@@ -65,7 +57,6 @@ def test_unknown_groups_topics_and_queues_are_ignored_and_answered_true(stranger
     assert rig.submit(result([0, 1], **stranger)).result is True
     assert rig.progress().committed == 0
     assert rig.counted("ddmq_results_ignored_total") == 2
-    rig.close()
 
 
 def test_successes_go_before_failures_of_the_same_result() -> None:
@@ -74,7 +65,6 @@ def test_successes_go_before_failures_of_the_same_result() -> None:
     rig.submit(result([0], [0]))
     assert rig.progress().committed == 1
     assert rig.counted("ddmq_failed_total") == 0
-    rig.close()
 
 
 def test_submit_answers_only_when_durable() -> None:
@@ -87,7 +77,6 @@ def test_submit_answers_only_when_durable() -> None:
     rig.backend.release_held()
     rig.settle()
     assert call.result is True
-    rig.close()
 
 
 def test_a_repeated_ack_waits_for_the_first_ones_commit() -> None:
@@ -100,7 +89,6 @@ def test_a_repeated_ack_waits_for_the_first_ones_commit() -> None:
     rig.backend.release_held()
     rig.settle()
     assert [call.result for call in calls] == [True, True]
-    rig.close()
 
 
 @pytest.mark.parametrize("error", [StorageError("disk"), RemoteError("gone")])
@@ -112,7 +100,6 @@ def test_a_failed_commit_is_said_and_made_good_by_the_resend(error: Any) -> None
     assert rig.progress().committed in (0, None)
     assert rig.submit(result([0, 1])).result is True
     assert rig.progress().committed == 2
-    rig.close()
 
 
 def test_a_failed_commit_is_repeated_without_a_resend() -> None:
@@ -122,7 +109,6 @@ def test_a_failed_commit_is_repeated_without_a_resend() -> None:
     rig.submit(result([0, 1]))
     rig.advance(0.5)
     assert rig.progress().committed == 2
-    rig.close()
 
 
 def test_failed_jobs_come_again_after_each_interval_and_then_are_dead_letters() -> None:
@@ -142,7 +128,6 @@ def test_failed_jobs_come_again_after_each_interval_and_then_are_dead_letters() 
     assert rig.progress().committed == 1
     assert rig.counted("ddmq_dead_letters_total", reason="failed") == 1
     assert rig.pull().result.messages == []
-    rig.close()
 
 
 def test_a_dead_letter_keeps_the_message_and_says_why() -> None:
@@ -167,7 +152,6 @@ def test_a_dead_letter_keeps_the_message_and_says_why() -> None:
         b"dead-letter-attempts": b"1",
     }
     assert rig.progress().committed == 3
-    rig.close()
 
 
 def test_a_dead_letter_that_cannot_be_stored_is_tried_again_and_finished_only_then() -> None:
@@ -181,7 +165,6 @@ def test_a_dead_letter_that_cannot_be_stored_is_tried_again_and_finished_only_th
     for _ in range(5):
         rig.advance(1.0)
     assert rig.progress().committed == 2
-    rig.close()
 
 
 def test_a_last_minus_one_repeats_for_ever() -> None:
@@ -191,7 +174,6 @@ def test_a_last_minus_one_repeats_for_ever() -> None:
         rig.submit(result(fail=[0]))
         rig.advance(0.1)
     assert rig.counted("ddmq_dead_letters_total") == 0
-    rig.close()
 
 
 def test_timed_out_leases_come_again_at_once_and_at_most_so_often() -> None:
@@ -208,7 +190,6 @@ def test_timed_out_leases_come_again_at_once_and_at_most_so_often() -> None:
     assert rig.counted("ddmq_lease_timeouts_total") == 6
     assert rig.counted("ddmq_dead_letters_total", reason="timed-out") == 2
     assert rig.progress().committed == 2
-    rig.close()
 
 
 def test_a_late_ack_without_lease_finishes_a_job_that_waits_for_redelivery() -> None:
@@ -218,7 +199,6 @@ def test_a_late_ack_without_lease_finishes_a_job_that_waits_for_redelivery() -> 
     rig.submit(result([0]))
     assert rig.progress().committed == 1
     assert rig.pull().result.messages == []
-    rig.close()
 
 
 def test_a_fail_without_lease_counts_only_while_leased() -> None:
@@ -229,7 +209,6 @@ def test_a_fail_without_lease_counts_only_while_leased() -> None:
     assert rig.counted("ddmq_failed_total") == 0
     assert rig.counted("ddmq_results_ignored_total", reason="unknown offset") == 1
     assert rig.pull().offsets == [0]
-    rig.close()
 
 
 def test_a_stale_lease_changes_nothing_and_is_counted_late() -> None:
@@ -246,7 +225,6 @@ def test_a_stale_lease_changes_nothing_and_is_counted_late() -> None:
     assert rig.counted("ddmq_results_ignored_total", reason="late") == 3
     rig.submit(result([0], successLeases=[again.leaseId]))
     assert rig.progress().committed == 1
-    rig.close()
 
 
 def test_an_extended_lease_lasts_longer() -> None:
@@ -260,7 +238,6 @@ def test_an_extended_lease_lasts_longer() -> None:
     assert rig.counted("ddmq_lease_timeouts_total") == 1
     rig.submit(result(extendLeases=[lease]))
     assert rig.counted("ddmq_results_ignored_total", reason="late") == 1
-    rig.close()
 
 
 def test_a_fail_with_a_delay_of_its_own_waits_that_long() -> None:
@@ -275,7 +252,6 @@ def test_a_fail_with_a_delay_of_its_own_waits_that_long() -> None:
     assert rig.pull().result.messages == []
     rig.advance(1.0)
     assert rig.pull().offsets == [0]
-    rig.close()
 
 
 def test_restart_redelivers_exactly_the_unfinished_with_their_attempts() -> None:
@@ -287,7 +263,6 @@ def test_restart_redelivers_exactly_the_unfinished_with_their_attempts() -> None
     assert [(each.offset, each.attempt) for each in messages] == [(2, 1), (3, 2), (7, 1), (8, 1)]
     rig.submit(result([each.offset for each in messages]))
     assert rig.progress().committed == 10
-    rig.close()
 
 
 def test_one_held_many_acknowledged_after_it_one_redelivery() -> None:
@@ -300,7 +275,6 @@ def test_one_held_many_acknowledged_after_it_one_redelivery() -> None:
     rig.restart()
     assert rig.pull().offsets == held == [0]
     assert rig.pull().result.messages == []
-    rig.close()
 
 
 def test_spent_jobs_become_dead_letters_after_a_restart_without_another_delivery() -> None:
@@ -313,7 +287,6 @@ def test_spent_jobs_become_dead_letters_after_a_restart_without_another_delivery
     assert 0 not in offsets
     rig.settle()
     assert rig.progress().committed == 1
-    rig.close()
 
 
 def test_concurrency_bounds_what_is_leased_and_an_ack_wakes_who_waits() -> None:
@@ -325,20 +298,16 @@ def test_concurrency_bounds_what_is_leased_and_an_ack_wakes_who_waits() -> None:
     rig.submit(result([1, 2]))
     rig.settle()
     assert waiting.offsets == [4, 5]
-    rig.close()
 
 
 def test_bytes_in_flight_are_bounded() -> None:
-    rig = Rig()
-    rig.topic()
-    rig.subscribe(config=SubscriptionDefaults(start="first", in_flight_bytes_max=5000))
+    rig = ConsumerRig().ready(config=SubscriptionDefaults(start="first", in_flight_bytes_max=5000))
     rig.send(10, size=2000)
     assert rig.pull(count=2).offsets == [0, 1]
     assert rig.pull(count=2).offsets == [2, 3]
     assert rig.pull(count=2).result.messages == []
     rig.submit(result([0, 1]))
     assert rig.pull(count=2).offsets == [4, 5]
-    rig.close()
 
 
 def test_the_ack_span_is_bounded() -> None:
@@ -353,7 +322,6 @@ def test_the_ack_span_is_bounded() -> None:
     assert 49 <= seen[-1] < 60
     rig.submit(result([0]))
     assert rig.pull().result.messages
-    rig.close()
 
 
 def test_waiting_retries_are_bounded_and_others_still_come_again() -> None:
@@ -364,7 +332,6 @@ def test_waiting_retries_are_bounded_and_others_still_come_again() -> None:
     rig.advance(0.1)
     assert rig.pull().offsets == [0, 1, 2]
     assert rig.pull().offsets == [3, 4, 5]
-    rig.close()
 
 
 def test_a_client_that_goes_while_its_results_are_stored_leases_nothing() -> None:
@@ -378,7 +345,6 @@ def test_a_client_that_goes_while_its_results_are_stored_leases_nothing() -> Non
     assert call.answered, "an answer, though dropped, ends the call"
     assert rig.progress().committed == 2
     assert rig.pull().offsets == [2, 3]
-    rig.close()
 
 
 @pytest.mark.parametrize("lists", [{"success": [-5, -1, 1 << 62]}, {"fail": [-5, -1, 1 << 62]}])
@@ -393,19 +359,14 @@ def test_impossible_offsets_are_ignored_also_while_a_commit_is_open(lists: dict[
     rig.settle()
     assert first.result is True
     assert rig.progress().committed == 2
-    rig.close()
 
 
 def test_a_huge_result_is_cut_at_its_bound() -> None:
-    rig = Rig(ConsumerConfig(offsets_per_call_max=100))
-    rig.topic()
-    rig.subscribe()
-    rig.send(3)
+    rig = ConsumerRig(ConsumerConfig(offsets_per_call_max=100)).ready(3)
     rig.pull()
     rig.submit(result(range(1000)))
     assert rig.progress().committed in (0, None)
     assert rig.counted("ddmq_results_ignored_total", reason="over the bound of one call") == 1000
-    rig.close()
 
 
 def test_a_reset_while_connected_starts_anew_and_ignores_older_acks() -> None:
@@ -420,7 +381,6 @@ def test_a_reset_while_connected_starts_anew_and_ignores_older_acks() -> None:
     assert rig.pull().offsets == [2, 3, 4]
     rig.submit(result([2, 3, 4]))
     assert rig.progress().committed == 5
-    rig.close()
 
 
 def test_a_reset_noticed_only_by_a_fenced_commit() -> None:
@@ -432,20 +392,15 @@ def test_a_reset_noticed_only_by_a_fenced_commit() -> None:
     assert rig.submit(result([0, 1])).result is True
     assert rig.progress().committed == 0
     assert rig.pull().offsets == [0, 1, 2, 3, 4]
-    rig.close()
 
 
 def test_no_result_at_all_in_a_submit_is_harmless() -> None:
     rig = ready()
     assert rig.submit(IDL.ConsumeResult()).result is True
-    rig.close()
 
 
 def test_a_late_ack_without_lease_finishes_what_a_restarted_proxy_would_redeliver() -> None:
-    rig = Rig()
-    rig.topic()
-    rig.subscribe(config=SubscriptionDefaults(start="first", ack_timeout_ms=1_000))
-    rig.send(6)
+    rig = ConsumerRig().ready(6, SubscriptionDefaults(start="first", ack_timeout_ms=1_000))
     assert rig.pull(count=4).offsets == [0, 1, 2, 3]
     rig.submit(result([1]))
     rig.advance(1.1)
@@ -456,17 +411,13 @@ def test_a_late_ack_without_lease_finishes_what_a_restarted_proxy_would_redelive
     rig.submit(result([2, 3, 4]))  # 4 was never delivered, as far as anybody knows
     assert rig.progress().finished == ((1, 4),)
     assert rig.pull(count=10).offsets == [4, 5]
-    rig.close()
 
 
 @pytest.mark.parametrize("pull_first", [True, False])
 def test_a_late_ack_without_lease_finishes_it_after_a_restart_where_there_is_an_order_key_too(
     pull_first: bool,
 ) -> None:
-    rig = Rig()
-    rig.topic()
-    rig.subscribe(config=SubscriptionDefaults(start="first", ack_timeout_ms=1_000, order_key="KEY"))
-    rig.send(6)
+    rig = ConsumerRig().ready(6, SubscriptionDefaults(start="first", ack_timeout_ms=1_000, order_key="KEY"))
     rig.send(6)  # the same keys, each behind its first
     assert rig.pull(count=4).offsets == [0, 1, 2, 3]
     rig.submit(result([1]))
@@ -477,19 +428,16 @@ def test_a_late_ack_without_lease_finishes_it_after_a_restart_where_there_is_an_
     if pull_first:
         assert rig.pull(count=1).offsets == [0]
     else:
-        rig.service._directory.groups[b"G"].subscriptions[b"T"].use(rig.clock.monotonic())
+        rig.subscription().use(rig.clock.monotonic())
         rig.settle()
     rig.submit(result([2, 3, 4]))  # 4 was never delivered, as far as anybody knows
     assert rig.progress().finished == ((1, 4),)
     expected = [4, 5, 7, 8, 9] if pull_first else [0, 4, 5, 7, 8, 9]
     assert rig.pull(count=10).offsets == expected
-    rig.close()
 
 
 def test_a_late_ack_without_lease_finishes_what_its_chain_has_let_out_again() -> None:
-    rig = Rig()
-    rig.topic()
-    rig.subscribe(config=SubscriptionDefaults(start="first", ack_timeout_ms=1_000))
+    rig = ConsumerRig().ready(config=SubscriptionDefaults(start="first", ack_timeout_ms=1_000))
     for _ in range(3):
         rig.send(1)  # of one key
     assert rig.pull(count=2).offsets == [0, 1]
@@ -505,4 +453,3 @@ def test_a_late_ack_without_lease_finishes_what_its_chain_has_let_out_again() ->
     assert rig.pull().offsets == [2]
     rig.submit(result([2]))
     assert rig.pull().offsets == []
-    rig.close()

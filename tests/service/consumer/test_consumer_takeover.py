@@ -3,39 +3,37 @@
 from __future__ import annotations
 
 import pytest
-from consumer_rig import FIRST, Rig, result
 
 from backend.records import ProgressDelta
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.subscription.subscription import Subscription
+from tests.service.consumer.consumer_rig import FIRST, ConsumerRig, result
 
 
 @pytest.fixture
-def held(rig: Rig) -> Rig:
+def held(rig: ConsumerRig) -> ConsumerRig:
     """Offsets 0 to 9, of which a client holds 0 to 4."""
-    rig.topic()
-    rig.subscribe()
-    rig.send(10)
+    rig.ready(10)
     assert rig.pull(count=5).offsets == [0, 1, 2, 3, 4]
     return rig
 
 
-def subscription(rig: Rig) -> Subscription:
-    return rig.service._directory.groups[b"G"].subscriptions[b"T"]
+def subscription(rig: ConsumerRig) -> Subscription:
+    return rig.subscription()
 
 
-def lose(rig: Rig) -> None:
+def lose(rig: ConsumerRig) -> None:
     """The session is over: its queues are lost, and joined anew with the next pull."""
     subscription(rig).membership.claims.lost(list(subscription(rig).buffer.queues))
     subscription(rig).leave()
 
 
-def come_back(rig: Rig) -> None:
+def come_back(rig: ConsumerRig) -> None:
     subscription(rig).use(rig.clock.monotonic())
     rig.settle(lambda: bool(subscription(rig).buffer.queues))
 
 
-def test_what_clients_hold_can_still_be_acknowledged(held: Rig) -> None:
+def test_what_clients_hold_can_still_be_acknowledged(held: ConsumerRig) -> None:
     lose(held)
     come_back(held)
     assert held.submit(result([1, 3])).result is True
@@ -45,7 +43,7 @@ def test_what_clients_hold_can_still_be_acknowledged(held: Rig) -> None:
     assert held.pull(count=3).offsets == [0, 2, 4]
 
 
-def test_also_what_was_read_already_and_not_delivered_again(held: Rig) -> None:
+def test_also_what_was_read_already_and_not_delivered_again(held: ConsumerRig) -> None:
     lose(held)
     come_back(held)
     assert held.pull(count=1).offsets == [5]
@@ -54,7 +52,7 @@ def test_also_what_was_read_already_and_not_delivered_again(held: Rig) -> None:
     assert held.pull(count=10).offsets == [6, 7, 8, 9]
 
 
-def test_what_was_never_handed_out_stays(held: Rig) -> None:
+def test_what_was_never_handed_out_stays(held: ConsumerRig) -> None:
     lose(held)
     come_back(held)
     held.submit(result([5, 6, 9]))
@@ -63,7 +61,7 @@ def test_what_was_never_handed_out_stays(held: Rig) -> None:
     assert held.pull(count=10).offsets == [5, 6, 7, 8, 9]
 
 
-def test_a_failure_counts_too(held: Rig) -> None:
+def test_a_failure_counts_too(held: ConsumerRig) -> None:
     lose(held)
     come_back(held)
     held.submit(result(fail=[0]))
@@ -73,7 +71,7 @@ def test_a_failure_counts_too(held: Rig) -> None:
     assert [(message.offset, message.attempt) for message in again.result.messages] == [(0, 2)]
 
 
-def test_results_between_the_two_are_refused_and_sent_again(held: Rig) -> None:
+def test_results_between_the_two_are_refused_and_sent_again(held: ConsumerRig) -> None:
     lose(held)
     refused = held.submit(result([0, 1]))
     assert refused.outcome.error.code == 10
@@ -84,14 +82,14 @@ def test_results_between_the_two_are_refused_and_sent_again(held: Rig) -> None:
     assert held.progress().committed == 2
 
 
-def test_a_queue_that_does_not_come_back_is_unknown_after_a_while(held: Rig) -> None:
+def test_a_queue_that_does_not_come_back_is_unknown_after_a_while(held: ConsumerRig) -> None:
     lose(held)
     held.clock.advance(6)
     assert held.submit(result([0, 1])).result is True
     assert held.counted("ddmq_results_ignored_total", reason="unknown queue") == 2
 
 
-def test_lost_twice(held: Rig) -> None:
+def test_lost_twice(held: ConsumerRig) -> None:
     for _ in range(2):
         lose(held)
         come_back(held)
@@ -104,7 +102,7 @@ def test_lost_twice(held: Rig) -> None:
     assert held.pull(count=10).offsets == [7, 8, 9]
 
 
-def test_other_groups_are_not_concerned(held: Rig) -> None:
+def test_other_groups_are_not_concerned(held: ConsumerRig) -> None:
     held.subscribe("H")
     held.pull(b"H", count=3)
     lose(held)
@@ -114,10 +112,7 @@ def test_other_groups_are_not_concerned(held: Rig) -> None:
 
 def test_dead_letters_on_their_way_are_not_acknowledged() -> None:
     quick = SubscriptionDefaults(start="first", retry_intervals_ms=(), retry_steps=0)
-    rig = Rig(ConsumerConfig(defaults=FIRST))
-    rig.topic()
-    rig.subscribe(config=quick)
-    rig.send(2)
+    rig = ConsumerRig(ConsumerConfig(defaults=FIRST)).ready(2, quick)
     rig.pull(count=2)
     rig.submit(result(fail=[0]))
     lose(rig)
@@ -127,10 +122,9 @@ def test_dead_letters_on_their_way_are_not_acknowledged() -> None:
         rig.advance(0.1)
     assert rig.progress().committed == 2
     assert rig.counted("ddmq_dead_letters_total") == 1
-    rig.close()
 
 
-def test_what_lies_ready_in_its_chain_and_is_acknowledged_is_not_delivered_again(rig: Rig) -> None:
+def test_what_lies_ready_in_its_chain_and_is_acknowledged_is_not_delivered_again(rig: ConsumerRig) -> None:
     ordered = SubscriptionDefaults(start="first", order_key="KEY")
     for topic in ("U", "T"):
         rig.topic(topic)
@@ -139,7 +133,7 @@ def test_what_lies_ready_in_its_chain_and_is_acknowledged_is_not_delivered_again
     rig.send(1, topic="U")
     rig.send(2, topic="T")
     assert rig.pull(topic=b"U", count=5).offsets == [0]
-    both = rig.service._directory.groups[b"G"].subscriptions.values()
+    both = rig.group().subscriptions.values()
     for each in both:
         each.membership.claims.lost(list(each.buffer.queues))
         each.leave()
@@ -152,7 +146,9 @@ def test_what_lies_ready_in_its_chain_and_is_acknowledged_is_not_delivered_again
     assert rig.pull(topic=b"U", count=5).offsets == []
 
 
-def test_an_acknowledgement_that_finds_its_queue_elsewhere_is_refused_and_sent_again(held: Rig) -> None:
+def test_an_acknowledgement_that_finds_its_queue_elsewhere_is_refused_and_sent_again(
+    held: ConsumerRig,
+) -> None:
     delta = ProgressDelta("G", held.ref(), 99, held.progress().generation)
     held.backend._store.progress.apply(delta)  # another proxy has it; we have not heard
     answer = held.submit(result([0]))

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from consumer_server import ConsumerServer
 from thrift.Thrift import TApplicationException
 
 from tests.interop.apache_client import Client, ConsumeResult, PullError, PullRequest
 from tests.interop.recorded import Exchange, Raw, exchanges
+from tests.service.consumer.consumer_server import ConsumerServer
+from tests.support.waits import until
 
 METHODS = ("pull", "submit", "getConsumeStats", "fetch", "ack")
 RECORDED = [one for one in exchanges() if any(f"_{method}" in one.name for method in METHODS)]
@@ -129,8 +130,7 @@ def test_a_waiting_client_is_woken_by_an_append(
     started = time.monotonic()
     waiting = threading.Thread(target=wait)
     waiting.start()
-    while server.do(lambda: sum(group.waiters for group in server.proxy.groups())) == 0:
-        assert time.monotonic() < started + 20
+    until(lambda: server.do(lambda: sum(group.waiters for group in server.proxy.groups())))
     server.send(topic, [b"now"])
     waiting.join(20)
     assert [message.value for message in answers[0].messages] == [b"now"]
@@ -162,18 +162,12 @@ def test_a_waiting_client_that_goes_leaves_the_line(server: ConsumerServer) -> N
     frame = len(pull).to_bytes(4, "big") + pull
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(frame)
-        _until(lambda: _waiting(server, "Ggone") == 1)
-    _until(lambda: _waiting(server, "Ggone") == 0)
+        until(lambda: _waiting(server, "Ggone") == 1)
+    until(lambda: _waiting(server, "Ggone") == 0)
 
 
 def _waiting(server: ConsumerServer, group: str) -> int:
     return server.do(lambda: next(each.waiters for each in server.proxy.groups() if each.name == group))
-
-
-def _until(condition: Any) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened"
 
 
 @pytest.mark.parametrize("exchange", RECORDED, ids=lambda exchange: exchange.name)

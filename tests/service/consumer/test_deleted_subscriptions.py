@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from consumer_rig import Rig, result
 
 from proxy_consumer.config import SubscriptionDefaults
+from tests.service.consumer.consumer_rig import ConsumerRig, result
 
 IDLE_S = 61
 
@@ -14,19 +14,19 @@ def settings(order_key: str) -> SubscriptionDefaults:
     return SubscriptionDefaults(start="first", order_key=order_key)
 
 
-def delete(rig: Rig, topic: str) -> None:
+def delete(rig: ConsumerRig, topic: str) -> None:
     rig.wait(rig.service.delete_group("G", topic))
     rig.settle()
 
 
-def pass_idle_time(rig: Rig, topic: bytes) -> None:
+def pass_idle_time(rig: ConsumerRig, topic: bytes) -> None:
     """Clients pull the topic all the time, for longer than an unused subscription keeps its queues."""
     for _ in range(IDLE_S):
         rig.ask(topic=topic, linger=900)
         rig.advance(1.0)
 
 
-def handled(rig: Rig, topic: str, count: int) -> set[tuple[int, int]]:
+def handled(rig: ConsumerRig, topic: str, count: int) -> set[tuple[int, int]]:
     """The (queue, offset) of what comes, each acknowledged."""
     found: set[tuple[int, int]] = set()
     for _ in range(2 * count):
@@ -39,9 +39,8 @@ def handled(rig: Rig, topic: str, count: int) -> set[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("order_key", ["", "QID"])
-def test_one_made_anew_gets_all_queues(rig: Rig, order_key: str) -> None:
-    rig.topic(queues=4)
-    rig.subscribe(config=settings(order_key))
+def test_one_made_anew_gets_all_queues(rig: ConsumerRig, order_key: str) -> None:
+    rig.ready(config=settings(order_key), queues=4)
     rig.ask(linger=30_000)
     rig.settle()
     delete(rig, "T")
@@ -52,7 +51,7 @@ def test_one_made_anew_gets_all_queues(rig: Rig, order_key: str) -> None:
     assert handled(rig, "T", 8) == {(queue, offset) for queue in range(4) for offset in range(2)}
 
 
-def test_the_other_topics_of_a_group_scope_go_on(rig: Rig) -> None:
+def test_the_other_topics_of_a_group_scope_go_on(rig: ConsumerRig) -> None:
     for topic in ("T", "U"):
         rig.topic(topic)
         rig.subscribe(topic=topic, config=settings("KEY"))
@@ -65,9 +64,8 @@ def test_the_other_topics_of_a_group_scope_go_on(rig: Rig) -> None:
     assert handled(rig, "T", 1) == {(0, 0)}
 
 
-def test_a_deleted_group_made_anew(rig: Rig) -> None:
-    rig.topic(queues=2)
-    rig.subscribe(config=settings(""))
+def test_a_deleted_group_made_anew(rig: ConsumerRig) -> None:
+    rig.ready(config=settings(""), queues=2)
     rig.ask(linger=30_000)
     rig.settle()
     rig.wait(rig.service.delete_group("G"))

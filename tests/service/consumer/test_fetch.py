@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from consumer_rig import FIRST, Rig
-from fetch_calls import ack, ask, fetch, finish, shown, values
 
 from backend.records import CommitBatch, ProgressDelta
 from ddmq_rpc.api import Wire
 from proxy_consumer.config import ConsumerConfig
+from tests.service.consumer.consumer_rig import FIRST, ConsumerRig
+from tests.service.consumer.fetch_calls import ack, ask, fetch, finish, shown, values
 from tests.support.waits import until
 
 LAST = replace(FIRST, start="last")
 
 
-def ready(rig: Rig, queues: int = 1, count: int = 0, topic: str = "T") -> None:
+def ready(rig: ConsumerRig, queues: int = 1, count: int = 0, topic: str = "T") -> None:
     rig.topic(topic, queues)
     rig.subscribe(topic=topic)
     for queue in range(queues if count else 0):
@@ -24,7 +24,9 @@ def ready(rig: Rig, queues: int = 1, count: int = 0, topic: str = "T") -> None:
 
 
 @pytest.mark.parametrize("wire", list(Wire))
-def test_every_assigned_queue_answers_with_its_messages_and_where_to_go_on(rig: Rig, wire: Wire) -> None:
+def test_every_assigned_queue_answers_with_its_messages_and_where_to_go_on(
+    rig: ConsumerRig, wire: Wire
+) -> None:
     ready(rig, queues=3)
     rig.send(2, queue=0)
     rig.send(1, queue=2)
@@ -37,17 +39,15 @@ def test_every_assigned_queue_answers_with_its_messages_and_where_to_go_on(rig: 
     assert (message.messageId, message.leaseId) == (None, None)
 
 
-def test_an_absent_batch_size_means_one_and_the_subscription_has_the_last_word(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe(config=replace(FIRST, batch_max=3))
-    rig.send(10)
+def test_an_absent_batch_size_means_one_and_the_subscription_has_the_last_word(rig: ConsumerRig) -> None:
+    rig.ready(10, replace(FIRST, batch_max=3))
     assert len(fetch(rig, count=None)["T", 0].messages) == 1
     assert len(fetch(rig, count=0)["T", 0].messages) == 1
     assert len(fetch(rig, count=2)["T", 0].messages) == 2
     assert len(fetch(rig, count=1_000_000)["T", 0].messages) == 3
 
 
-def test_start_is_what_the_client_says_else_what_is_stored_else_the_newest(rig: Rig) -> None:
+def test_start_is_what_the_client_says_else_what_is_stored_else_the_newest(rig: ConsumerRig) -> None:
     ready(rig, count=5)
     assert values(fetch(rig, offsets={"T": {0: 3}})["T", 0]) == [b"m3", b"m4"]
     assert values(fetch(rig)["T", 0])[0] == b"m0"
@@ -56,7 +56,7 @@ def test_start_is_what_the_client_says_else_what_is_stored_else_the_newest(rig: 
     assert rig.progress().committed == 2
 
 
-def test_without_progress_it_starts_at_the_newest_and_passes_nothing_by_afterwards(rig: Rig) -> None:
+def test_without_progress_it_starts_at_the_newest_and_passes_nothing_by_afterwards(rig: ConsumerRig) -> None:
     rig.subscribe()
     rig.topic()  # after the group: no progress is stored
     rig.send(3)
@@ -66,7 +66,7 @@ def test_without_progress_it_starts_at_the_newest_and_passes_nothing_by_afterwar
     assert (values(found), found.nextRequestOffset) == ([b"m0"], 4)
 
 
-def test_out_of_range_is_empty_with_the_nearest_offset_at_once(rig: Rig) -> None:
+def test_out_of_range_is_empty_with_the_nearest_offset_at_once(rig: ConsumerRig) -> None:
     ready(rig, count=5)
     fetch(rig)
     call = ask(rig, offsets={"T": {0: 77}}, linger=30_000)
@@ -75,7 +75,7 @@ def test_out_of_range_is_empty_with_the_nearest_offset_at_once(rig: Rig) -> None
     assert (found.messages, found.nextRequestOffset) == ([], 5)
 
 
-def test_refused_pressure_messages_are_passed_over(rig: Rig) -> None:
+def test_refused_pressure_messages_are_passed_over(rig: ConsumerRig) -> None:
     ready(rig)
     rig.send(2)
     rig.send(3, pressure=True)
@@ -87,7 +87,7 @@ def test_refused_pressure_messages_are_passed_over(rig: Rig) -> None:
     assert ([message.offset for message in found.messages], found.nextRequestOffset) == ([], 9)
 
 
-def test_all_empty_waits_and_is_woken(rig: Rig) -> None:
+def test_all_empty_waits_and_is_woken(rig: ConsumerRig) -> None:
     ready(rig, queues=2)
     fetch(rig)
     call = ask(rig, linger=5_000)
@@ -98,7 +98,7 @@ def test_all_empty_waits_and_is_woken(rig: Rig) -> None:
     assert values(shown(call)["T", 1]) == [b"m0"]
 
 
-def test_the_linger_ends_with_every_queue_empty_and_has_a_ceiling(rig: Rig) -> None:
+def test_the_linger_ends_with_every_queue_empty_and_has_a_ceiling(rig: ConsumerRig) -> None:
     ready(rig, queues=2)
     fetch(rig)
     call = ask(rig, linger=3_600_000)
@@ -110,14 +110,14 @@ def test_the_linger_ends_with_every_queue_empty_and_has_a_ceiling(rig: Rig) -> N
     assert call.outcome.success.code is None
 
 
-def test_unknown_groups_get_an_empty_list_at_once(rig: Rig) -> None:
+def test_unknown_groups_get_an_empty_list_at_once(rig: ConsumerRig) -> None:
     call = ask(rig, group="nobody", linger=30_000)
     assert call.answered
     assert shown(call) == {}
     assert rig.counted("ddmq_fetches_total", outcome="refused") == 1
 
 
-def test_our_clients_hear_why_and_see_ids(rig: Rig) -> None:
+def test_our_clients_hear_why_and_see_ids(rig: ConsumerRig) -> None:
     call = ask(rig, group="nobody", clientId=b"me")
     assert b"does not exist" in call.outcome.success.error
     ready(rig, count=3)
@@ -126,7 +126,7 @@ def test_our_clients_hear_why_and_see_ids(rig: Rig) -> None:
     assert message.storedMs >= message.bornMs > 0
 
 
-def test_queues_are_shared_among_the_ids_until_one_stays_away(rig: Rig) -> None:
+def test_queues_are_shared_among_the_ids_until_one_stays_away(rig: ConsumerRig) -> None:
     ready(rig, queues=5)
     assert len(fetch(rig, "a")) == 5
     assert [queue for _, queue in fetch(rig, "b")] == [3, 4]
@@ -137,7 +137,7 @@ def test_queues_are_shared_among_the_ids_until_one_stays_away(rig: Rig) -> None:
     assert len(fetch(rig, "b")) == 5
 
 
-def test_an_id_that_leaves_gives_its_queues_to_the_others_at_once(rig: Rig) -> None:
+def test_an_id_that_leaves_gives_its_queues_to_the_others_at_once(rig: ConsumerRig) -> None:
     ready(rig, queues=4)
     fetch(rig, "a")
     assert len(fetch(rig, "b")) == 2
@@ -147,13 +147,13 @@ def test_an_id_that_leaves_gives_its_queues_to_the_others_at_once(rig: Rig) -> N
     assert len(fetch(rig, "a")) == 2, "it may come back"
 
 
-def test_more_ids_than_queues(rig: Rig) -> None:
+def test_more_ids_than_queues(rig: ConsumerRig) -> None:
     ready(rig, queues=1)
     assert len(fetch(rig, "a")) == 1
     assert fetch(rig, "b") == {}
 
 
-def test_a_new_id_wakes_who_waits_and_takes_its_share(rig: Rig) -> None:
+def test_a_new_id_wakes_who_waits_and_takes_its_share(rig: ConsumerRig) -> None:
     ready(rig, queues=2)
     fetch(rig, "a")
     waiting = ask(rig, "a", linger=5_000)
@@ -167,7 +167,7 @@ def test_a_new_id_wakes_who_waits_and_takes_its_share(rig: Rig) -> None:
     assert list(shown(waiting)) == [("T", 0)]
 
 
-def test_acks_finish_up_to_the_next_offset_and_never_go_back(rig: Rig) -> None:
+def test_acks_finish_up_to_the_next_offset_and_never_go_back(rig: ConsumerRig) -> None:
     ready(rig, queues=2, count=10)
     fetch(rig)
     assert ack(rig, {"T": {0: 4, 1: 7}})
@@ -181,7 +181,7 @@ def test_acks_finish_up_to_the_next_offset_and_never_go_back(rig: Rig) -> None:
     assert rig.counted("ddmq_acked_total", group="G", topic="T") == 17
 
 
-def test_acks_of_others_queues_are_ignored(rig: Rig) -> None:
+def test_acks_of_others_queues_are_ignored(rig: ConsumerRig) -> None:
     ready(rig, queues=2, count=3)
     fetch(rig, "a")
     fetch(rig, "b")
@@ -192,7 +192,7 @@ def test_acks_of_others_queues_are_ignored(rig: Rig) -> None:
     assert rig.counted("ddmq_results_ignored_total", group="G", reason="unknown queue") == 3
 
 
-def test_a_fenced_ack_says_try_again_and_then_reaches_the_new_generation(rig: Rig) -> None:
+def test_a_fenced_ack_says_try_again_and_then_reaches_the_new_generation(rig: ConsumerRig) -> None:
     ready(rig, count=10)
     fetch(rig)
     view = rig.progress()
@@ -204,7 +204,7 @@ def test_a_fenced_ack_says_try_again_and_then_reaches_the_new_generation(rig: Ri
     assert rig.progress().committed == 1
 
 
-def test_after_a_reset_the_clients_own_offset_is_passed_over_once(rig: Rig) -> None:
+def test_after_a_reset_the_clients_own_offset_is_passed_over_once(rig: ConsumerRig) -> None:
     ready(rig, count=10)
     fetch(rig)
     view = rig.progress()
@@ -218,7 +218,7 @@ def test_after_a_reset_the_clients_own_offset_is_passed_over_once(rig: Rig) -> N
     assert rig.progress().committed == 7
 
 
-def test_a_group_is_pulled_from_or_fetched_from(rig: Rig) -> None:
+def test_a_group_is_pulled_from_or_fetched_from(rig: ConsumerRig) -> None:
     ready(rig, count=2)
     fetch(rig)
     refused = rig.pull()
@@ -235,9 +235,7 @@ def test_a_group_is_pulled_from_or_fetched_from(rig: Rig) -> None:
 
 
 def test_an_answer_stops_growing_at_its_bound_and_no_queue_starves() -> None:
-    rig = Rig(ConsumerConfig(answer_bytes_max=10_000))
-    rig.topic(queues=4)
-    rig.subscribe()
+    rig = ConsumerRig(ConsumerConfig(answer_bytes_max=10_000)).ready(queues=4)
     for queue in range(4):
         rig.send(100, queue, size=3_000)
     offsets = dict.fromkeys(range(4), 0)
@@ -251,10 +249,9 @@ def test_an_answer_stops_growing_at_its_bound_and_no_queue_starves() -> None:
             seen[queue] += len(one.messages)
     assert all(offsets[queue] == seen[queue] for queue in seen), "nothing is passed by"
     assert min(seen.values()) > 0
-    rig.close()
 
 
-def test_a_client_that_goes_leaves_nothing_behind(rig: Rig) -> None:
+def test_a_client_that_goes_leaves_nothing_behind(rig: ConsumerRig) -> None:
     ready(rig)
     fetch(rig)
     call = ask(rig, linger=30_000)
@@ -268,7 +265,7 @@ def test_a_client_that_goes_leaves_nothing_behind(rig: Rig) -> None:
     assert rig.service._fetches.groups == {}
 
 
-def test_deleting_the_group_ends_its_fetches(rig: Rig) -> None:
+def test_deleting_the_group_ends_its_fetches(rig: ConsumerRig) -> None:
     ready(rig)
     fetch(rig)
     call = ask(rig, linger=30_000)
@@ -277,7 +274,7 @@ def test_deleting_the_group_ends_its_fetches(rig: Rig) -> None:
     assert fetch(rig) == {}
 
 
-def test_draining_answers_and_gives_the_queues_up(rig: Rig) -> None:
+def test_draining_answers_and_gives_the_queues_up(rig: ConsumerRig) -> None:
     ready(rig)
     fetch(rig)
     call = ask(rig, linger=30_000)
@@ -286,7 +283,7 @@ def test_draining_answers_and_gives_the_queues_up(rig: Rig) -> None:
     assert fetch(rig) == {}
 
 
-def test_a_subscription_made_later_joins_in(rig: Rig) -> None:
+def test_a_subscription_made_later_joins_in(rig: ConsumerRig) -> None:
     ready(rig)
     fetch(rig)
     rig.topic("U")
@@ -295,7 +292,7 @@ def test_a_subscription_made_later_joins_in(rig: Rig) -> None:
     assert list(fetch(rig)) == [("T", 0), ("U", 0)]
 
 
-def test_bad_requests(rig: Rig) -> None:
+def test_bad_requests(rig: ConsumerRig) -> None:
     ready(rig)
     for bad in ({"consumer": ""}, {"consumer": "x" * 256}, {"linger": -1}, {"model": b"both"}):
         call = finish(rig, ask(rig, clientId=b"me", **bad))  # type: ignore[arg-type]

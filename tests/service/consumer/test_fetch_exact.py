@@ -5,30 +5,29 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from consumer_rig import FIRST, Rig
-from fetch_calls import ask, fetch, shown, values
 
 from ddmq_common.metrics.catalogue import LAG
 from ddmq_common.names import SCHEDULE_TOPIC
 from ddmq_rpc.api import Wire
 from proxy_consumer.groups.unheld import REFRESH_S
+from tests.service.consumer.consumer_rig import FIRST, ConsumerRig
+from tests.service.consumer.fetch_calls import ask, fetch, shown, values
 from tests.support.waits import until
 
 OURS = {"clientId": b"me", "topics": [b"T"], "model": b"broadcasting", "exact": True}
 
 
 @pytest.fixture
-def shelf(rig: Rig) -> Rig:
+def shelf(rig: ConsumerRig) -> ConsumerRig:
     """Group G broadcasts topic T of 2 queues with 3 messages each."""
-    rig.topic(queues=2)
-    rig.subscribe(config=replace(FIRST, model="broadcasting"))
+    rig.ready(config=replace(FIRST, model="broadcasting"), queues=2)
     for queue in range(2):
         rig.send(3, queue)
     return rig
 
 
 @pytest.mark.parametrize("wire", list(Wire))
-def test_only_what_is_named_is_read_and_its_bounds_are_told(shelf: Rig, wire: Wire) -> None:
+def test_only_what_is_named_is_read_and_its_bounds_are_told(shelf: ConsumerRig, wire: Wire) -> None:
     found = fetch(shelf, offsets={"T": {1: 1}}, count=1, wire=wire, **OURS)
     assert list(found) == [("T", 1)], "the other queue is not asked for"
     one = found["T", 1]
@@ -37,7 +36,7 @@ def test_only_what_is_named_is_read_and_its_bounds_are_told(shelf: Rig, wire: Wi
 
 
 @pytest.mark.parametrize("wire", list(Wire))
-def test_without_offsets_only_the_bounds_of_every_queue_are_told(shelf: Rig, wire: Wire) -> None:
+def test_without_offsets_only_the_bounds_of_every_queue_are_told(shelf: ConsumerRig, wire: Wire) -> None:
     found = fetch(shelf, wire=wire, **OURS)
     assert {at: (one.firstOffset, one.endOffset, one.messages) for at, one in found.items()} == {
         ("T", 0): (0, 3, []),
@@ -45,19 +44,19 @@ def test_without_offsets_only_the_bounds_of_every_queue_are_told(shelf: Rig, wir
     }
 
 
-def test_the_same_range_gives_the_same_messages_to_anyone_at_any_time(shelf: Rig) -> None:
+def test_the_same_range_gives_the_same_messages_to_anyone_at_any_time(shelf: ConsumerRig) -> None:
     for consumer in ("a", "b", "a"):
         found = fetch(shelf, consumer, offsets={"T": {0: 0}}, **OURS)
         assert values(found["T", 0]) == [b"m0", b"m1", b"m2"]
     assert shelf.progress().committed == 0, "no place of the group has moved"
 
 
-def test_what_is_out_of_range_says_where_to_go_on(shelf: Rig) -> None:
+def test_what_is_out_of_range_says_where_to_go_on(shelf: ConsumerRig) -> None:
     one = fetch(shelf, offsets={"T": {0: 99}}, **OURS)["T", 0]
     assert (one.messages, one.nextRequestOffset, one.endOffset) == ([], 3, 3)
 
 
-def test_at_the_end_it_waits_and_is_woken(shelf: Rig) -> None:
+def test_at_the_end_it_waits_and_is_woken(shelf: ConsumerRig) -> None:
     call = ask(shelf, offsets={"T": {0: 3}}, linger=10_000, **OURS)
     shelf.settle()
     assert not call.answered
@@ -67,19 +66,19 @@ def test_at_the_end_it_waits_and_is_woken(shelf: Rig) -> None:
 
 
 @pytest.mark.parametrize("missing", ["model", "topics"])
-def test_exact_is_refused_without_broadcast_topics(shelf: Rig, missing: str) -> None:
+def test_exact_is_refused_without_broadcast_topics(shelf: ConsumerRig, missing: str) -> None:
     named = {name: value for name, value in OURS.items() if name != missing}
     call = ask(shelf, offsets={"T": {0: 0}}, **named)
     assert b"exact is set, but not model=broadcasting" in call.outcome.success.error
 
 
-def test_a_group_that_is_shared_out_is_not_read_exactly(shelf: Rig) -> None:
+def test_a_group_that_is_shared_out_is_not_read_exactly(shelf: ConsumerRig) -> None:
     shelf.subscribe("H", "T")
     call = ask(shelf, group="H", offsets={"T": {0: 0}}, **OURS)
     assert b"reads T as clustering, not as broadcasting" in call.outcome.success.error
 
 
-def test_a_group_that_keeps_no_place_has_no_lag(shelf: Rig) -> None:
+def test_a_group_that_keeps_no_place_has_no_lag(shelf: ConsumerRig) -> None:
     """Else an alert on lag would never end where a pipeline only reads ranges."""
     shelf.topic(SCHEDULE_TOPIC, 18)
     shelf.subscribe("H", "T", config=FIRST)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,14 +9,7 @@ import pytest
 from backend.records import NewRecord
 from ddmq_common.delivery import encode
 from proxy_consumer.config import SubscriptionDefaults
-from tests.service.consumer.consumer_rig import IDL, Rig
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    rig = Rig()
-    yield rig
-    rig.close()
+from tests.service.consumer.consumer_rig import IDL, ConsumerRig
 
 
 def configured(**settings: Any) -> SubscriptionDefaults:
@@ -28,7 +20,7 @@ def ack(call: Any) -> Any:
     return IDL.ConsumeResult(context=call.result.context, successOffsets=call.offsets)
 
 
-def keyed(rig: Rig, keys: str, topic: str = "T") -> None:
+def keyed(rig: ConsumerRig, keys: str, topic: str = "T") -> None:
     records = [
         NewRecord(topic, 0, bytes(16), 0, encode(key.encode(), b"%d" % at, b"", None), key.encode())
         for at, key in enumerate(keys)
@@ -36,7 +28,7 @@ def keyed(rig: Rig, keys: str, topic: str = "T") -> None:
     rig.wait(rig.backend.append(records, rig.deadline()))
 
 
-def test_a_busy_topic_does_not_starve_another(rig: Rig) -> None:
+def test_a_busy_topic_does_not_starve_another(rig: ConsumerRig) -> None:
     for topic in ("T", "U"):
         rig.topic(topic)
         rig.subscribe(topic=topic)
@@ -46,17 +38,15 @@ def test_a_busy_topic_does_not_starve_another(rig: Rig) -> None:
     assert sorted(topics) == [b"T", b"U"]
 
 
-def test_a_busy_queue_does_not_starve_another(rig: Rig) -> None:
-    rig.topic(queues=3)
-    rig.subscribe()
+def test_a_busy_queue_does_not_starve_another(rig: ConsumerRig) -> None:
+    rig.ready(queues=3)
     rig.send(1000, queue=0)
     rig.send(1, queue=2)
     assert {rig.pull(count=5).queue for _ in range(3)} == {0, 2}
 
 
-def test_retries_do_not_starve_new_messages_and_new_ones_not_retries(rig: Rig) -> None:
-    rig.topic(queues=2)
-    rig.subscribe(config=configured(retry_intervals_ms=(100, 100, 100)))
+def test_retries_do_not_starve_new_messages_and_new_ones_not_retries(rig: ConsumerRig) -> None:
+    rig.ready(config=configured(retry_intervals_ms=(100, 100, 100)), queues=2)
     rig.send(10, queue=0)
     rig.send(10, queue=1)
     first = rig.pull(count=5)
@@ -67,18 +57,15 @@ def test_retries_do_not_starve_new_messages_and_new_ones_not_retries(rig: Rig) -
     assert (first.queue, first.offsets) in seen
 
 
-def test_a_hot_key_does_not_hold_up_the_keys_behind_it(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe(config=configured(order_key="KEY"))
+def test_a_hot_key_does_not_hold_up_the_keys_behind_it(rig: ConsumerRig) -> None:
+    rig.ready(config=configured(order_key="KEY"))
     keyed(rig, "h" * 500 + "abc")
     got = [message.key for _ in range(2) for message in rig.pull(count=10).result.messages]
     assert got == [b"h", b"a", b"b", b"c"]
 
 
-def test_not_more_than_the_concurrency_is_out(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe(config=configured(concurrency=7))
-    rig.send(20)
+def test_not_more_than_the_concurrency_is_out(rig: ConsumerRig) -> None:
+    rig.ready(20, configured(concurrency=7))
     first = rig.pull(count=5)
     assert (first.offsets, rig.pull(count=5).offsets) == ([0, 1, 2, 3, 4], [5, 6])
     assert rig.pull(count=5).offsets == []
@@ -86,9 +73,8 @@ def test_not_more_than_the_concurrency_is_out(rig: Rig) -> None:
     assert rig.pull(count=5).offsets == [7, 8, 9, 10, 11]
 
 
-def test_bytes_in_flight_stop_new_messages(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe(config=configured(in_flight_bytes_max=1000))
+def test_bytes_in_flight_stop_new_messages(rig: ConsumerRig) -> None:
+    rig.ready(config=configured(in_flight_bytes_max=1000))
     rig.send(5, size=600)
     assert rig.pull(count=1).offsets == [0]
     second = rig.pull(count=1)
@@ -99,9 +85,8 @@ def test_bytes_in_flight_stop_new_messages(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("order_key", ["", "KEY"])
-def test_the_ack_span_stops_reading_until_the_oldest_is_done(rig: Rig, order_key: str) -> None:
-    rig.topic()
-    rig.subscribe(config=configured(ack_span_max=6, order_key=order_key))
+def test_the_ack_span_stops_reading_until_the_oldest_is_done(rig: ConsumerRig, order_key: str) -> None:
+    rig.ready(config=configured(ack_span_max=6, order_key=order_key))
     keyed(rig, "".join(map(chr, range(256, 800))))
     held = rig.pull(count=1)
     taken = 0
@@ -115,10 +100,8 @@ def test_the_ack_span_stops_reading_until_the_oldest_is_done(rig: Rig, order_key
     assert rig.pull(count=1).offsets == [taken + 1]
 
 
-def test_a_rate_is_kept_second_by_second(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe(config=configured(rate_max=10))
-    rig.send(100)
+def test_a_rate_is_kept_second_by_second(rig: ConsumerRig) -> None:
+    rig.ready(100, configured(rate_max=10))
     assert len(rig.pull(count=50).offsets) == 10
     assert rig.pull(count=50).offsets == []
     rig.advance(0.5)
@@ -133,13 +116,11 @@ def test_a_rate_is_kept_second_by_second(rig: Rig) -> None:
     assert len(waiting.offsets) == 1, "woken as soon as there is room for one"
 
 
-def test_a_changed_limit_does_not_disturb_what_is_out(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe(config=configured(concurrency=5))
-    rig.send(20)
+def test_a_changed_limit_does_not_disturb_what_is_out(rig: ConsumerRig) -> None:
+    rig.ready(20, configured(concurrency=5))
     held = rig.pull(count=10)
     assert len(held.offsets) == 5
-    subscription = rig.service._directory.groups[b"G"].subscriptions[b"T"]
+    subscription = rig.subscription()
     subscription.configure(configured(concurrency=8))
     assert rig.pull(count=10).offsets == [5, 6, 7]
     subscription.configure(configured(concurrency=2))
@@ -148,12 +129,10 @@ def test_a_changed_limit_does_not_disturb_what_is_out(rig: Rig) -> None:
     assert rig.pull(count=10).offsets == []
 
 
-def test_a_changed_filter_judges_anew_what_was_read_and_loses_nothing(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe(config=configured(tags="other"))
-    rig.send(5)
+def test_a_changed_filter_judges_anew_what_was_read_and_loses_nothing(rig: ConsumerRig) -> None:
+    rig.ready(5, configured(tags="other"))
     assert rig.pull(count=1).offsets == []
-    subscription = rig.service._directory.groups[b"G"].subscriptions[b"T"]
+    subscription = rig.subscription()
     subscription.configure(configured(tags="tag"))
     rig.send(5)
     assert rig.pull(count=1).offsets == [5]

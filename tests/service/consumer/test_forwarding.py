@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import pytest
-from consumer_rig import METHODS, FakeCall, Rig, result
 
 from backend.completion import Completion, failed, succeeded
 from backend.records import QueueRef
@@ -15,22 +14,25 @@ from ddmq_common.errors import TryLaterError
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.server import RpcServer
 from ddmq_rpc.traffic import RpcLimits
-from proxy_consumer.results import peers
+from proxy_consumer import peers
+from tests.service.consumer.consumer_rig import METHODS, ConsumerRig, FakeCall, result
+from tests.support.rig import Rig
 from tests.support.waits import until
 
 
-class Pair:
+class Pair(Rig):
     """`here` holds the queues of topic T and listens; `there` gets the results."""
 
     def __init__(self) -> None:
-        self.here = Rig()
+        super().__init__()
+        self.here = ConsumerRig()
         self.server = RpcServer(
             self.here.service.service(), "127.0.0.1", 0, RpcLimits(), Registry(), SystemClock()
         )
         self.server.start()
         self.address = f"127.0.0.1:{self.server.address[1]}"
         self.here.service.advertise(self.address)
-        self.there = Rig(backend=self.here.backend)
+        self.there = ConsumerRig(backend=self.here.backend)
         self.there.clock = self.here.clock
         self.there.start()
         self.there.service.advertise("127.0.0.1:1")
@@ -45,7 +47,7 @@ class Pair:
     def held_by(self, address: str) -> None:
         self.holders = {self.here.ref(): address}
 
-    def submit(self, rig: Rig, given: object) -> FakeCall:
+    def submit(self, rig: ConsumerRig, given: object) -> FakeCall:
         call = rig.call("submit", METHODS["submit"].args[0](result=given))
         until(lambda: call.answered)
         return call
@@ -57,10 +59,8 @@ class Pair:
 
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
-    made = Pair()
-    yield made
-    made.close()
+def pair() -> Pair:
+    return Pair()
 
 
 def test_results_reach_the_holder_and_are_durable_when_answered(pair: Pair) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from backend.records import NewRecord
 from ddmq_common.delivery import decode, encode
 from proxy_consumer.config import SubscriptionDefaults
-from tests.service.consumer.consumer_rig import Rig, result
+from tests.service.consumer.consumer_rig import ConsumerRig, result
 
 PLAIN = SubscriptionDefaults(
     start="first", actions=("Json", "PullServer"), retry_intervals_ms=(100,), retry_steps=0
@@ -19,14 +18,13 @@ ORDERED = replace(PLAIN, order_key="KEY", ordered_interval_ms=100, ordered_deliv
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
-    rig = Rig()
+def rig() -> ConsumerRig:
+    rig = ConsumerRig()
     rig.topic()
-    yield rig
-    rig.close()
+    return rig
 
 
-def put(rig: Rig, *bodies: bytes) -> None:
+def put(rig: ConsumerRig, *bodies: bytes) -> None:
     """Messages of one key."""
     records = [
         NewRecord("T", 0, bytes(16), rig.clock.wall_ms(), encode(b"k", body, b"", None), b"k")
@@ -35,7 +33,7 @@ def put(rig: Rig, *bodies: bytes) -> None:
     rig.wait(rig.backend.append(records, rig.deadline()))
 
 
-def all_of_it(rig: Rig, count: int, committed: int) -> list[bytes]:
+def all_of_it(rig: ConsumerRig, count: int, committed: int) -> list[bytes]:
     """What is delivered, each answer acknowledged with the next pull, until everything is finished."""
     found: list[bytes] = []
     acks = None
@@ -52,7 +50,7 @@ def all_of_it(rig: Rig, count: int, committed: int) -> list[bytes]:
 @pytest.mark.parametrize("count", [1, 3, 100])
 @pytest.mark.parametrize("config", [PLAIN, ORDERED, replace(ORDERED, chain_batch=3)])
 def test_what_fails_is_never_delivered_and_a_dead_letter(
-    rig: Rig, config: SubscriptionDefaults, count: int
+    rig: ConsumerRig, config: SubscriptionDefaults, count: int
 ) -> None:
     rig.subscribe(config=config)
     put(rig, b"1", b"{", b"2", b"3", b"[", b"4", b"5", b"(", b")", b"6")
@@ -64,12 +62,12 @@ def test_what_fails_is_never_delivered_and_a_dead_letter(
     letters = [decode(raw) for raw in batch.deliveries]
     assert sorted(letter.value for letter in letters) == [b"(", b")", b"[", b"{"]
     assert all(b"not JSON" in letter.properties[b"dead-letter-error"] for letter in letters)
-    state = next(iter(rig.service._directory.groups[b"G"].subscriptions[b"T"].buffer.queues.values()))
+    state = next(iter(rig.subscription().buffer.queues.values()))
     assert state.stream is None or not state.stream.faulty
     assert not state.jobs.table.jobs
 
 
-def test_a_restart_goes_on_counting(rig: Rig) -> None:
+def test_a_restart_goes_on_counting(rig: ConsumerRig) -> None:
     config = replace(PLAIN, retry_intervals_ms=(100, 200))
     rig.subscribe(config=config)
     put(rig, b"{", b"1")
@@ -89,7 +87,7 @@ def test_a_restart_goes_on_counting(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("config", [PLAIN, ORDERED])
-def test_with_the_actions_gone_it_is_delivered_once(rig: Rig, config: SubscriptionDefaults) -> None:
+def test_with_the_actions_gone_it_is_delivered_once(rig: ConsumerRig, config: SubscriptionDefaults) -> None:
     config = replace(config, retry_intervals_ms=(60_000,))
     rig.subscribe(config=config)
     put(rig, b"{", b"1", b"[", b"2")

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from consumer_rig import Rig
 
 from backend.completion import Completion
 from ddmq_common.config import ConfigPlace, overlay
 from proxy_consumer.config import GroupEntry, GroupsFile, SubscriptionDefaults
 from proxy_consumer.service import ConsumerService
+from tests.service.consumer.consumer_rig import ConsumerRig
 from tests.support.waits import until
 
 
@@ -35,7 +35,7 @@ def set_by_file(service: ConsumerService) -> Completion[Any]:
 def test_what_is_said_holds(
     said: Callable[[ConsumerService], Completion[Any]], proxies: int, pull_first: bool, queues: int
 ) -> None:
-    rig = Rig()
+    rig = ConsumerRig()
     if queues:
         rig.topic(queues=queues)
     services = [rig.service, rig.start() if proxies == 2 else rig.service]
@@ -52,4 +52,3 @@ def test_what_is_said_holds(
         assert service._directory.groups[b"G"].subscriptions[b"T"].config.order_key == "KEY"
     rig.advance(0.2)
     assert all(call.answered for call in calls)
-    rig.close()

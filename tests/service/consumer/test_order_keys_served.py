@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,34 +15,14 @@ from ddmq_common.errors import CallerError
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.order.chains import READY_MAX
 from proxy_consumer.core.order.scope import READ_MIN
-from proxy_consumer.groups.group import Group
 from proxy_consumer.groups.ordering import PARKED_MAX
 from proxy_consumer.push.actions.config import HttpConfig, PushConfig
 from proxy_consumer.subscription.subscription import LOST_S
-from tests.service.consumer.consumer_rig import IDL, FakeCall, Rig
+from tests.service.consumer.consumer_rig import IDL, ConsumerRig, FakeCall
 
 BY_KEY = SubscriptionDefaults(
     start="first", order_key="KEY", retry_intervals_ms=(100,), ordered_deliveries_max=3
 )
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    rig = Rig()
-    yield rig
-    rig.close()
-
-
-def put(rig: Rig, key: str, body: str, queue: int = 0, topic: str = "T") -> None:
-    record = NewRecord(
-        topic,
-        queue,
-        bytes(16),
-        rig.clock.wall_ms(),
-        encode(key.encode(), body.encode(), b"", None),
-        key.encode(),
-    )
-    rig.wait(rig.backend.append([record], rig.deadline()))
 
 
 def result(call: Any, ack: bool = True, reason: str = "") -> Any:
@@ -57,19 +36,13 @@ def result(call: Any, ack: bool = True, reason: str = "") -> Any:
     return IDL.ConsumeResult(context=call.result.context, **given)
 
 
-def group(rig: Rig) -> Group:
-    return rig.service._directory.groups[b"G"]
-
-
 def bodies(call: Any) -> list[bytes]:
     return list(call.values)
 
 
-def test_only_the_head_of_a_key_is_out_and_others_go_on(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe(config=BY_KEY)
-    for body in ("a1", "a2", "b1", "a3", "c1"):
-        put(rig, body[0], body)
+def test_only_the_head_of_a_key_is_out_and_others_go_on(rig: ConsumerRig) -> None:
+    rig.ready(config=BY_KEY)
+    rig.keyed("a1", "a2", "b1", "a3", "c1")
     first = rig.pull()
     assert bodies(first) == [b"a1", b"b1", b"c1"]
     assert rig.pull().result.messages == []
@@ -80,11 +53,10 @@ def test_only_the_head_of_a_key_is_out_and_others_go_on(rig: Rig) -> None:
     assert bodies(rig.pull()) == [b"a3"]
 
 
-def test_one_chain_over_the_queues_of_a_topic_in_log_order(rig: Rig) -> None:
-    rig.topic(queues=3)
-    rig.subscribe(config=BY_KEY)
+def test_one_chain_over_the_queues_of_a_topic_in_log_order(rig: ConsumerRig) -> None:
+    rig.ready(config=BY_KEY, queues=3)
     for number, queue in enumerate((2, 0, 1, 0, 2)):
-        put(rig, "a", f"a{number}", queue)
+        rig.put_keyed("a", f"a{number}", queue)
     for number in range(5):
         call = rig.pull()
         assert bodies(call) == [b"a%d" % number]
@@ -92,12 +64,10 @@ def test_one_chain_over_the_queues_of_a_topic_in_log_order(rig: Rig) -> None:
         rig.submit(result(call))
 
 
-def test_one_chain_over_the_topics_of_a_group(rig: Rig) -> None:
-    for topic in ("T", "U"):
-        rig.topic(topic)
-        rig.subscribe(topic=topic, config=BY_KEY)
+def test_one_chain_over_the_topics_of_a_group(rig: ConsumerRig) -> None:
+    rig.ready(config=BY_KEY, topics=("T", "U"))
     for number, topic in enumerate("TUUT"):
-        put(rig, "a", f"a{number}", topic=topic)
+        rig.put_keyed("a", f"a{number}", topic=topic)
     assert rig.pull(topic=b"U").result.messages == []
     for number, topic in enumerate((b"T", b"U", b"U", b"T")):
         call = rig.pull(topic=topic)
@@ -105,12 +75,10 @@ def test_one_chain_over_the_topics_of_a_group(rig: Rig) -> None:
         rig.submit(result(call))
 
 
-def test_a_pull_for_one_topic_is_answered_when_the_other_topics_head_is_done(rig: Rig) -> None:
-    for topic in ("T", "U"):
-        rig.topic(topic)
-        rig.subscribe(topic=topic, config=BY_KEY)
-    put(rig, "a", "a0", topic="T")
-    put(rig, "a", "a1", topic="U")
+def test_a_pull_for_one_topic_is_answered_when_the_other_topics_head_is_done(rig: ConsumerRig) -> None:
+    rig.ready(config=BY_KEY, topics=("T", "U"))
+    rig.keyed("a0", topic="T")
+    rig.keyed("a1", topic="U")
     head = rig.pull(topic=b"T")
     waiting = rig.ask(topic=b"U", linger=20_000)
     rig.settle()
@@ -120,7 +88,13 @@ def test_a_pull_for_one_topic_is_answered_when_the_other_topics_head_is_done(rig
     assert bodies(waiting) == [b"a1"]
 
 
-def in_order(rig: Rig, topics: str) -> list[int]:
+def one_key_over(rig: ConsumerRig, topics: str) -> None:
+    """Messages 0, 1, … of one key, one in each of these topics."""
+    for number, topic in enumerate(topics):
+        rig.put_keyed("a", str(number), topic=topic)
+
+
+def in_order(rig: ConsumerRig, topics: str) -> list[int]:
     """What comes, one after the other, to a client that pulls these topics in turn."""
     seen = []
     for topic in 8 * topics:
@@ -130,14 +104,14 @@ def in_order(rig: Rig, topics: str) -> list[int]:
     return seen
 
 
-def lose(rig: Rig, topic: str) -> None:
+def lose(rig: ConsumerRig, topic: str) -> None:
     """The queues of a topic are taken from us without a word."""
-    subscription = group(rig).subscriptions[topic.encode()]
+    subscription = rig.subscription(topic)
     subscription.membership.claims.lost(list(subscription.buffer.queues))
 
 
-def lies_ready(rig: Rig) -> bool:
-    return group(rig).subscriptions[b"U"].buffer.has_some
+def lies_ready(rig: ConsumerRig) -> bool:
+    return rig.subscription("U").buffer.has_some
 
 
 @pytest.mark.parametrize(
@@ -149,14 +123,14 @@ def lies_ready(rig: Rig) -> bool:
     ],
 )
 def test_what_lies_ready_and_may_not_go_now_does_not_hold_up_the_proxy(
-    rig: Rig, settings: dict[str, Any]
+    rig: ConsumerRig, settings: dict[str, Any]
 ) -> None:
     for topic, more in (("T", {}), ("U", settings)):
         rig.topic(topic)
         rig.subscribe(topic=topic, config=replace(BY_KEY, **more))
-    put(rig, "u1", "u1", topic="U")
-    put(rig, "u2", "u2", topic="U")
-    put(rig, "t1", "t1", topic="T")
+    rig.put_keyed("u1", "u1", topic="U")
+    rig.put_keyed("u2", "u2", topic="U")
+    rig.put_keyed("t1", "t1", topic="T")
     if "actions" not in settings:
         first = rig.pull(topic=b"U", count=1)
         assert bodies(first) == [b"u1"]
@@ -169,12 +143,11 @@ def test_what_lies_ready_and_may_not_go_now_does_not_hold_up_the_proxy(
     assert all(call.answered for call in waiting)
 
 
-def test_a_topic_that_may_not_be_read_any_more_does_not_hold_up_the_proxy(rig: Rig) -> None:
+def test_a_topic_that_may_not_be_read_any_more_does_not_hold_up_the_proxy(rig: ConsumerRig) -> None:
+    rig.ready(config=BY_KEY, topics=("T", "U"))
     for topic in ("T", "U"):
-        rig.topic(topic)
-        rig.subscribe(topic=topic, config=BY_KEY)
-        put(rig, topic, topic, topic=topic)
-    put(rig, "t", "t", topic="T")
+        rig.put_keyed(topic, topic, topic=topic)
+    rig.keyed("t", topic="T")
     assert bodies(rig.pull(topic=b"T")) == [b"T", b"t"]
     assert lies_ready(rig)
     info = rig.backend.topic("U")
@@ -187,22 +160,20 @@ def test_a_topic_that_may_not_be_read_any_more_does_not_hold_up_the_proxy(rig: R
     assert all(call.answered and call.result.messages == [] for call in waiting)
 
 
-def test_a_topic_of_its_own_where_the_scope_says_so(rig: Rig) -> None:
+def test_a_topic_of_its_own_where_the_scope_says_so(rig: ConsumerRig) -> None:
     own = SubscriptionDefaults(start="first", order_key="KEY", order_scope="topic")
+    rig.ready(config=own, topics=("T", "U"))
     for topic in ("T", "U"):
-        rig.topic(topic)
-        rig.subscribe(topic=topic, config=own)
-        put(rig, "a", f"{topic}1", topic=topic)
-        put(rig, "a", f"{topic}2", topic=topic)
+        rig.put_keyed("a", f"{topic}1", topic=topic)
+        rig.put_keyed("a", f"{topic}2", topic=topic)
     assert bodies(rig.pull(topic=b"T")) == [b"T1"]
     assert bodies(rig.pull(topic=b"U")) == [b"U1"]
 
 
-def test_the_queue_is_the_key(rig: Rig) -> None:
-    rig.topic(queues=2)
-    rig.subscribe(config=SubscriptionDefaults(start="first", order_key="QID"))
+def test_the_queue_is_the_key(rig: ConsumerRig) -> None:
+    rig.ready(config=SubscriptionDefaults(start="first", order_key="QID"), queues=2)
     for number in range(4):
-        put(rig, "", f"m{number}", number % 2)
+        rig.put_keyed("", f"m{number}", number % 2)
     first, second = rig.pull(), rig.pull()
     assert sorted([*bodies(first), *bodies(second)]) == [b"m0", b"m1"]
     assert rig.pull().result.messages == []
@@ -210,7 +181,7 @@ def test_the_queue_is_the_key(rig: Rig) -> None:
     assert bodies(rig.pull()) == [b"m2" if first.queue == 0 else b"m3"]
 
 
-def test_a_path_into_the_body_and_messages_without_the_value(rig: Rig) -> None:
+def test_a_path_into_the_body_and_messages_without_the_value(rig: ConsumerRig) -> None:
     rig.topic()
     by_path = SubscriptionDefaults(start="first", order_key="$.o.id")
     rig.subscribe(config=by_path)
@@ -223,7 +194,7 @@ def test_a_path_into_the_body_and_messages_without_the_value(rig: Rig) -> None:
         '{"o":{"id":null}}',
     )
     for text in texts:
-        put(rig, "", text)
+        rig.put_keyed("", text)
     call = rig.pull()
     assert call.offsets == [0, 2, 3, 4, 5]
     assert rig.counted("ddmq_unkeyed_total", group="G", topic="T") == 3
@@ -231,14 +202,12 @@ def test_a_path_into_the_body_and_messages_without_the_value(rig: Rig) -> None:
     assert rig.pull().offsets == [1]
 
 
-def test_a_failing_head_holds_its_key_and_ends_as_a_dead_letter(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe(config=BY_KEY)
-    for body in ("a1", "a2", "b1"):
-        put(rig, body[0], body)
+def test_a_failing_head_holds_its_key_and_ends_as_a_dead_letter(rig: ConsumerRig) -> None:
+    rig.ready(config=BY_KEY)
+    rig.keyed("a1", "a2", "b1")
     rig.submit(result(rig.pull(count=1), ack=False, reason="no stock"))
     assert bodies(rig.pull()) == [b"b1"]
-    (blocked,) = [key for key in group(rig).ordering.blocked(10) if key.key == '"a"']
+    (blocked,) = [key for key in rig.group().ordering.blocked(10) if key.key == '"a"']
     assert (blocked.attempts, blocked.state, blocked.error) == (1, "retrying", "no stock")
     assert (blocked.topic, blocked.queue_id, blocked.offset, blocked.waiting) == ("T", 0, 0, 1)
     for wait in (0.2, 1.2):
@@ -249,11 +218,10 @@ def test_a_failing_head_holds_its_key_and_ends_as_a_dead_letter(rig: Rig) -> Non
     assert bodies(rig.pull()) == [b"a2"]
 
 
-def test_the_key_stays_blocked_over_a_restart(rig: Rig) -> None:
-    rig.topic(queues=2)
-    rig.subscribe(config=BY_KEY)
+def test_the_key_stays_blocked_over_a_restart(rig: ConsumerRig) -> None:
+    rig.ready(config=BY_KEY, queues=2)
     for number in range(6):
-        put(rig, "a" if number % 2 else "b", f"m{number}", number % 2)
+        rig.put_keyed("a" if number % 2 else "b", f"m{number}", number % 2)
     first = rig.pull(count=1)
     rig.submit(result(first, ack=False))
     rig.submit(result(rig.pull()))
@@ -265,45 +233,39 @@ def test_the_key_stays_blocked_over_a_restart(rig: Rig) -> None:
     assert rig.pull().result.messages == []
 
 
-def test_a_parked_key_waits_for_its_replay_and_others_do_not(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe(config=BY_KEY)
-    for body in ("a1", "a2", "b1"):
-        put(rig, body[0], body)
+def test_a_parked_key_waits_for_its_replay_and_others_do_not(rig: ConsumerRig) -> None:
+    rig.ready(config=BY_KEY)
+    rig.keyed("a1", "a2", "b1")
     rig.submit(result(rig.pull(count=1), ack=False))
-    rig.wait(group(rig).ordering.park('"a"'))
+    rig.wait(rig.group().ordering.park('"a"'))
     rig.advance(5)
     assert bodies(rig.pull()) == [b"b1"]
-    assert [key.state for key in group(rig).ordering.blocked(10) if key.key == '"a"'] == ["parked"]
+    assert [key.state for key in rig.group().ordering.blocked(10) if key.key == '"a"'] == ["parked"]
     rig.restart()
     assert bodies(rig.pull()) == [b"b1"]
     assert rig.pull().result.messages == []
-    stored = group(rig).ordering.replay('"a"')
+    stored = rig.group().ordering.replay('"a"')
     assert stored is not None
     rig.wait(stored)
     assert bodies(rig.pull()) == [b"a1"]
 
 
-def test_a_skipped_head_is_a_dead_letter_and_the_next_goes_on(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe(config=BY_KEY)
-    for body in ("a1", "a2"):
-        put(rig, "a", body)
+def test_a_skipped_head_is_a_dead_letter_and_the_next_goes_on(rig: ConsumerRig) -> None:
+    rig.ready(config=BY_KEY)
+    rig.keyed("a1", "a2")
     held = rig.pull()
     assert bodies(held) == [b"a1"]
-    rig.wait(group(rig).ordering.skip('"a"'))
+    rig.wait(rig.group().ordering.skip('"a"'))
     assert rig.counted("ddmq_dead_letters_total", reason="skipped") == 1
     assert bodies(rig.pull()) == [b"a2"]
     rig.submit(result(held))
     assert rig.progress().committed == 1
 
 
-def test_a_key_whose_head_lies_ready_where_nobody_pulls_is_shown_with_its_own_word(rig: Rig) -> None:
-    for topic in ("T", "U"):
-        rig.topic(topic)
-        rig.subscribe(topic=topic, config=BY_KEY)
+def test_a_key_whose_head_lies_ready_where_nobody_pulls_is_shown_with_its_own_word(rig: ConsumerRig) -> None:
+    rig.ready(config=BY_KEY, topics=("T", "U"))
     for key, topic in (("a", "U"), ("b", "U"), ("b", "T"), ("c", "T"), ("c", "U"), ("a", "T")):
-        put(rig, key, key, topic=topic)
+        rig.put_keyed(key, key, topic=topic)
     held = rig.pull(topic=b"T")
     assert bodies(held) == [b"c"]
 
@@ -316,33 +278,30 @@ def test_a_key_whose_head_lies_ready_where_nobody_pulls_is_shown_with_its_own_wo
     assert [row["since_ms"] > 0 for row in keys.rows(rig.service, "G", 20)] == [True, False, False]
     rig.submit(result(held))
     assert shown() == ready  # nothing waits behind the head of c any more
-    put(rig, "c", "c", topic="T")
+    rig.keyed("c", topic="T")
     assert rig.pull(topic=b"T").result.messages == []
     assert shown() == [*ready, ('"c"', "ready", "U", 0, 1)]  # let out by its chain, not read again yet
 
 
-def test_keys_that_are_not_blocked_are_said_so(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe(config=BY_KEY)
+def test_keys_that_are_not_blocked_are_said_so(rig: ConsumerRig) -> None:
+    rig.ready(config=BY_KEY)
     rig.pull()
-    for call in (group(rig).ordering.skip, group(rig).ordering.replay):
+    for call in (rig.group().ordering.skip, rig.group().ordering.replay):
         with pytest.raises(CallerError, match='key "z" of group G is not blocked or parked at this proxy'):
             call('"z"')
     assert PARKED_MAX == 1_000
 
 
-def test_without_order_keys_nothing_can_be_parked(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe()
+def test_without_order_keys_nothing_can_be_parked(rig: ConsumerRig) -> None:
+    rig.ready()
     with pytest.raises(CallerError, match="no subscription of group G has an order key"):
-        group(rig).ordering.park('"a"')
+        rig.group().ordering.park('"a"')
 
 
-def test_several_of_a_key_in_one_answer(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe(config=SubscriptionDefaults(start="first", order_key="KEY", chain_batch=3))
+def test_several_of_a_key_in_one_answer(rig: ConsumerRig) -> None:
+    rig.ready(config=SubscriptionDefaults(start="first", order_key="KEY", chain_batch=3))
     for number in range(5):
-        put(rig, "a", f"a{number}")
+        rig.put_keyed("a", f"a{number}")
     first = rig.pull()
     assert first.offsets == [0, 1, 2]
     rig.submit(IDL.ConsumeResult(context=first.result.context, successOffsets=[0], failOffsets=[1]))
@@ -351,27 +310,24 @@ def test_several_of_a_key_in_one_answer(rig: Rig) -> None:
     assert rig.progress().committed == 1
 
 
-def test_another_order_key_starts_anew_and_loses_nothing(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe()
-    for body in ("a1", "a2", "b1"):
-        put(rig, body[0], body)
+def test_another_order_key_starts_anew_and_loses_nothing(rig: ConsumerRig) -> None:
+    rig.ready()
+    rig.keyed("a1", "a2", "b1")
     held = rig.pull(count=1)
     assert bodies(held) == [b"a1"]
-    group(rig).subscriptions[b"T"].configure(BY_KEY)
+    rig.subscription("T").configure(BY_KEY)
     rig.settle()
     rig.submit(result(held))
     assert rig.progress().committed == 1
     assert bodies(rig.pull()) == [b"a2", b"b1"]
 
 
-def test_ten_thousand_behind_a_blocked_key_are_not_held(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe(config=SubscriptionDefaults(start="first", order_key="KEY", ordered_deliveries_max=-1))
+def test_ten_thousand_behind_a_blocked_key_are_not_held(rig: ConsumerRig) -> None:
+    rig.ready(config=SubscriptionDefaults(start="first", order_key="KEY", ordered_deliveries_max=-1))
     delivery = encode(b"hot", b"body", b"", None)
     records = [NewRecord("T", 0, bytes(16), 0, delivery, b"hot") for _ in range(10_000)]
     rig.wait(rig.backend.append(records, rig.deadline()))
-    put(rig, "cold", "last")
+    rig.put_keyed("cold", "last")
     hot = rig.pull(count=1)
     cold = rig.ask(linger=20_000)
     for _ in range(100):
@@ -379,7 +335,7 @@ def test_ten_thousand_behind_a_blocked_key_are_not_held(rig: Rig) -> None:
             break
         rig.advance(0.01)
     assert bodies(cold) == [b"last"]
-    ((state, stream),) = group(rig).subscriptions[b"T"].streams()
+    ((state, stream),) = rig.subscription("T").streams()
     assert len(stream.ledger.table) == 2
     assert stream.ledger.table.kept <= 16
     assert len(state.jobs.table.jobs) == 0
@@ -391,12 +347,12 @@ def test_ten_thousand_behind_a_blocked_key_are_not_held(rig: Rig) -> None:
         assert hot.offsets == [done]
 
 
-def test_each_topic_of_a_group_has_its_own_chain_batch(rig: Rig) -> None:
+def test_each_topic_of_a_group_has_its_own_chain_batch(rig: ConsumerRig) -> None:
     for topic, batch in (("U", 3), ("T", 1)):
         rig.topic(topic)
         rig.subscribe(topic=topic, config=replace(BY_KEY, chain_batch=batch))
         for number in range(4):
-            put(rig, f"k{topic}", f"{topic}{number}", topic=topic)
+            rig.put_keyed(f"k{topic}", f"{topic}{number}", topic=topic)
     assert bodies(rig.pull(topic=b"U")) == [b"U0", b"U1", b"U2"]
     first = rig.pull(topic=b"T")
     assert bodies(first) == [b"T0"]
@@ -407,23 +363,22 @@ def test_each_topic_of_a_group_has_its_own_chain_batch(rig: Rig) -> None:
     assert bodies(rig.pull(topic=b"T", result=result(second))) == [b"T2", b"T3"]
 
 
-def test_messages_without_a_key_are_counted_under_their_own_topic(rig: Rig) -> None:
+def test_messages_without_a_key_are_counted_under_their_own_topic(rig: ConsumerRig) -> None:
     for topic, count in (("T", 1), ("U", 2)):
         rig.topic(topic)
         rig.subscribe(topic=topic, config=BY_KEY)
         for _ in range(count):
-            put(rig, "", "no key", topic=topic)
+            rig.put_keyed("", "no key", topic=topic)
     for topic in (b"T", b"U"):
         rig.pull(topic=topic)
     counted = [rig.counted("ddmq_unkeyed_total", group="G", topic=topic) for topic in ("T", "U")]
     assert counted == [1, 2]
 
 
-def test_a_changed_chain_batch_or_assignment_does_not_start_anew(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe(config=BY_KEY)
+def test_a_changed_chain_batch_or_assignment_does_not_start_anew(rig: ConsumerRig) -> None:
+    rig.ready(config=BY_KEY)
     for number in range(8):
-        put(rig, "k", f"m{number}")
+        rig.put_keyed("k", f"m{number}")
     call = rig.pull()
     assert bodies(call) == [b"m0"]
     for batch, expected in ((3, [b"m1", b"m2", b"m3"]), (2, [b"m4", b"m5"]), (1, [b"m6"])):
@@ -435,26 +390,25 @@ def test_a_changed_chain_batch_or_assignment_does_not_start_anew(rig: Rig) -> No
         assert bodies(call) == expected
 
 
-def test_with_a_larger_chain_batch_nobody_joins_a_message_that_a_client_has(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe(config=BY_KEY)
-    put(rig, "k", "m0")
+def test_with_a_larger_chain_batch_nobody_joins_a_message_that_a_client_has(rig: ConsumerRig) -> None:
+    rig.ready(config=BY_KEY)
+    rig.put_keyed("k", "m0")
     call = rig.pull()
     rig.wait(rig.service.change_subscription("G", "T", {"chain_batch": 3}))
     rig.settle()
     for number in (1, 2, 3):
-        put(rig, "k", f"m{number}")
+        rig.put_keyed("k", f"m{number}")
     assert rig.pull().result.messages == []
     assert bodies(rig.pull(result=result(call))) == [b"m1", b"m2", b"m3"]
 
 
-def test_another_order_key_of_one_topic_does_not_let_the_others_of_the_group_overtake(rig: Rig) -> None:
-    for topic in ("T", "U"):
-        rig.topic(topic)
-        rig.subscribe(topic=topic, config=BY_KEY)
+def test_another_order_key_of_one_topic_does_not_let_the_others_of_the_group_overtake(
+    rig: ConsumerRig,
+) -> None:
+    rig.ready(config=BY_KEY, topics=("T", "U"))
     body = '{"k": "a", "n": %d}'
     for number, topic in enumerate("TUTU"):
-        put(rig, "a", body % number, topic=topic)
+        rig.put_keyed("a", body % number, topic=topic)
     assert rig.pull(topic=b"U").result.messages == []
     first = rig.pull(topic=b"T")
     ahead = rig.ask(topic=b"U", linger=20_000)
@@ -471,13 +425,14 @@ def test_another_order_key_of_one_topic_does_not_let_the_others_of_the_group_ove
         rig.submit(result(call))
 
 
-def test_a_topic_that_comes_into_the_scope_of_the_group_comes_before_what_is_younger(rig: Rig) -> None:
+def test_a_topic_that_comes_into_the_scope_of_the_group_comes_before_what_is_younger(
+    rig: ConsumerRig,
+) -> None:
     for topic in ("T", "U"):
         rig.topic(topic)
         scope = "topic" if topic == "T" else ""
         rig.subscribe(topic=topic, config=replace(BY_KEY, order_scope=scope))
-    for number, topic in enumerate("UTUT"):
-        put(rig, "a", str(number), topic=topic)
+    one_key_over(rig, "UTUT")
     first = rig.pull(topic=b"U")
     rig.wait(rig.service.change_subscription("G", "T", {"order_scope": "group"}))
     rig.settle()
@@ -485,49 +440,42 @@ def test_a_topic_that_comes_into_the_scope_of_the_group_comes_before_what_is_you
     assert in_order(rig, "UT") == [1, 2, 3]
 
 
-def test_a_queue_that_is_lost_and_comes_back_is_not_overtaken_by_the_others_of_the_group(rig: Rig) -> None:
-    for topic in ("T", "U"):
-        rig.topic(topic)
-        rig.subscribe(topic=topic, config=BY_KEY)
-    for number, topic in enumerate("TUTU"):
-        put(rig, "a", str(number), topic=topic)
+def test_a_queue_that_is_lost_and_comes_back_is_not_overtaken_by_the_others_of_the_group(
+    rig: ConsumerRig,
+) -> None:
+    rig.ready(config=BY_KEY, topics=("T", "U"))
+    one_key_over(rig, "TUTU")
     first = rig.pull(topic=b"T")
     lose(rig, "T")
     assert rig.pull(topic=b"U").result.messages == []
-    group(rig).subscriptions[
-        b"T"
-    ].membership.leave()  # as a session that is over does; the next pull joins again
+    rig.subscription("T").membership.leave()  # as a session that is over does; the next pull joins again
     assert in_order(rig, "UT") == []  # a client still has the first
     rig.submit(result(first))
     assert in_order(rig, "UT") == [1, 2, 3]
 
 
-def test_all_queues_are_lost_and_come_back_one_after_the_other(rig: Rig) -> None:
-    for topic in ("T", "U"):
-        rig.topic(topic)
-        rig.subscribe(topic=topic, config=BY_KEY)
-    for number, topic in enumerate("TUTU"):
-        put(rig, "a", str(number), topic=topic)
+def test_all_queues_are_lost_and_come_back_one_after_the_other(rig: ConsumerRig) -> None:
+    rig.ready(config=BY_KEY, topics=("T", "U"))
+    one_key_over(rig, "TUTU")
     first = rig.pull(topic=b"T")
     for topic in ("T", "U"):
         lose(rig, topic)
-        group(rig).subscriptions[topic.encode()].membership.leave()
-    group(rig).subscriptions[b"U"].join()
+        rig.subscription(topic).membership.leave()
+    rig.subscription("U").join()
     rig.settle()
-    assert not group(rig).subscriptions[b"U"].buffer.has_some
+    assert not rig.subscription("U").buffer.has_some
     assert in_order(rig, "UT") == []
     rig.submit(result(first))
     assert in_order(rig, "UT") == [1, 2, 3]
 
 
-def test_a_queue_that_does_not_come_back_holds_up_the_others_for_a_while_only(rig: Rig) -> None:
+def test_a_queue_that_does_not_come_back_holds_up_the_others_for_a_while_only(rig: ConsumerRig) -> None:
+    rig.ready(config=BY_KEY, topics=("T", "U"))
     for topic in ("T", "U"):
-        rig.topic(topic)
-        rig.subscribe(topic=topic, config=BY_KEY)
-        put(rig, "a", "0", topic=topic)
+        rig.put_keyed("a", "0", topic=topic)
     first = rig.pull(topic=b"T")
     lose(rig, "T")  # its membership stays, and is given nothing
-    group(rig).subscriptions[b"T"].membership.load()
+    rig.subscription("T").membership.load()
     waiting = rig.ask(topic=b"U", linger=20_000)
     rig.advance(LOST_S - 0.1)
     assert not waiting.answered
@@ -540,12 +488,11 @@ def test_a_queue_that_does_not_come_back_holds_up_the_others_for_a_while_only(ri
     assert bodies(waiting) == [b"0"]
 
 
-def test_offsets_of_one_topic_that_are_reset_are_not_overtaken_by_the_others_of_the_group(rig: Rig) -> None:
-    for topic in ("T", "U"):
-        rig.topic(topic)
-        rig.subscribe(topic=topic, config=BY_KEY)
-    for number, topic in enumerate("TUTU"):
-        put(rig, "a", str(number), topic=topic)
+def test_offsets_of_one_topic_that_are_reset_are_not_overtaken_by_the_others_of_the_group(
+    rig: ConsumerRig,
+) -> None:
+    rig.ready(config=BY_KEY, topics=("T", "U"))
+    one_key_over(rig, "TUTU")
     for topic in (b"T", b"U"):
         rig.submit(result(rig.pull(topic=topic)))
     assert bodies(rig.pull(topic=b"T")) == [b"2"]
@@ -554,7 +501,7 @@ def test_offsets_of_one_topic_that_are_reset_are_not_overtaken_by_the_others_of_
     assert in_order(rig, "UT") == [0, 2, 3]
 
 
-def pulls(rig: Rig, topic: bytes, count: int) -> Any:
+def pulls(rig: ConsumerRig, topic: bytes, count: int) -> Any:
     """A pull that is waited for; clock and hub go on meanwhile."""
     call = rig.ask(topic=topic, count=count, linger=20_000)
     for _ in range(200):
@@ -564,19 +511,17 @@ def pulls(rig: Rig, topic: bytes, count: int) -> Any:
     return call
 
 
-def test_a_topic_that_nobody_pulls_does_not_stop_the_others_of_the_group(rig: Rig) -> None:
-    for topic in ("T", "U"):
-        rig.topic(topic)
-        rig.subscribe(topic=topic, config=BY_KEY)
+def test_a_topic_that_nobody_pulls_does_not_stop_the_others_of_the_group(rig: ConsumerRig) -> None:
+    rig.ready(config=BY_KEY, topics=("T", "U"))
     rig.send(6_000, topic="U")
     for number in (0, 1, 2):
-        put(rig, f"t{number}", str(number), topic="T")
-    put(rig, "k5000", "behind", topic="T")
-    put(rig, "t3", "3", topic="T")
+        rig.put_keyed(f"t{number}", str(number), topic="T")
+    rig.put_keyed("k5000", "behind", topic="T")
+    rig.put_keyed("t3", "3", topic="T")
     call = pulls(rig, b"T", 10)
     assert bodies(call) == [b"0", b"1", b"2", b"3"]
     rig.submit(result(call))
-    (scope,) = group(rig).subscriptions[b"T"].buffer.scopes()
+    (scope,) = rig.subscription("T").buffer.scopes()
     assert scope.ledger.ready <= READY_MAX
     seen: list[int] = []
     while len(seen) < 6_000:
@@ -589,20 +534,18 @@ def test_a_topic_that_nobody_pulls_does_not_stop_the_others_of_the_group(rig: Ri
 
 
 def test_what_lies_aside_has_its_bound_and_the_others_go_on_when_some_is_taken(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("proxy_consumer.core.order.chains.READY_MAX", 10)
     monkeypatch.setattr("proxy_consumer.core.order.scope.ASIDE_MAX", 20)
-    for topic in ("T", "U"):
-        rig.topic(topic)
-        rig.subscribe(topic=topic, config=BY_KEY)
+    rig.ready(config=BY_KEY, topics=("T", "U"))
     rig.send(3 * READ_MIN, topic="U")
-    put(rig, "t", "t", topic="T")
+    rig.keyed("t", topic="T")
     waiting = rig.ask(topic=b"T", linger=20_000)
     for _ in range(20):
         rig.advance(0.01)
     assert not waiting.answered
-    ((state, stream),) = group(rig).subscriptions[b"U"].streams()
+    ((state, stream),) = rig.subscription("U").streams()
     assert stream.ledger.ready + state.jobs.table.released <= 2 * READ_MIN
     taken = 0
     while not waiting.answered:
@@ -612,10 +555,9 @@ def test_what_lies_aside_has_its_bound_and_the_others_go_on_when_some_is_taken(
     assert bodies(waiting) == [b"t"]
 
 
-def test_who_waits_gets_what_is_replayed_at_once(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe(config=replace(BY_KEY, retry_intervals_ms=(50_000,)))
-    put(rig, "a", "a1")
+def test_who_waits_gets_what_is_replayed_at_once(rig: ConsumerRig) -> None:
+    rig.ready(config=replace(BY_KEY, retry_intervals_ms=(50_000,)))
+    rig.keyed("a1")
     rig.submit(result(rig.pull(), ack=False))
     waiting = rig.ask(linger=20_000)
     rig.settle()
@@ -625,11 +567,10 @@ def test_who_waits_gets_what_is_replayed_at_once(rig: Rig) -> None:
     assert bodies(waiting) == [b"a1"]
 
 
-def test_who_waits_gets_what_was_parked_at_once(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe(config=BY_KEY)
+def test_who_waits_gets_what_was_parked_at_once(rig: ConsumerRig) -> None:
+    rig.ready(config=BY_KEY)
     rig.wait(rig.service.order_keys("G").park('"a"'))
-    put(rig, "a", "a1")
+    rig.keyed("a1")
     waiting = rig.ask(linger=20_000)
     rig.settle()
     assert not waiting.answered
@@ -638,13 +579,11 @@ def test_who_waits_gets_what_was_parked_at_once(rig: Rig) -> None:
     assert bodies(waiting) == [b"a1"]
 
 
-def waiting_behind_another_topic(rig: Rig) -> FakeCall:
+def waiting_behind_another_topic(rig: ConsumerRig) -> FakeCall:
     """A pull of U, whose only message waits for one of its key that a client has from T."""
-    for topic in ("T", "U"):
-        rig.topic(topic)
-        rig.subscribe(topic=topic, config=BY_KEY)
-    put(rig, "a", "a1", topic="T")
-    put(rig, "a", "a2", topic="U")
+    rig.ready(config=BY_KEY, topics=("T", "U"))
+    rig.keyed("a1", topic="T")
+    rig.keyed("a2", topic="U")
     assert bodies(rig.pull(topic=b"T")) == [b"a1"]
     waiting = rig.ask(topic=b"U", linger=20_000)
     rig.settle()
@@ -652,21 +591,21 @@ def waiting_behind_another_topic(rig: Rig) -> FakeCall:
     return waiting
 
 
-def test_who_waits_gets_what_a_deleted_subscription_let_go_at_once(rig: Rig) -> None:
+def test_who_waits_gets_what_a_deleted_subscription_let_go_at_once(rig: ConsumerRig) -> None:
     waiting = waiting_behind_another_topic(rig)
     rig.wait(rig.service.delete_group("G", "T"))
     rig.settle(lambda: waiting.answered)
     assert bodies(waiting) == [b"a2"]
 
 
-def test_who_waits_gets_what_a_topic_has_when_it_may_be_read_again(rig: Rig) -> None:
+def test_who_waits_gets_what_a_topic_has_when_it_may_be_read_again(rig: ConsumerRig) -> None:
     info = rig.topic()
     rig.subscribe(config=BY_KEY)
     waiting = rig.ask(linger=20_000)
     rig.settle()
     rig.wait(rig.backend.put_topic(replace(info, readable=False), rig.deadline()))
     rig.settle()
-    put(rig, "a", "a1")
+    rig.keyed("a1")
     rig.settle()
     assert not waiting.answered
     rig.wait(rig.backend.put_topic(info, rig.deadline()))
@@ -674,7 +613,7 @@ def test_who_waits_gets_what_a_topic_has_when_it_may_be_read_again(rig: Rig) -> 
     assert bodies(waiting) == [b"a1"]
 
 
-def test_who_waits_gets_what_a_deleted_topic_let_go_at_once(rig: Rig) -> None:
+def test_who_waits_gets_what_a_deleted_topic_let_go_at_once(rig: ConsumerRig) -> None:
     waiting = waiting_behind_another_topic(rig)
     rig.wait(rig.backend.delete_topic("T", rig.deadline()))
     rig.advance(0.01)
@@ -683,16 +622,16 @@ def test_who_waits_gets_what_a_deleted_topic_let_go_at_once(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("replayed", [True, False])
-def test_a_key_parked_while_a_client_has_its_head_stays_that_clients(rig: Rig, replayed: bool) -> None:
-    rig.topic()
-    rig.subscribe(config=replace(BY_KEY, ack_timeout_ms=1_000))
-    put(rig, "a", "a1")
-    put(rig, "a", "a2")
+def test_a_key_parked_while_a_client_has_its_head_stays_that_clients(
+    rig: ConsumerRig, replayed: bool
+) -> None:
+    rig.ready(config=replace(BY_KEY, ack_timeout_ms=1_000))
+    rig.keyed("a1", "a2")
     held = rig.pull()
     assert bodies(held) == [b"a1"]
     rig.wait(rig.service.order_keys("G").park('"a"'))
     rig.settle()
-    assert [key.state for key in group(rig).ordering.blocked(10)] == ["in flight"]
+    assert [key.state for key in rig.group().ordering.blocked(10)] == ["in flight"]
     if replayed:
         rig.wait(rig.service.order_keys("G").replay('"a"'))
         rig.settle()

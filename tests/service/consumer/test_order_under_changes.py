@@ -18,8 +18,7 @@ import pytest
 
 from ddmq_common.errors import CallerError
 from proxy_consumer.config import SubscriptionDefaults
-from tests.service.consumer.consumer_rig import IDL, Rig
-from tests.service.consumer.test_order_keys_served import put
+from tests.service.consumer.consumer_rig import IDL, ConsumerRig
 
 TOPICS = {"T": 2, "U": 1, "V": 1}
 KEYS = 6
@@ -57,7 +56,7 @@ class Changes:
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self.batches = self.random.random() < 0.5
-        self.rig = Rig()
+        self.rig = ConsumerRig()
         self.sent: list[Message] = []
         self.acked: set[int] = set()  # by a client that may not know whether it counts
         self.bound: set[int] = set()  # it counts
@@ -113,7 +112,7 @@ class Changes:
             topic = self.random.choice(list(TOPICS))
             number, key = len(self.sent), f"k{self.random.randrange(KEYS)}"
             body = json.dumps({"k": key, "n": number})
-            put(self.rig, key, body, self.random.randrange(TOPICS[topic]), topic)
+            self.rig.put_keyed(key, body, self.random.randrange(TOPICS[topic]), topic)
             self.sent.append(Message(number, key))
             self.told.append((number, key, topic))
 

@@ -11,15 +11,15 @@ from random import Random
 from typing import Any
 
 import pytest
-from consumer_rig import IDL, METHODS, Rig, result
-from virtual_time import run
 
 from ddmq_client import Message
 from ddmq_client.aio import AsyncConsumer
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.subscription.subscription import Subscription
+from tests.service.consumer.consumer_rig import IDL, METHODS, ConsumerRig, result
 from tests.service.consumer.test_client_queue import PROXY, Handlers, ready
-from tests.service.consumer.test_retry_path import FIRST, House
+from tests.service.consumer.test_retry_path import FIRST, RetryPathRig
+from tests.service.consumer.virtual_time import run
 
 ORDERS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -30,7 +30,7 @@ ORDERS: dict[str, dict[str, Any]] = {
 ADDRESS = "127.0.0.1:1"  # as a server has one
 
 
-def stop(rig: Rig) -> None:
+def stop(rig: ConsumerRig) -> None:
     """Planned; clients have more to do than it waits for."""
     drained = rig.service.drain(rig.clock.monotonic() + 10)
     for _ in range(40):
@@ -38,12 +38,11 @@ def stop(rig: Rig) -> None:
     assert drained.done
 
 
-def with_one_at_a_client(count: int) -> tuple[Rig, Any]:
+def with_one_at_a_client(count: int) -> tuple[ConsumerRig, Any]:
     """A proxy with `count` messages, and the acknowledgement of the first, which a client of ours has."""
-    rig = Rig()
+    rig = ConsumerRig()
     rig.service.advertise(ADDRESS)
-    rig.topic()
-    rig.subscribe()
+    rig.ready()
     rig.send(count)
     return rig, acknowledgement(rig.pull(count=1, clientId=b"c"), ours=True)
 
@@ -54,12 +53,12 @@ def acknowledgement(call: Any, *, ours: bool) -> Any:
     return IDL.ConsumeResult(context=context, successOffsets=call.offsets, successLeases=leases)
 
 
-def submit(rig: Rig, given: Any) -> Any:
+def submit(rig: ConsumerRig, given: Any) -> Any:
     call = rig.call("submit", METHODS["submit"].args[0](result=given))
     return answered(rig, call)
 
 
-def answered(rig: Rig, call: Any) -> Any:
+def answered(rig: ConsumerRig, call: Any) -> Any:
     for _ in range(10):
         rig.advance(0.01)
     assert call.answered
@@ -69,11 +68,9 @@ def answered(rig: Rig, call: Any) -> Any:
 @pytest.mark.parametrize("ours", [True, False])
 @pytest.mark.parametrize("order", list(ORDERS))
 def test_what_comes_to_the_one_that_goes_or_first_to_the_next_one_counts(order: str, ours: bool) -> None:
-    rig = Rig()
+    rig = ConsumerRig()
     rig.service.advertise(ADDRESS)
-    rig.topic()
-    rig.subscribe(config=SubscriptionDefaults(start="first", chain_batch=1, **ORDERS[order]))
-    rig.send(2)
+    rig.ready(2, SubscriptionDefaults(start="first", chain_batch=1, **ORDERS[order]))
     calls = [rig.pull(count=1, clientId=b"c" if ours else None) for _ in range(2)]
     given = [acknowledgement(call, ours=ours) for call in calls if call.offsets]
     stop(rig)
@@ -84,7 +81,6 @@ def test_what_comes_to_the_one_that_goes_or_first_to_the_next_one_counts(order: 
     assert rig.progress().committed == len(given)
     rig.advance(31)
     assert rig.pull(clientId=b"d").offsets == list(range(len(given), 2))
-    rig.close()
 
 
 def test_a_pull_that_brings_them_gets_what_comes_next() -> None:
@@ -93,11 +89,10 @@ def test_a_pull_that_brings_them_gets_what_comes_next() -> None:
     rig.start().advertise(ADDRESS)
     assert rig.pull(result=given, clientId=b"c").offsets == [1]
     assert rig.progress().committed == 1
-    rig.close()
 
 
 def test_what_came_over_the_retry_path_counts_as_well() -> None:
-    house = House()
+    house = RetryPathRig()
     house.service.advertise(ADDRESS)
     house.topic()
     house.subscribe(config=FIRST)
@@ -112,7 +107,6 @@ def test_what_came_over_the_retry_path_counts_as_well() -> None:
     house.start().advertise(ADDRESS)
     assert submit(house, acknowledgement(call, ours=True)).result is True
     assert house.retry_progress() == 1
-    house.close()
 
 
 def test_what_is_acknowledged_too_late_is_told_also_where_nobody_holds_the_queue() -> None:
@@ -123,16 +117,14 @@ def test_what_is_acknowledged_too_late_is_told_also_where_nobody_holds_the_queue
     call = rig.call("settle", METHODS["settle"].args[0](request=IDL.SettleRequest(result=given)))
     answered(rig, call)
     assert [late.offsets for late in call.result.late] == [[0]]
-    rig.close()
 
 
 def test_results_wait_for_a_queue_that_does_not_come_for_a_while_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rig = Rig()
+    rig = ConsumerRig()
     rig.service.advertise(ADDRESS)
-    rig.topic()
-    rig.subscribe()
+    rig.ready()
     monkeypatch.setattr(Subscription, "join_alone", lambda *_: None)
     call = rig.call("submit", METHODS["submit"].args[0](result=result([0])))
     rig.settle()
@@ -140,17 +132,14 @@ def test_results_wait_for_a_queue_that_does_not_come_for_a_while_only(
     assert not call.answered
     rig.advance(0.1)
     assert b"between two owners" in call.outcome.error.message
-    rig.close()
 
 
 def test_results_of_a_broadcasting_group_are_nobodys() -> None:
-    rig = Rig()
+    rig = ConsumerRig()
     rig.service.advertise(ADDRESS)
-    rig.topic()
-    rig.subscribe(config=SubscriptionDefaults(model="broadcasting"))
+    rig.ready(config=SubscriptionDefaults(model="broadcasting"))
     assert rig.submit(result([0])).result is True
     assert rig.counted("ddmq_results_ignored_total", group="G", reason="unknown queue") == 1
-    rig.close()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -189,4 +178,3 @@ def test_planned_restarts_under_load_repeat_nothing(seed: int, monkeypatch: pyte
     assert len(handlers.calls) == count, f"seed {seed}"
     assert rig.progress().committed == count, f"seed {seed}"
     assert rig.counted("ddmq_lease_timeouts_total") == 0, f"seed {seed}"
-    rig.close()

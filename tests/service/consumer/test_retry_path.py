@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
-from consumer_rig import IDL, Rig
 
 from backend.internal_topics import read_dead_letter
+from backend.port import Join, Membership, MembershipListener
 from backend.records import StoredRecord
+from ddmq_common.errors import BoundReachedError
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Wire
 from delay_service.config import DelayConfig
 from delay_service.levels.service import LevelService
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
-from tests.service.delay.hand_alarm import HandAlarm
+from tests.service.consumer.consumer_rig import IDL, ConsumerRig
+from tests.service.delay.hand_alarm import HandAlarms
 from tests.support.waits import until
 
 STEPS_S = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 FIRST = SubscriptionDefaults(start="first", retry_intervals_ms=(100,))
 
 
-class House(Rig):
+class RetryPathRig(ConsumerRig):
     """The consumer's rig with the level scheduler beside it."""
 
     def __init__(self, config: ConsumerConfig | None = None) -> None:
         super().__init__(config or ConsumerConfig())
-        self.alarm = HandAlarm()
+        self.alarm = HandAlarms()
         self.levels = LevelService(self.backend, DelayConfig(), Registry(), self.clock, self.alarm)
         self.levels.start()
         self.settle()
@@ -55,6 +57,14 @@ class House(Rig):
         self.settle()
         return found
 
+    def takes_a_step(self) -> None:
+        """A message has failed, again after its quick retry, and waits in the first delay level."""
+        self.subscribe(config=FIRST)
+        self.send(1)
+        self.fail()
+        self.advance(0.1)
+        self.fail()
+
     def letter(self, group: str = "G") -> StoredRecord:
         batch = self.wait(self.backend.read(self.ref(0, f"%DLQ%{group}"), 0, 10, 1 << 20))
         assert len(batch.offsets) == 1
@@ -67,14 +77,13 @@ class House(Rig):
 
 
 @pytest.fixture
-def house() -> Iterator[House]:
-    made = House()
+def house() -> RetryPathRig:
+    made = RetryPathRig()
     made.topic()
-    yield made
-    made.close()
+    return made
 
 
-def test_what_waits_for_a_later_retry_is_told_also_after_a_restart(house: House) -> None:
+def test_what_waits_for_a_later_retry_is_told_also_after_a_restart(house: RetryPathRig) -> None:
     house.subscribe(config=FIRST)
     house.send(3)
     for _ in range(3):
@@ -108,7 +117,7 @@ def test_what_waits_for_a_later_retry_is_told_also_after_a_restart(house: House)
 @pytest.mark.parametrize("topic", [None, "T"])
 @pytest.mark.parametrize("restarted", [False, True])
 def test_what_failed_before_the_subscription_was_deleted_does_not_come_to_one_made_anew(
-    house: House, topic: str | None, restarted: bool
+    house: RetryPathRig, topic: str | None, restarted: bool
 ) -> None:
     house.subscribe(config=FIRST)
     house.send(2)
@@ -137,7 +146,7 @@ def test_what_failed_before_the_subscription_was_deleted_does_not_come_to_one_ma
     until(lambda: house.advance(0.6) or house.retry_progress() == 2)
 
 
-def told(house: House, metric: str) -> float:
+def told(house: RetryPathRig, metric: str) -> float:
     """What a gauge of G on T says a little later."""
     house.advance(1.1)
     house.metrics.fill()
@@ -145,7 +154,7 @@ def told(house: House, metric: str) -> float:
     return house.counted(metric, group="G", topic="T")
 
 
-def test_sixteen_steps_and_then_the_dead_letter(house: House) -> None:
+def test_sixteen_steps_and_then_the_dead_letter(house: RetryPathRig) -> None:
     house.subscribe(config=FIRST)
     house.send(1)
     begun = house.clock.monotonic()
@@ -175,7 +184,7 @@ def test_sixteen_steps_and_then_the_dead_letter(house: House) -> None:
     assert house.counted("ddmq_retry_steps_total") == 16
 
 
-def test_an_acknowledgement_ends_it(house: House) -> None:
+def test_an_acknowledgement_ends_it(house: RetryPathRig) -> None:
     house.subscribe(config=FIRST)
     house.send(2)
     for _ in range(2):
@@ -194,7 +203,7 @@ def test_an_acknowledgement_ends_it(house: House) -> None:
     assert house.backend.topic("%DLQ%G") is None
 
 
-def test_a_time_out_on_the_way_redelivers_at_once_and_is_one_step(house: House) -> None:
+def test_a_time_out_on_the_way_redelivers_at_once_and_is_one_step(house: RetryPathRig) -> None:
     config = SubscriptionDefaults(
         start="first", retry_intervals_ms=(), ack_timeout_ms=1_000, max_timeout_redeliveries=1, retry_steps=2
     )
@@ -211,7 +220,38 @@ def test_a_time_out_on_the_way_redelivers_at_once_and_is_one_step(house: House) 
     assert (letter.attempts, letter.reason) == (6, "timed-out")
 
 
-def test_topics_of_a_group_keep_their_own_way(house: House) -> None:
+def test_a_retry_queue_whose_join_is_refused_is_joined_later_and_asked_for_less_and_less(
+    house: RetryPathRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    join, free_at = house.backend.join, house.clock.monotonic() + 12.0
+
+    def bounded(wanted: Join, listener: MembershipListener) -> Membership:
+        if wanted.topic == "%RETRY%G":
+            asked.append(house.clock.monotonic())
+            if house.clock.monotonic() < free_at:
+                raise BoundReachedError("the session has 10 memberships; allowed: 10")
+        return join(wanted, listener)
+
+    monkeypatch.setattr(house.backend, "join", bounded)
+    house.subscribe(config=FIRST)
+    house.send(1)
+    house.fail()
+    house.advance(0.2)
+    house.fail()
+    waiting = house.ask(clientId=b"c", linger=30_000)
+    for _ in range(300):
+        if waiting.answered:
+            break
+        house.advance(0.1)
+    assert waiting.offsets == [0]
+    assert house.clock.monotonic() < free_at + 8.0
+    assert len(asked) == 6
+    pauses = [after - before for before, after in pairwise(asked)]
+    assert pauses == pytest.approx([0.5, 1, 2, 4, 8], abs=0.25)
+
+
+def test_topics_of_a_group_keep_their_own_way(house: RetryPathRig) -> None:
     once = SubscriptionDefaults(start="first", retry_intervals_ms=(), retry_steps=1)
     for topic in ("A", "B"):
         house.topic(topic)
@@ -228,12 +268,8 @@ def test_topics_of_a_group_keep_their_own_way(house: House) -> None:
         assert [message.value for message in answer.messages] == [b"m0"]
 
 
-def test_a_restarted_proxy_goes_on_where_the_message_stands(house: House) -> None:
-    house.subscribe(config=FIRST)
-    house.send(1)
-    house.fail()
-    house.advance(0.1)
-    house.fail()
+def test_a_restarted_proxy_goes_on_where_the_message_stands(house: RetryPathRig) -> None:
+    house.takes_a_step()
     house.advance(10)
     assert house.pull(clientId=b"c").result.messages[0].attempt == 3
     house.restart()
@@ -245,24 +281,16 @@ def test_a_restarted_proxy_goes_on_where_the_message_stands(house: House) -> Non
     assert house.pull(clientId=b"c").result.messages[0].attempt == 4
 
 
-def test_old_clients_and_the_binary_protocol_see_it_too(house: House) -> None:
-    house.subscribe(config=FIRST)
-    house.send(1)
-    house.fail()
-    house.advance(0.1)
-    house.fail()
+def test_old_clients_and_the_binary_protocol_see_it_too(house: RetryPathRig) -> None:
+    house.takes_a_step()
     house.advance(10)
     message = house.pull(clientId=b"c", wire=Wire.BINARY).result.messages[0]
     assert (message.attempt, message.properties) == (3, {b"p": b"v"})
 
 
-def test_a_changed_number_of_steps_holds_from_then_on(house: House) -> None:
-    house.subscribe(config=FIRST)
-    house.send(1)
-    house.fail()
-    house.advance(0.1)
-    house.fail()
-    house.service._directory.groups[b"G"].subscriptions[b"T"].configure(
+def test_a_changed_number_of_steps_holds_from_then_on(house: RetryPathRig) -> None:
+    house.takes_a_step()
+    house.subscription().configure(
         SubscriptionDefaults(start="first", retry_intervals_ms=(100,), retry_steps=1)
     )
     house.advance(10)
@@ -270,7 +298,7 @@ def test_a_changed_number_of_steps_holds_from_then_on(house: House) -> None:
     assert read_dead_letter(house.letter()).attempts == 3
 
 
-def test_the_error_that_a_client_tells_is_in_the_letter(house: House) -> None:
+def test_the_error_that_a_client_tells_is_in_the_letter(house: RetryPathRig) -> None:
     house.subscribe(config=SubscriptionDefaults(start="first", retry_intervals_ms=(), retry_steps=1))
     house.send(1)
     house.fail(failReasons=[b"no such customer\n" + b"x" * 300])
@@ -281,16 +309,12 @@ def test_the_error_that_a_client_tells_is_in_the_letter(house: House) -> None:
     assert len(letter.error) == 200
 
 
-def test_what_was_on_its_way_when_an_order_key_was_set_is_not_stranded(house: House) -> None:
-    house.subscribe(config=FIRST)
-    house.send(1)
-    house.fail()
-    house.advance(0.1)
-    house.fail()
+def test_what_was_on_its_way_when_an_order_key_was_set_is_not_stranded(house: RetryPathRig) -> None:
+    house.takes_a_step()
     ordered = SubscriptionDefaults(start="first", order_key="KEY")
-    house.service._directory.groups[b"G"].subscriptions[b"T"].configure(ordered)
+    house.subscription().configure(ordered)
     house.restart()
-    house.service._directory.groups[b"G"].subscriptions[b"T"].configure(ordered)
+    house.subscription().configure(ordered)
     house.advance(10)
     assert house.fail().messages[0].attempt == 3
     assert read_dead_letter(house.letter()).attempts == 3

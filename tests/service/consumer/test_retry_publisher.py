@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from consumer_rig import METHODS, Rig, result
 
 from backend.completion import Completion, failed
 from backend.internal_topics import read_dead_letter
@@ -19,20 +18,17 @@ from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.retries import publisher as publishing
 from proxy_consumer.retries.publisher import MessageMove, MoveSettings
 from proxy_consumer.retries.retry_queues import RetryQueueGrant, group_concerned, retry_queue_of
+from tests.service.consumer.consumer_rig import METHODS, ConsumerRig, result
 from tests.support.waits import until
 
 ONCE = SubscriptionDefaults(start="first", retry_intervals_ms=())
 
 
-def ready(count: int = 1, config: SubscriptionDefaults = ONCE) -> Rig:
-    rig = Rig(ConsumerConfig())
-    rig.topic()
-    rig.subscribe(config=config)
-    rig.send(count)
-    return rig
+def ready(count: int = 1, config: SubscriptionDefaults = ONCE) -> ConsumerRig:
+    return ConsumerRig(ConsumerConfig()).ready(count, config)
 
 
-def scheduled(rig: Rig, level: int = 3) -> list[StoredRecord]:
+def scheduled(rig: ConsumerRig, level: int = 3) -> list[StoredRecord]:
     """What waits in a level, as stored."""
     info = rig.backend.topic(SCHEDULE_TOPIC)
     if info is None:
@@ -42,22 +38,22 @@ def scheduled(rig: Rig, level: int = 3) -> list[StoredRecord]:
     return [batch.record(index) for index in range(len(batch.offsets))]
 
 
-def letters(rig: Rig, group: str = "G") -> list[StoredRecord]:
+def letters(rig: ConsumerRig, group: str = "G") -> list[StoredRecord]:
     if rig.backend.topic(f"%DLQ%{group}") is None:
         return []
     batch = rig.wait(rig.backend.read(rig.ref(0, f"%DLQ%{group}"), 0, 1_000, 1 << 24))
     return [batch.record(index) for index in range(len(batch.offsets))]
 
 
-def fail_all(rig: Rig, count: int, topic: str = "T") -> None:
+def fail_all(rig: ConsumerRig, count: int, topic: str = "T") -> None:
     assert len(rig.pull(topic=topic.encode()).offsets) == count
     rig.submit(result(fail=range(count), topic=topic))
     rig.settle()
 
 
-def fail_and_meet(rig: Rig, offset: int, error: DdmqError, *, stored: bool, counted: int = 1) -> None:
+def fail_and_meet(rig: ConsumerRig, offset: int, error: DdmqError, *, stored: bool, counted: int = 1) -> None:
     """Fail one; the commit that moves it meets `error`."""
-    publisher = rig.service._directory.groups[b"G"].subscriptions[b"T"].retries
+    publisher = rig.subscription().retries
     publisher._again_at = rig.clock.monotonic() + 1.0
     rig.submit(result(fail=[offset]))
     rig.backend.fail_next(error, AppendStatus.UNKNOWN, times=1, stored=stored)
@@ -91,7 +87,6 @@ def test_a_spent_message_takes_the_first_step_and_is_finished_with_it() -> None:
     assert letters(rig) == []
     assert rig.counted("ddmq_retry_steps_total", topic="T", step="1") == 1
     assert rig.counted("ddmq_dead_letters_total") == 0
-    rig.close()
 
 
 def test_quick_retries_and_time_outs_are_counted_as_deliveries() -> None:
@@ -104,7 +99,6 @@ def test_quick_retries_and_time_outs_are_counted_as_deliveries() -> None:
         rig.advance(1.01)
     (record,) = scheduled(rig)
     assert record.system["retry-deliveries"] == "3"
-    rig.close()
 
 
 def test_every_topic_of_a_group_has_its_own_retry_queue() -> None:
@@ -129,7 +123,6 @@ def test_every_topic_of_a_group_has_its_own_retry_queue() -> None:
     info = rig.backend.topic("%RETRY%G")
     assert info is not None
     assert info.queues == 3
-    rig.close()
 
 
 def test_proxies_that_give_numbers_at_once_give_different_ones() -> None:
@@ -141,7 +134,6 @@ def test_proxies_that_give_numbers_at_once_give_different_ones() -> None:
     numbers = {f"topic-{number % 5}": found[number] for number in range(5)}
     assert sorted(numbers.values()) == [0, 1, 2, 3, 4]
     assert found == [*numbers.values()] * 3
-    rig.close()
 
 
 def test_a_number_whose_queue_was_not_made_yet_is_made_good() -> None:
@@ -157,7 +149,6 @@ def test_a_number_whose_queue_was_not_made_yet_is_made_good() -> None:
     until(lambda: broken.done)
     assert isinstance(broken.error, StorageError)
     assert retry_queue_of(rig.service._runtime, "G", "T") is None
-    rig.close()
 
 
 def test_settings_that_concern_retry_queues() -> None:
@@ -210,7 +201,6 @@ def test_an_ordered_subscription_goes_to_the_dead_letters_directly() -> None:
     assert scheduled(rig) == []
     (letter,) = letters(rig)
     assert read_dead_letter(letter).topic == "T"
-    rig.close()
 
 
 def test_a_restart_between_spent_and_moved_moves_it_once() -> None:
@@ -223,7 +213,6 @@ def test_a_restart_between_spent_and_moved_moves_it_once() -> None:
         rig.advance(1.0)
     assert rig.progress().committed == 2
     assert sorted(each.system["retry-offset"] for each in scheduled(rig)) == ["0", "1"]
-    rig.close()
 
 
 def test_many_at_once_are_all_moved() -> None:
@@ -232,7 +221,6 @@ def test_many_at_once_are_all_moved() -> None:
     until(lambda: rig.progress().committed == 500)
     assert len({each.message_id for each in scheduled(rig)}) == 500
     assert rig.counted("ddmq_retry_steps_total") == 500
-    rig.close()
 
 
 def test_a_message_that_retention_took_is_finished() -> None:
@@ -244,7 +232,6 @@ def test_a_message_that_retention_took_is_finished() -> None:
     for _ in range(5):
         rig.advance(1.0)
     assert rig.progress().committed == 2
-    rig.close()
 
 
 def test_without_atomic_commits_the_copy_is_durable_first_and_stored_once() -> None:
@@ -270,7 +257,6 @@ def test_without_atomic_commits_the_copy_is_durable_first_and_stored_once() -> N
     for _ in range(5):
         rig.advance(1.0)
     assert (rig.progress().committed, len(scheduled(rig))) == (2, 2)
-    rig.close()
 
 
 def test_a_letter_that_is_refused_with_its_properties_is_stored_without() -> None:
@@ -285,14 +271,13 @@ def test_a_letter_that_is_refused_with_its_properties_is_stored_without() -> Non
     assert bare.system["dead-letter-topic"] == "T"
     assert whole.system == {}
     assert [read_dead_letter(each).offset for each in (bare, whole)] == [0, 1]
-    rig.close()
 
 
 def test_large_messages_are_moved_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishing, "BYTES_AT_ONCE_MAX", 2_500)
     rig = ready(0)
     rig.send(20, size=1_000)
-    publisher = rig.service._directory.groups[b"G"].subscriptions[b"T"].retries
+    publisher = rig.subscription().retries
     most = 0
 
     def started(move: MessageMove, settings: MoveSettings) -> None:
@@ -306,4 +291,3 @@ def test_large_messages_are_moved_a_few_at_a_time(monkeypatch: pytest.MonkeyPatc
     until(lambda: rig.progress().committed == 20)
     assert most == 2
     assert publisher._busy == publisher._busy_bytes == 0
-    rig.close()

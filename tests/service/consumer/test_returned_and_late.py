@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from consumer_rig import IDL, METHODS, FakeCall, Rig, result
-
 from proxy_consumer.config import SubscriptionDefaults
+from tests.service.consumer.consumer_rig import IDL, METHODS, ConsumerRig, FakeCall, result
 from tests.support.waits import until
 
 QUICK = SubscriptionDefaults(start="first", ack_timeout_ms=3_000, max_timeout_redeliveries=0, retry_steps=0)
 PLACE = IDL.Context(groupId=b"G", topic=b"T", qid=b"R_default_a_0")
 
 
-def ready(count: int = 4, **changed: Any) -> Rig:
-    rig = Rig()
+def ready(count: int = 4, **changed: Any) -> ConsumerRig:
+    rig = ConsumerRig()
     rig.topic()
     settings = {name: getattr(QUICK, name) for name in QUICK.__dataclass_fields__} | changed
     rig.subscribe(config=SubscriptionDefaults(**settings))
@@ -22,7 +21,7 @@ def ready(count: int = 4, **changed: Any) -> Rig:
     return rig
 
 
-def ours(rig: Rig, count: int = 32, **named: Any) -> FakeCall:
+def ours(rig: ConsumerRig, count: int = 32, **named: Any) -> FakeCall:
     return rig.pull(count=count, clientId="c", **named)
 
 
@@ -32,7 +31,7 @@ def lease_of(call: FakeCall) -> int:
     return found.pop()
 
 
-def settle(rig: Rig, **lists: Any) -> Any:
+def settle(rig: ConsumerRig, **lists: Any) -> Any:
     element = IDL.ConsumeResult(context=PLACE, successOffsets=(), failOffsets=())
     for name, value in lists.items():
         setattr(element, name, value)
@@ -41,7 +40,7 @@ def settle(rig: Rig, **lists: Any) -> Any:
     return call.result
 
 
-def hand_back(rig: Rig, offsets: list[int], lease: int) -> None:
+def hand_back(rig: ConsumerRig, offsets: list[int], lease: int) -> None:
     assert not settle(rig, returnOffsets=offsets, returnLeases=[lease] * len(offsets)).late
 
 
@@ -49,7 +48,6 @@ def test_the_answer_tells_how_long_its_leases_last_to_our_clients_only() -> None
     rig = ready()
     assert ours(rig, 1).result.leaseMs == 3_000
     assert rig.pull(count=1).result.leaseMs is None
-    rig.close()
 
 
 def test_what_is_handed_back_is_at_others_at_once_and_not_counted() -> None:
@@ -64,7 +62,6 @@ def test_what_is_handed_back_is_at_others_at_once_and_not_counted() -> None:
         first, waiting = waiting, rig.ask(count=32, linger=20_000, clientId="other")
     assert rig.counted("ddmq_returned_total") == 15
     assert rig.counted("ddmq_redelivered_total") == 0
-    rig.close()
 
 
 def test_only_the_lease_that_holds_a_message_can_hand_it_back() -> None:
@@ -73,7 +70,6 @@ def test_only_the_lease_that_holds_a_message_can_hand_it_back() -> None:
     hand_back(rig, [0, 1], lease + 1)
     assert not rig.pull(count=32).result.messages
     assert rig.counted("ddmq_results_ignored_total", reason="late") == 2
-    rig.close()
 
 
 def test_a_chain_keeps_its_order_when_its_messages_are_handed_back() -> None:
@@ -90,7 +86,6 @@ def test_a_chain_keeps_its_order_when_its_messages_are_handed_back() -> None:
         seen += answer.offsets
         settle(rig, successOffsets=answer.offsets, successLeases=[lease_of(answer)] * len(answer.offsets))
     assert seen == [0, 1, 2, 3, 4, 5]
-    rig.close()
 
 
 def test_the_head_that_times_out_takes_those_behind_it_along() -> None:
@@ -103,7 +98,6 @@ def test_the_head_that_times_out_takes_those_behind_it_along() -> None:
     assert again.offsets[0] == 0
     late = settle(rig, successOffsets=[1], successLeases=[lease]).late
     assert [each.offsets for each in late] == [[1]]
-    rig.close()
 
 
 def test_a_message_is_extended_without_its_neighbours() -> None:
@@ -114,7 +108,6 @@ def test_a_message_is_extended_without_its_neighbours() -> None:
     rig.advance(1.5)
     assert ours(rig).offsets == [0, 1, 3]
     assert not settle(rig, successOffsets=[2], successLeases=[lease]).late
-    rig.close()
 
 
 def test_an_extension_lasts_as_long_as_the_lease_was_told_to() -> None:
@@ -128,7 +121,6 @@ def test_an_extension_lasts_as_long_as_the_lease_was_told_to() -> None:
     assert not settle(rig, successOffsets=[0], successLeases=[lease_of(first)]).late
     rig.send(1)
     assert ours(rig).result.leaseMs == 1_000
-    rig.close()
 
 
 def test_results_that_come_too_late_are_told() -> None:
@@ -144,7 +136,6 @@ def test_results_that_come_too_late_are_told() -> None:
     assert (told.context.topic, told.context.qid) == (b"T", b"R_default_a_0")
     assert (told.offsets, told.leases, told.finished) == ([0, 1, 2], [lease] * 3, [0])
     assert rig.counted("ddmq_results_ignored_total", reason="late") == 3
-    rig.close()
 
 
 def test_a_pull_hears_of_the_late_results_that_it_carried() -> None:
@@ -159,7 +150,6 @@ def test_a_pull_hears_of_the_late_results_that_it_carried() -> None:
     assert not empty.result.messages
     assert [each.offsets for each in empty.result.late] == [[1]]
     assert rig.pull(count=1, result=late).result.late is None, "not a client of ours"
-    rig.close()
 
 
 def test_a_message_is_given_up_at_once() -> None:
@@ -170,7 +160,6 @@ def test_a_message_is_given_up_at_once() -> None:
     ).late
     rig.settle()
     assert rig.counted("ddmq_dead_letters_total", reason="given-up") == 1
-    rig.close()
 
 
 def test_a_delay_of_ones_own_is_kept_beyond_the_quick_retries() -> None:
@@ -182,7 +171,6 @@ def test_a_delay_of_ones_own_is_kept_beyond_the_quick_retries() -> None:
         rig.advance(29.9)
         assert not ours(rig).result.messages
         rig.advance(0.1)
-    rig.close()
 
 
 def test_a_client_that_stops_gets_its_waiting_pulls_answered() -> None:
@@ -193,7 +181,6 @@ def test_a_client_that_stops_gets_its_waiting_pulls_answered() -> None:
     left = rig.call("settle", METHODS["settle"].args[0](request=request))
     assert left.result.late == []
     assert [call.answered for call in (*mine, other)] == [True, True, False]
-    rig.close()
 
 
 def test_our_clients_hear_of_a_group_and_a_topic_that_do_not_exist() -> None:
@@ -203,4 +190,3 @@ def test_our_clients_hear_of_a_group_and_a_topic_that_do_not_exist() -> None:
     assert not rig.pull(b"mistyped", None).result.messages, "others get nothing, as ever"
     assert b"topic nothing" in rig.pull(b"G", b"nothing", clientId="c").result.notice
     assert rig.pull(b"G", b"nothing").result.notice is None
-    rig.close()

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from consumer_rig import Rig, result
 
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.steps import BufferedQueue
+from tests.service.consumer.consumer_rig import ConsumerRig, result
 
 BY_KEY = SubscriptionDefaults(start="first", order_key="KEY")
 
@@ -30,7 +30,7 @@ class Counts(Counter[str]):
 
 
 @pytest.fixture
-def counts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Counts:
+def counts(rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch) -> Counts:
     counts = Counts()
     for name in ("read", "bounds"):
         counts.watch(monkeypatch, rig.backend, name)
@@ -39,7 +39,7 @@ def counts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Counts:
     return counts
 
 
-def one_message(rig: Rig, counts: Counts, topics: int, queues: int) -> Counts:
+def one_message(rig: ConsumerRig, counts: Counts, topics: int, queues: int) -> Counts:
     """The calls that one message costs when all queues of the group are at their end."""
     names = [f"T{number}" for number in range(topics)]
     for name in names:
@@ -61,14 +61,14 @@ def one_message(rig: Rig, counts: Counts, topics: int, queues: int) -> Counts:
 
 
 @pytest.mark.parametrize(("topics", "queues"), [(1, 10), (1, 1_000), (100, 2)])
-def test_one_message(rig: Rig, counts: Counts, topics: int, queues: int) -> None:
+def test_one_message(rig: ConsumerRig, counts: Counts, topics: int, queues: int) -> None:
     calls = one_message(rig, counts, topics, queues)
     assert calls["read"] <= 4
     assert calls["bounds"] <= 3
     assert calls["_step"] <= 20 + 8 * topics  # each topic has a buffer of its own, which is asked
 
 
-def test_many_topics_start_with_a_read_for_each_queue(rig: Rig, counts: Counts) -> None:
+def test_many_topics_start_with_a_read_for_each_queue(rig: ConsumerRig, counts: Counts) -> None:
     one_message(rig, counts, 1, 1)
     counts.clear()
     for number in range(100):

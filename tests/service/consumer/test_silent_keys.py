@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.groups.ordering import BlockedKey
-from tests.service.consumer.consumer_rig import IDL, Rig
+from tests.service.consumer.consumer_rig import IDL, ConsumerRig
 
 
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    rig = Rig()
-    yield rig
-    rig.close()
-
-
-def blocked(rig: Rig) -> BlockedKey:
+def blocked(rig: ConsumerRig) -> BlockedKey:
     (found,) = [key for key in rig.service.order_keys("G").blocked(10) if key.key == '"k0"']
     return found
 
 
-def test_a_head_that_nobody_answers_says_so_and_a_reason_goes_before(rig: Rig) -> None:
+def test_a_head_that_nobody_answers_says_so_and_a_reason_goes_before(rig: ConsumerRig) -> None:
     rig.topic()
     settings = {"start": "first", "order_key": "KEY", "ack_timeout_ms": 1_000}
     rig.subscribe(config=SubscriptionDefaults(**settings))  # type: ignore[arg-type]

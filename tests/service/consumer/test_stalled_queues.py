@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from consumer_rig import Rig, result
 
 from backend.port import Join, Sharing
 from ddmq_common.metrics.catalogue import STALLED_QUEUES
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.groups.group import Group
 from proxy_consumer.subscription.reading import Reading
 from proxy_consumer.subscription.subscription import Subscription
+from tests.service.consumer.consumer_rig import ConsumerRig, result
 from tests.support.waits import until
 
 LOOKS = 50
@@ -23,7 +22,7 @@ def settings(order_key: str = "") -> SubscriptionDefaults:
     return SubscriptionDefaults(start="first", order_key=order_key, ack_timeout_ms=300_000)
 
 
-def wait_and_look(rig: Rig, topic: str = "T") -> float:
+def wait_and_look(rig: ConsumerRig, topic: str = "T") -> float:
     """A client waits for the topic for longer than a queue may stand still; the gauge at the end.
 
     Nobody asks for the metrics meanwhile.
@@ -35,23 +34,19 @@ def wait_and_look(rig: Rig, topic: str = "T") -> float:
     return rig.metrics.cell(STALLED_QUEUES, "G", topic).value
 
 
-def group(rig: Rig) -> Group:
-    return rig.service._directory.groups[b"G"]
+def of(rig: ConsumerRig, topic: str = "T") -> Subscription:
+    return rig.group().subscriptions[topic.encode()]
 
 
-def of(rig: Rig, topic: str = "T") -> Subscription:
-    return group(rig).subscriptions[topic.encode()]
-
-
-def never_delivers(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def never_delivers(rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Subscription, "take", lambda *_: None)
 
 
-def data_goes_unnoticed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def data_goes_unnoticed(rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Reading, "wait_done", lambda *_: None)
 
 
-def never_joins(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def never_joins(rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     of(rig).leave()
     monkeypatch.setattr(Subscription, "join_alone", lambda *_: None)
 
@@ -62,13 +57,12 @@ CAUSES = [never_delivers, data_goes_unnoticed, never_joins]
 @pytest.mark.parametrize("order_key", ["", "KEY", "QID"])
 @pytest.mark.parametrize("cause", CAUSES)
 def test_queues_that_stand_still_are_told(
-    rig: Rig,
+    rig: ConsumerRig,
     monkeypatch: pytest.MonkeyPatch,
-    cause: Callable[[Rig, pytest.MonkeyPatch], None],
+    cause: Callable[[ConsumerRig, pytest.MonkeyPatch], None],
     order_key: str,
 ) -> None:
-    rig.topic(queues=2)
-    rig.subscribe(config=settings(order_key))
+    rig.ready(config=settings(order_key), queues=2)
     rig.pull(linger=20)
     cause(rig, monkeypatch)
     for queue in range(2):
@@ -88,9 +82,10 @@ class Unknown:
 
 
 @pytest.mark.parametrize("order_key", ["", "QID"])
-def test_a_queue_that_an_unknown_member_took_is_told_beside_one_in_flight(rig: Rig, order_key: str) -> None:
-    rig.topic(queues=2)
-    rig.subscribe(config=settings(order_key))
+def test_a_queue_that_an_unknown_member_took_is_told_beside_one_in_flight(
+    rig: ConsumerRig, order_key: str
+) -> None:
+    rig.ready(config=settings(order_key), queues=2)
     rig.backend.join(Join("G", "T", sharing=Sharing.AVERAGELY), Unknown())
     rig.pull(linger=20)
     rig.advance(REVOKED_S)
@@ -102,10 +97,9 @@ def test_a_queue_that_an_unknown_member_took_is_told_beside_one_in_flight(rig: R
 
 
 def test_what_comes_again_is_not_told_any_more(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rig.topic()
-    rig.subscribe(config=settings())
+    rig.ready(config=settings())
     with monkeypatch.context() as patched:
         never_delivers(rig, patched)
         rig.send(2)
@@ -122,7 +116,7 @@ def test_what_comes_again_is_not_told_any_more(
     ]
 
 
-def test_a_topic_that_nobody_pulls_is_named_where_it_holds_up_the_others(rig: Rig) -> None:
+def test_a_topic_that_nobody_pulls_is_named_where_it_holds_up_the_others(rig: ConsumerRig) -> None:
     for topic in ("T", "U"):
         rig.topic(topic)
         rig.subscribe(topic=topic, config=settings("KEY"))
@@ -133,28 +127,24 @@ def test_a_topic_that_nobody_pulls_is_named_where_it_holds_up_the_others(rig: Ri
     assert (stall.topic, stall.queue_ids, stall.held_up_by) == ("T", (0,), ("U",))
 
 
-def in_flight(rig: Rig) -> None:
+def in_flight(rig: ConsumerRig) -> None:
     rig.pull()
 
 
-def parked(rig: Rig) -> None:
+def parked(rig: ConsumerRig) -> None:
     for key in range(3):
         rig.wait(rig.service.order_keys("G").park(f'"k{key}"'))
 
 
 @pytest.mark.parametrize("meant", [in_flight, parked])
-def test_what_is_meant_is_not_told(rig: Rig, meant: Callable[[Rig], None]) -> None:
-    rig.topic()
-    rig.subscribe(config=settings("KEY"))
-    rig.send(3)
+def test_what_is_meant_is_not_told(rig: ConsumerRig, meant: Callable[[ConsumerRig], None]) -> None:
+    rig.ready(3, settings("KEY"))
     meant(rig)
     assert wait_and_look(rig) == 0
 
 
-def test_without_anybody_who_waits_nothing_stands_still(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe(config=settings())
-    rig.send(3)
+def test_without_anybody_who_waits_nothing_stands_still(rig: ConsumerRig) -> None:
+    rig.ready(3, settings())
     for _ in range(LOOKS):
         rig.metrics.fill()
         rig.settle()

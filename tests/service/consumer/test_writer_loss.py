@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from consumer_rig import FIRST, Rig, result
 
 from ddmq_common.errors import RemoteError
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.subscription.membership import NOTES_S, leases_key
 from proxy_consumer.subscription.subscription import Subscription
+from tests.service.consumer.consumer_rig import FIRST, ConsumerRig, result
 
 ORDERS = {
     "plain": {},
@@ -21,7 +20,7 @@ ORDERS = {
 }
 
 
-class Two(Rig):
+class Two(ConsumerRig):
     """Two proxies; the first holds everything, clients have offsets 0 to 2 of one queue."""
 
     def __init__(self, order: str) -> None:
@@ -37,7 +36,7 @@ class Two(Rig):
 
     def at(self, proxy: Any) -> Subscription:
         self.service, self.handlers = proxy
-        found: Subscription = self.service._directory.groups[b"G"].subscriptions[b"T"]
+        found: Subscription = self.subscription()
         return found
 
     def lose_the_writer(self, *, told_late: bool = False) -> None:
@@ -60,10 +59,8 @@ class Two(Rig):
 
 
 @pytest.fixture(params=list(ORDERS))
-def two(request: pytest.FixtureRequest) -> Iterator[Two]:
-    house = Two(request.param)
-    yield house
-    house.close()
+def two(request: pytest.FixtureRequest) -> Two:
+    return Two(request.param)
 
 
 def test_nobody_else_gets_what_clients_have_and_acknowledgements_count(two: Two) -> None:
@@ -118,10 +115,8 @@ def test_acknowledgements_that_could_not_be_stored_at_that_moment_are_carried(tw
     assert two.progress().committed >= len(call.offsets)
 
 
-def test_leases_that_ran_out_while_nobody_held_the_queue_are_no_time_outs(rig: Rig) -> None:
-    rig.topic()
-    rig.subscribe(config=FIRST)
-    rig.send(1)
+def test_leases_that_ran_out_while_nobody_held_the_queue_are_no_time_outs(rig: ConsumerRig) -> None:
+    rig.ready(1, FIRST)
     assert rig.pull().offsets == [0]
     rig.service._directory.stop()
     rig.settle()
@@ -131,14 +126,16 @@ def test_leases_that_ran_out_while_nobody_held_the_queue_are_no_time_outs(rig: R
 
 
 @pytest.mark.parametrize("killed", [True, False])
-def test_handover_wait_ms_waits_for_a_proxy_that_was_killed_and_for_no_other(rig: Rig, killed: bool) -> None:
+def test_handover_wait_ms_waits_for_a_proxy_that_was_killed_and_for_no_other(
+    rig: ConsumerRig, killed: bool
+) -> None:
     rig.topic()
     config = SubscriptionDefaults(start="first", order_key="KEY", handover_wait_ms=8_000)
     rig.subscribe(config=config)
     rig.send(2)
     assert rig.pull(count=1).offsets == [0], "nobody had it before: no wait"
     if killed:
-        found: Subscription = rig.service._directory.groups[b"G"].subscriptions[b"T"]
+        found: Subscription = rig.subscription()
         found.membership.claims._membership.leave()  # type: ignore[union-attr]
     else:
         rig.service._directory.stop()

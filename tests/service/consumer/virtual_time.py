@@ -12,12 +12,12 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import pytest
-from consumer_rig import CODEC, METHODS, FakeCall, Rig
 
 from ddmq_client.aio import worker_pool
 from ddmq_client.core.frames import REPLY, call_head, reply_head
 from ddmq_client.core.nodes import ProxyAddress
 from ddmq_rpc.api import Wire
+from tests.service.consumer.consumer_rig import CODEC, METHODS, ConsumerRig, FakeCall
 
 STEP_S = 0.02
 
@@ -25,7 +25,7 @@ STEP_S = 0.02
 class VirtualLoop(asyncio.SelectorEventLoop):
     """Its time stands still while anybody works."""
 
-    def __init__(self, rig: Rig) -> None:
+    def __init__(self, rig: ConsumerRig) -> None:
         self.rig = rig
         self.calls: list[tuple[FakeCall, asyncio.Future[None]]] = []
         selector = selectors.DefaultSelector()
@@ -93,7 +93,7 @@ class VirtualConnection:
         """Nothing to close."""
 
 
-def run(rig: Rig, work: Coroutine[Any, Any, None], monkeypatch: pytest.MonkeyPatch) -> None:
+def run(rig: ConsumerRig, work: Coroutine[Any, Any, None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Run `work` in moved time."""
     monkeypatch.setattr(worker_pool, "AsyncFramedConnection", VirtualConnection)
     monkeypatch.setattr(worker_pool, "resolve", _resolve)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from itertools import count
 from uuid import UUID
 
 import gevent
 
 from backend.port import Backend
-from backend.records import AppendStatus, NewRecord, QueueRef, StoredRecord, TopicInfo
+from backend.records import AppendStatus, NewRecord, QueueRef
 from ddmq_common.clock import ManualClock
 from ddmq_common.delays.command import (
     ADD,
@@ -34,25 +33,9 @@ from delay_service.config import DelayConfig
 from delay_service.service import DelayService
 from delay_service.store.port import DelayStore
 from tests.delay_store_in_memory import MemoryDelayStore
-from tests.played_memory import PlayedMemory
-from tests.service.delay.hand_alarm import HandAlarm
+from tests.service.delay.hand_alarm import HandAlarms
+from tests.support.backend_rig import BackendRig
 from tests.support.waits import PATIENCE_S, until
-
-
-class HandAlarms:
-    """Alarms that ring when told to."""
-
-    def __init__(self) -> None:
-        self.made: list[HandAlarm] = []
-
-    def __call__(self) -> HandAlarm:
-        self.made.append(HandAlarm())
-        return self.made[-1]
-
-    def ring(self) -> None:
-        """All of them, as if their time had come."""
-        for alarm in list(self.made):
-            alarm.ring()
 
 
 class KeptStore(MemoryDelayStore):
@@ -88,7 +71,7 @@ class Disks:
             store.crash()
 
 
-class Rig:
+class DelayRig(BackendRig):
     """One service. The backend is the rig's own unless it is given."""
 
     def __init__(
@@ -98,11 +81,9 @@ class Rig:
         clock: ManualClock | None = None,
         disks: Disks | None = None,
     ) -> None:
-        self.clock = clock or ManualClock()
-        self.backend: Backend = backend or PlayedMemory(self.clock)
+        super().__init__(backend, clock)
         self.config = config or DelayConfig(shards=1)
         self.disks = disks or Disks()
-        self._ids = count(1)
         self.start()
 
     def start(self) -> None:
@@ -121,11 +102,6 @@ class Rig:
 
     def ready(self) -> bool:
         return len(self.service.shards) == self.config.shards and self.service.health().ready
-
-    @property
-    def memory(self) -> PlayedMemory:
-        assert isinstance(self.backend, PlayedMemory)
-        return self.backend
 
     def close(self) -> None:
         self.service.close()
@@ -157,23 +133,13 @@ class Rig:
         self.alarms.ring()
         self.settle()
 
-    # --- topics and orders
-
-    def make(self, name: str, queues: int = 1, **rest: object) -> TopicInfo:
-        info = TopicInfo(name, 0, queues, **rest)  # type: ignore[arg-type]
-        return self.backend.put_topic(info, self.clock.monotonic() + 60).wait(PATIENCE_S)
-
-    def change(self, info: TopicInfo) -> None:
-        self.backend.put_topic(info, self.clock.monotonic() + 60).wait(PATIENCE_S)
-
-    def delete(self, name: str) -> None:
-        self.backend.delete_topic(name, self.clock.monotonic() + 60).wait(PATIENCE_S)
+    # --- commands
 
     def append(self, order: DelayCommand, delivery: bytes = b"", born_ms: int = 0) -> None:
         record = NewRecord(
             DELAY_TOPIC,
             shard_of(order.uuid, self.config.shards),
-            next(self._ids).to_bytes(16, "big"),
+            self.next_id(),
             born_ms,
             delivery,
             system={COMMAND_PROPERTY: encode_command(order)},
@@ -201,17 +167,6 @@ class Rig:
 
     # --- looking
 
-    def queue(self, topic: str, queue_id: int = 0) -> QueueRef:
-        info = self.backend.topic(topic)
-        assert info is not None
-        return QueueRef(topic, info.incarnation, queue_id)
-
-    def stored(self, topic: str = "orders", queue_id: int = 0) -> list[StoredRecord]:
-        if self.backend.topic(topic) is None:
-            return []
-        batch = self.backend.read(self.queue(topic, queue_id), 0, 100_000, 1 << 30).wait(PATIENCE_S)
-        return [batch.record(index) for index in range(len(batch.offsets))]
-
     def bodies(self, topic: str = "orders", queue_id: int = 0) -> list[bytes]:
         return [decode(record.delivery).value for record in self.stored(topic, queue_id)]
 
@@ -220,17 +175,7 @@ class Rig:
 
     def fired_to(self, shard: int = 0) -> int | None:
         """Below this nothing is pending, on record."""
-        queue = self.queue(DELAY_TOPIC, shard)
-        return self.backend.progress(FIRED_GROUP, [queue]).wait(PATIENCE_S)[0].committed
-
-    def value(self, name: str, **labels: str) -> float:
-        """The sum of a counter's cells that carry these labels."""
-        rows = self.metrics.snapshot().get(name, [])
-        return sum(
-            float(row["value"])
-            for row in rows
-            if all(row.get(key) == wanted for key, wanted in labels.items())
-        )
+        return self.committed(FIRED_GROUP, self.queue(DELAY_TOPIC, shard))
 
 
 def uuid_of(number: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from backend.completion import Completion
@@ -21,7 +22,7 @@ from ddmq_common.delays.command import (
 from ddmq_common.names import DELAY_TOPIC, OUTCOME_TOPIC
 from delay_service.config import DelayConfig
 from delay_service.core.decider import INGESTED
-from tests.service.delay.delay_rig import Rig
+from tests.service.delay.delay_rig import DelayRig
 
 CODES = {
     ADDED: "done",
@@ -38,7 +39,7 @@ class DelayScenario:
     """One run. Every event is a method; what it returns stands behind it as lines that start with `>`."""
 
     def __init__(self, config: DelayConfig) -> None:
-        self.rig = Rig(config)
+        self.rig = DelayRig(config)
         self.rig.make("orders")
         self.rig.make("others")
         self.rig.make(OUTCOME_TOPIC)
@@ -98,6 +99,14 @@ class DelayScenario:
         then_ms = datetime.fromisoformat(moment).replace(tzinfo=UTC).timestamp() * 1e3
         self.rig.clock.advance((then_ms - self.rig.clock.wall_ms()) / 1e3)
         self.dated = True
+
+    def close(self, _: list[str], topic: str) -> None:
+        info = self.rig.backend.topic(topic)
+        assert info is not None
+        self.rig.change(replace(info, writable=False))
+
+    def lose_store(self, _: list[str]) -> None:
+        self.rig.disks.stores.clear()
 
     def lose_commits(self, _: list[str]) -> None:
         self.lost = True

@@ -1,4 +1,4 @@
-"""An alarm of the delay services that rings when a test says so."""
+"""Alarms of the delay services that ring when a test says so."""
 
 from __future__ import annotations
 
@@ -22,3 +22,24 @@ class HandAlarm:
         if self.seconds is not None:
             self.seconds = None
             self._ring()
+
+
+class HandAlarms:
+    """Makes alarms, and rings all that were made."""
+
+    def __init__(self) -> None:
+        self.made: list[HandAlarm] = []
+
+    def __call__(self) -> HandAlarm:
+        self.made.append(HandAlarm())
+        return self.made[-1]
+
+    @property
+    def seconds(self) -> float | None:
+        """What the next to ring was set to, None when none is set."""
+        return min((alarm.seconds for alarm in self.made if alarm.seconds is not None), default=None)
+
+    def ring(self) -> None:
+        """All of them, as if their time had come."""
+        for alarm in list(self.made):
+            alarm.ring()

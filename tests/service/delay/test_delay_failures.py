@@ -7,14 +7,12 @@ as a block that does not parse (DamagedError) or as a mistake of ours. Then ever
 from __future__ import annotations
 
 import errno
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import gevent
 import pytest
-from delay_rig import Disks, KeptStore, Rig, uuid_of
 
 from backend.completion import Completion
 from backend.records import CommitBatch, QueueRef
@@ -25,7 +23,8 @@ from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC, OUTCOME_TOPIC
 from delay_service.config import DelayConfig
 from delay_service.store.port import DelayStore
 from tests.played_memory import PlayedMemory
-from tests.support.waits import PATIENCE_S
+from tests.service.delay.delay_rig import DelayRig, Disks, KeptStore, uuid_of
+from tests.support.waits import until
 
 CALLS = (
     "write",
@@ -121,10 +120,10 @@ class HeldBackend(PlayedMemory):
         return super().commit(batch, deadline, *rest)
 
 
-def run(fails_at: int, kind: str) -> tuple[Rig, FaultyDisks]:
+def run(fails_at: int, kind: str) -> tuple[DelayRig, FaultyDisks]:
     """One of everything, and what was delivered."""
     disks = FaultyDisks(fails_at, kind)
-    rig = Rig(disks=disks)
+    rig = DelayRig(disks=disks)
     rig.make("orders")
     shut = rig.make("shut", writable=False)
     rig.make(OUTCOME_TOPIC)
@@ -144,25 +143,21 @@ def run(fails_at: int, kind: str) -> tuple[Rig, FaultyDisks]:
         if step == 5:
             rig.change(replace(shut, writable=True))
     rig.advance(6)
-    give_up = time.monotonic() + PATIENCE_S
-    while not (done(rig) and rig.ready()) and time.monotonic() < give_up:
-        rig.advance(6)  # what was given up is had anew, after a pause that doubles
+    # what was given up is had anew, after a pause that doubles
+    until(lambda: (done(rig) and rig.ready()) or rig.advance(6))
     return rig, disks
 
 
-def done(rig: Rig) -> bool:
+def done(rig: DelayRig) -> bool:
     return sorted(rig.bodies()) == [b"1", b"3", b"3", b"3", b"5"] and rig.bodies("shut") == [b"4"]
 
 
-def check(rig: Rig, disks: FaultyDisks) -> None:
+def check(rig: DelayRig, disks: FaultyDisks) -> None:
     where = f"{disks.failed_call} as call {disks.fails_at}"
-    try:
-        rig.until(rig.ready, f"the shard fires again after {where}")
-        assert done(rig), f"{rig.bodies()}, {rig.bodies('shut')} after {where}"
-        if disks.failed_call:
-            assert rig.value("ddmq_delay_failed_total") >= 1, where
-    finally:
-        rig.close()
+    rig.until(rig.ready, f"the shard fires again after {where}")
+    assert done(rig), f"{rig.bodies()}, {rig.bodies('shut')} after {where}"
+    if disks.failed_call:
+        assert rig.value("ddmq_delay_failed_total") >= 1, where
 
 
 def test_without_failures_all_is_well() -> None:
@@ -212,34 +207,31 @@ def numbers_of(shard: int, count: int) -> list[int]:
 
 def test_a_shard_that_fails_is_opened_anew_alone() -> None:
     disks = BrokenDisks()
-    rig = Rig(DelayConfig(shards=2), disks=disks)
-    try:
-        rig.make("orders")
-        now = rig.clock.wall_ms()
-        here, there = numbers_of(0, 1), numbers_of(1, 2)
-        for number in here:
-            rig.add(number, now + 1_000)
-        rig.add(there[0], now + 1_000)
-        rig.settle()
-        epochs = {number: shard.epoch for number, shard in rig.service.shards.items()}
-        other = rig.service.shards[1]
-        disks.armed = disks.broken = True
-        rig.advance(1)
-        rig.until(lambda: rig.alarms.ring() or disks.refused, "the shard is opened anew")
-        rig.settle()
-        assert rig.service.health().reason == "delay shard 0 does not fire: the disk says no"
-        assert rig.bodies() == [b"%d" % there[0]]
-        rig.add(there[1], now + 1_500)
-        rig.advance(1)
-        assert rig.bodies() == [b"%d" % number for number in there], "the other one goes on"
-        disks.broken = False
-        rig.until(lambda: rig.ring() or rig.ready(), "it fires again")
-        assert rig.service.shards[1] is other
-        assert {number: shard.epoch for number, shard in rig.service.shards.items()} == epochs
-        rig.ring()
-        assert sorted(rig.bodies()) == sorted(b"%d" % number for number in here + there)
-    finally:
-        rig.close()
+    rig = DelayRig(DelayConfig(shards=2), disks=disks)
+    rig.make("orders")
+    now = rig.clock.wall_ms()
+    here, there = numbers_of(0, 1), numbers_of(1, 2)
+    for number in here:
+        rig.add(number, now + 1_000)
+    rig.add(there[0], now + 1_000)
+    rig.settle()
+    epochs = {number: shard.epoch for number, shard in rig.service.shards.items()}
+    other = rig.service.shards[1]
+    disks.armed = disks.broken = True
+    rig.advance(1)
+    rig.until(lambda: rig.alarms.ring() or disks.refused, "the shard is opened anew")
+    rig.settle()
+    assert rig.service.health().reason == "delay shard 0 does not fire: the disk says no"
+    assert rig.bodies() == [b"%d" % there[0]]
+    rig.add(there[1], now + 1_500)
+    rig.advance(1)
+    assert rig.bodies() == [b"%d" % number for number in there], "the other one goes on"
+    disks.broken = False
+    rig.until(lambda: rig.ring() or rig.ready(), "it fires again")
+    assert rig.service.shards[1] is other
+    assert {number: shard.epoch for number, shard in rig.service.shards.items()} == epochs
+    rig.ring()
+    assert sorted(rig.bodies()) == sorted(b"%d" % number for number in here + there)
 
 
 def test_a_shard_whose_commits_nobody_knows_of_has_a_new_epoch() -> None:
@@ -247,64 +239,58 @@ def test_a_shard_whose_commits_nobody_knows_of_has_a_new_epoch() -> None:
     could fire what that commit fires yet."""
     disks = FaultyDisks(1, "storage")
     backend = HeldBackend(ManualClock())
-    rig = Rig(backend=backend, clock=backend.clock, disks=disks)
-    try:
-        rig.make("orders")
-        now = rig.clock.wall_ms()
-        rig.add(1, now + 1_000)
-        rig.settle()
-        epoch = rig.service.shards[0].epoch
-        backend.holds = True
-        rig.clock.advance(1)
-        rig.until(lambda: rig.alarms.ring() or backend.held, "a commit is under way")
-        disks.armed = True
-        rig.add(2, now + 60_000)
-        rig.until(lambda: disks.failed_call, "the store has failed")
-        gevent.sleep(0)
-        assert not rig.service.shards[0].idle, "the commit is waited for"
-        backend.holds = False
-        backend.held.pop().fail(RemoteError("no answer"))
-        rig.until(lambda: rig.ring() or rig.ready(), "it fires again")
-        assert rig.service.shards[0].epoch > epoch
-        rig.ring()
-        assert rig.bodies() == [b"1"]
-    finally:
-        rig.close()
+    rig = DelayRig(backend=backend, clock=backend.clock, disks=disks)
+    rig.make("orders")
+    now = rig.clock.wall_ms()
+    rig.add(1, now + 1_000)
+    rig.settle()
+    epoch = rig.service.shards[0].epoch
+    backend.holds = True
+    rig.clock.advance(1)
+    rig.until(lambda: rig.alarms.ring() or backend.held, "a commit is under way")
+    disks.armed = True
+    rig.add(2, now + 60_000)
+    rig.until(lambda: disks.failed_call, "the store has failed")
+    gevent.sleep(0)
+    assert not rig.service.shards[0].idle, "the commit is waited for"
+    backend.holds = False
+    backend.held.pop().fail(RemoteError("no answer"))
+    rig.until(lambda: rig.ring() or rig.ready(), "it fires again")
+    assert rig.service.shards[0].epoch > epoch
+    rig.ring()
+    assert rig.bodies() == [b"1"]
 
 
 def test_what_a_full_store_cannot_take_waits_in_the_log_and_is_told() -> None:
     """Adds are answered 0 by the log, which keeps them until the store has taken them in, over restarts too.
     That nothing fires is seen: in the health, by what failed, by how long something may have been due."""
     disks = BrokenDisks()
-    rig = Rig(disks=disks)
-    try:
-        rig.make("orders")
-        rig.advance(2)  # it is known that nothing waits
-        now = rig.clock.wall_ms()
-        disks.armed = disks.broken = True
-        for number in range(1, 6):
-            rig.add(number, now + 1_000)
-        rig.until(lambda: rig.alarms.ring() or disks.refused, "the store refuses")
-        rig.advance(5)
-        for again in range(2):
-            rig.advance(60)
-            health = rig.service.health()
-            assert (health.ready, health.reason) == (False, "delay shard 0 does not fire: the disk says no")
-            assert rig.value("ddmq_delay_failed_total", reason="StorageError") > 0
-            assert rig.value("ddmq_delay_overdue_ms", shard="0") >= 60_000
-            taken = rig.backend.progress(DELAY_GROUP, [rig.queue(DELAY_TOPIC)]).wait(20)[0]
-            assert not taken.committed, "retention leaves in the log what is not taken in"
-            if not again:
-                rig.service.close()
-                disks.refused = 0
-                rig.serve()
-                rig.until(lambda: rig.alarms.ring() or disks.refused, "it refuses on")
-        assert rig.bodies() == []
-        disks.broken = False
-        rig.until(lambda: rig.ring() or rig.ready(), "it fires again")
-        rig.ring()
-        assert sorted(rig.bodies()) == [b"%d" % number for number in range(1, 6)]
-        rig.advance(2)
-        assert rig.value("ddmq_delay_overdue_ms", shard="0") == 0
-    finally:
-        rig.close()
+    rig = DelayRig(disks=disks)
+    rig.make("orders")
+    rig.advance(2)  # it is known that nothing waits
+    now = rig.clock.wall_ms()
+    disks.armed = disks.broken = True
+    for number in range(1, 6):
+        rig.add(number, now + 1_000)
+    rig.until(lambda: rig.alarms.ring() or disks.refused, "the store refuses")
+    rig.advance(5)
+    for again in range(2):
+        rig.advance(60)
+        health = rig.service.health()
+        assert (health.ready, health.reason) == (False, "delay shard 0 does not fire: the disk says no")
+        assert rig.value("ddmq_delay_failed_total", reason="StorageError") > 0
+        assert rig.value("ddmq_delay_overdue_ms", shard="0") >= 60_000
+        taken = rig.backend.progress(DELAY_GROUP, [rig.queue(DELAY_TOPIC)]).wait(20)[0]
+        assert not taken.committed, "retention leaves in the log what is not taken in"
+        if not again:
+            rig.service.close()
+            disks.refused = 0
+            rig.serve()
+            rig.until(lambda: rig.alarms.ring() or disks.refused, "it refuses on")
+    assert rig.bodies() == []
+    disks.broken = False
+    rig.until(lambda: rig.ring() or rig.ready(), "it fires again")
+    rig.ring()
+    assert sorted(rig.bodies()) == [b"%d" % number for number in range(1, 6)]
+    rig.advance(2)
+    assert rig.value("ddmq_delay_overdue_ms", shard="0") == 0

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from delay_rig import Rig
 
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.cells import Histogram
-from ddmq_common.names import OUTCOME_TOPIC
+from tests.service.delay.delay_rig import DelayRig
 
 
 @pytest.fixture
-def delay() -> Iterator[Rig]:
-    made = Rig()
-    for topic in ("orders", "mails", OUTCOME_TOPIC):
-        made.make(topic)
-    yield made
-    made.close()
+def delay(delay: DelayRig) -> DelayRig:
+    delay.make("mails")
+    return delay
 
 
-def lateness(delay: Rig, topic: str) -> Histogram:
+def lateness(delay: DelayRig, topic: str) -> Histogram:
     return delay.metrics.histogram(catalogue.DELAY_LATENESS, topic)
 
 
-def test_lateness_is_observed_for_each_message_under_its_topic(delay: Rig) -> None:
+def test_lateness_is_observed_for_each_message_under_its_topic(delay: DelayRig) -> None:
     now = delay.clock.wall_ms()
     for number in range(1, 6):
         delay.add(number, now + number * 100)
@@ -40,7 +34,7 @@ def test_lateness_is_observed_for_each_message_under_its_topic(delay: Rig) -> No
     assert delay.value("ddmq_delay_fired_total", topic="mails") == 1
 
 
-def test_what_is_due_and_does_not_fire_is_overdue(delay: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_due_and_does_not_fire_is_overdue(delay: DelayRig, monkeypatch: pytest.MonkeyPatch) -> None:
     delay.add(1, delay.clock.wall_ms() + 1_000)
     delay.settle()
     delay.advance(0.5)
@@ -62,7 +56,7 @@ def test_what_is_due_and_does_not_fire_is_overdue(delay: Rig, monkeypatch: pytes
     )
 
 
-def test_pending_and_cancelled_are_counted(delay: Rig) -> None:
+def test_pending_and_cancelled_are_counted(delay: DelayRig) -> None:
     now = delay.clock.wall_ms()
     delay.add(1, now + 1_000)
     delay.add(2, now + 1_000)
@@ -78,7 +72,7 @@ def test_pending_and_cancelled_are_counted(delay: Rig) -> None:
     assert delay.value("ddmq_delay_pending", topic="orders") == 0
 
 
-def test_what_was_due_before_it_came_is_late_from_then_on(delay: Rig) -> None:
+def test_what_was_due_before_it_came_is_late_from_then_on(delay: DelayRig) -> None:
     now = delay.clock.wall_ms()
     delay.add(1, now - 10**9, born_ms=now - 3)
     delay.settle()

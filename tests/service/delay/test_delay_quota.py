@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from delay_rig import Rig
 
 from ddmq_common.delays.command import SCHEDULE, Schedule, decode_full
 from ddmq_common.names import DELAY_FULL_PREFIX
 from delay_service.config import DelayConfig
+from tests.service.delay.delay_rig import DelayRig
 
 
 @pytest.fixture(params=[1, 4])
-def delay(request: pytest.FixtureRequest) -> Iterator[Rig]:
-    made = Rig(DelayConfig(shards=request.param, pending_count_max=20, pending_bytes_max=100_000))
+def delay(request: pytest.FixtureRequest) -> DelayRig:
+    made = DelayRig(DelayConfig(shards=request.param, pending_count_max=20, pending_bytes_max=100_000))
     for topic in ("orders", "mails"):
         made.make(topic)
-    yield made
-    made.close()
+    return made
 
 
-def told(delay: Rig) -> list[list[str]]:
+def told(delay: DelayRig) -> list[list[str]]:
     return [decode_full(value) for value in delay.backend.settings(DELAY_FULL_PREFIX).values()]
 
 
-def far(delay: Rig) -> int:
+def far(delay: DelayRig) -> int:
     return delay.clock.wall_ms() + 3_600_000
 
 
-def test_the_count_fills_a_topic_and_a_tenth_frees_it(delay: Rig) -> None:
+def test_the_count_fills_a_topic_and_a_tenth_frees_it(delay: DelayRig) -> None:
     for number in range(1, 20):
         delay.add(number, far(delay))
     delay.add(100, far(delay), topic="mails")
@@ -53,7 +50,7 @@ def test_the_count_fills_a_topic_and_a_tenth_frees_it(delay: Rig) -> None:
     assert delay.value("ddmq_delay_full") == 0
 
 
-def test_bytes_fill_a_topic_and_what_was_told_outlives_the_process(delay: Rig) -> None:
+def test_bytes_fill_a_topic_and_what_was_told_outlives_the_process(delay: DelayRig) -> None:
     delay.add(1, far(delay), b"x" * 100_000)
     delay.settle()
     delay.advance(1)
@@ -67,7 +64,7 @@ def test_bytes_fill_a_topic_and_what_was_told_outlives_the_process(delay: Rig) -
     assert told(delay) == []
 
 
-def test_an_endless_schedule_counts_for_what_it_writes_in_a_day(delay: Rig) -> None:
+def test_an_endless_schedule_counts_for_what_it_writes_in_a_day(delay: DelayRig) -> None:
     endless = Schedule(period_ms=1_000, repeat=-1)
     delay.add(1, far(delay), b"x", kind=SCHEDULE, schedule=endless)
     delay.add(2, far(delay), b"x", topic="mails")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from delay_rig import Disks, HandAlarms, KeptStore, Rig
 
 from backend.assignment.table import REVOKE_S
 from backend.port import Assignment, Health, Join
@@ -22,6 +21,8 @@ from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
 from delay_service.config import DelayConfig
 from delay_service.service import DelayService
 from delay_service.store.port import DelayStore, Pending, Scan
+from tests.service.delay.delay_rig import DelayRig, Disks, KeptStore
+from tests.service.delay.hand_alarm import HandAlarms
 
 MIB = 1 << 20
 HOUR_MS = 3_600_000
@@ -40,21 +41,20 @@ class HeldDisks(Disks):
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
-    made = Rig(DelayConfig(shards=2))
+def rig() -> DelayRig:
+    made = DelayRig(DelayConfig(shards=2))
     made.make("orders")
-    yield made
-    made.close()
+    return made
 
 
-def server_health(rig: Rig) -> Health:
+def server_health(rig: DelayRig) -> Health:
     """As `/ready` asks it, with levels that run."""
     levels = SimpleNamespace(health=lambda: Health(True, ""))
     parts = SimpleNamespace(_draining=False, backend=rig.backend, delay=levels, timers=rig.service)
     return ServerProcess.health(cast(Any, parts))
 
 
-def test_a_server_is_ready_when_every_delay_shard_fires(rig: Rig) -> None:
+def test_a_server_is_ready_when_every_delay_shard_fires(rig: DelayRig) -> None:
     rig.service.drain(rig.clock.monotonic()).wait(20)
     assert not server_health(rig).ready
     disks, alarms = HeldDisks(), HandAlarms()
@@ -74,7 +74,7 @@ def test_a_server_is_ready_when_every_delay_shard_fires(rig: Rig) -> None:
 
 @pytest.mark.parametrize("count", [1, 20])
 def test_a_listing_reads_a_bounded_number_of_bytes(
-    rig: Rig, count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    rig: DelayRig, count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Of each shard one page at a time, whatever waits behind it."""
     due_ms = rig.clock.wall_ms() + HOUR_MS
@@ -109,7 +109,7 @@ class SlowMember:
 
 
 @pytest.mark.parametrize("others", [1, 2])
-def test_a_service_without_shards_is_ready_when_others_have_them_all(rig: Rig, others: int) -> None:
+def test_a_service_without_shards_is_ready_when_others_have_them_all(rig: DelayRig, others: int) -> None:
     """Not while one of them is between two owners, and may come here."""
     rig.service.drain(rig.clock.monotonic()).wait(20)
     for _ in range(others):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from delay_rig import Rig, uuid_of
 
 from backend.records import AppendStatus, NewRecord, StoredRecord, short_record
 from ddmq_common.delays.command import (
@@ -23,24 +20,16 @@ from ddmq_common.delays.command import (
 )
 from ddmq_common.delivery import decode, encode
 from ddmq_common.errors import DiskFullError, RemoteError
-from ddmq_common.names import DELAY_DLQ_TOPIC, DELAY_TOPIC, OUTCOME_TOPIC
+from ddmq_common.names import DELAY_DLQ_TOPIC, DELAY_TOPIC
 from delay_service.core import decider
 from delay_service.core.commands import CommandRecord, command_of
 from delay_service.ingest import BUSY, LINGER_S
+from tests.service.delay.delay_rig import DelayRig, uuid_of
 
 HOUR_MS = 3_600_000
 
 
-@pytest.fixture
-def delay() -> Iterator[Rig]:
-    made = Rig()
-    made.make("orders")
-    made.make(OUTCOME_TOPIC)
-    yield made
-    made.close()
-
-
-def test_a_message_fires_when_it_is_due_and_not_a_millisecond_before(delay: Rig) -> None:
+def test_a_message_fires_when_it_is_due_and_not_a_millisecond_before(delay: DelayRig) -> None:
     due = delay.clock.wall_ms() + 1_500
     delay.add(1, due, b"\x00body")
     delay.settle()
@@ -59,7 +48,7 @@ def test_a_message_fires_when_it_is_due_and_not_a_millisecond_before(delay: Rig)
     assert delay.fired_to() == 1, "nothing is pending below"
 
 
-def test_messages_fire_in_the_order_of_their_due_times(delay: Rig) -> None:
+def test_messages_fire_in_the_order_of_their_due_times(delay: DelayRig) -> None:
     now = delay.clock.wall_ms()
     for number in (5, 3, 1, 4, 2):
         delay.add(number, now + number * 100)
@@ -70,7 +59,7 @@ def test_messages_fire_in_the_order_of_their_due_times(delay: Rig) -> None:
     assert delay.service.pending_counts().total() == 0
 
 
-def test_an_earlier_one_that_comes_in_moves_the_alarm(delay: Rig) -> None:
+def test_an_earlier_one_that_comes_in_moves_the_alarm(delay: DelayRig) -> None:
     now = delay.clock.wall_ms()
     delay.add(1, now + 200)
     delay.settle()
@@ -84,7 +73,7 @@ def test_an_earlier_one_that_comes_in_moves_the_alarm(delay: Rig) -> None:
     )
 
 
-def test_a_cancel_in_time_and_one_too_late(delay: Rig) -> None:
+def test_a_cancel_in_time_and_one_too_late(delay: DelayRig) -> None:
     now = delay.clock.wall_ms()
     delay.add(1, now + 1_000)
     delay.add(2, now + 1_000)
@@ -104,7 +93,7 @@ def test_a_cancel_in_time_and_one_too_late(delay: Rig) -> None:
     assert delay.fired_to() == 6, "orders and messages are all done"
 
 
-def test_adds_are_idempotent_and_a_tombstone_keeps_an_add_out(delay: Rig) -> None:
+def test_adds_are_idempotent_and_a_tombstone_keeps_an_add_out(delay: DelayRig) -> None:
     now = delay.clock.wall_ms()
     delay.add(1, now + 100)
     delay.add(1, now + 100)
@@ -122,7 +111,7 @@ def test_adds_are_idempotent_and_a_tombstone_keeps_an_add_out(delay: Rig) -> Non
     assert delay.bodies() == [b"1", b"an hour later"]
 
 
-def test_a_message_with_the_key_of_a_cancelled_one_stores_nothing(delay: Rig) -> None:
+def test_a_message_with_the_key_of_a_cancelled_one_stores_nothing(delay: DelayRig) -> None:
     now = delay.clock.wall_ms()
     delay.cancel(1, now + 100)
     delay.add(2, now + 100, unless_cancelled=uuid_of(1))
@@ -132,7 +121,7 @@ def test_a_message_with_the_key_of_a_cancelled_one_stores_nothing(delay: Rig) ->
     assert delay.bodies() == [b"3"]
 
 
-def test_reschedule_and_fire_now(delay: Rig) -> None:
+def test_reschedule_and_fire_now(delay: DelayRig) -> None:
     now = delay.clock.wall_ms()
     for number in (1, 2, 3):
         delay.add(number, now + 1_000)
@@ -151,7 +140,7 @@ def test_reschedule_and_fire_now(delay: Rig) -> None:
     assert told == {1: (ADDED, now + 2_000, 0), 2: (ALREADY_FIRED, 0, now), 3: (UNKNOWN, 0, 0)}
 
 
-def test_a_fire_now_is_told_what_came_of_it_also_at_the_second_try(delay: Rig) -> None:
+def test_a_fire_now_is_told_what_came_of_it_also_at_the_second_try(delay: DelayRig) -> None:
     """Of a message whose topic is gone: that it is a dead letter; of one that waited for its topic: fired."""
     from dataclasses import replace
 
@@ -174,24 +163,7 @@ def test_a_fire_now_is_told_what_came_of_it_also_at_the_second_try(delay: Rig) -
     }  # fmt: skip
 
 
-def test_a_cancel_that_overtakes_a_fire_now_is_told_to_both(delay: Rig) -> None:
-    """Whoever asked to fire it is not left to believe that it will be carried out."""
-    from dataclasses import replace
-
-    delay.change(replace(delay.make("closed"), writable=False))
-    delay.add(1, delay.clock.wall_ms() + 1_000, topic="closed")
-    delay.fire_now(1, reply_queue=0, reply_id=1)
-    delay.settle()
-    assert delay.outcomes() == []
-    delay.cancel(1, reply_queue=0, reply_id=2)
-    delay.settle()
-    assert {one.reply_id: one.code for one in delay.outcomes()} == {1: CANCELLED, 2: CANCELLED}
-    delay.fire_now(1, reply_queue=0, reply_id=3)
-    delay.settle()
-    assert [one.code for one in delay.outcomes() if one.reply_id == 3] == [CANCELLED]
-
-
-def test_a_loop_fires_its_times_with_its_own_ids_until_it_is_cancelled(delay: Rig) -> None:
+def test_a_loop_fires_its_times_with_its_own_ids_until_it_is_cancelled(delay: DelayRig) -> None:
     now = delay.clock.wall_ms()
     delay.add(1, now, kind=LOOP, timestamp_s=now // 1000, interval_s=3, times=10, expire_s=now // 1000 + 100)
     delay.settle()
@@ -210,7 +182,7 @@ def test_a_loop_fires_its_times_with_its_own_ids_until_it_is_cancelled(delay: Ri
     assert delay.fired_to() == 2
 
 
-def test_a_schedule_keeps_its_own_key(delay: Rig) -> None:
+def test_a_schedule_keeps_its_own_key(delay: DelayRig) -> None:
     from ddmq_common.delays.command import ADD, DelayCommand, Schedule
     from ddmq_common.delivery import encode
 
@@ -229,7 +201,7 @@ def test_a_schedule_keeps_its_own_key(delay: Rig) -> None:
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_a_restart_goes_on_where_it_was(delay: Rig, crash: bool) -> None:
+def test_a_restart_goes_on_where_it_was(delay: DelayRig, crash: bool) -> None:
     now = delay.clock.wall_ms()
     for number in range(1, 101):
         delay.add(number, now + number * 10)
@@ -248,39 +220,10 @@ def test_a_restart_goes_on_where_it_was(delay: Rig, crash: bool) -> None:
     assert delay.fired_to() == 100
 
 
-def test_a_lost_store_is_filled_again_from_the_log(delay: Rig) -> None:
-    now = delay.clock.wall_ms()
-    for number in range(1, 11):
-        delay.add(number, now + number * 1_000)
-    delay.cancel(7)
-    delay.settle()
-    delay.advance(3)
-    delay.service.close()
-    delay.settle()
-    delay.disks.stores.clear()
-    delay.start()
-    delay.advance(10)
-    assert delay.bodies() == [b"1", b"2", b"3", b"4", b"5", b"6", b"8", b"9", b"10"]
-
-
-def test_orders_that_came_while_nobody_ran_count_before_anything_fires(delay: Rig) -> None:
-    now = delay.clock.wall_ms()
-    delay.add(1, now + 1_000)
-    delay.settle()
-    delay.service.close()
-    delay.settle()
-    delay.clock.advance(10)
-    delay.cancel(1, reply_queue=0)
-    delay.start()
-    delay.advance(1)
-    assert delay.bodies() == []
-    assert [one.code for one in delay.outcomes()] == [CANCELLED]
-
-
 # --- what goes wrong
 
 
-def test_a_topic_that_is_gone_makes_dead_letters_and_the_others_fire(delay: Rig) -> None:
+def test_a_topic_that_is_gone_makes_dead_letters_and_the_others_fire(delay: DelayRig) -> None:
     now = delay.clock.wall_ms()
     delay.make("gone")
     for number in range(20):
@@ -298,7 +241,7 @@ def test_a_topic_that_is_gone_makes_dead_letters_and_the_others_fire(delay: Rig)
     assert delay.fired_to() == 20
 
 
-def test_a_closed_topic_waits_by_itself_and_comes_back(delay: Rig) -> None:
+def test_a_closed_topic_waits_by_itself_and_comes_back(delay: DelayRig) -> None:
     from dataclasses import replace
 
     now = delay.clock.wall_ms()
@@ -324,7 +267,7 @@ def test_a_closed_topic_waits_by_itself_and_comes_back(delay: Rig) -> None:
     assert delay.fired_to() == 22
 
 
-def test_a_record_that_does_not_say_what_it_wants_is_a_dead_letter(delay: Rig) -> None:
+def test_a_record_that_does_not_say_what_it_wants_is_a_dead_letter(delay: DelayRig) -> None:
     from backend.records import NewRecord
     from ddmq_common.delivery import encode
     from ddmq_common.names import DELAY_TOPIC
@@ -340,7 +283,7 @@ def test_a_record_that_does_not_say_what_it_wants_is_a_dead_letter(delay: Rig) -
 # --- what nobody knows
 
 
-def test_a_commit_of_which_nobody_knows_is_looked_up(delay: Rig) -> None:
+def test_a_commit_of_which_nobody_knows_is_looked_up(delay: DelayRig) -> None:
     now = delay.clock.wall_ms()
     for stored in (True, False):
         number = 1 + stored
@@ -356,7 +299,7 @@ def test_a_commit_of_which_nobody_knows_is_looked_up(delay: Rig) -> None:
     assert delay.clock.wall_ms() > now
 
 
-def test_a_refusal_that_passes_is_tried_again(delay: Rig) -> None:
+def test_a_refusal_that_passes_is_tried_again(delay: DelayRig) -> None:
     delay.add(1, delay.clock.wall_ms() + 100)
     delay.settle()
     delay.memory.fail_next(DiskFullError("full"), times=2)
@@ -367,7 +310,7 @@ def test_a_refusal_that_passes_is_tried_again(delay: Rig) -> None:
     assert delay.bodies() == [b"1"]
 
 
-def test_a_cancel_while_the_message_is_being_committed_waits_for_the_outcome(delay: Rig) -> None:
+def test_a_cancel_while_the_message_is_being_committed_waits_for_the_outcome(delay: DelayRig) -> None:
     now = delay.clock.wall_ms()
     delay.add(1, now + 100)
     delay.settle()
@@ -393,7 +336,7 @@ def test_a_cancel_while_the_message_is_being_committed_waits_for_the_outcome(del
     assert [reply.outcome.code for reply in told.replies] == [ALREADY_FIRED, UNKNOWN]
 
 
-def test_the_clock_is_set_back_and_forward(delay: Rig) -> None:
+def test_the_clock_is_set_back_and_forward(delay: DelayRig) -> None:
     due = delay.clock.wall_ms() + 10_000
     delay.add(1, due)
     delay.settle()
@@ -410,7 +353,7 @@ def test_the_clock_is_set_back_and_forward(delay: Rig) -> None:
     assert record.stored_ms >= due
 
 
-def test_where_orders_come_thick_the_next_ones_gather_for_a_moment(delay: Rig) -> None:
+def test_where_orders_come_thick_the_next_ones_gather_for_a_moment(delay: DelayRig) -> None:
     due = delay.clock.wall_ms() + HOUR_MS
 
     def orders(turn: int) -> list[NewRecord]:

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from delay_rig import Rig
 
 from ddmq_common.errors import StorageError
 from delay_service.fire import FORGET_MAX, FORGET_S
 from delay_service.service import TIDY_LOOKS
 from delay_service.store.port import IdKind, IdState, StoreChanges
+from tests.service.delay.delay_rig import DelayRig
 from tests.service.delay.hand_alarm import HandAlarm
 
 
-@pytest.fixture
-def delay() -> Iterator[Rig]:
-    made = Rig()
-    made.make("orders")
-    yield made
-    made.close()
-
-
-def test_stores_are_tidied_now_and_then(delay: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stores_are_tidied_now_and_then(delay: DelayRig, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     monkeypatch.setattr(delay.disks.stores[0], "tidy", lambda: calls.append(1))
     for _ in range(TIDY_LOOKS):
@@ -33,7 +23,7 @@ def test_stores_are_tidied_now_and_then(delay: Rig, monkeypatch: pytest.MonkeyPa
     delay.until(lambda: calls == [1, 1], "tidied twice")
 
 
-def test_a_store_that_cannot_tidy_goes_on(delay: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_cannot_tidy_goes_on(delay: DelayRig, monkeypatch: pytest.MonkeyPatch) -> None:
     def tidy() -> None:
         raise StorageError("no space to compact in")
 
@@ -48,7 +38,7 @@ def test_a_store_that_cannot_tidy_goes_on(delay: Rig, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("one_waits", [False, True])
-def test_ids_are_forgotten_as_fast_as_they_come(delay: Rig, one_waits: bool) -> None:
+def test_ids_are_forgotten_as_fast_as_they_come(delay: DelayRig, one_waits: bool) -> None:
     """However many ends of the same moment there are: one look after the other, a moment apart."""
     now = delay.clock.wall_ms()
     count = 4 * FORGET_MAX

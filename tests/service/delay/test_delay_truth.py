@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 
 import pytest
-from delay_rig import Disks, KeptStore, Rig
 
 from backend.completion import Completion
 from ddmq_common.delays.command import (
@@ -17,26 +15,18 @@ from ddmq_common.delays.command import (
     DelayCommand,
     Schedule,
 )
-from ddmq_common.names import DELAY_TOPIC, OUTCOME_TOPIC
+from ddmq_common.names import DELAY_TOPIC
 from delay_service.config import DelayConfig
 from delay_service.context import UNRECORDED
 from delay_service.core.decider import INGESTED, CommandRun
 from delay_service.core.occurrences import next_after
 from delay_service.store.port import StoreChanges
+from tests.service.delay.delay_rig import DelayRig, Disks, KeptStore
 
 HOUR_MS = 3_600_000
 
 
-@pytest.fixture
-def delay() -> Iterator[Rig]:
-    made = Rig()
-    made.make("orders")
-    made.make(OUTCOME_TOPIC)
-    yield made
-    made.close()
-
-
-def code_of_a_cancel(delay: Rig, number: int) -> int:
+def code_of_a_cancel(delay: DelayRig, number: int) -> int:
     reply = 1_000 + number
     delay.cancel(number, born_ms=delay.clock.wall_ms(), reply_queue=0, reply_id=reply)
 
@@ -51,7 +41,7 @@ def test_a_store_that_lost_its_place_names_none_before_all_is_read_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Killed meanwhile, it would not know that what it has not read again has been carried out."""
-    rig = Rig(DelayConfig(shards=1, ingest_count=1))
+    rig = DelayRig(DelayConfig(shards=1, ingest_count=1))
     rig.make("orders")
     for number in range(3):
         rig.add(number, rig.clock.wall_ms() + HOUR_MS)
@@ -74,7 +64,7 @@ def test_a_store_that_lost_its_place_names_none_before_all_is_read_again(
 
 
 @pytest.mark.parametrize("lost", ["all", "the later orders"])
-def test_a_cancel_is_remembered_when_the_store_is_lost(delay: Rig, lost: str) -> None:
+def test_a_cancel_is_remembered_when_the_store_is_lost(delay: DelayRig, lost: str) -> None:
     now = delay.clock.wall_ms()
     delay.add(1, now + HOUR_MS, born_ms=now)
     delay.add(2, now + 1_000, born_ms=now)
@@ -100,7 +90,7 @@ def test_a_cancel_is_remembered_when_the_store_is_lost(delay: Rig, lost: str) ->
     assert delay.bodies() == [b"2"]
 
 
-def test_a_move_is_not_done_again_to_a_later_delivery(delay: Rig) -> None:
+def test_a_move_is_not_done_again_to_a_later_delivery(delay: DelayRig) -> None:
     now = delay.clock.wall_ms()
     delay.add(1, now + 1_000, born_ms=now, kind=SCHEDULE, schedule=Schedule(period_ms=HOUR_MS, repeat=3))
     delay.settle()
@@ -117,31 +107,7 @@ def test_a_move_is_not_done_again_to_a_later_delivery(delay: Rig) -> None:
     assert len(delay.bodies()) == 1, "the order to fire now has been carried out before"
 
 
-def test_what_fires_early_is_known_until_after_its_own_time(delay: Rig) -> None:
-    due = delay.clock.wall_ms() + 30 * 24 * HOUR_MS
-    delay.add(1, due)
-    delay.settle()
-    delay.fire_now(1)
-    delay.settle()
-    delay.ring()
-    delay.clock.advance(80 * 3_600)
-    for _ in range(3):
-        delay.advance(6)
-    assert code_of_a_cancel(delay, 1) == ALREADY_FIRED
-
-
-def test_a_schedule_of_which_nothing_was_delivered_is_not_told_as_fired(delay: Rig) -> None:
-    now = delay.clock.wall_ms()
-    skip = Schedule(period_ms=1_000, repeat=1, catch_up="skip")
-    delay.add(1, now + 1_000, kind=SCHEDULE, schedule=skip)
-    delay.settle()
-    delay.clock.advance(60)
-    delay.ring()
-    assert delay.bodies() == []
-    assert code_of_a_cancel(delay, 1) == CANCELLED, "it is over, and nothing came"
-
-
-def test_putting_off_one_delivery_brings_no_burst(delay: Rig) -> None:
+def test_putting_off_one_delivery_brings_no_burst(delay: DelayRig) -> None:
     now = delay.clock.wall_ms()
     rest = {"kind": LOOP, "interval_s": 3, "times": 1_000, "expire_s": now // 1_000 + 10**6}
     delay.add(1, now + 3_000, **rest)
@@ -160,10 +126,10 @@ def test_what_was_missed_after_a_delivery_that_was_put_off_still_comes() -> None
     order = DelayCommand("add", "u", "t", LOOP, 0, 0, 10**9, 3, 10**6)
     found = next_after(order, 5, 60_000, put_off_ms=30_000)
     assert found is not None
-    assert (found.occurrence, found.due_ms, found.skipped) == (11, 33_000, 5)
+    assert (found.occurrence, found.due_ms) == (11, 33_000)
 
 
-def test_batches_of_orders_leave_no_cycle_behind(delay: Rig) -> None:
+def test_batches_of_orders_leave_no_cycle_behind(delay: DelayRig) -> None:
     """Each has the bodies of its messages, which a collection now and then would find much later."""
     gc.collect()
     gc.disable()
@@ -176,7 +142,7 @@ def test_batches_of_orders_leave_no_cycle_behind(delay: Rig) -> None:
         gc.enable()
 
 
-def test_a_move_behind_an_early_fire_outlives_the_message_in_the_store(delay: Rig) -> None:
+def test_a_move_behind_an_early_fire_outlives_the_message_in_the_store(delay: DelayRig) -> None:
     """Its block is damaged: the log knows that the first delivery fired early, and which one was moved."""
     now = delay.clock.wall_ms()
     delay.add(1, now + HOUR_MS, born_ms=now, kind=SCHEDULE, schedule=Schedule(period_ms=HOUR_MS, repeat=2))
@@ -202,7 +168,7 @@ def test_a_move_behind_an_early_fire_outlives_the_message_in_the_store(delay: Ri
     assert delay.fired_to() == 3, "nothing of it is left unfinished"
 
 
-def test_a_service_with_stores_elsewhere_loses_and_doubles_nothing_that_the_log_has(delay: Rig) -> None:
+def test_a_service_with_stores_elsewhere_loses_and_doubles_nothing_that_the_log_has(delay: DelayRig) -> None:
     """Another `dir` over the same log: its stores are empty, and filled from the log; and back again."""
     now, here, elsewhere = delay.clock.wall_ms(), delay.disks, Disks()
     for number in range(1, 7):
@@ -228,7 +194,7 @@ def test_a_service_with_stores_elsewhere_loses_and_doubles_nothing_that_the_log_
 
 @pytest.mark.parametrize("how", ["cancelled", "moved again", "passed over"])
 def test_what_ended_before_a_crash_is_finished_after_it(
-    delay: Rig, how: str, monkeypatch: pytest.MonkeyPatch
+    delay: DelayRig, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed between the store's write and its commit: no offset stays unfinished for good."""
     now = delay.clock.wall_ms()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from levels_rig import Rig
 
 from backend.completion import failed
 from backend.records import AppendStatus, NewRecord
@@ -14,16 +13,17 @@ from ddmq_common.delivery import decode
 from ddmq_common.errors import BoundReachedError, CallerError, RemoteError
 from ddmq_common.names import SCHEDULE_TOPIC, dlq_topic
 from delay_service.config import DelayConfig
+from tests.service.delay.levels_rig import LevelsRig
 from tests.support.waits import until
 
 DEAD = dlq_topic(SCHEDULE_TOPIC)
 
 
-def bodies(rig: Rig, topic: str = "orders", queue_id: int = 0) -> list[bytes]:
+def bodies(rig: LevelsRig, topic: str = "orders", queue_id: int = 0) -> list[bytes]:
     return [decode(record.delivery).value for record in rig.stored(topic, queue_id)]
 
 
-def test_all_levels_fire_in_order_and_never_early(rig: Rig) -> None:
+def test_all_levels_fire_in_order_and_never_early(rig: LevelsRig) -> None:
     began = rig.clock.wall_ms()
     for level in range(len(DEFAULT_LEVELS), 0, -1):
         rig.send(level, [b"%d" % level])
@@ -39,7 +39,7 @@ def test_all_levels_fire_in_order_and_never_early(rig: Rig) -> None:
     assert (lateness["count"], lateness["mean"]) == (18, 0)
 
 
-def test_a_fired_message_is_what_was_sent(rig: Rig) -> None:
+def test_a_fired_message_is_what_was_sent(rig: LevelsRig) -> None:
     sent = rig.record("orders", b"\x00body", 1)
     rig.send(1, [b"\x00body"], queue_id=1)
     rig.advance(1)
@@ -52,7 +52,7 @@ def test_a_fired_message_is_what_was_sent(rig: Rig) -> None:
     assert [one.message_id for one in found] == [record.message_id], "its key is indexed"
 
 
-def test_a_level_is_first_in_first_out_over_many_batches(rig: Rig) -> None:
+def test_a_level_is_first_in_first_out_over_many_batches(rig: LevelsRig) -> None:
     wanted = [b"%d" % number for number in range(3_000)]
     rig.send(2, wanted)
     rig.advance(5)
@@ -61,7 +61,7 @@ def test_a_level_is_first_in_first_out_over_many_batches(rig: Rig) -> None:
     assert rig.position(2) == 3_000
 
 
-def test_a_held_level_sleeps_and_reads_nothing(rig: Rig) -> None:
+def test_a_held_level_sleeps_and_reads_nothing(rig: LevelsRig) -> None:
     rig.send(18, [b"late"])
     assert rig.alarm.seconds == 1.0, "no longer than the clock may go unwatched"
     reads = []
@@ -76,12 +76,12 @@ def test_a_held_level_sleeps_and_reads_nothing(rig: Rig) -> None:
     assert rig.alarm.seconds == pytest.approx(0.6), "until it is due, not a full second more"
 
 
-def test_without_messages_there_is_no_timer(rig: Rig) -> None:
+def test_without_messages_there_is_no_timer(rig: LevelsRig) -> None:
     rig.settle()
     assert rig.alarm.seconds is None
 
 
-def test_a_restart_goes_on_where_it_was(rig: Rig) -> None:
+def test_a_restart_goes_on_where_it_was(rig: LevelsRig) -> None:
     rig.send(1, [b"a", b"b"])
     rig.send(3, [b"c"])
     rig.advance(1)
@@ -94,7 +94,7 @@ def test_a_restart_goes_on_where_it_was(rig: Rig) -> None:
     assert bodies(rig) == [b"a", b"b", b"c"]
 
 
-def test_a_changed_list_touches_only_new_messages_and_what_is_removed_is_emptied(rig: Rig) -> None:
+def test_a_changed_list_touches_only_new_messages_and_what_is_removed_is_emptied(rig: LevelsRig) -> None:
     rig.send(1, [b"one second"])
     rig.send(4, [b"thirty seconds"])
     rig.service.close()
@@ -112,7 +112,7 @@ def test_a_changed_list_touches_only_new_messages_and_what_is_removed_is_emptied
     assert info.queues == 18
 
 
-def test_a_longer_list_makes_the_topic_grow(rig: Rig) -> None:
+def test_a_longer_list_makes_the_topic_grow(rig: LevelsRig) -> None:
     rig.service.close()
     rig.config = DelayConfig(levels=tuple(f"{n}s" for n in range(1, 31)))
     rig.start()
@@ -124,7 +124,7 @@ def test_a_longer_list_makes_the_topic_grow(rig: Rig) -> None:
 # --- what goes wrong
 
 
-def test_messages_of_a_topic_that_is_gone_are_dead_letters_and_the_others_go_on(rig: Rig) -> None:
+def test_messages_of_a_topic_that_is_gone_are_dead_letters_and_the_others_go_on(rig: LevelsRig) -> None:
     rig.make("gone")
     rig.send(1, [b"1"])
     rig.send(1, [b"2", b"3", b"4"], "gone")
@@ -148,7 +148,7 @@ def test_messages_of_a_topic_that_is_gone_are_dead_letters_and_the_others_go_on(
     assert bodies(rig, "gone") == [b"6"], "a topic made again takes messages again"
 
 
-def test_a_topic_made_again_with_fewer_queues_gets_its_messages(rig: Rig) -> None:
+def test_a_topic_made_again_with_fewer_queues_gets_its_messages(rig: LevelsRig) -> None:
     rig.make("wide", 8)
     rig.send(1, [b"x"], "wide", 7)
     rig.delete("wide")
@@ -157,7 +157,7 @@ def test_a_topic_made_again_with_fewer_queues_gets_its_messages(rig: Rig) -> Non
     assert bodies(rig, "wide", 1) == [b"x"]
 
 
-def test_a_closed_topic_has_a_minute_and_then_its_messages_are_dead_letters(rig: Rig) -> None:
+def test_a_closed_topic_has_a_minute_and_then_its_messages_are_dead_letters(rig: LevelsRig) -> None:
     closed = rig.make("closed")
     rig.send(1, [b"1", b"2"], "closed")
     rig.send(1, [b"3"])
@@ -176,7 +176,7 @@ def test_a_closed_topic_has_a_minute_and_then_its_messages_are_dead_letters(rig:
     assert rig.value("ddmq_levels_put_off_total") <= 2 * 6, "each is written a handful of times"
 
 
-def test_a_topic_that_opens_again_in_time_gets_its_messages(rig: Rig) -> None:
+def test_a_topic_that_opens_again_in_time_gets_its_messages(rig: LevelsRig) -> None:
     closed = rig.make("closed")
     rig.send(1, [b"1", b"2"], "closed")
     rig.change(replace(closed, writable=False))
@@ -190,7 +190,7 @@ def test_a_topic_that_opens_again_in_time_gets_its_messages(rig: Rig) -> None:
     assert rig.stored(DEAD) == []
 
 
-def test_what_passes_is_tried_again_in_order(rig: Rig) -> None:
+def test_what_passes_is_tried_again_in_order(rig: LevelsRig) -> None:
     rig.send(1, [b"1", b"2"])
     rig.memory.fail_next(BoundReachedError("full"), AppendStatus.NOT_STORED, times=3)
     rig.advance(1)
@@ -202,7 +202,7 @@ def test_what_passes_is_tried_again_in_order(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_an_unknown_outcome_makes_no_second_copy(rig: Rig, stored: bool) -> None:
+def test_an_unknown_outcome_makes_no_second_copy(rig: LevelsRig, stored: bool) -> None:
     rig.send(1, [b"1", b"2"])
     rig.memory.fail_next(RemoteError("nobody knows"), AppendStatus.UNKNOWN, stored=stored)
     rig.advance(1)
@@ -211,7 +211,7 @@ def test_an_unknown_outcome_makes_no_second_copy(rig: Rig, stored: bool) -> None
     assert bodies(rig) == [b"1", b"2"]
 
 
-def test_a_commit_that_comes_late_is_kept_out_or_counted(rig: Rig) -> None:
+def test_a_commit_that_comes_late_is_kept_out_or_counted(rig: LevelsRig) -> None:
     rig.send(1, [b"1"])
     rig.memory.hold()
     rig.advance(1)
@@ -224,7 +224,7 @@ def test_a_commit_that_comes_late_is_kept_out_or_counted(rig: Rig) -> None:
     assert bodies(rig) == [b"1"]
 
 
-def test_levels_that_are_taken_and_given_back_fire_no_second_copy(rig: Rig) -> None:
+def test_levels_that_are_taken_and_given_back_fire_no_second_copy(rig: LevelsRig) -> None:
     rig.send(1, [b"%d" % number for number in range(50)])
     rig.memory.depose(SCHEDULE_TOPIC, SCHEDULE_TOPIC)
     until(lambda: rig.service.held == 18, "granted again")
@@ -235,7 +235,7 @@ def test_levels_that_are_taken_and_given_back_fire_no_second_copy(rig: Rig) -> N
     assert bodies(rig) == [b"%d" % number for number in range(50)]
 
 
-def test_damaged_and_expired_messages_are_counted(rig: Rig) -> None:
+def test_damaged_and_expired_messages_are_counted(rig: LevelsRig) -> None:
     rig.send(1, [b"1", b"2", b"3", b"4"])
     rig.service.close()
     queue = rig.queue(SCHEDULE_TOPIC, 0)
@@ -248,14 +248,14 @@ def test_damaged_and_expired_messages_are_counted(rig: Rig) -> None:
     assert rig.position(1) == 4
 
 
-def test_a_step_of_the_clock_is_noticed_within_a_second(rig: Rig) -> None:
+def test_a_step_of_the_clock_is_noticed_within_a_second(rig: LevelsRig) -> None:
     rig.send(10, [b"x"])
     rig.clock.step_wall(360)
     rig.advance(1)
     assert bodies(rig) == [b"x"]
 
 
-def test_draining_ends_what_is_being_fired_and_says_so_in_health(rig: Rig) -> None:
+def test_draining_ends_what_is_being_fired_and_says_so_in_health(rig: LevelsRig) -> None:
     assert rig.service.health().ready
     rig.send(1, [b"1"])
     rig.memory.hold()
@@ -274,7 +274,7 @@ def test_draining_ends_what_is_being_fired_and_says_so_in_health(rig: Rig) -> No
 
 
 def test_a_start_that_fails_is_tried_again() -> None:
-    rig = Rig()
+    rig = LevelsRig()
     rig.service.close()
     join = rig.backend.join
 
@@ -288,10 +288,9 @@ def test_a_start_that_fails_is_tried_again() -> None:
     rig.advance(1)
     until(lambda: rig.service.held == 18, "it runs")
     assert rig.service.health().ready
-    rig.close()
 
 
-def test_one_message_that_is_refused_for_good_does_not_take_others_with_it(rig: Rig) -> None:
+def test_one_message_that_is_refused_for_good_does_not_take_others_with_it(rig: LevelsRig) -> None:
     """Its topic is open and takes the others: only the message itself becomes a dead letter."""
     commit = rig.backend.commit
 
@@ -309,7 +308,7 @@ def test_one_message_that_is_refused_for_good_does_not_take_others_with_it(rig: 
     assert bodies(rig, DEAD) == [b"bad", b"bad too"]
 
 
-def test_what_does_not_say_where_it_belongs_or_does_not_parse_is_a_dead_letter_too(rig: Rig) -> None:
+def test_what_does_not_say_where_it_belongs_or_does_not_parse_is_a_dead_letter_too(rig: LevelsRig) -> None:
     lost = rig.record(SCHEDULE_TOPIC, b"lost")
     lost.due_ms = -1_000
     broken = NewRecord(SCHEDULE_TOPIC, 0, bytes(16), 1, b"\xff\xff", due_ms=-1_000, system={"REAL_QID": "x"})

@@ -8,25 +8,25 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from levels_rig import Rig
 
 from backend.file_log import FileLog, FileLogOptions, open_log
 from ddmq_common.clock import ManualClock
 from ddmq_common.metrics.registry import Registry
+from tests.service.delay.levels_rig import LevelsRig
 from tests.support.waits import until
 
 DAY_S = 86_400
 JUMPS = (600.0, 2.0, 30.0 * DAY_S, 3_000.0 * DAY_S)
 
 
-class LogRig:
+class LevelsOnLog:
     """The levels over a file log; wall and monotonic clock are moved by hand."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.clock = ManualClock()
         self.log = self.open()
-        self.rig = Rig(backend=self.log, clock=self.clock)
+        self.rig = LevelsRig(backend=self.log, clock=self.clock)
 
     def open(self) -> FileLog:
         self.metrics = Registry()
@@ -59,14 +59,14 @@ class LogRig:
 
 
 @pytest.fixture
-def kit(tmp_path: Path) -> Iterator[LogRig]:
-    made = LogRig(tmp_path)
+def kit(tmp_path: Path) -> Iterator[LevelsOnLog]:
+    made = LevelsOnLog(tmp_path)
     yield made
     made.rig.close()
 
 
 @pytest.mark.parametrize("jump_s", JUMPS)
-def test_a_clock_that_was_ahead_holds_no_level_up(kit: LogRig, jump_s: float) -> None:
+def test_a_clock_that_was_ahead_holds_no_level_up(kit: LevelsOnLog, jump_s: float) -> None:
     kit.rig.make("orders")
     kit.glitch(jump_s)
     kit.rig.advance(1.1)
@@ -76,7 +76,7 @@ def test_a_clock_that_was_ahead_holds_no_level_up(kit: LogRig, jump_s: float) ->
 
 
 @pytest.mark.parametrize("jump_s", JUMPS)
-def test_neither_after_a_restart(kit: LogRig, jump_s: float) -> None:
+def test_neither_after_a_restart(kit: LevelsOnLog, jump_s: float) -> None:
     kit.rig.make("orders")
     kit.glitch(jump_s)
     kit.rig.send(3, [b"waits"])
@@ -88,7 +88,7 @@ def test_neither_after_a_restart(kit: LogRig, jump_s: float) -> None:
     kit.arrives_after(1, 1.0)
 
 
-def test_store_times_never_go_back_and_never_stand(kit: LogRig) -> None:
+def test_store_times_never_go_back_and_never_stand(kit: LevelsOnLog) -> None:
     kit.rig.make("orders")
     kit.glitch(600)
     kit.rig.advance(1.1)
@@ -102,7 +102,7 @@ def test_store_times_never_go_back_and_never_stand(kit: LogRig) -> None:
     assert kit.log.clock_ms() == kit.clock.wall_ms(), "the wall has caught up"
 
 
-def test_it_is_warned_of_once_and_shown(kit: LogRig, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_warned_of_once_and_shown(kit: LevelsOnLog, caplog: pytest.LogCaptureFixture) -> None:
     kit.rig.make("orders")
     with caplog.at_level(logging.WARNING, logger="backend.engine"):
         kit.glitch(600)
@@ -117,7 +117,7 @@ def test_it_is_warned_of_once_and_shown(kit: LogRig, caplog: pytest.LogCaptureFi
     assert len(caplog.messages) == 2
 
 
-def test_what_was_stored_ahead_of_the_wall_expires_at_its_age(kit: LogRig) -> None:
+def test_what_was_stored_ahead_of_the_wall_expires_at_its_age(kit: LevelsOnLog) -> None:
     kit.rig.make("orders")
     kit.glitch(30 * DAY_S)
     kit.rig.advance(1.1)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from levels_rig import Rig
 
 from backend.completion import failed
 from ddmq_common.errors import TryLaterError
 from delay_service.core.level import Level
+from tests.service.delay.levels_rig import LevelsRig
 from tests.support.waits import until
 
 
-def look(rig: Rig, seconds: float) -> None:
+def look(rig: LevelsRig, seconds: float) -> None:
     rig.advance(seconds)
     rig.look_alarm.ring()
 
 
-def test_what_is_due_and_does_not_fire_is_overdue(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_due_and_does_not_fire_is_overdue(rig: LevelsRig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.make("orders")
     rig.send(1, [b"1"])
     look(rig, 0.5)
@@ -32,7 +32,7 @@ def test_what_is_due_and_does_not_fire_is_overdue(rig: Rig, monkeypatch: pytest.
     assert rig.value("ddmq_levels_overdue_ms") == 0
 
 
-def test_a_level_that_cannot_be_read_is_overdue(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_level_that_cannot_be_read_is_overdue(rig: LevelsRig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.make("orders")
     monkeypatch.setattr(rig.memory, "read", lambda *_: failed(TryLaterError("no")))
     rig.send(1, [b"1"])
@@ -41,7 +41,9 @@ def test_a_level_that_cannot_be_read_is_overdue(rig: Rig, monkeypatch: pytest.Mo
     assert rig.value("ddmq_levels_overdue_ms", level="1") >= 50_000
 
 
-def test_so_is_one_of_which_nothing_was_known_to_wait(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_is_one_of_which_nothing_was_known_to_wait(
+    rig: LevelsRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Adds are stored and cannot be read: something may be due in it."""
     rig.make("orders")
     look(rig, 1)
@@ -57,7 +59,7 @@ def test_so_is_one_of_which_nothing_was_known_to_wait(rig: Rig, monkeypatch: pyt
     assert rig.value("ddmq_levels_overdue_ms") == 0
 
 
-def test_a_mistake_in_a_step_stops_no_level(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_in_a_step_stops_no_level(rig: LevelsRig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.make("orders")
     rig.send(1, [b"1"])
     rig.send(2, [b"2"])

@@ -4,30 +4,29 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from levels_rig import Rig
-
 from backend.file_log import FileLogOptions, open_log
 from ddmq_common.clock import ManualClock
 from ddmq_common.delivery import decode
 from ddmq_common.metrics.registry import Registry
 from delay_service.levels.service import LevelService
-from tests.service.delay.hand_alarm import HandAlarm
+from tests.service.delay.hand_alarm import HandAlarms
+from tests.service.delay.levels_rig import LevelsRig
 from tests.support.waits import until
 
 
-def bodies(rig: Rig) -> list[bytes]:
+def bodies(rig: LevelsRig) -> list[bytes]:
     return [decode(record.delivery).value for record in rig.stored()]
 
 
-def beside(rig: Rig) -> tuple[LevelService, HandAlarm]:
+def beside(rig: LevelsRig) -> tuple[LevelService, HandAlarms]:
     """One more service over the rig's backend."""
-    alarm = HandAlarm()
+    alarm = HandAlarms()
     service = LevelService(rig.backend, rig.config, Registry(), rig.clock, alarm)
     service.start()
     return service, alarm
 
 
-def test_two_share_the_levels_and_one_takes_over(rig: Rig) -> None:
+def test_two_share_the_levels_and_one_takes_over(rig: LevelsRig) -> None:
     for level in range(1, 19):
         rig.send(level, [b"%d" % level])
     other, alarm = beside(rig)
@@ -45,7 +44,7 @@ def test_two_share_the_levels_and_one_takes_over(rig: Rig) -> None:
     assert sorted(map(int, bodies(rig))) == list(range(1, 19))
 
 
-def test_handing_over_while_firing_makes_no_second_copy(rig: Rig) -> None:
+def test_handing_over_while_firing_makes_no_second_copy(rig: LevelsRig) -> None:
     rig.send(1, [b"%d" % number for number in range(300)])
     rig.send(12, [b"%d" % number for number in range(300, 600)])
     rig.clock.advance(480)
@@ -65,9 +64,9 @@ def test_handing_over_while_firing_makes_no_second_copy(rig: Rig) -> None:
 def test_on_the_file_log_over_a_restart(tmp_path: Path) -> None:
     clock = ManualClock()
 
-    def opened() -> Rig:
+    def opened() -> LevelsRig:
         log = open_log(tmp_path, FileLogOptions(), clock=clock, metrics=Registry())
-        return Rig(backend=log, clock=clock)
+        return LevelsRig(backend=log, clock=clock)
 
     rig = opened()
     rig.make("orders")
@@ -85,4 +84,3 @@ def test_on_the_file_log_over_a_restart(tmp_path: Path) -> None:
     first, second = rig.stored()
     assert second.stored_ms - first.stored_ms == 9_000
     assert second.born_ms == first.born_ms
-    rig.close()

@@ -19,6 +19,7 @@ from ddmq_common.errors import DdmqError, DiskFullError, NoSuchTopicError, Stora
 from tests.interop.apache_client import DelayMessage, Message
 from tests.interop.recorded import Exchange, Raw, exchanges
 from tests.service.proxy_server import PATIENCE_S
+from tests.support.waits import until
 
 TOPICS = (
     TopicInfo("orders", 0, 4),
@@ -224,9 +225,7 @@ def test_a_full_proxy_answers_15_at_once() -> None:
             server.do(server.backend.hold)
             waiting = threading.Thread(target=first.send, daemon=True)
             waiting.start()
-            deadline = time.monotonic() + PATIENCE_S
-            while not server.do(lambda: server.proxy.flow.inflight) and time.monotonic() < deadline:
-                pass
+            until(lambda: server.do(lambda: server.proxy.flow.inflight))
             assert second.send().code == 15
             server.do(server.backend.release_held)
             waiting.join(PATIENCE_S)

@@ -31,7 +31,7 @@ class Heard:
         self.told.append((what, [queue.queue_id for queue in queues]))
 
 
-class Rig:
+class MembershipsRig:
     """An engine of nothing but its edges."""
 
     def __init__(self, queues: int = 2, lines_max: int = 3) -> None:
@@ -70,7 +70,7 @@ class Rig:
 
 
 def test_a_member_hears_when_it_is_durable_and_not_inside_a_call() -> None:
-    rig, heard = Rig(), Heard()
+    rig, heard = MembershipsRig(), Heard()
     rig.memberships.join(Join("g", "t"), heard)
     rig.hub()
     assert heard.told == []
@@ -81,7 +81,7 @@ def test_a_member_hears_when_it_is_durable_and_not_inside_a_call() -> None:
 
 
 def test_a_failed_grant_is_tried_again() -> None:
-    rig, heard = Rig(), Heard()
+    rig, heard = MembershipsRig(), Heard()
     rig.memberships.join(Join("g", "t"), heard)
     rig.disk(StorageError("full"))
     assert rig.on_disk == []
@@ -92,7 +92,7 @@ def test_a_failed_grant_is_tried_again() -> None:
 
 
 def test_a_grant_that_goes_on_failing_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    rig = Rig()
+    rig = MembershipsRig()
     membership = rig.memberships.join(Join("g", "t"), Heard())
     for _ in range(3):
         rig.disk(StorageError("full"))
@@ -109,14 +109,14 @@ def test_a_grant_that_goes_on_failing_is_told_once(caplog: pytest.LogCaptureFixt
 
 
 def test_a_draining_engine_is_not_asked_again() -> None:
-    rig = Rig()
+    rig = MembershipsRig()
     rig.memberships.join(Join("g", "t"), Heard())
     rig.disk(DrainingError("ends"))
     assert rig.retries == []
 
 
 def test_what_was_told_to_who_has_left_is_not_heard() -> None:
-    rig, heard = Rig(), Heard()
+    rig, heard = MembershipsRig(), Heard()
     membership = rig.memberships.join(Join("g", "t"), heard)
     rig.disk()
     membership.leave()
@@ -127,7 +127,7 @@ def test_what_was_told_to_who_has_left_is_not_heard() -> None:
 
 
 def test_who_leaves_before_the_disk_answers_gets_nothing_and_the_next_one_all() -> None:
-    rig, heir = Rig(), Heard()
+    rig, heir = MembershipsRig(), Heard()
     first = rig.memberships.join(Join("g", "t", Sharing.WHOLE_TOPIC), Heard())
     rig.memberships.join(Join("g", "t", Sharing.WHOLE_TOPIC), heir)
     first.leave()
@@ -138,7 +138,7 @@ def test_who_leaves_before_the_disk_answers_gets_nothing_and_the_next_one_all() 
 
 
 def test_a_deadline_takes_what_was_not_released() -> None:
-    rig, first, second = Rig(), Heard(), Heard()
+    rig, first, second = MembershipsRig(), Heard(), Heard()
     rig.memberships.join(Join("g", "t", address="a"), first)
     rig.disk()
     assert rig.memberships.sweep(rig.now) is False
@@ -154,7 +154,7 @@ def test_a_deadline_takes_what_was_not_released() -> None:
 
 
 def test_many_deadlines_at_once_are_taken_a_few_at_a_time() -> None:
-    rig, groups = Rig(lines_max=100), [f"g{n}" for n in range(LATE_MAX + 1)]
+    rig, groups = MembershipsRig(lines_max=100), [f"g{n}" for n in range(LATE_MAX + 1)]
     for address in "ab":
         for group in groups:
             rig.memberships.join(Join(group, "t", address=address), Heard())
@@ -167,7 +167,7 @@ def test_many_deadlines_at_once_are_taken_a_few_at_a_time() -> None:
 
 
 def test_a_deleted_topic_is_lost_by_who_held_it() -> None:
-    rig, heard = Rig(), Heard()
+    rig, heard = MembershipsRig(), Heard()
     rig.memberships.join(Join("g", "t"), heard)
     rig.disk()
     rig.queues["t"] = [QueueRef("t", 2, 0)]
@@ -178,7 +178,7 @@ def test_a_deleted_topic_is_lost_by_who_held_it() -> None:
 
 
 def test_a_deposed_group_holder_comes_last() -> None:
-    rig, one, two = Rig(), Heard(), Heard()
+    rig, one, two = MembershipsRig(), Heard(), Heard()
     rig.memberships.join(Join("g", "t", Sharing.WHOLE_GROUP, member="one"), one)
     rig.memberships.join(Join("g", "t", Sharing.WHOLE_GROUP, member="two"), two)
     rig.disk()
@@ -190,7 +190,7 @@ def test_a_deposed_group_holder_comes_last() -> None:
 
 
 def test_pairs_of_group_and_topic_are_bounded_and_given_back() -> None:
-    rig = Rig(lines_max=3)
+    rig = MembershipsRig(lines_max=3)
     members = [rig.memberships.join(Join(group, "none"), Heard()) for group in "abc"]
     rig.memberships.join(Join("a", "none"), Heard())
     with pytest.raises(BoundReachedError, match="3 groups"):
@@ -200,7 +200,7 @@ def test_pairs_of_group_and_topic_are_bounded_and_given_back() -> None:
 
 
 def test_nobody_hears_anything_after_the_end() -> None:
-    rig, heard = Rig(), Heard()
+    rig, heard = MembershipsRig(), Heard()
     rig.memberships.join(Join("g", "t"), heard)
     rig.memberships.close()
     rig.disk()

@@ -38,6 +38,11 @@ class AsyncThing:
 
     async def __aenter__(self) -> "AsyncThing":
         return self
+
+
+# asyncio only
+class AsyncOther(AsyncThing):
+    pass
 '''
 BLOCKING = '''"""Awaits nothing; async in prose stays.
 

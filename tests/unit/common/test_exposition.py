@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from ddmq_common.metrics import catalogue
+from ddmq_common.metrics.cells import SUB_BUCKETS, upper_edge
 from ddmq_common.metrics.registry import HISTOGRAMS_PER_PIECE, NUMBERS_PER_PIECE, Registry
 
 METRICS = [*catalogue.CATALOGUE.values()]
@@ -15,9 +20,36 @@ VALUES = st.one_of(st.integers(0, 1 << 60), st.floats(0, 1e18), st.just(float("i
 LABELS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 
+class Theirs:
+    """The cells of a registry of ours, as the library's own registry collects them."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Any]:
+        for metric, cells in self._registry.numbers():
+            kind: Any = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+            numbers = kind(metric.name, metric.help, labels=metric.labels)
+            for labels, cell in cells.items():
+                numbers.add_metric(labels, cell.value)
+            yield numbers
+        for metric, seen in self._registry.histograms():
+            histograms = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+            for labels, histogram in seen.items():
+                if any(histogram.counts):
+                    histograms.add_metric(labels, cumulative(histogram.counts), histogram.total)
+            yield histograms
+
+
+def cumulative(counts: list[int]) -> list[tuple[str, float]]:
+    last_of_each = range(SUB_BUCKETS - 1, len(counts), SUB_BUCKETS)
+    pairs = [(str(upper_edge(last)), float(sum(counts[: last + 1]))) for last in last_of_each]
+    return [*pairs, ("+Inf", float(sum(counts)))]
+
+
 def theirs(registry: Registry) -> bytes:
     client = CollectorRegistry()
-    client.register(registry)
+    client.register(Theirs(registry))
     return generate_latest(client)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
@@ -46,13 +47,13 @@ class Scenario:
         stream, offset = self.scope.table.chains[key].heads[0]
         return self.scope.queues[stream], offset
 
-    def result(self, method: str, names: tuple[str, ...], *more: Any) -> str:
-        call, done = getattr(self.buffer, method), 0
+    def result(self, names: tuple[str, ...], verb: Callable[[BufferedQueue, int, int], int]) -> str:
+        done = 0
         for name, _, lease in (word.partition("@") for word in names):
             queue, offset = self.where[name]
             lease_id = int(lease) if lease else self.leases[name]
-            told = call(self.buffer.queues[queue], [offset], [lease_id], *more)
-            done += told if isinstance(told, int) else not told
+            done += verb(self.buffer.queues[queue], offset, lease_id)
+            self.buffer.heard(self.buffer.queues[queue])
         return f"{done} of {len(names)}"
 
     def read(self, step: ReadRequest) -> None:
@@ -105,32 +106,37 @@ class Scenario:
             else:
                 self.read(step)
         names = [raw.decode().lstrip("-!") for raw in step.messages.deliveries]
-        self.leases.update(dict.fromkeys(names, step.lease_id))
+        self.leases.update(dict.fromkeys(names, step.lease.id))
         tries = [f"*{number}" if number > 1 else "" for number in step.attempts()]
         return f"{step.state.queue.queue_id}: {' '.join(map(str.__add__, names, tries))}"
 
     def ack(self, *names: str) -> str:
-        return self.result("finish", names, self.now)
+        return self.result(names, lambda state, at, lease: state.jobs.finish([at], [lease], self.now))
 
     def fail(self, *names: str) -> str:
-        return self.result("fail", names, None, self.now)
+        return self.result(names, lambda state, at, lease: state.jobs.fail(at, lease or None, None, self.now))
 
     def extend(self, *names: str) -> str:
-        return self.result("extend_parts", names, self.now)
+        return self.result(
+            names, lambda state, at, lease: not state.jobs.extend_parts([at], [lease], self.now)
+        )
 
     def give_back(self, *names: str) -> str:
-        return self.result("take_back", names)
+        return self.result(names, lambda state, at, lease: self.buffer.take_back(state, [at], [lease]))
 
     def after(self, ms: str) -> str:
         self.now += int(ms) / 1000
-        return f"{self.buffer.sweep(self.now)} timed out"
+        before = self.buffer.tally.timed_out.value
+        self.buffer.sweep(self.now)
+        return f"{self.buffer.tally.timed_out.value - before} timed out"
 
     def commit(self) -> str:
         told = []
         for durable, queue, state in zip(self.durable, self.queues, self.buffer.queues.values(), strict=True):
             for job in state.jobs.table.take_spent():
                 durable.apply(state.jobs.finish_of("G", job))
-                self.buffer.published(state, job)
+                state.jobs.published(job)
+                self.buffer.heard(state)
                 told.append(f"{queue[job.offset][2].lstrip('-!')} ({job.reason})")
             if (delta := state.jobs.collect("G")) is not None:
                 durable.apply(delta)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.internal_topics import read_dead_letter, real_record, resent_record, schedule_record
-from backend.records import NewRecord, StoredRecord
+from backend.records import NewRecord, QueueRef, StoredRecord
 from ddmq_common.delays.levels import DEFAULT_LEVELS
 from ddmq_common.delivery import decode, encode
 from proxy_consumer.config import SubscriptionDefaults
@@ -50,7 +50,7 @@ def job(fails: int = 1, timeouts: int = 0, error: str = "") -> UpstreamJob:
 def through_the_level(record: StoredRecord, spent: UpstreamJob, step: int) -> StoredRecord:
     """One step: into the level and out of it."""
     headers = headers_after(record, spent, 1_000)
-    retried = retry_record("G", 9, record, headers._replace(steps=step))
+    retried = retry_record(QueueRef("%RETRY%G", 1, 9), record, headers._replace(steps=step))
     scheduled = schedule_record(retried, level_of(step), DEFAULT_LEVELS)
     return stored(real_record(stored(scheduled, 0)), 100 + step)
 

@@ -43,6 +43,22 @@ def test_flags_override_files() -> None:
     assert config.serve.data_dir == Path("x")
 
 
+def test_the_engine_of_the_command_line_goes_over_the_file() -> None:
+    config = with_flags(load_folder(CONF), engine="kafka", bootstrap="a:1,b:2")
+    assert (config.backend.engine, config.backend.kafka.bootstrap) == ("kafka", "a:1,b:2")
+    assert with_flags(load_folder(CONF), engine=None, bootstrap=None).backend.engine == "file_log"
+    with pytest.raises(ConfigError, match=r"--bootstrap a:1 is for --backend kafka; the backend is file_log"):
+        with_flags(load_folder(CONF), bootstrap="a:1")
+    with pytest.raises(ConfigError, match="kafka: bootstrap is nowhere"):
+        with_flags(load_folder(CONF), engine="kafka", bootstrap="nowhere")
+
+
+def test_secrets_for_kafka_are_not_shown(tmp_path: Path) -> None:
+    (tmp_path / "backend.yaml").write_text("kafka: {librdkafka: {sasl.password: hush, linger.ms: '1'}}")
+    found = shown(load_folder(tmp_path))["backend"]["kafka"]["librdkafka"]
+    assert found == {"sasl.password": "***", "linger.ms": "1"}
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [

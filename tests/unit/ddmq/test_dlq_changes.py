@@ -38,7 +38,7 @@ def test_open_letters_as_a_set_has_them(
     assert all((n in opened) == (n in model) for n in range(low, low + more))
 
 
-class House:
+class DeadLettersRig:
     """A memory engine with dead letters of group G."""
 
     def __init__(self) -> None:
@@ -82,11 +82,11 @@ class House:
 
 
 @pytest.fixture
-def house() -> House:
-    return House()
+def house() -> DeadLettersRig:
+    return DeadLettersRig()
 
 
-def test_many_who_resend_at_once_send_each_once(house: House) -> None:
+def test_many_who_resend_at_once_send_each_once(house: DeadLettersRig) -> None:
     house.die(350)
     answers = [gevent.spawn(house.resend, all=True) for _ in range(5)]
     gevent.joinall(answers, timeout=30, raise_error=True)
@@ -97,7 +97,7 @@ def test_many_who_resend_at_once_send_each_once(house: House) -> None:
     house.backend.close()
 
 
-def test_purging_while_resending_does_one_or_the_other(house: House) -> None:
+def test_purging_while_resending_does_one_or_the_other(house: DeadLettersRig) -> None:
     house.die(350)
     sending, purging = gevent.spawn(house.resend, all=True), gevent.spawn(house.purge, all=True)
     gevent.joinall([sending, purging], timeout=30, raise_error=True)
@@ -107,7 +107,7 @@ def test_purging_while_resending_does_one_or_the_other(house: House) -> None:
 
 
 def test_a_long_run_goes_on_at_its_cursor_and_ends_where_it_began(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: DeadLettersRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dlq_changes, "WORK_S", 0.0)
     house.die(250)
@@ -122,7 +122,7 @@ def test_a_long_run_goes_on_at_its_cursor_and_ends_where_it_began(
     house.backend.close()
 
 
-def test_choices_go_together(house: House) -> None:
+def test_choices_go_together(house: DeadLettersRig) -> None:
     house.die(3, "T")
     house.die(3, "U", "timed-out")
     house.die(2, "U")
@@ -134,7 +134,7 @@ def test_choices_go_together(house: House) -> None:
     house.backend.close()
 
 
-def test_an_unknown_outcome_is_an_error_and_the_next_try_finds_out(house: House) -> None:
+def test_an_unknown_outcome_is_an_error_and_the_next_try_finds_out(house: DeadLettersRig) -> None:
     for stored in (True, False):
         house.die(5)
         before = len(house.stored("T"))
@@ -146,7 +146,7 @@ def test_an_unknown_outcome_is_an_error_and_the_next_try_finds_out(house: House)
     house.backend.close()
 
 
-def test_letters_whose_topic_is_closed_or_gone_are_kept(house: House) -> None:
+def test_letters_whose_topic_is_closed_or_gone_are_kept(house: DeadLettersRig) -> None:
     house.die(2, "T")
     house.die(1, "gone")
     info = house.backend.topic("T")
@@ -160,7 +160,7 @@ def test_letters_whose_topic_is_closed_or_gone_are_kept(house: House) -> None:
     house.backend.close()
 
 
-def test_a_letter_that_is_too_large_by_now_is_kept_and_holds_up_no_other(house: House) -> None:
+def test_a_letter_that_is_too_large_by_now_is_kept_and_holds_up_no_other(house: DeadLettersRig) -> None:
     house.die(3)
     house.die(2, "U")
     first = house.stored("%DLQ%G")[0]
@@ -177,7 +177,7 @@ def test_a_letter_that_is_too_large_by_now_is_kept_and_holds_up_no_other(house: 
     house.backend.close()
 
 
-def test_purge_before_a_moment(house: House) -> None:
+def test_purge_before_a_moment(house: DeadLettersRig) -> None:
     house.die(3)
     house.clock.advance(10)
     house.die(2)
@@ -189,7 +189,9 @@ def test_purge_before_a_moment(house: House) -> None:
     house.backend.close()
 
 
-def test_show_goes_on_and_looks_at_so_many_only(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_goes_on_and_looks_at_so_many_only(
+    house: DeadLettersRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     house.die(300)
     first = dlq.show(house.backend, "G", Choice(), 0, 150)
     assert (len(first["shown"]), first["next"], first["letters"]) == (150, 150, 300)
@@ -221,13 +223,13 @@ def test_bodies_are_begun_only() -> None:
         ({"all": True, "cursor": [[7, 0, 1]]}, "cursor is"),
     ],
 )
-def test_requests_that_are_wrong(house: House, body: dict[str, Any], text: str) -> None:
+def test_requests_that_are_wrong(house: DeadLettersRig, body: dict[str, Any], text: str) -> None:
     with pytest.raises(CallerError, match=text):
         house.resend(**body)
     house.backend.close()
 
 
-def test_purge_wants_one_of_both(house: House) -> None:
+def test_purge_wants_one_of_both(house: DeadLettersRig) -> None:
     for body in ({}, {"all": True, "before_ms": 1}, {"before_ms": "1"}):
         with pytest.raises(CallerError, match="before_ms"):
             house.purge(**body)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import gevent
 import pytest
 from gevent import socket
 from gevent.event import Event
@@ -14,6 +13,7 @@ from ddmq.server.http import connection as http_connection
 from ddmq.server.http import routing
 from ddmq.server.http.connection import AdminServer
 from ddmq.server.http.routing import AdminRouter
+from tests.support.waits import until
 
 ASK = b"GET /x HTTP/1.1\r\nHost: localhost\r\n"
 
@@ -71,10 +71,9 @@ def test_the_one_that_is_silent_for_the_longest_makes_room(
 ) -> None:
     monkeypatch.setattr(http_connection, "CONNECTIONS_MAX", 4)
     silent = []
-    for count in range(1, 5):
+    for _ in range(4):
         silent.append(connect(server, ASK))
-        while len(server.connections) < count:
-            gevent.sleep(0.001)
+        until(lambda: len(server.connections) == len(silent))
     assert answer(connect(server, ASK + b"Connection: close\r\n\r\n")).startswith(b"HTTP/1.1 200")
     assert answer(silent[0]) == b""
     silent[3].sendall(b"Connection: close\r\n\r\n")
@@ -86,8 +85,7 @@ def test_at_the_bound_of_requests_at_work_others_are_told_so(
 ) -> None:
     monkeypatch.setattr(http_connection, "CONNECTIONS_MAX", 2)
     busy = [connect(server, b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n") for _ in range(2)]
-    while list(server.connections.values()) != [0.0, 0.0]:
-        gevent.sleep(0.001)
+    until(lambda: list(server.connections.values()) == [0.0, 0.0])
     assert answer(connect(server)).startswith(b"HTTP/1.1 503")
     assert len(server.connections) == 2
     for connection in busy:

@@ -9,7 +9,8 @@ from rich.console import Console
 from ddmq.cli.messages.pull import _number
 from ddmq.cli.operate.group_show import stall_text
 from ddmq.cli.operate.stats import LAG_COLUMNS, lag_cells, view
-from ddmq.cli.output import body_fields, cell, reason, show_body, show_row_body, table
+from ddmq.cli.output import cell, reason, show_body, show_row_body, table
+from ddmq_common.plain_text import body_fields
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from ddmq.server.http.pace import DEBT_S, SHARE_S, Account, Accounts, PacedGreen
 from ddmq.server.http.routing import AdminRouter, Text
 from ddmq_common.clock import ManualClock
 from ddmq_common.errors import TryLaterError
+from tests.support.waits import until
 
 
 def burn(seconds: float) -> None:
@@ -160,8 +161,7 @@ def test_listings_of_one_address_are_made_one_after_another(server: AdminServer)
     server.application.add("GET", "/listing", listing)
     server.application.add("GET", "/ready", lambda _: {"during": now[0]})
     asked = [gevent.spawn(ask, server, "/listing") for _ in range(8)]
-    while not now[0]:
-        gevent.sleep(0.001)
+    until(lambda: now[0])
     assert b'"during":1' in ask(server, "/ready")
     gevent.joinall(asked, timeout=30)
     assert all(each.value.startswith(b"HTTP/1.1 200") for each in asked)
@@ -174,8 +174,7 @@ def test_one_address_has_not_all_connections(server: AdminServer, monkeypatch: p
     server.application.add("GET", "/slow", lambda _: ended.wait(30) and {})
     server.application.add("GET", "/ready", lambda _: {})
     held = [ask(server, "/slow", read=False) for _ in range(2)]
-    while len(server.connections) < 2:
-        gevent.sleep(0.001)
+    until(lambda: len(server.connections) >= 2)
     with socket.create_connection(("127.0.0.1", server.server_port), 20) as third:
         assert third.recv(100).startswith(b"HTTP/1.1 503")
     assert ask(server, "/ready", "127.0.0.2").startswith(b"HTTP/1.1 200")
@@ -189,10 +188,8 @@ def test_answers_that_nobody_takes_are_bounded(server: AdminServer, monkeypatch:
     monkeypatch.setattr(http_connection, "UNSENT_BYTES_MAX", size + 100)
     server.application.add("GET", "/long", lambda _: Text("text/plain", b"x" * size))
     untaken = ask(server, "/long", read=False)
-    while server.unsent < size:
-        gevent.sleep(0.001)
+    until(lambda: server.unsent >= size)
     assert ask(server, "/long").startswith(b"HTTP/1.1 503")
     untaken.close()
-    while server.unsent:
-        gevent.sleep(0.001)
+    until(lambda: not server.unsent)
     assert len(ask(server, "/long")) > size

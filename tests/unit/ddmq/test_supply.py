@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import tomllib
-from importlib.metadata import PackageNotFoundError, metadata
+from importlib.metadata import PackageNotFoundError, distribution, metadata
 from pathlib import Path
 
 import pytest
@@ -55,6 +55,8 @@ def test_the_list_says_what_the_installed_package_says(name: str) -> None:
         assert ROWS[name] == said
     else:
         texts = [found.get("License") or "", *(found.get_all("Classifier") or [])]
+        files = found.get_all("License-File") or []
+        texts += [distribution(name).read_text(f"licenses/{file}") or "" for file in files]
         family = ROWS[name].split("-")[0]
         shown = {"GPL": "GNU General Public License", "MPL": "Mozilla", "PSF": "Python Software"}.get(
             family, family

@@ -26,8 +26,7 @@ from ddmq_common.delays.command import (
 from ddmq_common.delivery import decode, encode
 from ddmq_common.queue_choice import choose
 from delay_service.core import decider
-from delay_service.core.commands import DEAD_TEXT, CommandRecord
-from delay_service.core.decision_context import DecisionContext
+from delay_service.core.commands import DEAD_TEXT, CommandRecord, DecisionContext
 from delay_service.core.due_scans import DueScans, SliceLimits
 from delay_service.core.fire_command import FireCommand, PassedOver, dead_fire, fire_command
 from delay_service.due.backend import GONE, UNREADABLE, TargetTopic

@@ -26,9 +26,8 @@ from ddmq_common.delays.command import (
 )
 from ddmq_common.delivery import encode
 from delay_service.core import decider
-from delay_service.core.commands import CommandRecord, Taken
+from delay_service.core.commands import CommandRecord, DecisionContext, Taken
 from delay_service.core.decider import INGESTED
-from delay_service.core.decision_context import DecisionContext
 from delay_service.core.due_scans import DueScans, SliceLimits
 from delay_service.core.fire_command import caught_up, progress_of
 from delay_service.due.backend import TargetTopic

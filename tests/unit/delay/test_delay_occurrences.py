@@ -84,7 +84,7 @@ def test_milliseconds_of_the_first_shift_all():
     assert occurrence_id(made, 1).startswith(f"{T0 + 10}-")
     assert next_after(made, 0, T0_MS + 10_249, 1) == Next(1, T0_MS + 10_250)
     assert next_after(made, 0, T0_MS + 20_249, 1) == Next(1, T0_MS + 10_250)
-    assert next_after(made, 0, T0_MS + 20_250, 1) == Next(2, T0_MS + 20_250, 1)
+    assert next_after(made, 0, T0_MS + 20_250, 1) == Next(2, T0_MS + 20_250)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_loop_that_started_in_2001_costs_no_walk(made):
     found = next_after(made, 0, now)
     assert time.perf_counter() - began < 5.0
     assert found is not None
-    assert found.skipped >= 20
+    assert found.due_ms >= due_ms(made, 0) + 20 * 1_000
     assert now - DAY_MS * 1_000 < found.due_ms
 
 
@@ -114,14 +114,14 @@ def test_2001_every_3_seconds_fires_the_last_thousand():
     now = 1_800_000_000_000
     found = next_after(made, 0, now)
     passed_over = 800_000_000 // 3 - 1_000
-    assert found == Next(passed_over + 1, 1_000_000_000_000 + (passed_over + 1) * 3_000, passed_over)
+    assert found == Next(passed_over + 1, 1_000_000_000_000 + (passed_over + 1) * 3_000)
     assert next_after(made, found.occurrence, now) == Next(found.occurrence + 1, found.due_ms + 3_000)
 
 
 def test_a_loop_that_ended_long_ago_fires_its_last_ones_and_ends():
     made = order(LOOP, 3, 2_000, lasts=9_999)
     found = next_after(made, 0, 1_800_000_000_000)
-    assert found == Next(1_000, T0_MS + 3_000_000, 999)
+    assert found == Next(1_000, T0_MS + 3_000_000)
     assert next_after(made, 1_999, 1_800_000_000_000) is None
 
 

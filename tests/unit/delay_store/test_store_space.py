@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 
+import pytest
+
 from ddmq_common.rocks.database import RocksOptions
 from delay_service.store import rocks_store
 from delay_service.store.opening import open_store
 from delay_service.store.port import DueKey, IdKind, IdState, Pending, StoreChanges
 from delay_service.store.rocks_store import RocksStore
+from tests.support.waits import until
 
 OPTIONS = RocksOptions(write_buffer_bytes=256 << 10, file_bytes=256 << 10)
 WAVE, BODY = 4_000, 1_000
@@ -49,6 +52,7 @@ def fire(store: RocksStore, until_ms: int) -> int:
     return fired
 
 
+@pytest.mark.slow
 def test_waves_of_messages_leave_nothing_behind(tmp_path: Path) -> None:
     random = Random(1)
     store = open_store(tmp_path, 0, 1, OPTIONS)
@@ -69,7 +73,7 @@ def test_waves_of_messages_leave_nothing_behind(tmp_path: Path) -> None:
             assert store.disk_bytes < 3 * WAVE * BODY + (4 << 20), f"wave {number}"
         fire(store, FOREVER)
         store.tidy()
-        assert store.disk_bytes < 2 << 20  # ids, which RocksDB compacts when it comes to them
+        until(lambda: store.disk_bytes < 1 << 20)  # ids, which RocksDB compacts when it comes to them
         assert store.next_due() is None
     finally:
         rocks_store.TIDY_AT = rocks_store_tidy_at
@@ -88,7 +92,7 @@ def test_cancelled_messages_leave_nothing_behind(tmp_path: Path) -> None:
         store.write(StoreChanges(removed=[one for one in batch if one is not None]))
     assert store.next_due() is None
     store.tidy()
-    assert store.disk_bytes < 1 << 20
+    until(lambda: store.disk_bytes < 1 << 20)
     store.close()
 
 

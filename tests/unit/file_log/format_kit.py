@@ -8,13 +8,13 @@ from pathlib import Path
 
 import google_crc32c
 
-from backend.file_log.core.layout import FRAME_BYTES, UNSALTED, VERSION_AT, Frame, Record, Salting
+from backend.file_log.core.layout import FRAME_BYTES, UNSALTED, Frame, Record, Salting
 from backend.file_log.core.names import parse_segment
 from backend.file_log.core.scan import walk
 from backend.file_log.start.format_file import read_format
 from backend.file_log.storage import Storage
 
-RECORD_VERSION_AT = 93
+FRAME_VERSION_AT, RECORD_VERSION_AT = 8, 93
 Change = Callable[[Frame | Record, bytearray], None]
 """(item, its bytes: of a frame its header, of a record all of it): changed before the CRCs are made."""
 
@@ -59,7 +59,7 @@ def make_old(directory: Path) -> None:
     """As the release before wrote it: versions 1, no salt, no format file."""
 
     def old(item: Frame | Record, piece: bytearray) -> None:
-        piece[VERSION_AT if isinstance(item, Frame) else RECORD_VERSION_AT] = 1
+        piece[FRAME_VERSION_AT if isinstance(item, Frame) else RECORD_VERSION_AT] = 1
 
     rewrite(directory, old, salt=0)
     (directory / "format").unlink()

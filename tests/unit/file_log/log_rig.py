@@ -12,6 +12,7 @@ from backend.file_log.storage import File, Storage
 from backend.records import AppendResult, NewRecord, QueueRef, StoredRecord, TopicInfo
 from ddmq_common.clock import ManualClock
 from ddmq_common.metrics.registry import Registry
+from tests.support.rig import Rig
 from tests.support.waits import done, until
 
 
@@ -56,10 +57,11 @@ class HeldStorage(Storage):
             self._gate.release()
 
 
-class Rig:
+class LogRig(Rig):
     """A log in `directory`, and short ways to use it."""
 
     def __init__(self, directory: Path, **options: Any) -> None:
+        super().__init__()
         chosen = {"segment_bytes": 64 << 10, "allocate_bytes": 16 << 10, "checkpoint_ms": 3_600_000}
         self.directory = directory
         self.options = FileLogOptions(**{**chosen, **options})
@@ -110,6 +112,12 @@ class Rig:
 
     def in_flight(self) -> None:
         until(lambda: self.storage.waiting, "a group commit that waits in the thread")
+
+
+def forget_checkpoints(rig: LogRig) -> None:
+    """The next opening reads the whole log."""
+    for name in ("checkpoint", "checkpoint.old"):
+        (rig.directory / name).unlink(missing_ok=True)
 
 
 def record(body: bytes, topic: str = "orders", queue: int = 0, **rest: Any) -> NewRecord:

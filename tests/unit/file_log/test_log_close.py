@@ -7,7 +7,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from log_rig import Rig, record
 
 from backend.completion import Completion
 from backend.file_log import FileLogOptions, open_log
@@ -18,6 +17,7 @@ from ddmq_common.clock import ManualClock
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.native_threads import wait_for_native_work
 from tests.support.waits import done, until
+from tests.unit.file_log.log_rig import LogRig, record
 
 
 class SlowRename(Storage):
@@ -56,7 +56,7 @@ def test_a_group_commit_that_hangs_keeps_the_directory_and_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("backend.file_log.log.CLOSE_WAIT_S", 0.05)
-    rig = Rig(tmp_path)
+    rig = LogRig(tmp_path)
     ref = rig.make()
     done(rig.append(b"first"))
     rig.storage.hold()
@@ -76,7 +76,6 @@ def test_a_group_commit_that_hangs_keeps_the_directory_and_is_told(
     rig.open()
     assert rig.bodies(ref) == [b"first", b"flying"]
     assert rig.log.recovered.damaged_pieces == 0
-    rig.close()
 
 
 def test_a_checkpoint_that_hangs_keeps_the_directory(

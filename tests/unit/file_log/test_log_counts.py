@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from log_rig import Rig
-
 from ddmq_common.metrics import catalogue
 from tests.support.waits import done
+from tests.unit.file_log.log_rig import LogRig
 
 
 def test_the_sizes_of_group_commits_are_observed(tmp_path: Path) -> None:
-    rig = Rig(tmp_path / "log")
+    rig = LogRig(tmp_path / "log")
     rig.make()
     records = rig.metrics.histogram(catalogue.LOG_COMMIT_RECORDS)
     sizes = rig.metrics.histogram(catalogue.LOG_COMMIT_BYTES)
@@ -27,11 +26,10 @@ def test_the_sizes_of_group_commits_are_observed(tmp_path: Path) -> None:
     assert (records.counts[1], records.counts[2]) == (before + 1, 1)
     assert records.total == rig.metrics.cell(catalogue.LOG_RECORDS).value
     assert 806 < sizes.total - bytes_before < 2_000
-    rig.close()
 
 
 def test_a_batch_tells_store_times_until_its_segment_is_gone(tmp_path: Path) -> None:
-    rig = Rig(tmp_path / "log")
+    rig = LogRig(tmp_path / "log")
     ref = rig.make()
     started = rig.clock.wall_ms()
     done(rig.append(b"a"))
@@ -42,4 +40,3 @@ def test_a_batch_tells_store_times_until_its_segment_is_gone(tmp_path: Path) -> 
     assert [batch.record(at).stored_ms for at in range(2)] == [started, started + 7_000]
     rig.log._opened.segments.close()
     assert batch.stored_ms(0) == 0
-    rig.close()

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from log_rig import Rig
 
 import backend.file_log.damage as damage
 import backend.file_log.index.attached as log_rows
 from backend.file_log.core.layout import ENTRY_BYTES
 from backend.records import QueueRef, ReadStatus
 from tests.support.waits import done
+from tests.unit.file_log.log_rig import LogRig
 
 COUNT = 400
 LOST = range(100, 300)
@@ -42,9 +42,9 @@ def body(offset: int) -> bytes:
     return b"%06d" % offset * 20
 
 
-def damaged(tmp_path: Path) -> tuple[Rig, QueueRef]:
+def damaged(tmp_path: Path) -> tuple[LogRig, QueueRef]:
     """A log whose records of the offsets in LOST are overwritten, below its checkpoint."""
-    rig = Rig(tmp_path / "log", segment_bytes=1 << 20)
+    rig = LogRig(tmp_path / "log", segment_bytes=1 << 20)
     ref = rig.make()
     done(rig.append(*map(body, range(COUNT))))
     positions = [record.position for record in rig.stored(ref)]
@@ -58,7 +58,7 @@ def damaged(tmp_path: Path) -> tuple[Rig, QueueRef]:
     return rig, ref
 
 
-def read_all(rig: Rig, ref: QueueRef, count: int, offset: int = 0) -> list[int]:
+def read_all(rig: LogRig, ref: QueueRef, count: int, offset: int = 0) -> list[int]:
     found: list[int] = []
     while True:
         batch = done(rig.log.read(ref, offset, count, 1 << 20))
@@ -79,7 +79,6 @@ def test_what_is_lost_is_passed_over_without_looking_through_the_log(
     assert read_all(rig, ref, count, LOST.start + 90) == list(range(LOST.stop, COUNT))
     assert rig.log.damaged_pieces == len(LOST)
     assert walks.items == 0, "sound entries say where the records were"
-    rig.close()
 
 
 def test_without_its_entries_too_the_log_is_walked_up_to_the_next_record(
@@ -94,7 +93,6 @@ def test_without_its_entries_too_the_log_is_walked_up_to_the_next_record(
     rig.open()
     assert read_all(rig, ref, 50) == [at for at in range(COUNT) if at not in LOST]
     assert walks.items <= 3 * len(LOST), "the record before, what is damaged, the record after"
-    rig.close()
 
 
 def test_damage_past_the_bound_is_only_counted(
@@ -109,4 +107,3 @@ def test_damage_past_the_bound_is_only_counted(
     lines = [line for line in caplog.messages if line.startswith("damaged: ")]
     assert len(lines) == 21
     assert lines[-1] == "damaged: more than 20 pieces; from here on they are only counted"
-    rig.close()

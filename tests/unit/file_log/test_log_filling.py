@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from log_rig import Rig, record
 
 from backend.records import AppendStatus, CommitBatch, Durability, NewRecord, ProgressDelta, TopicInfo
 from ddmq_common.errors import StorageError
 from tests.support.waits import done, until
+from tests.unit.file_log.log_rig import LogRig, record
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path / "log")
-    yield rig
-    rig.close()
+def rig(tmp_path: Path) -> LogRig:
+    return LogRig(tmp_path / "log")
 
 
 class Faulty(NewRecord):
@@ -34,7 +31,7 @@ class Faulty(NewRecord):
 
 
 def test_a_commit_that_cannot_be_packed_is_refused_alone(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    rig: LogRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ref = rig.make(queues=2)
     packer: Any = rig.log._writer._packer
@@ -65,7 +62,7 @@ def test_a_commit_that_cannot_be_packed_is_refused_alone(
     assert rig.log.recovered.damaged_pieces == 0
 
 
-def test_half_a_commit_is_taken_out_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_a_commit_is_taken_out_again(rig: LogRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Records and a delta are packed when its setting fails: neither they nor its fence stay."""
     ref = rig.make()
     packer: Any = rig.log._writer._packer
@@ -92,7 +89,7 @@ def test_half_a_commit_is_taken_out_again(rig: Rig, monkeypatch: pytest.MonkeyPa
     assert rig.log.setting("a") == b"2"
 
 
-def test_an_append_that_cannot_be_packed_is_refused_alone(rig: Rig) -> None:
+def test_an_append_that_cannot_be_packed_is_refused_alone(rig: LogRig) -> None:
     ref = rig.make()
     rig.storage.hold()
     first = rig.append(b"first")
@@ -112,7 +109,7 @@ def test_an_append_that_cannot_be_packed_is_refused_alone(rig: Rig) -> None:
 
 def test_a_sync_is_not_forgotten_over_a_late_request(tmp_path: Path) -> None:
     """What is only written becomes durable though nothing but a late request came with the sync's time."""
-    rig = Rig(tmp_path, written_sync_ms=3_600_000)
+    rig = LogRig(tmp_path, written_sync_ms=3_600_000)
     rig.make("events", durability=Durability.WRITTEN)
     done(rig.append(b"a", topic="events"))
     writer = rig.log._writer
@@ -121,4 +118,3 @@ def test_a_sync_is_not_forgotten_over_a_late_request(tmp_path: Path) -> None:
     writer._want_sync()
     assert done(late)[0].status is AppendStatus.NOT_STORED
     until(lambda: writer.durable == writer.written, "sync of what was only written")
-    rig.close()

@@ -16,7 +16,6 @@ import pytest
 from format_kit import last_batch_id, make_old, salting_of, segments
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from log_rig import Rig
 
 from backend.file_log.core.layout import (
     FLAG_DELETED,
@@ -31,6 +30,7 @@ from backend.progress.codec import encode_delta
 from backend.records import CommitBatch, ProgressDelta, QueueRef
 from tests.examples import examples
 from tests.support.waits import done
+from tests.unit.file_log.log_rig import LogRig, forget_checkpoints
 
 HEAD = FRAME_BYTES + RECORD_BYTES + len("orders")  # of a frame with one message, before its body
 BODY_BYTES = 6_000
@@ -86,9 +86,9 @@ class Forger:
 
 def build(
     folder: Path, chance: random.Random, salt_of: Callable[[int], int]
-) -> tuple[Rig, QueueRef, list[bytes]]:
+) -> tuple[LogRig, QueueRef, list[bytes]]:
     """A closed log with some honest and some forged bodies, each in a frame of its own."""
-    rig = Rig(folder, segment_bytes=1 << 20)
+    rig = LogRig(folder, segment_bytes=1 << 20)
     ref = rig.make()
     done(rig.log.commit(CommitBatch((), (), {"colour": b"blue"}), rig.soon))
     bodies: list[bytes] = []
@@ -104,7 +104,7 @@ def build(
     return rig, ref, bodies
 
 
-def tear(rig: Rig, chance: random.Random) -> None:
+def tear(rig: LogRig, chance: random.Random) -> None:
     """The last write is cut short, and a part of what stands before it is overwritten."""
     (path,) = segments(rig.directory)
     data = bytearray(path.read_bytes())
@@ -117,7 +117,7 @@ def tear(rig: Rig, chance: random.Random) -> None:
     path.write_bytes(data)
 
 
-def check_nothing_forged(rig: Rig, ref: QueueRef, bodies: list[bytes], end: int) -> None:
+def check_nothing_forged(rig: LogRig, ref: QueueRef, bodies: list[bytes], end: int) -> None:
     """What is served was appended, at its offset; nothing else has changed."""
     log = rig.log
     assert set(log.topics()) <= {"orders"}
@@ -159,8 +159,7 @@ def test_the_forgeries_are_good_ones(tmp_path: Path) -> None:
     for seed in range(6):
         chance = random.Random(seed)
         rig, ref, bodies = build(tmp_path / str(seed), chance, lambda own: own)
-        for name in ("checkpoint", "checkpoint.old"):
-            (rig.directory / name).unlink(missing_ok=True)
+        forget_checkpoints(rig)
         tear(rig, chance)
         rig.open()
         try:
@@ -171,10 +170,23 @@ def test_the_forgeries_are_good_ones(tmp_path: Path) -> None:
     assert fooled >= 3
 
 
+def torn_in_an_old_directory(rig: LogRig, body: bytes, end: int) -> int:
+    """Store it, make the directory one of the release before, open it torn at `end`; its last batch id."""
+    done(rig.append(body))
+    rig.log.close()
+    make_old(rig.directory)
+    batch_id = last_batch_id(rig.directory)
+    forget_checkpoints(rig)
+    (path,) = segments(rig.directory)
+    path.write_bytes(path.read_bytes()[:end])
+    rig.open()
+    return batch_id
+
+
 @pytest.mark.parametrize("durable", ["far", "huge"])
 def test_without_a_salt_a_frame_that_cannot_be_is_refused_too(tmp_path: Path, durable: str) -> None:
     """A directory of the release before, whose last write was torn: what a forged header would prove."""
-    rig = Rig(tmp_path / "log", segment_bytes=1 << 20)
+    rig = LogRig(tmp_path / "log", segment_bytes=1 << 20)
     ref = rig.make()
     done(rig.append(b"precious"))
     position = rig.log.durable_position
@@ -183,22 +195,13 @@ def test_without_a_salt_a_frame_that_cannot_be_is_refused_too(tmp_path: Path, du
         place = position + HEAD + at
         frame = Frame(0, 0, 9, place, 99, 1 << 36 if durable == "far" else 1 << 62, 1)
         body[at : at + FRAME_BYTES] = pack_frame(frame)
-    done(rig.append(bytes(body)))
-    rig.log.close()
-    make_old(rig.directory)
-    for name in ("checkpoint", "checkpoint.old"):
-        (rig.directory / name).unlink(missing_ok=True)
-    (path,) = segments(rig.directory)
-    data = path.read_bytes()
-    path.write_bytes(data[: position + 3_000])
-    rig.open()
+    torn_in_an_old_directory(rig, bytes(body), position + 3_000)
     assert rig.log.recovered.end == position
     assert rig.bodies(ref) == [b"precious"]
-    rig.close()
 
 
 def test_without_a_salt_a_frame_that_does_not_fit_its_neighbours_is_refused(tmp_path: Path) -> None:
-    rig = Rig(tmp_path / "log", segment_bytes=1 << 20)
+    rig = LogRig(tmp_path / "log", segment_bytes=1 << 20)
     ref = rig.make()
     done(rig.append(b"precious"))
     position = rig.log.durable_position
@@ -215,16 +218,6 @@ def test_without_a_salt_a_frame_that_does_not_fit_its_neighbours_is_refused(tmp_
         )
         piece = pack_frame(Frame(1, len(gone), 9, place, 900 + at, place, 1)) + gone
         body[at : at + len(piece)] = piece
-    done(rig.append(bytes(body)))
-    rig.log.close()
-    make_old(rig.directory)
-    assert last_batch_id(rig.directory) < 900
-    for name in ("checkpoint", "checkpoint.old"):
-        (rig.directory / name).unlink(missing_ok=True)
-    (path,) = segments(rig.directory)
-    data = path.read_bytes()
-    path.write_bytes(data[: position + 3_000])
-    rig.open()
+    assert torn_in_an_old_directory(rig, bytes(body), position + 3_000) < 900
     assert rig.log.topic("orders") is not None
     assert rig.bodies(ref) == [b"precious"]
-    rig.close()

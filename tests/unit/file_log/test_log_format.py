@@ -12,11 +12,10 @@ from pathlib import Path
 
 import google_crc32c
 import pytest
-from format_kit import RECORD_VERSION_AT, make_old, rewrite, salting_of, segments, tree
-from log_rig import Rig
+from format_kit import FRAME_VERSION_AT, RECORD_VERSION_AT, make_old, rewrite, salting_of, segments, tree
 
 from backend.file_log import open_log
-from backend.file_log.core.layout import VERSION_AT, Frame, Record, RecordKind
+from backend.file_log.core.layout import Frame, Record, RecordKind
 from backend.file_log.storage import File, Storage
 from backend.records import CommitBatch, ProgressDelta, QueueRef
 from ddmq_common.clock import ManualClock
@@ -24,13 +23,14 @@ from ddmq_common.errors import DdmqError, NewerFormatError, StorageError
 from ddmq_common.metrics.registry import Registry
 from tests.crash.faulty_storage import FaultyStorage
 from tests.support.waits import done
+from tests.unit.file_log.log_rig import LogRig
 
 BODIES = [b"%03d" % number + b"." * 2_000 for number in range(90)]
 
 
-def told(tmp_path: Path) -> tuple[Rig, QueueRef]:
+def told(tmp_path: Path) -> tuple[LogRig, QueueRef]:
     """A log of several segments with a checkpoint, progress, a setting, and more behind the checkpoint."""
-    rig = Rig(tmp_path / "log")
+    rig = LogRig(tmp_path / "log")
     ref = rig.make()
     for body in BODIES[:60]:
         done(rig.append(body))
@@ -44,7 +44,7 @@ def told(tmp_path: Path) -> tuple[Rig, QueueRef]:
     return rig, ref
 
 
-def check(rig: Rig, ref: QueueRef, damaged: int = 0) -> None:
+def check(rig: LogRig, ref: QueueRef, damaged: int = 0) -> None:
     assert rig.log.recovered.torn_bytes == 0
     assert rig.bodies(ref)[: len(BODIES)] == BODIES
     assert done(rig.log.progress("billing", [ref]))[0].committed == 5
@@ -60,7 +60,7 @@ def test_a_directory_states_its_format(tmp_path: Path) -> None:
     check(rig, ref)
     rig.close()
     assert (rig.directory / "format").read_bytes() == before
-    other = Rig(tmp_path / "other")
+    other = LogRig(tmp_path / "other")
     assert salting_of(other.directory).salt != salting_of(rig.directory).salt
     other.close()
 
@@ -83,7 +83,6 @@ def test_a_directory_of_the_release_before_opens_and_goes_on(tmp_path: Path) -> 
     (found,) = done(rig.log.find("orders", message_id=BODIES[3][:16]))
     assert found.delivery == BODIES[3]
     assert salting_of(rig.directory).since == int(segments(rig.directory)[-1].name)
-    rig.close()
 
 
 def test_bringing_it_up_may_end_anywhere(tmp_path: Path) -> None:
@@ -141,7 +140,6 @@ def test_a_lost_format_file_is_made_again(tmp_path: Path, how: str) -> None:
     assert path.read_bytes() == before
     rig.open()
     check(rig, ref)
-    rig.close()
 
 
 def test_an_unreadable_one_too(tmp_path: Path) -> None:
@@ -153,7 +151,6 @@ def test_an_unreadable_one_too(tmp_path: Path) -> None:
     log.close()
     rig.open()
     check(rig, ref)
-    rig.close()
 
 
 def test_with_the_first_frames_lost_as_well_it_is_refused_untouched(tmp_path: Path) -> None:
@@ -180,7 +177,7 @@ def newer_format(directory: Path) -> None:
 def newer_frame(directory: Path) -> None:
     def change(item: Frame | Record, piece: bytearray) -> None:
         if isinstance(item, Frame) and item.batch_id > 70:
-            piece[VERSION_AT] = 3
+            piece[FRAME_VERSION_AT] = 3
 
     rewrite(directory, change)
 
@@ -204,7 +201,7 @@ def newer_delta(directory: Path) -> None:
 def newer_frame_without_format_file(directory: Path) -> None:
     def change(item: Frame | Record, piece: bytearray) -> None:
         if isinstance(item, Frame):
-            piece[VERSION_AT] = 3
+            piece[FRAME_VERSION_AT] = 3
 
     rewrite(directory, change)
     (directory / "format").unlink()

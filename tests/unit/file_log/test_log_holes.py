@@ -6,15 +6,15 @@ import os
 from pathlib import Path
 
 import pytest
-from log_rig import Rig
 
 from backend.file_log.core.layout import FRAME_BYTES
 from backend.file_log.core.names import parse_segment
 from backend.records import CommitBatch, ProgressDelta, QueueRef
 from tests.support.waits import done
+from tests.unit.file_log.log_rig import LogRig, forget_checkpoints
 
 
-def commitlog(rig: Rig) -> list[Path]:
+def commitlog(rig: LogRig) -> list[Path]:
     return [
         path
         for path in sorted((rig.directory / "commitlog").iterdir())
@@ -22,17 +22,12 @@ def commitlog(rig: Rig) -> list[Path]:
     ]
 
 
-def forget_checkpoints(rig: Rig) -> None:
-    for name in ("checkpoint", "checkpoint.old"):
-        (rig.directory / name).unlink(missing_ok=True)
-
-
-def finish(rig: Rig, ref: QueueRef, end: int, **rest: object) -> None:
+def finish(rig: LogRig, ref: QueueRef, end: int, **rest: object) -> None:
     delta = ProgressDelta("billing", ref, 0, 0, ((0, end),), **rest)  # type: ignore[arg-type]
     done(rig.log.commit(CommitBatch((), [delta]), rig.soon))
 
 
-def stored_over_segments(rig: Rig) -> QueueRef:
+def stored_over_segments(rig: LogRig) -> QueueRef:
     """120 messages of 1 KB, so that the log has several segments; the topic is made in the second one."""
     rig.make("first")
     for number in range(80):
@@ -47,7 +42,7 @@ def stored_over_segments(rig: Rig) -> QueueRef:
 def test_a_hole_in_the_middle_is_damage_and_what_lies_behind_it_is_served(
     tmp_path: Path, damage: str
 ) -> None:
-    rig = Rig(tmp_path / "log")
+    rig = LogRig(tmp_path / "log")
     ref = stored_over_segments(rig)
     rig.log.close()
     forget_checkpoints(rig)
@@ -61,11 +56,10 @@ def test_a_hole_in_the_middle_is_damage_and_what_lies_behind_it_is_served(
     assert "damaged" in log.health().reason
     assert log.topic("late") is not None, "messages of it are left"
     assert len(rig.bodies(ref)) >= 60
-    rig.close()
 
 
 def test_a_hole_below_the_checkpoint_is_told_at_each_opening(tmp_path: Path) -> None:
-    rig = Rig(tmp_path / "log")
+    rig = LogRig(tmp_path / "log")
     ref = stored_over_segments(rig)
     rig.checkpoint()
     rig.log.close()
@@ -75,12 +69,11 @@ def test_a_hole_below_the_checkpoint_is_told_at_each_opening(tmp_path: Path) -> 
         rig.log.close()
     rig.open()
     assert rig.log.bounds([ref]).wait(5)[0] is not None
-    rig.close()
 
 
 @pytest.mark.parametrize("left", [30_000, 0])
 def test_a_last_segment_that_is_shorter_than_its_checkpoint_says(tmp_path: Path, left: int) -> None:
-    rig = Rig(tmp_path / "log", segment_bytes=1 << 20)
+    rig = LogRig(tmp_path / "log", segment_bytes=1 << 20)
     ref = rig.make()
     for number in range(100):
         done(rig.append(b"%03d" % number * 150))
@@ -95,12 +88,11 @@ def test_a_last_segment_that_is_shorter_than_its_checkpoint_says(tmp_path: Path,
     rig.reopen()
     assert rig.bodies(ref)[-1] == b"new"
     assert done(rig.append(b"newer"))[0].offset == 101
-    rig.close()
 
 
 def test_an_acknowledgement_never_outlives_its_message(tmp_path: Path) -> None:
     """The last record of a queue is damaged, and the entry that knew of it was never synced."""
-    rig = Rig(tmp_path / "log")
+    rig = LogRig(tmp_path / "log")
     ref = rig.make()
     done(rig.append(*(b"message %d" % number for number in range(5))))
     done(rig.append(b"the victim"))
@@ -121,11 +113,10 @@ def test_an_acknowledgement_never_outlives_its_message(tmp_path: Path) -> None:
     assert (view.committed, stored.offset) == (6, 6), "the new message is behind what is finished"
     rig.reopen()
     assert done(rig.append(b"newer"))[0].offset == 7
-    rig.close()
 
 
 def test_an_attempt_keeps_its_offset_too(tmp_path: Path) -> None:
-    rig = Rig(tmp_path / "log")
+    rig = LogRig(tmp_path / "log")
     ref = rig.make()
     done(rig.append(b"message 0"))
     done(rig.append(b"the victim"))
@@ -142,13 +133,11 @@ def test_an_attempt_keeps_its_offset_too(tmp_path: Path) -> None:
         path.unlink()
     rig.open()
     assert done(rig.append(b"new"))[0].offset == 2
-    rig.close()
 
 
 def test_an_acknowledgement_ahead_of_a_sound_log_moves_nothing(tmp_path: Path) -> None:
-    rig = Rig(tmp_path / "log")
+    rig = LogRig(tmp_path / "log")
     ref = rig.make()
     finish(rig, ref, 9)
     rig.reopen()
     assert done(rig.append(b"first"))[0].offset == 0
-    rig.close()

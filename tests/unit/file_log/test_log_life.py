@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from log_rig import Rig, record
 
 from backend.completion import Completion
 from backend.file_log import FileLogOptions, open_log
@@ -36,19 +34,18 @@ from ddmq_common.errors import (
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
 from tests.support.waits import done, until
+from tests.unit.file_log.log_rig import LogRig, record
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path / "log")
-    yield rig
-    rig.close()
+def rig(tmp_path: Path) -> LogRig:
+    return LogRig(tmp_path / "log")
 
 
 # --- deadlines
 
 
-def test_past_the_deadline_before_it_was_handed_over_is_not_stored(rig: Rig) -> None:
+def test_past_the_deadline_before_it_was_handed_over_is_not_stored(rig: LogRig) -> None:
     ref = rig.make()
     rig.storage.hold()
     first = rig.append(b"first")
@@ -65,7 +62,7 @@ def test_past_the_deadline_before_it_was_handed_over_is_not_stored(rig: Rig) -> 
     assert rig.bodies(ref) == [b"first", b"next"]
 
 
-def test_past_the_deadline_while_it_is_written_is_unknown_and_settled_once(rig: Rig) -> None:
+def test_past_the_deadline_while_it_is_written_is_unknown_and_settled_once(rig: LogRig) -> None:
     ref = rig.make()
     rig.storage.hold()
     flying = rig.append(b"flying", deadline=rig.clock.monotonic() + 5)
@@ -80,7 +77,7 @@ def test_past_the_deadline_while_it_is_written_is_unknown_and_settled_once(rig: 
     assert rig.bodies(ref) == [b"flying", b"next"], "unknown may well be stored"
 
 
-def test_a_commit_past_its_deadline(rig: Rig) -> None:
+def test_a_commit_past_its_deadline(rig: LogRig) -> None:
     ref = rig.make()
     rig.storage.hold()
     batch = CommitBatch([record(b"a")], [ProgressDelta("g", ref, 0, 0, [(0, 1)])])
@@ -98,7 +95,7 @@ def test_a_commit_past_its_deadline(rig: Rig) -> None:
 
 
 def test_what_waits_for_the_disk_is_bounded(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, pending_bytes_max=10_000, request_bytes_max=6_000, body_bytes_max=6_000)
+    rig = LogRig(tmp_path, pending_bytes_max=10_000, request_bytes_max=6_000, body_bytes_max=6_000)
     rig.make()
     rig.storage.hold()
     rig.append(b"x")
@@ -110,11 +107,10 @@ def test_what_waits_for_the_disk_is_bounded(tmp_path: Path) -> None:
     assert (large.status, type(large.error)) == (AppendStatus.REFUSED, BoundReachedError)
     rig.storage.let_go()
     assert [done(call)[0].offset for call in taken[:3]] == [1, 2, 3]
-    rig.close()
 
 
 def test_topics_of_clients_leave_places_for_the_systems_own(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, topics_max=2)
+    rig = LogRig(tmp_path, topics_max=2)
     rig.make("a")
     rig.make("b")
     with pytest.raises(BoundReachedError, match="2 topics exist, the bound is 2"):
@@ -123,11 +119,10 @@ def test_topics_of_clients_leave_places_for_the_systems_own(tmp_path: Path) -> N
     rig.make("%RETRY%g")
     with pytest.raises(BoundReachedError):
         rig.make("c")
-    rig.close()
 
 
 def test_topics_that_share_a_commit_are_bounded_together(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, topics_max=3)
+    rig = LogRig(tmp_path, topics_max=3)
     rig.make()
     rig.storage.hold()
     rig.append(b"x")
@@ -148,16 +143,15 @@ def test_topics_that_share_a_commit_are_bounded_together(tmp_path: Path) -> None
         with pytest.raises(BoundReachedError, match="3 topics"):
             done(call)
     assert sorted(rig.log.topics()) == ["b", "c", "orders"]
-    rig.close()
 
 
 def test_what_was_stored_goes_its_way_in_the_system_s_topics_under_a_lower_limit(tmp_path: Path) -> None:
     """Retries and dead letters that were refused would hold up a delay level, or be tried for ever."""
-    rig = Rig(tmp_path / "log")
+    rig = LogRig(tmp_path / "log")
     ref = rig.make()
     done(rig.append(bytes(300_000)))
     rig.close()
-    rig = Rig(tmp_path / "log", body_bytes_max=1_000, properties_bytes_max=100)
+    rig = LogRig(tmp_path / "log", body_bytes_max=1_000, properties_bytes_max=100)
     finished = [ProgressDelta("g", ref, 0, 0, [(0, 1)])]
     for topic in ("%RETRY%g", "%DLQ%g", "SCHEDULE_TOPIC_XXXX"):
         rig.make(topic)
@@ -166,11 +160,10 @@ def test_what_was_stored_goes_its_way_in_the_system_s_topics_under_a_lower_limit
         assert (result.status, result.offset) == (AppendStatus.STORED, 0)
     sent = done(rig.append(bytes(300_000)))[0]
     assert (sent.status, type(sent.error)) == (AppendStatus.REFUSED, CallerError)
-    rig.close()
 
 
 def test_pairs_with_progress_are_bounded_and_those_there_go_on(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, progress_max=2)
+    rig = LogRig(tmp_path, progress_max=2)
     ref = rig.make()
 
     def finish(group: str, offset: int) -> None:
@@ -187,11 +180,10 @@ def test_pairs_with_progress_are_bounded_and_those_there_go_on(tmp_path: Path) -
         finish("c", 0)
     finish("b", 1)
     assert done(rig.log.progress("b", [ref]))[0].committed == 2
-    rig.close()
 
 
 def test_at_the_bound_of_settings_those_there_are_changed_and_deleted(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, settings_max=2)
+    rig = LogRig(tmp_path, settings_max=2)
 
     def put(**settings: bytes | None) -> None:
         done(rig.log.commit(CommitBatch(settings=settings), rig.soon))
@@ -202,7 +194,6 @@ def test_at_the_bound_of_settings_those_there_are_changed_and_deleted(tmp_path: 
     put(a=b"2", b=None, never=None)
     put(c=b"1")
     assert dict(rig.log.settings("")) == {"a": b"2", "c": b"1"}
-    rig.close()
 
 
 @pytest.mark.parametrize(
@@ -219,7 +210,7 @@ def test_at_the_bound_of_settings_those_there_are_changed_and_deleted(tmp_path: 
         ({"system": {"a": "\ud800"}}, "system"),
     ],
 )
-def test_a_record_that_cannot_be_stored_is_refused_alone(rig: Rig, change: dict, word: str) -> None:  # type: ignore[type-arg]
+def test_a_record_that_cannot_be_stored_is_refused_alone(rig: LogRig, change: dict, word: str) -> None:  # type: ignore[type-arg]
     ref = rig.make()
     bad = record(b"bad")
     for name, value in change.items():
@@ -244,7 +235,7 @@ def test_options_are_checked() -> None:
 # --- the end, and the next start
 
 
-def test_a_drain_finishes_what_is_there_and_takes_nothing_new(rig: Rig) -> None:
+def test_a_drain_finishes_what_is_there_and_takes_nothing_new(rig: LogRig) -> None:
     rig.make()
     rig.storage.hold()
     before = [rig.append(b"a"), rig.append(b"b")]
@@ -258,7 +249,7 @@ def test_a_drain_finishes_what_is_there_and_takes_nothing_new(rig: Rig) -> None:
     assert rig.log.recovered.checkpoint == rig.log.recovered.end > 0, "nothing is left to read"
 
 
-def test_a_drain_that_cannot_finish_says_so(rig: Rig) -> None:
+def test_a_drain_that_cannot_finish_says_so(rig: LogRig) -> None:
     rig.make()
     rig.storage.hold()
     rig.append(b"a")
@@ -269,7 +260,7 @@ def test_a_drain_that_cannot_finish_says_so(rig: Rig) -> None:
         done(drained)
 
 
-def test_closing_answers_everybody(rig: Rig) -> None:
+def test_closing_answers_everybody(rig: LogRig) -> None:
     ref = rig.make()
     rig.storage.hold()
     flying = rig.append(b"flying")
@@ -285,12 +276,12 @@ def test_closing_answers_everybody(rig: Rig) -> None:
         done(rig.log.read(ref, 0, 1, 1))
 
 
-def test_a_second_opening_is_refused(rig: Rig) -> None:
+def test_a_second_opening_is_refused(rig: LogRig) -> None:
     with pytest.raises(DirectoryInUseError):
         open_log(rig.directory, clock=ManualClock(), metrics=Registry())
 
 
-def test_many_segments_and_checkpoints(rig: Rig) -> None:
+def test_many_segments_and_checkpoints(rig: LogRig) -> None:
     ref = rig.make(queues=2)
     sent = []
     for number in range(60):
@@ -307,7 +298,7 @@ def test_many_segments_and_checkpoints(rig: Rig) -> None:
     assert rig.stored(ref)[41].offset == 41
 
 
-def test_only_the_log_behind_the_checkpoint_is_read_at_the_start(rig: Rig) -> None:
+def test_only_the_log_behind_the_checkpoint_is_read_at_the_start(rig: LogRig) -> None:
     ref = rig.make()
     done(rig.append(*(b"%d" % n for n in range(100))))
     done(
@@ -326,7 +317,7 @@ def test_only_the_log_behind_the_checkpoint_is_read_at_the_start(rig: Rig) -> No
     assert len(rig.bodies(ref)) == 101
 
 
-def test_a_deleted_topic_leaves_nothing_in_the_consume_queues(rig: Rig) -> None:
+def test_a_deleted_topic_leaves_nothing_in_the_consume_queues(rig: LogRig) -> None:
     rig.make(queues=2)
     folder = rig.directory / "consumequeue"
     for queue in (0, 1):
@@ -343,7 +334,7 @@ def test_a_deleted_topic_leaves_nothing_in_the_consume_queues(rig: Rig) -> None:
 
 
 def test_a_topic_deleted_by_the_commit_of_its_last_messages_leaves_nothing(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, tail_ms=3_600_000)
+    rig = LogRig(tmp_path, tail_ms=3_600_000)
     rig.make("other")
     rig.make(queues=2)
     done(rig.append(b"waits in memory"))
@@ -362,11 +353,10 @@ def test_a_topic_deleted_by_the_commit_of_its_last_messages_leaves_nothing(tmp_p
     tails.flush()
     until(lambda: not tails._busy, "entries in their files")
     assert tails.bytes == 0
-    rig.close()
 
 
 def test_a_topic_deleted_while_its_entries_are_written_leaves_nothing(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: LogRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.make()
     files = rig.log._opened.files
@@ -389,7 +379,7 @@ def test_a_topic_deleted_while_its_entries_are_written_leaves_nothing(
     until(lambda: not list(folder.iterdir()), "removal of the topic's folder")
 
 
-def test_a_topic_made_again_starts_empty(rig: Rig) -> None:
+def test_a_topic_made_again_starts_empty(rig: LogRig) -> None:
     old = rig.make()
     done(rig.append(b"old"))
     done(rig.log.commit(CommitBatch((), [ProgressDelta("g", old, 0, 0, [(0, 1)])]), rig.soon))
@@ -405,14 +395,13 @@ def test_a_topic_made_again_starts_empty(rig: Rig) -> None:
 
 
 def test_written_records_become_durable_by_themselves(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, written_sync_ms=1)
+    rig = LogRig(tmp_path, written_sync_ms=1)
     ref = rig.make("events", durability=Durability.WRITTEN)
     before = rig.log.durable_position
     result = done(rig.append(b"a", topic="events"))[0]
     assert (result.status, result.durability) == (AppendStatus.STORED, Durability.WRITTEN)
     assert rig.bodies(ref) == [b"a"]
     until(lambda: rig.log.durable_position > before, "sync of what was only written")
-    rig.close()
 
 
 class Listener:
@@ -429,7 +418,7 @@ class Listener:
         self.epochs.append(-1)
 
 
-def test_epochs_rise_over_restarts_and_fence_former_holders(rig: Rig) -> None:
+def test_epochs_rise_over_restarts_and_fence_former_holders(rig: LogRig) -> None:
     ref = rig.make()
     first, second = Listener(), Listener()
     membership = rig.log.join(Join("g", "orders"), first)
@@ -450,7 +439,7 @@ def test_epochs_rise_over_restarts_and_fence_former_holders(rig: Rig) -> None:
         done(rig.log.commit(CommitBatch((), [replace(delta, epoch=second.epochs[0])]), rig.soon))
 
 
-def test_offsets_for_times_over_gaps_and_segments(rig: Rig) -> None:
+def test_offsets_for_times_over_gaps_and_segments(rig: LogRig) -> None:
     ref = rig.make()
     start = rig.clock.wall_ms()
     for _ in range(30):
@@ -463,7 +452,7 @@ def test_offsets_for_times_over_gaps_and_segments(rig: Rig) -> None:
     assert done(rig.log.offset_for_time(ref, 0)) == 0
 
 
-def test_find_newest_first_and_only_what_is_asked(rig: Rig) -> None:
+def test_find_newest_first_and_only_what_is_asked(rig: LogRig) -> None:
     rig.make()
     rig.make("bills")
     for number in range(5):
@@ -476,7 +465,7 @@ def test_find_newest_first_and_only_what_is_asked(rig: Rig) -> None:
 
 
 def test_cold_reads_come_through_the_native_threads(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, hot_bytes=1, warm_blocks_max=1)
+    rig = LogRig(tmp_path, hot_bytes=1, warm_blocks_max=1)
     ref = rig.make(queues=3)
     bodies = [b"%04d" % n + bytes(900) for n in range(300)]
     done(rig.append(*bodies))
@@ -488,7 +477,6 @@ def test_cold_reads_come_through_the_native_threads(tmp_path: Path) -> None:
             assert batch.status is ReadStatus.DATA
             found += batch.deliveries
         assert found == bodies
-    rig.close()
 
 
 @pytest.mark.parametrize("name", ["request_bytes_max", "pending_bytes_max"])

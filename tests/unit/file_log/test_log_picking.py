@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from log_rig import Rig, record
 
 from backend.file_log.consume_queue import HUB_ENTRIES, all_sound, pick, search
 from backend.file_log.core.layout import (
@@ -22,6 +21,7 @@ from backend.port import ReadCall
 from backend.records import QueueRef, tag_hash
 from tests.examples import examples
 from tests.support.waits import done
+from tests.unit.file_log.log_rig import LogRig, record
 
 QUEUE = QueueRef("t", 1, 0)
 HASHES = st.sampled_from([0, 1, 7, 7 + 256, 7 + 512, 0x01020304, 0xFFFFFFFF])
@@ -104,7 +104,7 @@ def test_a_search_goes_on_in_pieces_until_something_is_found() -> None:
 
 def test_a_record_whose_entry_lost_its_tag_is_still_found(tmp_path: Path) -> None:
     """In the files, as a disk may do it: the entry is looked up again by its record, and repaired."""
-    rig = Rig(tmp_path)
+    rig = LogRig(tmp_path)
     ref = rig.make("t")
     records = [record(b"%d" % at, "t", tags=b"red" if at == 20 else b"blue") for at in range(40)]
     done(rig.log.append(records, rig.soon))

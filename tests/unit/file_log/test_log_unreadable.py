@@ -10,20 +10,18 @@ import mmap
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import gevent
 import pytest
 from format_kit import segments
-from log_rig import Rig
 
 from backend.file_log import FileLog, open_log
 from backend.file_log.storage import PAGE_BYTES, File, Storage
 from backend.records import CommitBatch, ProgressDelta, QueueRef, ReadStatus
 from ddmq_common.metrics.registry import Registry
-from tests.support.waits import done
+from tests.support.waits import done, until
+from tests.unit.file_log.log_rig import LogRig, forget_checkpoints
 
 SIZE = 500
 COUNT = 400
@@ -63,7 +61,7 @@ class SickStorage(Storage):
                 raise OSError(errno.EIO, "Input/output error", path)
 
 
-class Sick(Rig):
+class Sick(LogRig):
     """A log on a storage that can be sick."""
 
     def __init__(self, directory: Path, **options: Any) -> None:
@@ -84,7 +82,7 @@ def body(offset: int) -> bytes:
     return b"%06d" % offset + b"." * (SIZE - 6)
 
 
-def told(rig: Rig, *, checkpoint: bool = True) -> QueueRef:
+def told(rig: LogRig, *, checkpoint: bool = True) -> QueueRef:
     """COUNT messages over several segments, an acknowledgement, a setting."""
     ref = rig.make()
     for first in range(0, COUNT, 10):
@@ -107,7 +105,7 @@ def read_all(log: FileLog, ref: QueueRef, count: int = 50) -> dict[int, bytes]:
         offset = batch.next_offset
 
 
-def check(rig: Rig, ref: QueueRef, lost_max: int) -> dict[int, bytes]:
+def check(rig: LogRig, ref: QueueRef, lost_max: int) -> dict[int, bytes]:
     """Everything but a few neighbours is served, and told to be lost."""
     found = read_all(rig.log, ref)
     assert found == {offset: body(offset) for offset in found}
@@ -140,7 +138,6 @@ def test_a_page_of_the_log(tmp_path: Path, hot_bytes: int, place: int, when: str
         rig.open()
     found = check(rig, ref, IN_A_PAGE)
     assert len(found) < COUNT
-    rig.close()
 
 
 @pytest.mark.parametrize("place", [0, 20_480])
@@ -148,15 +145,13 @@ def test_a_page_of_the_log_that_is_read_at_the_start(tmp_path: Path, place: int)
     rig = Sick(tmp_path / "log")
     ref = told(rig, checkpoint=False)
     rig.log.close()
-    for name in ("checkpoint", "checkpoint.old"):
-        (rig.directory / name).unlink(missing_ok=True)
+    forget_checkpoints(rig)
     (_, second, *_) = segments(rig.directory)
     rig.sick.bad = [(second.name, place, place + PAGE_BYTES)]
     log = rig.open()
     assert log.recovered.damaged_pieces >= 1
     assert log.recovered.torn_bytes == 0
     assert len(check(rig, ref, IN_A_PAGE)) < COUNT
-    rig.close()
 
 
 @pytest.mark.parametrize("kind", ["/checkpoint$", "consumequeue", "index", ".sorted", ".entries", "/format$"])
@@ -166,9 +161,7 @@ def test_a_view_costs_nothing(tmp_path: Path, kind: str) -> None:
     rig.checkpoint()
     done(rig.log.commit(CommitBatch((), (), {"one": b"more"}), rig.soon))
     rig.checkpoint()
-    give_up = time.monotonic() + 20
-    while not list((rig.directory / "index").glob("*.sorted")) and time.monotonic() < give_up:
-        gevent.sleep(0.01)
+    until(lambda: list((rig.directory / "index").glob("*.sorted")))
     rig.log.close()
     rig.sick.bad = [(kind, 0, 1 << 40)]
     rig.open()
@@ -177,11 +170,11 @@ def test_a_view_costs_nothing(tmp_path: Path, kind: str) -> None:
         assert rig.log.damaged_pieces >= 1
     rig.sick.bad = []  # what is written anew goes elsewhere
     wanted = body(3)
-    give_up = time.monotonic() + 20
-    while [one.delivery for one in done(rig.log.find("orders", message_id=wanted[:16]))] != [wanted]:
-        assert time.monotonic() < give_up, "the index was not made again"
-        gevent.sleep(0.01)
-    rig.close()
+
+    def found() -> list[bytes]:
+        return [bytes(one.delivery) for one in done(rig.log.find("orders", message_id=wanted[:16]))]
+
+    until(lambda: found() == [wanted], "the index is made again")
 
 
 def test_one_page_of_a_consume_queue(tmp_path: Path) -> None:
@@ -191,12 +184,11 @@ def test_one_page_of_a_consume_queue(tmp_path: Path) -> None:
     rig.sick.bad = [("consumequeue", 0, PAGE_BYTES)]
     assert len(check(rig, ref, 0)) == COUNT
     assert rig.log.damaged_pieces >= 1
-    rig.close()
 
 
 def test_a_mapped_page_that_is_gone_ends_nobody(tmp_path: Path) -> None:
     """The real thing: the file is cut off under the mapping of a running log."""
-    rig = Rig(tmp_path / "log", segment_bytes=1 << 20)
+    rig = LogRig(tmp_path / "log", segment_bytes=1 << 20)
     ref = told(rig)
     assert len(read_all(rig.log, ref)) == COUNT
     (path,) = segments(rig.directory)
@@ -206,7 +198,6 @@ def test_a_mapped_page_that_is_gone_ends_nobody(tmp_path: Path) -> None:
     assert found == {offset: body(offset) for offset in range(len(found))}
     assert rig.log.damaged_pieces >= COUNT - len(found)
     os.truncate(path, 1 << 20)
-    rig.close()
 
 
 def test_a_check_without_the_system_call_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +207,6 @@ def test_a_check_without_the_system_call_reads(tmp_path: Path, monkeypatch: pyte
     (_, second, *_) = segments(rig.directory)
     rig.sick.bad = [(second.name, 0, PAGE_BYTES)]
     assert len(check(rig, ref, IN_A_PAGE)) < COUNT
-    rig.close()
 
 
 def test_salvage_gives_what_can_be_read(tmp_path: Path) -> None:

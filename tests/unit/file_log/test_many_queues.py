@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from log_rig import Rig, record
 
 from backend.file_log import FileLog, FileLogOptions, open_log
 from backend.file_log.consume_queue import OTHERS_BYTES_MAX
@@ -20,6 +19,7 @@ from backend.records import CommitBatch, ProgressDelta, QueueRef, TopicInfo
 from ddmq_common.clock import ManualClock
 from ddmq_common.metrics.registry import Registry
 from tests.support.waits import done, until
+from tests.unit.file_log.log_rig import LogRig, record
 
 TOPICS, QUEUES = 40, 4
 SYNCS_MAX = 20  # of one checkpoint: the file system, the index, the checkpoint and its folder
@@ -201,12 +201,11 @@ def test_a_great_many_queues_are_synced_at_one_go_all_the_same(
 
 
 def test_a_few_queues_are_synced_one_by_one(tmp_path: Path) -> None:
-    rig = Rig(tmp_path / "log")
+    rig = LogRig(tmp_path / "log")
     rig.make(queues=4)
     rig.storage.sync_disk = lambda folder: pytest.fail("others' files are not ours to sync")  # type: ignore
     done(rig.append(b"one"))
     rig.checkpoint()
-    rig.close()
 
 
 def test_opening_at_a_checkpoint_opens_no_consume_queue(many: Many, tmp_path: Path) -> None:

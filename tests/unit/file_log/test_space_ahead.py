@@ -7,7 +7,7 @@ from pathlib import Path
 from backend.file_log.commit.committer import AHEAD_BYTES, AHEAD_FRAME_BYTES_MAX, AHEAD_FRAMES, WritePlace
 from backend.file_log.segments import SegmentSet
 from backend.file_log.storage import File, Storage
-from tests.unit.file_log.log_rig import Rig, done
+from tests.unit.file_log.log_rig import LogRig, done
 
 SEGMENT_BYTES = 4 << 20
 
@@ -72,10 +72,9 @@ def test_zeros_end_where_the_allocation_ends(tmp_path: Path) -> None:
 
 
 def test_they_are_no_torn_tail(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
+    rig = LogRig(tmp_path)
     ref = rig.make()
     done(rig.append(b"one", b"two"))
     found = rig.reopen().recovered
     assert (found.torn_bytes, found.damaged_pieces) == (0, 0)
     assert rig.bodies(ref) == [b"one", b"two"]
-    rig.close()

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from backend.file_log.core.names import entries_name, segments
+from backend.file_log.index import entries
 from backend.file_log.index.log_index import LogIndex
 from backend.file_log.index.sorted_table import IndexRow
+from backend.file_log.storage import Storage
 
 
 @dataclass
@@ -58,6 +63,35 @@ def add(index: LogIndex, rows: list[IndexRow], stored_ms: int, end: int) -> int:
         stored_ms,
         end,
     )
+
+
+def stored_between(folder: Path, index: LogIndex, start_ms: int, end_ms: int) -> list[int]:
+    """Log positions stored in `[start_ms, end_ms)` by the time column of all sound blocks, files first."""
+    found: set[int] = set()
+    for start, block, body in [*_in_files(folder), *_unsaved(index)]:
+        positions = entries.column(body, entries.POSITION_COLUMN)
+        times = entries.column(body, entries.TIME_COLUMN)
+        rows = zip(positions, times, strict=True)
+        found |= {start + at for at, time in rows if start_ms <= block.first_ms + time < end_ms}
+        assert all(time <= block.last_ms - block.first_ms for time in times)
+        assert list(times) == sorted(times)
+    return sorted(found)
+
+
+def _in_files(folder: Path) -> Iterator[tuple[int, entries.Block, bytes]]:
+    for start in segments(path.name for path in folder.iterdir()):
+        with closing(Storage().open(str(folder / entries_name(start)))) as file:
+            for one in entries.walk(file, start, lambda _: None):
+                body = entries.read_body(file, one, lambda _: None)
+                if body is not None:
+                    yield start, one.block, body
+
+
+def _unsaved(index: LogIndex) -> Iterator[tuple[int, entries.Block, bytes]]:
+    for start, data in index.writer.unsaved():
+        block = entries.unpack_header(data, start)
+        assert block is not None
+        yield start, block, data[entries.HEADER_BYTES :]
 
 
 def fill_gaps(index: LogIndex, log: PretendLog, gaps: list[tuple[int, int]]) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gevent
 import pytest
 
 from backend.file_log.commit.packing import PackedFrame
@@ -13,12 +12,13 @@ from backend.file_log.index import attached
 from backend.file_log.index.attached import AttachedIndex
 from backend.file_log.segments import SegmentSet
 from backend.file_log.storage import Storage
+from tests.support.waits import until
 from tests.unit.index.files_for_index import OsStorage
 
 Message = tuple[str, bytes, bytes, bytes]  # topic, key, id, delivery
 
 
-class House:
+class IndexRig:
     """A commit log of hand-made frames, and its index."""
 
     def __init__(self, directory: Path) -> None:
@@ -62,7 +62,7 @@ class House:
         last = self.segments.last
         last.file.pwrite(head + payload, self.position - last.start)
         self.position = last.end = frame.end
-        self.attached.published(frame)
+        self.attached.published(frame, self.segments.last.start)
 
     def keyed(self, topic: str, key: bytes, incarnation: int = 1) -> list[bytes]:
         return [found[1] for found in self.attached.find_key(topic, incarnation, key, 100)()]
@@ -72,15 +72,15 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path)
+def house(tmp_path: Path) -> IndexRig:
+    return IndexRig(tmp_path)
 
 
 def numbered(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
-def fill(house: House) -> None:
+def fill(house: IndexRig) -> None:
     """Three segments, two commits each, one of them with a record larger than a reading window."""
     for number in range(6):
         if number in (2, 4):
@@ -92,7 +92,7 @@ def fill(house: House) -> None:
         house.commit([], number)
 
 
-def expect(house: House) -> None:
+def expect(house: IndexRig) -> None:
     assert house.keyed("t", b"k") == [b"5", b"4", b"3", b"2", b"1", b"0"]
     assert [len(found) for found in house.keyed("t", b"big")] == [5, 5, 5, 5, 3 * attached.WINDOW_BYTES, 5]
     assert house.with_id("t", numbered(3)) == [b"3"]
@@ -104,24 +104,24 @@ def expect(house: House) -> None:
     )
 
 
-def test_finds_what_was_committed(house: House) -> None:
+def test_finds_what_was_committed(house: IndexRig) -> None:
     fill(house)
     expect(house)
-    assert house.attached.index.covered_to == house.position
+    assert house.attached.index.writer.covered_to == house.position
 
 
-def test_count_max_gives_the_newest(house: House) -> None:
+def test_count_max_gives_the_newest(house: IndexRig) -> None:
     fill(house)
     assert [found[1] for found in house.attached.find_key("t", 1, b"k", 2)()] == [b"5", b"4"]
 
 
-def test_records_of_an_earlier_topic_of_that_name_are_left_out(house: House) -> None:
+def test_records_of_an_earlier_topic_of_that_name_are_left_out(house: IndexRig) -> None:
     house.commit([("t", b"k", numbered(1), b"old")], 1, incarnation=1)
     house.commit([("t", b"k", numbered(2), b"new")], 2, incarnation=2)
     assert house.keyed("t", b"k", incarnation=2) == [b"new"]
 
 
-def test_a_damaged_record_is_not_served(house: House) -> None:
+def test_a_damaged_record_is_not_served(house: IndexRig) -> None:
     house.commit([("t", b"k", numbered(1), b"first"), ("t", b"k", numbered(2), b"second")], 1)
     last = house.segments.last
     last.file.pwrite(b"X", last.end - last.start - 1)
@@ -129,7 +129,7 @@ def test_a_damaged_record_is_not_served(house: House) -> None:
 
 
 @pytest.mark.parametrize("lost", ["all", "live"])
-def test_lost_files_are_made_again_from_the_log(house: House, lost: str) -> None:
+def test_lost_files_are_made_again_from_the_log(house: IndexRig, lost: str) -> None:
     fill(house)
     house.attached.close()
     for path in (house.directory / "index").iterdir():
@@ -142,7 +142,7 @@ def test_lost_files_are_made_again_from_the_log(house: House, lost: str) -> None
     assert house.attached.index.unsealed() == []
 
 
-def test_a_gap_too_large_for_the_start_is_filled_when_the_segment_is_full(house: House) -> None:
+def test_a_gap_too_large_for_the_start_is_filled_when_the_segment_is_full(house: IndexRig) -> None:
     fill(house)
     house.attached.close()
     (house.directory / "index" / f"{house.segments.last.start:020d}.entries").unlink()
@@ -154,7 +154,7 @@ def test_a_gap_too_large_for_the_start_is_filled_when_the_segment_is_full(house:
     expect(house)
 
 
-def test_after_a_rescue_old_and_new_records_are_found(house: House) -> None:
+def test_after_a_rescue_old_and_new_records_are_found(house: IndexRig) -> None:
     """The unsynced end of a segment goes on, with its positions, in a new one."""
     fill(house)
     middle = house.position
@@ -173,7 +173,7 @@ def test_after_a_rescue_old_and_new_records_are_found(house: House) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_is_sorted_while_its_segment_goes_leaves_no_file(house: House, fails: bool) -> None:
+def test_what_is_sorted_while_its_segment_goes_leaves_no_file(house: IndexRig, fails: bool) -> None:
     """Retention has removed the files by then; those that the keeper makes behind it go, too."""
     fill(house)
     keeper = house.attached._keeper
@@ -196,7 +196,7 @@ def test_what_is_sorted_while_its_segment_goes_leaves_no_file(house: House, fail
     assert keeper.failures == 0
 
 
-def test_reading_past_damage(house: House) -> None:
+def test_reading_past_damage(house: IndexRig) -> None:
     for number in range(20):
         house.commit([("t", b"k", numbered(number), b"%d" % number)], number)
     rows = list(attached.rows_of(house.segments.segments, (0, house.position)))
@@ -206,7 +206,7 @@ def test_reading_past_damage(house: House) -> None:
     assert again == rows[:7] + rows[8:]
 
 
-def test_positions_that_hold_nothing(house: House) -> None:
+def test_positions_that_hold_nothing(house: IndexRig) -> None:
     fill(house)
     for position in (1, house.position, house.position + 1_000_000, house.position - 1):
         assert attached.read_record(house.segments.segments, position) is None
@@ -215,7 +215,7 @@ def test_positions_that_hold_nothing(house: House) -> None:
 
 
 def test_blocks_that_cannot_be_written_are_told_with_the_reason(
-    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    house: IndexRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(attached, "FLUSH_S", 0.001)
     storage = OsStorage()
@@ -223,13 +223,9 @@ def test_blocks_that_cannot_be_written_are_told_with_the_reason(
     house.attached.start()
     storage.fail_writes = True
     house.commit([("t", b"k", numbered(1), b"1")], 1)
-    with gevent.Timeout(20):
-        while "No space left on device" not in caplog.text:
-            gevent.sleep(0.001)
+    until(lambda: "No space left on device" in caplog.text)
     storage.fail_writes = False
     house.commit([("t", b"k", numbered(2), b"2")], 2)
-    with gevent.Timeout(20):
-        while house.attached.index.writer.unsaved():
-            gevent.sleep(0.001)
+    until(lambda: not house.attached.index.writer.unsaved())
     house.attached.close()
     assert caplog.text.count("dropped") == 1

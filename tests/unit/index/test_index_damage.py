@@ -10,7 +10,7 @@ from backend.file_log.index.entries import IndexDamage
 from backend.file_log.index.log_index import LogIndex
 from tests.examples import some_of
 from tests.unit.index.files_for_index import OsStorage
-from tests.unit.index.logs import PretendLog, run, some_rows
+from tests.unit.index.logs import PretendLog, run, some_rows, stored_between
 
 COMMITS, ROWS = 5, 1_100  # a block a commit
 BLOCK = entries.HEADER_BYTES + ROWS * entries.ROW_BYTES
@@ -42,7 +42,7 @@ class Damaged:
         return (
             list(self.index.find_key("topic-1", b"key-1", 1 << 20)),
             list(self.index.find_id(row.message_id, 9)),
-            list(self.index.positions_between(0, 99, 1 << 20)),
+            stored_between(self.folder, self.index, 0, 99),
         )
 
     def repair(self) -> None:

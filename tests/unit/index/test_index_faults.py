@@ -9,7 +9,7 @@ import pytest
 from backend.file_log.index.log_index import LogIndex
 from backend.file_log.storage import File, Storage
 from ddmq_common.errors import DamagedError
-from tests.unit.index.logs import PretendLog, fill_gaps, run, some_rows
+from tests.unit.index.logs import PretendLog, fill_gaps, run, some_rows, stored_between
 
 FAR = 1 << 40
 
@@ -89,7 +89,7 @@ def life(folder: Path, storage: Storage, log: PretendLog) -> None:
         try:
             run(index.seal_steps(span))
         except (OSError, DamagedError):
-            assert set(index.positions_between(0, FAR, 1 << 20)) <= set(log.positions())
+            assert set(stored_between(folder, index, 0, FAR)) <= set(log.positions())
     try:
         index.drop(0)
         log.starts.pop(0)
@@ -117,7 +117,7 @@ def test_every_write_point(tmp_path: Path) -> None:
 def check_after_restart(folder: Path, log: PretendLog) -> None:
     index = LogIndex(Storage(), str(folder), lambda _: None)
     fill_gaps(index, log, index.recover(log.spans()))
-    assert list(index.positions_between(0, FAR, 1 << 20)) == log.positions()
+    assert stored_between(folder, index, 0, FAR) == log.positions()
     assert list(index.find_key("topic-1", b"key-2", 1 << 20)) == log.by_key("topic-1", b"key-2")
     for row in log.rows[::500]:
         assert list(index.find_id(row.message_id, 9)) == log.by_id(row.message_id)

@@ -12,7 +12,7 @@ from backend.file_log.index.entries import IndexDamage
 from backend.file_log.index.log_index import LogIndex
 from tests.examples import examples
 from tests.unit.index.files_for_index import OsStorage
-from tests.unit.index.logs import PretendLog, fill_gaps, run
+from tests.unit.index.logs import PretendLog, fill_gaps, run, stored_between
 
 ROW = st.tuples(
     st.sampled_from(["a", "b"]),
@@ -85,12 +85,12 @@ class IndexMachine(RuleBasedStateMachine):
         for row in self.log.rows[-3:]:
             assert list(self.index.find_id(row.message_id, 1 << 20)) == self.log.by_id(row.message_id)
         low, high = self.now_ms - 5, self.now_ms
-        assert list(self.index.positions_between(low, high, 1 << 20)) == self.log.between(low, high)
+        assert stored_between(self.folder / "index", self.index, low, high) == self.log.between(low, high)
 
     @invariant()
     def nothing_damaged(self) -> None:
         assert self.damages == []
-        assert self.index.covered_to == self.log.end
+        assert self.index.writer.covered_to == self.log.end
 
 
 TestIndex = IndexMachine.TestCase

@@ -4,7 +4,6 @@ import random
 from array import array
 from pathlib import Path
 
-import gevent
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,8 +13,9 @@ from backend.file_log.index import entries, sorted_table
 from backend.file_log.index.attached import IndexKeeper
 from backend.file_log.index.entries import IndexDamage
 from backend.file_log.index.log_index import LogIndex
+from tests.support.waits import until
 from tests.unit.index.files_for_index import OsStorage
-from tests.unit.index.logs import PretendLog, some_rows
+from tests.unit.index.logs import PretendLog, some_rows, stored_between
 
 
 def test_stored_hashes_never_change() -> None:
@@ -91,12 +91,10 @@ def test_keeper_seals_and_repairs(tmp_path: Path) -> None:
     path.write_bytes(b"x" + path.read_bytes()[1:])
     keeper = IndexKeeper(index, log.spans, lambda span: log.rows_in(*span), pause_s=0)
     keeper.start()
-    with gevent.Timeout(60):
-        while index.unsealed() or index.damaged:
-            gevent.sleep(0.01)
+    until(lambda: not (index.unsealed() or index.damaged))
     keeper.stop()
     assert len(damages) == 1
-    assert list(index.positions_between(0, 9, 1 << 20)) == log.positions()
+    assert stored_between(tmp_path, index, 0, 9) == log.positions()
 
 
 def test_keeper_counts_what_it_cannot_do(tmp_path: Path) -> None:

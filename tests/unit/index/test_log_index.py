@@ -6,10 +6,10 @@ import pytest
 
 from backend.file_log.core.names import entries_name, sorted_name
 from backend.file_log.index.entries import IndexDamage
-from backend.file_log.index.log_index import IndexLookup, LogIndex
+from backend.file_log.index.log_index import LogIndex
 from ddmq_common.errors import DamagedError
 from tests.unit.index.files_for_index import OsStorage
-from tests.unit.index.logs import PretendLog, add, fill_gaps, run, some_rows
+from tests.unit.index.logs import PretendLog, add, fill_gaps, run, some_rows, stored_between
 
 FAR = 1 << 40
 
@@ -40,7 +40,8 @@ def filled(opened: Opened, segments: int = 3, commits: int = 40, rows: int = 60)
     return log
 
 
-def check(log: PretendLog, index: LogIndex | IndexLookup) -> None:
+def check(log: PretendLog, opened: Opened) -> None:
+    index = opened.index
     for topic in ("topic-0", "topic-1", "none"):
         for key in (b"key-1", b"key-7", b"other"):
             assert list(index.find_key(topic, key, 10_000)) == log.by_key(topic, key)
@@ -53,35 +54,35 @@ def check(log: PretendLog, index: LogIndex | IndexLookup) -> None:
         (times[len(times) // 3], times[len(times) // 2]),
         (5, 5),
     ):
-        assert list(index.positions_between(low, high, 1 << 30)) == log.between(low, high)
+        assert stored_between(opened.folder, index, low, high) == log.between(low, high)
 
 
 def test_lookups_before_and_after_sealing(opened: Opened) -> None:
     log = filled(opened)
-    check(log, opened.index)
+    check(log, opened)
     assert opened.index.unsealed() == log.starts[:-1]
     for span in log.spans()[:-1]:
         run(opened.index.seal_steps(span))
     assert opened.index.unsealed() == []
-    check(log, opened.index)
+    check(log, opened)
     assert opened.damages == []
 
 
 def test_results_stop_at_count_max_with_the_newest(opened: Opened) -> None:
     log = filled(opened)
     assert list(opened.index.find_key("topic-1", b"key-7", 2)) == log.by_key("topic-1", b"key-7")[:2]
-    assert list(opened.index.positions_between(0, FAR, 5)) == log.positions()[:5]
 
 
-def test_another_process_sees_what_is_written_and_knows_where_it_ends(opened: Opened) -> None:
+def test_what_is_written_is_found_by_whoever_reads_the_files(opened: Opened) -> None:
     log = filled(opened, segments=2)
-    reader = IndexLookup(OsStorage(), str(opened.folder), opened.damages.append)
-    assert reader.covered_to() < log.end == opened.index.covered_to
+    reader = Opened(opened.folder)
+    newest = log.rows[-1]
+    assert list(opened.index.find_id(newest.message_id, 1)) == [newest.position]
+    assert list(reader.index.find_id(newest.message_id, 1)) == [], "it is in memory alone"
     opened.index.flush()
     opened.index.write_blocks()
-    assert reader.covered_to() == log.end
     check(log, reader)
-    assert opened.damages == []
+    assert opened.damages == reader.damages == []
 
 
 def test_a_popular_key_is_sorted_and_found_newest_first(opened: Opened) -> None:
@@ -101,7 +102,7 @@ def test_reopening_keeps_what_is_written_and_names_the_rest(opened: Opened, tmp_
     assert len(gaps) == 1
     assert log.starts[-1] < gaps[0][0] < gaps[0][1] == log.end
     fill_gaps(again.index, log, gaps)
-    check(log, again.index)
+    check(log, again)
     assert again.damages == []
 
 
@@ -117,7 +118,7 @@ def test_blocks_above_the_end_of_the_log_are_cut(opened: Opened) -> None:
     assert gaps[-1][1] == kept
     fill_gaps(again.index, log, gaps)
     log.commit(again.index, some_rows(5, 99), 1 << 20)
-    check(log, again.index)
+    check(log, again)
 
 
 def test_files_of_unknown_segments_and_unfinished_ones_are_removed(opened: Opened) -> None:
@@ -136,7 +137,7 @@ def test_missing_files_of_an_older_segment_are_rebuilt(opened: Opened) -> None:
     assert gaps[0] == log.spans()[1]
     assert again.index.damaged == {log.starts[1]}
     fill_gaps(again.index, log, gaps)
-    check(log, again.index)
+    check(log, again)
     assert again.index.damaged == set()
 
 
@@ -150,7 +151,7 @@ def test_a_table_out_of_date_is_not_believed(opened: Opened) -> None:
     gaps = again.index.recover(log.spans())
     assert gaps[0][1] == log.starts[1]
     fill_gaps(again.index, log, gaps)
-    check(log, again.index)
+    check(log, again)
 
 
 def test_a_segment_that_starts_below_what_is_indexed(opened: Opened) -> None:
@@ -159,18 +160,18 @@ def test_a_segment_that_starts_below_what_is_indexed(opened: Opened) -> None:
     kept = log.rows[-100].position
     log.starts.append(kept)
     opened.index.roll(kept)
-    assert opened.index.covered_to == kept
+    assert opened.index.writer.covered_to == kept
     for row in log.rows[-100:]:
         add(opened.index, [row], row.stored_ms, row.position)
     opened.index.add_many((), (), (), (), 0, log.end)
     opened.index.write_blocks()
-    check(log, opened.index)
+    check(log, opened)
     run(opened.index.seal_steps(log.spans()[0]))
-    check(log, opened.index)
+    check(log, opened)
     opened.index.close()
     again = Opened(opened.folder)
     assert again.index.recover(log.spans()) == []
-    check(log, again.index)
+    check(log, again)
 
 
 def test_a_gap_that_was_left_is_filled_once_the_segment_is_full(opened: Opened) -> None:
@@ -182,11 +183,11 @@ def test_a_gap_that_was_left_is_filled_once_the_segment_is_full(opened: Opened) 
     again.index.skip_to(log.end)
     old, log.rows = log.rows, []
     log.commit(again.index, some_rows(50, 9_999), 1 << 20)
-    check(log, again.index)
+    check(log, again)
     log.rows = old + log.rows
     log.roll(again.index)
     fill_gaps(again.index, log, [])
-    check(log, again.index)
+    check(log, again)
     assert again.index.damaged == set()
 
 
@@ -205,7 +206,7 @@ def test_sealing_incomplete_entries_is_refused_and_repaired(opened: Opened) -> N
     with pytest.raises(DamagedError, match="ends at"):
         run(opened.index.seal_steps(log.spans()[0]))
     fill_gaps(opened.index, log, [])
-    check(log, opened.index)
+    check(log, opened)
     assert opened.index.damaged == set()
 
 
@@ -224,7 +225,7 @@ def test_dropping_a_segment(opened: Opened) -> None:
     opened.index.drop(0)
     log.rows = [row for row in log.rows if row.position >= log.starts[1]]
     log.starts.pop(0)
-    check(log, opened.index)
+    check(log, opened)
     with pytest.raises(ValueError, match="live"):
         opened.index.drop(log.starts[-1])
 
@@ -234,9 +235,9 @@ def test_store_times_never_go_back_and_may_be_years_apart(opened: Opened) -> Non
     year_ms = 365 * 86_400_000
     for stored_ms in (5, 6, year_ms, 2 * year_ms):
         log.commit(opened.index, some_rows(3, stored_ms), stored_ms)
-    check(log, opened.index)
+    check(log, opened)
     opened.index.add_many([log.end], ["t"], [b"back"], [bytes(16)], 7, log.end + 100)
-    assert list(opened.index.positions_between(2 * year_ms, FAR, 99))[-1] == log.end
+    assert stored_between(opened.folder, opened.index, 2 * year_ms, FAR)[-1] == log.end
 
 
 def test_arguments_that_do_not_fit_are_refused(opened: Opened) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from metrics_job.session import GIB, find_java, java_version, local_settings, wrapped_java
+from ddmq_common.java import find_java, java_version
+from metrics_job.session import GIB, local_settings, wrapped_java
 
 
 def runtime(folder: Path, release: str, says: str = "") -> Path:

@@ -28,3 +28,24 @@ def test_a_time_that_cannot_be_is_said(
             main()
         assert ended.value.code == 2
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (("--files-max", "0"), "'--files-max': '0': allowed: 1 to 2147483647"),
+        (("--files-max", "many"), "'--files-max': 'many': allowed: 1 to 2147483647"),
+        (("--every", "-1"), "'--every': '-1': allowed: 0 to 1000000"),
+        (("--every", "soon"), "'--every': 'soon': allowed: 0 to 1000000"),
+        (("--late-hours", "nan"), "'--late-hours': 'nan': allowed: 0 to 1000000"),
+        (("--late-hours", "-6"), "'--late-hours': '-6': allowed: 0 to 1000000"),
+    ],
+)
+def test_a_number_of_the_stream_that_cannot_be_is_said(
+    option: tuple[str, str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["metrics_job", "stream", "--samples", "s", "--out", "t", *option])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err

@@ -13,9 +13,10 @@ from metrics_job.arrow.add import added
 from metrics_job.arrow.lines import Known, parse
 from metrics_job.lag import COLUMNS, followed
 from metrics_job.minutes import INTERVAL
+from tests.examples import some_of
 from tests.unit.metrics_job.lag_histories import INTERVAL_MS, History, Raw, minutes_of
 
-SEEDS = range(25)
+SEEDS = some_of(range(25))
 FAR_MS = 1 << 60
 
 

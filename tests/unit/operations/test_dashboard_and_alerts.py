@@ -147,25 +147,27 @@ def test_what_is_promql_is_taken(expression: str) -> None:
     ("expression", "words"),
     [
         ("rate(ddmq_sends[5m])", "ddmq_sends is not in the catalogue"),
-        ("rate(ddmq_sends_total[5m]", "ends where"),
-        ("rate(ddmq_sends_total[5m]))", "')' is left over"),
-        ("rate(ddmq_sends_total)", "belong together"),
-        ("ddmq_lag[5m]", "belong together"),
+        ("rate(ddmq_sends_total[5m]", "unclosed left parenthesis"),
+        ("rate(ddmq_sends_total[5m]))", "unexpected right parenthesis"),
+        ("rate(ddmq_sends_total)", "expected type matrix"),
+        ("ddmq_lag[5m]", "a range has no value without a function"),
         ("ddmq_sends_total unless ddmq_lag offset 5m", "take its rate or increase"),
         ("ddmq_sends_total unless ddmq_sends_total", "take its rate or increase"),
         ("sum(ddmq_sends_total)", "take its rate or increase"),
         ("sum by (group) (rate(ddmq_sends_total[5m]))", "no label group to group by"),
         ("sum(rate(ddmq_sends_total[5m])) by (key)", "no label key to group by"),
         ('ddmq_lag{queue="1"}', "ddmq_lag has no label queue"),
-        ("ddmq_lag{group=1}", "stands where text should"),
+        ("ddmq_lag{group=1}", "unexpected character inside braces"),
         ("rate(ddmq_send_latency_us[5m])", "use ddmq_send_latency_us_bucket"),
         ("histogram_quantile(0.9, rate(ddmq_send_latency_us_sum[5m]))", "needs buckets"),
-        ("median(ddmq_lag)", "function median is not known"),
-        ("ddmq_lag >", "ends where an operand should come"),
-        ("ddmq_lag & 1", "is no PromQL"),
-        ("", "ends where an operand should come"),
+        ("median(ddmq_lag)", "unknown function with name 'median'"),
+        ("ddmq_lag >", "invalid promql query"),
+        ("ddmq_lag & 1", "unexpected character: '&'"),
+        ('ddmq_lag{group=~"(["}', "illegal regex"),
+        ("sum(rate(ddmq_sends_total[5m])) + 'a'", "must contain only scalar and instant vector"),
+        ("", "no expression found"),
     ],
 )
-def test_what_is_not_is_refused_with_the_place(expression: str, words: str) -> None:
+def test_what_is_not_is_refused_with_the_reason(expression: str, words: str) -> None:
     with pytest.raises(Fault, match=re.escape(words)):
         selectors(expression)

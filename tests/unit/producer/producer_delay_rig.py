@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from producer_rig import Rig
-
 from backend.port import Assignment, Join
 from backend.records import NewRecord, QueueRef, TopicInfo
 from ddmq_common.delays.command import (
@@ -20,6 +18,7 @@ from ddmq_common.delivery import encode
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC, OUTCOME_TOPIC
 from tests.played_memory import PlayedMemory
 from tests.support.waits import until
+from tests.unit.producer.producer_rig import ProducerRig
 
 TOPICS = (
     TopicInfo("orders", 0, 4),
@@ -46,7 +45,7 @@ class Shards:
         self.held.difference_update(queues)
 
 
-class DelayRig(Rig):
+class ProducerDelayRig(ProducerRig):
     """`shards.membership.leave()` ends the delay service."""
 
     def __init__(self, topics: Sequence[TopicInfo] = TOPICS, shards: int = 16, **config: Any) -> None:

@@ -145,7 +145,7 @@ class FakeTimer:
         self.sweep = None
 
 
-class Rig:
+class ProducerRig:
     """One producer service with everything around it in the test's hands."""
 
     def __init__(self, topics: Sequence[TopicInfo] = (TopicInfo("orders", 0, 4),), **config: Any) -> None:

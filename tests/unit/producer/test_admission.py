@@ -6,15 +6,15 @@ from random import Random
 from typing import Any
 
 import pytest
-from producer_delay_rig import DelayRig
-from producer_rig import Rig, delay_message, message
 
 from backend.records import TopicInfo
 from ddmq_common.delivery import encode
 from ddmq_common.names import DELAY_TOPIC
 from proxy_producer.config import DelayLimits
 from proxy_producer.core.refusals import SendRefusal
-from proxy_producer.requests import RequestKind, SendRequest, delay_request_of, request_of
+from proxy_producer.wire import RequestKind, SendRequest, delay_request_of, request_of
+from tests.unit.producer.producer_delay_rig import ProducerDelayRig
+from tests.unit.producer.producer_rig import ProducerRig, delay_message, message
 
 TOPICS = (
     TopicInfo("orders", 0, 4),
@@ -31,10 +31,10 @@ WRONG_DELAY = {b"x-delay": b"soon"}
 DELAY = {b"x-delay": b"5000"}
 
 
-def crowded(*, service: bool) -> Rig:
+def crowded(*, service: bool) -> ProducerRig:
     """Draining, at its bound, and `orders` full of delayed messages."""
     config: dict[str, Any] = {"inflight_requests_max": 1, "delay": DelayLimits(dialects=DIALECTS)}
-    rig = DelayRig(WITH_DELAYS, **config) if service else Rig(TOPICS, **config)
+    rig = ProducerDelayRig(WITH_DELAYS, **config) if service else ProducerRig(TOPICS, **config)
     rig.proxy.flow.draining = True
     rig.proxy.flow.inflight = 1
     rig.proxy.delay.full.names = frozenset({"orders"})
@@ -53,7 +53,7 @@ def delayed(**fields: Any) -> SendRequest:
     return delay_request_of(delay_message(**fields), NOW_MS, 200)
 
 
-def reasons(rig: Rig, *requests: SendRequest) -> list[str]:
+def reasons(rig: ProducerRig, *requests: SendRequest) -> list[str]:
     """Why each is refused, one after the other; "" where it is not."""
     found = []
     for request in requests:
@@ -177,7 +177,7 @@ def random_fields(random: Random) -> dict[str, Any]:
 
 def test_the_short_way_answers_as_the_table() -> None:
     """The same record for what it takes, the same refusal for what it refuses."""
-    rig = Rig(TOPICS, delay=DelayLimits(dialects=DIALECTS))
+    rig = ProducerRig(TOPICS, delay=DelayLimits(dialects=DIALECTS))
     admission, random, taken, refused = rig.proxy.admission, Random(11), 0, 0
     for _ in range(3_000):
         sent = message(**random_fields(random))

@@ -2,11 +2,13 @@
 
 import pytest
 
-from proxy_producer.core.delay_requests import DelayRequest, DelayRules, delay_fault, echoed_id
+from ddmq_common.delays.schedules import ScheduleLimits
+from proxy_producer.core.delay_requests import DelayRequest, delay_fault, echoed_id
 
 NOW_MS = 1_700_000_000_000
 NOW = NOW_MS // 1_000
-RULES = DelayRules(delay_s_max=62 * 86_400, occurrences_max=1_000, shards=8)
+LIMITS = ScheduleLimits(delay_ms_max=62 * 86_400_000, occurrences_max=1_000)
+SHARDS = 8
 UUID = b"a4207970-e5e1-11f1-a4e0-02fc00000001"
 ID = b"1795289273-2-1795462073-0-0-0-7-" + UUID
 ADD = DelayRequest(1, b"", NOW + 60, 2, None, None, None, UUID, None)
@@ -15,7 +17,7 @@ CANCEL = DelayRequest(2, ID, None, None, None, None, None, b"", None)
 
 
 def code(request):
-    fault = delay_fault(request, RULES, NOW_MS)
+    fault = delay_fault(request, LIMITS, SHARDS, NOW_MS)
     return 0 if fault is None else int(fault.code)
 
 
@@ -54,7 +56,7 @@ def code(request):
     ],
 )
 def test_each_code(request_, expected, words):
-    fault = delay_fault(request_, RULES, NOW_MS)
+    fault = delay_fault(request_, LIMITS, SHARDS, NOW_MS)
     assert fault is not None
     assert fault.code == expected
     assert fault.text.startswith("FAILED: ")
@@ -79,7 +81,7 @@ def test_each_code(request_, expected, words):
     ],
 )
 def test_what_is_legal(request_):
-    assert delay_fault(request_, RULES, NOW_MS) is None
+    assert delay_fault(request_, LIMITS, SHARDS, NOW_MS) is None
 
 
 def test_the_order_of_an_add():

@@ -1,12 +1,12 @@
 """sendBatchSync answers for all at once, sendBatch for each; both keep order within a queue."""
 
 import pytest
-from producer_rig import Rig, message
 
 from backend.records import AppendStatus, TopicInfo
 from ddmq_common.errors import DiskFullError, StorageError
 from ddmq_rpc.api import Fault, Wire
 from tests.support.waits import until
+from tests.unit.producer.producer_rig import ProducerRig, message
 
 TOPICS = (
     TopicInfo("orders", 0, 4),
@@ -19,7 +19,7 @@ STORED, NOT_STORED, UNKNOWN, REFUSED = AppendStatus
 
 @pytest.fixture
 def rig():
-    return Rig(TOPICS)
+    return ProducerRig(TOPICS)
 
 
 def whole(rig, *messages, **more):
@@ -162,7 +162,7 @@ def test_batches_are_bounded(rig):
     assert answer.code == 11
     assert "4194305 bytes" in answer.msg
     assert codes(each(rig, *[message(body=big)] * 5)) == [11] * 5
-    small = Rig(batch_messages_max=3)
+    small = ProducerRig(batch_messages_max=3)
     assert whole(small, *[message()] * 3).open
     assert "4 messages" in whole(small, *[message()] * 4).answer.msg
 
@@ -208,7 +208,7 @@ def test_time_may_run_out_while_a_topic_is_created(rig):
 def test_one_topics_rate_limit_concerns_its_own_messages():
     from proxy_producer.config import RateLimit
 
-    rig = Rig(TOPICS, topic_rates={"other": RateLimit(messages_per_s=1)}, defer_ms_max=0)
+    rig = ProducerRig(TOPICS, topic_rates={"other": RateLimit(messages_per_s=1)}, defer_ms_max=0)
     call = each(rig, message(topic=b"other"), message())
     rig.backend.sent[0].answer()
     assert codes(call) == [0, 0]

@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import pytest
-from producer_delay_rig import DelayRig
-from producer_rig import delay_message
 
 from backend.records import CommitBatch
 from ddmq_common.delays.command import encode_full
 from ddmq_common.names import DELAY_FULL_PREFIX
 from proxy_producer.config import DelayLimits
 from tests.support.waits import until
+from tests.unit.producer.producer_delay_rig import ProducerDelayRig
+from tests.unit.producer.producer_rig import delay_message
 
 UUID = "a4207970-e5e1-11f1-a4e0-02fc00000001"
 ID = b"1700000060-2-1700172860-0-0-0-3-" + UUID.encode()
 
 
 @pytest.fixture
-def rig() -> DelayRig:
-    return DelayRig(delay=DelayLimits(dialects={"orders": ("rabbit",)}))
+def rig() -> ProducerDelayRig:
+    return ProducerDelayRig(delay=DelayLimits(dialects={"orders": ("rabbit",)}))
 
 
-def tell(rig: DelayRig, shard: int, value: bytes | None) -> None:
+def tell(rig: ProducerDelayRig, shard: int, value: bytes | None) -> None:
     batch = CommitBatch(settings={f"{DELAY_FULL_PREFIX}{shard}": value})
     rig.backend.commit(batch, rig.clock.monotonic() + 10).wait(10)
 
 
-def ask(rig: DelayRig, **fields: object) -> object:
+def ask(rig: ProducerDelayRig, **fields: object) -> object:
     return rig.call("sendDelaySync", delayMessage=delay_message(**fields), timeout=500)
 
 
 @pytest.mark.parametrize("ours", [False, True])
-def test_a_full_topic_takes_no_delayed_message_until_it_is_free(rig: DelayRig, ours: bool) -> None:
+def test_a_full_topic_takes_no_delayed_message_until_it_is_free(rig: ProducerDelayRig, ours: bool) -> None:
     more = {"clientId": b"me"} if ours else {}
     tell(rig, 3, encode_full(["mails", "orders"]))
     call = ask(rig, **more)
@@ -43,7 +43,7 @@ def test_a_full_topic_takes_no_delayed_message_until_it_is_free(rig: DelayRig, o
     assert rig.command().topic == "orders"
 
 
-def test_plain_sends_and_changes_go_on(rig: DelayRig) -> None:
+def test_plain_sends_and_changes_go_on(rig: ProducerDelayRig) -> None:
     tell(rig, 0, encode_full(["orders"]))
     assert rig.send(properties={b"x-delay": b"5000"}).answer.code == 15, "in the words of others"
     rig.send()
@@ -53,7 +53,7 @@ def test_plain_sends_and_changes_go_on(rig: DelayRig) -> None:
     assert rig.command(1).op == "cancel"
 
 
-def test_what_does_not_parse_fills_nothing(rig: DelayRig) -> None:
+def test_what_does_not_parse_fills_nothing(rig: ProducerDelayRig) -> None:
     tell(rig, 1, b"{")
     tell(rig, 2, b'{"a": 1}')
     ask(rig)

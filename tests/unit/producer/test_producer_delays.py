@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from producer_delay_rig import TOPICS, DelayRig, Shards
-from producer_rig import Rig, delay_message
 
 from backend.records import AppendStatus, TopicInfo
 from ddmq_common.delays.command import (
@@ -25,6 +23,8 @@ from ddmq_common.names import DELAY_TOPIC, OUTCOME_TOPIC
 from ddmq_rpc.api import Wire
 from proxy_producer.config import DelayLimits
 from tests.support.waits import until
+from tests.unit.producer.producer_delay_rig import TOPICS, ProducerDelayRig, Shards
+from tests.unit.producer.producer_rig import ProducerRig, delay_message
 
 UUID = "a4207970-e5e1-11f1-a4e0-02fc00000001"
 ID = b"1700000060-2-1700172860-0-0-0-3-" + UUID.encode()
@@ -32,8 +32,8 @@ NOW_MS = 1_700_000_000_000
 
 
 @pytest.fixture
-def rig() -> DelayRig:
-    return DelayRig()
+def rig() -> ProducerDelayRig:
+    return ProducerDelayRig()
 
 
 def ask(rig, timeout=500, wire=Wire.COMPACT, **fields):
@@ -163,7 +163,7 @@ def test_an_old_clients_cancel_is_answered_when_it_is_durable(rig):
 
 
 def test_an_old_servers_id_goes_where_its_shard_leads(rig):
-    rig = DelayRig((*TOPICS[:3], TopicInfo(DELAY_TOPIC, 0, 4)), shards=4)
+    rig = ProducerDelayRig((*TOPICS[:3], TopicInfo(DELAY_TOPIC, 0, 4)), shards=4)
     change(rig, uniqDelayMsgId=ID.replace(b"-3-a4", b"-14-a4"))
     (record,), command = rig.records(), rig.command()
     assert (record.queue_id, command.shard) == (2, 14)
@@ -228,7 +228,7 @@ def test_an_append_that_is_refused_ends_the_waiting(rig):
 
 
 def test_past_the_bound_of_waiting_callers_the_answer_is_pending():
-    rig = DelayRig(delay=DelayLimits(waiters_max=1))
+    rig = ProducerDelayRig(delay=DelayLimits(waiters_max=1))
     first, second = change(rig, clientId=b"me"), change(rig, clientId=b"me")
     rig.records(2)
     assert rig.command(1).reply_queue == -1
@@ -355,14 +355,14 @@ class TestPresence:
         return not call.open and call.answer.code == 21
 
     def test_none_has_ever_run(self):
-        rig = Rig(TOPICS[:3])
+        rig = ProducerRig(TOPICS[:3])
         rig.clock.advance(1.0)
         assert self.refused(rig)
         assert self.refused(rig)
         assert not rig.backend.sent
 
     def test_a_proxy_that_starts_first_takes_orders_until_the_service_runs_again(self):
-        rig = Rig(TOPICS)
+        rig = ProducerRig(TOPICS)
         until(lambda: rig.proxy.delay.presence._absent_since is not None)
         rig.clock.advance(9.0)
         assert not self.refused(rig)
@@ -370,7 +370,7 @@ class TestPresence:
         assert self.refused(rig)
 
     def test_one_that_has_just_begun_is_noticed(self):
-        rig = Rig(TOPICS)
+        rig = ProducerRig(TOPICS)
         until(lambda: rig.proxy.delay.presence._absent_since is not None)
         rig.clock.advance(11.0)
         assert self.refused(rig)

@@ -1,11 +1,11 @@
 """Time, bounds, rate limits, drain: every accepted send is answered once, in time."""
 
 import pytest
-from producer_rig import Rig, message
 
 from backend.records import AppendStatus
 from ddmq_common.metrics import catalogue
 from proxy_producer.config import RateLimit
+from tests.unit.producer.producer_rig import ProducerRig, message
 
 
 def late(rig, outcome):
@@ -13,7 +13,7 @@ def late(rig, outcome):
 
 
 def test_the_backend_gets_the_callers_deadline():
-    rig = Rig()
+    rig = ProducerRig()
     rig.send(timeout=50)
     rig.send(timeout=0)
     rig.send(timeout=-7)
@@ -26,7 +26,7 @@ def test_the_backend_gets_the_callers_deadline():
 
 
 def test_a_silent_backend_is_answered_for_before_the_time_is_up():
-    rig = Rig()
+    rig = ProducerRig()
     call = rig.send(timeout=50)
     rig.advance(0.044)
     assert call.open
@@ -37,7 +37,7 @@ def test_a_silent_backend_is_answered_for_before_the_time_is_up():
 
 
 def test_what_the_backend_says_after_that_changes_nothing_but_is_counted():
-    rig = Rig()
+    rig = ProducerRig()
     stored, lost = rig.send(timeout=50), rig.send(timeout=50)
     rig.advance(0.05)
     assert rig.proxy.flow.inflight == 2, "the backend still holds them"
@@ -50,7 +50,7 @@ def test_what_the_backend_says_after_that_changes_nothing_but_is_counted():
 
 
 def test_each_is_swept_at_its_own_time():
-    rig = Rig()
+    rig = ProducerRig()
     calls = {timeout: rig.send(timeout=timeout) for timeout in (300, 50, 100)}
     for now in (50, 100, 300):
         rig.advance(now / 1000 - (rig.clock.monotonic() - 1_000))
@@ -60,7 +60,7 @@ def test_each_is_swept_at_its_own_time():
 
 
 def test_the_sweep_rests_when_nothing_is_pending():
-    rig = Rig()
+    rig = ProducerRig()
     assert rig.timer.sweep is None
     rig.send()
     assert rig.timer.sweep is not None
@@ -73,7 +73,7 @@ def test_the_sweep_rests_when_nothing_is_pending():
 
 
 def test_too_many_requests_are_answered_15_at_once():
-    rig = Rig(inflight_requests_max=2)
+    rig = ProducerRig(inflight_requests_max=2)
     rig.send()
     rig.call("sendBatchSync", messages=[message()])
     assert rig.code() == 15
@@ -86,7 +86,7 @@ def test_too_many_requests_are_answered_15_at_once():
 
 
 def test_too_many_bytes_are_answered_15_at_once():
-    rig = Rig(inflight_bytes_max=1_000)
+    rig = ProducerRig(inflight_bytes_max=1_000)
     rig.call("sendSync", message=message(), frame_bytes=600)
     refused = rig.call("sendSync", message=message(), frame_bytes=401)
     assert refused.answer.code == 15
@@ -96,14 +96,14 @@ def test_too_many_bytes_are_answered_15_at_once():
 
 
 def test_an_illegal_message_is_11_even_when_full():
-    rig = Rig(inflight_requests_max=1)
+    rig = ProducerRig(inflight_requests_max=1)
     rig.send()
     assert rig.code(body=b"") == 11
 
 
 class TestRates:
     def rig(self, **config):
-        return Rig(rate=RateLimit(messages_per_s=10, burst_ms=100), **config)
+        return ProducerRig(rate=RateLimit(messages_per_s=10, burst_ms=100), **config)
 
     def test_over_the_rate_a_send_waits_a_little_and_is_then_stored(self):
         rig = self.rig(defer_ms_max=200)
@@ -158,7 +158,7 @@ class TestRates:
 
     def test_a_topic_has_its_own_limit_in_messages_and_bytes(self):
         limits = {"orders": RateLimit(bytes_per_s=100, burst_ms=1_000)}
-        rig = Rig(topic_rates=limits, defer_ms_max=0)
+        rig = ProducerRig(topic_rates=limits, defer_ms_max=0)
         assert rig.send(body=b"x" * 90).open
         answer = rig.send(body=b"x" * 20).answer
         assert answer.code == 15
@@ -177,7 +177,7 @@ class TestRates:
         assert rig.proxy.flow.inflight == 1
 
     def test_a_batch_pays_for_all_its_messages(self):
-        rig = Rig(rate=RateLimit(messages_per_s=10, burst_ms=1_000), defer_ms_max=0)
+        rig = ProducerRig(rate=RateLimit(messages_per_s=10, burst_ms=1_000), defer_ms_max=0)
         call = rig.call("sendBatchSync", messages=[message() for _ in range(10)])
         assert call.open
         assert rig.code() == 15
@@ -195,7 +195,7 @@ class TestRates:
 
 class TestDrain:
     def test_new_sends_are_20_and_pending_ones_are_waited_for(self):
-        rig = Rig()
+        rig = ProducerRig()
         pending = rig.send()
         drained = rig.proxy.drain(rig.clock.monotonic() + 5)
         assert rig.code() == 20
@@ -211,12 +211,12 @@ class TestDrain:
         assert drained.done
 
     def test_an_idle_proxy_is_drained_at_once(self):
-        rig = Rig()
+        rig = ProducerRig()
         assert rig.proxy.drain(rig.clock.monotonic()).done
         assert rig.timer.sweep is None
 
     def test_at_the_deadline_the_rest_is_answered_12(self):
-        rig = Rig()
+        rig = ProducerRig()
         pending = rig.send(timeout=10_000)
         drained = rig.proxy.drain(rig.clock.monotonic() + 1)
         rig.advance(1.0)
@@ -224,7 +224,7 @@ class TestDrain:
         assert drained.done
 
     def test_draining_twice_is_one_drain(self):
-        rig = Rig()
+        rig = ProducerRig()
         rig.send()
         first = rig.proxy.drain(rig.clock.monotonic() + 1)
         assert rig.proxy.drain(rig.clock.monotonic() + 1) is first
@@ -232,7 +232,7 @@ class TestDrain:
 
 def test_the_sweep_does_not_look_at_everyone_each_time():
     """Until the earliest deadline comes, a sweep costs the same however many are pending."""
-    rig = Rig()
+    rig = ProducerRig()
     for _ in range(100):
         rig.send(timeout=10_000)
     touched = []
@@ -255,7 +255,7 @@ class _Watched(set):
 
 @pytest.mark.parametrize("wire_bytes", [0, 5_000_000])
 def test_accounts_are_even_after_every_kind_of_end(wire_bytes):
-    rig = Rig(defer_ms_max=0)
+    rig = ProducerRig(defer_ms_max=0)
     for status in AppendStatus:
         rig.call("sendSync", message=message(), frame_bytes=wire_bytes)
         rig.backend.sent[-1].answer(status)

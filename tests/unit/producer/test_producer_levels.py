@@ -5,7 +5,6 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from producer_rig import FakeTimer, Rig
 
 from backend.internal_topics import real_record
 from backend.records import AppendStatus, NewRecord, StoredRecord, TopicInfo
@@ -16,11 +15,12 @@ from ddmq_common.names import SCHEDULE_TOPIC
 from proxy_producer.config import ProducerConfig
 from proxy_producer.service import ProducerService
 from tests.support.waits import until
+from tests.unit.producer.producer_rig import FakeTimer, ProducerRig
 
 
 @pytest.fixture
-def rig() -> Rig:
-    return Rig((
+def rig() -> ProducerRig:
+    return ProducerRig((
         TopicInfo("orders", 0, 4), TopicInfo("only", 0, 1, delay="only"),
         TopicInfo("none", 0, 1, delay="none"),
         TopicInfo("closed", 0, 1, writable=False),
@@ -31,7 +31,7 @@ def level(n: object) -> dict[bytes, bytes]:
     return {b"DELAY": str(n).encode(), b"a": b"b"}
 
 
-def sent(rig: Rig, count: int = 1) -> list[NewRecord]:
+def sent(rig: ProducerRig, count: int = 1) -> list[NewRecord]:
     until(lambda: len(rig.backend.sent) >= count)
     return [one.records[0] for one in rig.backend.sent]
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from producer_delay_rig import TOPICS, DelayRig, Shards
-from producer_rig import Rig, message
 
 from ddmq_common.delays.command import SCHEDULE, Schedule, parse_delay_id
 from ddmq_common.delivery import decode
 from ddmq_common.names import DELAY_TOPIC
 from proxy_producer.config import DelayLimits, ProducerConfig
 from tests.support.waits import until
+from tests.unit.producer.producer_delay_rig import TOPICS, ProducerDelayRig, Shards
+from tests.unit.producer.producer_rig import ProducerRig, message
 
 OLD_ID = b"1700000060-3-1700172860-9-4-30-7-a4207970-e5e1-11f1-a4e0-02fc00000001"
 CHRONOS = {b"from_chronos": b"from_chronos", b"a": b"b"}
 
 
 @pytest.fixture
-def rig() -> DelayRig:
-    return DelayRig(delay=DelayLimits(dialects={"orders": ("amq", "rabbit"), "none": ("rabbit",)}))
+def rig() -> ProducerDelayRig:
+    return ProducerDelayRig(delay=DelayLimits(dialects={"orders": ("amq", "rabbit"), "none": ("rabbit",)}))
 
 
 class TestDialects:
@@ -78,14 +78,14 @@ class TestDialects:
         assert rig.records()[0].topic == "orders"
 
     def test_without_a_delay_service_it_is_21(self):
-        rig = Rig(TOPICS[:3], delay=DelayLimits(dialects={"orders": ("rabbit",)}))
+        rig = ProducerRig(TOPICS[:3], delay=DelayLimits(dialects={"orders": ("rabbit",)}))
         assert rig.code(properties={b"x-delay": b"5"}) == 21
         rig.send(properties={b"a": b"b"})
         assert len(rig.backend.sent) == 1
 
     def test_however_seldom_somebody_sends(self):
         """The holders of the shards are asked again before it is refused, and before it is taken."""
-        rig = Rig(TOPICS, delay=DelayLimits(dialects={"orders": ("rabbit",), "none": ("rabbit",)}))
+        rig = ProducerRig(TOPICS, delay=DelayLimits(dialects={"orders": ("rabbit",), "none": ("rabbit",)}))
         until(lambda: rig.proxy.delay.presence._absent_since is not None)
         rig.clock.advance(10.0)
         for _ in range(2):
@@ -103,7 +103,7 @@ class TestDialects:
         until(lambda: rig.backend.sent)
 
     def test_one_that_waits_to_hear_of_the_service_is_not_taken_while_draining(self):
-        rig = Rig(TOPICS, delay=DelayLimits(dialects={"orders": ("rabbit",)}))
+        rig = ProducerRig(TOPICS, delay=DelayLimits(dialects={"orders": ("rabbit",)}))
         until(lambda: rig.proxy.delay.presence._absent_since is not None)
         rig.clock.advance(11.0)
         shards = Shards(rig.backend)
@@ -127,7 +127,7 @@ class TestTopicsOwnDialects:
         rig.backend.put_topic(info, rig.clock.monotonic() + 10).wait(10)
 
     def test_from_the_start(self):
-        rig = DelayRig([replace(TOPICS[0], delay_dialects=("ddmq",)), *TOPICS[1:]])
+        rig = ProducerDelayRig([replace(TOPICS[0], delay_dialects=("ddmq",)), *TOPICS[1:]])
         rig.send(properties={b"deliver-after": b"5s"})
         assert rig.command().due_ms == rig.clock.wall_ms() + 5_001
 
@@ -142,20 +142,20 @@ class TestTopicsOwnDialects:
         ],
     )
     def test_what_counts_from_now_is_never_early(self, asked):
-        rig = DelayRig(delay=DelayLimits(dialects={"orders": ("amq", "rabbit", "rocketmq", "ddmq")}))
+        rig = ProducerDelayRig(delay=DelayLimits(dialects={"orders": ("amq", "rabbit", "rocketmq", "ddmq")}))
         rig.clock.advance(0.0009)
         sent_ms = rig.clock.wall_ms() + 0.9
         rig.send(properties=asked)
         assert rig.command().due_ms >= sent_ms + (1_000 if b"TIMER_DELAY_SEC" in asked else 1)
 
     def test_a_moment_in_this_millisecond_goes_at_once_and_the_next_one_waits(self):
-        rig = DelayRig(delay=DelayLimits(dialects={"orders": ("rocketmq",)}))
+        rig = ProducerDelayRig(delay=DelayLimits(dialects={"orders": ("rocketmq",)}))
         for later, inner in ((0, False), (1, True)):
             rig.send(properties={b"TIMER_DELIVER_MS": b"%d" % (rig.clock.wall_ms() + later)})
             assert (rig.records()[-1].topic == DELAY_TOPIC) is inner
 
     def test_switched_on_and_off_while_it_runs(self):
-        rig = DelayRig()
+        rig = ProducerDelayRig()
         asked = {b"x-delay": b"5000"}
         rig.send(properties=asked)
         assert rig.records()[0].topic == "orders"
@@ -207,7 +207,7 @@ class TestOldServers:
         assert call.answer.code == 0
 
     def test_without_a_delay_service_they_are_stored_as_they_are(self):
-        rig = Rig(TOPICS[:3])
+        rig = ProducerRig(TOPICS[:3])
         rig.send(properties=CHRONOS, key=OLD_ID)
         assert rig.backend.sent[0].records[0].topic == "orders"
 

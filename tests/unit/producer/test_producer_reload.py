@@ -1,12 +1,11 @@
 """Limits and rates that change while clients are connected."""
 
-from producer_rig import Rig
-
 from proxy_producer.config import ProducerConfig, RateLimit
+from tests.unit.producer.producer_rig import ProducerRig
 
 
 def test_limits_and_rates_of_a_running_proxy_change():
-    rig = Rig()
+    rig = ProducerRig()
     assert rig.send(body=b"x" * 100).open
     fresh = ProducerConfig(
         body_bytes_max=99, topic_rate=RateLimit(messages_per_s=1.0), timeout_ms_max=300, sweep_ms=9
@@ -24,7 +23,7 @@ def test_limits_and_rates_of_a_running_proxy_change():
 
 
 def test_what_did_not_change_keeps_its_bucket():
-    rig = Rig(topic_rate=RateLimit(messages_per_s=1.0))
+    rig = ProducerRig(topic_rate=RateLimit(messages_per_s=1.0))
     assert rig.send().open
     done = rig.proxy.reconfigure(ProducerConfig(topic_rate=RateLimit(messages_per_s=1.0), deferred_max=5))
     assert done.changed == ("deferred_max",)

@@ -1,7 +1,6 @@
 """Single sends through the handlers: what reaches the backend, and every answer."""
 
 import pytest
-from producer_rig import Rig, delay_message, message
 
 from backend.records import FLAG_PRESSURE, AppendStatus, TopicInfo
 from ddmq_common.delivery import decode
@@ -17,6 +16,7 @@ from ddmq_common.errors import (
 )
 from ddmq_rpc.api import Wire
 from tests.support.waits import until
+from tests.unit.producer.producer_rig import ProducerRig, delay_message, message
 
 TOPICS = (
     TopicInfo("orders", 0, 4),
@@ -29,7 +29,7 @@ TOPICS = (
 
 @pytest.fixture
 def rig():
-    return Rig(TOPICS)
+    return ProducerRig(TOPICS)
 
 
 def test_a_stored_message_is_answered_zero_ok_and_nothing_else(rig):
@@ -124,7 +124,7 @@ def test_bodies_at_the_limit_are_stored(rig):
 def test_11_comes_before_13_and_13_before_18_and_19(rig):
     assert rig.code(topic=b"closed", body=b"") == 11
     assert rig.code(topic=b"closed", properties={b"DELAY": b"1"}) == 13
-    off = Rig(auto_create_topics=False)
+    off = ProducerRig(auto_create_topics=False)
     assert off.code(topic=b"fresh", key=b"k" * 256) == 11
     assert off.code(topic=b"fresh", properties={b"DELAY": b"1"}) == 13
 
@@ -149,7 +149,7 @@ def test_heartbeats_are_answered_at_once_and_stored_nowhere(rig, method):
 
 
 def test_heartbeats_are_stored_nowhere_also_where_a_topic_has_their_name():
-    rig = Rig([TopicInfo("carrera_heartbeat", 0, 4)])
+    rig = ProducerRig([TopicInfo("carrera_heartbeat", 0, 4)])
     for _ in range(2):
         call = rig.call("sendSync", message=message(topic=b"carrera_heartbeat", body=b""))
         assert call.answer.code == 0
@@ -294,4 +294,4 @@ class TestDelay:
         assert (answer.code, answer.uniqDelayMsgId) == (21, b"")
 
     def test_without_auto_creation_unknown_topics_are_13(self):
-        assert self.answer(Rig(auto_create_topics=False), topic=b"fresh").code == 13
+        assert self.answer(ProducerRig(auto_create_topics=False), topic=b"fresh").code == 13

@@ -1,16 +1,15 @@
 """Topics on first use: created once, waited for in order, and never without a bound."""
 
-from producer_rig import Rig, message
-
 from backend.records import TopicInfo
 from ddmq_common.errors import BoundReachedError, StorageError
 from ddmq_common.metrics import catalogue
 from ddmq_common.token_bucket import CREATIONS_PER_S
 from tests.support.waits import until
+from tests.unit.producer.producer_rig import ProducerRig, message
 
 
 def held(**config):
-    rig = Rig(**config)
+    rig = ProducerRig(**config)
     rig.backend.creations = []
     return rig
 
@@ -26,7 +25,7 @@ def make(rig, index=0, **changes):
 
 
 def test_a_topic_is_created_on_its_first_send_with_four_queues():
-    rig = Rig()
+    rig = ProducerRig()
     call = rig.send(topic=b"fresh", hashId=7)
     until(lambda: rig.backend.sent)
     assert rig.backend.topic("fresh").queues == 4
@@ -65,7 +64,7 @@ def test_a_failed_creation_fails_its_sends_and_may_be_tried_again():
 
 
 def test_off_means_13():
-    rig = Rig(auto_create_topics=False)
+    rig = ProducerRig(auto_create_topics=False)
     answer = rig.send(topic=b"fresh").answer
     assert answer.code == 13
     assert "'fresh' does not exist" in answer.msg
@@ -88,7 +87,7 @@ def test_an_illegal_message_creates_nothing():
 
 
 def test_names_may_not_be_invented_without_limit():
-    rig = Rig(topics_max=2)
+    rig = ProducerRig(topics_max=2)
     rig.send(topic=b"second")
     until(lambda: rig.backend.sent)
     answer = rig.send(topic=b"third").answer
@@ -161,7 +160,7 @@ def test_a_topic_deleted_as_soon_as_it_was_made():
 
 
 def test_refusals_of_unknown_topics_do_not_grow_the_metrics():
-    rig = Rig(auto_create_topics=False)
+    rig = ProducerRig(auto_create_topics=False)
     for number in range(50):
         rig.code(topic=b"invented-%d" % number)
     assert rig.counted("-", 13) == 50

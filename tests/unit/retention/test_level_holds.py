@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_retention_on_log import SEGMENT, House
+from test_retention_on_log import SEGMENT, RetainedLog
 
 from backend.file_log.holds import LevelHolds
 from backend.internal_topics import ready_topic
@@ -18,30 +18,30 @@ from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    made = House(tmp_path, log_bytes_max=2 * SEGMENT)
+def house(tmp_path: Path) -> Iterator[RetainedLog]:
+    made = RetainedLog(tmp_path, log_bytes_max=2 * SEGMENT)
     ready_topic(made.log, SCHEDULE_TOPIC, len(DEFAULT_LEVELS), made.deadline()).wait(60)
     yield made
     made.log.close()
 
 
-def level(house: House, number: int) -> QueueRef:
+def level(house: RetainedLog, number: int) -> QueueRef:
     return house.ref(SCHEDULE_TOPIC)._replace(queue_id=number - 1)
 
 
-def delay(house: House, number: int) -> AppendStatus:
+def delay(house: RetainedLog, number: int) -> AppendStatus:
     record = NewRecord(SCHEDULE_TOPIC, number - 1, bytes(16), 0, encode(b"", b"x", b"", None), due_ms=-1_000)
     result = house.log.append([record], house.deadline()).wait(60)[0]
     assert result.error is None or isinstance(result.error, DiskFullError)
     return result.status
 
 
-def fired(house: House, number: int, end: int) -> None:
+def fired(house: RetainedLog, number: int, end: int) -> None:
     delta = ProgressDelta(LEVELS_GROUP, level(house, number), 1, 0, ((0, end),))
     house.log.commit(CommitBatch(progress=(delta,)), house.deadline()).wait(60)
 
 
-def test_they_hold_until_they_are_fired(house: House) -> None:
+def test_they_hold_until_they_are_fired(house: RetainedLog) -> None:
     for number in range(40):
         if number == 15:
             delay(house, 3)
@@ -68,7 +68,7 @@ def test_they_hold_until_they_are_fired(house: House) -> None:
     assert house.segments()[0] > held
 
 
-def test_only_levels_that_changed_are_looked_at(house: House) -> None:
+def test_only_levels_that_changed_are_looked_at(house: RetainedLog) -> None:
     holds = LevelHolds(house.log)
     assert holds() == []
     delay(house, 1)
@@ -93,7 +93,7 @@ def test_only_levels_that_changed_are_looked_at(house: House) -> None:
     assert holds() == []
 
 
-def test_a_full_disk_refuses_delayed_sends_too_and_lets_fires_go_on(house: House) -> None:
+def test_a_full_disk_refuses_delayed_sends_too_and_lets_fires_go_on(house: RetainedLog) -> None:
     house.storage.free = 1 << 30
     house.clean()
     assert delay(house, 1) is AppendStatus.REFUSED

@@ -17,8 +17,8 @@ from backend.file_log.core.retention import (
     Reason,
     RetentionMoment,
     RetentionOptions,
+    admission,
     deletions,
-    gate,
     marks,
     refusal_text,
 )
@@ -159,7 +159,7 @@ def test_marks_are_the_smaller_of_bytes_and_share() -> None:
     ],
 )
 def test_the_gate(free: int, before: DiskAdmission, expected: DiskAdmission) -> None:
-    assert gate(LogDisk(free, 1000 * GIB), RetentionOptions(), before) is expected
+    assert admission(LogDisk(free, 1000 * GIB), RetentionOptions(), before) is expected
 
 
 def test_refusal_says_numbers_and_remedy() -> None:

@@ -1,9 +1,9 @@
 """Retention, its holds and the index on a real log: what goes, what stays, what readers see then."""
 
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import gevent
 import pytest
@@ -18,6 +18,7 @@ from ddmq_common.clock import ManualClock
 from ddmq_common.delivery import encode
 from ddmq_common.errors import DiskFullError
 from ddmq_common.metrics.registry import Registry
+from tests.support.waits import until
 
 DAY_S = 86_400
 SEGMENT = 64 * 1024
@@ -32,7 +33,7 @@ class SmallDisk(Storage):
         return Space(self.free, 1000 * GIB)
 
 
-class House:
+class RetainedLog:
     def __init__(self, directory: Path, **retention: int | None) -> None:
         self.clock = ManualClock()
         self.storage = SmallDisk()
@@ -92,21 +93,19 @@ class House:
         """Let checkpoints catch up, so that they hold nothing: two are kept."""
         for _ in range(3):
             self.send(key=b"", size=10)
-            done: list[bool] = []
-            self.log._checkpoints.want(lambda: done.append(True))  # noqa: B023
-            with gevent.Timeout(60):
-                while not done:
-                    gevent.sleep(0.01)
+            written = Event()
+            self.log._checkpoints.want(written.set)
+            until(written.is_set)
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    made = House(tmp_path)
+def house(tmp_path: Path) -> Iterator[RetainedLog]:
+    made = RetainedLog(tmp_path)
     yield made
     made.log.close()
 
 
-def test_expired_segments_go_and_readers_continue_at_the_oldest(house: House) -> None:
+def test_expired_segments_go_and_readers_continue_at_the_oldest(house: RetainedLog) -> None:
     for _ in range(40):
         house.send()
     before = house.segments()
@@ -128,12 +127,11 @@ def test_expired_segments_go_and_readers_continue_at_the_oldest(house: House) ->
     def indexed() -> set[int]:
         return {int(path.name[:20]) for path in (house.directory / "index").iterdir()}
 
-    with gevent.Timeout(60):  # what was being sorted when its segment went is removed behind that
-        while not indexed() <= set(after):
-            gevent.sleep(0.01)
+    # what was being sorted when its segment went is removed behind that
+    until(lambda: indexed() <= set(after))
 
 
-def test_a_segment_left_behind_right_after_a_restart_keeps_its_age(house: House) -> None:
+def test_a_segment_left_behind_right_after_a_restart_keeps_its_age(house: RetainedLog) -> None:
     for _ in range(7):
         house.send()
     house.log.close()
@@ -149,7 +147,7 @@ def test_a_segment_left_behind_right_after_a_restart_keeps_its_age(house: House)
     assert house.clean() == 1
 
 
-def test_a_segment_before_one_that_begins_with_damage_keeps_its_age(house: House) -> None:
+def test_a_segment_before_one_that_begins_with_damage_keeps_its_age(house: RetainedLog) -> None:
     for _ in range(20):
         house.send()
     second = house.segments()[1]
@@ -165,7 +163,7 @@ def test_a_segment_before_one_that_begins_with_damage_keeps_its_age(house: House
 
 
 @pytest.mark.parametrize("entry", range(38, 46))
-def test_a_damaged_entry_hides_no_other_message(house: House, entry: int) -> None:
+def test_a_damaged_entry_hides_no_other_message(house: RetainedLog, entry: int) -> None:
     for _ in range(40):
         house.send()
     house.clock.advance(4 * DAY_S)
@@ -179,10 +177,8 @@ def test_a_damaged_entry_hides_no_other_message(house: House, entry: int) -> Non
         file.seek(entry * ENTRY_BYTES)
         file.write(bytes(3))
     house.open()
-    with gevent.Timeout(60):
-        while len(house.segments()) > 2:
-            house.clean()
-            gevent.sleep(0.01)
+    until(lambda: house.clean() or len(house.segments()) <= 2)
+    assert len(house.segments()) <= 2
     house.log._retention.stop()
     oldest = min(record.offset for record in house.found())
     assert 0 < oldest <= 40
@@ -191,7 +187,7 @@ def test_a_damaged_entry_hides_no_other_message(house: House, entry: int) -> Non
 
 
 def test_young_dead_letters_hold_their_segment(tmp_path: Path) -> None:
-    house = House(tmp_path, log_bytes_max=2 * SEGMENT)
+    house = RetainedLog(tmp_path, log_bytes_max=2 * SEGMENT)
     for number in range(40):
         house.send(DLQ if number == 20 else "t")
     house.settle()
@@ -211,9 +207,9 @@ LETTERS_AT = (3, 20, 21, 50)  # of 80 messages
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Iterator[House]:
+def kept(tmp_path: Path) -> Iterator[RetainedLog]:
     """Only two segments may stay; four dead letters lie in three others."""
-    made = House(tmp_path, log_bytes_max=2 * SEGMENT)
+    made = RetainedLog(tmp_path, log_bytes_max=2 * SEGMENT)
     for number in range(80):
         made.send(DLQ if number in LETTERS_AT else "t")
     made.settle()
@@ -221,7 +217,7 @@ def kept(tmp_path: Path) -> Iterator[House]:
     made.log.close()
 
 
-def letters(house: House) -> list[tuple[int, int]]:
+def letters(house: RetainedLog) -> list[tuple[int, int]]:
     """Offset and number of all dead letters that are served, read as a group reads."""
     low, high = house.bounds(DLQ)
     found: list[tuple[int, int]] = []
@@ -239,7 +235,7 @@ def letters(house: House) -> list[tuple[int, int]]:
 ALL_LETTERS = [(offset, number + 1) for offset, number in enumerate(LETTERS_AT)]
 
 
-def assert_only_letters_are_left_of_what_went(house: House) -> None:
+def assert_only_letters_are_left_of_what_went(house: RetainedLog) -> None:
     assert letters(house) == ALL_LETTERS
     assert sorted(record.offset for record in house.found(DLQ)) == [0, 1, 2, 3]
     low, high = house.bounds()
@@ -251,7 +247,7 @@ def assert_only_letters_are_left_of_what_went(house: House) -> None:
     assert house.log.damaged_pieces == 0
 
 
-def test_dead_letters_keep_their_own_segments_and_what_is_between_goes(kept: House) -> None:
+def test_dead_letters_keep_their_own_segments_and_what_is_between_goes(kept: RetainedLog) -> None:
     before = kept.segments()
     assert kept.clean() > 0
     gone = [start for start in before if start not in kept.segments()]
@@ -271,14 +267,14 @@ def test_dead_letters_keep_their_own_segments_and_what_is_between_goes(kept: Hou
     assert letters(kept) == []
 
 
-def test_a_queue_of_dead_letters_that_is_deleted_keeps_nothing(kept: House) -> None:
+def test_a_queue_of_dead_letters_that_is_deleted_keeps_nothing(kept: RetainedLog) -> None:
     kept.clean()
     kept.log.delete_topic(DLQ, kept.deadline()).wait(60)
     assert kept.clean() == 3
     assert kept.kept() == []
 
 
-def test_kept_dead_letters_survive_the_loss_of_every_view(kept: House) -> None:
+def test_kept_dead_letters_survive_the_loss_of_every_view(kept: RetainedLog) -> None:
     kept.clean()
     kept.settle()
     low = kept.bounds()
@@ -301,7 +297,7 @@ def test_kept_dead_letters_survive_the_loss_of_every_view(kept: House) -> None:
     assert kept.bounds() == low
 
 
-def test_entries_that_are_made_again_do_not_bring_back_what_expired(kept: House) -> None:
+def test_entries_that_are_made_again_do_not_bring_back_what_expired(kept: RetainedLog) -> None:
     for state in kept.log._state.queues():
         state.min, state.min_at = 0, 1 << 40  # as nobody had asked before the checkpoint
     kept.settle()
@@ -314,7 +310,7 @@ def test_entries_that_are_made_again_do_not_bring_back_what_expired(kept: House)
 
 
 def test_a_crash_between_keeping_and_deleting_loses_nothing(
-    kept: House, monkeypatch: pytest.MonkeyPatch
+    kept: RetainedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: str) -> None:
         raise OSError("no")
@@ -331,7 +327,7 @@ def test_a_crash_between_keeping_and_deleting_loses_nothing(
     assert_only_letters_are_left_of_what_went(kept)
 
 
-def test_a_lost_segment_is_told_from_what_went_between_kept_ones(kept: House) -> None:
+def test_a_lost_segment_is_told_from_what_went_between_kept_ones(kept: RetainedLog) -> None:
     kept.clean()
     kept.settle()
     for _ in range(20):
@@ -346,7 +342,7 @@ def test_a_lost_segment_is_told_from_what_went_between_kept_ones(kept: House) ->
 
 
 def test_dead_letters_are_looked_for_again_only_when_needed(
-    kept: House, monkeypatch: pytest.MonkeyPatch
+    kept: RetainedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look = DeadLetters(kept.log, kept.clock)
 
@@ -370,7 +366,7 @@ def test_dead_letters_are_looked_for_again_only_when_needed(
     assert held() == []
 
 
-def test_a_full_disk_refuses_clients_and_keeps_the_reserve(house: House) -> None:
+def test_a_full_disk_refuses_clients_and_keeps_the_reserve(house: RetainedLog) -> None:
     house.storage.free = GIB
     house.clean()
     record = NewRecord("t", 0, bytes(16), 0, encode(b"", b"x", b"", None))
@@ -387,7 +383,7 @@ def test_a_full_disk_refuses_clients_and_keeps_the_reserve(house: House) -> None
     assert house.send() is AppendStatus.STORED
 
 
-def test_without_a_checkpoint_the_messages_that_are_left_are_still_there(house: House) -> None:
+def test_without_a_checkpoint_the_messages_that_are_left_are_still_there(house: RetainedLog) -> None:
     for _ in range(40):
         house.send()
     house.clock.advance(4 * DAY_S)
@@ -414,18 +410,18 @@ def test_without_a_checkpoint_the_messages_that_are_left_are_still_there(house: 
 
 
 def test_the_index_survives_a_restart(tmp_path: Path) -> None:
-    house = House(tmp_path)
+    house = RetainedLog(tmp_path)
     for number in range(30):
         house.send(key=b"k%d" % (number % 3))
     house.log.close()
-    again = House(tmp_path)
+    again = RetainedLog(tmp_path)
     assert [record.offset for record in again.found(key=b"k1")] == list(range(28, 0, -3))
     ids = again.log.find("t", message_id=(5).to_bytes(16, "big")).wait(60)
     assert [record.offset for record in ids] == [4]
     again.log.close()
 
 
-def test_what_nobody_asked_about_is_expired_after_a_restart_and_not_damaged(house: House) -> None:
+def test_what_nobody_asked_about_is_expired_after_a_restart_and_not_damaged(house: RetainedLog) -> None:
     for _ in range(40):
         house.send()
     house.clock.advance(4 * DAY_S)
@@ -448,7 +444,7 @@ def test_entries_of_a_topic_that_nobody_reads_go_with_the_log(
 ) -> None:
     monkeypatch.setattr("backend.file_log.consume_queue.FILE_ENTRIES", 8)
     monkeypatch.setattr("backend.file_log.opened.FILE_ENTRIES", 8)
-    house = House(tmp_path)
+    house = RetainedLog(tmp_path)
     for _ in range(60):
         house.send()
     house.clock.advance(4 * DAY_S)
@@ -457,18 +453,15 @@ def test_entries_of_a_topic_that_nobody_reads_go_with_the_log(
     folder = tmp_path / "consumequeue" / "t" / "0"
     before = len(list(folder.iterdir()))
     assert house.clean() > 0
-    with gevent.Timeout(60):
-        while len(list(folder.iterdir())) >= before - 4:
-            gevent.sleep(0.001)
-        while not next(iter(house.log._state.queues())).min:
-            gevent.sleep(0.001)
+    until(lambda: len(list(folder.iterdir())) < before - 4)
+    until(lambda: next(iter(house.log._state.queues())).min)
     house.log.close()
 
 
 def test_a_writer_with_other_limits_than_the_last_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    house = House(tmp_path, age_ms=10 * DAY_S * 1000)
+    house = RetainedLog(tmp_path, age_ms=10 * DAY_S * 1000)
     house.log.close()
     house.open().close()
     assert "other limits" not in caplog.text
@@ -482,7 +475,7 @@ def test_a_writer_with_other_limits_than_the_last_says_so(
     assert "other limits" not in caplog.text
 
 
-def test_what_goes_while_it_is_fetched_from_the_disk_is_expired_and_not_damaged(house: House) -> None:
+def test_what_goes_while_it_is_fetched_from_the_disk_is_expired_and_not_damaged(house: RetainedLog) -> None:
     for _ in range(40):
         house.send()
     house.settle()
@@ -492,7 +485,7 @@ def test_what_goes_while_it_is_fetched_from_the_disk_is_expired_and_not_damaged(
     house.send()
     house.settle()
     reader = house.log._queries._reader
-    begun, gone = threading.Event(), threading.Event()
+    begun, gone = Event(), Event()
 
     def warm(_: object) -> None:
         begun.set()
@@ -500,19 +493,17 @@ def test_what_goes_while_it_is_fetched_from_the_disk_is_expired_and_not_damaged(
 
     reader.warm = warm  # type: ignore[method-assign, assignment]
     answer = house.log.read(house.ref("t"), 0, 10, 1 << 20)
-    with gevent.Timeout(60):
-        while not begun.is_set():
-            gevent.sleep(0.001)
+    until(begun.is_set)
     assert house.clean() > 0
     gone.set()
     assert answer.wait(60).status is ReadStatus.OUT_OF_RANGE
     assert house.log.damaged_pieces == 0
 
 
-def test_what_a_slow_round_measured_does_not_outlive_a_newer_one(house: House) -> None:
+def test_what_a_slow_round_measured_does_not_outlive_a_newer_one(house: RetainedLog) -> None:
     retention, storage = house.log._retention, house.storage
     retention.stop()
-    begun, measured = threading.Event(), threading.Event()
+    begun, measured = Event(), Event()
 
     def full_then_free(folder: str) -> Space:
         if begun.is_set():
@@ -523,9 +514,7 @@ def test_what_a_slow_round_measured_does_not_outlive_a_newer_one(house: House) -
 
     storage.space = full_then_free  # type: ignore[method-assign]
     slow = gevent.spawn(retention.run_once)
-    with gevent.Timeout(60):
-        while not begun.is_set():
-            gevent.sleep(0.001)
+    until(begun.is_set)
     newer = gevent.spawn(retention.run_once)
     newer.join(0.1)
     measured.set()

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import cast
 
-import gevent
-
 from backend.engine import StoreClock
 from backend.file_log.core.retention import (
     GIB,
@@ -25,10 +23,11 @@ from ddmq_common.metrics.catalogue import (
     LOG_SEGMENTS_HELD,
 )
 from ddmq_common.metrics.registry import Registry
+from tests.support.waits import until
 
 
 class DiskOf(Storage):
-    def __init__(self, house: "House") -> None:
+    def __init__(self, house: "RetentionRig") -> None:
         self.house = house
 
     def space(self, folder: str) -> Space:
@@ -38,7 +37,7 @@ class DiskOf(Storage):
         return Space(self.house.free, 1000 * GIB)
 
 
-class House:
+class RetentionRig:
     """A log of 1 GiB segments on a disk of 1,000 GiB."""
 
     def __init__(self, segments: int, options: RetentionOptions | None = None) -> None:
@@ -99,7 +98,7 @@ class House:
 
 
 def test_released_on_the_hub_then_removed_then_told() -> None:
-    house = House(3)
+    house = RetentionRig(3)
     house.clock.advance(73 * 3600)
     house.segments[-1] = house.segments[-1]._replace(newest_ms=house.clock.wall_ms())
     house.segments[1] = house.segments[1]._replace(newest_ms=house.clock.wall_ms() - 71 * HOUR_MS)
@@ -111,7 +110,7 @@ def test_released_on_the_hub_then_removed_then_told() -> None:
 
 
 def test_what_is_kept_for_dead_letters_is_kept_before_anything_behind_it_goes() -> None:
-    house = House(4, RetentionOptions(cleaning_hour=None, log_bytes_max=2 * GIB))
+    house = RetentionRig(4, RetentionOptions(cleaning_hour=None, log_bytes_max=2 * GIB))
     house.letters[0] = Hold(5, "dead letters")
     house.unkeepable = True
     assert house.retention.run_once() == []
@@ -126,7 +125,7 @@ def test_what_is_kept_for_dead_letters_is_kept_before_anything_behind_it_goes() 
 
 
 def test_low_space_deletes_until_there_is_enough() -> None:
-    house = House(10)
+    house = RetentionRig(10)
     house.free = 17 * GIB
     assert len(house.retention.run_once()) == 3
     assert house.retention.run_once() == []
@@ -135,7 +134,7 @@ def test_low_space_deletes_until_there_is_enough() -> None:
 
 
 def test_space_that_shows_late_does_not_delete_more() -> None:
-    house = House(10)
+    house = RetentionRig(10)
     house.free, house.freeing = 17 * GIB, False
     assert len(house.retention.run_once()) == 3
     house.clock.advance(29)
@@ -147,7 +146,7 @@ def test_space_that_shows_late_does_not_delete_more() -> None:
 
 
 def test_the_gate_closes_and_opens_again() -> None:
-    house = House(1)
+    house = RetentionRig(1)
     assert house.retention.client_refusal is None
     house.free = GIB
     house.retention.run_once()
@@ -156,7 +155,7 @@ def test_the_gate_closes_and_opens_again() -> None:
     house.free = 100
     house.retention.run_once()
     assert house.retention.refusal is not None
-    assert house.retention.gate is DiskAdmission.ALL_REFUSED
+    assert house.retention.admission is DiskAdmission.ALL_REFUSED
     house.free = 50 * GIB
     house.retention.run_once()
     assert house.retention.client_refusal is None
@@ -164,7 +163,7 @@ def test_the_gate_closes_and_opens_again() -> None:
 
 
 def test_a_hold_is_shown_until_it_ends() -> None:
-    house = House(3, RetentionOptions(log_bytes_max=1))
+    house = RetentionRig(3, RetentionOptions(log_bytes_max=1))
     house.holds = [Hold(GIB, "dead letters under 3 days")]
     assert len(house.retention.run_once()) == 1
     assert house.retention.held is not None
@@ -176,7 +175,7 @@ def test_a_hold_is_shown_until_it_ends() -> None:
 
 
 def test_a_failed_removal_is_counted_and_ends_the_round() -> None:
-    house = House(4, RetentionOptions(log_bytes_max=1))
+    house = RetentionRig(4, RetentionOptions(log_bytes_max=1))
 
     def remove_fails(segment: OldSegment) -> Callable[[], None]:
         def remove() -> None:
@@ -192,7 +191,7 @@ def test_a_failed_removal_is_counted_and_ends_the_round() -> None:
 
 
 def test_unreadable_free_space_is_counted_and_deletes_nothing() -> None:
-    house = House(4, RetentionOptions(log_bytes_max=1))
+    house = RetentionRig(4, RetentionOptions(log_bytes_max=1))
     house.broken = OSError(5, "Input/output error")
     assert house.retention.run_once() == []
     assert house.registry.cell(LOG_RETENTION_FAILURES).value == 1
@@ -200,27 +199,22 @@ def test_unreadable_free_space_is_counted_and_deletes_nothing() -> None:
 
 
 def test_it_runs_by_itself_until_stopped() -> None:
-    house = House(4, RetentionOptions(log_bytes_max=1))
+    house = RetentionRig(4, RetentionOptions(log_bytes_max=1))
     house.retention.start(interval_s=0.01)
-    with gevent.Timeout(60):
-        while len(house.segments) > 1:
-            gevent.sleep(0.01)
+    until(lambda: len(house.segments) <= 1)
     house.retention.stop()
     house.retention.stop()
     assert len(house.segments) == 1
 
 
 def test_a_round_that_fails_in_an_unknown_way_is_not_the_last() -> None:
-    house = House(3)
+    house = RetentionRig(3)
     house.broken = cast(OSError, ValueError("segment 0 is live"))
     house.retention.start(interval_s=0.001)
-    with gevent.Timeout(20):
-        while house.registry.cell(LOG_RETENTION_FAILURES).value < 2:
-            gevent.sleep(0.001)
-        house.broken = None
-        house.free = GIB
-        while len(house.segments) > 1:
-            gevent.sleep(0.001)
+    until(lambda: house.registry.cell(LOG_RETENTION_FAILURES).value >= 2)
+    house.broken = None
+    house.free = GIB
+    until(lambda: len(house.segments) <= 1)
     house.retention.stop()
 
 

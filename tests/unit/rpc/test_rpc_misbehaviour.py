@@ -419,7 +419,7 @@ def test_stopping_lets_open_calls_finish(one: Stage) -> None:
     assert client.call(send_sync(2)).sequence == 2
     one.server.close()
     assert client.is_closed()
-    assert one.server.open_connections == 0
+    assert one.server._traffic.connections == set()
 
 
 def test_an_address_in_use_is_a_configuration_error(one: Stage) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from ddmq_common.clock import SystemClock
 from ddmq_common.delivery import encode
 from ddmq_common.metrics.registry import Registry
 from tests.played_memory import PlayedMemory
+from tests.support.rig import Rig
 from tests.support.waits import done, soon, until
 
 CLOCK = SystemClock()
@@ -89,10 +89,11 @@ class Heard:
         return [name for name, _ in self.events]
 
 
-class House:
+class SessionsRig(Rig):
     """One directory, one engine that outlives its writers, and processes that are not processes."""
 
     def __init__(self, directory: Path, limits: SessionLimits | None = None) -> None:
+        super().__init__()
         self.directory = directory
         self.limits = limits or SessionLimits()
         self.engine = Engine()
@@ -129,6 +130,12 @@ class House:
         self.attach(member)
         return member
 
+    def served_member(self) -> MemberBackend:
+        """A topic, a server, and a member of it."""
+        self.make()
+        self.serve()
+        return self.member()
+
     def attach(self, member: MemberBackend) -> None:
         sock = connect(self.directory)
         assert sock is not None
@@ -144,13 +151,8 @@ class House:
         self.engine.end()
 
 
-@contextmanager
-def house(directory: Path, **limits: Any) -> Iterator[House]:
-    home = House(directory, SessionLimits(**limits))
-    try:
-        yield home
-    finally:
-        home.close()
+def house(directory: Path, **limits: Any) -> SessionsRig:
+    return SessionsRig(directory, SessionLimits(**limits))
 
 
 class RawClient:

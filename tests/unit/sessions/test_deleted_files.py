@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from session_kit import record
 
 from backend.file_log.lock import LOCK_FILE
 from backend.file_log.sessions.member import MemberBackend
@@ -16,6 +15,7 @@ from ddmq_client.idl.codes import Code
 from ddmq_common.errors import NotWriterError
 from proxy_producer.core.refusals import failure_of
 from tests.support.waits import done, soon, until
+from tests.unit.sessions.session_kit import record
 from tests.unit.sessions.test_session_local import Pair
 
 

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from session_kit import CLOCK, Heard, RawServer, house, queue, record
 
 from backend.completion import Completion
 from backend.file_log.lock import DirectoryLock
@@ -22,24 +21,25 @@ from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
 from tests.played_memory import PlayedMemory
 from tests.support.waits import PATIENCE_S, done, soon, until
+from tests.unit.sessions.session_kit import CLOCK, Heard, RawServer, house, queue, record
 
 
 def test_the_first_writes_the_others_are_members(tmp_path: Path) -> None:
-    with house(tmp_path / "new" / "directory") as home:
-        first, writer = home.enter()
-        second, member = home.enter()
-        tool, reader = home.enter(may_write=False)
-        assert (first.is_writer, second.is_writer, tool.is_writer) == (True, False, False)
-        done(writer.put_topic(TopicInfo("orders", 0, 1), soon()))
-        until(lambda: reader.topic("orders"), "it is told")
-        assert [done(face.append([record()], soon()))[0].offset for face in (writer, member, reader)] == [
-            0,
-            1,
-            2,
-        ]
-        assert member.capabilities == writer.capabilities
-        assert abs(member.clock_ms() - CLOCK.wall_ms()) < 60_000
-        assert member.health().ready
+    home = house(tmp_path / "new" / "directory")
+    first, writer = home.enter()
+    second, member = home.enter()
+    tool, reader = home.enter(may_write=False)
+    assert (first.is_writer, second.is_writer, tool.is_writer) == (True, False, False)
+    done(writer.put_topic(TopicInfo("orders", 0, 1), soon()))
+    until(lambda: reader.topic("orders"), "it is told")
+    assert [done(face.append([record()], soon()))[0].offset for face in (writer, member, reader)] == [
+        0,
+        1,
+        2,
+    ]
+    assert member.capabilities == writer.capabilities
+    assert abs(member.clock_ms() - CLOCK.wall_ms()) < 60_000
+    assert member.health().ready
 
 
 def test_the_face_leads_straight_to_the_backend_of_the_moment() -> None:
@@ -55,114 +55,114 @@ def test_the_face_leads_straight_to_the_backend_of_the_moment() -> None:
 
 
 def test_a_member_takes_over_and_nobody_notices_but_what_was_under_way(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        metrics = Registry()
-        first, _ = home.enter()
-        second, face = home.enter(metrics=metrics)
-        third, other = home.enter()
-        home.make()
-        until(lambda: face.topic("orders") and other.topic("orders"), "the topic is told")
-        heard, told = Heard(), []
-        face.join(Join("g", "orders"), heard)
-        face.watch_settings(told.append)
-        until(lambda: heard.epochs, "the assignment")
-        wait = face.wait(queue(), 0, soon())
-        home.engine.hold()
-        unknown = face.append([record()], soon())
-        finish = ProgressDelta("g", queue(), heard.epochs[0], 0, [(0, 1)])
-        finished = face.commit(CommitBatch(progress=[finish]), soon())
-        until(lambda: home.engine.appends and home.engine.commits, "both are at the engine")
-        first.close()
-        assert done(unknown)[0].status is AppendStatus.UNKNOWN
-        held = face.append([record()], soon())
-        home.engine.release_held()
-        until(lambda: second.is_writer or third.is_writer, "one of the two takes over")
-        assert done(finished) == []
-        assert done(held)[0].status is AppendStatus.STORED
-        assert done(wait) is True
-        until(lambda: len(heard.epochs) == 2, "the membership is assigned anew")
-        assert heard.names == ["assigned", "lost", "assigned"]
-        assert heard.epochs[1] > heard.epochs[0]
-        done(other.commit(CommitBatch(settings={"k": b"1"}), soon()))
-        until(lambda: told, "watchers are told after the change too")
-        assert told == ["k"]
-        if second.is_writer:
-            assert metrics.cell(catalogue.TAKEOVERS).value == 1
+    home = house(tmp_path)
+    metrics = Registry()
+    first, _ = home.enter()
+    second, face = home.enter(metrics=metrics)
+    third, other = home.enter()
+    home.make()
+    until(lambda: face.topic("orders") and other.topic("orders"), "the topic is told")
+    heard, told = Heard(), []
+    face.join(Join("g", "orders"), heard)
+    face.watch_settings(told.append)
+    until(lambda: heard.epochs, "the assignment")
+    wait = face.wait(queue(), 0, soon())
+    home.engine.hold()
+    unknown = face.append([record()], soon())
+    finish = ProgressDelta("g", queue(), heard.epochs[0], 0, [(0, 1)])
+    finished = face.commit(CommitBatch(progress=[finish]), soon())
+    until(lambda: home.engine.appends and home.engine.commits, "both are at the engine")
+    first.close()
+    assert done(unknown)[0].status is AppendStatus.UNKNOWN
+    held = face.append([record()], soon())
+    home.engine.release_held()
+    until(lambda: second.is_writer or third.is_writer, "one of the two takes over")
+    assert done(finished) == []
+    assert done(held)[0].status is AppendStatus.STORED
+    assert done(wait) is True
+    until(lambda: len(heard.epochs) == 2, "the membership is assigned anew")
+    assert heard.names == ["assigned", "lost", "assigned"]
+    assert heard.epochs[1] > heard.epochs[0]
+    done(other.commit(CommitBatch(settings={"k": b"1"}), soon()))
+    until(lambda: told, "watchers are told after the change too")
+    assert told == ["k"]
+    if second.is_writer:
+        assert metrics.cell(catalogue.TAKEOVERS).value == 1
 
 
 def test_takeovers_are_told_before_the_first(tmp_path: Path) -> None:
     """Else whoever watches sees a series that begins with 1, not a rise."""
-    with house(tmp_path) as home:
-        metrics = Registry()
-        home.enter()
-        home.enter(metrics=metrics)
-        assert b"ddmq_takeovers_total 0.0\n" in metrics.exposition()
+    home = house(tmp_path)
+    metrics = Registry()
+    home.enter()
+    home.enter(metrics=metrics)
+    assert b"ddmq_takeovers_total 0.0\n" in metrics.exposition()
 
 
 def test_a_membership_is_carried_over_with_all_that_it_asked_for(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        first, writer = home.enter()
-        second, face = home.enter()
-        home.make()
-        done(writer.put_topic(TopicInfo("orders", 1, 3), soon()))
-        heard = Heard()
-        face.join(Join("g", "orders", Sharing.BY_CIRCLE, frozenset({1}), "host:9713", "me"), heard)
-        until(lambda: heard.epochs, "the assignment")
-        first.close()
-        until(lambda: second.is_writer and len(heard.epochs) == 2, "assigned anew")
-        assert [event for event in heard.events if event[0] == "assigned"] == [
-            ("assigned", (queue(queue_id=1),))
-        ] * 2
-        assert done(face.holders("g", "orders", soon())) == {queue(queue_id=1): "host:9713"}
+    home = house(tmp_path)
+    first, writer = home.enter()
+    second, face = home.enter()
+    home.make()
+    done(writer.put_topic(TopicInfo("orders", 1, 3), soon()))
+    heard = Heard()
+    face.join(Join("g", "orders", Sharing.BY_CIRCLE, frozenset({1}), "host:9713", "me"), heard)
+    until(lambda: heard.epochs, "the assignment")
+    first.close()
+    until(lambda: second.is_writer and len(heard.epochs) == 2, "assigned anew")
+    assert [event for event in heard.events if event[0] == "assigned"] == [
+        ("assigned", (queue(queue_id=1),))
+    ] * 2
+    assert done(face.holders("g", "orders", soon())) == {queue(queue_id=1): "host:9713"}
 
 
 def test_takeovers_one_after_the_other(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        home.make()
-        elections, faces = zip(*(home.enter() for _ in range(4)), strict=True)
-        living = dict(zip(elections, faces, strict=True))
-        offsets = []
-        while True:
-            for face in living.values():
-                offsets.append(done(face.append([record()], soon()))[0].offset)
-            writer = next(election for election in living if election.is_writer)
-            writer.close()
-            del living[writer]
-            if not living:
-                break
-            until(lambda: any(election.is_writer for election in living), "somebody takes over")
-        assert offsets == list(range(4 + 3 + 2 + 1))
+    home = house(tmp_path)
+    home.make()
+    elections, faces = zip(*(home.enter() for _ in range(4)), strict=True)
+    living = dict(zip(elections, faces, strict=True))
+    offsets = []
+    while True:
+        for face in living.values():
+            offsets.append(done(face.append([record()], soon()))[0].offset)
+        writer = next(election for election in living if election.is_writer)
+        writer.close()
+        del living[writer]
+        if not living:
+            break
+        until(lambda: any(election.is_writer for election in living), "somebody takes over")
+    assert offsets == list(range(4 + 3 + 2 + 1))
 
 
 def test_waits_and_watchers_stay_where_they_were_asked(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        home.make()
-        first, _ = home.enter()
-        second, face = home.enter()
-        waits = [face.wait(queue(), 0, soon()) for _ in range(20)]
-        first.close()
-        until(lambda: second.is_writer, "the member takes over")
-        assert not any(wait.done for wait in waits)
-        done(face.append([record()], soon()))
-        assert all(done(wait) for wait in waits)
+    home = house(tmp_path)
+    home.make()
+    first, _ = home.enter()
+    second, face = home.enter()
+    waits = [face.wait(queue(), 0, soon()) for _ in range(20)]
+    first.close()
+    until(lambda: second.is_writer, "the member takes over")
+    assert not any(wait.done for wait in waits)
+    done(face.append([record()], soon()))
+    assert all(done(wait) for wait in waits)
 
 
 def test_a_failed_takeover_is_tried_again(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        home.make()
-        first, _ = home.enter()
-        second, face = home.enter()
-        failures = [StorageError("the disk is not back yet"), StorageError("nor now")]
+    home = house(tmp_path)
+    home.make()
+    first, _ = home.enter()
+    second, face = home.enter()
+    failures = [StorageError("the disk is not back yet"), StorageError("nor now")]
 
-        def open_writer(directory: Path, lock: DirectoryLock) -> ElectedLog:
-            if failures:
-                raise failures.pop()
-            return ElectedLog(home.engine)
+    def open_writer(directory: Path, lock: DirectoryLock) -> ElectedLog:
+        if failures:
+            raise failures.pop()
+        return ElectedLog(home.engine)
 
-        second._open_writer = open_writer
-        first.close()
-        until(lambda: second.is_writer, "the third try works")
-        assert done(face.append([record()], soon()))[0].status is AppendStatus.STORED
+    second._open_writer = open_writer
+    first.close()
+    until(lambda: second.is_writer, "the third try works")
+    assert done(face.append([record()], soon()))[0].status is AppendStatus.STORED
 
 
 def test_an_engine_that_does_not_open_gives_the_lock_back(tmp_path: Path) -> None:
@@ -175,34 +175,32 @@ def test_an_engine_that_does_not_open_gives_the_lock_back(tmp_path: Path) -> Non
 
 
 def test_a_tool_without_a_server_says_so_at_once(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        began = CLOCK.monotonic()
-        with pytest.raises(
-            RemoteError, match=f"no server is running on {tmp_path}; start one with: ddmq serve"
-        ):
-            home.enter(may_write=False)
-        assert CLOCK.monotonic() - began < PATIENCE_S / 2
-        assert list(tmp_path.iterdir()) == []
+    home = house(tmp_path)
+    began = CLOCK.monotonic()
+    with pytest.raises(RemoteError, match=f"no server is running on {tmp_path}; start one with: ddmq serve"):
+        home.enter(may_write=False)
+    assert CLOCK.monotonic() - began < PATIENCE_S / 2
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_tool_waits_for_a_takeover_that_is_under_way(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        listen(tmp_path).close()  # what a killed writer leaves
-        home.engine.hold()
-        turns = 0
+    home = house(tmp_path)
+    listen(tmp_path).close()  # what a killed writer leaves
+    home.engine.hold()
+    turns = 0
 
-        def nobody_there() -> bool:
-            nonlocal turns
-            turns += 1
-            if turns == 3:
-                home.enter()
-            return False
+    def nobody_there() -> bool:
+        nonlocal turns
+        turns += 1
+        if turns == 3:
+            home.enter()
+        return False
 
-        tool = Election(tmp_path, home.open_writer, CLOCK, Registry(), home.limits, may_write=False)
-        tool._nobody_there = nobody_there  # type: ignore[method-assign]
-        face = tool.start()
-        assert face.health().ready
-        tool.close()
+    tool = Election(tmp_path, home.open_writer, CLOCK, Registry(), home.limits, may_write=False)
+    tool._nobody_there = nobody_there  # type: ignore[method-assign]
+    face = tool.start()
+    assert face.health().ready
+    tool.close()
 
 
 def test_a_lock_whose_holder_does_not_answer_is_named(
@@ -210,62 +208,60 @@ def test_a_lock_whose_holder_does_not_answer_is_named(
 ) -> None:
     monkeypatch.setattr(election_module, "START_S", 0.05)
     lock = DirectoryLock.acquire(tmp_path, 0)
-    with (
-        house(tmp_path) as home,
-        pytest.raises(RemoteError, match=r"written by pid \d+ on host .* not answer"),
-    ):
+    home = house(tmp_path)
+    with pytest.raises(RemoteError, match=r"written by pid \d+ on host .* not answer"):
         home.enter()
     lock.release()
 
 
 def test_a_full_writer_turns_a_process_away_by_name(tmp_path: Path) -> None:
-    with house(tmp_path, sessions_max=1) as home:
-        home.enter()
-        home.enter()
-        with pytest.raises(BoundReachedError, match="allowed: 1"):
-            home.enter(may_write=False)
+    home = house(tmp_path, sessions_max=1)
+    home.enter()
+    home.enter()
+    with pytest.raises(BoundReachedError, match="allowed: 1"):
+        home.enter(may_write=False)
 
 
 def test_paths_longer_than_a_socket_takes(tmp_path: Path) -> None:
     directory = tmp_path / ("d" * 100) / ("e" * 100)
-    with house(directory) as home:
-        home.enter()
-        _, member = home.enter()
-        done(member.put_topic(TopicInfo("orders", 0, 1), soon()))
-        assert (directory / SOCKET_FILE).is_socket()
+    home = house(directory)
+    home.enter()
+    _, member = home.enter()
+    done(member.put_topic(TopicInfo("orders", 0, 1), soon()))
+    assert (directory / SOCKET_FILE).is_socket()
 
 
 def test_a_clean_stop_leaves_only_the_lock_file(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        election, face = home.enter()
-        done(face.drain(soon()))
-        face.close()
-        face.close()
-        election.close()
-        assert [path.name for path in tmp_path.iterdir()] == ["writer.lock"]
+    home = house(tmp_path)
+    election, face = home.enter()
+    done(face.drain(soon()))
+    face.close()
+    face.close()
+    election.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["writer.lock"]
 
 
 def test_a_draining_writer_makes_members_hold_what_is_new(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        home.make()
-        _, writer = home.enter()
-        second, member = home.enter()
-        home.engine.hold()
-        under_way = member.append([record()], soon())
-        until(lambda: home.engine.appends, "it is at the engine")
-        drained: Completion[None] = writer.drain(soon())
-        until(lambda: second._member is not None and second._member.link.going, "members know")
-        held: Completion[list[AppendResult]] = member.append([record()], soon())
-        home.engine.release_held()
-        assert done(under_way)[0].status is AppendStatus.STORED
-        done(drained)
-        assert not held.done
-        home.engine, old = PlayedMemory(CLOCK), home.engine  # type: ignore[assignment]
-        done(home.engine.put_topic(TopicInfo("orders", 0, 1), soon()))
-        writer.close()
-        assert done(held)[0].status is AppendStatus.STORED
-        old.end()
-        home.engine.end = home.engine.close  # type: ignore[method-assign]
+    home = house(tmp_path)
+    home.make()
+    _, writer = home.enter()
+    second, member = home.enter()
+    home.engine.hold()
+    under_way = member.append([record()], soon())
+    until(lambda: home.engine.appends, "it is at the engine")
+    drained: Completion[None] = writer.drain(soon())
+    until(lambda: second._member is not None and second._member.link.going, "members know")
+    held: Completion[list[AppendResult]] = member.append([record()], soon())
+    home.engine.release_held()
+    assert done(under_way)[0].status is AppendStatus.STORED
+    done(drained)
+    assert not held.done
+    home.engine, old = PlayedMemory(CLOCK), home.engine  # type: ignore[assignment]
+    done(home.engine.put_topic(TopicInfo("orders", 0, 1), soon()))
+    writer.close()
+    assert done(held)[0].status is AppendStatus.STORED
+    old.end()
+    home.engine.end = home.engine.close  # type: ignore[method-assign]
 
 
 @pytest.mark.slow
@@ -278,11 +274,11 @@ def test_the_lock_of_another_process_makes_this_one_a_member(tmp_path: Path) -> 
     try:
         assert writer.stdout is not None
         assert writer.stdout.readline() == b"ready\n"
-        with house(tmp_path) as home:
-            election, face = home.enter(may_write=False)
-            assert not election.is_writer
-            done(face.put_topic(TopicInfo("orders", 0, 1), soon()))
-            assert done(face.append([record()], soon()))[0].offset == 0
+        home = house(tmp_path)
+        election, face = home.enter(may_write=False)
+        assert not election.is_writer
+        done(face.put_topic(TopicInfo("orders", 0, 1), soon()))
+        assert done(face.append([record()], soon()))[0].offset == 0
     finally:
         writer.kill()
         writer.communicate()
@@ -294,6 +290,7 @@ def test_a_server_that_never_welcomes_is_not_waited_for_for_ever(
     monkeypatch.setattr(election_module, "HANDSHAKE_S", 0.05)
     monkeypatch.setattr(election_module, "TOOL_START_S", 0.1)
     server = RawServer(tmp_path)
-    with house(tmp_path) as home, pytest.raises(RemoteError, match="no server is running"):
+    home = house(tmp_path)
+    with pytest.raises(RemoteError, match="no server is running"):
         home.enter(may_write=False)
     server.close()

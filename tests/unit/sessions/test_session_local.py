@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from session_kit import CLOCK, record
 
 from backend.file_log import FileLog, FileLogOptions, open_log
 from backend.file_log.lock import DirectoryLock
@@ -19,6 +18,7 @@ from backend.file_log.sessions.reads import LocalReads, local_reads
 from backend.records import QueueRef, ReadStatus, StoredRecord, TopicInfo, tag_hash
 from ddmq_common.metrics.registry import Registry
 from tests.support.waits import done, soon, until
+from tests.unit.sessions.session_kit import CLOCK, record
 
 OPTIONS = FileLogOptions(segment_bytes=64 << 10, allocate_bytes=64 << 10)
 

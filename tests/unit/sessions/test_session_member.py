@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from session_kit import CLOCK, Engine, Heard, RawServer, house, queue, record
 
 from backend.completion import Completion
 from backend.file_log.sessions import codec
@@ -17,6 +16,7 @@ from backend.records import AppendResult, AppendStatus, CommitBatch, Durability,
 from ddmq_common.errors import BoundReachedError, DrainingError, RemoteError, TryLaterError
 from ddmq_common.metrics.registry import Registry
 from tests.support.waits import done, soon, until
+from tests.unit.sessions.session_kit import CLOCK, Engine, Heard, RawServer, house, queue, record
 
 FINISH = CommitBatch(progress=[ProgressDelta("g", queue(), 0, 0, [(0, 1)])])
 
@@ -36,237 +36,225 @@ def stuck_member(directory: Path, **limits: object) -> tuple[MemberBackend, RawS
 
 
 def test_small_appends_of_one_turn_travel_together(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        home.make()
-        home.serve()
-        member = home.member()
-        calls = [member.append([record(body=b"%d" % n)], soon()) for n in range(200)]
-        assert [done(call)[0].offset for call in calls] == list(range(200))
-        assert home.engine.appends == 1
+    home = house(tmp_path)
+    member = home.served_member()
+    calls = [member.append([record(body=b"%d" % n)], soon()) for n in range(200)]
+    assert [done(call)[0].offset for call in calls] == list(range(200))
+    assert home.engine.appends == 1
 
 
 def test_a_turn_of_many_bytes_travels_in_several(tmp_path: Path) -> None:
-    with house(tmp_path, batch_bytes=10_000) as home:
-        home.make()
-        home.serve()
-        member = home.member()
-        calls = [member.append([record(body=b"x" * 1000)], soon()) for _ in range(50)]
-        assert [done(call)[0].offset for call in calls] == list(range(50))
-        assert 5 <= home.engine.appends <= 8
+    home = house(tmp_path, batch_bytes=10_000)
+    member = home.served_member()
+    calls = [member.append([record(body=b"x" * 1000)], soon()) for _ in range(50)]
+    assert [done(call)[0].offset for call in calls] == list(range(50))
+    assert 5 <= home.engine.appends <= 8
 
 
 def test_appends_and_commits_keep_their_order(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        home.make()
-        home.serve()
-        member = home.member()
-        calls = []
-        for _ in range(20):
-            calls.append(member.append([record()], soon()))
-            calls.append(member.commit(CommitBatch([record()]), soon()))
-        assert [done(call)[0].offset for call in calls] == list(range(40))
+    home = house(tmp_path)
+    member = home.served_member()
+    calls = []
+    for _ in range(20):
+        calls.append(member.append([record()], soon()))
+        calls.append(member.commit(CommitBatch([record()]), soon()))
+    assert [done(call)[0].offset for call in calls] == list(range(40))
 
 
 def test_durable_and_written_appends_do_not_share_a_frame(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        home.make()
-        fast = TopicInfo("fast", 0, 1, durability=Durability.WRITTEN)
-        done(home.engine.put_topic(fast, soon()))
-        home.serve()
-        member = home.member()
-        topics = ["orders", "orders", "fast", "fast", "orders"]
-        calls = [member.append([record(topic)], soon()) for topic in topics]
-        assert [done(call)[0].offset for call in calls] == [0, 1, 0, 1, 2]
-        assert home.engine.appends == 3
+    home = house(tmp_path)
+    home.make()
+    fast = TopicInfo("fast", 0, 1, durability=Durability.WRITTEN)
+    done(home.engine.put_topic(fast, soon()))
+    home.serve()
+    member = home.member()
+    topics = ["orders", "orders", "fast", "fast", "orders"]
+    calls = [member.append([record(topic)], soon()) for topic in topics]
+    assert [done(call)[0].offset for call in calls] == [0, 1, 0, 1, 2]
+    assert home.engine.appends == 3
 
 
 def test_bad_arguments_of_one_call_do_not_refuse_the_others(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        home.make()
-        home.serve()
-        member = home.member()
-        bad = record()
-        bad.born_ms = 1 << 70
-        calls = [member.append([one], soon()) for one in (record(), bad, record())]
-        assert [statuses(call) for call in calls] == [
-            [AppendStatus.STORED],
-            [AppendStatus.REFUSED],
-            [AppendStatus.STORED],
-        ]
+    home = house(tmp_path)
+    member = home.served_member()
+    bad = record()
+    bad.born_ms = 1 << 70
+    calls = [member.append([one], soon()) for one in (record(), bad, record())]
+    assert [statuses(call) for call in calls] == [
+        [AppendStatus.STORED],
+        [AppendStatus.REFUSED],
+        [AppendStatus.STORED],
+    ]
 
 
 def test_an_append_larger_than_a_frame_is_refused_alone(tmp_path: Path) -> None:
-    with house(tmp_path, frame_bytes_max=5000) as home:
-        home.make()
-        home.serve()
-        member = home.member()
-        calls = [member.append([record(body=b"x" * size)], soon()) for size in (10, 9000, 20)]
-        assert [done(call)[0].status for call in calls] == [
-            AppendStatus.STORED,
-            AppendStatus.REFUSED,
-            AppendStatus.STORED,
-        ]
-        assert isinstance(done(calls[1])[0].error, BoundReachedError)
+    home = house(tmp_path, frame_bytes_max=5000)
+    member = home.served_member()
+    calls = [member.append([record(body=b"x" * size)], soon()) for size in (10, 9000, 20)]
+    assert [done(call)[0].status for call in calls] == [
+        AppendStatus.STORED,
+        AppendStatus.REFUSED,
+        AppendStatus.STORED,
+    ]
+    assert isinstance(done(calls[1])[0].error, BoundReachedError)
 
 
 def test_its_own_changes_are_seen_when_they_are_answered(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        home.serve()
-        member = home.member()
-        told: list[str] = []
-        member.watch_settings(told.append)
-        made = done(member.put_topic(TopicInfo("orders", 0, 2), soon()))
-        assert member.topic("orders") == made
-        done(member.commit(CommitBatch(settings={"group/g": b"1"}), soon()))
-        assert member.setting("group/g") == b"1"
-        assert member.settings("group/") == {"group/g": b"1"}
-        done(member.commit(CommitBatch(settings={"group/g": None}), soon()))
-        assert member.setting("group/g") is None
-        done(member.delete_topic("orders", soon()))
-        assert member.topics() == {}
-        assert told == ["topic/orders", "group/g", "group/g", "topic/orders"]
+    home = house(tmp_path)
+    home.serve()
+    member = home.member()
+    told: list[str] = []
+    member.watch_settings(told.append)
+    made = done(member.put_topic(TopicInfo("orders", 0, 2), soon()))
+    assert member.topic("orders") == made
+    done(member.commit(CommitBatch(settings={"group/g": b"1"}), soon()))
+    assert member.setting("group/g") == b"1"
+    assert member.settings("group/") == {"group/g": b"1"}
+    done(member.commit(CommitBatch(settings={"group/g": None}), soon()))
+    assert member.setting("group/g") is None
+    done(member.delete_topic("orders", soon()))
+    assert member.topics() == {}
+    assert told == ["topic/orders", "group/g", "group/g", "topic/orders"]
 
 
 def test_members_see_each_other_s_changes(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        home.serve()
-        one, other = home.member(), home.member()
-        done(one.put_topic(TopicInfo("orders", 0, 2), soon()))
-        done(one.commit(CommitBatch(settings={"k": b"v"}), soon()))
-        until(lambda: other.setting("k") == b"v" and other.topic("orders"), "the other sees it")
+    home = house(tmp_path)
+    home.serve()
+    one, other = home.member(), home.member()
+    done(one.put_topic(TopicInfo("orders", 0, 2), soon()))
+    done(one.commit(CommitBatch(settings={"k": b"v"}), soon()))
+    until(lambda: other.setting("k") == b"v" and other.topic("orders"), "the other sees it")
 
 
 # --- when the writer goes
 
 
 def test_what_was_sent_and_not_answered_is_unknown(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        home.make()
-        server = home.serve()
-        member = home.member()
-        home.engine.hold()
-        sent = member.append([record(), record()], soon())
-        mixed = member.commit(CommitBatch([record()], FINISH.progress), soon())
-        until(lambda: home.engine.appends and home.engine.commits, "both are at the engine")
-        server.close()
-        assert statuses(sent) == [AppendStatus.UNKNOWN] * 2
-        with pytest.raises(RemoteError, match="the outcome is unknown"):
-            done(mixed)
-        assert not member.health().ready
+    home = house(tmp_path)
+    home.make()
+    server = home.serve()
+    member = home.member()
+    home.engine.hold()
+    sent = member.append([record(), record()], soon())
+    mixed = member.commit(CommitBatch([record()], FINISH.progress), soon())
+    until(lambda: home.engine.appends and home.engine.commits, "both are at the engine")
+    server.close()
+    assert statuses(sent) == [AppendStatus.UNKNOWN] * 2
+    with pytest.raises(RemoteError, match="the outcome is unknown"):
+        done(mixed)
+    assert not member.health().ready
 
 
 def test_progress_reads_and_waits_go_to_the_next_writer(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        home.make()
-        server = home.serve()
-        member = home.member()
-        home.engine.hold()
-        finished = member.commit(FINISH, soon())
-        wait = member.wait(queue(), 0, soon())
-        until(lambda: home.engine.commits, "the commit is at the engine")
-        server.close()
-        until(lambda: not member.link.attached, "the session is lost")
-        asked = member.bounds([queue()])
-        held = member.append([record()], soon())
-        home.engine.release_held()
-        assert not any(pending.done for pending in (finished, wait, asked, held))
-        home.serve()
-        home.attach(member)
-        assert done(finished) == []
-        assert done(asked)[0] is not None
-        assert statuses(held) == [AppendStatus.STORED]
-        assert done(wait) is True
-        assert done(home.engine.progress("g", [queue()]))[0].committed == 1
+    home = house(tmp_path)
+    home.make()
+    server = home.serve()
+    member = home.member()
+    home.engine.hold()
+    finished = member.commit(FINISH, soon())
+    wait = member.wait(queue(), 0, soon())
+    until(lambda: home.engine.commits, "the commit is at the engine")
+    server.close()
+    until(lambda: not member.link.attached, "the session is lost")
+    asked = member.bounds([queue()])
+    held = member.append([record()], soon())
+    home.engine.release_held()
+    assert not any(pending.done for pending in (finished, wait, asked, held))
+    home.serve()
+    home.attach(member)
+    assert done(finished) == []
+    assert done(asked)[0] is not None
+    assert statuses(held) == [AppendStatus.STORED]
+    assert done(wait) is True
+    assert done(home.engine.progress("g", [queue()]))[0].committed == 1
 
 
 def test_what_was_never_sent_is_not_stored(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        home.make()
-        server = home.serve()
-        member = home.member()
-        server.close()
-        until(lambda: not member.link.attached, "the session is lost")
-        deadline = CLOCK.monotonic() + 0.1
-        append, commit = member.append([record()], deadline), member.commit(FINISH, deadline)
-        wait = member.wait(queue(), 0, deadline)
-        assert statuses(append) == [AppendStatus.NOT_STORED]
-        assert CLOCK.monotonic() >= deadline
-        assert isinstance(append.value[0].error, TryLaterError)
-        with pytest.raises(TryLaterError, match="nothing is stored"):
-            done(commit)
-        assert done(wait) is False
-        assert len(member.link.outstanding) == 0
+    home = house(tmp_path)
+    home.make()
+    server = home.serve()
+    member = home.member()
+    server.close()
+    until(lambda: not member.link.attached, "the session is lost")
+    deadline = CLOCK.monotonic() + 0.1
+    append, commit = member.append([record()], deadline), member.commit(FINISH, deadline)
+    wait = member.wait(queue(), 0, deadline)
+    assert statuses(append) == [AppendStatus.NOT_STORED]
+    assert CLOCK.monotonic() >= deadline
+    assert isinstance(append.value[0].error, TryLaterError)
+    with pytest.raises(TryLaterError, match="nothing is stored"):
+        done(commit)
+    assert done(wait) is False
+    assert len(member.link.outstanding) == 0
 
 
 def test_deadlines_pass_while_the_writer_keeps_silent(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        home.make()
-        home.serve()
-        member = home.member()
-        home.engine.hold()
-        now = CLOCK.monotonic()
-        early, late = member.append([record()], now + 0.5), member.append([record()], soon())
-        assert statuses(early) == [AppendStatus.UNKNOWN]
-        assert CLOCK.monotonic() >= now + 0.5
-        assert not late.done
-        home.engine.release_held()
-        assert statuses(late) == [AppendStatus.STORED]
-        assert home.engine.appends == 1
+    home = house(tmp_path)
+    member = home.served_member()
+    home.engine.hold()
+    now = CLOCK.monotonic()
+    early, late = member.append([record()], now + 0.5), member.append([record()], soon())
+    assert statuses(early) == [AppendStatus.UNKNOWN]
+    assert CLOCK.monotonic() >= now + 0.5
+    assert not late.done
+    home.engine.release_held()
+    assert statuses(late) == [AppendStatus.STORED]
+    assert home.engine.appends == 1
 
 
 def test_memberships_are_lost_and_assigned_anew_under_a_higher_epoch(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        home.make()
-        server = home.serve()
-        member, heard = home.member(), Heard()
-        membership = member.join(Join("g", "orders"), heard)
-        until(lambda: heard.epochs, "the first assignment")
-        server.close()
-        until(lambda: heard.names == ["assigned", "lost"], "it is lost")
-        home.serve()
-        home.attach(member)
-        until(lambda: len(heard.epochs) == 2, "the second assignment")
-        assert heard.epochs[1] > heard.epochs[0]
-        membership.leave()
-        other = Heard()
-        home.member().join(Join("g", "orders"), other)
-        until(lambda: other.epochs, "it moves on")
-        assert heard.names == ["assigned", "lost", "assigned"]
+    home = house(tmp_path)
+    home.make()
+    server = home.serve()
+    member, heard = home.member(), Heard()
+    membership = member.join(Join("g", "orders"), heard)
+    until(lambda: heard.epochs, "the first assignment")
+    server.close()
+    until(lambda: heard.names == ["assigned", "lost"], "it is lost")
+    home.serve()
+    home.attach(member)
+    until(lambda: len(heard.epochs) == 2, "the second assignment")
+    assert heard.epochs[1] > heard.epochs[0]
+    membership.leave()
+    other = Heard()
+    home.member().join(Join("g", "orders"), other)
+    until(lambda: other.epochs, "it moves on")
+    assert heard.names == ["assigned", "lost", "assigned"]
 
 
 def test_unanswered_progress_comes_before_the_new_epoch(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        home.make()
-        server = home.serve()
-        member, heard = home.member(), Heard()
-        member.join(Join("g", "orders"), heard)
-        until(lambda: heard.epochs, "the assignment")
-        server.close()
-        until(lambda: not member.link.attached, "the session is lost")
-        delta = ProgressDelta("g", queue(), heard.epochs[0], 0, [(0, 1)])
-        finished = member.commit(CommitBatch(progress=[delta]), soon())
-        for request in list(member.link.outstanding.held):
-            request.sent = True  # as if it had been sent to the writer that went
-        home.serve()
-        home.attach(member)
-        assert done(finished) == []
-        until(lambda: len(heard.epochs) == 2, "the second assignment")
+    home = house(tmp_path)
+    home.make()
+    server = home.serve()
+    member, heard = home.member(), Heard()
+    member.join(Join("g", "orders"), heard)
+    until(lambda: heard.epochs, "the assignment")
+    server.close()
+    until(lambda: not member.link.attached, "the session is lost")
+    delta = ProgressDelta("g", queue(), heard.epochs[0], 0, [(0, 1)])
+    finished = member.commit(CommitBatch(progress=[delta]), soon())
+    for request in list(member.link.outstanding.held):
+        request.sent = True  # as if it had been sent to the writer that went
+    home.serve()
+    home.attach(member)
+    assert done(finished) == []
+    until(lambda: len(heard.epochs) == 2, "the second assignment")
 
 
 def test_releases_reach_the_writer(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        home.make()
-        home.serve()
-        first, second = Heard(), Heard()
-        membership = home.member().join(Join("g", "orders", Sharing.WHOLE_TOPIC), first)
-        until(lambda: first.epochs, "the first holds")
-        other = home.member()
-        other.join(Join("g", "orders", Sharing.WHOLE_TOPIC), second)
-        assert list(done(other.holders("g", "orders", soon()))) == [queue()], "the second is in line"
-        home.engine.revoke("g", "orders", soon())
-        until(lambda: "revoked" in first.names, "the first is asked")
-        membership.release([queue()])
-        until(lambda: second.epochs, "the second holds")
+    home = house(tmp_path)
+    home.make()
+    home.serve()
+    first, second = Heard(), Heard()
+    membership = home.member().join(Join("g", "orders", Sharing.WHOLE_TOPIC), first)
+    until(lambda: first.epochs, "the first holds")
+    other = home.member()
+    other.join(Join("g", "orders", Sharing.WHOLE_TOPIC), second)
+    assert list(done(other.holders("g", "orders", soon()))) == [queue()], "the second is in line"
+    home.engine.revoke("g", "orders", soon())
+    until(lambda: "revoked" in first.names, "the first is asked")
+    membership.release([queue()])
+    until(lambda: second.epochs, "the second holds")
 
 
 def test_a_silent_writer_is_given_up(tmp_path: Path) -> None:
@@ -289,42 +277,42 @@ def test_nonsense_from_the_writer_ends_the_session(tmp_path: Path) -> None:
 
 
 def test_a_writer_that_is_going_gets_nothing_new(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        home.make()
-        server = home.serve()
-        member = home.member()
-        server.going()
-        until(lambda: member.link.going, "the member has heard it")
-        held = member.append([record()], soon())
-        server.close()
-        assert home.engine.appends == 0
-        until(lambda: not member.link.attached, "the session is over")
-        home.serve()
-        home.attach(member)
-        assert statuses(held) == [AppendStatus.STORED]
+    home = house(tmp_path)
+    home.make()
+    server = home.serve()
+    member = home.member()
+    server.going()
+    until(lambda: member.link.going, "the member has heard it")
+    held = member.append([record()], soon())
+    server.close()
+    assert home.engine.appends == 0
+    until(lambda: not member.link.attached, "the session is over")
+    home.serve()
+    home.attach(member)
+    assert statuses(held) == [AppendStatus.STORED]
 
 
 def test_what_a_draining_writer_refuses_goes_to_the_next_in_order(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        home.make()
-        server = home.serve()
-        member = home.member()
-        first = member.append([record()], soon())
-        done(home.engine.drain(soon()))  # unlike an election, it has told nobody
-        commit = member.commit(CommitBatch([record()]), soon())
-        wait = member.wait(queue(), 5, soon())
-        second = member.append([record()], soon())
-        until(lambda: len(member.link.outstanding.held) == 4, "everything is held again")
-        server.close()
-        until(lambda: not member.link.attached, "the session is over")
-        held = member.append([record()], soon())
-        home.engine.end()
-        home.engine = Engine()
-        home.make()
-        home.serve()
-        home.attach(member)
-        assert [done(call)[0].offset for call in (first, commit, second, held)] == [0, 1, 2, 3]
-        assert not wait.done
+    home = house(tmp_path)
+    home.make()
+    server = home.serve()
+    member = home.member()
+    first = member.append([record()], soon())
+    done(home.engine.drain(soon()))  # unlike an election, it has told nobody
+    commit = member.commit(CommitBatch([record()]), soon())
+    wait = member.wait(queue(), 5, soon())
+    second = member.append([record()], soon())
+    until(lambda: len(member.link.outstanding.held) == 4, "everything is held again")
+    server.close()
+    until(lambda: not member.link.attached, "the session is over")
+    held = member.append([record()], soon())
+    home.engine.end()
+    home.engine = Engine()
+    home.make()
+    home.serve()
+    home.attach(member)
+    assert [done(call)[0].offset for call in (first, commit, second, held)] == [0, 1, 2, 3]
+    assert not wait.done
 
 
 def test_a_malformed_answer_ends_the_session_and_leaves_nothing_open(tmp_path: Path) -> None:
@@ -343,20 +331,18 @@ def test_a_malformed_answer_ends_the_session_and_leaves_nothing_open(tmp_path: P
 
 
 def test_a_callback_that_raises_does_not_keep_the_others_waiting(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        home.make()
-        home.serve()
-        member = home.member()
+    home = house(tmp_path)
+    member = home.served_member()
 
-        def fail(_: object) -> None:
-            raise RuntimeError("a bug of the caller")
+    def fail(_: object) -> None:
+        raise RuntimeError("a bug of the caller")
 
-        calls = [member.append([record()], soon()) for _ in range(3)]
-        calls[0].then(fail)
-        assert [done(call)[0].offset for call in calls[1:]] == [1, 2]
-        assert calls[0].done
-        assert len(member.link.outstanding) == 0
-        assert member.link.outstanding.bytes == 0
+    calls = [member.append([record()], soon()) for _ in range(3)]
+    calls[0].then(fail)
+    assert [done(call)[0].offset for call in calls[1:]] == [1, 2]
+    assert calls[0].done
+    assert len(member.link.outstanding) == 0
+    assert member.link.outstanding.bytes == 0
 
 
 # --- bounds and the end
@@ -383,48 +369,44 @@ def test_requests_outstanding_are_bounded(tmp_path: Path) -> None:
 
 
 def test_waits_given_up_make_room(tmp_path: Path) -> None:
-    with house(tmp_path, silence_s=0.4) as home:
-        home.make()
-        home.serve()
-        member = home.member()
-        wait = member.wait(queue(), 0, soon())
-        wait.cancel()
-        until(lambda: len(member.link.outstanding) == 0, "the wait is taken back")
-        assert not wait.done
+    home = house(tmp_path, silence_s=0.4)
+    member = home.served_member()
+    wait = member.wait(queue(), 0, soon())
+    wait.cancel()
+    until(lambda: len(member.link.outstanding) == 0, "the wait is taken back")
+    assert not wait.done
 
 
 def test_draining_answers_what_is_under_way(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        home.make()
-        home.serve()
-        member = home.member()
-        home.engine.hold()
-        pending, wait = member.append([record()], soon()), member.wait(queue(), 0, soon())
-        drained = member.drain(soon())
-        late = member.append([record()], soon())
-        assert isinstance(done(late)[0].error, DrainingError)
-        with pytest.raises(DrainingError):
-            done(wait)
-        assert not drained.done
-        home.engine.release_held()
-        done(drained)
-        assert statuses(pending) == [AppendStatus.STORED]
+    home = house(tmp_path)
+    member = home.served_member()
+    home.engine.hold()
+    pending, wait = member.append([record()], soon()), member.wait(queue(), 0, soon())
+    drained = member.drain(soon())
+    late = member.append([record()], soon())
+    assert isinstance(done(late)[0].error, DrainingError)
+    with pytest.raises(DrainingError):
+        done(wait)
+    assert not drained.done
+    home.engine.release_held()
+    done(drained)
+    assert statuses(pending) == [AppendStatus.STORED]
 
 
 def test_closing_fails_what_is_pending(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        home.make()
-        server = home.serve()
-        member = home.member()
-        home.engine.hold()
-        append, wait, asked = member.append([record()], soon()), member.wait(queue(), 0, soon()), None
-        until(lambda: home.engine.appends, "it is at the engine")
-        asked = member.put_topic(TopicInfo("bills", 0, 1), soon())
-        member.close()
-        member.close()
-        for pending in (append, wait, asked):
-            with pytest.raises(DrainingError):
-                done(pending)
+    home = house(tmp_path)
+    home.make()
+    server = home.serve()
+    member = home.member()
+    home.engine.hold()
+    append, wait, asked = member.append([record()], soon()), member.wait(queue(), 0, soon()), None
+    until(lambda: home.engine.appends, "it is at the engine")
+    asked = member.put_topic(TopicInfo("bills", 0, 1), soon())
+    member.close()
+    member.close()
+    for pending in (append, wait, asked):
         with pytest.raises(DrainingError):
-            done(member.bounds([queue()]))
-        until(lambda: server.sessions == 0, "the writer sees it")
+            done(pending)
+    with pytest.raises(DrainingError):
+        done(member.bounds([queue()]))
+    until(lambda: server.sessions == 0, "the writer sees it")

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from ddmq_client import QueueBounds
 from metrics_job.sparksource.offsets import (
+    OffsetRange,
     Places,
-    Span,
     ends,
     fixed,
     limited,
@@ -35,7 +35,7 @@ BOUNDS = st.dictionaries(
 ).map(bounds_of)
 
 
-def covered(found: list[Span]) -> dict[tuple[str, int], list[int]]:
+def covered(found: list[OffsetRange]) -> dict[tuple[str, int], list[int]]:
     offsets: dict[tuple[str, int], list[int]] = {}
     for span in found:
         offsets.setdefault((span.topic, span.number), []).extend(range(span.start, span.end))

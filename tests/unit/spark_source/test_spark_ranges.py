@@ -10,7 +10,7 @@ import pytest
 
 from ddmq_client import FetchedQueue, Message
 from metrics_job.sparksource import source
-from metrics_job.sparksource.offsets import Span
+from metrics_job.sparksource.offsets import OffsetRange
 from metrics_job.sparksource.options import DataLossError, SourceError, read_options
 
 
@@ -57,7 +57,7 @@ def put(monkeypatch: pytest.MonkeyPatch) -> Callable[[Shelf], Shelf]:
 
 def offsets(start: int, end: int, **options: str) -> list[int]:
     given = read_options({"servers": "s", "topic": "t", "timeoutMs": "1"} | options)
-    batches: list[Any] = list(source.read_span(given, Span("t", 0, "R_default_t_0", start, end)))
+    batches: list[Any] = list(source.read_span(given, OffsetRange("t", 0, "R_default_t_0", start, end)))
     return [offset for batch in batches for offset in batch.column("offset").to_pylist()]
 
 

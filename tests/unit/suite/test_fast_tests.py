@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 CONFTEST = Path(__file__).parents[2] / "conftest.py"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(CONFTEST.parents[1])}  # what it imports is there
 STORY = """
 import os, subprocess, sys
 import gevent, gevent.subprocess, pytest
@@ -69,7 +71,9 @@ def folder(tmp_path: Path) -> Path:
 
 def _run(folder: Path, *options: str) -> str:
     command = [sys.executable, "-m", "pytest", "-rf", *options]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=360).stdout
+    return subprocess.run(
+        command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=360
+    ).stdout
 
 
 @pytest.mark.slow

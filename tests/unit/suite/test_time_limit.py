@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 CONFTEST = Path(__file__).parents[2] / "conftest.py"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(CONFTEST.parents[1])}  # what it imports is there
 STORY = """
 import os, socket, threading
 import gevent, gevent.event, pytest
@@ -54,7 +56,12 @@ def test_over_the_limit(tmp_path: Path) -> None:
     (tmp_path / "test_story.py").write_text(STORY)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider\n")
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-rf"], cwd=tmp_path, capture_output=True, text=True, timeout=360
+        [sys.executable, "-m", "pytest", "-rf"],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=360,
     )
     assert "4 failed, 1 passed" in run.stdout, run.stdout
     assert run.stdout.count("Failed: over its time limit of 0.3 s") >= 4

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import http_receiver
 import pytest
-from push_rig import PushRig
+
+from tests.service.consumer.push import http_receiver
+from tests.service.consumer.push.push_rig import PushRig
 
 
 @pytest.fixture
@@ -14,7 +15,5 @@ def receiver() -> Iterator[http_receiver.Receiver]:
 
 
 @pytest.fixture
-def rig() -> Iterator[PushRig]:
-    made = PushRig()
-    yield made
-    made.close()
+def rig() -> PushRig:
+    return PushRig()

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import time
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import gevent
-from consumer_rig import Rig
 
 from backend.records import NewRecord
 from ddmq_common.delivery import decode, encode
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.push.actions.config import FormConfig, HttpConfig, PushConfig
+from tests.service.consumer.consumer_rig import ConsumerRig
 from tests.support.waits import until
 
 LOOPBACK = ("127.0.0.0/8",)
 
 
-class PushRig(Rig):
+class PushRig(ConsumerRig):
     """`pushed` subscribes group G to topic T."""
 
     def __init__(self, **config: Any) -> None:
@@ -68,14 +68,16 @@ class PushRig(Rig):
 
     def until_moved(self, condition: Any, step_s: float = 0.1, seconds: float = 30.0) -> None:
         """Move the clock in small steps until `condition` holds, slowly enough for the receiver's thread."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+
+        def moved() -> bool:
             self.settle(condition)
             if condition():
-                return
+                return True
             self.advance(step_s)
             gevent.sleep(0.001)
-        raise AssertionError("nothing happened")
+            return False
+
+        until(moved, lambda: inspect.getsource(condition), seconds)
 
     def outcomes(self) -> dict[str, float]:
         names = ("done", "filtered", "failed", "given up", "again", "late")

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from http_receiver import Receiver
-from push_rig import PushRig
 
 from ddmq.server.admin import offsets
 from proxy_consumer.push.actions.config import HttpConfig, PushConfig
+from tests.service.consumer.push.http_receiver import Receiver
+from tests.service.consumer.push.push_rig import PushRig
 from tests.support.waits import until
 
 QUEUES = 2
@@ -50,7 +50,7 @@ def ticking(rig: PushRig, condition: Callable[[], bool]) -> None:
 
 
 def halted(rig: PushRig, topic: str = "Q") -> bool:
-    return bool(rig.service._directory.groups[b"G"].subscriptions[topic.encode()].halted)
+    return bool(rig.subscription(topic).halted)
 
 
 def ends_in_time(rig: PushRig, receiver: Receiver, topic: str = "Q") -> None:
@@ -109,7 +109,7 @@ def test_nor_what_other_queues_have_under_way_when_one_is_reset(rig: PushRig, re
 
 
 def state(rig: PushRig, queue: int) -> Any:
-    subscription = rig.service._directory.groups[b"G"].subscriptions[b"Q"]
+    subscription = rig.subscription("Q")
     return subscription.buffer.queues[rig.ref(queue, "Q")]
 
 

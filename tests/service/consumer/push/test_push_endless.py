@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from http_receiver import Receiver
-from push_rig import PushRig
 from test_push_hostile import raw_server
 
 from proxy_consumer.push.actions.config import PushConfig, RedisConfig
+from tests.service.consumer.push.http_receiver import Receiver
+from tests.service.consumer.push.push_rig import PushRig
 from tests.support.waits import until
 
 Speak = Callable[[socket.socket, threading.Event], None]
@@ -57,28 +57,18 @@ def hose(head: bytes, piece: bytes) -> Speak:
     return speak
 
 
-@pytest.mark.parametrize("what", HTTP)
-def test_http_without_end(rig: PushRig, receiver: Receiver, what: str) -> None:
+@pytest.mark.parametrize("what", [*HTTP, *REDIS])
+def test_answers_without_end(rig: PushRig, receiver: Receiver, what: str) -> None:
     rig.topic("U")
     rig.http(receiver.url(), topic="U")
-    with raw_server(hose(*HTTP[what])) as port:
-        rig.http(f"http://127.0.0.1:{port}/", max_retry=0, timeout_ms=2_000)
-        rig.put(b"x")
-        rig.put(b"y", topic="U")
-        until(lambda: len(receiver.seen) == 1)
-        rig.until_moved(lambda: rig.progress().committed == 1)
-    assert [body for body, _ in rig.dead()] == [b"x"]
-
-
-@pytest.mark.parametrize("what", REDIS)
-def test_redis_without_end(rig: PushRig, receiver: Receiver, what: str) -> None:
-    rig.topic("U")
-    rig.http(receiver.url(), topic="U")
-    with raw_server(hose(*REDIS[what])) as port:
-        config = RedisConfig(
-            hosts=(f"127.0.0.1:{port}",), timeout_ms=2_000, commands=(("SET", "k", "v"),) * 5
-        )
-        rig.pushed("Redis", push=PushConfig(redis=config), retry_intervals_ms=(), retry_steps=0)
+    with raw_server(hose(*(HTTP | REDIS)[what])) as port:
+        if what in HTTP:
+            rig.http(f"http://127.0.0.1:{port}/", max_retry=0, timeout_ms=2_000)
+        else:
+            config = RedisConfig(
+                hosts=(f"127.0.0.1:{port}",), timeout_ms=2_000, commands=(("SET", "k", "v"),) * 5
+            )
+            rig.pushed("Redis", push=PushConfig(redis=config), retry_intervals_ms=(), retry_steps=0)
         rig.put(b"x")
         rig.put(b"y", topic="U")
         until(lambda: len(receiver.seen) == 1)
@@ -102,38 +92,23 @@ def test_interim_answers_are_read_past(rig: PushRig) -> None:
     assert len(set(seen)) == 1, "the connection is kept"
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;a=b\r\n{\r\n1\r\n}\r\n0\r\nA: b\r\n\r\n",
-        b"HTTP/1.1 200 OK\nContent-Length: 2\n\n{}",
-        b"HTTP/1.0 200 OK\r\n\r\n{}",
-        b"HTTP/1.1 200\r\nContent-Length: 2, 2\r\n\r\n{}",
-    ],
-)
-def test_answers_that_are_right(rig: PushRig, answer: bytes) -> None:
-    def speak(connection: socket.socket, over: threading.Event) -> None:
-        connection.recv(65536)
-        connection.sendall(answer)
-
-    with raw_server(speak) as port:
-        rig.http(f"http://127.0.0.1:{port}/", max_retry=0)
-        rig.put(b"x")
-        rig.until_committed(1)
-    assert rig.outcomes() == {"done": 1}
+RIGHT = [
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;a=b\r\n{\r\n1\r\n}\r\n0\r\nA: b\r\n\r\n",
+    b"HTTP/1.1 200 OK\nContent-Length: 2\n\n{}",
+    b"HTTP/1.0 200 OK\r\n\r\n{}",
+    b"HTTP/1.1 200\r\nContent-Length: 2, 2\r\n\r\n{}",
+]
+NO_ANSWERS = [
+    b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}x",
+    b"HTTP/1.1 200 OK\r\nContent-Length: +2\r\n\r\n{}",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n{}",
+    b"HTTP/1.1 101 Switching Protocols\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+    b"HTTP/2 200\r\n\r\n",
+]
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}x",
-        b"HTTP/1.1 200 OK\r\nContent-Length: +2\r\n\r\n{}",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n{}",
-        b"HTTP/1.1 101 Switching Protocols\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
-        b"HTTP/2 200\r\n\r\n",
-    ],
-)
-def test_answers_that_are_none(rig: PushRig, answer: bytes) -> None:
+@pytest.mark.parametrize("answer", [*RIGHT, *NO_ANSWERS])
+def test_answers_that_are_right_and_that_are_none(rig: PushRig, answer: bytes) -> None:
     def speak(connection: socket.socket, over: threading.Event) -> None:
         connection.recv(65536)
         connection.sendall(answer)
@@ -142,4 +117,6 @@ def test_answers_that_are_none(rig: PushRig, answer: bytes) -> None:
         rig.http(f"http://127.0.0.1:{port}/", max_retry=0)
         rig.put(b"x")
         rig.until_moved(lambda: rig.progress().committed == 1)
-    assert [body for body, _ in rig.dead()] == [b"x"]
+    if answer in RIGHT:
+        assert rig.outcomes() == {"done": 1}
+    assert [body for body, _ in rig.dead()] == ([] if answer in RIGHT else [b"x"])

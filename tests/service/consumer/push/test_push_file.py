@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from push_rig import PushRig
 
 from proxy_consumer.push.actions.config import FileConfig, PushConfig
+from tests.service.consumer.push.push_rig import PushRig
 
 QUICK = {"retry_intervals_ms": (), "retry_steps": 0}
 
@@ -43,7 +43,6 @@ def test_a_line_a_message(out: Path) -> None:
         "body": "one\nbody",
     }  # fmt: skip
     assert [record["offset"] for record in records] == [0, 1]
-    rig.close()
 
 
 def test_every_message_is_synced_before_it_counts(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +59,6 @@ def test_every_message_is_synced_before_it_counts(out: Path, monkeypatch: pytest
     rig.until_committed(200)
     assert synced[-1] == len(lines(out)) == 200
     assert len(synced) < 100  # together, not one by one
-    rig.close()
 
 
 def test_a_failed_sync_is_not_believed_and_a_new_file_is_begun(
@@ -79,7 +77,6 @@ def test_a_failed_sync_is_not_believed_and_a_new_file_is_begun(
     rig.until_moved(lambda: rig.progress().committed == 1)
     assert len(list(out.iterdir())) == 2
     assert rig.outcomes() == {"failed": 1, "done": 1}
-    rig.close()
 
 
 def test_files_are_rotated_by_size_and_time(out: Path) -> None:
@@ -92,7 +89,6 @@ def test_files_are_rotated_by_size_and_time(out: Path) -> None:
     rig.put(b"later")
     rig.until_committed(4)
     assert sorted(path.name for path in out.iterdir())[-1] == "x.00000004.jsonl"
-    rig.close()
 
 
 def test_a_restart_begins_a_new_file(out: Path) -> None:
@@ -115,7 +111,6 @@ def test_the_folder_has_a_bound(out: Path) -> None:
         path.unlink()
     rig.put(b"z" * 900_000)
     rig.until_committed(3)
-    rig.close()
 
 
 def test_a_full_folder_gets_no_new_files(out: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -126,7 +121,6 @@ def test_a_full_folder_gets_no_new_files(out: Path, capfd: pytest.CaptureFixture
     rig.until_moved(lambda: rig.outcomes().get("failed", 0) >= 4)
     assert [path.name for path in out.iterdir()] == ["T-2023-11-14.00000001.jsonl"]
     assert "Traceback" not in capfd.readouterr().err
-    rig.close()
 
 
 def test_a_full_disk_gets_no_more_and_more_files(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +138,6 @@ def test_a_full_disk_gets_no_more_and_more_files(out: Path, monkeypatch: pytest.
     rig.until_moved(lambda: rig.progress().committed == 1)
     assert rig.outcomes() == {"failed": 4, "done": 1}
     assert [path.name for path in out.iterdir()] == ["T-2023-11-14.00000001.jsonl"]
-    rig.close()
 
 
 def test_what_comes_after_a_file_was_deleted_is_in_a_new_one(out: Path) -> None:
@@ -156,7 +149,6 @@ def test_what_comes_after_a_file_was_deleted_is_in_a_new_one(out: Path) -> None:
     rig.put(b"after")
     rig.until_committed(2)
     assert lines(out) == [b"after\n"]
-    rig.close()
 
 
 def test_a_body_that_is_no_line_is_a_dead_letter(out: Path) -> None:
@@ -165,7 +157,6 @@ def test_a_body_that_is_no_line_is_a_dead_letter(out: Path) -> None:
     rig.until_moved(lambda: rig.progress().committed == 2)
     assert lines(out) == [b"fine\n"]
     assert any("line break" in value for value in rig.dead()[0][1].values())
-    rig.close()
 
 
 def test_without_a_folder_the_subscription_is_held_back(out: Path) -> None:
@@ -174,7 +165,6 @@ def test_without_a_folder_the_subscription_is_held_back(out: Path) -> None:
     rig.put(b"x")
     rig.settle()
     assert rig.counted("ddmq_push_held") == 1
-    rig.close()
 
 
 def test_a_folder_that_cannot_be_made_fails_messages(tmp_path: Path) -> None:
@@ -183,4 +173,3 @@ def test_a_folder_that_cannot_be_made_fails_messages(tmp_path: Path) -> None:
     rig.put(b"x")
     rig.until_moved(lambda: rig.progress().committed == 1)
     assert rig.outcomes() == {"failed": 1}
-    rig.close()

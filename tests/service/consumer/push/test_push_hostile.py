@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from http_receiver import Receiver
-from push_rig import PushRig
 
 from ddmq_common.metrics.registry import Registry
 from delay_service.config import DelayConfig
 from delay_service.levels.service import LevelService
-from tests.service.delay.hand_alarm import HandAlarm
+from tests.service.consumer.push.http_receiver import Receiver
+from tests.service.consumer.push.push_rig import PushRig
+from tests.service.delay.hand_alarm import HandAlarms
 from tests.support.waits import until
 
 TLS = Path(__file__).resolve().parent / "tls"
@@ -152,7 +152,7 @@ def test_a_certificate_of_nobody_known_is_an_error(rig: PushRig) -> None:
 
 
 def test_the_retry_path_pushes_with_the_original_topic(rig: PushRig, receiver: Receiver) -> None:
-    alarm = HandAlarm()
+    alarm = HandAlarms()
     levels = LevelService(rig.backend, DelayConfig(), Registry(), rig.clock, alarm)
     levels.start()
     rig.settle()

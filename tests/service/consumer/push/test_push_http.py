@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_receiver import OK, Receiver
-from push_rig import PushRig
 
 from ddmq_common.config import resolved
 from proxy_consumer.push.actions.config import FormConfig, HttpConfig
+from tests.service.consumer.push.http_receiver import OK, Receiver
+from tests.service.consumer.push.push_rig import PushRig
 from tests.support.waits import until
 
 BUSY = (500, b"")
@@ -95,7 +95,6 @@ def test_a_signing_key_in_a_file_of_its_own(receiver: Receiver, tmp_path: Path) 
         seen = receiver.seen[-1]
         at, mac = seen.headers["ddmq-signature"].removeprefix("t=").split(",v1=")
         assert mac == hmac.new(secret, at.encode() + b"." + seen.body, "sha256").hexdigest()
-    rig.close()
 
 
 @pytest.mark.parametrize("content", [b"", b"no json", b"[]", b"{}", b'{"errno":"0"}', b'{"errno":1000001}'])
@@ -212,7 +211,6 @@ def test_a_message_names_no_path_outside_of_one_that_is_listed(receiver: Receive
     rig.until_moved(lambda: rig.progress().committed == 2)
     assert [seen.path for seen in receiver.seen] == ["/hooks/x"]
     assert any("not among push_targets" in value for value in rig.dead()[0][1].values())
-    rig.close()
 
 
 def test_a_receiver_that_does_not_answer_is_an_error(rig: PushRig, receiver: Receiver) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from push_rig import PushRig
 from redis_server import PASSWORD, Server, ask, redis_server
 from small_redis import SmallRedis
 
 from proxy_consumer.push.actions.config import PushConfig, RedisConfig
+from tests.service.consumer.push.push_rig import PushRig
 from tests.support.waits import until
 
 QUICK = {"retry_intervals_ms": (), "retry_steps": 0}
@@ -136,7 +136,6 @@ def test_hosts_outside_the_allow_list_hold_the_subscription_back() -> None:
     rig.settle()
     assert rig.counted("ddmq_push_held") == 1
     assert rig.progress().committed in (None, 0)
-    rig.close()
 
 
 def test_a_host_that_is_allowed_no_more_holds_the_subscription_back(rig: PushRig) -> None:

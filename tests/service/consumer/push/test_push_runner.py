@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from consumer_rig import Rig
-from http_receiver import Receiver
-from push_rig import PushRig
 
 from ddmq_client.idl.codes import Code
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.push.actions.config import HttpConfig, PushConfig, ScriptConfig
 from proxy_consumer.service import ConsumerService
+from tests.service.consumer.consumer_rig import ConsumerRig
+from tests.service.consumer.push.http_receiver import Receiver
+from tests.service.consumer.push.push_rig import PushRig
 from tests.support.waits import until
 
 
@@ -145,7 +145,6 @@ def test_a_target_that_is_not_allowed_holds_the_subscription_back(receiver: Rece
     rig.until_committed(1)
     assert rig.counted("ddmq_push_held") == 0
     assert rig.service.push_fault("G", "T") == rig.service.push_fault("nobody", "T") == ""
-    rig.close()
 
 
 def test_a_target_that_is_allowed_no_more_holds_the_subscription_back(
@@ -212,7 +211,7 @@ def test_a_queue_that_moves_waits_for_what_is_with_the_receiver(rig: PushRig, re
 
     def moved() -> bool:
         first.tick()
-        return finished(rig) == 2 and len(rig.service._directory.groups[b"G"].held) == 1
+        return finished(rig) == 2 and len(rig.group().held) == 1
 
     rig.until_moved(moved, step_s=0.0001)
     rig.send(1, queue=0, topic="Q")
@@ -259,4 +258,4 @@ def test_chains_that_end_with_a_pull_have_no_runner(rig: PushRig, actions: tuple
     rig.pushed(*actions, push=push)
     rig.put(b'{"a":1}')
     assert rig.pull().values == [b'{"a":1}']
-    assert isinstance(rig, Rig)
+    assert isinstance(rig, ConsumerRig)

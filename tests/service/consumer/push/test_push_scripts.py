@@ -10,8 +10,6 @@ from collections.abc import Iterator
 import gevent
 import msgspec
 import pytest
-from http_receiver import Receiver
-from push_rig import PushRig
 
 from ddmq_common.delivery import encode
 from ddmq_common.metrics.catalogue import SCRIPTS_ENDED
@@ -26,6 +24,8 @@ from proxy_consumer.push.actions.steps import parse
 from proxy_consumer.push.chain import filter_for_actions
 from proxy_consumer.push.script_worker import ScriptAnswer
 from proxy_consumer.push.script_workers import WORKERS_MAX, ScriptWorkers, _Worker
+from tests.service.consumer.push.http_receiver import Receiver
+from tests.service.consumer.push.push_rig import PushRig
 from tests.support.waits import until
 
 DOUBLED = "[body.a]" + ".map(a, a+a+a+a+a+a+a+a)" * 9 + ".size() > 0"

@@ -18,7 +18,7 @@ from ddmq_common.delivery import encode
 from ddmq_common.errors import ConfigError
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.queue_feed import FILTERED
-from proxy_consumer.groups.group import decode_subscription, encode_subscription
+from proxy_consumer.groups.group import encode_subscription, stored_subscription
 from proxy_consumer.push.actions.config import (
     CONTEXT_FIELDS,
     FileConfig,
@@ -297,8 +297,8 @@ def test_settings_survive_the_log() -> None:
         {"actions": config.actions, "push": config.push},
         dataclasses.asdict(config),
     ):
-        stored = encode_subscription(settings, 1, "log")
-        assert decode_subscription("subscription/G/T", stored, defaults) == config
+        value, key = encode_subscription(settings, 1, "log"), "subscription/G/T"
+        assert stored_subscription(key, value).over(defaults, key) == config
 
 
 def test_an_error_in_a_file_names_its_place() -> None:

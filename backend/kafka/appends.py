@@ -1,0 +1,291 @@
+"""Appends: one idempotent producer for all, called from the hub, its reports served by one native thread.
+
+`produce` only puts into librdkafka's own line, so the hub may call it; records of one partition keep the
+order of the calls. A delivery report is a place in an append: the thread puts reports into a deque and wakes
+the hub once for all that came together. An append is answered when each of its records is, or at its
+deadline: what is not reported by then is unknown.
+
+A producer that Kafka gave up on (a fatal error) is replaced by a new one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from backend.completion import Completion
+from backend.kafka.bridge import Bridge
+from backend.kafka.faults import refused, undelivered
+from backend.kafka.options import KafkaOptions
+from backend.kafka.records import encode
+from backend.kafka.topics.known import KafkaTopics
+from backend.records import AppendResult, AppendStatus, Durability, NewRecord
+from ddmq_common.clock import NEVER, Clock
+from ddmq_common.errors import BoundReachedError, CallerError, DrainingError, RemoteError
+from ddmq_common.hub_timer import HubTimer
+
+log = logging.getLogger(__name__)
+Seen = Callable[[str, int, int, int], None]  # topic, queue number, offset behind what was stored, its time
+Queue = tuple[str, int]
+_Report = tuple["_Append", int, Any, int, int]
+POLL_S = 0.1
+CLOSE_S = 5.0
+SETTINGS = {
+    "enable.idempotence": True,
+    "acks": "all",
+    "linger.ms": 0,
+    "retry.backoff.ms": 20,
+    "retry.backoff.max.ms": 500,
+    "message.timeout.ms": 30_000,
+    "message.max.bytes": 1_000_000_000,  # what a topic takes is checked before, and by the broker
+    "topic.metadata.propagation.max.ms": 2_000,
+}
+_NO_ANSWER = refused(RemoteError("Kafka has not answered"), AppendStatus.UNKNOWN)
+_LATE = RemoteError("no answer of Kafka by the deadline; what was sent may be stored or not")
+_CLOSED = DrainingError("the Kafka engine was closed")
+
+
+class _Append:
+    """One append under way."""
+
+    __slots__ = ("completion", "deadline", "left", "records", "results")
+
+    def __init__(
+        self, completion: Completion[list[AppendResult]], records: list[NewRecord], deadline: float
+    ) -> None:
+        self.completion = completion
+        self.records = records
+        self.deadline = deadline
+        self.left = len(records)
+        self.results: list[AppendResult | None] = [None] * len(records)
+
+    def settle(self, otherwise: AppendResult | None = None) -> None:
+        """Answer, with `otherwise` for what has no result."""
+        if not self.completion.done:
+            self.completion.succeed([result or otherwise or _NO_ANSWER for result in self.results])
+
+
+class Appends:
+    """Belongs to the hub, but for what the thread does. `seen` is told where queues end at least."""
+
+    def __init__(
+        self, options: KafkaOptions, bridge: Bridge, clock: Clock, topics: KafkaTopics, seen: Seen
+    ) -> None:
+        self._options = options
+        self._bridge = bridge
+        self._clock = clock
+        self._topics = topics
+        self._seen = seen
+        self._reports: deque[_Report] = deque()
+        self._woken = False
+        self._under_way: dict[_Append, None] = {}
+        self._bytes = 0
+        self._records = 0
+        self._next_deadline = NEVER
+        self._timer = HubTimer(ref=False)
+        self._idle: list[tuple[dict[_Append, None], Callable[[], None]]] = []
+        self._closed = False
+        self._fatal = ""
+        self._producer = self._made()
+        self._thread = threading.Thread(target=self._serve, name="kafka-producer", daemon=True)
+        self._thread.start()
+
+    def _made(self) -> Producer:
+        settings = self._options.client(
+            client_id="ddmq-producer",
+            queue_buffering_max_messages=self._options.pending_max,
+            queue_buffering_max_kbytes=max(1, self._options.pending_bytes_max >> 10),
+        )
+        return Producer({**settings, **SETTINGS, "error_cb": self._error}, logger=log)
+
+    def touch(self, kafka_name: str) -> None:
+        """Have the producer know a topic, and where its partitions are; in a native thread, it may wait."""
+        try:
+            self._producer.list_topics(kafka_name, 5)
+        except KafkaException as error:
+            log.warning("topic %s: the producer could not ask for it: %s", kafka_name, error)
+
+    # --- on the hub
+
+    def append(
+        self, records: Sequence[NewRecord], deadline: float, completion: Completion[list[AppendResult]]
+    ) -> None:
+        """As Backend.append."""
+        taken = list(records)
+        append = _Append(completion, taken, deadline)
+        for index, record in enumerate(taken):
+            result = self._produce(append, index, record)
+            if result is not None:
+                append.results[index] = result
+                append.left -= 1
+        if append.left == 0:
+            self._bridge.call(append.settle)
+            return
+        self._under_way[append] = None
+        if deadline < self._next_deadline:
+            self._next_deadline = deadline
+            self._timer.once(deadline - self._clock.monotonic(), self._sweep)
+
+    def _produce(self, append: _Append, index: int, record: NewRecord) -> AppendResult | None:
+        """Give one record to the producer, or say why not."""
+        error = self._topics.refusal(record)
+        if error is not None:
+            return refused(error)
+        if self._records >= self._options.pending_max or self._bytes >= self._options.pending_bytes_max:
+            return self._full()
+        try:
+            key, value, headers = encode(record)
+            self._producer.produce(
+                self._topics.topics[record.topic].kafka_name, value, key, record.queue_id,
+                on_delivery=partial(self._reported, append, index), headers=headers,  # type: ignore[arg-type]
+            )  # fmt: skip
+        except BufferError:
+            return self._full()
+        except CallerError as wrong:
+            return refused(wrong)
+        except KafkaException as failed:
+            found = failed.args[0]
+            if found.fatal():
+                self._fatal = str(found)
+            result = undelivered(found, record.topic, len(record.delivery), self._size_max(record.topic))
+            return result if result.status is AppendStatus.REFUSED else refused(
+                result.error or RemoteError(str(found)), AppendStatus.NOT_STORED
+            )  # fmt: skip
+        self._records += 1
+        self._bytes += len(record.delivery)
+        return None
+
+    def _full(self) -> AppendResult:
+        error = BoundReachedError(
+            f"{self._records} records, {self._bytes} bytes are on their way to Kafka; that is the bound"
+        )
+        return refused(error, AppendStatus.NOT_STORED)
+
+    def _size_max(self, topic: str) -> int:
+        found = self._topics.find(topic)
+        return 0 if found is None else found.message_bytes_max
+
+    def _settle_reported(self) -> None:
+        self._woken = False
+        topics, reports = self._topics.topics, self._reports
+        finished: list[_Append] = []
+        ends: dict[Queue, int] = {}
+        newest_ms = 0
+        for _ in range(len(reports)):
+            append, index, error, offset, stored_ms = reports.popleft()
+            record = append.records[index]
+            self._records -= 1
+            self._bytes -= len(record.delivery)
+            topic = topics.get(record.topic)
+            if error is not None:
+                result = undelivered(error, record.topic, len(record.delivery), self._size_max(record.topic))
+            else:
+                reached = Durability.WRITTEN if topic is None else topic.durability  # None: deleted meanwhile
+                result = AppendResult(AppendStatus.STORED, offset, reached, None)
+                ends[record.topic, record.queue_id] = offset + 1
+                newest_ms = stored_ms
+            append.results[index] = result
+            append.left -= 1
+            if append.left == 0:
+                finished.append(append)
+        for (name, queue_id), end in ends.items():  # before anybody hears of it, and reads there
+            self._seen(name, queue_id, end, newest_ms)
+        for append in finished:
+            if append in self._under_way:
+                self._over(append, None)
+
+    def _over(self, append: _Append, otherwise: AppendResult | None) -> None:
+        del self._under_way[append]
+        try:
+            append.settle(otherwise)
+        except Exception as error:  # a bug of its caller's: it costs nobody else the answer
+            self._bridge.failed(append.settle, error)
+        if self._idle:
+            self._look_idle(append)
+
+    def _sweep(self) -> None:
+        """Answer what is past its deadline; what is reported later is forgotten."""
+        now = self._clock.monotonic()
+        for append in [each for each in self._under_way if each.deadline <= now]:
+            self._over(append, refused(_LATE, AppendStatus.UNKNOWN))
+        self._next_deadline = min((each.deadline for each in self._under_way), default=NEVER)
+        if self._next_deadline < NEVER:
+            self._timer.once(self._next_deadline - now, self._sweep)
+
+    def quiet(self, queues: Collection[Queue] | None, then: Callable[[], None]) -> None:
+        """Call `then` once the appends to these queues that were called before are answered; None: all."""
+        waited = {
+            append: None
+            for append in self._under_way
+            if queues is None or any((each.topic, each.queue_id) in queues for each in append.records)
+        }
+        if waited:
+            self._idle.append((waited, then))
+        else:
+            then()
+
+    def _look_idle(self, append: _Append) -> None:
+        ready = []
+        for waited, then in self._idle:
+            waited.pop(append, None)
+            if not waited:
+                ready.append(then)
+        if ready:
+            self._idle = [(waited, then) for waited, then in self._idle if waited]
+            for then in ready:
+                self._bridge.call(then)
+
+    # --- in the native thread
+
+    def _reported(self, append: _Append, index: int, error: KafkaError | None, message: Any) -> None:
+        if error is None:
+            self._reports.append((append, index, None, message.offset(), message.timestamp()[1]))
+        else:
+            self._reports.append((append, index, error, -1, 0))
+
+    def _serve(self) -> None:
+        while not self._closed:
+            self._producer.poll(POLL_S)
+            if self._fatal:
+                self._replace()
+            self._wake()
+        self._producer.purge(in_queue=True, in_flight=False)
+        self._producer.flush(CLOSE_S)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reports and not self._woken:
+            self._woken = True
+            self._bridge.call(self._settle_reported)
+
+    def _replace(self) -> None:
+        log.error("Kafka gave up on the producer: %s; there is a new one", self._fatal)
+        old, self._producer = self._producer, self._made()
+        self._fatal = ""
+        old.purge()
+        old.flush(CLOSE_S)
+
+    def _error(self, error: KafkaError) -> None:
+        if error.fatal():
+            self._fatal = str(error)
+        else:
+            log.warning("Kafka's producer: %s", error.str())
+
+    def close(self) -> None:
+        """Send what the brokers have begun with, forget the rest, and settle everybody; bounded."""
+        if self._closed:
+            return
+        self._closed = True
+        end = time.monotonic() + CLOSE_S + POLL_S
+        self._thread.join(max(0.0, end - time.monotonic()))
+        self._settle_reported()
+        self._timer.stop()
+        for append in list(self._under_way):
+            self._over(append, refused(_CLOSED, AppendStatus.UNKNOWN))

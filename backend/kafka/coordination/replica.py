@@ -1,0 +1,169 @@
+"""The replicated table: the events of one partition, in their order, decide the same everywhere. Pure.
+
+Every process feeds each event to its own Replica. The table of backend/assignment decides; nothing in it
+depends on the time or the knowledge of one process:
+
+* Time is the broker's stamp of the event. Nothing happens because time passes: a holder that does not let go
+  keeps its queue until it releases it, or until an event says that its process is dead.
+* Which queues a topic has is what events said: `Joined` where nothing is known, then `TopicSeen`, which names
+  the incarnation that it replaces, so that who sees it late changes nothing.
+* A grant is durable as soon as the event is that led to it, so it is answered in the same turn. Its epoch is
+  above every epoch ever granted to anybody: the log begins with one, and each grant raises it.
+* A name that is dead stays dead (the last GONE_MAX of them): what its process writes late changes nothing.
+
+Who comes new starts from a snapshot and replays what was written since the state that it holds; the records
+before that were kept for it. Without any snapshot the log begins anew with `Begun`, unless somebody has
+written one, or a snapshot, behind what its writer had seen. Where it does count, everybody's table is empty.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from backend.assignment.group import Decision, Grant, GroupMember
+from backend.assignment.table import REVOKE_S, AssignmentTable
+from backend.kafka.coordination.events import (
+    Died,
+    Event,
+    Id,
+    Joined,
+    Left,
+    Recalled,
+    Released,
+    TopicSeen,
+)
+from backend.port import Sharing
+from backend.records import QueueRef
+from ddmq_common.errors import BoundReachedError
+
+GONE_MAX = 1_000
+LINES_MAX = 10_000
+TopicQueues = tuple[int, int]  # incarnation, number of queues
+
+
+class TableState:
+    """The table and what belongs to it. Only events change it."""
+
+    def __init__(self, epoch: int, lines_max: int = LINES_MAX) -> None:
+        self.epoch = epoch  # the highest that was granted
+        self.members: dict[Id, GroupMember] = {}
+        self.ids: dict[GroupMember, Id] = {}
+        self.processes: dict[str, int] = {}  # with how many memberships, the oldest first
+        self.gone: dict[str, None] = {}
+        self.topics: dict[str, TopicQueues] = {}
+        self.joined: dict[str, int] = {}  # topic → memberships
+        self.table = AssignmentTable(self.living, lambda group, queue: self.epoch, lines_max)
+
+    def living(self, topic: str) -> list[QueueRef]:
+        """The queues that a topic has."""
+        incarnation, count = self.topics.get(topic, (0, 0))
+        return [QueueRef(topic, incarnation, number) for number in range(count)]
+
+    def apply(self, event: Event, now: float) -> list[Decision]:
+        """What an event leads to, without grants: those are durable."""
+        return self._granted(self._decide(event, now), now)
+
+    def _decide(self, event: Event, now: float) -> Iterable[Decision]:
+        if isinstance(event, Joined):
+            return self._join(event, now)
+        if isinstance(event, Left):
+            return self._leave([(event.process, number) for number in event.numbers], now)
+        if isinstance(event, Released):
+            member = self.members.get((event.process, event.number))
+            if member is None:
+                return []
+            queues = [QueueRef(member.topic, incarnation, number) for incarnation, number in event.queues]
+            return self.table.release(member, queues, now)
+        if isinstance(event, Recalled):
+            return self.table.recall(event.group, event.topic, now + REVOKE_S)
+        if isinstance(event, Died):
+            return self._die(event.process, now)
+        if isinstance(event, TopicSeen):
+            return self._topic(event, now)
+        return []
+
+    def _granted(self, decisions: Iterable[Decision], now: float) -> list[Decision]:
+        told: list[Decision] = []
+        waiting = deque(decisions)
+        while waiting:
+            decision = waiting.popleft()
+            if isinstance(decision, Grant):
+                self.epoch = max(self.epoch, decision.epoch)
+                waiting += self.table.granted(decision, now)
+            else:
+                told.append(decision)
+        return told
+
+    def _join(self, event: Joined, now: float) -> list[Decision]:
+        name = (event.process, event.number)
+        sharing = _SHARING.get(event.sharing)
+        if event.process in self.gone or name in self.members or sharing is None:
+            return []
+        member = GroupMember(
+            event.group,
+            event.topic,
+            f"{event.process}/{event.member}",
+            sharing,
+            None if event.queues is None else frozenset(event.queues),
+            event.address,
+        )
+        known = self.topics.get(event.topic)
+        if known is None and event.queue_count > 0:
+            self.topics[event.topic] = event.incarnation, event.queue_count
+        try:
+            decisions = self.table.join(member, now)
+        except BoundReachedError:
+            if event.topic not in self.joined:
+                self.topics.pop(event.topic, None)
+            return []
+        self.enter(name, member)
+        return decisions
+
+    def enter(self, name: Id, member: GroupMember) -> None:
+        """Know a member that is in the table."""
+        self.members[name], self.ids[member] = member, name
+        self.processes[name[0]] = self.processes.get(name[0], 0) + 1
+        self.joined[member.topic] = self.joined.get(member.topic, 0) + 1
+
+    def _leave(self, names: Iterable[Id], now: float) -> list[Decision]:
+        decisions: list[Decision] = []
+        for name in names:
+            member = self.members.pop(name, None)
+            if member is not None:
+                del self.ids[member]
+                decisions += self.table.leave(member, now)
+                _less(self.processes, name[0])
+                if _less(self.joined, member.topic):
+                    self.topics.pop(member.topic, None)
+        return decisions
+
+    def _die(self, process: str, now: float) -> list[Decision]:
+        self.gone.pop(process, None)
+        self.gone[process] = None
+        while len(self.gone) > GONE_MAX:
+            del self.gone[next(iter(self.gone))]
+        return self._leave(sorted(name for name in self.members if name[0] == process), now)
+
+    def _topic(self, event: TopicSeen, now: float) -> list[Decision]:
+        was, count = self.topics.get(event.topic, (0, 0))
+        grown = event.incarnation == was and event.queue_count > count
+        if event.was != was or event.topic not in self.joined or (event.incarnation == was and not grown):
+            return []
+        if event.queue_count > 0:
+            self.topics[event.topic] = event.incarnation, event.queue_count
+        else:
+            self.topics.pop(event.topic, None)
+        return self.table.topic_changed(event.topic, now)
+
+
+_SHARING = {sharing.value: sharing for sharing in Sharing}
+
+
+def _less(counts: dict[str, int], key: str) -> bool:
+    """One less of `key`; True when that was the last."""
+    counts[key] -= 1
+    if counts[key] == 0:
+        del counts[key]
+        return True
+    return False

@@ -1,0 +1,93 @@
+"""Kafka's errors as this project's, by who must act; the broker's reason stays in the text."""
+
+from __future__ import annotations
+
+from confluent_kafka import KafkaError, KafkaException
+
+from backend.records import AppendResult, AppendStatus, Durability
+from ddmq_common.errors import (
+    CallerError,
+    DdmqError,
+    DrainingError,
+    NoSuchTopicError,
+    RemoteError,
+    StorageError,
+    TryLaterError,
+)
+
+_GONE = frozenset(
+    (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION,
+     KafkaError.UNKNOWN_TOPIC_ID)
+)  # fmt: skip
+_WRONG = frozenset(
+    (KafkaError.INVALID_REPLICATION_FACTOR, KafkaError.INVALID_CONFIG, KafkaError.TOPIC_EXCEPTION,
+     KafkaError.INVALID_PARTITIONS, KafkaError.POLICY_VIOLATION, KafkaError.MSG_SIZE_TOO_LARGE,
+     KafkaError.INVALID_RECORD, KafkaError.RECORD_LIST_TOO_LARGE)
+)  # fmt: skip
+_OPERATOR = frozenset(
+    (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+     KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError.KAFKA_STORAGE_ERROR,
+     KafkaError._SSL)
+)  # fmt: skip
+_LATER = frozenset(
+    (KafkaError.NOT_ENOUGH_REPLICAS, KafkaError._QUEUE_FULL, KafkaError.THROTTLING_QUOTA_EXCEEDED)
+)
+
+
+def kafka_error(error: BaseException | KafkaError) -> KafkaError | None:
+    """The error of Kafka's inside an exception; None for any other."""
+    if isinstance(error, KafkaException) and error.args and isinstance(error.args[0], KafkaError):
+        return error.args[0]
+    return error if isinstance(error, KafkaError) else None
+
+
+def translated(error: BaseException | KafkaError, what: str) -> Exception:
+    """For `what` that failed; what is none of Kafka's errors comes back as it is."""
+    if isinstance(error, DdmqError):
+        return error
+    found = kafka_error(error)
+    if found is None:
+        return error if isinstance(error, Exception) else RemoteError(f"{what}: {error}")
+    code, text = found.code(), f"{what}: Kafka says {found.str()}"
+    if code in _GONE:
+        return NoSuchTopicError(text)
+    if code in _WRONG:
+        return CallerError(text)
+    if code in _OPERATOR:
+        return StorageError(text)
+    if code in _LATER:
+        return TryLaterError(text)
+    return RemoteError(text)
+
+
+def is_gone(error: BaseException | KafkaError) -> bool:
+    """Whether it says that there is no such topic or partition."""
+    found = kafka_error(error)
+    return found is not None and found.code() in _GONE
+
+
+def has_code(error: BaseException | KafkaError, code: int) -> bool:
+    """Whether it is this error of Kafka's."""
+    found = kafka_error(error)
+    return found is not None and found.code() == code
+
+
+def refused(error: Exception, status: AppendStatus = AppendStatus.REFUSED) -> AppendResult:
+    """The result of a record that is not stored, or of which that is not known."""
+    return AppendResult(status, -1, Durability.WRITTEN, error)
+
+
+def undelivered(error: KafkaError, topic: str, size: int, size_max: int) -> AppendResult:
+    """What became of a record that Kafka reported with an error."""
+    code = error.code()
+    if code == KafkaError.MSG_SIZE_TOO_LARGE:
+        text = f"topic {topic}: a record of {size} bytes; Kafka takes at most {size_max} there"
+        return refused(CallerError(text))
+    if code == KafkaError._PURGE_QUEUE:
+        return refused(DrainingError("the Kafka engine was closed"), AppendStatus.NOT_STORED)
+    found = translated(error, f"topic {topic}")
+    if code in _GONE or code in _WRONG:
+        return refused(found)
+    if code in _LATER or code in _OPERATOR:
+        return refused(found, AppendStatus.NOT_STORED)
+    return refused(found, AppendStatus.UNKNOWN)

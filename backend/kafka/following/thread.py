@@ -1,0 +1,159 @@
+"""FollowerThread: one native thread with one Consumer, which brings the system topics' records to the hub.
+
+It reads all their partitions, from their beginning, what is committed only. Records come to the hub in
+batches, in the order of each partition; where nothing follows for now, a row without a record says how far
+the partition was read (markers of transactions have offsets, too). At most BATCHES_MAX batches wait for the
+hub. A cluster that is lost is waited for: librdkafka connects again and goes on where it was.
+
+The coordination topic is cut by time. Where that has passed the place that was read, `cut` says so on the
+hub, and it is read from its new beginning.
+"""
+
+from __future__ import annotations
+
+import _thread
+import logging
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from backend.kafka.following.system_topics import SystemTopics, made
+from backend.kafka.options import KafkaOptions
+
+log = logging.getLogger(__name__)
+POLL_S = 0.1
+BATCH_MAX = 1_000
+BATCHES_MAX = 32
+ASK_S = 5.0
+FETCH_WAIT_MS = 10  # also how late it is known that only a marker follows
+Place = tuple[str, int]  # topic, partition
+
+
+class FollowedRow(NamedTuple):
+    """One record. `record` False: there is none, the partition was read up to `offset` (exclusive)."""
+
+    topic: str
+    partition: int
+    offset: int
+    stamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    record: bool
+
+
+class FollowerListener(NamedTuple):
+    """What the thread tells; it calls from outside of the hub."""
+
+    begun: Callable[[dict[Place, int]], None]  # the first offset of each partition
+    brought: Callable[[list[FollowedRow]], None]
+    cut: Callable[[int], None]  # the coordination topic begins at this offset now
+    trouble: Callable[[str], None]
+
+
+class FollowerThread:
+    """Begins at once. `room` is given back by the hub, once for each batch that it has taken."""
+
+    def __init__(self, options: KafkaOptions, listener: FollowerListener) -> None:
+        self._options = options
+        self._client = options.client()
+        self._listener = listener
+        self._stop = False
+        self._ended = threading.Event()
+        self.room = threading.Semaphore(BATCHES_MAX)
+        _thread.start_new_thread(self._run, ())
+
+    def stop(self, wait_s: float) -> bool:
+        """Ask it to end, and wait for it; whether it has."""
+        self._stop = True
+        self.room.release()
+        return self._ended.wait(wait_s)
+
+    def _run(self) -> None:
+        try:
+            consumer = self._open()
+            if consumer is not None:
+                try:
+                    self._follow(consumer)
+                finally:
+                    consumer.close()
+        except Exception:
+            log.exception("the thread that follows the system topics has failed")
+            self._listener.trouble("the thread that follows the system topics has failed; see the log")
+        finally:
+            self._ended.set()
+
+    def _open(self) -> Consumer | None:
+        """A consumer at the beginning of everything; None when it is to stop."""
+        admin = AdminClient(self._client)  # type: ignore[arg-type]
+        partitions = made(admin, self._options, lambda: self._stop, self._listener.trouble)
+        places = [(name, number) for name, count in partitions.items() for number in range(count)]
+        consumer = Consumer(
+            {
+                "fetch.queue.backoff.ms": 5,
+                **self._client,
+                "group.id": f"{self._options.namespace}.follower",  # nobody joins it, nothing is committed
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "enable.partition.eof": True,
+                "isolation.level": "read_committed",
+                "auto.offset.reset": "error",
+                "fetch.wait.max.ms": FETCH_WAIT_MS,
+            }
+        )
+        while not self._stop:
+            try:
+                first = {place: self._low(consumer, place) for place in places}
+            except KafkaException as error:
+                self._listener.trouble(f"the system topics cannot be read: {error.args[0].str()}")
+                continue
+            self._listener.begun(first)
+            consumer.assign([TopicPartition(*place, offset) for place, offset in first.items()])
+            return consumer
+        consumer.close()
+        return None
+
+    def _low(self, consumer: Consumer, place: Place) -> int:
+        found = consumer.get_watermark_offsets(TopicPartition(*place), timeout=ASK_S)
+        if found is None:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return int(found[0])
+
+    def _follow(self, consumer: Consumer) -> None:
+        while not self._stop:
+            first = consumer.poll(POLL_S)
+            if first is None:
+                continue
+            messages = [first, *consumer.consume(BATCH_MAX, 0)]
+            rows = [row for message in messages if (row := self._row(consumer, message)) is not None]
+            if rows:
+                self.room.acquire()
+                self._listener.brought(rows)
+
+    def _row(self, consumer: Consumer, message: Message) -> FollowedRow | None:
+        error = message.error()
+        topic, partition, offset = message.topic(), message.partition(), message.offset()
+        if error is None:
+            stamp = message.timestamp()[1]
+            return FollowedRow(topic, partition, offset, stamp, message.key(), message.value(), True)  # type: ignore[arg-type]
+        if error.code() == KafkaError._PARTITION_EOF:
+            return FollowedRow(topic, partition, offset, 0, None, None, False)  # type: ignore[arg-type]
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:
+            self._again(consumer, (str(topic), int(partition or 0)))
+        else:
+            self._listener.trouble(f"following the system topics: {error.str()}")
+        return None
+
+    def _again(self, consumer: Consumer, place: Place) -> None:
+        """The place to read from is not there any more."""
+        if place[0] != SystemTopics.of(self._options).coordination:
+            self._listener.trouble(
+                f"{place[0]} has lost records that it must keep: look at its configuration"
+            )
+            return
+        low = self._low(consumer, place)
+        self._listener.cut(low)
+        consumer.incremental_unassign([TopicPartition(*place)])
+        consumer.incremental_assign([TopicPartition(*place, low)])

@@ -1,0 +1,206 @@
+"""What the replicated table decides for members of this process, carried out; each member in its order.
+
+* Assigned: everything is followed up to now, so what the holder before had answered is known. Then the
+  progress of each queue is written under the new epoch, so what that holder writes late changes nothing. Then
+  the member is told. Where that cannot be done it is tried again, for as long as the queue is the member's.
+* Revoked: the member is told, and by when.
+* Lost: the member is told. What this process may have written under an epoch that it has lost it may not any
+  more: `floor` is above it, until it is given the queue again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Protocol
+
+import gevent
+
+from backend.assignment.group import Assign, Decision, GroupMember, Revoke
+from backend.assignment.table import REVOKE_S
+from backend.completion import Completion
+from backend.kafka.commit.line import CommitLine
+from backend.kafka.following.follow import KafkaState
+from backend.port import Assignment, Join, MembershipListener
+from backend.progress.group_progress import Key
+from backend.records import AppendResult, CommitBatch, ProgressDelta, QueueRef
+from ddmq_common.clock import Clock
+from ddmq_common.errors import DrainingError, NoSuchTopicError
+from ddmq_common.hub_timer import HubTimer
+
+log = logging.getLogger(__name__)
+RAISE_S = 10.0  # how long writing the epochs of a grant may take, before it is tried again
+RETRY_S = 0.3
+
+
+class MembershipOwner(Protocol):
+    """Who makes events of what a member asks."""
+
+    def release(self, membership: KafkaMembership, queues: Iterable[QueueRef]) -> None:
+        """A member lets queues go."""
+
+    def leave(self, membership: KafkaMembership) -> None:
+        """A member is gone."""
+
+
+class KafkaMembership:
+    """One member's place; lives across names until `leave`. See backend.port.Membership."""
+
+    def __init__(self, owner: MembershipOwner, number: int, join: Join, listener: MembershipListener) -> None:
+        self._owner = owner
+        self.number = number
+        self.join = join
+        self.listener = listener
+        self.member: GroupMember | None = None  # in the table, once the event was followed
+        self.active = True
+        self.joined_as = ""  # the name of the process when it did
+        self.held: dict[QueueRef, int] = {}
+        self.todo: deque[Assign | Revoke] = deque()
+        self.assigning: Assign | None = None
+        self.failing = ""  # why it is not assigned, as it was logged
+
+    def release(self, queues: Iterable[QueueRef]) -> None:
+        """Give up queues that were revoked."""
+        if self.active:
+            self._owner.release(self, queues)
+
+    def leave(self) -> None:
+        """Give up everything; the queues move at once. May be called twice."""
+        if self.active:
+            self.active = False
+            self._owner.leave(self)
+
+
+class QueueHolding:
+    """`gone` is told of a topic that has other queues than the table knows."""
+
+    def __init__(
+        self, state: KafkaState, line: CommitLine, clock: Clock, gone: Callable[[str], None]
+    ) -> None:
+        self._state = state
+        self._line = line
+        self._clock = clock
+        self._gone = gone
+        self._floors: dict[Key, int] = {}
+        self._later: Any = gevent.get_hub().loop.run_callback
+        self._closed = False
+
+    def floor(self, key: Key) -> int:
+        """No lower epoch is taken from this process."""
+        return self._floors.get(key, 0)
+
+    def take(self, membership: KafkaMembership, decision: Decision) -> None:
+        """Something was decided for a member."""
+        if isinstance(decision, Assign | Revoke):
+            membership.todo.append(decision)
+            self._go_on(membership)
+        else:
+            self.lose(membership, decision.queues)
+
+    def lose(self, membership: KafkaMembership, queues: Iterable[QueueRef]) -> None:
+        """A member has lost queues, or was about to be told of them."""
+        taken = list(queues)
+        lost = [queue for queue in taken if queue in membership.held]
+        for queue in lost:
+            self._floors[membership.join.group, queue] = membership.held.pop(queue) + 1
+        if lost:
+            self.tell(membership, partial(membership.listener.lost, lost))
+        coming = membership.assigning
+        if coming is not None and any(queue in taken for queue in coming.queues):
+            left = tuple(queue for queue in coming.queues if queue not in taken)
+            membership.assigning = None
+            if left:
+                membership.todo.appendleft(coming._replace(queues=left))
+            self._go_on(membership)
+
+    def lose_everything(self, membership: KafkaMembership) -> None:
+        """The process has lost its name."""
+        coming, membership.assigning = membership.assigning, None
+        epochs = {} if coming is None else dict.fromkeys(coming.queues, coming.epoch)
+        for queue, epoch in {**epochs, **membership.held}.items():
+            self._floors[membership.join.group, queue] = epoch + 1
+        lost = sorted(membership.held)
+        membership.held.clear()
+        membership.todo.clear()
+        membership.member, membership.joined_as = None, ""
+        self.tell(membership, partial(membership.listener.lost, lost))
+
+    def tell(self, membership: KafkaMembership, tell: Callable[[], object]) -> None:
+        """From the hub, in order, and not once it has left."""
+
+        def told() -> None:
+            if membership.active:
+                tell()
+
+        self._later(told)
+
+    def close(self) -> None:
+        """Nothing more is carried out."""
+        self._closed = True
+
+    # --- inside
+
+    def _go_on(self, membership: KafkaMembership) -> None:
+        while membership.todo and membership.assigning is None:
+            decision = membership.todo.popleft()
+            if isinstance(decision, Assign):
+                membership.assigning = decision
+                self._assign(membership, decision)
+            else:
+                self._revoke(membership, decision)
+
+    def _is_over(self, membership: KafkaMembership, assign: Assign) -> bool:
+        return membership.assigning is not assign or not membership.active or self._closed
+
+    def _assign(self, membership: KafkaMembership, assign: Assign) -> None:
+        if not self._is_over(membership, assign):
+            self._state.caught_up().then(lambda barrier: self._raise(membership, assign, barrier))
+
+    def _raise(self, membership: KafkaMembership, assign: Assign, barrier: Completion[None]) -> None:
+        """Write the new epoch into the progress of each queue."""
+        if self._is_over(membership, assign):
+            return
+        if barrier.error is not None:
+            self._try_again(membership, assign, barrier.error)
+            return
+        group, fence = membership.join.group, self._state.progress.fence
+        deltas = [
+            ProgressDelta(group, queue, assign.epoch, fence((group, queue)).generation)
+            for queue in assign.queues
+        ]
+        raised = self._line.commit(CommitBatch(progress=deltas), self._clock.monotonic() + RAISE_S)
+        raised.then(lambda answer: self._raised(membership, assign, answer))
+
+    def _raised(
+        self, membership: KafkaMembership, assign: Assign, answer: Completion[list[AppendResult]]
+    ) -> None:
+        if self._is_over(membership, assign):
+            return
+        if answer.error is not None:
+            if isinstance(answer.error, NoSuchTopicError):
+                self._gone(membership.join.topic)
+            self._try_again(membership, assign, answer.error)
+            return
+        membership.assigning, membership.failing = None, ""
+        for queue in assign.queues:
+            membership.held[queue] = assign.epoch
+            self._floors.pop((membership.join.group, queue), None)
+        assignment = Assignment(assign.queues, assign.epoch)
+        self.tell(membership, partial(membership.listener.assigned, assignment))
+        self._go_on(membership)
+
+    def _try_again(self, membership: KafkaMembership, assign: Assign, error: Exception) -> None:
+        if not isinstance(error, DrainingError):
+            if str(error) != membership.failing:
+                membership.failing = str(error)
+                member = assign.member
+                log.warning("granting %s to group %s: %s; tried again", member.topic, member.group, error)
+            HubTimer(ref=False).once(RETRY_S, lambda: self._assign(membership, assign))
+
+    def _revoke(self, membership: KafkaMembership, revoke: Revoke) -> None:
+        asked = [queue for queue in revoke.queues if queue in membership.held]
+        if asked:
+            deadline = self._clock.monotonic() + REVOKE_S
+            self.tell(membership, partial(membership.listener.revoked, asked, deadline))

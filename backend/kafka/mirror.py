@@ -1,0 +1,154 @@
+"""OffsetMirror: the committed offset of each group, written as Kafka's own, for other tools.
+
+It follows what was committed, once a second and at the end, for the queues that this process holds. Nothing
+reads it back. Kafka refuses it for a group that has consumers of its own; that is logged once a group, and
+nothing else is done about it: such a group belongs to another program.
+
+One native thread commits them, by a consumer for each group that never joins it. The admin client's own call
+is not used: librdkafka 2.16 ends the process by an assertion when the group's coordinator goes away while it
+is asked (its issue 3663).
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from backend.kafka.following.follow import KafkaState
+from backend.kafka.options import KafkaOptions
+from backend.progress.group_progress import Key
+from ddmq_common.errors import StorageError
+from ddmq_common.hub_timer import HubTimer
+
+log = logging.getLogger(__name__)
+EVERY_S = 1.0
+GROUPS_AT_ONCE = 64
+CONSUMERS_MAX = 16  # that stay open, each with its threads and connections
+CLOSE_S = 2.0
+Offsets = list[TopicPartition]
+
+
+class _Committer:
+    """The thread. `told` is called there with the group and what went wrong, None for nothing."""
+
+    def __init__(self, options: KafkaOptions, told: Callable[[str, str | None], object]) -> None:
+        self._options = options
+        self._told = told
+        self._asked: queue.SimpleQueue[tuple[str, Offsets] | None] = queue.SimpleQueue()
+        self._open: OrderedDict[str, Consumer] = OrderedDict()  # the one used last is the last
+        self._thread = threading.Thread(target=self._run, name="kafka-mirror", daemon=True)
+        self._thread.start()
+
+    def ask(self, group: str, offsets: Offsets) -> None:
+        self._asked.put((group, offsets))
+
+    def close(self) -> None:
+        """What was asked is carried out, as far as that takes no longer than CLOSE_S."""
+        self._asked.put(None)
+        self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            group, offsets = asked
+            try:
+                self._consumer(group).commit(offsets=offsets, asynchronous=False)
+            except KafkaException as error:
+                self._told(group, str(error))
+            else:
+                self._told(group, None)
+        for consumer in self._open.values():
+            consumer.close()
+
+    def _consumer(self, group: str) -> Consumer:
+        consumer = self._open.pop(group, None)
+        if consumer is None:
+            if len(self._open) >= CONSUMERS_MAX:
+                self._open.popitem(last=False)[1].close()
+            settings = self._options.client(group_id=group, enable_auto_commit=False)
+            consumer = Consumer({**settings, "log_level": 0})  # nobody polls it; `commit` tells its errors
+        self._open[group] = consumer
+        return consumer
+
+
+class OffsetMirror:
+    """`holds`: whether this process holds a queue for a group. `call`: from any thread, to the hub."""
+
+    def __init__(
+        self,
+        options: KafkaOptions,
+        state: KafkaState,
+        holds: Callable[[Key], bool],
+        kafka_name: Callable[[str], str],
+        call: Callable[..., object],
+    ) -> None:
+        self._state = state
+        self._holds = holds
+        self._kafka_name = kafka_name
+        self._call = call
+        self._changed: dict[str, dict[Key, None]] = {}  # by group
+        self._under_way: set[str] = set()
+        self._refused: set[str] = set()
+        self._committer = _Committer(options, self._answered)
+        self._timer = HubTimer(ref=False)
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that was committed stands there, or was refused."""
+        return not self._changed and not self._under_way
+
+    def progressed(self, keys: Iterable[Key]) -> None:
+        """These groups have committed on these queues."""
+        for key in keys:
+            if self._holds(key):
+                self._changed.setdefault(key[0], {})[key] = None
+        if self._changed and not self._timer.active:
+            self._timer.once(EVERY_S, self._write)
+
+    def close(self) -> None:
+        """Write what has changed since; it is waited for, CLOSE_S at most."""
+        self._timer.stop()
+        for group in list(self._changed):
+            self._ask(group)
+        self._committer.close()
+
+    def _write(self) -> None:
+        for group in list(self._changed):
+            if len(self._under_way) >= GROUPS_AT_ONCE:
+                break
+            if group not in self._under_way:
+                self._ask(group)
+        if self._changed:
+            self._timer.once(EVERY_S, self._write)
+
+    def _ask(self, group: str) -> None:
+        offsets = []
+        for key in self._changed.pop(group):
+            try:
+                progress = self._state.progress.get(key)
+            except StorageError:
+                continue
+            if progress is not None and progress.started:
+                queue = key[1]
+                name = self._kafka_name(queue.topic)
+                offsets.append(TopicPartition(name, queue.queue_id, progress.acks.committed))
+        if not offsets:
+            return
+        self._under_way.add(group)
+        self._committer.ask(group, offsets)
+
+    def _answered(self, group: str, error: str | None) -> None:
+        """In the committer's thread."""
+        self._call(self._over, group, error)
+
+    def _over(self, group: str, error: str | None) -> None:
+        self._under_way.discard(group)
+        if error is None:
+            self._refused.discard(group)
+        elif group not in self._refused:
+            self._refused.add(group)
+            log.info("the committed offsets of group %s do not stand as Kafka's own: %s", group, error)

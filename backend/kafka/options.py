@@ -1,0 +1,110 @@
+"""How the Kafka engine is set; the names are those of conf/backend.yaml. Each says what it bounds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from backend.kafka.names import Names
+from ddmq_common.errors import ConfigError
+
+MIB = 1 << 20
+_NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9\-]{0,39}\Z")
+_PREFIX = re.compile(r"[A-Za-z0-9._\-]{0,60}\Z")
+_ADDRESS = re.compile(r"[^\s,:]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
+_SECRET = re.compile(r"password|secret|\.key|\.pem|token|sasl\.oauthbearer\.config", re.IGNORECASE)
+MASKED = "***"
+# What the promises rest on: never from the configuration.
+OURS = frozenset(
+    ("bootstrap.servers", "enable.idempotence", "acks", "request.required.acks", "isolation.level",
+     "transactional.id", "group.id", "enable.auto.commit", "auto.offset.reset", "enable.partition.eof")
+)  # fmt: skip
+# What may be given otherwise: a broker that died is not asked for long, nor waited for when it is back.
+USUAL: Mapping[str, str | int] = {
+    "topic.metadata.refresh.interval.ms": 2_000,
+    "reconnect.backoff.max.ms": 1_000,
+    "socket.connection.setup.timeout.ms": 5_000,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaOptions:
+    """Sizes in bytes, periods in the unit of the name."""
+
+    bootstrap: str = "127.0.0.1:9092"  # HOST:PORT of one or more brokers, commas between
+    namespace: str = "ddmq"  # the system's own topics are NAMESPACE.settings and so on
+    topic_prefix: str = ""  # before every topic's name in Kafka: several installations on one cluster
+    topics: tuple[str, ...] = ("*",)  # patterns of the topics of others that are let in
+    replication_factor: int = 0  # of topics that are made; 0 = what the cluster does
+    min_insync: int = 0  # the same of min.insync.replicas
+    retention_ms: int = 0  # the same of retention.ms; -1 = for ever
+    session_ms: int = 3_000  # silent for so long, a process holds nothing any more
+    heartbeat_ms: int = 500
+    progress_partitions: int = 4  # of NAMESPACE.progress when it is made
+    transaction_timeout_ms: int = 10_000
+    body_bytes_max: int = 2 * MIB  # topics that are made take such messages; those of others say themselves
+    properties_bytes_max: int = 32 * 1024
+    pending_max: int = 100_000  # records on their way to the brokers; more are refused
+    pending_bytes_max: int = 128 * MIB
+    window_bytes: int = 4 * MIB  # read ahead of one queue
+    windows_bytes_max: int = 256 * MIB  # of all queues; the longest unused go first
+    readers: int = 4  # consumers that read; each reads a queue at one place
+    waits_max: int = 100_000  # parked; more fail
+    topics_poll_ms: int = 1_000  # how soon topics that others made are seen
+    sweep_ms: int = 5  # how exact deadlines are
+    librdkafka: Mapping[str, str] = field(default_factory=dict)  # to every client: TLS, SASL, compression
+
+    def __post_init__(self) -> None:
+        addresses = [part.strip() for part in self.bootstrap.split(",")]
+        for part in addresses:
+            if not _ADDRESS.fullmatch(part):
+                _refuse("bootstrap", self.bootstrap, "HOST:PORT, or several with commas between")
+        if not _NAMESPACE.match(self.namespace):
+            _refuse("namespace", self.namespace, "1 to 40 letters, digits and -, not - first")
+        if not _PREFIX.match(self.topic_prefix):
+            _refuse("topic_prefix", self.topic_prefix, "at most 60 letters, digits and . _ -")
+        self._check_numbers()
+        for name in self.librdkafka:
+            if name in OURS:
+                _refuse("librdkafka", name, "anything but what the engine sets itself")
+
+    def _check_numbers(self) -> None:
+        lows = {"replication_factor": 0, "min_insync": 0, "retention_ms": -1}
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if isinstance(value, int) and value < lows.get(name, 1):
+                _refuse(name, value, f"{lows.get(name, 1)} or more")
+        if self.replication_factor and self.min_insync > self.replication_factor:
+            _refuse("min_insync", self.min_insync, f"at most replication_factor, {self.replication_factor}")
+        if self.session_ms < 3 * self.heartbeat_ms:
+            _refuse("session_ms", self.session_ms, f"at least three heartbeats, {3 * self.heartbeat_ms}")
+        if self.window_bytes > self.windows_bytes_max:
+            _refuse("window_bytes", self.window_bytes, f"at most windows_bytes_max, {self.windows_bytes_max}")
+
+    @property
+    def names(self) -> Names:
+        """Which topic is called what."""
+        return Names(self.namespace, self.topic_prefix, self.topics)
+
+    @property
+    def message_bytes_max(self) -> int:
+        """max.message.bytes of topics that are made: body, properties twice, and what a retry adds."""
+        return self.body_bytes_max + 4 * self.properties_bytes_max + 64 * 1024
+
+    def client(self, **settings: object) -> dict[str, object]:
+        """The settings of one librdkafka client; `settings` with _ for each dot. Ours win."""
+        ours = {name.replace("_", "."): value for name, value in settings.items()}
+        return {**USUAL, **self.librdkafka, "bootstrap.servers": self.bootstrap, **ours}
+
+    def shown(self) -> dict[str, object]:
+        """All of it for the log, secrets masked."""
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        found["librdkafka"] = {
+            name: MASKED if _SECRET.search(name) else value for name, value in self.librdkafka.items()
+        }
+        return found
+
+
+def _refuse(name: str, value: object, allowed: str) -> None:
+    raise ConfigError(f"kafka: {name} is {value}; allowed: {allowed}")

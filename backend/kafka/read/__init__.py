@@ -1,0 +1,1 @@
+"""How Kafka is read: streams of native threads, and where queues begin and end."""

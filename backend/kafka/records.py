@@ -1,0 +1,201 @@
+"""Messages as Kafka keeps them, so that any Kafka tool reads ours and our consumers read what others wrote.
+
+Key and body are the record's key and value. Everything else is in headers: the system's own begin with
+`ddmq-`, all others are properties of the application, under their own names. The table is in
+docs/formats-kafka.md. What comes out of Kafka is never refused: what cannot be understood as ours is taken
+as what another program wrote.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode, urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
+
+from backend.records import FLAG_PRESSURE, NewRecord, ShortRecord, StoredRecord, tag_hash
+from ddmq_common.delivery import decode, value_of
+from ddmq_common.delivery import encode as encode_delivery
+from ddmq_common.errors import CallerError, DamagedError
+
+Headers = list[tuple[str, bytes]]
+Encoded = tuple[bytes | None, bytes, Headers]
+NO_SYSTEM: Mapping[str, str] = {}
+OWN = "ddmq-"
+ID, BORN, FLAGS, DUE = "ddmq-id", "ddmq-born", "ddmq-flags", "ddmq-due"
+TAG, RAW = "ddmq-tag", "ddmq-raw"
+PROPERTY, CODED, SYSTEM = "ddmq-p-", "ddmq-b-", "ddmq-s-"
+BASE64 = ";base64"  # ends the name of a property whose value is base64 of bytes that are no text
+KEY_PROPERTY = b"ddmq-key"  # its value is `base64` where the key is that of bytes that are no text
+_PRESSURE = b"isPressureTraffic"
+
+
+def encode(record: NewRecord) -> Encoded:
+    """Key, value and headers. Raises CallerError for a system property that no header can be named after."""
+    headers: Headers = [(ID, record.message_id), (BORN, b"%d" % record.born_ms)]
+    if record.tags:
+        headers.append((TAG, record.tags))
+    if record.flags:
+        headers.append((FLAGS, b"%d" % record.flags))
+    if record.due_ms:
+        headers.append((DUE, b"%d" % record.due_ms))
+    if record.system:
+        headers += _system_headers(record.system)
+    delivery = record.delivery
+    try:
+        value = value_of(delivery)
+        if encode_delivery(record.key, value, record.tags, None) == delivery:
+            return record.key or None, value, headers
+        return _with_properties(record, headers)
+    except (DamagedError, ValueError):  # these bytes are kept as they are
+        headers.append((RAW, delivery))
+        return record.key or None, b"", headers
+
+
+def _with_properties(record: NewRecord, headers: Headers) -> Encoded:
+    content = decode(record.delivery)
+    if content.tag != record.tags or encode_delivery(*content) != record.delivery:
+        raise ValueError("delivery bytes that would not come back as they are")
+    named = [(_header_name(name), value) for name, value in content.properties.items()]
+    for _, value in named:
+        value.decode()  # what is no text comes back as something else
+    return content.key or None, content.value, headers + named
+
+
+def _header_name(name: bytes) -> str:
+    try:
+        text = name.decode()
+    except UnicodeDecodeError:
+        text = ""
+    if not text or "\0" in text:
+        return CODED + urlsafe_b64encode(name).decode()
+    return PROPERTY + text if text.startswith(OWN) else text
+
+
+def _system_headers(system: Mapping[str, str]) -> Headers:
+    for name in system:
+        if "\0" in name:
+            raise CallerError(f"system property {name!r} has a NUL in its name; Kafka allows none there")
+    return [(SYSTEM + name, value.encode()) for name, value in system.items()]
+
+
+class KafkaRecord:
+    """One message that was read: the columns' parts, and what makes it whole."""
+
+    __slots__ = (
+        "born_ms", "delivery", "due_ms", "flags", "message_id", "offset", "stored_ms", "system", "tag_hash",
+    )  # fmt: skip
+
+    def __init__(self, message: Any, topic_id: bytes) -> None:
+        """Take a confluent_kafka.Message without an error apart."""
+        self.offset: int = message.offset()
+        self.stored_ms: int = max(message.timestamp()[1], 0)
+        self.born_ms = self.due_ms = self.flags = 0
+        self.message_id = b""
+        self.system = NO_SYSTEM
+        self._take(message, _headers(message))
+        self.born_ms = self.born_ms or self.stored_ms
+        if self.due_ms < 0:
+            self.due_ms = self.stored_ms - self.due_ms
+        if not self.message_id:
+            self.message_id = foreign_id(topic_id, message.partition(), self.offset)
+
+    def _take(self, message: Any, headers: Headers) -> None:
+        tag, raw = b"", None
+        properties: dict[bytes, bytes] = {}
+        for name, value in headers:
+            if not name.startswith(OWN):
+                _put_property(properties, name, value)
+            elif name == ID:
+                self.message_id = value if value is not None and len(value) == 16 else b""
+            elif name == BORN:
+                self.born_ms = _number(value)
+            elif name == TAG:
+                tag = _text(value)
+            elif name == FLAGS:
+                self.flags = _number(value)
+            elif name == DUE:
+                self.due_ms = _number(value)
+            elif name == RAW:
+                raw = value
+            else:
+                self._take_named(properties, name, value)
+        self.tag_hash = tag_hash(tag)
+        if raw is not None:
+            self.delivery = raw
+            return
+        if properties and not self.message_id and properties.get(_PRESSURE) == b"true":
+            self.flags |= FLAG_PRESSURE
+        key = message.key() or b""
+        if key and not key.isascii() and not _is_text(key):
+            key = b64encode(key)
+            properties[KEY_PROPERTY] = b"base64"
+        self.delivery = encode_delivery(key, message.value() or b"", tag, properties)
+
+    def _take_named(self, properties: dict[bytes, bytes], name: str, value: bytes | None) -> None:
+        """Headers of the system's that go by their beginning; what a later release adds is passed over."""
+        if name.startswith(SYSTEM):
+            if not self.system:
+                self.system = {}
+            self.system[name[len(SYSTEM) :]] = (value or b"").decode(errors="replace")  # type: ignore[index]
+        elif name.startswith(PROPERTY):
+            _put_property(properties, name[len(PROPERTY) :], value)
+        elif name.startswith(CODED):
+            try:
+                properties[urlsafe_b64decode(name[len(CODED) :])] = value or b""
+            except ValueError:
+                _put_property(properties, name, value)
+
+    def stored(self, topic: str, queue_id: int) -> StoredRecord:
+        """The record in full."""
+        return StoredRecord(
+            topic, queue_id, self.offset, -1, self.message_id, self.born_ms, self.stored_ms, self.flags,
+            self.due_ms, self.delivery, self.system,
+        )  # fmt: skip
+
+    def short(self, name: str) -> ShortRecord:
+        """The record in short, with the system property `name`."""
+        value = self.system.get(name, "").encode()
+        return ShortRecord(self.offset, self.message_id, self.born_ms, self.flags, value, self.delivery)
+
+
+def foreign_id(topic_id: bytes, partition: int, offset: int) -> bytes:
+    """The id of a message that came without one: always the same of the same message."""
+    return blake2b(b"%b/%d/%d" % (topic_id, partition, offset), digest_size=16).digest()
+
+
+def _headers(message: Any) -> Headers:
+    try:
+        return message.headers() or []
+    except UnicodeDecodeError:  # a header's name is no text: the library gives none of them then
+        return []
+
+
+def _put_property(properties: dict[bytes, bytes], name: str, value: bytes | None) -> None:
+    if value is None:
+        value = b""
+    if value.isascii() or _is_text(value):
+        properties[name.encode()] = value
+    else:
+        properties[(name + BASE64).encode()] = b64encode(value)
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _number(value: bytes | None) -> int:
+    """A decimal number of at most 63 bits; 0 for anything else."""
+    try:
+        found = int(value or b"0")
+    except ValueError:
+        return 0
+    return found if -(1 << 62) < found < 1 << 62 else 0
+
+
+def _text(value: bytes | None) -> bytes:
+    return value if value and _is_text(value) else b""

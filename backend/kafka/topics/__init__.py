@@ -1,0 +1,1 @@
+"""The topics of the cluster: asked for and changed in one thread, known on the hub."""

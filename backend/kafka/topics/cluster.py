@@ -1,0 +1,227 @@
+"""The cluster's topics, asked for and changed by one native thread with an AdminClient.
+
+Everything here but `Cluster.ask` runs in that thread, one job after the other, and gives plain data.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from confluent_kafka import KafkaError, TopicCollection, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    OffsetSpec,
+)
+
+from backend.kafka.bridge import Bridge
+from backend.kafka.faults import has_code, is_gone, kafka_error, translated
+from backend.kafka.options import KafkaOptions
+from backend.kafka.topics.info import FoundTopic
+from ddmq_common.errors import NoSuchTopicError, RemoteError
+
+T = TypeVar("T")
+Done = Callable[[T | None, Exception | None], None]
+log = logging.getLogger(__name__)
+ASK_S = 5.0  # for one question
+SURVEY_S = 3.0  # then the cluster counts as not answering
+CHANGE_S = 20.0  # for one change: a controller may have to be elected first
+SETTLE_S = 20.0  # for what Kafka does after it has answered: a topic's end, a partition's first leader
+PAUSE_S = 0.02
+
+
+class Survey(NamedTuple):
+    """All names that were let in, those of them that were looked at, and the cluster's id."""
+
+    names: frozenset[str]
+    looked_at: tuple[FoundTopic, ...]
+    cluster_id: str
+
+
+class Cluster:
+    """Gives jobs to the thread; what they come to follows on the hub."""
+
+    def __init__(self, options: KafkaOptions, bridge: Bridge) -> None:
+        self._bridge = bridge
+        self._options = options
+        self._jobs: queue.SimpleQueue[Callable[[AdminClient], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="kafka-admin", daemon=True)
+        self.admin = AdminClient(options.client(client_id="ddmq-admin"), logger=log)  # type: ignore[arg-type]
+        self._thread.start()
+
+    def ask(
+        self, job: Callable[[AdminClient], T], done: Callable[[T | None, Exception | None], None]
+    ) -> None:
+        """Run `job` in the thread, then `done(value, error)` on the hub."""
+
+        def run(admin: AdminClient) -> None:
+            try:
+                value = job(admin)
+            except Exception as error:  # who asked decides
+                self._bridge.call(done, None, error)
+            else:
+                self._bridge.call(done, value, None)
+
+        self._jobs.put(run)
+
+    def close(self) -> None:
+        """Take no more jobs; the one under way ends by itself."""
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job(self.admin)
+
+
+def survey(admin: AdminClient, let_in: Callable[[str], bool], known: Mapping[str, int] | None) -> Survey:
+    """What is there. Looked at are topics whose number of partitions is not as `known`; None: all of them."""
+    found = admin.list_topics(timeout=SURVEY_S)
+    names = {name: len(topic.partitions) for name, topic in found.topics.items() if let_in(name)}
+    wanted = [name for name, count in names.items() if known is None or known.get(name) != count]
+    return Survey(frozenset(names), tuple(described(admin, wanted)), found.cluster_id or "")
+
+
+def described(admin: AdminClient, names: Iterable[str]) -> list[FoundTopic]:
+    """Those of `names` that are there."""
+    wanted = list(names)
+    if not wanted:
+        return []
+    asked = admin.describe_topics(TopicCollection(wanted), request_timeout=ASK_S)
+    there = {}
+    for name, answer in asked.items():
+        try:
+            there[name] = answer.result()
+        except Exception as error:
+            if not is_gone(error):
+                raise
+    return _with_settings(admin, there)
+
+
+def _with_settings(admin: AdminClient, there: Mapping[str, Any]) -> list[FoundTopic]:
+    if not there:
+        return []
+    resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in there]
+    found = []
+    for resource, answer in admin.describe_configs(resources, request_timeout=ASK_S).items():
+        topic = there[resource.name]
+        try:
+            settings = {name: entry.value for name, entry in answer.result().items()}
+        except Exception as error:
+            if is_gone(error):
+                continue
+            if not has_code(error, KafkaError.TOPIC_AUTHORIZATION_FAILED):
+                raise
+            settings = {}  # this user may not see them
+        bytes_max = int(settings.get("max.message.bytes") or 1_048_588)
+        flushed = settings.get("flush.messages") == "1"
+        replicas = min((len(part.replicas) for part in topic.partitions), default=1)
+        partitions = len(topic.partitions)
+        found.append(FoundTopic(resource.name, str(topic.topic_id), partitions, replicas, bytes_max, flushed))
+    return found
+
+
+def create(admin: AdminClient, options: KafkaOptions, name: str, queues: int, durable: bool) -> FoundTopic:
+    """Make the topic, or find it made; ready to be written to when this returns."""
+    settings = {
+        "message.timestamp.type": "LogAppendTime",
+        "max.message.bytes": str(options.message_bytes_max),
+    }
+    if options.min_insync:
+        settings["min.insync.replicas"] = str(options.min_insync)
+    if options.retention_ms:
+        settings["retention.ms"] = str(options.retention_ms)
+    topic = NewTopic(name, queues, options.replication_factor or -1, config=settings)
+    [answer] = admin.create_topics([topic], request_timeout=CHANGE_S).values()
+    try:
+        answer.result()
+    except Exception as error:
+        if has_code(error, KafkaError.TOPIC_ALREADY_EXISTS):
+            return _seen(admin, name, 1)
+        raise translated(error, f"topic {name} cannot be made") from error
+    found = _seen(admin, name, queues)
+    if durable and found.replicas < 2:  # with nobody else who has it, it must be on the disk
+        found = flush_each(admin, found)
+    touch(admin, found)
+    return found
+
+
+def _seen(admin: AdminClient, name: str, queues: int) -> FoundTopic:
+    """The topic once the brokers know of it with so many queues."""
+    end = time.monotonic() + SETTLE_S
+    while True:
+        found = described(admin, [name])
+        if found and found[0].partitions >= queues:
+            return found[0]
+        if time.monotonic() >= end:
+            raise RemoteError(f"topic {name} was made in Kafka and is not to be seen after {SETTLE_S:g} s")
+        time.sleep(PAUSE_S)
+
+
+def flush_each(admin: AdminClient, found: FoundTopic) -> FoundTopic:
+    """Have each message of the topic synced before it is answered."""
+    entry = ConfigEntry("flush.messages", "1", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, found.kafka_name, incremental_configs=[entry])
+    [answer] = admin.incremental_alter_configs([resource], request_timeout=CHANGE_S).values()
+    try:
+        answer.result()
+    except Exception as error:
+        raise translated(error, f"topic {found.kafka_name} cannot be set to sync each message") from error
+    return found._replace(flushed=True)
+
+
+def grow(admin: AdminClient, found_name: str, queues: int) -> FoundTopic:
+    """Give the topic so many queues."""
+    [answer] = admin.create_partitions([NewPartitions(found_name, queues)], request_timeout=CHANGE_S).values()
+    try:
+        answer.result()
+    except Exception as error:
+        if not has_code(error, KafkaError.INVALID_PARTITIONS):  # it has as many by now, or more
+            raise translated(error, f"topic {found_name} cannot grow to {queues} queues") from error
+    found = _seen(admin, found_name, queues)
+    touch(admin, found)
+    return found
+
+
+def touch(admin: AdminClient, found: FoundTopic) -> None:
+    """Wait until each partition has a leader that answers: the first writes do not have to."""
+    end = time.monotonic() + SETTLE_S
+    left = set(range(found.partitions))
+    latest: Any = OffsetSpec
+    while left and time.monotonic() < end:
+        asked = {TopicPartition(found.kafka_name, number): latest.latest() for number in left}
+        for place, answer in admin.list_offsets(asked, request_timeout=ASK_S).items():
+            if answer.exception() is None:
+                left.discard(place.partition)
+        if left:
+            time.sleep(PAUSE_S)
+
+
+def delete(admin: AdminClient, name: str) -> None:
+    """End the topic; returns when the brokers say that it is gone."""
+    [answer] = admin.delete_topics([name], request_timeout=CHANGE_S).values()
+    try:
+        answer.result()
+    except Exception as error:
+        if is_gone(error):
+            raise NoSuchTopicError(f"topic {name} does not exist in Kafka") from error
+        raise translated(error, f"topic {name} cannot be deleted") from error
+    end = time.monotonic() + SETTLE_S
+    while described(admin, [name]):
+        if time.monotonic() >= end:
+            raise RemoteError(f"topic {name} was deleted in Kafka and is still there after {SETTLE_S:g} s")
+        time.sleep(PAUSE_S)
+
+
+def reason(error: Exception) -> str:
+    """Why the cluster does not answer, in one line."""
+    found = kafka_error(error)
+    return str(error) if found is None else str(found.str())

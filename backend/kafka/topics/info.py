@@ -1,0 +1,81 @@
+"""One topic: what Kafka says of it, and what is kept beside it because Kafka has no word for it. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from backend.kafka.names import incarnation
+from backend.records import Durability, TopicInfo
+
+
+class FoundTopic(NamedTuple):
+    """One topic as the cluster has it."""
+
+    kafka_name: str
+    topic_id: str
+    partitions: int
+    replicas: int
+    message_bytes_max: int
+    flushed: bool  # each message is synced before it is answered
+
+
+class StoredInfo(msgspec.Struct, forbid_unknown_fields=False, omit_defaults=True):
+    """What Kafka does not know of a topic, as it is kept."""
+
+    incarnation: int
+    durability: int = Durability.DURABLE
+    readable: bool = True
+    writable: bool = True
+    delay: str = "both"
+    body_bytes_max: int | None = None
+    source: str = "log"
+    delay_dialects: tuple[str, ...] = ()
+
+
+class KafkaTopic(NamedTuple):
+    """One living topic."""
+
+    info: TopicInfo
+    kafka_name: str
+    durability: Durability  # that an answered append has
+    message_bytes_max: int
+    topic_id: bytes
+
+
+_decode_info = msgspec.json.Decoder(StoredInfo).decode
+
+
+def stored_bytes(info: TopicInfo) -> bytes:
+    """What is kept of a topic."""
+    fields = {name: getattr(info, name) for name in StoredInfo.__struct_fields__}
+    return msgspec.json.encode(StoredInfo(**{**fields, "durability": int(info.durability)}))
+
+
+def topic_of(name: str, found: FoundTopic, kept: bytes | None) -> KafkaTopic:
+    """The topic from what Kafka says and what is kept."""
+    number = incarnation(found.topic_id)
+    reached = Durability.WRITTEN
+    if found.replicas >= 2:
+        reached = Durability.REPLICATED
+    elif found.flushed:
+        reached = Durability.DURABLE
+    info = TopicInfo(name, number, found.partitions, reached)
+    known = kept_info(kept)
+    if known is not None and known.incarnation == number:
+        info = TopicInfo(
+            name, number, found.partitions, Durability(known.durability), known.readable, known.writable,
+            known.delay, known.body_bytes_max, known.source, known.delay_dialects,
+        )  # fmt: skip
+    return KafkaTopic(info, found.kafka_name, reached, found.message_bytes_max, found.topic_id.encode())
+
+
+def kept_info(kept: bytes | None) -> StoredInfo | None:
+    """What is kept, where there is something that can be read."""
+    if kept is None:
+        return None
+    try:
+        return _decode_info(kept)
+    except msgspec.MsgspecError:
+        return None

@@ -1,0 +1,323 @@
+"""The topics as this process knows them, on the hub: what Kafka has, and what is kept beside it.
+
+Kafka knows a topic's partitions, its id (from which the incarnation comes) and its settings. What it has no
+word for (who may read and write, delays, the durability asked for) is kept under the topic's name by the
+state (`put_info`), with the incarnation it belongs to. A topic that has none is taken with what all have.
+Everything that is done to one name is done one after the other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from backend.completion import Completion
+from backend.engine import check_change
+from backend.kafka.names import incarnation
+from backend.kafka.options import KafkaOptions
+from backend.kafka.topics import cluster as work
+from backend.kafka.topics.cluster import Cluster, Survey
+from backend.kafka.topics.info import FoundTopic, KafkaTopic, kept_info, stored_bytes, topic_of
+from backend.records import Durability, NewRecord, QueueRef, TopicInfo
+from ddmq_common.clock import Clock
+from ddmq_common.errors import CallerError, DrainingError, NoSuchTopicError, RemoteError
+from ddmq_common.hub_timer import HubTimer
+
+LOOK_AT_ALL = 10  # each so many surveys every topic is looked at, not only those that seem changed
+RECORD_EXTRA = 512  # bytes that Kafka counts for a record beside key, value and headers, at most
+PutInfo = Callable[[str, bytes | None, float], Completion[None]]
+
+
+class KafkaTopics:
+    """`stored`: what is kept, by name; `put_info` keeps it, `forget` ends the progress of what is gone.
+
+    `changed`: told of each change, with the topic as it was. `touch`: makes a producer know a topic, in
+    the cluster's thread.
+    """
+
+    def __init__(
+        self,
+        options: KafkaOptions,
+        cluster: Cluster,
+        clock: Clock,
+        stored: Callable[[], Mapping[str, bytes]],
+        put_info: PutInfo,
+        forget: Callable[[str, int, float], Completion[None]],
+        changed: Callable[[str, KafkaTopic | None], None],
+        touch: Callable[[str], object],
+    ) -> None:
+        self._options = options
+        self._names = options.names
+        self._cluster = cluster
+        self._clock = clock
+        self._stored = stored
+        self._put_info = put_info
+        self._forget = forget
+        self._changed = changed
+        self._touch = touch
+        self.topics: dict[str, KafkaTopic] = {}
+        self._found: dict[str, FoundTopic] = {}  # by our names
+        self._over: set[str] = set()  # ids of topics that were deleted here
+        self._lines: dict[str, deque[Callable[[], None]]] = {}  # names that something is done to
+        self._pending: set[Completion[Any]] = set()
+        self._surveys = 0
+        self._surveying = self._closed = False
+        self.reason = "the topics of the cluster are not known yet"
+        self.cluster_id = ""
+        self._timer = HubTimer(ref=False)
+
+    # --- asking
+
+    def find(self, name: str) -> KafkaTopic | None:
+        """The topic as it stands."""
+        return self.topics.get(name)
+
+    def living(self, queue: QueueRef) -> KafkaTopic | None:
+        """The topic of a queue that is there; None when it, its topic or its incarnation is gone."""
+        topic = self.topics.get(queue.topic)
+        if (
+            topic is None
+            or topic.info.incarnation != queue.incarnation
+            or not 0 <= queue.queue_id < topic.info.queues
+        ):
+            return None
+        return topic
+
+    def refusal(self, record: NewRecord) -> Exception | None:
+        """Why a record is not taken."""
+        topic = self.topics.get(record.topic)
+        if topic is None:
+            return NoSuchTopicError(f"topic {record.topic} does not exist")
+        if not 0 <= record.queue_id < topic.info.queues:
+            return NoSuchTopicError(
+                f"topic {record.topic} has no queue {record.queue_id}; it has 0 to {topic.info.queues - 1}"
+            )
+        if not topic.info.writable:
+            return CallerError(f"topic {record.topic} is not writable")
+        size = len(record.delivery) + RECORD_EXTRA
+        if size > topic.message_bytes_max:
+            return CallerError(
+                f"topic {record.topic}: a record of {size} bytes; Kafka takes at most"
+                f" {topic.message_bytes_max} there (max.message.bytes)"
+            )
+        return None
+
+    @property
+    def known(self) -> bool:
+        """Whether the cluster has said once what there is."""
+        return self._surveys > 0
+
+    # --- following
+
+    def start(self) -> None:
+        """Look now, and then again and again."""
+        self._timer.every(self._options.topics_poll_ms / 1000, self.look)
+        self.look()
+
+    def look(self, then: Callable[[], None] | None = None) -> None:
+        """Ask the cluster what there is."""
+        if self._surveying or self._closed:
+            return
+        self._surveying = True
+        everything = self._surveys % LOOK_AT_ALL == 0
+        known = None if everything else {each.kafka_name: each.partitions for each in self._found.values()}
+        from_kafka = self._names.from_kafka
+        job = partial(work.survey, let_in=lambda name: from_kafka(name) is not None, known=known)
+        lines = set(self._lines)
+        self._cluster.ask(job, lambda found, error: self._surveyed(found, error, lines))
+
+    def _surveyed(self, found: Survey | None, error: Exception | None, busy: set[str]) -> None:
+        """`busy`: something was done to these names meanwhile; the next survey is right about them."""
+        self._surveying = False
+        if self._closed:
+            return
+        if found is None:
+            self.reason = f"Kafka at {self._options.bootstrap}: {work.reason(error or RemoteError('silent'))}"
+            return
+        self._surveys += 1
+        self.reason, self.cluster_id = "", found.cluster_id
+        busy |= set(self._lines)
+        for each in found.looked_at:
+            name = self._names.from_kafka(each.kafka_name)
+            if name is not None and name not in busy and each.topic_id not in self._over:
+                self._take(name, each)
+        for name, known in list(self._found.items()):
+            if known.kafka_name not in found.names and name not in busy:
+                self._drop(name)
+
+    def info_changed(self, name: str) -> None:
+        """What is kept of a topic has changed."""
+        found = self._found.get(name)
+        if found is not None and name not in self._lines:
+            self._take(name, found)
+
+    def _take(self, name: str, found: FoundTopic) -> None:
+        topic = topic_of(name, found, self._stored().get(name))
+        self._found[name] = found
+        before = self.topics.get(name)
+        if before != topic:
+            self.topics[name] = topic
+            self._changed(name, before)
+
+    def _drop(self, name: str) -> None:
+        del self._found[name]
+        before = self.topics.pop(name, None)
+        if before is not None:
+            self._changed(name, before)
+
+    # --- changing
+
+    def put(self, info: TopicInfo, deadline: float, done: Completion[TopicInfo]) -> None:
+        """As Backend.put_topic, `info` checked."""
+        self._in_line(info.name, done, deadline, lambda: self._put(info, deadline, done))
+
+    def _put(self, info: TopicInfo, deadline: float, done: Completion[TopicInfo]) -> None:
+        known = self.topics.get(info.name)
+        if info.incarnation == 0 and known is not None:
+            self._end(info.name, done, known.info)
+            return
+        durable = info.durability >= Durability.DURABLE
+        if info.incarnation == 0:
+            kafka_name = self._names.to_kafka(info.name)
+            job = partial(self._create, kafka_name, info.queues, durable)
+        else:
+            check_change(info, None if known is None else known.info)
+            assert known is not None
+            kafka_name = known.kafka_name
+            job = partial(self._change, self._found[info.name], info.queues, durable)
+        self._cluster.ask(job, lambda found, error: self._made(info, deadline, done, found, error))
+
+    def _create(self, kafka_name: str, queues: int, durable: bool, admin: Any) -> FoundTopic:
+        found = work.create(admin, self._options, kafka_name, queues, durable)
+        self._touch(kafka_name)
+        return found
+
+    def _change(self, found: FoundTopic, queues: int, durable: bool, admin: Any) -> FoundTopic:
+        if queues > found.partitions:
+            found = work.grow(admin, found.kafka_name, queues)
+            self._touch(found.kafka_name)
+        if durable and found.replicas < 2 and not found.flushed:
+            found = work.flush_each(admin, found)
+        return found
+
+    def _made(
+        self,
+        info: TopicInfo,
+        deadline: float,
+        done: Completion[TopicInfo],
+        found: FoundTopic | None,
+        error: Exception | None,
+    ) -> None:
+        if found is None:
+            self._failed(info.name, done, error)
+            return
+        number = incarnation(found.topic_id)
+        known = kept_info(self._stored().get(info.name))
+        if info.incarnation == 0 and known is not None and known.incarnation == number:
+            self._put_done(info.name, done, found)  # another process has made it
+            return
+        wanted = replace(info, incarnation=number, queues=found.partitions)
+        put = self._put_info(info.name, stored_bytes(wanted), deadline)
+        put.then(lambda put: self._put_done(info.name, done, found, put.error))
+
+    def _put_done(
+        self, name: str, done: Completion[TopicInfo], found: FoundTopic, error: Exception | None = None
+    ) -> None:
+        self._take(name, found)
+        if error is not None:
+            self._failed(name, done, error)
+        else:
+            self._end(name, done, self.topics[name].info)
+
+    def delete(self, name: str, deadline: float, done: Completion[None]) -> None:
+        """As Backend.delete_topic."""
+        self._in_line(name, done, deadline, lambda: self._delete(name, deadline, done))
+
+    def _delete(self, name: str, deadline: float, done: Completion[None]) -> None:
+        found = self._found.get(name)
+        if found is None:
+            raise NoSuchTopicError(f"topic {name} does not exist")
+
+        def gone(_: None, error: Exception | None) -> None:
+            if error is not None and not isinstance(error, NoSuchTopicError):
+                self._failed(name, done, error)
+                return
+            self._over.add(found.topic_id)
+            if name in self._found:
+                self._drop(name)
+            self._forget(name, incarnation(found.topic_id), deadline)
+            self._put_info(name, None, deadline).then(lambda put: self._forgotten(name, done, put.error))
+
+        self._cluster.ask(partial(work.delete, name=found.kafka_name), gone)
+
+    def _forgotten(self, name: str, done: Completion[None], error: Exception | None) -> None:
+        if error is not None:
+            self._failed(name, done, error)
+        else:
+            self._end(name, done, None)
+
+    # --- one after the other
+
+    def _in_line(self, name: str, done: Completion[Any], deadline: float, act: Callable[[], None]) -> None:
+        def begin() -> None:
+            if done.done or self._closed:
+                self._next(name)
+                return
+            try:
+                act()
+            except Exception as error:
+                self._failed(name, done, error)
+
+        self._pending = {each for each in self._pending if not each.done}
+        self._pending.add(done)
+        late = HubTimer(ref=False)
+        late.once(
+            deadline - self._clock.monotonic(),
+            lambda: _late(name, done),
+        )
+        done.then(lambda _: late.stop())
+        line = self._lines.get(name)
+        if line is not None:
+            line.append(begin)
+        else:
+            self._lines[name] = deque()
+            begin()
+
+    def _end(self, name: str, done: Completion[Any], value: Any) -> None:
+        try:
+            if not done.done:
+                done.succeed(value)
+        finally:
+            self._next(name)
+
+    def _failed(self, name: str, done: Completion[Any], error: Exception | None) -> None:
+        try:
+            if not done.done:
+                done.fail(error or RemoteError(f"topic {name}: no answer"))
+        finally:
+            self._next(name)
+
+    def _next(self, name: str) -> None:
+        line = self._lines.get(name)
+        if not line:
+            self._lines.pop(name, None)
+        else:
+            line.popleft()()
+
+    def close(self) -> None:
+        """Follow no more; who waits is refused."""
+        self._closed = True
+        self._timer.stop()
+        self._lines.clear()
+        self._cluster.close()
+        for done in self._pending:
+            if not done.done:
+                done.fail(DrainingError("the Kafka engine was closed"))
+
+
+def _late(name: str, done: Completion[Any]) -> None:
+    if not done.done:
+        done.fail(RemoteError(f"topic {name}: no answer of Kafka by the deadline"))

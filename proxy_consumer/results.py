@@ -1,0 +1,230 @@
+"""Results that clients bring: applied to the pull buffers, element by element of the linked list.
+
+Each element counts by its own context; successes go before failures; what names a queue that another
+proxy holds is passed on to it, what names no queue at all is ignored and counted. Afterwards everything
+the queues concerned owe goes into one commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+from ddmq_common.errors import TryLaterError
+from proxy_consumer.answers import IDL
+from proxy_consumer.core.queue_jobs import QueueJobs
+from proxy_consumer.core.steps import BufferedQueue
+from proxy_consumer.fetches.service import Fetches
+from proxy_consumer.forwarding import Done, Forwarding, Taken
+from proxy_consumer.groups.group import Group
+from proxy_consumer.retries.headers import error_text
+from proxy_consumer.runtime import Runtime
+from proxy_consumer.subscription.held_queue import HeldQueue, Part, ProgressCommit, QueueHolder, collect
+
+NO_OFFSETS: Sequence[int] = ()
+GIVE_UP = -2  # in failDelaysMs: no further try
+Missed = tuple[int, int]  # offset, lease id
+
+
+class Applied(NamedTuple):
+    """What became of a call's results: what is to be committed before the answer, what is to be passed on to
+    other proxies, and LateResults."""
+
+    parts: list[Part]
+    foreign: list[Taken]
+    late: list[Any]
+
+    @property
+    def open(self) -> bool:
+        """Whether the answer has to wait for `Results.store`."""
+        return bool(self.parts or self.foreign)
+
+
+class Results:
+    """Applies ConsumeResults of one proxy."""
+
+    def __init__(self, runtime: Runtime, groups: Mapping[bytes, Group], fetches: Fetches) -> None:
+        self._runtime = runtime
+        self._groups = groups
+        self._fetches = fetches
+        self.forwarding = Forwarding(runtime, fetches)
+        self._unknown_group = runtime.ignored("", "unknown group")
+        self._too_many = runtime.ignored("", "over the bound of one call")
+
+    def apply(self, result: Any) -> Applied:
+        """Take in a whole linked list.
+
+        Raises TryLaterError, and changes nothing, when a queue was lost a moment ago: until it is known
+        who has it, its results can be neither stored nor ignored.
+        """
+        if self._runtime.lost:
+            self._refuse_lost(result)
+        if result.forwardedBy is not None:
+            self._refuse_unheld(result)
+        config = self._runtime.config
+        offsets_left, elements_left = config.offsets_per_call_max, config.results_per_call_max
+        now = self._runtime.now()
+        touched: dict[int, HeldQueue] = {}
+        late: list[Any] = []
+        foreign: list[Taken] = []
+        while result is not None:
+            given = len(result.successOffsets or NO_OFFSETS) + len(result.failOffsets or NO_OFFSETS)
+            given += len(result.extendLeases or NO_OFFSETS) + len(result.returnOffsets or NO_OFFSETS)
+            offsets_left -= given
+            elements_left -= 1
+            if offsets_left < 0 or elements_left < 0:
+                self._too_many.value += given
+            else:
+                held = self._held(result, given, foreign)
+                if held is not None:
+                    self._apply_one(held, result, now, late)
+                    touched[id(held)] = held
+            result = result.nextResult
+        return Applied(self._collect(touched), foreign, late)
+
+    def _refuse_lost(self, result: Any) -> None:
+        lost, now = self._runtime.lost, self._runtime.now()
+        for key in [key for key, until in lost.items() if until <= now]:
+            del lost[key]
+        while result is not None:
+            context = result.context
+            if context is not None and (context.groupId, context.topic, context.qid) in lost:
+                qid = context.qid.decode("utf-8", "replace")
+                raise TryLaterError(f"queue {qid} is between two owners; send the results again")
+            result = result.nextResult
+
+    def _refuse_unheld(self, result: Any) -> None:
+        """Another proxy took us for the holder: what we do not hold has moved on."""
+        while result is not None:
+            context = result.context
+            group = None if context is None else self._groups.get(context.groupId)
+            if group is None or (context.topic, context.qid) not in group.held:
+                raise TryLaterError("this proxy does not hold the queue any more; send the results again")
+            result = result.nextResult
+
+    def store(self, applied: Applied, done: Done) -> None:
+        """Make its parts durable and pass on what others hold; `done` with the first error, or None.
+
+        What is passed on may turn out to be ours: then `applied.late` has become longer when `done` runs.
+        """
+        parts = applied.parts
+        if not applied.foreign:
+            ProgressCommit(self._runtime, parts, done).start()
+            return
+        left, error = 1 + bool(parts), None
+
+        def one(failure: Exception | None) -> None:
+            nonlocal left, error
+            left -= 1
+            error = error or failure
+            if left == 0:
+                done(error)
+
+        self.forwarding.send(
+            applied.foreign, lambda taken, judged: self._judge(taken, applied.late, judged), one
+        )
+        if parts:
+            ProgressCommit(self._runtime, parts, one).start()
+
+    def _judge(self, taken: list[Taken], late: list[Any], done: Done) -> None:
+        """Take in results of queues that are held here by now."""
+        touched: dict[int, HeldQueue] = {}
+        for group, result in taken:
+            held = group.held[result.context.topic, result.context.qid]
+            self._apply_one(held, result, self._runtime.now(), late)
+            touched[id(held)] = held
+        parts = self._collect(touched)
+        if parts:
+            ProgressCommit(self._runtime, parts, done).start()
+        else:
+            done(None)
+
+    def _held(self, result: Any, given: int, foreign: list[Taken]) -> HeldQueue | None:
+        """The queue that a result's context names, if it is ours; what others may hold goes to `foreign`."""
+        context = result.context
+        group = None if context is None else self._groups.get(context.groupId)
+        if group is None:
+            if context is None or not self._fetches.instances.result(result):
+                self._unknown_group.value += given
+            return None
+        held = group.held.get((context.topic, context.qid))
+        if held is None:
+            if self.forwarding.takes(group, context):
+                foreign.append((group, result))
+            else:
+                group.unknown_queue.value += given
+        return held
+
+    def _apply_one(self, held: HeldQueue, result: Any, now: float, late: list[Any]) -> None:
+        """Take one element in; to `late` go those of its results under a lease that changed nothing."""
+        state, jobs = held.state, held.state.jobs
+        missed: list[Missed] = []
+        if result.successOffsets:
+            offsets, leases = result.successOffsets, result.successLeases
+            done = jobs.finish(offsets, leases, now)
+            if done < len(offsets) and leases:
+                missed += _missed(state, offsets, leases, done)
+        if result.failOffsets:
+            missed += self._fail(jobs, result, now)
+        if result.extendOffsets and result.extendLeases:
+            offsets, leases = result.extendOffsets, result.extendLeases
+            over = set(jobs.extend_parts(offsets, leases, now))
+            missed += [(at, lease) for at, lease in zip(offsets, leases, strict=False) if at in over]
+        elif result.extendLeases:
+            jobs.extend(result.extendLeases, now)
+        if result.returnOffsets:
+            held.subscription.buffer.take_back(state, result.returnOffsets, result.returnLeases or NO_OFFSETS)
+        if missed:
+            late.append(_late(held, missed))
+
+    def _fail(self, jobs: QueueJobs, result: Any, now: float) -> list[Missed]:
+        longest = self._runtime.config.fail_delay_max_ms
+        columns = zip_longest(
+            result.failOffsets,
+            (result.failLeases or NO_OFFSETS)[: len(result.failOffsets)],
+            (result.failDelaysMs or NO_OFFSETS)[: len(result.failOffsets)],
+            (result.failReasons or NO_OFFSETS)[: len(result.failOffsets)],
+        )
+        missed: list[Missed] = []
+        for offset, lease, delay, reason in columns:
+            error = error_text(reason or "")
+            if delay == GIVE_UP:
+                taken = jobs.give_up(offset, lease or None, error)
+            else:
+                wait_ms = None if delay is None or delay < 0 else min(delay, longest)
+                taken = jobs.fail(offset, lease or None, wait_ms, now, error)
+            if lease and not taken:
+                missed.append((offset, lease))
+        return missed
+
+    def _collect(self, touched: dict[int, HeldQueue]) -> list[Part]:
+        parts: list[Part] = []
+        groups: dict[str, QueueHolder] = {}
+        for held in touched.values():
+            subscription = held.subscription
+            parts += collect(subscription, (held.state,))
+            subscription.buffer.heard(held.state)
+            subscription.after_results((held.state,))
+            groups[subscription.group_name] = subscription
+        for one in groups.values():
+            one.serve()  # each serves all of its group
+        return parts
+
+
+def _missed(state: BufferedQueue, offsets: Sequence[int], leases: Sequence[int], done: int) -> list[Missed]:
+    """Acknowledged under a lease that was over. Where a part was `done`, what is finished is that part."""
+    is_finished = state.jobs.ack_map.is_finished
+    pairs = zip(offsets, leases, strict=False)
+    return [(at, lease) for at, lease in pairs if lease and not (done and is_finished(at))]
+
+
+def _late(held: HeldQueue, missed: Sequence[Missed]) -> Any:
+    is_finished = held.state.jobs.ack_map.is_finished
+    offsets = [offset for offset, _ in missed]
+    return IDL.LateResult(
+        context=held.place.context,
+        offsets=offsets,
+        leases=[lease for _, lease in missed],
+        finished=[offset for offset in offsets if is_finished(offset)],
+    )

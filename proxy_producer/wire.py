@@ -1,0 +1,262 @@
+"""Between the wire and our words: what a request asks for, and what it is answered.
+
+The wire's field names end here. Everything is taken out of a message at once: the RPC layer may use its
+argument objects again. Constant answers are encoded once per protocol, the others are structs of the IDL;
+fields of ours (100 and up) go only to callers whose request carried one of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from backend.records import FLAG_PRESSURE, AppendResult, NewRecord
+from ddmq_client.idl import producer
+from ddmq_client.idl.codes import OK_TEXT, DelayAction, DelayType
+from ddmq_common.delays.command import ADDED, CommandOutcome, DelayCommand, Schedule
+from ddmq_common.delivery import encode
+from ddmq_rpc.api import Call, Wire
+from ddmq_rpc.codec import constant_result, structs
+from proxy_producer.core.delay_requests import ANY_QUEUE, DelayRequest
+from proxy_producer.core.refusals import SendRefusal
+from proxy_producer.core.validation import PRESSURE
+from proxy_producer.topics import KnownTopic
+
+SERVICE = "ProducerService"
+_PRESSURE_ON = b"true"
+
+
+class RequestKind(IntEnum):
+    """What a request is; each has its column in the table of checks (admission.py)."""
+
+    SINGLE = 0
+    MEMBER = 1  # of a batch
+    DELAY = 2  # sendDelaySync
+    CHANGE = 3  # the same, of what waits already, by a caller of ours: the id says it all
+
+
+@dataclass(slots=True)
+class SendRequest:
+    """One message that somebody wants sent, or a change of one that waits. Bytes are as they came.
+
+    `place`: (partitionId, hashId). `ours`: the caller knows fields of ours. `born_ms`: epoch milliseconds.
+    `delay`: what a sendDelaySync asks for.
+    """
+
+    kind: RequestKind
+    name: bytes
+    key: bytes
+    tags: bytes
+    body: bytes
+    properties: Mapping[bytes, bytes] | None
+    place: tuple[int, int]
+    ours: bool
+    born_ms: int
+    frame_bytes: int
+    delay: DelayRequest | None = None
+
+    # what the checks find out
+    topic: KnownTopic | None = None  # as long as it does not exist, or where a change names none
+    topic_name: str = ""
+    kept: Mapping[bytes, bytes] | None = None  # the properties to deliver, of a plain send
+    level: int = 0  # the delay level that was asked for, 0 = none
+    chronos: bool = False  # a delay service sends it
+    command: DelayCommand | None = None  # what it asks of the delay service in the words of a dialect
+
+    @property
+    def now_ms(self) -> int:
+        """The end of its millisecond: a delay that counts from it is never early."""
+        return self.born_ms + 1
+
+    @property
+    def adds(self) -> bool:
+        """It brings a message; everything else changes one."""
+        return self.delay is None or self.delay.action == DelayAction.ADD
+
+    def record(self, message_id: bytes) -> NewRecord:
+        """The record to append; `delivery` is encoded here, once for all consumers."""
+        delivery = encode(self.key, self.body, self.tags, self.kept)
+        return NewRecord(
+            self.topic_name, -1, message_id, self.born_ms, delivery, self.key, self.tags, flags_of(self.kept)
+        )
+
+
+class BatchMember(NamedTuple):
+    """One message of a batch that passed its checks. `place`: where it stands in the request."""
+
+    place: int
+    record: NewRecord
+    body_bytes: int
+    partition_id: int
+    hash_id: int
+    chronos: bool
+
+
+def request_of(kind: RequestKind, message: Any, born_ms: int, frame_bytes: int) -> SendRequest:
+    """What a wire Message asks for; nothing is refused here."""
+    return SendRequest(
+        kind,
+        message.topic or b"",
+        message.key or b"",
+        message.tags or b"",
+        message.body or message.value or b"",
+        message.properties,
+        (message.partitionId, message.hashId),
+        message.clientId is not None or message.producerGroup is not None,
+        born_ms,
+        frame_bytes,
+    )
+
+
+def flags_of(properties: Mapping[bytes, bytes] | None) -> int:
+    """The record's flags that checked properties ask for."""
+    return FLAG_PRESSURE if properties and properties.get(PRESSURE) == _PRESSURE_ON else 0
+
+
+_OURS = (
+    "clientId", "dueMs", "cron", "zone", "delayMs", "periodMs", "repeat", "occurrencesMax", "catchUp", "key",
+    "partitionId", "hashId",
+)  # fmt: skip
+_CRON_CHARACTERS_SHOWN = 256  # longer ones are refused by their length, and need not be kept whole
+
+
+def delay_request_of(message: Any, born_ms: int, frame_bytes: int) -> SendRequest:
+    """What `message` asks for; nothing is refused here. `born_ms`: epoch milliseconds."""
+    ours = any(getattr(message, name) is not None for name in _OURS)
+    schedule = _schedule(message) if ours and message.dmsgtype == DelayType.SCHEDULE else None
+    return SendRequest(
+        RequestKind.CHANGE if ours and message.action != DelayAction.ADD else RequestKind.DELAY,
+        message.topic or b"",
+        (message.key or b"") if schedule is not None else b"",
+        message.tags or b"",
+        message.body or b"",
+        message.properties,
+        (ANY_QUEUE if message.partitionId is None else message.partitionId, message.hashId or 0),
+        ours,
+        born_ms,
+        frame_bytes,
+        DelayRequest(
+            message.action,
+            message.uniqDelayMsgId or b"",
+            message.timestamp,
+            message.dmsgtype,
+            message.interval,
+            message.expire,
+            message.times,
+            message.uuid or b"",
+            _due_ms(message, born_ms + 1),
+            ours,
+            schedule,
+            bool(message.fresh) or not message.uuid,
+        ),
+    )
+
+
+def _due_ms(message: Any, now_ms: int) -> int | None:
+    """Epoch milliseconds, or None where the timestamp (or the schedule itself) says when."""
+    if message.dueMs is not None:
+        due_ms: int = message.dueMs
+        return due_ms
+    if message.dmsgtype == DelayType.SCHEDULE and message.action == DelayAction.ADD:
+        timestamp = message.timestamp
+        return None if not timestamp or message.delayMs is not None else int(timestamp) * 1_000
+    return None if message.delayMs is None else now_ms + int(message.delayMs)
+
+
+def _schedule(message: Any) -> Schedule:
+    text = {name: _text(getattr(message, name)) for name in ("cron", "zone", "catchUp")}
+    return Schedule(
+        message.delayMs or 0,
+        message.periodMs or 0,
+        message.repeat or 0,
+        text["cron"],
+        text["zone"] or "UTC",
+        message.occurrencesMax or 0,
+        text["catchUp"] or "fire_once",
+    )
+
+
+def _text(given: bytes | None) -> str:
+    return (given or b"")[:_CRON_CHARACTERS_SHOWN].decode("utf-8", "backslashreplace")
+
+
+# --- answers
+
+_structs = structs(producer)
+_Result = _structs.Result
+
+# sendSync, sendAsync and sendBatchSync have the same result struct, so one template serves the three.
+OK = constant_result(producer, SERVICE, "sendSync", success=_Result(code=0, msg=OK_TEXT))
+
+
+def refused(refusal: SendRefusal) -> Any:
+    """A Result for a message that was not stored."""
+    return _Result(code=int(refusal.code), msg=refusal.text)
+
+
+def delay_refused(refusal: SendRefusal, delay_id: bytes) -> Any:
+    """A DelayResult for a request that was refused."""
+    return _structs.DelayResult(code=int(refusal.code), msg=refusal.text, uniqDelayMsgId=delay_id)
+
+
+_MARK = b"?"
+_DELAYED = constant_result(
+    producer,
+    SERVICE,
+    "sendDelaySync",
+    success=_structs.DelayResult(code=0, msg=OK_TEXT, uniqDelayMsgId=_MARK),
+)
+_COMPACT_HEAD, _, _DELAY_TAIL = _DELAYED.compact.partition(b"\x01" + _MARK)
+_BINARY_HEAD = _DELAYED.binary.partition(b"\x00\x00\x00\x01" + _MARK)[0]
+
+
+def delay_stored(call: Call, delay_id: bytes) -> None:
+    """Answer that a command is durable: a constant around the id."""
+    size = len(delay_id)
+    if call.wire is Wire.BINARY:
+        call.reply_encoded(b"%b%b%b%b" % (_BINARY_HEAD, size.to_bytes(4), delay_id, _DELAY_TAIL))
+    elif size < 128:
+        call.reply_encoded(b"%b%c%b%b" % (_COMPACT_HEAD, size, delay_id, _DELAY_TAIL))
+    else:
+        call.reply(_structs.DelayResult(code=0, msg=OK_TEXT, uniqDelayMsgId=delay_id))
+
+
+def delay_decided(delay_id: bytes, code: int, due_ms: int, outcome: CommandOutcome | None) -> Any:
+    """A DelayResult with our own fields. `code`: what became of the command; `due_ms`: as far as it is known
+    without an outcome, 0 = it is not."""
+    fired_ms = 0
+    text = OK_TEXT
+    if outcome is not None:
+        due_ms, fired_ms, text = outcome.due_ms or due_ms, outcome.fired_at_ms, outcome.text or OK_TEXT
+    return _structs.DelayResult(
+        code=0,
+        msg=text,
+        uniqDelayMsgId=delay_id,
+        outcome=code,
+        firedAtMs=fired_ms or None,
+        dueMs=due_ms if due_ms and code == ADDED else None,
+    )
+
+
+def delayed(record: NewRecord, delay_id: bytes) -> Any:
+    """A Result for a plain send that became a delay message."""
+    return _Result(code=0, msg=OK_TEXT, messageId=record.message_id.hex(), delayId=delay_id or None)
+
+
+def stored(record: NewRecord, result: AppendResult) -> Any:
+    """A Result with our own fields, for callers that know them."""
+    return _Result(
+        code=0,
+        msg=OK_TEXT,
+        messageId=record.message_id.hex(),
+        queueId=record.queue_id,
+        offset=result.offset,
+        durability=int(result.durability),
+    )
+
+
+def scheduled(record: NewRecord, result: AppendResult) -> Any:
+    """The same for a message with a delay level: where it will stand is not known yet."""
+    return _Result(code=0, msg=OK_TEXT, messageId=record.message_id.hex(), durability=int(result.durability))

@@ -1,0 +1,129 @@
+"""KafkaParts on a real broker with topics that are only said to be there; what a test asks of them."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from backend.kafka.bridge import Bridge
+from backend.kafka.commit.plan import KafkaWrite
+from backend.kafka.options import KafkaOptions
+from backend.kafka.parts import KafkaParts, PartsTerms
+from backend.port import Assignment, Join, Sharing
+from backend.records import CommitBatch, Durability, NewRecord, ProgressDelta, QueueRef, TopicInfo
+from ddmq_common.clock import SystemClock
+from ddmq_common.errors import NoSuchTopicError
+from tests.support.kafka import broker
+from tests.support.waits import done, soon, until
+
+TOPICS = {"orders": 4, "moved": 1}
+_names = itertools.count(1)
+
+
+def options(**rest: Any) -> KafkaOptions:
+    """Of an installation of its own."""
+    name = f"s{secrets.token_hex(4)}-{next(_names)}"
+    return KafkaOptions(broker(), namespace=name, topic_prefix=f"{name}.", **rest)
+
+
+class Parts:
+    """One process's parts; several may be on one hub."""
+
+    def __init__(self, options: KafkaOptions, topics: Mapping[str, int] | None = None) -> None:
+        self.options = options
+        self.infos = {
+            name: TopicInfo(name, 7, queues, Durability.WRITTEN)
+            for name, queues in (topics or TOPICS).items()
+        }
+        self.changed: list[str] = []
+        self.bridge = Bridge()
+        terms = PartsTerms(
+            self.infos.get,
+            self._kafka_name,
+            lambda name: Durability.WRITTEN,
+            self._encode,
+            self._refusal,
+            self.changed.append,
+            self.changed.append,
+        )
+        self.parts = KafkaParts(options, self.bridge, SystemClock(), terms)
+        self.state, self.line, self.members = self.parts.state, self.parts.line, self.parts.members
+
+    def _kafka_name(self, topic: str) -> str:
+        return self.options.names.to_kafka(topic)
+
+    def _encode(self, record: NewRecord) -> KafkaWrite:
+        return KafkaWrite(self._kafka_name(record.topic), record.queue_id, None, record.delivery)
+
+    def _refusal(self, record: NewRecord) -> Exception | None:
+        return (
+            None if record.topic in self.infos else NoSuchTopicError(f"topic {record.topic} does not exist")
+        )
+
+    def make_topics(self) -> None:
+        """In Kafka too, for records."""
+        admin = AdminClient({"bootstrap.servers": self.options.bootstrap})
+        wanted = [NewTopic(self._kafka_name(name), info.queues, 1) for name, info in self.infos.items()]
+        for answer in admin.create_topics(wanted).values():
+            answer.result()
+
+    def queue(self, number: int = 0, topic: str = "orders") -> QueueRef:
+        return QueueRef(topic, 7, number)
+
+    def commit(
+        self,
+        records: Sequence[NewRecord] = (),
+        progress: Sequence[ProgressDelta] = (),
+        settings: dict[str, bytes | None] | None = None,
+        absent: Sequence[str] = (),
+    ) -> Any:
+        return self.line.commit(CommitBatch(records, progress, settings or {}, absent), soon())
+
+    def ready(self) -> Parts:
+        until(lambda: self.state.ready and self.line.name, "ready")
+        return self
+
+    def close(self) -> None:
+        self.parts.close()
+        self.bridge.close()
+
+
+class Holder:
+    """A listener that keeps what it hears; releases at once, unless it is lazy."""
+
+    def __init__(
+        self, parts: Parts, group: str = "g", topic: str = "orders", lazy: bool = False, **terms: Any
+    ) -> None:
+        self.held: dict[QueueRef, int] = {}
+        self.lost_so_far: list[QueueRef] = []
+        self.losses = 0
+        self._lazy = lazy
+        self.membership = parts.members.join(Join(group, topic, **terms), self)
+
+    @property
+    def numbers(self) -> list[int]:
+        return sorted(queue.queue_id for queue in self.held)
+
+    def assigned(self, assignment: Assignment) -> None:
+        self.held.update(dict.fromkeys(assignment.queues, assignment.epoch))
+
+    def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
+        if not self._lazy:
+            self._drop(queues)
+            self.membership.release(queues)
+
+    def lost(self, queues: Sequence[QueueRef]) -> None:
+        self.losses += 1
+        self.lost_so_far += queues
+        self._drop(queues)
+
+    def _drop(self, queues: Sequence[QueueRef]) -> None:
+        for queue in queues:
+            self.held.pop(queue, None)
+
+
+__all__ = ["TOPICS", "Holder", "Parts", "Sharing", "done", "options"]

@@ -1,0 +1,164 @@
+"""Processes that hold queues, killed and stopped: others take over, and what was stopped has no effect."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from parts_kit import TOPICS, Holder, Parts, done, options
+
+from backend.kafka.options import KafkaOptions
+from backend.records import ProgressDelta
+from tests.support.waits import until
+
+ROOT = Path(__file__).resolve().parents[3]
+KILLED_S, CLEAN_S = 5.0, 1.0  # what is promised of a hand-over
+QUEUES = 4
+
+
+class Child:
+    """A process of holder_process.py, and what it has told."""
+
+    def __init__(self, terms: KafkaOptions, plain: bool = False) -> None:
+        told = {name: getattr(terms, name) for name in ("bootstrap", "namespace", "topic_prefix")}
+        command = [sys.executable, "-m", "tests.service.kafka.holder_process", json.dumps(told), f"{plain:d}"]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+        self.lines: list[list[str]] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.decode().split())
+
+    def told(self, kind: str, since: int = 0) -> list[list[str]]:
+        return [line for line in self.lines[since:] if line[0] == kind]
+
+    def finished(self) -> dict[int, int]:
+        """Of each queue the offset behind the last that was answered."""
+        return {int(line[1]): int(line[2]) + 1 for line in self.told("f")}
+
+    def send(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join(5)
+
+
+@pytest.fixture
+def installation() -> Iterator[Parts]:
+    parts = Parts(options(), TOPICS)
+    parts.make_topics()
+    yield parts.ready()
+    parts.close()
+
+
+def moved(parts: Parts) -> list[tuple[int, int]]:
+    """Queue and offset of every record that was committed."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": parts.options.bootstrap,
+            "group.id": "none",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    consumer.assign([TopicPartition(parts.options.names.to_kafka("moved"), 0, 0)])
+    found = []
+    while (message := consumer.poll(10)) is not None and message.error() is None:
+        queue, offset, _ = (message.value() or b"").split()
+        found.append((int(queue), int(offset)))
+    consumer.close()
+    return found
+
+
+def check_moved(parts: Parts, committed: dict[int, int]) -> None:
+    """Each finished odd offset was moved, and once; no other was."""
+    found = moved(parts)
+    assert len(found) == len(set(found)), "twice"
+    assert set(found) == {(queue, at) for queue, end in committed.items() for at in range(1, end, 2)}
+
+
+def committed(parts: Parts) -> dict[int, int]:
+    views = [parts.state.progress.view(("g", parts.queue(number))) for number in range(QUEUES)]
+    return {number: view.committed or 0 for number, view in enumerate(views)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plain", [True, False])
+def test_who_is_killed_is_followed_by_who_is_left(installation: Parts, plain: bool) -> None:
+    child = Child(installation.options, plain)
+    try:
+        until(lambda: len(child.finished()) == QUEUES and min(child.finished().values()) > 20, "it works")
+        mine = Holder(installation, address="parent")
+        until(lambda: len(mine.held) == QUEUES // 2, "shared")
+        at = len(child.lines)
+        until(lambda: len(child.told("f", at)) > 50, "it goes on")
+        child.send(signal.SIGKILL)
+        began = time.monotonic()
+        until(lambda: len(mine.held) == QUEUES, "all taken over")
+        took = time.monotonic() - began
+        print(f"hand-over after kill -9: {took:.2f} s")
+        child.end()
+        after, told = committed(installation), child.finished()
+        for queue in range(QUEUES):
+            assert after[queue] - told[queue] in (0, 1), "what was answered, and at most what was under way"
+        if not plain:
+            check_moved(installation, after)
+        assert took <= KILLED_S
+    finally:
+        child.end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plain", [True, False])
+def test_who_was_stopped_has_no_effect_when_it_goes_on(installation: Parts, plain: bool) -> None:
+    child = Child(installation.options, plain)
+    try:
+        until(lambda: len(child.finished()) == QUEUES and min(child.finished().values()) > 20, "it works")
+        mine = Holder(installation, address="parent")
+        until(lambda: len(mine.held) == QUEUES // 2, "shared")
+        at = len(child.lines)
+        until(lambda: len(child.told("f", at)) > 50, "it goes on")
+        child.send(signal.SIGSTOP)
+        began = time.monotonic()
+        until(lambda: len(mine.held) == QUEUES, "all taken over")
+        print(f"hand-over after SIGSTOP: {time.monotonic() - began:.2f} s")
+        assert time.monotonic() - began <= KILLED_S
+        before = committed(installation)
+        for queue, epoch in mine.held.items():
+            end = before[queue.queue_id]
+            done(installation.commit(progress=[ProgressDelta("g", queue, epoch, 0, ((end + 4, end + 6),))]))
+        views = {queue: installation.state.progress.view(("g", queue)) for queue in mine.held}
+        at = len(child.lines)
+        child.send(signal.SIGCONT)
+        until(lambda: child.told("l", at), "it hears that it has lost everything")
+        lost = child.lines.index(child.told("l", at)[0])
+        for line in child.lines[at:lost]:
+            if line[0] == "f":
+                assert int(line[2]) < before[int(line[1])], "what is answered well counts"
+        done(installation.state.caught_up())
+        still = {queue: installation.state.progress.view(("g", queue)) for queue in mine.held}
+        assert all(still[queue] == views[queue] for queue in still), "and nothing has changed"
+        until(lambda: len(child.told("h", lost)) >= QUEUES // 2, "it joins again")
+        until(lambda: len(child.told("f", lost)) > 20, "and works")
+        child.send(signal.SIGKILL)
+        until(lambda: len(mine.held) == QUEUES, "all taken over")
+        if not plain:
+            found = moved(installation)
+            assert len(found) == len(set(found)), "twice"
+    finally:
+        child.end()

@@ -1,0 +1,192 @@
+"""Several processes' parts on one hub and a real broker: who holds what, and what each may still write."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka.admin import AdminClient
+from parts_kit import Holder, Parts, done, options
+
+from backend.kafka.commit.producers import fence, own_name
+from backend.kafka.options import KafkaOptions
+from backend.records import NewRecord, ProgressDelta, ProgressView
+from ddmq_common.errors import FencedError
+from tests.support.waits import until
+
+Make = Callable[[], Parts]
+pytestmark = pytest.mark.slow  # a real broker is started for it
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Makes one process's parts after the other, all of one installation."""
+    made: list[Parts] = []
+    terms: list[KafkaOptions] = []
+
+    def one() -> Parts:
+        if not terms:
+            terms.append(options(session_ms=20_000))
+        made.append(Parts(terms[0]))
+        return made[-1].ready()
+
+    yield one
+    for parts in made:
+        parts.close()
+
+
+def finish(parts: Parts, number: int, epoch: int, start: int, end: int, generation: int = 0) -> None:
+    delta = ProgressDelta("g", parts.queue(number), epoch, generation, ((start, end),))
+    done(parts.commit(progress=[delta]))
+
+
+def view(parts: Parts, number: int) -> ProgressView:
+    done(parts.state.caught_up())
+    return parts.state.progress.view(("g", parts.queue(number)))
+
+
+def test_a_clean_stop_hands_over_within_a_second(make: Make) -> None:
+    first, second = make(), make()
+    old, new = Holder(first, address="h:1"), Holder(second, address="h:2")
+    until(lambda: old.numbers == [0, 1] and new.numbers == [2, 3], "shared")
+    for number in (0, 1):
+        finish(first, number, old.held[first.queue(number)], 0, 7)
+    began = time.monotonic()
+    first.close()
+    until(lambda: len(new.held) == 4, "all at the second")
+    took = time.monotonic() - began
+    print(f"hand-over after a clean stop: {took * 1000:.0f} ms")
+    assert [view(second, number).committed for number in (0, 1)] == [7, 7]
+    assert took <= 1.0
+
+
+def test_a_queue_that_moves_is_fenced_in_the_other_process_too(make: Make) -> None:
+    first, second = make(), make()
+    one = Holder(first, address="h:1")
+    until(lambda: len(one.held) == 4, "all at the first")
+    before = dict(one.held)
+    finish(first, 3, before[first.queue(3)], 0, 5)
+    two = Holder(second, address="h:2")
+    until(lambda: two.numbers == [2, 3] and one.numbers == [0, 1], "shared")
+    finish(second, 3, two.held[second.queue(3)], 5, 6)
+    done(first.state.caught_up())
+    with pytest.raises(FencedError):
+        finish(first, 3, before[first.queue(3)], 0, 100)
+    assert view(first, 3).committed == view(second, 3).committed == 6
+    assert first.members.holders("g", "orders") == second.members.holders("g", "orders")
+    assert sorted(first.members.holders("g", "orders").values()) == ["h:1", "h:1", "h:2", "h:2"]
+
+
+def test_who_does_not_let_go_loses_the_queue_only(make: Make) -> None:
+    first, second = make(), make()
+    lazy = Holder(first, lazy=True, address="h:1")
+    until(lambda: len(lazy.held) == 4, "all at the first")
+    before = dict(lazy.held)
+    other = Holder(second, address="h:2")
+    until(lambda: other.numbers == [2, 3], "taken from it")
+    assert sorted(queue.queue_id for queue in lazy.lost_so_far) == [2, 3]
+    with pytest.raises(FencedError):
+        finish(first, 2, before[first.queue(2)], 0, 1)
+    finish(first, 0, before[first.queue(0)], 0, 1)
+
+
+def test_a_setting_that_must_be_absent_is_made_by_one_process(make: Make) -> None:
+    processes = [make() for _ in range(3)]
+    calls = [parts.commit(settings={"k": b"%d" % n}, absent=["k"]) for n, parts in enumerate(processes * 3)]
+    until(lambda: all(call.done for call in calls), "all answered")
+    won = [n for n, call in enumerate(calls) if call.error is None]
+    assert len(won) == 1
+    assert all(isinstance(call.error, FencedError) for call in calls if call.error is not None)
+    for parts in processes:
+        until(lambda parts=parts: parts.state.settings.get("k") == b"%d" % won[0], "everybody sees it")
+
+
+def test_a_reset_by_another_process_fences_the_holder_until_it_looks(make: Make) -> None:
+    first, second = make(), make()
+    holder = Holder(first)
+    until(lambda: len(holder.held) == 4, "held")
+    queue, epoch = first.queue(), holder.held[first.queue()]
+    finish(first, 0, epoch, 0, 50)
+    assert view(second, 0).committed == 50
+    done(second.commit(progress=[ProgressDelta("g", queue, epoch, 1, reset_to=10)]))
+    assert view(first, 0) == ProgressView(10, (), {}, epoch, 1)
+    with pytest.raises(FencedError):
+        finish(first, 0, epoch, 50, 51)
+    finish(first, 0, epoch, 10, 12, generation=1)
+    assert view(second, 0).committed == 12
+
+
+def test_a_process_that_was_fenced_goes_on_under_another_name(make: Make) -> None:
+    parts = make()
+    parts.make_topics()
+    holder = Holder(parts)
+    until(lambda: len(holder.held) == 4, "held")
+    epoch, name = holder.held[parts.queue()], parts.line.name
+    assert fence(parts.options.client(), [own_name(parts.options, name)]) is None
+    record = NewRecord("orders", 0, bytes(16), 1, b"moved")
+    delta = ProgressDelta("g", parts.queue(), epoch, 0, ((0, 1),))
+    with pytest.raises(FencedError):
+        done(parts.commit([record], [delta]))
+    assert holder.losses == 1
+    until(lambda: len(holder.held) == 4, "held again")
+    assert parts.line.name != name
+    assert holder.held[parts.queue()] > epoch
+    assert view(parts, 0).committed is None
+    (stored,) = done(parts.commit([record]))
+    assert stored.offset >= 0
+
+
+def test_who_comes_new_starts_from_a_snapshot(make: Make) -> None:
+    first = make()
+    one = Holder(first, address="h:1")
+    until(lambda: len(one.held) == 4, "held")
+    first.members.snapshot()
+    two = Holder(first, group="other", address="h:1")
+    until(lambda: len(two.held) == 4, "held")
+    second = make()
+    assert second.members.holders("g", "orders") == first.members.holders("g", "orders")
+    three = Holder(second, address="h:2")
+    until(lambda: len(three.held) == len(one.held) == 2, "shared")
+
+
+def test_a_thousand_memberships_cost_no_thread(make: Make) -> None:
+    parts = make()
+    Holder(parts, group="first")
+    before, began = threading.active_count(), time.monotonic()
+    holders = [Holder(parts, group=f"g{number}") for number in range(1000)]
+    until(lambda: all(len(holder.held) == 4 for holder in holders), "all hold all")
+    print(f"1,000 groups hold their queues after {time.monotonic() - began:.2f} s")
+    assert threading.active_count() == before
+    finish(parts, 0, 1 << 60, 0, 1)
+
+
+def test_the_committed_offset_stands_as_the_kafka_group_s_own(make: Make) -> None:
+    parts = make()
+    parts.make_topics()
+    group = parts.options.namespace
+    holder = Holder(parts, group=group)
+    until(lambda: len(holder.held) == 4, "held")
+    admin = AdminClient({"bootstrap.servers": parts.options.bootstrap})
+    name = parts.options.names.to_kafka("orders")
+    for end in (3, 8):
+        delta = ProgressDelta(
+            group, parts.queue(), holder.held[parts.queue()], 0, ((0, end), (end + 2, end + 4))
+        )
+        done(parts.commit(progress=[delta]))
+        until(lambda: parts.parts.mirror.idle, "written after it")
+        asked = ConsumerGroupTopicPartitions(group, [TopicPartition(name, 0)])
+        (answer,) = admin.list_consumer_group_offsets([asked], request_timeout=5).values()
+        assert answer.result(10).topic_partitions[0].offset == end
+
+
+def test_settings_are_seen_by_the_others_within_a_second(make: Make) -> None:
+    first, second = make(), make()
+    began = time.monotonic()
+    done(first.commit(settings={"group/billing": b"1", "group/audit": b"2"}))
+    until(lambda: len(second.state.settings) == 2, "seen")
+    print(f"a setting is seen by another process after {(time.monotonic() - began) * 1000:.0f} ms")
+    assert time.monotonic() - began <= 1.0
+    assert sorted(second.changed) == ["group/audit", "group/billing"]

@@ -1,0 +1,59 @@
+"""A real Kafka broker for tests: one a run, shared by all workers, gone with the run.
+
+DDMQ_KAFKA=HOST:PORT uses one that runs. Where there is no Java at all the tests are skipped, and say so.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import secrets
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from ddmq.trial.cluster import Ports, TrialCluster, free_ports
+from ddmq.trial.jars import java
+from ddmq_common.errors import ConfigError
+
+_names = itertools.count(1)
+_run = secrets.token_hex(3)
+# Ends the broker when the run it belongs to has ended, however that was.
+_WATCH = (
+    "while kill -0 {owner} 2>/dev/null; do sleep 1; done; kill -9 $(cat {pids}) 2>/dev/null; rm -rf {folder}"
+)
+
+
+def broker() -> str:
+    """HOST:PORT of the run's broker; started by whoever asks first."""
+    given = os.environ.get("DDMQ_KAFKA")
+    if given:
+        return given
+    try:
+        java()
+    except ConfigError as error:
+        pytest.skip(f"NO KAFKA IS TESTED: {error}")
+    owner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+    folder = Path(tempfile.gettempdir()) / f"ddmq-kafka-{owner}"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        cluster = TrialCluster(folder)
+        if not cluster.brokers:
+            cluster.make([Ports(*free_ports(2))])
+            cluster.start()
+            _end_with(owner, folder)
+    return cluster.bootstrap
+
+
+def _end_with(owner: int, folder: Path) -> None:
+    watch = _WATCH.format(owner=owner, pids=f"{folder}/broker-*/pid", folder=folder)
+    subprocess.Popen(["/bin/sh", "-c", watch], start_new_session=True, stdin=subprocess.DEVNULL)
+
+
+def fresh_name() -> str:
+    """A name nobody has used on the broker: for a namespace, or before the names of topics."""
+    return f"t{_run}{os.getpid()}-{next(_names)}"

@@ -1,0 +1,152 @@
+"""CommitPlan: commits checked one after the other against a state that nothing changes meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from backend.kafka.commit.plan import CommitPlan, CommitTerms, KafkaWrite
+from backend.kafka.following.system_topics import SystemTopics
+from backend.kafka.state import ProgressState, SettingsState
+from backend.records import CommitBatch, NewRecord, ProgressDelta, ProgressView, QueueRef
+from ddmq_common.errors import BoundReachedError, FencedError, NoSuchTopicError
+
+QUEUE = QueueRef("orders", 7, 0)
+KEY = ("g", QUEUE)
+
+
+class State:
+    """What a plan sees of KafkaState."""
+
+    partitions = 4
+    topics = SystemTopics("settings", "progress", "coordination")
+
+    def __init__(self) -> None:
+        self.offset = 0
+        self.progress = ProgressState()
+        self._settings = SettingsState()
+        self.settings = self._settings.settings
+
+    def wrote(self, partition: int, offset: int, key: bytes, value: bytes | None) -> None:
+        self._settings.apply(key, value)
+
+    def holds_setting(self, key: bytes, value: bytes) -> bool:
+        return self._settings.holds(key, value)
+
+
+def plan(state: State, floor: int = 0, most: int = 100) -> CommitPlan:
+    terms = CommitTerms(
+        lambda record: KafkaWrite(record.topic, record.queue_id, None, record.delivery),
+        lambda record: None if record.topic == "orders" else NoSuchTopicError(record.topic),
+        lambda queue: queue.topic == "orders",
+        lambda key: floor,
+        most,
+        most,
+    )
+    anything: Any = state
+    return CommitPlan(anything, terms)
+
+
+def delta(epoch: int = 1, generation: int = 0, **rest: Any) -> ProgressDelta:
+    return ProgressDelta("g", QUEUE, epoch, generation, **rest)
+
+
+def store(state: State, made: CommitPlan) -> list[KafkaWrite]:
+    writes = made.writes()
+    made.stored(list(range(state.offset, state.offset + len(writes))))
+    state.offset += len(writes)
+    return writes
+
+
+def test_many_commits_of_one_queue_are_one_record() -> None:
+    state = State()
+    made = plan(state)
+    for offset in range(10):
+        made.add(CommitBatch(progress=[delta(finished=((offset, offset + 1),))]))
+    assert not made.whole
+    assert state.progress.view(KEY).committed is None, "nothing counts before it is stored"
+    (write,) = store(state, made)
+    assert write.topic == "progress"
+    assert state.progress.view(KEY) == ProgressView(10, (), {}, 1, 0)
+    assert made.is_stored()
+
+
+def test_each_is_checked_against_what_those_before_it_leave() -> None:
+    state = State()
+    made = plan(state)
+    made.add(CommitBatch(progress=[delta(epoch=5)]))
+    with pytest.raises(FencedError):
+        made.add(CommitBatch(progress=[delta(epoch=4, finished=((0, 9),))], settings={"k": b"1"}))
+    made.add(CommitBatch(progress=[delta(epoch=5, finished=((0, 2),))], settings={"j": b"1"}, absent=["j"]))
+    with pytest.raises(FencedError):
+        made.add(CommitBatch(settings={"j": b"2"}, absent=["j"]))
+    made.add(CommitBatch(settings={"j": None}))
+    made.add(CommitBatch(settings={"j": b"3"}, absent=["j"]))
+    store(state, made)
+    assert state.settings == {"j": b"3"}
+    assert state.progress.view(KEY) == ProgressView(2, (), {}, 5, 0)
+
+
+def test_what_is_refused_leaves_nothing_behind() -> None:
+    made = plan(State(), most=1)
+    nowhere = ProgressDelta("g", QueueRef("nowhere", 1, 0), 1, 0)
+    with pytest.raises(NoSuchTopicError):
+        made.add(CommitBatch(progress=[delta(), nowhere], settings={"k": b"1"}))
+    with pytest.raises(NoSuchTopicError):
+        made.add(CommitBatch([NewRecord("nowhere", 0, bytes(16), 1, b"")], [delta()]))
+    with pytest.raises(BoundReachedError):
+        made.add(CommitBatch(progress=[delta()], settings={"k": b"1", "j": b"2"}))
+    assert not made
+    assert made.writes() == []
+
+
+def test_a_lost_epoch_is_not_taken_any_more() -> None:
+    made = plan(State(), floor=6)
+    with pytest.raises(FencedError):
+        made.add(CommitBatch(progress=[delta(epoch=5, finished=((0, 1),))]))
+    made.add(CommitBatch(progress=[delta(epoch=6)]))
+
+
+def test_older_keys_are_taken_away_by_the_next_commit_once_the_newer_one_counts() -> None:
+    state = State()
+    for epoch in (1, 2):
+        made = plan(state)
+        made.add(CommitBatch(progress=[delta(epoch=epoch, finished=((0, epoch),))]))
+        assert [write.value is None for write in store(state, made)] == [False]
+    made = plan(state)
+    made.add(CommitBatch(progress=[delta(epoch=2, finished=((2, 3),))]))
+    assert [write.value is None for write in store(state, made)] == [False, True]
+    assert state.progress.outdated([KEY]) == []
+    assert state.progress.view(KEY).committed == 3
+
+
+def test_a_state_that_grows_too_large_is_refused_and_not_cut() -> None:
+    """Every second offset of 18 million: more than two MiB of bits; finishing the lowest ones still goes."""
+    state = State()
+    made = plan(state)
+    refused = None
+    for start in range(1, 18_000_000, 8192):
+        ranges = tuple((offset, offset + 1) for offset in range(start, start + 8192, 4096))
+        try:
+            made.add(CommitBatch(progress=[delta(finished=ranges)]))
+        except BoundReachedError as error:
+            refused = error
+            break
+    assert refused is not None
+    assert "offset 0" in str(refused)
+    made.add(CommitBatch(progress=[delta(finished=((0, 1_000_000),))]))
+    made.add(CommitBatch(progress=[delta(finished=((start, start + 1),))]))
+
+
+def test_the_progress_of_a_topic_that_is_gone_goes_whole() -> None:
+    state = State()
+    for generation in (0, 1):
+        made = plan(state)
+        reset = 4 if generation else None
+        made.add(CommitBatch(progress=[delta(epoch=3, generation=generation, reset_to=reset)]))
+        store(state, made)
+    made = plan(state)
+    made.forget("orders", 7)
+    assert [write.value for write in store(state, made)] == [None, None]
+    assert len(state.progress) == 0

@@ -1,0 +1,238 @@
+"""The replicated table: replicas never disagree, also those that start from a snapshot."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backend.assignment.group import Assign, Decision, Lose, Revoke
+from backend.kafka.coordination.events import (
+    Beat,
+    Begun,
+    Died,
+    Event,
+    Joined,
+    Left,
+    Recalled,
+    Released,
+    Snapshot,
+    TopicSeen,
+    decode_event,
+    encode_event,
+)
+from backend.kafka.coordination.log import CoordinationLog, PlacedEvent
+from backend.port import Sharing
+from tests.examples import examples
+
+PROCESSES, GROUPS, TOPICS = ["a", "b", "c"], ["g", "h"], ["orders", "bills"]
+NUMBERS = st.integers(0, 3)
+PROCESS, GROUP, TOPIC = st.sampled_from(PROCESSES), st.sampled_from(GROUPS), st.sampled_from(TOPICS)
+QUEUE = st.tuples(st.integers(1, 2), st.integers(0, 3))
+JOINS = st.builds(
+    Joined,
+    process=PROCESS,
+    number=NUMBERS,
+    group=GROUP,
+    topic=TOPIC,
+    sharing=st.sampled_from([Sharing.AVERAGELY.value] * 3 + [sharing.value for sharing in Sharing]),
+    queues=st.sampled_from([None, None, None, [0, 2], [1, 3]]),
+    address=st.sampled_from(["", "h:1", "h:2"]),
+    member=st.sampled_from(["", "one", "two"]),
+    incarnation=st.integers(1, 2),
+    queue_count=st.integers(0, 4),
+)
+OTHERS = st.one_of(
+    st.builds(Left, process=PROCESS, numbers=st.lists(NUMBERS, max_size=2)),
+    st.builds(Released, process=PROCESS, number=NUMBERS, queues=st.lists(QUEUE, max_size=4)),
+    st.builds(Released, process=PROCESS, number=NUMBERS, queues=st.lists(QUEUE, max_size=4)),
+    st.builds(Recalled, group=GROUP, topic=TOPIC),
+    st.builds(Beat, process=PROCESS, number=NUMBERS),
+    st.builds(Died, process=st.sampled_from([*PROCESSES, "d"]), by=PROCESS),
+    st.builds(
+        TopicSeen,
+        topic=TOPIC,
+        was=st.integers(0, 2),
+        incarnation=st.integers(1, 2),
+        queue_count=st.integers(0, 5),
+    ),
+)
+STORIES = st.lists(st.one_of(JOINS, OTHERS), max_size=40)
+Told = list[tuple[object, ...]]
+
+
+def told(log: CoordinationLog, decisions: list[Decision]) -> Told:
+    """Decisions in words: members are other objects in another replica."""
+    return sorted(
+        (
+            type(decision).__name__,
+            decision.member.process,
+            decision.member.serial,
+            decision.queues,
+            getattr(decision, "epoch", 0),
+            getattr(decision, "deadline", 0),
+        )
+        for decision in decisions
+    )
+
+
+def known(log: CoordinationLog) -> bytes:
+    found = log.snapshot()
+    assert found is not None
+    return encode_event(found)
+
+
+def begun(first: int = 0) -> CoordinationLog:
+    log = CoordinationLog(first)
+    log.apply(PlacedEvent(first, 1_000, Begun(5_000, first)))
+    return log
+
+
+@settings(max_examples=examples(400), deadline=None)
+@given(STORIES, st.data())
+def test_a_replica_from_a_snapshot_agrees(story: list[Event], data: st.DataObject) -> None:
+    """The snapshot holds what was before some event and comes some events later, as its writer was slow."""
+    taken = data.draw(st.integers(0, len(story)))
+    written = data.draw(st.integers(taken, len(story)))
+    log, kept = begun(), b""
+    placed: list[PlacedEvent] = [PlacedEvent(0, 1_000, Begun(5_000, 0))]
+    for at, event in enumerate([*story, Beat("a", 1)]):
+        if at == taken:
+            kept = known(log)
+        if at == written:
+            snapshot = decode_event(kept)
+            assert isinstance(snapshot, Snapshot)
+            placed.append(PlacedEvent(len(placed), 1_000 * at, snapshot))
+            log.apply(placed[-1])
+        placed.append(PlacedEvent(len(placed), 1_000 * at, event))
+        log.apply(placed[-1])
+
+    first, again = CoordinationLog(0), CoordinationLog(1)
+    for one in placed:
+        mine = told(first, first.apply(one))
+        if one.offset >= 1:
+            theirs = told(again, again.apply(one))
+            if again.state is not None and not isinstance(one.event, Snapshot):
+                assert mine == theirs
+                assert known(first) == known(again)
+    assert known(first) == known(log)
+
+
+@settings(max_examples=examples(400), deadline=None)
+@given(STORIES)
+def test_every_queue_has_one_holder_and_epochs_only_rise(story: list[Event]) -> None:
+    log, epochs, newest = begun(), dict[tuple[str, object], int](), 5_000
+    for at, event in enumerate(story):
+        decisions = log.apply(PlacedEvent(at + 1, at, event))
+        for decision in decisions:
+            assert isinstance(decision, Assign | Revoke | Lose)
+            if isinstance(decision, Assign):
+                for queue in decision.queues:
+                    assert decision.epoch > epochs.get((decision.member.group, queue), 0)
+                    epochs[decision.member.group, queue] = decision.epoch
+        state = log.state
+        assert state is not None
+        assert state.epoch >= max([newest, *epochs.values()])
+        newest = state.epoch
+        assert sum(state.processes.values()) == len(state.members) == len(state.ids)
+        assert set(state.topics) <= set(state.joined) == {m.topic for m in state.members.values()}
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(st.one_of(JOINS, OTHERS))
+def test_events_come_back_from_their_bytes(event: Event) -> None:
+    assert decode_event(encode_event(event)) == event
+
+
+def test_what_does_not_parse_is_no_event() -> None:
+    assert [decode_event(data) for data in (b"", b"\x01", b"\x02\x90", b"\x01\x91\xa1x", b"\x01\x05")] == [
+        None
+    ] * 5
+
+
+# --- particular cases
+
+
+def join(process: str, number: int = 0, topic: str = "orders", **rest: object) -> Joined:
+    event = Joined(process, number, "g", topic, "averagely", None, process, "", 1, 2)
+    return msgspec.structs.replace(event, **rest)
+
+
+class Teller:
+    """Feeds a log event by event."""
+
+    def __init__(self) -> None:
+        self.log = begun()
+
+    def __call__(self, event: Event) -> list[Decision]:
+        return self.log.apply(PlacedEvent(self.log.next, 1_000 * self.log.next, event))
+
+    def holders(self) -> dict[int, str]:
+        assert self.log.state is not None
+        held = self.log.state.table.holders("g", "orders")
+        return {queue.queue_id: member.name for queue, member in held.items()}
+
+
+def test_a_queue_moves_when_its_holder_lets_go_and_not_when_time_passes() -> None:
+    tell = Teller()
+    tell(join("a"))
+    assert tell.holders() == {0: "a", 1: "a"}
+    (asked,) = tell(join("b"))
+    assert isinstance(asked, Revoke)
+    for number in range(100):
+        assert tell(Beat("a", number)) == []
+    assert tell.holders() == {0: "a"}
+    tell(Released("a", 0, [(1, 1)]))
+    assert tell.holders() == {0: "a", 1: "b"}
+
+
+def test_a_dead_process_loses_everything_and_never_comes_back_under_its_name() -> None:
+    tell = Teller()
+    tell(join("a"))
+    tell(join("b"))
+    tell(Died("a", "b"))
+    assert tell.holders() == {0: "b", 1: "b"}
+    assert tell(join("a", 7)) == []
+    assert tell(Released("a", 0, [(1, 0)])) == []
+    assert tell.holders() == {0: "b", 1: "b"}
+
+
+def test_a_topic_that_is_seen_late_changes_nothing() -> None:
+    tell = Teller()
+    tell(join("a"))
+    tell(TopicSeen("orders", 1, 2, 3))
+    assert tell.holders() == {0: "a", 1: "a", 2: "a"}
+    assert tell(TopicSeen("orders", 1, 1, 5)) == [], "seen before it was made again"
+    assert tell(TopicSeen("orders", 2, 2, 1)) == [], "queues only grow"
+    (lost,) = tell(TopicSeen("orders", 2, 0, 0))
+    assert isinstance(lost, Lose)
+    assert tell.holders() == {}
+
+
+def test_a_second_beginning_counts_only_when_the_first_was_not_to_be_seen() -> None:
+    tell = Teller()
+    tell(join("a"))
+    tell(Begun(9_000, 0))
+    assert tell.holders() == {0: "a", 1: "a"}
+    tell(Begun(9_000, 2))
+    assert tell.holders() == {}
+    assert tell.log.begins == 2
+    tell(join("a", 1))
+    assert tell.log.state is not None
+    assert tell.log.state.epoch > 9_000
+
+
+def test_a_snapshot_of_what_was_not_read_is_waited_past() -> None:
+    full = begun()
+    full.apply(PlacedEvent(1, 1, join("a")))
+    early = full.snapshot()
+    full.apply(PlacedEvent(2, 2, join("b")))
+    later = full.snapshot()
+    assert early is not None
+    assert later is not None
+    log = CoordinationLog(3)
+    log.apply(PlacedEvent(3, 3, early))
+    assert log.state is None, "what came between it and the first record is not known"
+    log.apply(PlacedEvent(4, 4, later))
+    assert log.state is not None
+    assert sorted(log.state.processes) == ["a", "b"]

@@ -1,0 +1,47 @@
+"""What the Kafka engine's options refuse, and that no password is shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from backend.kafka.options import USUAL, KafkaOptions
+from ddmq_common.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("bootstrap", "nowhere"),
+        ("bootstrap", "a:9092,,b:9092"),
+        ("namespace", "a.b"),
+        ("topic_prefix", "a/b"),
+        ("session_ms", 1_000),
+        ("readers", 0),
+        ("retention_ms", -2),
+        ("window_bytes", 1 << 40),
+        ("librdkafka", {"acks": "1"}),
+    ],
+)
+def test_what_is_refused_says_the_key(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"kafka: {key} is .*allowed"):
+        KafkaOptions(**{"bootstrap": "a:9092", key: value})
+
+
+def test_what_clients_get() -> None:
+    options = KafkaOptions("a:9092,[::1]:9093", librdkafka={"linger.ms": "5", "security.protocol": "SSL"})
+    assert options.client(linger_ms=0, acks="all") == {
+        **USUAL,
+        "linger.ms": 0,
+        "security.protocol": "SSL",
+        "acks": "all",
+        "bootstrap.servers": "a:9092,[::1]:9093",
+    }
+
+
+def test_no_secret_is_shown() -> None:
+    secret = {"sasl.password": "geheim", "ssl.key.password": "geheim", "ssl.key.pem": "geheim"}
+    shown = KafkaOptions("a:9092", librdkafka={"sasl.username": "u", **secret}).shown()
+    assert "geheim" not in str(shown)
+    assert "'sasl.username': 'u'" in str(shown)

@@ -1,0 +1,143 @@
+"""Messages to Kafka's records and back: whole, also what is no message of ours."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.kafka.records import KafkaRecord, foreign_id
+from backend.kafka.records import encode as to_kafka
+from backend.records import FLAG_PRESSURE, NewRecord, tag_hash
+from ddmq_common.delivery import Content, decode, encode
+from ddmq_common.errors import CallerError
+
+
+class Message:
+    """What confluent_kafka.Message answers."""
+
+    def __init__(self, key: Any, value: Any, headers: Any, offset: int = 7, stored_ms: int = 1_000) -> None:
+        self._parts = key, value, headers, offset, stored_ms
+
+    def key(self) -> Any:
+        return self._parts[0]
+
+    def value(self) -> Any:
+        return self._parts[1]
+
+    def headers(self) -> Any:
+        return self._parts[2]
+
+    def offset(self) -> int:
+        return self._parts[3]
+
+    def partition(self) -> int:
+        return 2
+
+    def timestamp(self) -> tuple[int, int]:
+        return 2, self._parts[4]
+
+
+def came_back(record: NewRecord, stored_ms: int = 1_000) -> KafkaRecord:
+    return KafkaRecord(Message(*to_kafka(record), stored_ms=stored_ms), b"topic-id")
+
+
+def read(key: Any = None, value: Any = None, headers: Any = None) -> tuple[KafkaRecord, Content]:
+    found = KafkaRecord(Message(key, value, headers), b"topic-id")
+    return found, decode(found.delivery)
+
+
+TEXT = st.text(max_size=12).map(str.encode)
+NAMES = st.one_of(TEXT, st.binary(max_size=5), TEXT.map(b"ddmq-".__add__), st.just(b"ddmq-id"))
+
+
+@given(
+    key=TEXT,
+    value=st.binary(max_size=200),
+    tag=TEXT,
+    properties=st.dictionaries(NAMES, st.one_of(TEXT, st.binary(max_size=6)), max_size=4),
+    flags=st.integers(0, 3),
+    due_ms=st.integers(-(10**9), 10**13),
+    system=st.dictionaries(
+        st.text(st.characters(exclude_characters="\0", codec="utf-8")), st.text(), max_size=3
+    ),
+)
+def test_every_message_comes_back_as_it_was(
+    key: bytes, value: bytes, tag: bytes, properties: dict[bytes, bytes], flags: int, due_ms: int, system: Any
+) -> None:
+    delivery = encode(key, value, tag, properties)
+    new = NewRecord("t", 2, b"i" * 16, 500, delivery, key, tag, flags, due_ms, system)
+    found = came_back(new)
+    assert bytes(found.delivery) == delivery
+    assert (found.message_id, found.born_ms, found.flags) == (b"i" * 16, 500, flags)
+    assert found.due_ms == (due_ms if due_ms >= 0 else 1_000 - due_ms)
+    assert found.tag_hash == tag_hash(tag)
+    assert dict(found.system) == system
+    whole = found.stored("t", 2)
+    assert (whole.offset, whole.position, whole.stored_ms) == (7, -1, 1_000)
+    assert found.short("x").value == system.get("x", "").encode()
+
+
+@given(delivery=st.binary(max_size=60), tag=TEXT)
+def test_bytes_that_are_no_message_come_back_too(delivery: bytes, tag: bytes) -> None:
+    found = came_back(NewRecord("t", 2, b"i" * 16, 500, delivery, b"k", tag))
+    assert (found.delivery, found.tag_hash) == (delivery, tag_hash(tag))
+
+
+def test_what_other_tools_see_of_ours() -> None:
+    delivery = encode(b"k", b"body", b"red", {b"colour": "grün".encode(), b"ddmq-x": b"1", b"a\0": b"2"})
+    new = NewRecord("t", 0, b"i" * 16, 500, delivery, b"k", b"red", FLAG_PRESSURE, -5, {"REAL_TOPIC": "o"})
+    assert to_kafka(new) == (
+        b"k",
+        b"body",
+        [
+            ("ddmq-id", b"i" * 16),
+            ("ddmq-born", b"500"),
+            ("ddmq-tag", b"red"),
+            ("ddmq-flags", b"1"),
+            ("ddmq-due", b"-5"),
+            ("ddmq-s-REAL_TOPIC", b"o"),
+            ("colour", "grün".encode()),
+            ("ddmq-p-ddmq-x", b"1"),
+            ("ddmq-b-YQA=", b"2"),
+        ],
+    )
+    plain = NewRecord("t", 0, b"i" * 16, 500, encode(b"", b"", b"", None))
+    assert to_kafka(plain) == (None, b"", [("ddmq-id", b"i" * 16), ("ddmq-born", b"500")])
+
+
+def test_nothing_at_all_is_an_empty_message() -> None:
+    found, content = read()
+    assert content == Content(b"", b"", b"", {})
+    assert found.message_id == foreign_id(b"topic-id", 2, 7) != foreign_id(b"topic-id", 2, 8)
+    assert (found.born_ms, found.due_ms, found.flags, found.tag_hash) == (1_000, 0, 0, 0)
+
+
+def test_headers_of_others_are_properties() -> None:
+    _, content = read(b"k", b"v", [("a", b"1"), ("b", None), ("a", b"2"), ("bin", b"\xff\0")])
+    assert content.properties == {b"a": b"2", b"b": b"", b"bin;base64": b64encode(b"\xff\0")}
+
+
+def test_a_key_that_is_no_text_comes_as_base64_and_says_so() -> None:
+    _, content = read(b"\xff\x01", b"v")
+    assert (content.key, content.properties) == (b64encode(b"\xff\x01"), {b"ddmq-key": b"base64"})
+
+
+def test_headers_of_ours_that_are_nonsense_are_as_if_they_were_not_there() -> None:
+    nonsense = [("ddmq-id", b"short"), ("ddmq-born", b"x"), ("ddmq-flags", None), ("ddmq-due", b"9" * 40)]
+    found, content = read(b"k", b"v", [*nonsense, ("ddmq-tag", b"\xff"), ("ddmq-later", b"1")])
+    assert (found.born_ms, found.due_ms, found.flags, len(found.message_id)) == (1_000, 0, 0, 16)
+    assert content == Content(b"k", b"v", b"", {})
+
+
+def test_test_traffic_of_others_is_marked_by_its_header() -> None:
+    assert read(headers=[("isPressureTraffic", b"true")])[0].flags == FLAG_PRESSURE
+    assert read(headers=[("isPressureTraffic", b"false")])[0].flags == 0
+
+
+def test_a_system_property_that_no_header_can_be_named_after() -> None:
+    with pytest.raises(CallerError, match="NUL"):
+        to_kafka(NewRecord("t", 0, b"i" * 16, 0, encode(b"", b"", b"", None), system={"a\0b": "c"}))

@@ -1,0 +1,157 @@
+"""The window of a stream beside a plain list of all that ever came."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.completion import Completion
+from backend.kafka.read.streams import Asked, KafkaPlace, Parked, Stream
+from backend.kafka.records import KafkaRecord
+from backend.port import ReadCall, Wait
+from backend.records import QueueRef, ReadStatus
+
+QUEUE = QueueRef("t", 1, 0)
+BYTES_MAX = 4_000  # some eight records
+
+
+@dataclass
+class Plain:
+    """What a stream looks at of a record."""
+
+    offset: int
+    delivery: bytes = b"x" * 100
+    tag_hash: int = 0
+    flags: int = 0
+    stored_ms: int = 0
+
+
+@dataclass
+class Model:
+    """All records of the partition, and how far the stream has heard."""
+
+    records: dict[int, Plain] = field(default_factory=dict)
+    heard: int = 0
+    next: int = 0
+    ended: bool = False
+
+    def wanted(self, call: ReadCall) -> list[int]:
+        found = [n for n in sorted(self.records) if call.offset <= n < self.heard]
+        return [n for n in found if call.tags is None or self.records[n].tag_hash in call.tags]
+
+
+def call(offset: int, count_max: int = 1000, tags: frozenset[int] | None = None) -> ReadCall:
+    return ReadCall(QUEUE, offset, count_max, 1 << 20, tags)
+
+
+def add(stream: Stream, *records: Plain) -> None:
+    stream.window.add(cast(list[KafkaRecord], records))
+
+
+def stream_at(offset: int) -> Stream:
+    return Stream(KafkaPlace(QUEUE, "t", b""), 1, 0, offset, BYTES_MAX)
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("come"), st.integers(1, 4), st.integers(0, 2)),  # gap before it, tag
+        st.tuples(st.just("end"), st.integers(0, 3), st.just(0)),  # markers behind the last
+        st.tuples(st.just("read"), st.integers(0, 40), st.integers(1, 5)),  # from how far back, count
+        st.tuples(st.just("tagged"), st.integers(0, 40), st.integers(0, 2)),
+    ),
+    max_size=120,
+)
+
+
+@given(steps)
+def test_a_window_gives_what_came_in_order_and_never_less(steps: list[tuple[str, int, int]]) -> None:
+    stream, model = stream_at(0), Model()
+    for what, first, second in steps:
+        if what == "come":
+            record = Plain(model.next + first - 1, tag_hash=second)
+            model.records[record.offset] = record
+            model.next = model.heard = record.offset + 1
+            model.ended = False
+            add(stream, record)
+        elif what == "end":
+            model.next = model.heard = model.next + first
+            model.ended = True
+            stream.window.ended(model.next)
+        else:
+            read(stream, model, what, max(model.next - first, 0), second)
+
+
+def read(stream: Stream, model: Model, what: str, offset: int, second: int) -> None:
+    if not stream.window.covers(offset):
+        assert stream.window.bytes > BYTES_MAX / 2, "only what has no room any more is gone"
+        return
+    asked = call(offset, second) if what == "read" else call(offset, tags=frozenset([second]))
+    batch, wanted = stream.answer(asked, 0), model.wanted(asked)
+    if batch is None:
+        assert not wanted
+        assert not model.ended
+        return
+    assert list(batch.offsets) == wanted[: asked.count_max]
+    assert batch.next_offset >= offset
+    assert not [n for n in wanted[asked.count_max :] if n < batch.next_offset], "passed over what was wanted"
+    if batch.status is ReadStatus.NONE:
+        assert (batch.next_offset, model.ended) == (max(model.next, offset), True)
+
+
+def test_one_who_has_appended_is_not_told_that_there_is_nothing() -> None:
+    stream = stream_at(0)
+    stream.window.ended(0)
+    nothing = stream.answer(call(0), 0)
+    assert nothing is not None
+    assert nothing.status is ReadStatus.NONE
+    assert stream.answer(call(0), 1) is None
+    add(stream, Plain(0))
+    batch = stream.answer(call(0), 1)
+    assert batch is not None
+    assert list(batch.offsets) == [0]
+
+
+def test_what_was_not_taken_is_never_dropped_and_fills_the_window() -> None:
+    stream = stream_at(0)
+    for n in range(50):
+        add(stream, Plain(n))
+    assert stream.window.full
+    batch = stream.answer(call(0, 47), 0)
+    assert batch is not None
+    assert len(batch.offsets) == 47
+    assert stream.window.roomy
+    assert stream.window.bytes <= BYTES_MAX
+    assert not stream.window.covers(0)
+
+
+def test_who_waits_is_told_once_and_the_cancelled_are_forgotten() -> None:
+    stream, waits = stream_at(0), [Wait(), Wait(), Wait()]
+    stream.parked = [Parked(0, waits[0]), Parked(7, waits[1]), Parked(0, waits[2])]
+    waits[2].cancel()
+    add(stream, Plain(3))
+    assert stream.arrived() == [waits[0]]
+    assert [one.wait for one in stream.parked] == [waits[1]]
+    waits[1].cancel()
+    assert stream.idle
+
+
+def test_reads_wait_until_they_can_be_answered() -> None:
+    stream, completion = stream_at(0), cast(Completion[Any], Completion())
+    stream.asked.append(Asked(call(0), completion, 0.0))
+    assert (stream.answerable(0), stream.idle) == ([], False)
+    add(stream, Plain(2))
+    [(asked, batch)] = stream.answerable(0)
+    assert (asked.completion, list(batch.offsets), batch.next_offset) == (completion, [2], 3)
+    assert stream.idle
+
+
+def test_who_asks_for_what_comes_behind_a_full_window_makes_room() -> None:
+    stream = stream_at(0)
+    for n in range(50):
+        add(stream, Plain(n))
+    assert stream.window.full
+    assert stream.answer(call(50), 60) is None
+    assert stream.window.roomy

@@ -1,0 +1,100 @@
+"""What is known of a topic: from Kafka, and from what is kept beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from backend.kafka.faults import is_gone, translated, undelivered
+from backend.kafka.names import incarnation
+from backend.kafka.topics.info import FoundTopic, kept_info, stored_bytes, topic_of
+from backend.records import AppendStatus, Durability, TopicInfo
+from ddmq_common.errors import (
+    CallerError,
+    DdmqError,
+    DrainingError,
+    NoSuchTopicError,
+    RemoteError,
+    StorageError,
+    TryLaterError,
+)
+
+FOUND = FoundTopic("orders", "id-1", 4, 1, 1_000_000, False)
+INFO = TopicInfo(
+    "orders", incarnation("id-1"), 4, Durability.REPLICATED, False, False, "only", 77, "x.yaml", ("amq",)
+)
+
+
+def test_a_topic_of_others_has_what_all_have() -> None:
+    topic = topic_of("orders", FOUND, None)
+    assert topic.info == TopicInfo("orders", incarnation("id-1"), 4, Durability.WRITTEN)
+    assert (topic.kafka_name, topic.topic_id, topic.message_bytes_max) == ("orders", b"id-1", 1_000_000)
+
+
+def test_what_is_kept_comes_back() -> None:
+    assert topic_of("orders", FOUND, stored_bytes(INFO)).info == INFO
+    assert topic_of("orders", FOUND._replace(partitions=9), stored_bytes(INFO)).info == replace(
+        INFO, queues=9
+    )
+
+
+def test_what_is_kept_of_an_earlier_incarnation_does_not_count() -> None:
+    found = FOUND._replace(topic_id="id-2")
+    assert topic_of("orders", found, stored_bytes(INFO)) == topic_of("orders", found, None)
+
+
+@pytest.mark.parametrize("kept", [None, b"", b"{", b'{"incarnation":"x"}'])
+def test_what_cannot_be_read_does_not_count(kept: bytes | None) -> None:
+    assert kept_info(kept) is None
+    assert topic_of("orders", FOUND, kept) == topic_of("orders", FOUND, None)
+
+
+def test_what_a_later_release_keeps_is_passed_over() -> None:
+    kept = stored_bytes(INFO)[:-1] + b',"later":1}'
+    assert topic_of("orders", FOUND, kept).info == INFO
+
+
+@pytest.mark.parametrize(
+    ("replicas", "flushed", "reached"),
+    [
+        (1, False, Durability.WRITTEN),
+        (1, True, Durability.DURABLE),
+        (2, False, Durability.REPLICATED),
+        (3, True, Durability.REPLICATED),
+    ],
+)
+def test_the_answer_says_what_it_is(replicas: int, flushed: bool, reached: Durability) -> None:
+    found = FOUND._replace(replicas=replicas, flushed=flushed)
+    assert topic_of("orders", found, stored_bytes(INFO)).durability is reached
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind"),
+    [
+        (KafkaError.MSG_SIZE_TOO_LARGE, AppendStatus.REFUSED, CallerError),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, AppendStatus.REFUSED, NoSuchTopicError),
+        (KafkaError.NOT_ENOUGH_REPLICAS, AppendStatus.NOT_STORED, TryLaterError),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, AppendStatus.NOT_STORED, StorageError),
+        (KafkaError._PURGE_QUEUE, AppendStatus.NOT_STORED, DrainingError),
+        (KafkaError._MSG_TIMED_OUT, AppendStatus.UNKNOWN, RemoteError),
+        (KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND, AppendStatus.UNKNOWN, DdmqError),
+    ],
+)
+def test_what_became_of_a_record(code: int, status: AppendStatus, kind: type[Exception]) -> None:
+    result = undelivered(KafkaError(code), "orders", 2_000, 1_000)
+    assert (result.status, result.offset) == (status, -1)
+    assert isinstance(result.error, kind)
+    if code == KafkaError.MSG_SIZE_TOO_LARGE:
+        assert "2000" in str(result.error)
+        assert "1000" in str(result.error)
+
+
+def test_errors_keep_kafka_s_reason() -> None:
+    error = KafkaException(KafkaError(KafkaError.TOPIC_EXCEPTION, "no such luck"))
+    assert "no such luck" in str(translated(error, "topic x"))
+    assert is_gone(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
+    assert not is_gone(ValueError())
+    bug = ValueError("a bug")
+    assert translated(bug, "topic x") is bug
