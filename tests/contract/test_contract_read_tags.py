@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from contract_kit import Kit
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -102,6 +103,7 @@ def test_other_outcomes_are_as_without_tags(kit: Kit) -> None:
     assert ask(kit, queue._replace(incarnation=99), only(RED)).status is ReadStatus.GONE
 
 
+@pytest.mark.slow
 def test_one_call_looks_at_no_more_than_the_bound(kit: Kit) -> None:
     """More than PASSED_MAX of another tag, then one that matches: several calls find it."""
     kit.make("orders")

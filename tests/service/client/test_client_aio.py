@@ -79,6 +79,7 @@ def test_unknown_outcomes(proxy: Standin, fault: object, allowed: bool) -> None:
     assert len(proxy.calls) == 2
 
 
+@pytest.mark.slow
 def test_certain_outcomes(proxy: Standin, other: Standin) -> None:
     async def test() -> None:
         proxy.faults["sendSync"].extend([refuse(15), refuse(20), refuse(11)])
@@ -230,6 +231,7 @@ async def refused(consumer: AsyncConsumer) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_refused_pull_and_wrong_arguments(proxy: Standin) -> None:
     async def test() -> None:
         proxy.faults["pull"].extend([PULL_ERROR] * 50)

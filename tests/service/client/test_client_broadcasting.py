@@ -183,6 +183,7 @@ def test_what_does_not_go_together(more: Any, said: str) -> None:
             kind("127.0.0.1:1", "g", "t", **more)
 
 
+@pytest.mark.slow
 def test_a_refusal_reaches_the_caller(proxy: Standin) -> None:
     consumer = Consumer(proxy.address, "g", "t", **OURS)
     proxy.faults["fetch"].extend([HOLD._replace(kind="refused")] * 50)

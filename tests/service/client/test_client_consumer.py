@@ -327,6 +327,7 @@ def test_iterating(proxy: Standin) -> None:
     assert len(proxy.done) == 6
 
 
+@pytest.mark.slow
 def test_a_refused_pull_is_told_to_the_caller(proxy: Standin) -> None:
     proxy.faults["pull"].extend([PULL_ERROR] * 50)
     consumer = Consumer(proxy.address, "g", "t", tags="a ||")
@@ -666,6 +667,7 @@ class Interrupted:
         sys.settrace(None)
 
 
+@pytest.mark.slow
 def test_a_signal_handler_stops_a_consumer_at_any_line_of_its_start(proxy: Standin) -> None:
     lines = itertools.count(1, 7)
     for line in lines:

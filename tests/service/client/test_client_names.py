@@ -45,6 +45,7 @@ def in_time(call: Callable[[], object]) -> None:
     assert time.monotonic() - started < 10
 
 
+@pytest.mark.slow
 def test_sending() -> None:
     def call() -> None:
         with Producer(NAME, timeout_ms=50) as producer:

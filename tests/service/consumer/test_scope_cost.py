@@ -68,6 +68,7 @@ def test_one_message(rig: ConsumerRig, counts: Counts, topics: int, queues: int)
     assert calls["_step"] <= 20 + 8 * topics  # each topic has a buffer of its own, which is asked
 
 
+@pytest.mark.slow
 def test_many_topics_start_with_a_read_for_each_queue(rig: ConsumerRig, counts: Counts) -> None:
     one_message(rig, counts, 1, 1)
     counts.clear()

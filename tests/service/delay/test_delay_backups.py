@@ -132,6 +132,7 @@ def test_a_backup_has_its_name_or_its_whole_path(tmp_path: Path) -> None:
     assert [stat.S_IMODE(each.stat().st_mode) for each in (backups, backups / "today")] == [0o700, 0o700]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beside_its_log", [False, True])
 def test_a_damaged_backup_is_restored_as_far_as_it_goes_and_says_so(
     tmp_path: Path, beside_its_log: bool
@@ -146,6 +147,7 @@ def test_a_damaged_backup_is_restored_as_far_as_it_goes_and_says_so(
     assert restore_backup(folder, data, None, LOG).damaged == (0,)
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_1_after_a_damaged_backup(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -166,6 +166,7 @@ def test_without_failures_all_is_well() -> None:
     assert {"write", "flush", "due", "next_due", "get", "ids", "forgettable", "put_aside"} <= set(disks.calls)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_first_call_of_each_kind_fails(kind: str) -> None:
     rig, disks = run(0, kind)

@@ -124,6 +124,7 @@ def test_progress_of_a_deleted_topic_goes() -> None:
     assert [key for key, _ in table] == [("g", QueueRef("orders", 2, 0))]
 
 
+@pytest.mark.slow
 def test_a_million_finished_above_one_unfinished_costs_little() -> None:
     tracemalloc.start()
     try:

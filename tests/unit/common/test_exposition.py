@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
@@ -68,6 +69,7 @@ def test_the_page_is_that_of_the_library(data: st.DataObject) -> None:
     assert registry.exposition() == theirs(registry)
 
 
+@pytest.mark.slow
 def test_a_page_of_many_label_sets_comes_in_bounded_pieces() -> None:
     registry = Registry()
     for number in range(900):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from backend.progress.ack_map import AckMap
 from ddmq_common.delays.command import ADD, DelayCommand, encode_command
 from ddmq_common.delivery import decode, encode
@@ -71,6 +73,7 @@ def test_what_is_due_behind_a_storm_of_one_millisecond_does_not_wait_for_it() ->
     assert max(firing.slice_of(one.offset) for one in others) <= 2, "of more than 150 slices"
 
 
+@pytest.mark.slow
 def test_what_becomes_due_during_a_storm_is_not_late() -> None:
     """Twenty messages of the storm become due in a millisecond, and a slice of 64 takes five."""
     storm = [message(offset, NOW + offset // 20, "storm") for offset in range(20_000)]

@@ -96,6 +96,7 @@ def test_cancelled_messages_leave_nothing_behind(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.slow
 def test_large_bodies_are_given_back_although_few_have_left(tmp_path: Path) -> None:
     """Cancelled ones too, which lie behind what still waits."""
     random = Random(2)

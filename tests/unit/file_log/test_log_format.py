@@ -85,6 +85,7 @@ def test_a_directory_of_the_release_before_opens_and_goes_on(tmp_path: Path) -> 
     assert salting_of(rig.directory).since == int(segments(rig.directory)[-1].name)
 
 
+@pytest.mark.slow
 def test_bringing_it_up_may_end_anywhere(tmp_path: Path) -> None:
     rig, ref = told(tmp_path)
     make_old(rig.directory)

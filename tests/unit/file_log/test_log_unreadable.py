@@ -154,6 +154,7 @@ def test_a_page_of_the_log_that_is_read_at_the_start(tmp_path: Path, place: int)
     assert len(check(rig, ref, IN_A_PAGE)) < COUNT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["/checkpoint$", "consumequeue", "index", ".sorted", ".entries", "/format$"])
 def test_a_view_costs_nothing(tmp_path: Path, kind: str) -> None:
     rig = Sick(tmp_path / "log")

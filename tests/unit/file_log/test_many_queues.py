@@ -168,6 +168,7 @@ def test_where_no_file_system_can_be_synced_every_queue_is(many: Many) -> None:
     assert many.checkpoint()["sync"] >= 2 * len(many.refs)
 
 
+@pytest.mark.slow
 def test_many_queues_do_not_wait_for_files_of_others(many: Many, tmp_path: Path) -> None:
     """One call for all would write those first, and group commits would wait for it."""
     many.checkpoint()

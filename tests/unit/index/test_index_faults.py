@@ -105,6 +105,7 @@ def operations(folder: Path) -> int:
     return storage.faults.count
 
 
+@pytest.mark.slow
 def test_every_write_point(tmp_path: Path) -> None:
     total = operations(tmp_path / "count")
     assert total > 20

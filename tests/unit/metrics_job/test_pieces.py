@@ -52,6 +52,7 @@ def test_a_file_in_pieces_counts_every_line_once(size: int, count: int) -> None:
     assert {(row["lines"], row["copies"]) for row in intervals} == {(3, 3), (3, 6)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", [0, 5, 28])
 def test_an_interval_that_comes_again_later_in_a_long_file_is_a_doubt(again: int) -> None:
     data = b"".join(line(seq, metric) for seq in range(30) for metric in METRICS)

@@ -439,6 +439,7 @@ def test_what_nobody_asked_about_is_expired_after_a_restart_and_not_damaged(hous
     assert house.log.damaged_pieces == 0
 
 
+@pytest.mark.slow
 def test_entries_of_a_topic_that_nobody_reads_go_with_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

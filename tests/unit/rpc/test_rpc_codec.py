@@ -286,6 +286,7 @@ def test_large_frames_are_fed_in_chunks(wire: Wire) -> None:
             codec().decode(wire, b"1234" + data[:end], 4, args)
 
 
+@pytest.mark.slow
 def test_a_frame_of_tiny_elements_is_cut_off_by_processor_time() -> None:
     ticks = itertools.count()
     tight = codec(decode_cpu_s=10.0, cpu=lambda: next(ticks))  # a second passes at each look

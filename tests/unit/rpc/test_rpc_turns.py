@@ -147,6 +147,7 @@ def test_sixty_four_connections_of_one_address_cost_another_little(what: str, sl
     assert median(honest.waits) <= 2 * max(alone, 0.001)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", [*WORST, "just not costly"])
 def test_an_answer_that_takes_rounds_of_the_loop_is_given_way_to(what: str) -> None:
     """A send waits for the thread that writes: each time that needs the interpreter a slice could go by."""
@@ -205,6 +206,7 @@ def test_clients_of_another_server_on_the_loop_count_as_others() -> None:
     assert shared.turns == [sides[1]]
 
 
+@pytest.mark.slow
 def test_costly_requests_take_a_part_of_the_core_while_others_are_about() -> None:
     loop = Loop()
     loop.connect("10.0.0.1", 0.0001, every_s=0.05)
@@ -259,6 +261,7 @@ def test_long_requests_that_their_bytes_explain_do_not_rest() -> None:
     assert loop.rested == 0
 
 
+@pytest.mark.slow
 def test_time_that_another_process_took_is_nobodys_fault() -> None:
     """A request that looks long once is measured the next times, and found cheap."""
     loop = Loop()

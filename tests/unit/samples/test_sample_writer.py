@@ -134,6 +134,7 @@ def test_another_reason_is_said_again(tmp_path: Path, caplog: pytest.LogCaptureF
     assert (rig.failed("full"), rig.failed("read-only")) == (2, 1)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_while_nothing_can_be_written(tmp_path: Path) -> None:
     rig = SamplesRig(tmp_path)
     rig.disk.error = OSError(errno.ENOSPC, "full")
@@ -156,6 +157,7 @@ def test_a_clock_that_is_set_back_is_written_as_it_is(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("date=*/hour=*"))) == 2
 
 
+@pytest.mark.slow
 def test_others_run_while_a_big_registry_is_read_and_while_the_disk_is_slow(tmp_path: Path) -> None:
     rig = SamplesRig(tmp_path, clock=SystemClock())
     for topic in range(10_000):

@@ -99,6 +99,7 @@ def test_only_the_end_of_a_queue_is_asked_for(pair: Pair) -> None:
     assert pair.asked == 2
 
 
+@pytest.mark.slow
 def test_reading_goes_on_from_segment_to_segment(pair: Pair) -> None:
     queue = pair.make()
     sent = []

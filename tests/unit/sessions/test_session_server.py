@@ -200,6 +200,7 @@ def test_whoever_takes_nothing_is_ended(tmp_path: Path) -> None:
     assert home.metrics.cell(catalogue.SESSIONS_ENDED, "untaken").value == 1
 
 
+@pytest.mark.slow
 def test_silence_ends_a_session_and_frees_its_queues(tmp_path: Path) -> None:
     home = house(tmp_path, silence_s=1.5)
     home.make()
@@ -245,6 +246,7 @@ def test_the_engine_is_told_whether_anybody_reads_its_files(tmp_path: Path) -> N
     until(lambda: home.readers == [True, False], "and of the end")
 
 
+@pytest.mark.slow
 def test_a_commit_wakes_a_session_with_one_write_and_nobody_else(tmp_path: Path) -> None:
     home = house(tmp_path)
     home.make("orders", 4)

@@ -108,6 +108,7 @@ def test_a_wrong_password_fails(rig: PushRig, redis: Server) -> None:
     assert not any("wrong" in value for _, texts in rig.dead() for value in texts.values())
 
 
+@pytest.mark.slow
 def test_many_messages_over_a_few_connections(rig: PushRig, redis: Server) -> None:
     pushed(rig, redis.port, ["HSET", "many", "{$.n}", "1"])
     rig.put(*[b'{"n":%d}' % number for number in range(300)])
