@@ -50,6 +50,7 @@ from ddmq_common.clock import Clock, SystemClock
 from ddmq_common.errors import (
     DdmqError,
     DrainingError,
+    StorageError,
     TryLaterError,
     UnsupportedError,
 )
@@ -269,7 +270,12 @@ class KafkaBackend(Backend):
             if state.error is not None:
                 done.fail(state.error)
                 return
-            done.succeed([self._view(group, queue) for queue in asked])
+            try:
+                views = [self._view(group, queue) for queue in asked]
+            except StorageError as error:  # damaged, or of a newer release
+                done.fail(error)
+            else:
+                done.succeed(views)
 
         self.parts.state.caught_up().then(followed)
         return done
