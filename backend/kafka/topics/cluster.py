@@ -37,6 +37,7 @@ SURVEY_S = 3.0  # then the cluster counts as not answering
 CHANGE_S = 20.0  # for one change: a controller may have to be elected first
 SETTLE_S = 20.0  # for what Kafka does after it has answered: a topic's end, a partition's first leader
 PAUSE_S = 0.02
+KEPT = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}  # of delayed messages
 
 
 class Survey(NamedTuple):
@@ -123,15 +124,23 @@ def _with_settings(admin: AdminClient, there: Mapping[str, Any]) -> list[FoundTo
             settings = {}  # this user may not see them
         bytes_max = int(settings.get("max.message.bytes") or 1_048_588)
         flushed = settings.get("flush.messages") == "1"
+        kept = not settings or all(settings.get(name) == value for name, value in KEPT.items())
         replicas = min((len(part.replicas) for part in topic.partitions), default=1)
         partitions = len(topic.partitions)
-        found.append(FoundTopic(resource.name, str(topic.topic_id), partitions, replicas, bytes_max, flushed))
+        topic_id = str(topic.topic_id)
+        found.append(FoundTopic(resource.name, topic_id, partitions, replicas, bytes_max, flushed, kept))
     return found
 
 
-def create(admin: AdminClient, options: KafkaOptions, name: str, queues: int, durable: bool) -> FoundTopic:
-    """Make the topic, or find it made; ready to be written to when this returns."""
+def create(
+    admin: AdminClient, options: KafkaOptions, name: str, queues: int, durable: bool, kept: bool = False
+) -> FoundTopic:
+    """Make the topic, or find it made; ready to be written to when this returns.
+
+    `kept`: it holds delayed messages, so nothing in it may go by age or size.
+    """
     settings = {
+        "cleanup.policy": "delete",
         "message.timestamp.type": "LogAppendTime",
         "max.message.bytes": str(options.message_bytes_max),
     }
@@ -139,6 +148,8 @@ def create(admin: AdminClient, options: KafkaOptions, name: str, queues: int, du
         settings["min.insync.replicas"] = str(options.min_insync)
     if options.retention_ms:
         settings["retention.ms"] = str(options.retention_ms)
+    if kept:
+        settings.update(KEPT)
     topic = NewTopic(name, queues, options.replication_factor or -1, config=settings)
     [answer] = admin.create_topics([topic], request_timeout=CHANGE_S).values()
     try:
@@ -168,14 +179,28 @@ def _seen(admin: AdminClient, name: str, queues: int) -> FoundTopic:
 
 def flush_each(admin: AdminClient, found: FoundTopic) -> FoundTopic:
     """Have each message of the topic synced before it is answered."""
-    entry = ConfigEntry("flush.messages", "1", incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ConfigResource.Type.TOPIC, found.kafka_name, incremental_configs=[entry])
+    _set(admin, found, {"flush.messages": "1"})
+    return found._replace(flushed=True)
+
+
+def keep(admin: AdminClient, found: FoundTopic) -> FoundTopic:
+    """Have nothing in the topic go by age or size."""
+    _set(admin, found, KEPT)
+    return found._replace(kept=True)
+
+
+def _set(admin: AdminClient, found: FoundTopic, settings: Mapping[str, str]) -> None:
+    entries = [
+        ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        for name, value in settings.items()
+    ]
+    resource = ConfigResource(ConfigResource.Type.TOPIC, found.kafka_name, incremental_configs=entries)
     [answer] = admin.incremental_alter_configs([resource], request_timeout=CHANGE_S).values()
     try:
         answer.result()
     except Exception as error:
-        raise translated(error, f"topic {found.kafka_name} cannot be set to sync each message") from error
-    return found._replace(flushed=True)
+        wanted = ", ".join(f"{name}={value}" for name, value in settings.items())
+        raise translated(error, f"topic {found.kafka_name} cannot be set to {wanted}") from error
 
 
 def grow(admin: AdminClient, found_name: str, queues: int) -> FoundTopic:

@@ -19,6 +19,7 @@ class FoundTopic(NamedTuple):
     replicas: int
     message_bytes_max: int
     flushed: bool  # each message is synced before it is answered
+    kept: bool = True  # nothing in it goes by age or size; also where this user may not see that
 
 
 class StoredInfo(msgspec.Struct, forbid_unknown_fields=False, omit_defaults=True):

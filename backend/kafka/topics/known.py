@@ -8,6 +8,7 @@ Everything that is done to one name is done one after the other.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -25,7 +26,12 @@ from backend.records import Durability, NewRecord, QueueRef, TopicInfo
 from ddmq_common.clock import Clock
 from ddmq_common.errors import CallerError, DrainingError, NoSuchTopicError, RemoteError
 from ddmq_common.hub_timer import HubTimer
+from ddmq_common.names import DELAY_TOPIC, SCHEDULE_TOPIC
 
+log = logging.getLogger(__name__)
+OF_DELAYED = frozenset(
+    (DELAY_TOPIC, SCHEDULE_TOPIC)
+)  # a message may wait there for longer than any retention
 LOOK_AT_ALL = 10  # each so many surveys every topic is looked at, not only those that seem changed
 RECORD_EXTRA = 512  # bytes that Kafka counts for a record beside key, value and headers, at most
 PutInfo = Callable[[str, bytes | None, float], Completion[None]]
@@ -144,9 +150,23 @@ class KafkaTopics:
             name = self._names.from_kafka(each.kafka_name)
             if name is not None and name not in busy and each.topic_id not in self._over:
                 self._take(name, each)
+                if name in OF_DELAYED and not each.kept:
+                    self._keep(each)
         for name, known in list(self._found.items()):
             if known.kafka_name not in found.names and name not in busy:
                 self._drop(name)
+
+    def _keep(self, found: FoundTopic) -> None:
+        """A topic of delayed messages that somebody else made, or changed."""
+
+        def set_so(_: FoundTopic | None, error: Exception | None) -> None:
+            name = found.kafka_name
+            if error is not None:
+                log.error("delayed messages in topic %s may go by age or size: %s", name, error)
+            else:
+                log.warning("topic %s lets nothing go by age or size any more: it has delayed messages", name)
+
+        self._cluster.ask(partial(work.keep, found=found), set_so)
 
     def info_changed(self, name: str) -> None:
         """What is kept of a topic has changed."""
@@ -182,7 +202,8 @@ class KafkaTopics:
         durable = info.durability >= Durability.DURABLE
         if info.incarnation == 0:
             kafka_name = self._names.to_kafka(info.name)
-            job = partial(self._create, kafka_name, info.queues, durable)
+            kept = info.name in OF_DELAYED
+            job = partial(self._create, kafka_name, info.queues, durable, kept)
         else:
             check_change(info, None if known is None else known.info)
             assert known is not None
@@ -190,8 +211,8 @@ class KafkaTopics:
             job = partial(self._change, self._found[info.name], info.queues, durable)
         self._cluster.ask(job, lambda found, error: self._made(info, deadline, done, found, error))
 
-    def _create(self, kafka_name: str, queues: int, durable: bool, admin: Any) -> FoundTopic:
-        found = work.create(admin, self._options, kafka_name, queues, durable)
+    def _create(self, kafka_name: str, queues: int, durable: bool, kept: bool, admin: Any) -> FoundTopic:
+        found = work.create(admin, self._options, kafka_name, queues, durable, kept)
         self._touch(kafka_name)
         return found
 
