@@ -252,9 +252,13 @@ class Appends:
 
     def _serve(self) -> None:
         while not self._closed:
-            self._producer.poll(POLL_S)
-            if self._fatal:
-                self._replace()
+            try:
+                self._producer.poll(POLL_S)
+                if self._fatal:
+                    self._replace()
+            except Exception:  # whatever it was: who waits must be answered
+                log.exception("serving Kafka's reports has failed; it goes on")
+                time.sleep(POLL_S)
             self._wake()
         self._producer.purge(in_queue=True, in_flight=False)
         self._producer.flush(CLOSE_S)
@@ -266,8 +270,8 @@ class Appends:
             self._bridge.call(self._settle_reported)
 
     def _replace(self) -> None:
-        log.error("Kafka gave up on the producer: %s; there is a new one", self._fatal)
         old, self._producer = self._producer, self._made()
+        log.error("Kafka gave up on the producer: %s; there is a new one", self._fatal)
         self._fatal = ""
         old.purge()
         old.flush(CLOSE_S)

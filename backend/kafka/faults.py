@@ -8,7 +8,6 @@ from backend.records import AppendResult, AppendStatus, Durability
 from ddmq_common.errors import (
     CallerError,
     DdmqError,
-    DrainingError,
     NoSuchTopicError,
     RemoteError,
     StorageError,
@@ -29,6 +28,7 @@ _OPERATOR = frozenset(
      KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError.KAFKA_STORAGE_ERROR,
      KafkaError._SSL)
 )  # fmt: skip
+_PURGED = frozenset((KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT))
 _LATER = frozenset(
     (KafkaError.NOT_ENOUGH_REPLICAS, KafkaError._QUEUE_FULL, KafkaError.THROTTLING_QUOTA_EXCEEDED)
 )
@@ -83,8 +83,9 @@ def undelivered(error: KafkaError, topic: str, size: int, size_max: int) -> Appe
     if code == KafkaError.MSG_SIZE_TOO_LARGE:
         text = f"topic {topic}: a record of {size} bytes; Kafka takes at most {size_max} there"
         return refused(CallerError(text))
-    if code == KafkaError._PURGE_QUEUE:
-        return refused(DrainingError("the Kafka engine was closed"), AppendStatus.NOT_STORED)
+    if code in _PURGED:  # what waits in the line may have been sent before, and waits to be sent again
+        text = f"topic {topic}: it was on its way when its producer ended; it may be stored or not"
+        return refused(RemoteError(text), AppendStatus.UNKNOWN)
     found = translated(error, f"topic {topic}")
     if code in _GONE or code in _WRONG:
         return refused(found)

@@ -176,7 +176,7 @@ class KafkaMemberships:
         self._timer.stop()
         for membership in self._members.values():
             membership.active = False
-        if self._members and self._name:
+        if self._members and self._name and not self._line.busy:  # else the others fence it first, as silent
             self._write(Died(self._name, self._name), "")
         self._members.clear()
         self._by_topic.clear()
@@ -221,12 +221,13 @@ class KafkaMemberships:
         if self.table is None:
             self._begin()
             return
+        now = self._clock.monotonic()  # before the others can have heard of it
         for membership in memberships:
             if membership.joined_as != self._name:
                 membership.joined_as = self._name
                 self._write(self._joined(membership), self._name)
         if self._confirmed is None:
-            self._beat()
+            self._beat(now)
 
     def _joined(self, membership: KafkaMembership) -> Joined:
         join = membership.join
@@ -249,9 +250,9 @@ class KafkaMemberships:
         epoch = max(self._clock.wall_ms() * 1000, self._state.progress.highest_epoch() + EPOCHS_APART)
         self._write(Begun(epoch, self._state.coordination.next), self._name)
 
-    def _beat(self) -> None:
+    def _beat(self, now: float) -> None:
         self._beats += 1
-        now = self._sent[self._beats] = self._clock.monotonic()
+        self._sent[self._beats] = now
         self._beat_at = now + self._heartbeat_s * (1 - 0.5 / TICKS)
         self._write(Beat(self._name, self._beats), self._name)
 
@@ -264,7 +265,7 @@ class KafkaMemberships:
         self._enter([each for each in self._members.values() if each.joined_as != self._name])
         now = self._clock.monotonic()
         if now >= self._beat_at:
-            self._beat()
+            self._beat(now)
             for topic in list(self._by_topic):
                 self.topic_changed(topic)
         self.ticked(now)
@@ -325,6 +326,8 @@ class KafkaMemberships:
     def _entered(self, table: TableState, number: int) -> None:
         membership = self._members.get(number)
         member = table.members.get((self._name, number))
+        if self._confirmed is None:  # from here on it may be given queues, and the others count its silence
+            self._confirmed = min(self._sent.values(), default=None)
         if membership is not None and member is not None:
             membership.member = member
             self._mine[member] = membership

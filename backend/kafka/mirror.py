@@ -17,7 +17,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 
 from backend.kafka.following.follow import KafkaState
 from backend.kafka.options import KafkaOptions
@@ -57,7 +57,7 @@ class _Committer:
             group, offsets = asked
             try:
                 self._consumer(group).commit(offsets=offsets, asynchronous=False)
-            except KafkaException as error:
+            except Exception as error:  # whatever it was costs this one only
                 self._told(group, str(error))
             else:
                 self._told(group, None)

@@ -46,7 +46,7 @@ class KafkaParts:
 
     def __init__(self, options: KafkaOptions, bridge: Bridge, clock: Clock, terms: PartsTerms) -> None:
         self._info = terms.info
-        listener = StateListener(terms.setting, terms.topic_info, self._event, self._cut)
+        listener = StateListener(terms.setting, terms.topic_info, self._event, self._cut, self._ready)
         self.state = KafkaState(options, bridge.call, listener)
         self.producers = Producers(options, bridge.call, self._event_failed)
         checks = CommitTerms(
@@ -59,7 +59,6 @@ class KafkaParts:
         self.watch = MemberWatch(options, self.state, self.members, bridge.call, clock.monotonic)
         self.mirror = OffsetMirror(options, self.state, self.members.holds, terms.kafka_name, bridge.call)
         self.line.progressed = self.mirror.progressed
-        self.state.caught_up().then(lambda _: self.line.kick())
         self._closed = False
 
     def topic_changed(self, name: str) -> None:
@@ -90,6 +89,9 @@ class KafkaParts:
 
     def _floor(self, key: tuple[str, QueueRef]) -> int:
         return self.members.floor(key)
+
+    def _ready(self) -> None:
+        self.line.kick()
 
     def _event(self, placed: PlacedEvent) -> None:
         self.members.event(placed)

@@ -208,11 +208,13 @@ class ProgressState:
         elif stamp == entry.top:
             entry.top, entry.progress = max(entry.kept), None
 
-    def holds(self, data: bytes, value: bytes) -> bool:
-        """Whether this record is there."""
+    def holds(self, data: bytes, value: bytes) -> bool | None:
+        """Whether this record counts; None where a higher key does, whose writer may have seen it or not."""
         key, stamp = parse_progress_key(data)
         entry = self._entries.get(key)
-        return entry is not None and entry.kept.get(stamp) == value
+        if entry is None:
+            return False
+        return None if entry.top > stamp else entry.kept.get(stamp) == value
 
     def get(self, key: Key) -> GroupProgress | None:
         """What counts, not to be changed; its fence is that of the top alone. Raises DamagedError."""

@@ -154,7 +154,11 @@ class MemberWatch:
     def _fence(self, process: str, name: str) -> None:
         """In a native thread."""
         names = [own_name(self._options, process), once_name(self._options)]
-        self._call(self._fenced, process, name, fence(self._options.client(), names))
+        try:
+            error = fence(self._options.client(), names)
+        except Exception as failed:
+            error = repr(failed)
+        self._call(self._fenced, process, name, error)
 
     def _fenced(self, process: str, name: str, error: str | None) -> None:
         if error is not None:

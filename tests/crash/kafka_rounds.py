@@ -90,11 +90,21 @@ class Rounds:
                 self.cluster.signal(number, signal.SIGKILL)
 
     def _prepare(self) -> None:
-        first = self.servers[0]
         for topic in TOPICS:
-            first.admin("POST", "topics", topic, body={"create": True, "queues": QUEUES})
+            self._post(f"/topics/{topic}", {"create": True, "queues": QUEUES})
         for group, topics in GROUPS.items():
-            first.admin("POST", "groups", group, body={"topics": topics, **SETTINGS[group]})
+            self._post(f"/groups/{group}", {"topics": topics, **SETTINGS[group]})
+
+    def _post(self, target: str, body: dict[str, object]) -> None:
+        """Until it is taken: a cluster that has just begun may ask for it again."""
+        answer: object = None
+
+        def taken() -> bool:
+            nonlocal answer
+            status, answer = self.servers[0].ask("POST", target, body)
+            return status == 200
+
+        until(taken, lambda: f"{target}: {answer}")
 
     def _addresses(self, part: str) -> str:
         return ",".join(f"127.0.0.1:{server.ports[part]}" for server in self.servers)

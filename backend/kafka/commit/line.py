@@ -9,7 +9,8 @@ does it all again.
 A process writes under a name of its own and gives it up (`renew`) when it was fenced, when an outcome is
 unknown, and when its memberships say so. Then it takes the old name over once more, so that what was under
 way is over; follows everything up to now, so that an unknown outcome is known, where progress or settings
-were part of it; and goes on under a new one. What was fenced is checked again after that.
+were part of it; and goes on under a new one. What was fenced, or turns out not to be stored, is checked again
+and done again after that, until its deadline.
 """
 
 from __future__ import annotations
@@ -134,6 +135,11 @@ class CommitLine:
             then()
         else:
             self._idle.append(then)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is under way whose outcome is not known yet; also after `close`."""
+        return self._busy
 
     def renew(self, reason: str) -> None:
         """Give the name up and take another one, when what is under way is over. Harmless meanwhile."""
@@ -274,7 +280,7 @@ class CommitLine:
     def _stored(self, batch: _Together, offsets: Sequence[int]) -> None:
         batch.plan.stored(offsets)
         self.progressed(batch.plan.progress)
-        if self.alive():
+        if self.alive() and not self._renewing:  # a name that is given up may be dead since before the write
             self._succeed(batch, offsets)
         else:
             self._over(RemoteError("this process was stopped meanwhile: it may count or not"))
@@ -338,7 +344,7 @@ class CommitLine:
         if stored and len(outcome.offsets) >= len(batch.plan.records):
             self._succeed(batch, outcome.offsets)
         elif stored is False:
-            self._over(TryLaterError(f"it was not stored: {outcome.error}"))
+            self._again(batch)
         else:
             self._over(outcome.error or RemoteError("the outcome is unknown"))
         self._have_name()

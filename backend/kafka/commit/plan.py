@@ -204,4 +204,6 @@ class CommitPlan:
             for write in self._places
             if write.key is not None and write.value is not None
         ]
-        return None if not signs else all(signs)
+        if False in signs:
+            return False
+        return None if not signs or None in signs else True

@@ -110,6 +110,7 @@ class Producers:
         self._call = call
         self._event_failed = event_failed
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._broken = False  # Kafka has given up on the plain one
         self._plain = self._producer()
         self._own: Producer | None = None
         self._name = ""
@@ -148,6 +149,7 @@ class Producers:
         try:
             self._plain.produce(topic, value, partition=0, on_delivery=reported)
         except (BufferError, KafkaException) as error:
+            self._broken = self._broken or _is_fatal(error)
             self._call(self._event_failed, tag, str(error))
 
     def close(self, wait_s: float) -> bool:
@@ -180,6 +182,8 @@ class Producers:
                     job = self._jobs.get(timeout=IDLE_S)
                 except queue.Empty:
                     job = None
+                if self._broken:
+                    self._replace_plain()
                 if job is not None:
                     job()
                 for producer in (self._plain, self._own, self._once):
@@ -191,6 +195,27 @@ class Producers:
         finally:
             self._own = self._once = None
             self._ended.set()
+
+    def _replace_plain(self) -> None:
+        """Have another one; what the old one had is reported as failed before anything else is done."""
+        try:
+            new = self._producer()
+        except KafkaException as error:
+            log.error("Kafka gave up on the producer of progress, and there is no other: %s", error)
+            time.sleep(IDLE_S)
+            return
+        log.error("Kafka gave up on the producer of progress; there is a new one")
+        old, self._plain, self._broken = self._plain, new, False
+        _serve(old, 0)
+        old.purge()
+        try:
+            old.flush(FLUSH_S)
+        except KafkaException as error:
+            log.debug("a producer has failed: %s", error)
+
+    def _gave_up(self, error: KafkaError) -> None:
+        if error.fatal():
+            self._broken = True
 
     def _producer(self, transactional: str | None = None) -> Producer:
         config: dict[str, Any] = {
@@ -204,7 +229,9 @@ class Producers:
             "enable.idempotence": True,
             "acks": "all",
         }
-        if transactional is not None:
+        if transactional is None:
+            config["error_cb"] = self._gave_up
+        else:
             config["transactional.id"] = transactional
             config["transaction.timeout.ms"] = self._options.transaction_timeout_ms
         return Producer(config)
@@ -214,7 +241,7 @@ class Producers:
         try:
             offsets, errors = self._produce(self._plain, writes)
         except KafkaException as error:
-            self._plain = self._producer()
+            self._broken = True
             raise _Unsettled(OutcomeKind.UNKNOWN, RemoteError(_UNKNOWN + error.args[0].str())) from error
         end = time.monotonic() + self._options.transaction_timeout_ms / 1000 + 1
         while -1 in offsets and not errors and time.monotonic() < end:
@@ -222,8 +249,7 @@ class Producers:
         if -1 not in offsets:
             return offsets
         reason = errors[0].str() if errors else "no answer"
-        if errors and errors[0].fatal():
-            self._plain = self._producer()
+        self._broken = self._broken or any(error.fatal() for error in errors)
         raise _Unsettled(OutcomeKind.UNKNOWN, RemoteError(_UNKNOWN + reason))
 
     def _produce(
@@ -314,8 +340,8 @@ class Producers:
 
     def _rename(self, name: str) -> list[int]:
         if self._own is not None:
-            self._own = None
             self._init(self._producer(own_name(self._options, self._name)))
+            self._own = None  # not before: where that fails, it is done again
         producer = self._producer(own_name(self._options, name))
         self._init(producer)
         self._own, self._name = producer, name
@@ -340,6 +366,10 @@ def _serve(producer: Producer, wait_s: float) -> None:
         time.sleep(wait_s)
 
 
+def _is_fatal(error: BaseException) -> bool:
+    return isinstance(error, KafkaException) and bool(error.args[0].fatal())
+
+
 def own_name(options: KafkaOptions, name: str) -> str:
     """The transactional id of a process."""
     return options.names.system(f"m.{name}")
@@ -358,8 +388,8 @@ def fence(client: Mapping[str, object], names: Sequence[str]) -> str | None:
         config: dict[str, Any] = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 50, **client}
         try:
             Producer({**config, "transactional.id": name}).init_transactions(INIT_S)
-        except KafkaException as error:
-            errors.append(str(error.args[0].str()))
+        except Exception as error:  # whatever it was: nobody is fenced then
+            errors.append(str(error.args[0].str() if isinstance(error, KafkaException) else repr(error)))
 
     threads = [threading.Thread(target=take, args=(name,)) for name in names]
     for thread in threads:

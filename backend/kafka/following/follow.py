@@ -18,19 +18,25 @@ from backend.kafka.following.thread import FollowedRow, FollowerListener, Follow
 from backend.kafka.options import KafkaOptions
 from backend.kafka.state import ProgressState, SettingsState
 from ddmq_common.errors import DamagedError, StorageError
+from ddmq_common.hub_timer import HubTimer
 
 log = logging.getLogger(__name__)
 Call = Callable[..., None]  # from any thread: run this on the hub, in order
+RETRY_S = 0.3
 TOLD_EVERY = 100_000  # records between two lines about the progress of the start
 
 
 class StateListener(NamedTuple):
-    """What is told on the hub: changed settings and topics, events of the coordination topic, its cut."""
+    """What is told on the hub: changed settings and topics, events of the coordination topic, its cut.
+
+    `ready`: the first end was reached.
+    """
 
     setting: Callable[[str], object]
     topic_info: Callable[[str], object]
     event: Callable[[PlacedEvent], object]
     cut: Callable[[], object]
+    ready: Callable[[], object]
 
 
 class KafkaState:
@@ -112,10 +118,11 @@ class KafkaState:
             return
         if barrier.error is not None:
             self._trouble(str(barrier.error))
-            self.caught_up().then(self._started)
+            HubTimer(ref=False).once(RETRY_S, lambda: self.caught_up().then(self._started))
             return
         self.ready, self.reason = True, ""
         log.info("the system topics were followed to their end: %d records", self.records)
+        self._listener.ready()
 
     def _take(self, rows: list[FollowedRow]) -> None:
         self._thread.room.release()

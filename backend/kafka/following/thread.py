@@ -3,7 +3,8 @@
 It reads all their partitions, from their beginning, what is committed only. Records come to the hub in
 batches, in the order of each partition; where nothing follows for now, a row without a record says how far
 the partition was read (markers of transactions have offsets, too). At most BATCHES_MAX batches wait for the
-hub. A cluster that is lost is waited for: librdkafka connects again and goes on where it was.
+hub. A cluster that is lost is waited for: librdkafka connects again and goes on where it was. What fails in
+another way is logged, and a new Consumer goes on there.
 
 The coordination topic is cut by time. Where that has passed the place that was read, `cut` says so on the
 hub, and it is read from its new beginning.
@@ -25,6 +26,7 @@ from backend.kafka.options import KafkaOptions
 
 log = logging.getLogger(__name__)
 POLL_S = 0.1
+PAUSE_S = 0.5
 BATCH_MAX = 1_000
 BATCHES_MAX = 32
 ASK_S = 5.0
@@ -61,35 +63,38 @@ class FollowerThread:
         self._client = options.client()
         self._listener = listener
         self._stop = False
+        self._stopped = threading.Event()
         self._ended = threading.Event()
+        self._places: list[Place] = []
+        self._next: dict[Place, int] = {}  # from where on to read; empty until that is known
         self.room = threading.Semaphore(BATCHES_MAX)
         _thread.start_new_thread(self._run, ())
 
     def stop(self, wait_s: float) -> bool:
         """Ask it to end, and wait for it; whether it has."""
         self._stop = True
+        self._stopped.set()
         self.room.release()
         return self._ended.wait(wait_s)
 
     def _run(self) -> None:
         try:
-            consumer = self._open()
-            if consumer is not None:
+            while not self._stop:
                 try:
-                    self._follow(consumer)
-                finally:
-                    consumer.close()
-        except Exception:
-            log.exception("the thread that follows the system topics has failed")
-            self._listener.trouble("the thread that follows the system topics has failed; see the log")
+                    self._follow_on()
+                except Exception as error:  # whatever it was: go on from where it was
+                    log.exception("following the system topics has failed; it begins again")
+                    self._listener.trouble(f"following the system topics has failed: {error}")
+                    self._stopped.wait(PAUSE_S)
         finally:
             self._ended.set()
 
-    def _open(self) -> Consumer | None:
-        """A consumer at the beginning of everything; None when it is to stop."""
-        admin = AdminClient(self._client)  # type: ignore[arg-type]
-        partitions = made(admin, self._options, lambda: self._stop, self._listener.trouble)
-        places = [(name, number) for name, count in partitions.items() for number in range(count)]
+    def _follow_on(self) -> None:
+        """From where it was, or from the beginning of everything, until it is to stop."""
+        if not self._next:
+            admin = AdminClient(self._client)  # type: ignore[arg-type]
+            counts = made(admin, self._options, lambda: self._stop, self._listener.trouble)
+            self._places = [(name, number) for name, count in counts.items() for number in range(count)]
         consumer = Consumer(
             {
                 "fetch.queue.backoff.ms": 5,
@@ -103,23 +108,30 @@ class FollowerThread:
                 "fetch.wait.max.ms": FETCH_WAIT_MS,
             }
         )
-        while not self._stop:
-            try:
-                first = {place: self._low(consumer, place) for place in places}
-            except KafkaException as error:
-                self._listener.trouble(f"the system topics cannot be read: {error.args[0].str()}")
-                continue
-            self._listener.begun(first)
-            consumer.assign([TopicPartition(*place, offset) for place, offset in first.items()])
-            return consumer
-        consumer.close()
-        return None
+        try:
+            while not self._next and not self._stop:
+                self._begin(consumer)
+            if self._next:
+                consumer.assign([TopicPartition(*place, offset) for place, offset in self._next.items()])
+                self._follow(consumer)
+        finally:
+            consumer.close()
 
-    def _low(self, consumer: Consumer, place: Place) -> int:
+    def _begin(self, consumer: Consumer) -> None:
+        """Find where everything begins, if that can be told now."""
+        try:
+            first = {place: self._bounds(consumer, place)[0] for place in self._places}
+        except KafkaException as error:
+            self._listener.trouble(f"the system topics cannot be read: {error.args[0].str()}")
+            return
+        self._listener.begun(first)
+        self._next.update(first)
+
+    def _bounds(self, consumer: Consumer, place: Place) -> tuple[int, int]:
         found = consumer.get_watermark_offsets(TopicPartition(*place), timeout=ASK_S)
         if found is None:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-        return int(found[0])
+        return found
 
     def _follow(self, consumer: Consumer) -> None:
         while not self._stop:
@@ -131,6 +143,7 @@ class FollowerThread:
             if rows:
                 self.room.acquire()
                 self._listener.brought(rows)
+                self._next.update({(row.topic, row.partition): row.offset + row.record for row in rows})
 
     def _row(self, consumer: Consumer, message: Message) -> FollowedRow | None:
         error = message.error()
@@ -148,12 +161,17 @@ class FollowerThread:
 
     def _again(self, consumer: Consumer, place: Place) -> None:
         """The place to read from is not there any more."""
-        if place[0] != SystemTopics.of(self._options).coordination:
-            self._listener.trouble(
-                f"{place[0]} has lost records that it must keep: look at its configuration"
-            )
-            return
-        low = self._low(consumer, place)
-        self._listener.cut(low)
+        first, end = self._bounds(consumer, place)
+        if place[0] == SystemTopics.of(self._options).coordination:
+            at = first
+            self._listener.cut(at)
+        else:
+            at = min(max(first, self._next[place]), end)
+            log.error(
+                "%s of %s has lost records that it must keep: it was read up to %d and has %d to %d; "
+                "look at the topic's configuration",
+                place[1], place[0], self._next[place], first, end,
+            )  # fmt: skip
+        self._next[place] = at
         consumer.incremental_unassign([TopicPartition(*place)])
-        consumer.incremental_assign([TopicPartition(*place, low)])
+        consumer.incremental_assign([TopicPartition(*place, at)])

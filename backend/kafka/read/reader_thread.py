@@ -23,6 +23,7 @@ from backend.records import Bounds
 
 log = logging.getLogger(__name__)
 POLL_S = 0.01
+PAUSE_S = 0.5  # after a failure
 ASK_S = 5.0  # how long the brokers may take to tell the bounds of a partition
 TAKE_MAX = 512  # messages handed over at a time
 Partition = tuple[str, int]  # Kafka's name of the topic, and the number
@@ -102,7 +103,19 @@ class ReaderThread:
 
     def _loop(self) -> None:
         try:
-            self._consumer = Consumer(self._settings(), logger=log)
+            while not self._stop:
+                try:
+                    self._read_on()
+                except Exception as error:  # whatever it was: streams begin anew, with a new consumer
+                    log.exception("%s has failed; it begins again", self._name)
+                    self._fail_all(error)
+                    self._wake.wait(PAUSE_S)
+        finally:
+            self._ended.set()
+
+    def _read_on(self) -> None:
+        self._consumer = Consumer(self._settings(), logger=log)
+        try:
             while not self._stop:
                 if not self._assigned:
                     self._wake.wait()
@@ -110,12 +123,16 @@ class ReaderThread:
                 self._obey()
                 if self._assigned:
                     self._poll()
-        except Exception:
-            log.exception("%s has ended", self._name)
         finally:
-            if self._consumer is not None:
-                self._consumer.close()
-            self._ended.set()
+            self._consumer.close()
+
+    def _fail_all(self, error: Exception) -> None:
+        parts = [StreamPart(assigned.serial) for assigned in self._assigned.values()]
+        for part in parts:
+            part.error = KafkaError(KafkaError._FAIL, f"the reader has failed: {error!r}", False, True)
+        self._assigned.clear()
+        if parts:
+            self._bridge.call(self._heard, parts)
 
     def _settings(self) -> dict[str, Any]:
         return {

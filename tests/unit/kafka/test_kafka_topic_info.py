@@ -14,7 +14,6 @@ from backend.records import AppendStatus, Durability, TopicInfo
 from ddmq_common.errors import (
     CallerError,
     DdmqError,
-    DrainingError,
     NoSuchTopicError,
     RemoteError,
     StorageError,
@@ -77,7 +76,7 @@ def test_the_answer_says_what_it_is(replicas: int, flushed: bool, reached: Durab
         (KafkaError.UNKNOWN_TOPIC_OR_PART, AppendStatus.REFUSED, NoSuchTopicError),
         (KafkaError.NOT_ENOUGH_REPLICAS, AppendStatus.NOT_STORED, TryLaterError),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, AppendStatus.NOT_STORED, StorageError),
-        (KafkaError._PURGE_QUEUE, AppendStatus.NOT_STORED, DrainingError),
+        (KafkaError._PURGE_QUEUE, AppendStatus.UNKNOWN, RemoteError),
         (KafkaError._MSG_TIMED_OUT, AppendStatus.UNKNOWN, RemoteError),
         (KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND, AppendStatus.UNKNOWN, DdmqError),
     ],

@@ -1,0 +1,87 @@
+"""What fails in a native thread in a way that nobody foresaw costs a moment, not the thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from parts_kit import TOPICS, Holder, Parts, done, options
+
+from backend.kafka.backend import KafkaBackend
+from backend.kafka.following.thread import FollowerThread
+from backend.kafka.opening import open_kafka
+from backend.kafka.read.reader_thread import ReaderThread
+from backend.records import Durability, NewRecord, ProgressDelta, QueueRef, ReadStatus, TopicInfo
+from ddmq_common.clock import SystemClock
+from tests.support.waits import soon, until
+
+pytestmark = pytest.mark.slow  # a real broker is started for it
+
+
+class FailsOnce:
+    """A method that raises at its first call."""
+
+    def __init__(self, method: Any) -> None:
+        self.method, self.calls = method, 0
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        def called(*arguments: Any) -> Any:
+            self.calls += 1
+            if self.calls == 1:
+                raise RuntimeError("nobody foresaw it")
+            return self.method(instance, *arguments)
+
+        return called
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Parts, Parts]]:
+    terms = options()
+    one, other = Parts(terms, TOPICS), Parts(terms, TOPICS)
+    yield one.ready(), other.ready()
+    one.close()
+    other.close()
+
+
+def test_following_goes_on_where_it_was(pair: tuple[Parts, Parts], monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = pair
+    holder = Holder(one)
+    until(lambda: len(holder.held) == 4, "held")
+    done(one.commit(settings={"before": b"1"}))
+    done(other.state.caught_up())
+    failing = FailsOnce(FollowerThread._row)
+    monkeypatch.setattr(FollowerThread, "_row", failing)
+    for number in range(4):
+        queue = one.queue(number)
+        delta = ProgressDelta("g", queue, holder.held[queue], 0, ((0, 5),))
+        done(one.commit(progress=[delta], settings={f"k{number}": b"1"}))
+    assert failing.calls > 0
+    for parts in pair:
+        done(parts.state.caught_up())
+        assert len(parts.state.settings) == 5
+        assert [parts.state.progress.view(("g", one.queue(n))).committed for n in range(4)] == [5] * 4
+
+
+@pytest.fixture
+def backend() -> Iterator[KafkaBackend]:
+    backend = open_kafka(options(), clock=SystemClock())
+    yield backend
+    backend.close()
+
+
+def test_reading_goes_on_where_it_was(backend: KafkaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = done(backend.put_topic(TopicInfo("orders", 0, 1, Durability.WRITTEN), soon()))
+    queue = QueueRef("orders", info.incarnation, 0)
+    failing = FailsOnce(ReaderThread._poll)
+    monkeypatch.setattr(ReaderThread, "_poll", failing)
+    done(backend.append([NewRecord("orders", 0, bytes(16), 1, b"\x28\x01x")], soon()))
+
+    def read() -> bool:
+        call = backend.read(queue, 0, 10, 1 << 20)
+        until(lambda: call.done)
+        return call.error is None and call.value.status is ReadStatus.DATA
+
+    assert not read()
+    assert failing.calls == 1
+    until(read, "the reader began again")

@@ -1,0 +1,155 @@
+"""CommitLine on the hub: what is answered, done again or left open when names and outcomes are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from test_kafka_commit_plan import KEY, QUEUE, State
+
+from backend.completion import Completion
+from backend.kafka.commit.line import CommitLine
+from backend.kafka.commit.plan import CommitTerms, KafkaWrite
+from backend.kafka.commit.producers import OutcomeKind, WriteOutcome
+from backend.kafka.state import encoded
+from backend.progress.group_progress import GroupProgress
+from backend.records import CommitBatch, Durability, ProgressDelta
+from ddmq_common.errors import FencedError, RemoteError
+from tests.support.waits import soon, until
+
+Then = Callable[[WriteOutcome], None]
+UNKNOWN = WriteOutcome(OutcomeKind.UNKNOWN, [], RemoteError("no answer"))
+
+
+class FollowedState(State):
+    """With barriers that are over at once."""
+
+    ready, reason = True, ""
+
+    def caught_up(self) -> Completion[None]:
+        over: Completion[None] = Completion()
+        over.succeed(None)
+        return over
+
+
+class FakeProducers:
+    """Keeps what it is asked; the test answers. A name is given at once."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Sequence[KafkaWrite], Then]] = []
+        self.names: list[str] = []
+
+    def write(self, writes: Sequence[KafkaWrite], then: Then) -> None:
+        self.asked.append((writes, then))
+
+    def transact(self, writes: Sequence[KafkaWrite], once: bool, then: Then) -> None:
+        self.asked.append((writes, then))
+
+    def rename(self, name: str, then: Then) -> None:
+        self.names.append(name)
+        then(WriteOutcome(OutcomeKind.STORED, [], None))
+
+
+class LineRig:
+    def __init__(self) -> None:
+        self.state, self.producers = FollowedState(), FakeProducers()
+        self.floor = 0
+        terms = CommitTerms(
+            lambda record: KafkaWrite(record.topic, record.queue_id, None, record.delivery),
+            lambda record: None,
+            lambda queue: True,
+            lambda key: self.floor,
+            100,
+            100,
+        )
+        state: Any = self.state
+        producers: Any = self.producers
+        self.line = CommitLine(state, producers, terms, lambda topic: Durability.WRITTEN, lambda: 0.0)
+        until(lambda: self.line.name, "it has a name")
+
+    def finish(self, offset: int, epoch: int = 1) -> Completion[Any]:
+        delta = ProgressDelta("g", QUEUE, epoch, 0, ((offset, offset + 1),))
+        return self.line.commit(CommitBatch(progress=[delta]), soon())
+
+    def under_way(self, count: int) -> tuple[Sequence[KafkaWrite], Then]:
+        until(lambda: len(self.producers.asked) == count, "it is under way")
+        return self.producers.asked[-1]
+
+    def follow(self, writes: Sequence[KafkaWrite]) -> None:
+        for write in writes:
+            assert write.key is not None
+            self.state.progress.apply(write.key, write.value)
+
+
+@pytest.fixture
+def rig() -> Iterator[LineRig]:
+    rig = LineRig()
+    yield rig
+    rig.line.close()
+
+
+def stored(writes: Sequence[KafkaWrite]) -> WriteOutcome:
+    return WriteOutcome(OutcomeKind.STORED, list(range(len(writes))), None)
+
+
+def test_what_is_stored_is_answered(rig: LineRig) -> None:
+    call = rig.finish(0)
+    writes, then = rig.under_way(1)
+    then(stored(writes))
+    assert call.done
+    assert call.error is None
+
+
+def test_stored_under_a_name_that_was_given_up_meanwhile_may_not_count(rig: LineRig) -> None:
+    call = rig.finish(0)
+    writes, then = rig.under_way(1)
+    rig.line.renew("it was stopped")
+    then(stored(writes))
+    assert isinstance(call.error, RemoteError)
+    until(lambda: len(rig.producers.names) == 2, "another name")
+
+
+def test_an_unknown_outcome_that_is_there_is_answered_well(rig: LineRig) -> None:
+    call = rig.finish(0)
+    writes, then = rig.under_way(1)
+    rig.follow(writes)
+    then(UNKNOWN)
+    until(lambda: call.done, "looked up")
+    assert call.error is None
+    assert len(rig.producers.asked) == 1
+
+
+def test_an_unknown_outcome_that_is_not_there_is_done_again(rig: LineRig) -> None:
+    call = rig.finish(0)
+    first, then = rig.under_way(1)
+    then(UNKNOWN)
+    again, then = rig.under_way(2)
+    assert again == first
+    then(stored(again))
+    assert call.error is None
+
+
+def test_it_is_checked_again_first(rig: LineRig) -> None:
+    call = rig.finish(0)
+    _, then = rig.under_way(1)
+    rig.floor = 2  # the queue was lost with the name
+    then(UNKNOWN)
+    until(lambda: call.done, "looked up")
+    assert isinstance(call.error, FencedError)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_what_a_later_holder_has_seen_or_not_stays_unknown(rig: LineRig, there: bool) -> None:
+    """It has written its epoch above, and takes lower keys away: that ours is not there says nothing."""
+    call = rig.finish(0)
+    writes, then = rig.under_way(1)
+    if there:
+        rig.follow(writes)
+    later = GroupProgress()
+    later.apply(ProgressDelta("g", QUEUE, 2, 0))
+    rig.state.progress.apply(*encoded(KEY, later))
+    then(UNKNOWN)
+    until(lambda: call.done, "looked up")
+    assert isinstance(call.error, RemoteError)
+    assert len(rig.producers.asked) == 1
