@@ -12,9 +12,10 @@ import pytest
 
 from ddmq.trial.cluster import wait_for_command_line
 from ddmq.trial.jars import java
+from ddmq_client import DelayStatus
 from ddmq_common.errors import ConfigError
 from tests.crash import kafka_rounds
-from tests.crash.kafka_rounds_load import ORDERED, Account, Stored
+from tests.crash.kafka.load import DEAD, DELAYED, EVERY_MS, ORDERED, RETRIED, RETRY, Account, Stored
 
 
 @pytest.mark.long
@@ -31,8 +32,8 @@ def test_three_rounds_on_three_brokers(tmp_path: Path) -> None:
     assert broken == [], "\n".join(said)
 
 
-def stored(offset: int, body: bytes = b"", at_ms: int = 0) -> Stored:
-    return Stored((ORDERED, 0, offset), body or b"k/%d" % offset, b"k", at_ms)
+def stored(offset: int, body: bytes = b"", at_ms: int = 0, topic: str = ORDERED, step: str = "") -> Stored:
+    return Stored((topic, 0, offset), body or b"k/%d" % offset, b"k", at_ms, step)
 
 
 def finished(*offsets: int) -> Account:
@@ -53,7 +54,15 @@ def test_all_is_well() -> None:
 def test_acknowledged_and_not_stored() -> None:
     account = finished(1)
     account.acknowledged[b"k/2"] = ORDERED
-    assert account.judge([stored(1)]) == ["LOST: b'k/2' was acknowledged, not stored"]
+    (fault,) = account.judge([stored(1)])
+    assert fault.startswith("LOST: b'k/2', acknowledged")
+
+
+def test_refused_and_stored() -> None:
+    account = finished(1)
+    account.refused[b"k/1"] = ORDERED
+    (fault,) = account.judge([stored(1)])
+    assert fault.startswith("STORED: b'k/1', refused")
 
 
 def test_stored_and_never_done() -> None:
@@ -77,6 +86,69 @@ def test_stored_before_it_was_due() -> None:
     account.due_ms[b"k/1"] = 100
     assert account.judge([stored(1, at_ms=100)]) == []
     assert account.judge([stored(1, at_ms=99)])[0].startswith("EARLY")
+
+
+def repeated(account: Account) -> Account:
+    account.acknowledged[b"r"] = DELAYED
+    account.repeated.add(b"r")
+    account.due_ms[b"r"] = 100
+    return account
+
+
+def test_each_time_of_what_repeats_is_there_once_and_not_early() -> None:
+    account = repeated(finished(1, 2, 3))
+    times = [stored(n, b"r", 100 + EVERY_MS * (n - 1)) for n in (1, 2, 3)]
+    assert account.judge(times) == []
+    assert [fault[:5] for fault in account.judge([*times[:2], stored(3, b"r", EVERY_MS + 101)])] == ["EARLY"]
+    assert [fault[:4] for fault in repeated(finished(1, 2)).judge(times[:2])] == ["LOST"]
+
+
+@pytest.mark.parametrize(
+    ("told", "copies", "fault"),
+    [
+        (DelayStatus.CANCELLED, 0, ""),
+        (DelayStatus.CANCELLED, 1, "TWICE"),
+        (DelayStatus.FIRED, 1, ""),
+        (DelayStatus.FIRED, 0, "LOST"),
+        (DelayStatus.PENDING, 1, ""),
+        (DelayStatus.PENDING, 0, ""),
+        (DelayStatus.UNKNOWN, 1, "b'k/1'"),
+    ],
+)
+def test_a_cancel_is_told_the_truth(told: DelayStatus, copies: int, fault: str) -> None:
+    account = finished(1)
+    account.acknowledged[b"k/1"] = DELAYED
+    account.cancels[b"k/1"] = told
+    found = account.judge([stored(1)][:copies])
+    assert [each.partition(":")[0].partition(" ")[0] for each in found] == [fault.replace("TWICE", "STORED")][
+        : bool(fault)
+    ]
+
+
+def poisoned(*more: Stored) -> list[str]:
+    """What is judged of one message that always fails."""
+    account = Account()
+    account.acknowledged[b"p/poison"] = RETRIED
+    return account.judge([stored(1, b"p/poison", topic=RETRIED), *more])
+
+
+def test_what_always_fails_is_one_dead_letter() -> None:
+    once, again = (stored(n, b"p/poison", topic=RETRY, step="1") for n in (1, 2))
+    letter, another = (stored(n, b"p/poison", topic=DEAD) for n in (1, 2))
+    assert poisoned(once, letter) == []
+    assert [fault[:5] for fault in poisoned(once, again, letter)] == ["TWICE"]
+    assert [fault[:5] for fault in poisoned(once, letter, another)] == ["TWICE"]
+    assert [fault[:4] for fault in poisoned(once)] == ["LOST", "LOST"]
+
+
+def test_what_fails_sometimes_is_no_dead_letter() -> None:
+    account = Account()
+    account.acknowledged[b"k/1"] = RETRIED
+    account.handled.add(b"k/1")
+    copies = [stored(1, topic=RETRIED), stored(1, b"k/1", topic=RETRY, step="1")]
+    assert account.judge(copies) == []
+    (fault,) = account.judge([*copies, stored(1, b"k/1", topic=DEAD)])
+    assert "dead letter" in fault
 
 
 def test_a_broker_just_started_is_seen_to_run() -> None:

@@ -1,0 +1,344 @@
+"""The load of kafka_rounds.py and kafka_partitions.py, and the account of what was sent, given and finished.
+
+Four kinds of messages, each in its topic:
+
+    plain     nothing more
+    ordered   numbered by key, each key sent by one thread; a handler fails now and then
+    delayed   due 1 to 5 s after the send; some are cancelled at about that time, some repeat
+    retried   unordered; some fail and come again over the retry path, "poison" always fails and dies
+
+A body is sent once: what may be stored is not sent again by the client, so a second stored copy of it is
+somebody else's.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections import Counter
+from datetime import timedelta
+from random import Random
+from typing import Any, NamedTuple
+
+from ddmq_client import Consumer, DelayStatus, Message, NotStoredError, Producer, UnknownOutcomeError
+from ddmq_client.delays import DelayResult
+from ddmq_client.errors import ClientError
+
+PLAIN, ORDERED, DELAYED, RETRIED = TOPICS = ("plain", "ordered", "delayed", "retried")
+RETRY, DEAD = INNER = (f"%RETRY%{RETRIED}", f"%DLQ%{RETRIED}")
+QUEUES = 4
+GROUPS = {"any": (PLAIN, DELAYED), "in-order": (ORDERED,), RETRIED: (RETRIED,)}
+KEYS = 12  # of one sender
+FAIL_SHARE, FAILS_MAX = 0.05, 2
+RETRY_SHARE, POISON_SHARE = 0.3, 0.1  # of the retried: fail sometimes; always
+TIMEOUT_MS = 6_000
+DELAY_MS = (1_000, 5_000)
+CANCEL_SHARE, REPEAT_SHARE = 0.3, 0.15
+CANCEL_SPREAD_S = 1.0  # how far from the due time a cancel leaves
+TIMES, EVERY_MS = 3, 1_000
+Place = tuple[str, int, int]  # topic, queue, offset
+
+
+class Stored(NamedTuple):
+    """A message as it stands in Kafka. `step`: of the retry path."""
+
+    place: Place
+    body: bytes
+    key: bytes
+    at_ms: int
+    step: str = ""
+
+
+class Given(NamedTuple):
+    """When a queue's message came to a handler, and when it had been born."""
+
+    at_ms: int
+    group: str
+    queue: tuple[str, int]
+    born_ms: int
+
+
+class Account:
+    """Hears of every send, cancel and handling. Many threads report."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.sent: Counter[str] = Counter()
+        self.acknowledged: dict[bytes, str] = {}  # body → topic
+        self.unknown: dict[bytes, str] = {}
+        self.refused: dict[bytes, str] = {}
+        self.due_ms: dict[bytes, int] = {}
+        self.repeated: set[bytes] = set()
+        self.cancels: dict[bytes, DelayStatus] = {}  # what each cancel was told; PENDING: nothing certain
+        self.began: dict[Place, float] = {}  # when it was given first …
+        self.ended: dict[Place, float] = {}  # … and when a handler was first done with it
+        self.bodies: dict[Place, bytes] = {}
+        self.handled: set[bytes] = set()  # of the retried: a handler was done with it, somewhere
+        self.given: list[Given] = []
+        self.fails: Counter[Any] = Counter()
+        self.again = 0  # given after it was done: allowed, and counted
+        self.last_again_s = 0.0
+        self.faults: list[str] = []
+
+    # --- clients
+
+    def begin(self, message: Message) -> Place:
+        topic = RETRY if "%RETRY%" in message.queue else message.topic
+        place = topic, int(message.queue.rpartition("_")[2]), message.offset
+        now, wall = time.monotonic(), time.time_ns() // 1_000_000
+        with self.lock:
+            self.began.setdefault(place, now)
+            before = self.bodies.setdefault(place, message.body)
+            if before != message.body:
+                self.faults.append(f"{place} was {before!r} and is {message.body!r}")
+            if place in self.ended:
+                self.again += 1
+                self.last_again_s = max(self.last_again_s, now - self.ended[place])
+            self.given.append(Given(wall, message.group, place[:2], message.born_ms or 0))
+            if wall < self.due_ms.get(message.body, 0):
+                self.faults.append(f"{message.body!r} was given {self.due_ms[message.body] - wall} ms early")
+        return place
+
+    def end(self, place: Place, body: bytes) -> None:
+        with self.lock:
+            self.ended.setdefault(place, time.monotonic())
+            self.handled.add(body)
+
+    def may_fail(self, what: Place | bytes) -> bool:
+        with self.lock:
+            self.fails[what] += 1
+            return self.fails[what] <= FAILS_MAX
+
+    # --- the end
+
+    def unfinished(self, stored: list[Stored]) -> list[str]:
+        """What there is still to wait for."""
+        with self.lock:
+            there = Counter(each.body for each in stored)
+            dead = {each.body for each in stored if each.place[0] == DEAD}
+            left = [f"{s.place} {s.body!r} is not done" for s in self._own(stored) if not self._done(s, dead)]
+            return left + [
+                f"{body!r} is stored {there[body]} times"
+                for body in self.acknowledged
+                if there[body] < min(self._copies(body))
+            ]
+
+    def _own(self, stored: list[Stored]) -> list[Stored]:
+        return [each for each in stored if each.place[0] in TOPICS]
+
+    def _done(self, each: Stored, dead: set[bytes]) -> bool:
+        if each.place[0] == RETRIED:
+            return each.body in self.handled or each.body in dead
+        return each.place in self.ended
+
+    def _copies(self, body: bytes) -> set[int]:
+        """How often a body may stand in its own topic."""
+        times = TIMES if body in self.repeated else 1
+        if body in self.refused:
+            return {0}
+        told = self.cancels.get(body)
+        if told is DelayStatus.CANCELLED:
+            return {0}
+        if body in self.unknown or told is DelayStatus.PENDING:
+            return {0, times}
+        return {times}
+
+    def judge(self, stored: list[Stored]) -> list[str]:
+        """What was broken."""
+        faults = list(self.faults)
+        dead = {each.body for each in stored if each.place[0] == DEAD}
+        own = self._own(stored)
+        faults += [f"LOST: {s.place} {s.body!r} was never done" for s in own if not self._done(s, dead)]
+        faults += self._counted(own)
+        faults += [
+            f"{body!r} was acknowledged; a cancel was told that there never was such a message"
+            for body, told in self.cancels.items()
+            if told is DelayStatus.UNKNOWN
+        ]
+        for each in own:
+            if self.bodies.get(each.place, each.body) != each.body:
+                faults.append(f"{each.place} holds {each.body!r}, {self.bodies[each.place]!r} was given")
+        return faults + self._early(own) + self._order(own) + self._retries(stored)
+
+    def _counted(self, own: list[Stored]) -> list[str]:
+        faults = []
+        there = Counter(each.body for each in own)
+        known = {**self.acknowledged, **self.unknown, **self.refused}
+        for body in known.keys() | there.keys():
+            allowed = self._copies(body) if body in known else {1}
+            if there[body] in allowed:
+                continue
+            word = "LOST" if there[body] < min(allowed) else "TWICE" if min(allowed) else "STORED"
+            told = self.cancels.get(body)
+            how = "acknowledged" if body in self.acknowledged else "of unknown outcome"
+            how = "refused" if body in self.refused else how
+            how += f", cancel: {told.value}" if told else ""
+            places = [(each.place, each.at_ms) for each in own if each.body == body]
+            faults.append(
+                f"{word}: {body!r}, {how}, is stored {there[body]} times, allowed {sorted(allowed)}: {places}"
+            )
+        return faults
+
+    def _early(self, own: list[Stored]) -> list[str]:
+        faults, number = [], Counter[bytes]()
+        for each in sorted(own, key=lambda each: each.at_ms):
+            due_ms = self.due_ms.get(each.body, 0)
+            if due_ms and each.body in self.repeated:
+                due_ms += EVERY_MS * number[each.body]
+            number[each.body] += 1
+            if each.at_ms < due_ms:
+                faults.append(
+                    f"EARLY: {each.place} {each.body!r} was stored {due_ms - each.at_ms} ms before it was due"
+                )
+        return faults
+
+    def _order(self, own: list[Stored]) -> list[str]:
+        """Within a queue: no message of a key was given before each earlier one of it was done."""
+        faults: list[str] = []
+        done: dict[tuple[int, bytes], tuple[float, Stored]] = {}
+        for each in sorted(own):
+            if each.place[0] != ORDERED or each.place not in self.ended:
+                continue
+            of_key = each.place[1], each.key
+            last, before = done.get(of_key, (0.0, each))
+            if self.began[each.place] < last:
+                early_s = last - self.began[each.place]
+                faults.append(
+                    f"ORDER: {each.place} {each.body!r} was given {early_s:.3f} s before "
+                    f"{before.place} {before.body!r} was done"
+                )
+            done[of_key] = max((last, before), (self.ended[each.place], each))
+        return faults
+
+    def _retries(self, stored: list[Stored]) -> list[str]:
+        """One copy of each step, one dead letter of what always fails, none of anything else."""
+        steps = Counter((s.body, s.step) for s in stored if s.place[0] == RETRY)
+        letters = Counter(s.body for s in stored if s.place[0] == DEAD)
+        faults = [
+            f"TWICE: {body!r} stands {count} times on the retry path as step {step}: "
+            f"{[s.place for s in stored if (s.body, s.step) == (body, step)]}"
+            for (body, step), count in steps.items()
+            if count > 1
+        ]
+        faults += [f"TWICE: {body!r} is {count} dead letters" for body, count in letters.items() if count > 1]
+        for each in self._own(stored):
+            if each.place[0] != RETRIED:
+                continue
+            poison = is_poison(each.body)
+            if poison and not letters[each.body]:
+                faults.append(f"LOST: {each.body!r} always fails and is no dead letter")
+            if not poison and letters[each.body]:
+                faults.append(f"{each.body!r} fails {FAILS_MAX} times at most and is a dead letter")
+            if poison and each.body in self.handled:
+                faults.append(f"{each.body!r} always fails and was done")
+        return faults
+
+    def handed_over_s(self, since_ms: int, until_ms: int) -> float | None:
+        """From `since_ms` until every queue that was given something born afterwards had been."""
+        first: dict[tuple[str, tuple[str, int]], int] = {}
+        with self.lock:
+            for each in self.given:
+                if since_ms < each.born_ms <= each.at_ms < until_ms and each.queue[0] in (PLAIN, ORDERED):
+                    of_queue = each.group, each.queue
+                    first[of_queue] = min(each.at_ms, first.get(of_queue, each.at_ms))
+        return (max(first.values()) - since_ms) / 1000 if first else None
+
+
+def is_poison(body: bytes) -> bool:
+    """Whether a message of `retried` always fails."""
+    return b"poison" in body
+
+
+class Sender(threading.Thread):
+    """Sends one kind of messages until it is told to stop."""
+
+    def __init__(self, name: str, topic: str, seed: int, proxies: str, account: Account) -> None:
+        super().__init__(name=name, daemon=True)
+        self.random = Random(f"{seed}/{name}")
+        self.topic, self.account = topic, account
+        self.over = threading.Event()
+        self.failure: BaseException | None = None
+        self._producer = Producer(proxies, timeout_ms=TIMEOUT_MS)
+        self._numbers: Counter[str] = Counter()
+        self._cancels: list[tuple[float, int, bytes, DelayResult]] = []  # by time
+        self._serial = itertools.count()
+
+    def run(self) -> None:
+        try:
+            while not self.over.wait(self.random.uniform(0.01, 0.09)):
+                self._send()
+                while self._cancels and self._cancels[0][0] <= time.monotonic():
+                    self._cancel(*heapq.heappop(self._cancels)[2:])
+        except BaseException as error:
+            self.failure = error
+        finally:
+            self._producer.close()
+
+    def _send(self) -> None:
+        key = f"{self.name}-{self.random.randrange(KEYS)}"
+        poison = self.topic == RETRIED and self.random.random() < POISON_SHARE
+        body = f"{key}/{self._numbers[key]}{'/poison' if poison else ''}".encode()
+        self._numbers[key] += 1
+        more: dict[str, Any] = self._delay(body) if self.topic == DELAYED else {}
+        result = None
+        try:
+            result = self._producer.send(self.topic, body, key=key, shard_key=key, **more)
+        except UnknownOutcomeError:
+            what, told = "unknown", self.account.unknown
+        except NotStoredError:
+            what, told = "refused", self.account.refused
+        else:
+            what, told = "acknowledged", self.account.acknowledged
+        with self.account.lock:
+            told[body] = self.topic
+            self.account.sent[f"{self.topic} {what}"] += 1
+        if isinstance(result, DelayResult):
+            self._added(body, result)
+
+    def _delay(self, body: bytes) -> dict[str, Any]:
+        delay_ms = self.random.randint(*DELAY_MS)
+        self.account.due_ms[body] = time.time_ns() // 1_000_000 + delay_ms
+        more: dict[str, Any] = {"delay": timedelta(milliseconds=delay_ms)}
+        if self.random.random() < REPEAT_SHARE:
+            self.account.repeated.add(body)
+            more |= {"every": timedelta(milliseconds=EVERY_MS), "times": TIMES, "catch_up": "all"}
+        return more
+
+    def _added(self, body: bytes, result: DelayResult) -> None:
+        if result.due_ms is not None:
+            self.account.due_ms[body] = result.due_ms
+        if body not in self.account.repeated and self.random.random() < CANCEL_SHARE:
+            left_s = (self.account.due_ms[body] - time.time_ns() // 1_000_000) / 1000
+            at = time.monotonic() + left_s + self.random.gauss(0, CANCEL_SPREAD_S)
+            heapq.heappush(self._cancels, (at, next(self._serial), body, result))
+
+    def _cancel(self, body: bytes, result: DelayResult) -> None:
+        try:
+            told = self._producer.cancel(result).status
+        except ClientError:
+            told = DelayStatus.PENDING
+        with self.account.lock:
+            self.account.cancels[body] = told
+            self.account.sent[f"cancel {told.value}"] += 1
+
+
+def consumer(group: str, number: int, seed: int, proxies: str, account: Account) -> Consumer:
+    """One that handles what its group subscribes to; handlers of two groups fail now and then."""
+    random = Random(f"{seed}/{group}/{number}")
+
+    def fails(message: Message, place: Place) -> bool:
+        if message.topic == RETRIED:
+            sometimes = random.random() < RETRY_SHARE and account.may_fail(message.body)
+            return is_poison(message.body) or sometimes
+        return message.topic == ORDERED and random.random() < FAIL_SHARE and account.may_fail(place)
+
+    def handle(message: Message) -> None:
+        place = account.begin(message)
+        time.sleep(random.uniform(0, 0.01))  # the handler's work, so that faults meet leases
+        if fails(message, place):
+            raise RuntimeError("it fails now and then")
+        account.end(place, message.body)
+
+    return Consumer(proxies, group, GROUPS[group], handler=handle, threads=4, timeout_ms=TIMEOUT_MS)

@@ -1,0 +1,273 @@
+"""One run on Kafka under faults: brokers, three `ddmq serve`, the load, and what is checked when all is over.
+
+kafka_rounds.py kills and stops processes, kafka_partitions.py cuts the network between them: each says what
+a round is. In the end everything that is stored is read as any consumer of Kafka would, and judged together
+with what clients saw (load.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shutil
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, TIMESTAMP_LOG_APPEND_TIME, KafkaError, TopicPartition
+from confluent_kafka import Consumer as KafkaConsumer
+
+from backend.kafka.names import Names
+from ddmq.trial.cluster import TrialCluster
+from tests.crash.kafka.load import (
+    GROUPS,
+    INNER,
+    QUEUES,
+    RETRIED,
+    TOPICS,
+    Account,
+    Sender,
+    Stored,
+    consumer,
+)
+from tests.scenarios.real_server import NotReady, RealServer, write_config
+from tests.support.waits import until
+
+SERVERS = 3
+SENDERS = 2  # of each topic
+LAST_S = 6.0  # of load, after the last fault
+DRAIN_S = 240.0
+READ_S = 30.0
+STEADY_S = 10.0  # more than the longest delay, and its repeats: what was of unknown outcome has come by then
+SHOWN = 40
+STEP = "ddmq-s-RECONSUME_TIME"
+FOREVER = {"max_timeout_redeliveries": -1, "ack_timeout_ms": 5_000, "start": "first"}
+SETTINGS = {
+    "any": {**FOREVER, "retry_intervals_ms": [100, -1]},
+    "in-order": {**FOREVER, "order_key": "KEY", "order_scope": "topic", "ordered_deliveries_max": -1},
+    RETRIED: {**FOREVER, "retry_intervals_ms": [50], "retry_steps": 3},
+}
+LEVELS = ["100ms", "200ms", "500ms", "1s", "2s"]  # the retry path begins at the third
+Say = Callable[[str], None]
+
+
+class KafkaRun:
+    """One run. `round` of whoever derives from it does something bad, undoes it, and says what it was."""
+
+    def __init__(self, folder: Path, seed: int, cluster: TrialCluster, say: Say) -> None:
+        self.random = Random(f"{seed}/faults")
+        self.seed, self.say, self.cluster = seed, say, cluster
+        backend = {"engine": "kafka", "kafka": {"bootstrap": cluster.bootstrap}}
+        self.config = {"backend": backend, "ddmq": {"log_level": "info"}, "delay_service": {"levels": LEVELS}}
+        self.servers = [self.server(folder, number) for number in range(SERVERS)]
+        self.account = Account()
+        self.done: Counter[str] = Counter()
+        self.times: list[tuple[str, int]] = []  # what happened, when (epoch ms)
+
+    def server(self, folder: Path, number: int) -> RealServer:
+        """The processes of ours."""
+        return RealServer(folder / f"server-{number}", write_config(folder / f"conf-{number}", **self.config))
+
+    def address(self, server: RealServer, part: str) -> str:
+        """Where clients find it."""
+        return f"127.0.0.1:{server.ports[part]}"
+
+    def load_s(self) -> float:
+        """How long there is load before the next fault."""
+        raise NotImplementedError
+
+    def round(self) -> str:
+        """One round's fault, from its beginning to its end."""
+        raise NotImplementedError
+
+    # --- the run
+
+    def run(self, rounds: int) -> list[str]:
+        """What was broken."""
+        try:
+            self.cluster.start()
+            for server in self.servers:
+                server.start()
+            self._prepare()
+            return self._under_load(rounds)
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Nothing of it runs any more."""
+        for server in self.servers:
+            server.kill()
+        for number in self.cluster.brokers:
+            self.cluster.signal(number, signal.SIGKILL)
+
+    def _prepare(self) -> None:
+        for topic in TOPICS:
+            self._post(f"/topics/{topic}", {"create": True, "queues": QUEUES})
+        for group, topics in GROUPS.items():
+            self._post(f"/groups/{group}", {"topics": topics, **SETTINGS[group]})
+
+    def _post(self, target: str, body: dict[str, object]) -> None:
+        """Until it is taken: a cluster that has just begun may ask for it again."""
+        answer: object = None
+
+        def taken() -> bool:
+            nonlocal answer
+            status, answer = self.servers[0].ask("POST", target, body)
+            return status == 200
+
+        until(taken, lambda: f"{target}: {answer}")
+
+    def _addresses(self, part: str) -> str:
+        return ",".join(self.address(server, part) for server in self.servers)
+
+    def _under_load(self, rounds: int) -> list[str]:
+        producers, consumers = self._addresses("producer"), self._addresses("consumer")
+        senders = [
+            Sender(f"{t}-{n}", t, self.seed, producers, self.account) for t in TOPICS for n in range(SENDERS)
+        ]
+        clients = [
+            consumer(group, n, self.seed, consumers, self.account) for group in GROUPS for n in range(2)
+        ]
+        for each in (*senders, *clients):
+            each.start()
+        for number in range(1, rounds + 1):
+            time.sleep(self.load_s())  # load without a fault: its length is the seed's
+            self._look()
+            self.say(f"round {number}: {self.round()}")
+        time.sleep(LAST_S)  # load after the last fault
+        self._look()
+        self._stop(senders)
+        stored = self._drained()
+        for client in clients:
+            client.stop()
+        return self.account.judge(stored)
+
+    def _stop(self, senders: Sequence[Sender]) -> None:
+        for sender in senders:
+            sender.over.set()
+        for sender in senders:
+            sender.join(60)
+            if sender.failure is not None:
+                raise sender.failure
+
+    def _look(self) -> None:
+        """A server that has ended by itself is a fault; it is started again."""
+        for number, server in enumerate(self.servers):
+            if server.process is not None and server.process.poll() is not None:
+                last = server.log.splitlines()[-1:]
+                self.account.faults.append(f"ENDED: server {number} ended by itself: {last}")
+                server.start()
+
+    def happens(self, what: str, *kinds: str) -> None:
+        """A fault begins."""
+        self.done.update(kinds)
+        self.times.append((what, time.time_ns() // 1_000_000))
+
+    # --- the end
+
+    def _drained(self) -> list[Stored]:
+        """Everything that is stored, when all of it is done, or the patience is over."""
+        began = time.monotonic()
+        stored = self._read()
+        while time.monotonic() < began + DRAIN_S:
+            left = self.account.unfinished(stored)
+            if not left and time.monotonic() > began + STEADY_S:
+                break
+            time.sleep(2)  # between two readings of everything, within DRAIN_S
+            stored = self._read()
+        self.say(f"drained in {time.monotonic() - began:.0f} s, {len(self.account.unfinished(stored))} left")
+        return stored
+
+    def _read(self) -> list[Stored]:
+        """What any consumer of Kafka finds in the topics, up to the last committed record."""
+        client = KafkaConsumer(
+            {
+                "bootstrap.servers": self.cluster.bootstrap,
+                "group.id": "the-truth",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "isolation.level": "read_committed",
+            }
+        )
+        found: list[Stored] = []
+        end = time.monotonic() + READ_S
+        try:
+            names = {Names().to_kafka(topic): topic for topic in (*TOPICS, *INNER)}
+            there = client.list_topics(timeout=READ_S).topics
+            open_queues = {
+                (name, queue) for name in names if name in there for queue in there[name].partitions
+            }
+            client.assign([TopicPartition(*queue, OFFSET_BEGINNING) for queue in sorted(open_queues)])
+            while open_queues and time.monotonic() < end:
+                for each in client.consume(500, 0.2):
+                    error = each.error()
+                    if error is None:
+                        found.append(_stored(each, names))
+                    elif error.code() == KafkaError._PARTITION_EOF:
+                        open_queues.discard((each.topic(), each.partition()))
+        finally:
+            client.close()
+        return found
+
+    def report(self) -> None:
+        """For people."""
+        account = self.account
+        self.say(f"faults: {dict(self.done)}; sent: {dict(sorted(account.sent.items()))}")
+        self.say(
+            f"given {len(account.given)}, done {len(account.ended)}, failed {account.fails.total()} times, "
+            f"given again after it was done {account.again} (the latest {account.last_again_s:.1f} s after)"
+        )
+        for place, (what, at_ms) in enumerate(self.times):
+            until_ms = self.times[place + 1][1] if place + 1 < len(self.times) else at_ms + 60_000
+            took = account.handed_over_s(at_ms, until_ms)
+            self.say(f"  {what}: every queue went on after {'?' if took is None else f'{took:.1f}'} s")
+
+
+def _stored(message: Any, names: dict[str, str]) -> Stored:
+    kind, at_ms = message.timestamp()
+    assert kind == TIMESTAMP_LOG_APPEND_TIME, "the topic has the producer's times"
+    place = names[message.topic()], message.partition(), message.offset()
+    step = dict(message.headers() or []).get(STEP, b"").decode()
+    return Stored(place, message.value() or b"", message.key() or b"", at_ms, step)
+
+
+def judged(running: KafkaRun, rounds: int) -> list[str]:
+    """The broken promises of a run; what was seen is said."""
+    try:
+        broken = running.run(rounds)
+    except (NotReady, AssertionError) as error:
+        broken = [f"the run broke off: {error}"]
+    running.report()
+    for text in broken[:SHOWN]:
+        running.say(f"BROKEN: {text}")
+    running.say(
+        f"{len(broken)} broken" if broken else "0 lost, 0 out of order, 0 early, 0 twice, every cancel true"
+    )
+    return broken
+
+
+def command_line(description: str) -> argparse.ArgumentParser:
+    """What all these commands take."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument(
+        "--dir", type=Path, help="where the data lies (default: the system's temporary folder)"
+    )
+    return parser
+
+
+def in_folder(given: argparse.Namespace, name: str, run: Callable[[Path, Say], list[str]]) -> int:
+    """The exit code of a run in a folder of its own, which is kept when something was broken."""
+    logging.getLogger("ddmq_client").setLevel(logging.CRITICAL)  # it tells of every failed handler
+    folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=given.dir))
+    if run(folder, lambda text: print(time.strftime("%H:%M:%S"), text, flush=True)):
+        print(f"kept for inspection: {folder}")
+        return 1
+    shutil.rmtree(folder, ignore_errors=True)
+    return 0
