@@ -85,7 +85,11 @@ class TrialCluster:
     @property
     def bootstrap(self) -> str:
         """HOST:PORT of every broker, with commas between."""
-        return ",".join(f"{HOST}:{each.port}" for each in self._ports)
+        return ",".join(f"{self.host(n)}:{self._ports[n - 1].port}" for n in self.brokers)
+
+    def host(self, number: int) -> str:
+        """Where a broker listens."""
+        return HOST
 
     def make(self, ports: list[Ports]) -> None:
         """Lay the folder out. Raises ConfigError when there is a cluster with other ports in it."""
@@ -108,8 +112,8 @@ class TrialCluster:
         count = len(self._ports)
         own = _PROPERTIES.format(
             number=number,
-            voters=",".join(f"{n}@{HOST}:{self._ports[n - 1].controller_port}" for n in self.brokers),
-            host=HOST,
+            voters=",".join(f"{n}@{self.host(n)}:{self._ports[n - 1].controller_port}" for n in self.brokers),
+            host=self.host(number),
             **self._ports[number - 1]._asdict(),
             data=self._broker(number) / "data",
             copies=min(count, 3),
@@ -130,9 +134,13 @@ class TrialCluster:
         for number, position in began.items():
             self._wait_ready(number, position, end)
 
+    def program(self, number: int) -> list[str]:
+        """The Java machine that a broker runs in."""
+        return [str(java()), *_MEMORY, *_QUIET, "-cp", f"{libraries()}/*"]
+
     def _start_one(self, number: int) -> int:
         """Returns from where on its output is of this start."""
-        folder, program = self._broker(number), [str(java()), *_MEMORY, *_QUIET, "-cp", f"{libraries()}/*"]
+        folder, program = self._broker(number), self.program(number)
         properties = str(folder / "server.properties")
         if not (folder / "data").exists():
             command = [*program, "kafka.tools.StorageTool", "format", "-t", self._id, "-c", properties]

@@ -60,9 +60,14 @@ def write_config(folder: Path, **files: Any) -> Path:
 
 
 class RealServer:
-    """One `ddmq serve` (or one part) over one directory. `tree`: the source tree that it runs from."""
+    """One `ddmq serve` (or one part) over one directory. `tree`: the source tree that it runs from.
+
+    `host`: where it listens; `before`: what stands before its command line.
+    """
 
     tree = _REPOSITORY
+    host = "127.0.0.1"
+    before: tuple[str, ...] = ()
 
     def __init__(
         self, folder: Path, config: Path | None = None, processes: bool = False, command: str = "serve"
@@ -107,9 +112,9 @@ class RealServer:
         self._groups.add(self.process.pid)
 
     def _command(self) -> list[str]:
-        command = ddmq_command(self.command, "--data-dir", str(self.data_dir))
+        command = [*self.before, *ddmq_command(self.command, "--data-dir", str(self.data_dir))]
         for part, port in self.ports.items():
-            command += [f"--{part}", f"127.0.0.1:{port}"]
+            command += [f"--{part}", f"{self.host}:{port}"]
         if self.config is not None:
             command += ["--config", str(self.config)]
         return [*command, "--processes"] if self.processes else command
@@ -196,7 +201,7 @@ class RealServer:
 
     def ask(self, method: str, target: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
         """Status and JSON (or text) of one request to the admin port."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.ports["admin"], timeout=PATIENCE_S)
+        connection = http.client.HTTPConnection(self.host, self.ports["admin"], timeout=PATIENCE_S)
         try:
             payload = None if body is None else json.dumps(body)
             connection.request(method, target, payload, {"Content-Type": "application/json"})

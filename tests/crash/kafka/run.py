@@ -75,7 +75,7 @@ class KafkaRun:
 
     def address(self, server: RealServer, part: str) -> str:
         """Where clients find it."""
-        return f"127.0.0.1:{server.ports[part]}"
+        return f"{server.host}:{server.ports[part]}"
 
     def load_s(self) -> float:
         """How long there is load before the next fault."""
