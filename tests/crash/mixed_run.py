@@ -2,6 +2,7 @@
 
     python -m tests.crash.mixed_run --seed 1                       `ddmq serve` and two consumer proxies
     python -m tests.crash.mixed_run --seed 1 --processes           producer, delay service and proxies apart
+    python -m tests.crash.mixed_run --seed 1 --kafka 3             on three Kafka brokers
     python -m tests.crash.mixed_run --seed 1 --keys 10000 --messages 40000 --seconds 120 --proxies 2
 
 All processes share one directory; whichever is there becomes the writer. Four groups consume two topics: by
@@ -19,7 +20,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
@@ -82,7 +83,10 @@ def configuration(folder: Path) -> Path:
 
 
 class MixedRun:
-    """One run."""
+    """One run over one directory; `on_kafka.py` has the other kind."""
+
+    plans: Sequence[Plan] = PLANS
+    settings: Mapping[str, Mapping[str, object]] = SETTINGS
 
     def __init__(
         self,
@@ -100,8 +104,8 @@ class MixedRun:
         self.ending = Ending()
         commands = ["producer", "delay-service"] if processes else ["serve"]
         names = commands + [f"consumer-{number + 1}" for number in range(proxies)]
-        config = configuration(folder / "conf")
-        self.servers = {name: self._server(folder, config, name) for name in names}
+        config = self.configuration(folder / "conf")
+        self.servers = {name: self.server(folder, config, name) for name in names}
         self.proxies = {name: Proxy(name, self._port(name, "consumer")) for name in names}
         self.kills = dict.fromkeys(names, 0)
         consuming = [self.proxies[name] for name in names if "consumer" in self.servers[name].ports]
@@ -112,15 +116,19 @@ class MixedRun:
             sender.pace_s = seconds / load.messages
         self._slots = [
             threading.Thread(target=self._visits, args=(plan, number), daemon=True)
-            for plan in PLANS
+            for plan in self.plans
             for number in range(VISITORS)
         ]
         self._failures: list[BaseException] = []
         self._stuck: list[Violation] = []
         self._said_at = time.monotonic()
 
-    @staticmethod
-    def _server(folder: Path, config: Path, name: str) -> RealServer:
+    def configuration(self, folder: Path) -> Path:
+        """Where everything is set."""
+        return configuration(folder)
+
+    def server(self, folder: Path, config: Path, name: str) -> RealServer:
+        """One process."""
         command = "consumer" if name.startswith("consumer") else name
         server = RealServer(folder, config, command=command)
         server.log_path = folder / f"{name}.log"
@@ -156,8 +164,8 @@ class MixedRun:
         admin = self.servers[self.around.proxies[0].name]
         for topic, queues in TOPICS.items():
             admin.admin("POST", "topics", topic, body={"create": True, "queues": queues})
-        for plan in PLANS:
-            admin.admin("POST", "groups", plan.name, body={"topics": plan.topics, **SETTINGS[plan.name]})
+        for plan in self.plans:
+            admin.admin("POST", "groups", plan.name, body={"topics": plan.topics, **self.settings[plan.name]})
 
     def _start(self, name: str) -> None:
         self.proxies[name].life += 1
@@ -223,7 +231,7 @@ class MixedRun:
     def _done(self) -> bool:
         try:
             with Client(self.around.proxies[0].port(), timeout_s=10.0) as client:
-                for plan in PLANS:
+                for plan in self.plans:
                     found = client.stats(plan.name)
                     if not found or any(each.consumeOffsets != each.produceOffsets for each in found):
                         return False
@@ -233,7 +241,7 @@ class MixedRun:
 
     def _unresolved(self) -> int:
         """Messages of the unordered group that are on the retry path, as far as can be told."""
-        plan = PLANS[-1]
+        plan = self.plans[-1]
         known = {
             each.body for each in list(self.history.sent) if each.code == 0 and each.topic in plan.topics
         }
@@ -247,16 +255,19 @@ class MixedRun:
     def _where(self) -> str:
         with Client(self.around.proxies[0].port(), timeout_s=10.0) as client:
             return (
-                "; ".join(str(client.stats(plan.name)) for plan in PLANS)
+                "; ".join(str(client.stats(plan.name)) for plan in self.plans)
                 + f"; unresolved {self._unresolved()}"
             )
 
-    def _check(self) -> list[Violation]:
-        offset_s = time.time() - time.monotonic()
+    def read(self, logs: dict[str, Path], offset_s: float) -> Ending:
+        """What is left; no process runs any more."""
         (server, *_) = self.servers.values()
+        return read_ending(server.data_dir, self.plans, logs, offset_s)
+
+    def _check(self) -> list[Violation]:
         logs = {proxy.name: self.servers[proxy.name].log_path for proxy in self.around.proxies}
-        self.ending = read_ending(server.data_dir, PLANS, logs, offset_s)
-        return self._stuck + check(self.history, self.ending, PLANS)
+        self.ending = self.read(logs, time.time() - time.monotonic())
+        return self._stuck + check(self.history, self.ending, self.plans)
 
     def _report(self, every_s: float) -> None:
         if time.monotonic() < self._said_at + every_s:
@@ -285,6 +296,7 @@ def run(
     proxies: int = 2,
     processes: bool = False,
     say: Callable[[str], None] = print,
+    kafka: int = 0,
 ) -> int:
     """The number of broken rules; what was seen is said."""
     for noisy in ("thrift", "ddmq_client"):
@@ -292,16 +304,21 @@ def run(
     command = (
         f"python -m tests.crash.mixed_run --seed {seed} --keys {load.keys} --messages {load.messages} "
         f"--seconds {seconds:g} --proxies {proxies}{' --processes' if processes else ''}"
-    )
+    ) + (f" --kafka {kafka}" if kafka else "")
     say(f"the same again: {command}")
-    mixed = MixedRun(folder, seed, load, seconds, proxies, processes, say)
+    if kafka:
+        from tests.crash.mixed.on_kafka import KafkaMixedRun  # needs what only those have who use Kafka
+
+        mixed: MixedRun = KafkaMixedRun(folder, seed, load, seconds, proxies, processes, say, kafka)
+    else:
+        mixed = MixedRun(folder, seed, load, seconds, proxies, processes, say)
     try:
         found = mixed.run()
     except NotReady as error:
         say(f"BROKEN: a process did not start: {error}")
         return 1
     say(mixed.counts())
-    say(coverage(mixed.history, mixed.ending, PLANS))
+    say(coverage(mixed.history, mixed.ending, mixed.plans))
     for violation in found[:SHOWN]:
         say(f"BROKEN: {violation}")
         say(story(mixed.history, mixed.ending, violation))
@@ -317,11 +334,16 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=120.0, help="of sending and killing")
     parser.add_argument("--proxies", type=int, default=2, help="consumer proxies as processes of their own")
     parser.add_argument("--processes", action="store_true", help="no `ddmq serve`: each part alone")
+    parser.add_argument(
+        "--kafka", type=int, choices=(1, 3), default=0, help="on so many Kafka brokers, not on the file log"
+    )
     parser.add_argument("--dir", type=Path, help="where the data lies (default: a temporary folder)")
     given = parser.parse_args()
     load = Load(given.messages, given.keys, TOPICS)
     with scratch(given.dir) as folder:
-        broken = run(folder, given.seed, load, given.seconds, given.proxies, given.processes)
+        broken = run(
+            folder, given.seed, load, given.seconds, given.proxies, given.processes, kafka=given.kafka
+        )
         if broken:
             print(f"kept for inspection: {folder}")
             sys.exit(1)

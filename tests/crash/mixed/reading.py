@@ -14,10 +14,10 @@ from backend.file_log import FileLogOptions, open_log
 from backend.file_log.core.layout import UNSALTED, Frame, Record, RecordKind
 from backend.file_log.core.names import parse_segment
 from backend.file_log.core.scan import walk
-from backend.file_log.log import FileLog
 from backend.file_log.start.format_file import read_format
 from backend.file_log.storage import Storage
 from backend.internal_topics import read_dead_letter
+from backend.port import Backend
 from backend.progress.ack_map import AckMap
 from backend.progress.codec import decode_delta
 from backend.records import QueueRef, ReadStatus, StoredRecord
@@ -40,30 +40,40 @@ def read_ending(directory: Path, plans: Sequence[Plan], logs: dict[str, Path], o
     """Everything. `logs`: what each proxy wrote; `offset_s`: wall time − monotonic time."""
     log = open_log(directory, FileLogOptions(), clock=SystemClock(), metrics=Registry())
     try:
-        ending = Ending()
-        for topic in sorted({topic for plan in plans for topic in plan.topics}):
-            ending.rows += [_row(record) for record in _records(log, topic)]
-        for plan in plans:
-            letters = _records(log, dlq_topic(plan.name))
-            ending.letters += [_letter(plan.name, record, offset_s) for record in letters]
-            for topic in (*plan.topics, retry_topic(plan.name)):
-                ending.unfinished += [(plan.name, place) for place in _unfinished(log, plan.name, topic)]
-        on_the_way = _unfinished(log, LEVELS_GROUP, SCHEDULE_TOPIC)
-        ending.unfinished += [(plan.name, place) for place in on_the_way for plan in plans if plan.steps]
+        ending = read_backend(log, plans, offset_s)
     finally:
         log.close()
     ending.finishes = list(_finishes(directory))
-    for proxy, path in logs.items():
-        ending.losses += _losses(proxy, path, offset_s)
+    ending.losses = read_losses(logs, offset_s)
     return ending
 
 
-def _queues(log: FileLog, topic: str) -> list[QueueRef]:
+def read_backend(log: Backend, plans: Sequence[Plan], offset_s: float) -> Ending:
+    """What an engine holds."""
+    ending = Ending()
+    for topic in sorted({topic for plan in plans for topic in plan.topics}):
+        ending.rows += [_row(record) for record in _records(log, topic)]
+    for plan in plans:
+        letters = _records(log, dlq_topic(plan.name))
+        ending.letters += [_letter(plan.name, record, offset_s) for record in letters]
+        for topic in (*plan.topics, retry_topic(plan.name)):
+            ending.unfinished += [(plan.name, place) for place in _unfinished(log, plan.name, topic)]
+    on_the_way = _unfinished(log, LEVELS_GROUP, SCHEDULE_TOPIC)
+    ending.unfinished += [(plan.name, place) for place in on_the_way for plan in plans if plan.steps]
+    return ending
+
+
+def read_losses(logs: dict[str, Path], offset_s: float) -> list[Loss]:
+    """When proxies say that they have lost queues."""
+    return [loss for proxy, path in logs.items() for loss in _losses(proxy, path, offset_s)]
+
+
+def _queues(log: Backend, topic: str) -> list[QueueRef]:
     info = log.topic(topic)
     return [] if info is None else [QueueRef(topic, info.incarnation, n) for n in range(info.queues)]
 
 
-def _records(log: FileLog, topic: str) -> Iterator[StoredRecord]:
+def _records(log: Backend, topic: str) -> Iterator[StoredRecord]:
     for queue in _queues(log, topic):
         at = 0
         while (batch := log.read(queue, at, 1_000, 1 << 22).wait(WAIT_S)).status is ReadStatus.DATA:
@@ -74,7 +84,8 @@ def _records(log: FileLog, topic: str) -> Iterator[StoredRecord]:
 def _row(record: StoredRecord) -> Row:
     content = decode(record.delivery)
     place = (record.topic, record.queue_id, record.offset)
-    return Row(place, record.position, body_id(content.value), content.key.decode())
+    position = record.offset if record.position < 0 else record.position  # Kafka: in its queue alone
+    return Row(place, position, body_id(content.value), content.key.decode())
 
 
 def _letter(group: str, record: StoredRecord, offset_s: float) -> Letter:
@@ -85,16 +96,15 @@ def _letter(group: str, record: StoredRecord, offset_s: float) -> Letter:
     return Letter(group, body_id(said.content.value), said.reason, said.error, place, said.attempts, at)
 
 
-def _unfinished(log: FileLog, group: str, topic: str) -> Iterator[Place]:
+def _unfinished(log: Backend, group: str, topic: str) -> Iterator[Place]:
+    done: dict[int, AckMap] = {}
     for queue in _queues(log, topic):
         (view,) = log.progress(group, [queue]).wait(WAIT_S)
-        (bounds,) = log.bounds([queue]).wait(WAIT_S)
-        done = AckMap(view.committed or 0)
-        done.finish(view.finished)
-        assert bounds is not None
-        for start, end in done.unfinished_from(0, 1_000):
-            for offset in range(start, min(end, bounds.next)):
-                yield (topic, queue.queue_id, offset)
+        acks = done[queue.queue_id] = AckMap(view.committed or 0)
+        acks.finish(view.finished)
+    for record in _records(log, topic):
+        if not done[record.queue_id].is_finished(record.offset):
+            yield (topic, record.queue_id, record.offset)
 
 
 def _finishes(directory: Path) -> Iterator[Finish]:
