@@ -146,7 +146,7 @@ MINUTE_MS = 60_000
 DAY_MINUTES = 24 * 60
 INTERVAL = "interval"
 FOLLOWED = ("ddmq_lag", "ddmq_lag_age_ms", "ddmq_blocked_keys", "ddmq_blocked_key_age_ms")
-Keep = Callable[[DataFrame], DataFrame]  # persists what is used more than once
+Keep = Callable[[DataFrame], DataFrame]  # keeps what is used more than once
 LINE_KEY = ("instance", "seq", "metric", "labels")
 _COLUMNS: dict[str, T.DataType] = (
     {"kind": STRING, "minute": LONG}
@@ -163,7 +163,7 @@ def keeping() -> Iterator[Keep]:
     kept: list[DataFrame] = []
 
     def keep(rows: DataFrame) -> DataFrame:
-        kept.append(rows.persist())
+        kept.append(rows.cache())
         return rows
 
     try:

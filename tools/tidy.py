@@ -32,6 +32,8 @@ ALLOWED = ROOT / "tools" / "tidy.json"
 GLOSSARY = ROOT / "docs" / "glossary.md"
 ROOMS = (*MAY_IMPORT, "ddmq")
 FILE_LINES_MAX, FUNCTION_LINES_MAX, FOLDER_FILES_MAX = 400, 60, 15
+# Names that are not ours to choose any more: of a metric, of a group on disk, of RocksDB's own call.
+GIVEN = re.compile(r"ddmq_log_gate|%SPEAKER|set_stats_persist_period_sec")
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 Counts = dict[str, dict[str, int]]
 
@@ -104,7 +106,7 @@ def words_not_to_say(glossary: str) -> set[str]:
 
 def words_of(text: str) -> Counter[str]:
     """How often each word stands there, in prose and in names; a plural counts as its singular."""
-    return Counter(word.lower().removesuffix("s") for word in _WORD.findall(text))
+    return Counter(word.lower().removesuffix("s") for word in _WORD.findall(GIVEN.sub("", text)))
 
 
 def functions(tree: ast.AST) -> Iterator[tuple[str, int]]:

@@ -216,18 +216,19 @@ class AsyncConsumer:
         time, total_s = now(), timeout_ms / 1000
         with self._lock:
             started, self._state = self._state, "stopped"
-        if self._pool is None:
-            return True
+            if self._pool is None:
+                return True
+            if started != "stopped":
+                self._amid.add(me())  # in the lock: a signal handler finds the one or the other
         if started == "stopped":
             return await self._is_over(time if self._pool.is_worker() else time + total_s)
-        self._amid.add(me())
         try:
             return await self._pool.stop(time + total_s * 0.8, time + total_s)
         finally:
-            self._amid.discard(me())
             with self._lock:
                 self._ended = True
                 self._over.notify_all()
+            self._amid.discard(me())
 
     async def _is_over(self, until: float) -> bool:
         """The first `stop` is; waits for it until then."""

@@ -299,7 +299,7 @@ class AsyncFlusher:
             self._connection.close()
 
     async def _deliver_rest(self) -> None:
-        """What is still owed, while the proxy answers and time is left; a failed call is tried again."""
+        """What is still pending, while the proxy answers and time is left; a failed call is tried again."""
         failures = 0
         while self._clock() < self.closing_deadline and failures < CLOSING_TRIES:
             acks = self._coordinator.take_rest(self.proxy)

@@ -116,7 +116,7 @@ class Assignments:
         self._group = group
         self._held: dict[str, dict[Queue, int]] = {}  # proxy → queue → next offset to fetch
         self._handed: dict[Queue, int] = {}  # next offset after what the application was given
-        self._wishes: dict[Queue, int] = {}  # of `seek`, not yet fetched
+        self._seeks: dict[Queue, int] = {}  # of `seek`, not yet fetched
 
     def queues(self) -> list[Queue]:
         """All that are ours, sorted."""
@@ -124,8 +124,8 @@ class Assignments:
 
     def ask(self, proxy: str) -> Offsets:
         """Where the next fetch from this proxy goes on."""
-        wanted = self._wishes | {
-            queue: self._wishes.get(queue, offset) for queue, offset in self._held.get(proxy, {}).items()
+        wanted = self._seeks | {
+            queue: self._seeks.get(queue, offset) for queue, offset in self._held.get(proxy, {}).items()
         }
         return by_topic(wanted)
 
@@ -145,10 +145,10 @@ class Assignments:
                 if other != proxy:
                     theirs.pop(queue, None)
             if self._sought(each, answer.asked):
-                held[queue] = self._wishes[queue]
+                held[queue] = self._seeks[queue]
                 continue
             held[queue] = each.next_offset
-            self._wishes.pop(queue, None)
+            self._seeks.pop(queue, None)
             if each.messages:
                 self._handed[queue] = each.next_offset
                 fetched_here(each, self._group, now)
@@ -164,7 +164,7 @@ class Assignments:
 
     def seek(self, topic: str, queue: str, offset: int) -> None:
         """Fetch from `offset` next."""
-        self._wishes[topic, queue] = offset
+        self._seeks[topic, queue] = offset
 
     def acks(self, offsets: Mapping[str, Mapping[str, int]] | None) -> dict[str, Offsets]:
         """By proxy, what an ack says; without `offsets`, all that was handed out."""
@@ -188,13 +188,13 @@ class Assignments:
 
     def _sought(self, each: FetchedQueue, asked: Offsets) -> bool:
         """A `seek` came after that fetch had started."""
-        wish = self._wishes.get((each.topic, each.queue))
-        return wish is not None and wish != asked.get(each.topic, {}).get(each.queue)
+        sought = self._seeks.get((each.topic, each.queue))
+        return sought is not None and sought != asked.get(each.topic, {}).get(each.queue)
 
     def _forget(self, queues: Iterable[Queue]) -> None:
         for queue in queues:
             self._handed.pop(queue, None)
-            self._wishes.pop(queue, None)
+            self._seeks.pop(queue, None)
 
 
 def by_topic(offsets: Mapping[Queue, int]) -> Offsets:

@@ -52,7 +52,7 @@ class ConsumerCounts:
 
 
 class ProxyConnection:
-    """One proxy and the results it is owed."""
+    """One proxy and the results that are pending for it."""
 
     __slots__ = ("failover", "idle", "leave_at", "name", "pending", "prompt", "settles")
 
@@ -109,7 +109,7 @@ class PrefetchBuffer:
         self.askers = 0
         self.idle = 0  # messages that waiting workers would take
         self.paused = False  # nothing is pulled
-        self.places: Places | None = None  # broadcasting: where this instance is; no results are owed
+        self.places: Places | None = None  # broadcasting: where this instance is; nothing is pending
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -205,7 +205,7 @@ class PrefetchBuffer:
         return count
 
     def pull_failed(self, source: Source, acks: AckBatch | None) -> None:
-        """The pull brought no answer: its results are owed again."""
+        """The pull brought no answer: its results are pending again."""
         source.parked = False
         self.counts.pull_errors += 1
         if acks is not None:
@@ -344,7 +344,7 @@ class PrefetchBuffer:
         return left
 
     def fail_over(self, gone: ProxyConnection, failover: ProxyConnection) -> None:
-        """A proxy is gone for good: what is owed to it, now and later, goes to another one."""
+        """A proxy is gone for good: what is pending for it, now and later, goes to another one."""
         gone.failover = failover
         if self.proxies.get(gone.name) is gone:
             del self.proxies[gone.name]

@@ -254,12 +254,12 @@ class Coordinator:
             return self._due.wait(proxy)
 
     def take_rest(self, proxy: ProxyConnection) -> AckBatch | None:
-        """Whatever is still owed to the proxy, one call's worth."""
+        """Whatever is still pending for the proxy, one call's worth."""
         with self._lock:
             return self._buffer.take_results(proxy)
 
     def submitted(self, proxy: ProxyConnection, acks: AckBatch, error: BaseException | None) -> None:
-        """A submit was answered, or failed: then its results are owed again."""
+        """A submit was answered, or failed: then its results are pending again."""
         with self._lock:
             self._buffer.counts.submits += 1
             if error is not None:

@@ -37,7 +37,7 @@ class DueResults:
         self._due.pop(gone).notify_all()
 
     def wake(self, proxy: ProxyConnection) -> None:
-        """This proxy is owed more than before: its flusher looks, where that cannot wait."""
+        """More is pending for this proxy than before: its flusher looks, where that cannot wait."""
         if proxy.idle or proxy.prompt or proxy.pending.urgent:
             proxy.idle = False
             self._due[proxy].notify()

@@ -682,6 +682,17 @@ def test_a_signal_handler_stops_a_consumer_at_any_line_of_its_start(proxy: Stand
     assert line > 100
 
 
+def test_a_signal_handler_stops_a_consumer_at_any_line_of_its_stop(proxy: Standin) -> None:
+    for line in range(1, 31):
+        consumer = Consumer(proxy.address, "g", "t", linger_ms=20)
+        consumer.start()
+        started = time.monotonic()
+        with Interrupted(consumer, line) as interrupted:
+            assert consumer.stop(20_000), f"interrupted before line {line}"
+        assert time.monotonic() - started < 15, f"interrupted before line {line}: waited for itself"
+        assert interrupted.left <= 0
+
+
 def test_a_signal_handler_stops_a_consumer_that_pulls_and_settles(proxy: Standin) -> None:
     for line in range(3, 200, 9):
         proxy.put("t", b"x")
