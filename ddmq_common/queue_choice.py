@@ -1,19 +1,45 @@
 """The choice of a message's queue; stable for a given number of queues.
 
 partitionId >= 0: that number modulo the queues. -1: abs(hashId) modulo the queues, the smallest i64
-counting as 0 (its absolute value does not fit into an i64, and old servers took 0). Below -1: any.
+counting as 0 (its absolute value does not fit into an i64, and old servers took 0). Below -1: any; on engines
+that know no order over all queues (capability `topic_order` off) a message with a key goes where Kafka's own
+producers put it, by the murmur2 hash of the key: what has one key is in one queue, and keeps its order there.
 """
 
 from __future__ import annotations
 
+from struct import iter_unpack
+
 BY_HASH = -1
 _NO_ABSOLUTE = -(1 << 63)
+_SEED, _FACTOR, _U32 = 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF
+_POSITIVE = 0x7FFFFFFF
 
 
-def choose(partition_id: int, hash_id: int, queues: int, any_queue: int) -> int:
-    """The queue id in [0, queues). `any_queue`: where the caller wants a message that does not mind."""
+def choose(partition_id: int, hash_id: int, queues: int, any_queue: int, key: bytes = b"") -> int:
+    """The queue id in [0, queues). `any_queue`: where the caller wants a message that does not mind.
+
+    `key`: the message's own, where the engine places by it; empty: it has none, or the engine does not.
+    """
     if partition_id >= 0:
         return partition_id % queues
     if partition_id == BY_HASH:
         return 0 if hash_id == _NO_ABSOLUTE else abs(hash_id) % queues
+    if key:
+        return (murmur2(key) & _POSITIVE) % queues
     return any_queue % queues
+
+
+def murmur2(data: bytes) -> int:
+    """The 32-bit hash of Kafka's default partitioner, unsigned."""
+    length = len(data)
+    whole = length & ~3
+    found = _SEED ^ length
+    for (word,) in iter_unpack("<I", data[:whole]):
+        word = word * _FACTOR & _U32
+        word = (word ^ word >> 24) * _FACTOR & _U32
+        found = (found * _FACTOR & _U32) ^ word
+    if whole < length:
+        found = (found ^ int.from_bytes(data[whole:], "little")) * _FACTOR & _U32
+    found = (found ^ found >> 13) * _FACTOR & _U32
+    return found ^ found >> 15

@@ -160,7 +160,7 @@ class PendingBatch(Completion[list[AppendResult]]):
         self.members = [member for member in self.members if member.record.topic != name]
 
     def release(self) -> None:
-        """Choose the queues and append: one queue for all of a topic that do not mind which."""
+        """Choose the queues and append: one queue for all of a topic that mind none."""
         turns: dict[str, int] = {}
         records: list[NewRecord] = []
         topics = self.topics
@@ -169,7 +169,8 @@ class PendingBatch(Completion[list[AppendResult]]):
             turn = turns.get(record.topic)
             if turn is None:
                 topic.turn = turn = turns[record.topic] = topic.turn + 1
-            record.queue_id = choose(partition_id, hash_id, topic.queues, turn)
+            key = record.key if topic.by_key else b""
+            record.queue_id = choose(partition_id, hash_id, topic.queues, turn, key)
             records.append(self.relays.relayed(record, (partition_id, hash_id)) if chronos else record)
         self.sent = True
         try:

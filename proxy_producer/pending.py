@@ -184,7 +184,8 @@ class PendingSend(Completion[list[AppendResult]]):
         if topic is None:
             raise RuntimeError("a send was released before its topic was known")
         topic.turn += 1
-        self.record.queue_id = choose(place[0], place[1], topic.queues, topic.turn)
+        key = self.record.key if topic.by_key else b""
+        self.record.queue_id = choose(place[0], place[1], topic.queues, topic.turn, key)
 
     # --- the answer
 

@@ -171,7 +171,8 @@ class ProducerService:
             send.advance(ToTopic((message.partitionId, message.hashId), chronos=False), topic.name)
             return
         topic.turn = turn = topic.turn + 1
-        found.queue_id = choose(message.partitionId, message.hashId, topic.queues, turn)
+        key = found.key if topic.by_key else b""
+        found.queue_id = choose(message.partitionId, message.hashId, topic.queues, turn, key)
         send.send()
         if not send.done:
             flow.watch(send)

@@ -85,18 +85,25 @@ class TopicWaiter(Protocol):
 
 
 class KnownTopic:
-    """One topic as sends see it. `turn`: the queue that the next message without preference goes to."""
+    """One topic as sends see it. `turn`: the queue that the next message without preference goes to, unless
+    it has a key and `by_key` is on."""
 
     __slots__ = (
-        "counts", "limiters", "limits", "name", "plain_now", "queues", "takes_delayed", "takes_plain", "turn",
-        "writable",
+        "by_key", "counts", "limiters", "limits", "name", "plain_now", "queues", "takes_delayed",
+        "takes_plain", "turn", "writable",
     )  # fmt: skip
 
     def __init__(
-        self, info: TopicInfo, turn: int, limiters: tuple[RateLimiter, ...], counts: SendCounts
+        self,
+        info: TopicInfo,
+        turn: int,
+        limiters: tuple[RateLimiter, ...],
+        counts: SendCounts,
+        by_key: bool,
     ) -> None:
         self.name = info.name
         self.turn = turn
+        self.by_key = by_key
         self.limiters = limiters
         self.counts = counts.topic(info.name)
 
@@ -160,6 +167,7 @@ class TopicTable:
     ) -> None:
         self.known: dict[bytes, KnownTopic] = {}
         self._backend = backend
+        self._by_key = not backend.capabilities.topic_order
         self._config = config
         self._clock = clock
         self._counts = counts
@@ -195,7 +203,8 @@ class TopicTable:
         info = self._backend.topic(name)
         if info is None:
             return None
-        topic = KnownTopic(info, self._random.randrange(1 << 16), self._limiters(name), self._counts)
+        turn, limiters = self._random.randrange(1 << 16), self._limiters(name)
+        topic = KnownTopic(info, turn, limiters, self._counts, self._by_key)
         topic.settle(info, self._limits(info))
         self.known[name.encode()] = topic
         return topic

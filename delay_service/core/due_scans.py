@@ -257,9 +257,10 @@ class DueScans:
                 self._change().deferred.append(message)
                 self._aside.add(message.topic)
             return
-        queues = 1 if look is None else look.queues
+        queues, by_key = (1, False) if look is None else (look.queues, look.by_key)
+        most = self._limits.catch_up_max
         try:
-            made = fire_command(message, queues, self._turn, self._now, aside, self._limits.catch_up_max)
+            made = fire_command(message, queues, self._turn, self._now, aside, most, by_key)
         except UNFIT:
             made = dead_fire(message, UNREADABLE, self._now, aside)
         if isinstance(made, PassedOver):

@@ -52,8 +52,10 @@ def fire_command(
     now_ms: int,
     aside: bool,
     catch_up_max: int = CATCH_UP_MAX,
+    by_key: bool = False,
 ) -> FireCommand | PassedOver:
-    """How `message` fires now into a topic with so many queues. `turn` counts up, per topic.
+    """How `message` fires now into a topic with so many queues. `turn` counts up, per topic; `by_key`: where
+    it does not mind, its key says which queue.
 
     A PassedOver when its command would rather have missed it. Raises DamagedError when the command does not
     parse, or cannot go on here.
@@ -63,9 +65,11 @@ def fire_command(
         wanted = to_fire(command, message.occurrence, now_ms, message.due_ms)
         if wanted is None or wanted.occurrence != message.occurrence:
             return PassedOver(message, None if wanted is None else later(message, *wanted))
-    queue_id = choose(command.partition, command.hash_id, queues, turn(message.topic))
+    record = record_of(message, command)
+    key = record.key if by_key else b""
+    record.queue_id = choose(command.partition, command.hash_id, queues, turn(message.topic), key)
     then = following(message, command, now_ms, catch_up_max)
-    return FireCommand(message, record_of(message, command, queue_id), then, aside, named_ms=command.due_ms)
+    return FireCommand(message, record, then, aside, named_ms=command.due_ms)
 
 
 def following(message: Pending, command: DelayCommand, now_ms: int, catch_up_max: int) -> Pending | None:
@@ -116,8 +120,8 @@ def moved_by(message: Pending, due_ms: int, offset: int) -> Pending:
     return message._replace(due_ms=due_ms)
 
 
-def record_of(message: Pending, command: DelayCommand, queue_id: int) -> NewRecord:
-    """The record of this occurrence."""
+def record_of(message: Pending, command: DelayCommand) -> NewRecord:
+    """The record of this occurrence, its queue not chosen."""
     delivery = message.delivery
     if command.kind == SCHEDULE:
         key = key_of(delivery)
@@ -126,7 +130,7 @@ def record_of(message: Pending, command: DelayCommand, queue_id: int) -> NewReco
         delivery = with_key(delivery, key)
     return NewRecord(
         message.topic,
-        queue_id,
+        -1,
         message_id_of(message),
         message.born_ms,
         delivery,
@@ -185,13 +189,15 @@ def progress_of(fires: Iterable[FireCommand]) -> tuple[list[int], list[tuple[int
 def dead_fire(message: Pending, reason: str, now_ms: int, aside: bool) -> FireCommand:
     """`message` can never be appended where it belongs.
 
-    `dead-letter-place`, modulo the queues of its topic, is the queue it would have gone to; without one any.
+    `dead-letter-place`, modulo the queues of its topic, is the queue it would have gone to, or may go to by
+    its key; without one any.
     """
     delivery, place = message.delivery, {}
     try:
         command = decode_command(message.command)
-        if command.partition >= BY_HASH:
-            place = {dead.PLACE: str(choose(command.partition, command.hash_id, _PLACE_END, 0))}
+        key = key_of(delivery)
+        if command.partition >= BY_HASH or key:
+            place = {dead.PLACE: str(choose(command.partition, command.hash_id, _PLACE_END, 0, key))}
         if command.kind != SCHEDULE:
             delivery = with_key(delivery, occurrence_id(command, message.occurrence).encode())
     except DamagedError:

@@ -78,16 +78,20 @@ class DueRead:
 
 
 class TargetTopic(NamedTuple):
-    """A topic that is there. `writable`: it takes messages now, as far as is known."""
+    """A topic that is there. `writable`: it takes messages now, as far as is known. `by_key`: a message that
+    does not mind its queue goes by its key (ddmq_common/queue_choice.py)."""
 
     queues: int
     writable: bool
+    by_key: bool = False
 
 
 def target_topic(backend: Backend, topic: str) -> TargetTopic | None:
     """What is known of it; None: there is no such topic."""
     info = backend.topic(topic)
-    return None if info is None else TargetTopic(info.queues, info.writable)
+    if info is None:
+        return None
+    return TargetTopic(info.queues, info.writable, not backend.capabilities.topic_order)
 
 
 # --- the commit

@@ -86,8 +86,10 @@ def _facts(each: Mapping[str, Any], *, all_settings: bool) -> dict[str, Any]:
     rates = [each["delivered_per_s"], each["acked_per_s"]]
     oldest = each["lag_age_s"]
     lag = cell(each["lag"]) + ("" if oldest is None else f", the oldest waits {age(oldest)}")
+    apart = each["order_scope"] in ("group", "topic") and not each.get("order_merged", True)
+    scope = f"{each['order_scope']}, each queue in its own order" if apart else each["order_scope"]
     facts = {
-        "order key": f"{key} over the {each['order_scope']}" if key else "none, messages are independent",
+        "order key": f"{key} over the {scope}" if key else "none, messages are independent",
         "filter": "none" if each["filter"] == "*" else each["filter"],
         "lag": "every instance has a place of its own" if _is_broadcast(each) else lag,
         "in flight": each["in_flight"],

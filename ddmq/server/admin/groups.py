@@ -300,6 +300,7 @@ class AdminGroups:
             | {
                 "lag_age_s": max(ages, default=None),
                 "order_scope": each.config.scope,
+                "order_merged": self._backend.capabilities.topic_order,
                 "filter": each.config.sql or each.config.tags,
                 "source": found.source,
                 "set_here": sorted(found.given),

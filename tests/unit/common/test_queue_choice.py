@@ -1,9 +1,10 @@
 """Queue choice against what a Java server computes with 64-bit numbers."""
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ddmq_common.queue_choice import choose
+from ddmq_common.queue_choice import choose, murmur2
 
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)
 I32 = st.integers(-(1 << 31), (1 << 31) - 1)
@@ -38,3 +39,31 @@ def test_the_table_of_compat():
     assert choose(-1, -(1 << 63), 4, 3) == 0
     assert choose(-2, 7, 4, 2) == 2
     assert choose(-(1 << 31), 7, 4, 6) == 2
+
+
+# What Kafka's own org.apache.kafka.common.utils.Utils.murmur2 gives, signed as in Java (its UtilsTest).
+VECTORS = {
+    b"21": -973932308,
+    b"foobar": -790332482,
+    b"a-little-bit-long-string": -985981536,
+    b"a-little-bit-longer-string": -1486304829,
+    b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+    b"abc": 479470107,
+}
+
+
+@pytest.mark.parametrize("key", VECTORS)
+def test_murmur2_is_that_of_kafka(key):
+    assert murmur2(key) == VECTORS[key] & 0xFFFFFFFF
+
+
+def _positive(key, queues):
+    return (VECTORS[key] & 0x7FFFFFFF) % queues
+
+
+@pytest.mark.parametrize("key", VECTORS)
+@given(queues=st.integers(1, 1_024), turn=st.integers(0, 1_023), hash_id=I64)
+def test_a_key_goes_where_kafka_puts_it_unless_a_queue_is_asked_for(key, queues, turn, hash_id):
+    assert choose(-2, hash_id, queues, turn, key) == _positive(key, queues)
+    for partition_id in (-1, 0, 7):
+        assert choose(partition_id, hash_id, queues, turn, key) == choose(partition_id, hash_id, queues, turn)

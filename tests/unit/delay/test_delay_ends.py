@@ -200,3 +200,23 @@ def test_a_dead_letter_goes_to_the_queue_that_its_message_was_to_go_to(
     again = resent_record(letter, 3)
     assert (again.topic, again.queue_id) == ("t", choose(partition, hash_id, 3, 4))
     assert b"dead-letter-place" not in decode(again.delivery).properties
+
+
+@pytest.mark.parametrize(("by_key", "queue"), [(True, (-973932308 & 0x7FFFFFFF) % 7), (False, 5)])
+def test_a_delayed_message_that_does_not_mind_its_queue_goes_by_its_key(by_key: bool, queue: int) -> None:
+    """The key's hash is that of Kafka's own producers."""
+    order = DelayCommand(ADD, UUID_TEXT, "t", SCHEDULE, NOW - 1, partition=-2, schedule=Schedule())
+    message = waiting(encode_command(order), NOW - 1)._replace(delivery=encode(b"21", b"x", b"", None))
+    made = fire_command(message, 7, lambda _: 5, NOW, False, by_key=by_key)
+    assert isinstance(made, FireCommand)
+    assert (made.record.key, made.record.queue_id) == (b"21", queue)
+
+
+def test_a_dead_letter_with_a_key_goes_where_the_key_belongs() -> None:
+    order = DelayCommand(ADD, UUID_TEXT, "t", SCHEDULE, NOW, partition=-2, schedule=Schedule())
+    message = waiting(encode_command(order), NOW)._replace(delivery=encode(b"21", b"x", b"", None))
+    record = dead_fire(message, GONE, NOW, False).record
+    letter = read_dead_letter(
+        StoredRecord(record.topic, 0, 4, 4, record.message_id, 1, 1, 0, 0, record.delivery, {})
+    )
+    assert resent_record(letter, 7).queue_id == choose(-2, 0, 7, 0, b"21")
