@@ -302,7 +302,12 @@ class FileLog(Backend):
     def health(self) -> Health:
         writer = self._writer
         error = writer.refusal or self._refusal() or self._retention.client_refusal or writer.stuck
-        return Health(error is None, self._opened.note if error is None else str(error))
+        if error is not None:
+            return Health(False, str(error))
+        pieces = self._opened.damage.pieces
+        return Health(
+            True, f"{pieces} damaged pieces were found since the start; see damaged/" if pieces else ""
+        )
 
     def clock_ms(self) -> int:
         return self._writer.store_clock.now_ms()

@@ -87,12 +87,6 @@ class Opened:
         self._segment_bytes = min(options.segment_bytes, fitting)
         return replace(options, segment_bytes=self._segment_bytes)
 
-    @property
-    def note(self) -> str:
-        """What people should know, though the log works."""
-        pieces = self.damage.pieces
-        return f"{pieces} damaged pieces were found since the start; see damaged/" if pieces else ""
-
     def _report(self, metrics: Registry) -> None:
         found = self.recovered
         metrics.cell(catalogue.LOG_TORN).value += found.torn_bytes

@@ -201,7 +201,7 @@ def broadcast_queues(runtime: Runtime, group: Group, only: Sequence[bytes] | Non
         if each.config.model != BROADCASTING or info is None or each.creating or not each.readable:
             continue
         if only is None or each.topic.encode() in only:
-            found += [QueueRef(info.name, info.incarnation, n) for n in range(info.queues)]
+            found += info.refs()
     return found
 
 

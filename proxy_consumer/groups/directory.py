@@ -319,7 +319,7 @@ def created(
     Fails with FencedError when another has made the subscription meanwhile.
     """
     info = runtime.backend.topic(topic)
-    queues = [QueueRef(info.name, info.incarnation, n) for n in range(info.queues)] if info else []
+    queues = info.refs() if info else []
     if not queues:
         return followed(succeeded(None), lambda: _store_created(runtime, group, topic, wanted, ()))
     views, starts = runtime.backend.progress(group, queues), _starts(runtime.backend, start, queues)

@@ -26,7 +26,7 @@ from proxy_consumer.core.steps import Delivery
 from proxy_consumer.groups.ordering import GroupOrdering
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.held_queue import HeldQueue
-from proxy_consumer.subscription.order import SharedOrder
+from proxy_consumer.subscription.order import SharedOrder, set_open, start_anew
 from proxy_consumer.subscription.subscription import Subscription
 
 GROUP_PREFIX = "group/"
@@ -57,7 +57,8 @@ class Group:
         self.unknown_queue = runtime.ignored(name, "unknown queue")
         self.source = SOURCE_LOG
         self.created_ms = 0
-        self.ordering = GroupOrdering(runtime, name, self.subscriptions, self.serve, self.hand_over)
+        self.shared = SharedOrder()
+        self.ordering = GroupOrdering(runtime, name, self.subscriptions, self.shared, self.serve)
         self._rotation: deque[Subscription] = deque()
 
     # --- subscriptions
@@ -124,18 +125,24 @@ class Group:
             pusher.hand_over(of, until, ended)
         ended()
 
-    # --- order keys
-
-    @property
-    def shared(self) -> SharedOrder:
-        return self.ordering.shared
+    # --- chains that reach over the group
 
     def members(self) -> list[Subscription]:
-        """Subscriptions whose chains reach over the group."""
-        return self.ordering.members()
+        """Those that share one scope (subscription/order.py): all of them are joined as soon as one is pulled from,
+        and when one starts anew, all do: what the others hold back depends on its messages too."""
+        return [each for each in self.subscriptions.values() if each.group_wide]
 
     def open_shared(self) -> None:
-        self.ordering.open_shared()
+        """Open the shared scope when all of it is here, close it when something is missing."""
+        scope, members = self.shared.scope, self.members()
+        if any(each.halted for each in members):
+            return
+        if scope is None or not scope.queues:
+            self.shared.scope = None
+        elif all(each.order.starts_anew(scope) for each in members):
+            start_anew(members, self.runtime.now(), self.hand_over)
+        else:
+            set_open(scope, all(each.ready for each in members))
 
     # --- delivery
 

@@ -1,9 +1,7 @@
-"""Order keys of one group: the scopes of its chains, which keys are blocked, and what operators do to them.
+"""Order keys of one group: which are blocked, and what operators do to them.
 
-Subscriptions whose chains reach over the whole group share one scope (subscription/order.py), so all of them
-are joined as soon as one is pulled from. When one of them starts anew, all do: what the others hold back and
-let go depends on its messages too. Each key set aside is a setting of its own, the same at every proxy: what
-two operators park at once does not undo itself.
+Each key set aside is a setting of its own, the same at every proxy: what two operators park at once does not
+undo itself.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from proxy_consumer.core.steps import BufferedQueue
 from proxy_consumer.order_keys.reader import QID
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.held_queue import held_of
-from proxy_consumer.subscription.order import HandOver, SharedOrder, set_open, start_anew
+from proxy_consumer.subscription.order import SharedOrder
 from proxy_consumer.subscription.subscription import Subscription
 
 PARKED_PREFIX = "parked/"
@@ -74,44 +72,27 @@ def _silence(job: UpstreamJob) -> str:
 
 
 class GroupOrdering:
-    """What the subscriptions of one group share."""
+    """The keys of one group, over all its subscriptions. `shared`: where they find what is set aside."""
 
     def __init__(
         self,
         runtime: Runtime,
         group: str,
         subscriptions: Mapping[bytes, Subscription],
+        shared: SharedOrder,
         serve: Callable[[], None],
-        hand_over: HandOver,
     ) -> None:
         self._runtime = runtime
         self._group = group
         self._subscriptions = subscriptions
+        self._shared = shared
         self._serve = serve
-        self._hand_over = hand_over
-        self.shared = SharedOrder()
         self._aside: dict[str, str] = {}  # setting → key
-
-    def members(self) -> list[Subscription]:
-        """Subscriptions whose chains reach over the group."""
-        return [each for each in self._subscriptions.values() if each.group_wide]
-
-    def open_shared(self) -> None:
-        """Open the shared scope when all of it is here, close it when something is missing."""
-        scope, members = self.shared.scope, self.members()
-        if any(each.halted for each in members):
-            return
-        if scope is None or not scope.queues:
-            self.shared.scope = None
-        elif all(each.order.starts_anew(scope) for each in members):
-            start_anew(members, self._runtime.now(), self._hand_over)
-        else:
-            set_open(scope, all(each.ready for each in members))
 
     @property
     def parked(self) -> frozenset[str]:
         """Keys that are set aside, at every proxy."""
-        return self.shared.parked
+        return self._shared.parked
 
     # --- keys set aside
 
@@ -122,8 +103,8 @@ class GroupOrdering:
             self._aside.pop(setting, None)
         else:
             self._aside[setting] = value.decode()
-        before, parked = self.shared.parked, frozenset(self._aside.values())
-        self.shared.parked = parked
+        before, parked = self._shared.parked, frozenset(self._aside.values())
+        self._shared.parked = parked
         for scope in self._scopes():
             scope.ledger.parked_keys = parked
         for state, stream in self._streams():
@@ -197,8 +178,7 @@ class GroupOrdering:
         """The queues that are one chain each (order key QID), and their names on the wire."""
         named = [each.topic for each in self._subscriptions.values() if each.config.order_key == QID]
         topics = [info for info in map(self._runtime.backend.topic, named) if info is not None]
-        queues = [QueueRef(info.name, info.incarnation, n) for info in topics for n in range(info.queues)]
-        return {queue: self._runtime.qid(queue) for queue in queues}
+        return {queue: self._runtime.qid(queue) for info in topics for queue in info.refs()}
 
     def _streams(self) -> Iterator[tuple[BufferedQueue, QueueStream]]:
         for subscription in self._subscriptions.values():

@@ -57,7 +57,7 @@ class RetryPaths:
             return succeeded(self._found)
         asked = self._asked = Completion[RetryPath]()
         self._looked_at, self._reads_left = self._runtime.now(), READS_MAX
-        queues = [QueueRef(info.name, info.incarnation, n) for n in range(info.queues)]
+        queues = info.refs()
         views = self._runtime.backend.progress(LEVELS_GROUP, queues)
         bounds = self._runtime.backend.bounds(queues)
         all_of([views, bounds]).then(lambda both: self._begin(queues, both.error, views, bounds))

@@ -85,7 +85,7 @@ def subscription_stats(runtime: Runtime, subscription: Subscription) -> Completi
     info = runtime.backend.topic(subscription.topic)
     if info is None:
         return succeeded(_summed(subscription, ()))
-    queues = [QueueRef(info.name, info.incarnation, n) for n in range(info.queues)]
+    queues = info.refs()
     retry_queue = retry_queue_of(runtime, subscription.group.name, subscription.topic)
     if retry_queue is not None:
         queues.append(retry_queue)

@@ -33,7 +33,8 @@ from backend.records import (
     TopicInfo,
 )
 from ddmq_common.errors import CallerError, FencedError, NoSuchTopicError, RemoteError
-from ddmq_common.metrics.catalogue import DEAD_LETTERS, RETRY_STEPS
+from ddmq_common.metrics.catalogue import DEAD_LETTERS, RETRY_STEPS, Metric
+from ddmq_common.metrics.cells import MetricCell
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.jobs import UpstreamJob, policy_of
 from proxy_consumer.core.steps import BufferedQueue
@@ -248,6 +249,7 @@ class RetryPublisher:
         self._owner = owner
         self._retry_queues = RetryQueues(runtime, group)
         self._waiting: deque[MessageMove] = deque()
+        self._cells: dict[tuple[Metric, str], MetricCell] = {}  # and the reason of a dead letter, or the step
         self._busy = 0
         self._busy_bytes = 0
         self._again_at = 0.0
@@ -306,9 +308,12 @@ class RetryPublisher:
         self.go_on(self._runtime.now())
 
     def _count(self, move: MessageMove) -> None:
-        cell = self._runtime.metrics.cell
-        if move.step == DEAD_LETTER:
-            self.dead_letters += 1
-            cell(DEAD_LETTERS, self._group, self._topic, move.job.reason).value += 1
-        else:
-            cell(RETRY_STEPS, self._group, self._topic, str(move.step)).value += 1
+        dead = move.step == DEAD_LETTER
+        self.dead_letters += dead
+        label = move.job.reason if dead else str(move.step)
+        metric = DEAD_LETTERS if dead else RETRY_STEPS
+        cell = self._cells.get((metric, label))
+        if cell is None:
+            cell = self._runtime.metrics.cell(metric, self._group, self._topic, label)
+            self._cells[metric, label] = cell
+        cell.value += 1

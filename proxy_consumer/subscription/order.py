@@ -1,7 +1,7 @@
 """The order of a subscription: the scopes of its queues, when they may deliver, and whose chains it shares.
 
 Subscriptions whose chains reach over the whole group share one scope, so nothing of it is delivered before
-the queues of all are loaded (groups/ordering.py). When one of them starts anew, all do.
+the queues of all are loaded (groups/group.py). When one of them starts anew, all do.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from backend.port import Backend
 from backend.progress.ack_map import AckMap
 from backend.records import Bounds, ProgressView, QueueRef, ReadStatus, StoredRecord
 from ddmq.server.admin.messages import ANSWER_BYTES_MAX, READ_BYTES_MAX
-from ddmq.server.admin.topics import WAIT_S, queues_of
+from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import WHOLE, NoSuchGroupError, Page
 from ddmq_common.errors import CallerError
@@ -127,7 +127,7 @@ def letter_queues(backend: Backend, group: str) -> list[QueueRef]:
         return []
     if info is None:
         raise NoSuchGroupError(f"group {group!r} has no dead letters; `ddmq dlq list` shows those that have")
-    return queues_of(info)
+    return info.refs()
 
 
 def look(backend: Backend, queues: Sequence[QueueRef]) -> tuple[list[Bounds], list[Open]]:

@@ -15,7 +15,7 @@ from gevent.lock import BoundedSemaphore
 from backend.port import Backend
 from backend.records import ProgressView, QueueRef, ReadStatus, StoredRecord
 from ddmq.server.admin.offsets import check_group, is_broadcast
-from ddmq.server.admin.topics import WAIT_S, known_topic, queues_of
+from ddmq.server.admin.topics import WAIT_S, known_topic
 from ddmq.server.http.pace import breathe, paced
 from ddmq.server.http.routing import AdminRequest
 from ddmq_common import delivery, names
@@ -220,14 +220,14 @@ def find_by_offset(
     info = known_topic(backend, topic)
     if not 0 <= queue_id < info.queues:
         raise NoSuchTopicError(f"topic {topic!r} has no queue {queue_id}; it has 0 to {info.queues - 1}")
-    return read(backend, queues_of(info)[queue_id], offset, min(count, FIND_MAX), ANSWER_BYTES_MAX)
+    return read(backend, info.refs()[queue_id], offset, min(count, FIND_MAX), ANSWER_BYTES_MAX)
 
 
 def find_by_time(backend: Backend, topic: str, wall_ms: int, count: int) -> list[StoredRecord]:
     """Find the first messages stored at or after `wall_ms`, over all queues, oldest first."""
     count = min(count, FIND_MAX)
     found: list[StoredRecord] = []
-    for queue in queues_of(known_topic(backend, topic)):
+    for queue in known_topic(backend, topic).refs():
         offset = backend.offset_for_time(queue, wall_ms).wait(WAIT_S)
         found += read(backend, queue, offset, count, LOOK_BYTES_MAX, held=_bytes(found))
         found = sorted(found, key=_when)[:count]
@@ -237,7 +237,7 @@ def find_by_time(backend: Backend, topic: str, wall_ms: int, count: int) -> list
 def newest(backend: Backend, topic: str, count: int) -> list[StoredRecord]:
     """Read the last `count` messages (at most FIND_MAX) of a topic, oldest first."""
     count = min(count, FIND_MAX)
-    queues: Sequence[QueueRef] = queues_of(known_topic(backend, topic))
+    queues: Sequence[QueueRef] = known_topic(backend, topic).refs()
     bounds = backend.bounds(queues).wait(WAIT_S)
     found: list[StoredRecord] = []
     for queue, b in zip(queues, bounds, strict=True):

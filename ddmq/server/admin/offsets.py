@@ -16,7 +16,7 @@ import msgspec
 from backend.port import Backend
 from backend.records import Bounds, CommitBatch, ProgressDelta, ProgressView, QueueRef
 from ddmq.moments import WALL_MS_MIN, moment, shown
-from ddmq.server.admin.topics import WAIT_S, known_topic, queues_of
+from ddmq.server.admin.topics import WAIT_S, known_topic
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import NoSuchGroupError
 from ddmq_common.clock import Clock
@@ -87,7 +87,7 @@ def target_of(raw: Any, now_ms: int) -> ResetTarget:
 
 def standings(backend: Backend, group: str, topic: str) -> list[Standing]:
     """Return where the group stands on every queue of a topic."""
-    queues = queues_of(known_topic(backend, topic))
+    queues = known_topic(backend, topic).refs()
     views = backend.progress(group, queues)
     bounds = backend.bounds(queues).wait(WAIT_S)
     rows = zip(queues, views.wait(WAIT_S), bounds, strict=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.port import Backend
-from backend.records import Bounds, QueueRef, TopicInfo
+from backend.records import Bounds, TopicInfo
 from ddmq.server.config import DURABILITY, DURABILITY_WORDS, TopicEntry
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import WHOLE, Page
@@ -26,11 +26,6 @@ from ddmq_common.errors import CallerError, NoSuchTopicError, TopicExistsError
 WAIT_S = 10.0  # for an answer of the backend
 TOPICS_AT_ONCE = 16
 SETTINGS = [field.name for field in dataclasses.fields(TopicEntry)]  # a TopicInfo has the same
-
-
-def queues_of(info: TopicInfo) -> list[QueueRef]:
-    """Return all queues of one topic."""
-    return [QueueRef(info.name, info.incarnation, queue_id) for queue_id in range(info.queues)]
 
 
 def known_topic(backend: Backend, name: str) -> TopicInfo:
@@ -61,7 +56,7 @@ def rows(backend: Backend, *, internal: bool, page: Page = WHOLE) -> list[dict[s
     found: list[dict[str, Any]] = []
     for start in paced(range(0, len(infos), TOPICS_AT_ONCE)):
         some = infos[start : start + TOPICS_AT_ONCE]
-        bounds = iter(backend.bounds([queue for info in some for queue in queues_of(info)]).wait(WAIT_S))
+        bounds = iter(backend.bounds([queue for info in some for queue in info.refs()]).wait(WAIT_S))
         found += [_with_messages(info, list(islice(bounds, info.queues))) for info in some]
     return found
 
@@ -77,7 +72,7 @@ def _with_messages(info: TopicInfo, bounds: Sequence[Bounds | None]) -> dict[str
 def detail(backend: Backend, name: str) -> dict[str, Any]:
     """Return one topic with each queue's bounds."""
     info = known_topic(backend, name)
-    queues = queues_of(info)
+    queues = info.refs()
     rows = [
         {"queue": queue.queue_id, "min": b.min, "next": b.next, "messages": b.next - b.min}
         for queue, b in zip(queues, backend.bounds(queues).wait(WAIT_S), strict=True)
