@@ -103,7 +103,7 @@ class Appends:
             queue_buffering_max_messages=self._options.pending_max,
             queue_buffering_max_kbytes=max(1, self._options.pending_bytes_max >> 10),
         )
-        return Producer({**settings, **SETTINGS, "error_cb": self._error}, logger=log)
+        return Producer({**settings, **SETTINGS, "error_cb": self._error})
 
     def touch(self, kafka_name: str) -> None:
         """Have the producer know a topic, and where its partitions are; in a native thread, it may wait."""
@@ -277,10 +277,8 @@ class Appends:
         old.flush(CLOSE_S)
 
     def _error(self, error: KafkaError) -> None:
-        if error.fatal():
+        if error.fatal():  # that brokers are away the topics' survey says, once
             self._fatal = str(error)
-        else:
-            log.warning("Kafka's producer: %s", error.str())
 
     def close(self) -> None:
         """Send what the brokers have begun with, forget the rest, and settle everybody; bounded."""

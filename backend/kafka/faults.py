@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from confluent_kafka import KafkaError, KafkaException
 
+from backend.kafka.options import KafkaOptions
 from backend.records import AppendResult, AppendStatus, Durability
 from ddmq_common.errors import (
     CallerError,
@@ -14,6 +17,7 @@ from ddmq_common.errors import (
     TryLaterError,
 )
 
+_MOMENT = re.compile(r" \(after \d+ms in state \w+.*\)\Z")  # when it happened, which is another each time
 _GONE = frozenset(
     (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION,
      KafkaError.UNKNOWN_TOPIC_ID)
@@ -29,6 +33,8 @@ _OPERATOR = frozenset(
      KafkaError._SSL)
 )  # fmt: skip
 _PURGED = frozenset((KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT))
+_CREDENTIALS = frozenset((KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL))
+_SILENT = frozenset((KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN))
 _LATER = frozenset(
     (KafkaError.NOT_ENOUGH_REPLICAS, KafkaError._QUEUE_FULL, KafkaError.THROTTLING_QUOTA_EXCEEDED)
 )
@@ -58,6 +64,37 @@ def translated(error: BaseException | KafkaError, what: str) -> Exception:
     if code in _LATER:
         return TryLaterError(text)
     return RemoteError(text)
+
+
+class LastError:
+    """The `error_cb` of a client: why it cannot reach the brokers, which a call that timed out does not say.
+
+    It is called in whichever thread serves the client (an admin client: where it is polled). What a broker
+    answered to credentials counts before that others cannot be reached.
+    """
+
+    def __init__(self, options: KafkaOptions) -> None:
+        self._options = options
+        self._said = ""
+        self._refused = ""
+
+    def __call__(self, error: KafkaError) -> None:
+        said = _MOMENT.sub("", self._options.masked(error.str()))
+        if error.code() in _CREDENTIALS:
+            self._refused = said
+        elif error.code() != KafkaError._ALL_BROKERS_DOWN or not self._said:
+            self._said = said
+
+    def clear(self) -> None:
+        """The brokers answer."""
+        self._said = self._refused = ""
+
+    def why(self, error: BaseException) -> str:
+        """Why a call failed, in one line."""
+        found = kafka_error(error)
+        if found is not None and found.code() in _SILENT:
+            return self._refused or self._said or self._options.masked(found.str())
+        return self._options.masked(str(error) if found is None else found.str())
 
 
 def is_gone(error: BaseException | KafkaError) -> bool:

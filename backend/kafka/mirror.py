@@ -70,7 +70,7 @@ class _Committer:
             if len(self._open) >= CONSUMERS_MAX:
                 self._open.popitem(last=False)[1].close()
             settings = self._options.client(group_id=group, enable_auto_commit=False)
-            consumer = Consumer({**settings, "log_level": 0})  # nobody polls it; `commit` tells its errors
+            consumer = Consumer(settings)  # nobody polls it; `commit` tells its errors
         self._open[group] = consumer
         return consumer
 

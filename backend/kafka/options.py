@@ -25,6 +25,7 @@ USUAL: Mapping[str, str | int] = {
     "topic.metadata.refresh.interval.ms": 2_000,
     "reconnect.backoff.max.ms": 1_000,
     "socket.connection.setup.timeout.ms": 5_000,
+    "log_level": 2,  # librdkafka's own lines, several a second while a broker is away; reasons come otherwise
 }
 
 
@@ -96,6 +97,14 @@ class KafkaOptions:
         """The settings of one librdkafka client; `settings` with _ for each dot. Ours win."""
         ours = {name.replace("_", "."): value for name, value in settings.items()}
         return {**USUAL, **self.librdkafka, "bootstrap.servers": self.bootstrap, **ours}
+
+    def masked(self, text: str) -> str:
+        """What librdkafka or a broker says, without any of the secrets."""
+        secrets = (value for name, value in self.librdkafka.items() if _SECRET.search(name))
+        for secret in sorted(map(str, secrets), key=len, reverse=True):
+            if secret:
+                text = text.replace(secret, MASKED)
+        return text
 
     def shown(self) -> dict[str, object]:
         """All of it for the log, secrets masked."""

@@ -113,13 +113,13 @@ def _run(config_dir: Path | None, flags: dict[str, Any], parts: tuple[str, ...])
     config = with_flags(load_folder(config_dir), **flags)
     logs.set_up(config.serve.log_level, config.serve.log_format)
     process = ServerProcess(config, parts)
+    if with_parent:
+        when_parent_ends(process.parent_ended, process.others.hear)
     try:
         process.start()
     except OSError as error:
         raise click.ClickException(_said(error, process)) from error
     install_signals(process)
-    if with_parent:
-        when_parent_ends(process.parent_ended, process.others.hear)
     say(ready_line(process.addresses, config.serve.data_dir))
     process.run_until_stopped()
 

@@ -47,7 +47,7 @@ class KafkaState:
         self._settings, self.progress = SettingsState(), ProgressState()
         self.coordination = CoordinationLog(0)
         self.ready = False
-        self.reason = "the system topics are being read"
+        self.reason = f"Kafka at {options.bootstrap} is being asked for the system topics"
         self.partitions = 0  # of the progress topic
         self.records = 0
         self._call = call

@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 RECORD_BYTES_MAX = 16 << 20  # of one record of ours; the cluster's own bound holds for messages only
 COORDINATION_KEPT_MS = 3_600_000
 ASK_S = 5.0
+LOOK_S = 2.0  # then the cluster counts as not answering
 PAUSE_S = 0.5
 _COMPACTED = {
     "cleanup.policy": "compact",
@@ -50,19 +51,20 @@ def made(
     admin: AdminClient,
     options: KafkaOptions,
     stopped: Callable[[], bool],
-    trouble: Callable[[str], None],
+    trouble: Callable[[BaseException], None],
 ) -> dict[str, int]:
     """Make what is missing; gives the partitions of each. Tries until it works, or nothing if `stopped`."""
     names = SystemTopics.of(options)
     while not stopped():
         try:
-            there = admin.list_topics(timeout=ASK_S).topics
+            there = admin.list_topics(timeout=LOOK_S).topics
             counts = {name: len(there[name].partitions) for name in names if name in there}
             if len(counts) == len(names) and all(counts.values()):
                 return counts
             _make(admin, options, [name for name in names if name not in there])
         except KafkaException as error:
-            trouble(f"the cluster at {options.bootstrap} does not answer: {error.args[0].str()}")
+            admin.poll(0)  # tells its `error_cb`
+            trouble(error)
             time.sleep(PAUSE_S)
         else:
             time.sleep(0.05)

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from backend.kafka.faults import LastError
 from backend.kafka.following.system_topics import SystemTopics, made
 from backend.kafka.options import KafkaOptions
 
@@ -92,8 +93,7 @@ class FollowerThread:
     def _follow_on(self) -> None:
         """From where it was, or from the beginning of everything, until it is to stop."""
         if not self._next:
-            admin = AdminClient(self._client)  # type: ignore[arg-type]
-            counts = made(admin, self._options, lambda: self._stop, self._listener.trouble)
+            counts = self._made()
             self._places = [(name, number) for name, count in counts.items() for number in range(count)]
         consumer = Consumer(
             {
@@ -116,6 +116,17 @@ class FollowerThread:
                 self._follow(consumer)
         finally:
             consumer.close()
+
+    def _made(self) -> dict[str, int]:
+        """The system topics and how many partitions each has; none when it is to stop."""
+        heard = LastError(self._options)
+        admin = AdminClient({**self._client, "error_cb": heard})  # type: ignore[dict-item]
+
+        def silent(error: BaseException) -> None:
+            at = self._options.bootstrap
+            self._listener.trouble(f"the cluster at {at} does not answer: {heard.why(error)}")
+
+        return made(admin, self._options, lambda: self._stop, silent)
 
     def _begin(self, consumer: Consumer) -> None:
         """Find where everything begins, if that can be told now."""

@@ -114,7 +114,7 @@ class ReaderThread:
             self._ended.set()
 
     def _read_on(self) -> None:
-        self._consumer = Consumer(self._settings(), logger=log)
+        self._consumer = Consumer(self._settings())
         try:
             while not self._stop:
                 if not self._assigned:

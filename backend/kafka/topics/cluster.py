@@ -24,7 +24,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from backend.kafka.bridge import Bridge
-from backend.kafka.faults import has_code, is_gone, kafka_error, translated
+from backend.kafka.faults import LastError, has_code, is_gone, translated
 from backend.kafka.options import KafkaOptions
 from backend.kafka.topics.info import FoundTopic
 from ddmq_common.errors import NoSuchTopicError, RemoteError
@@ -56,7 +56,8 @@ class Cluster:
         self._options = options
         self._jobs: queue.SimpleQueue[Callable[[AdminClient], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="kafka-admin", daemon=True)
-        self.admin = AdminClient(options.client(client_id="ddmq-admin"), logger=log)  # type: ignore[arg-type]
+        self.heard = LastError(options)
+        self.admin = AdminClient({**options.client(client_id="ddmq-admin"), "error_cb": self.heard})  # type: ignore[dict-item]
         self._thread.start()
 
     def ask(
@@ -67,7 +68,9 @@ class Cluster:
         def run(admin: AdminClient) -> None:
             try:
                 value = job(admin)
+                admin.poll(0)  # errors of connections are told to `heard`
             except Exception as error:  # who asked decides
+                admin.poll(0)
                 self._bridge.call(done, None, error)
             else:
                 self._bridge.call(done, value, None)
@@ -244,9 +247,3 @@ def delete(admin: AdminClient, name: str) -> None:
         if time.monotonic() >= end:
             raise RemoteError(f"topic {name} was deleted in Kafka and is still there after {SETTLE_S:g} s")
         time.sleep(PAUSE_S)
-
-
-def reason(error: Exception) -> str:
-    """Why the cluster does not answer, in one line."""
-    found = kafka_error(error)
-    return str(error) if found is None else str(found.str())

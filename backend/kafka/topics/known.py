@@ -71,6 +71,7 @@ class KafkaTopics:
         self._pending: set[Completion[Any]] = set()
         self._surveys = 0
         self._surveying = self._closed = False
+        self._lost = False
         self.reason = "the topics of the cluster are not known yet"
         self.cluster_id = ""
         self._timer = HubTimer(ref=False)
@@ -140,11 +141,15 @@ class KafkaTopics:
         self._surveying = False
         if self._closed:
             return
+        heard = self._cluster.heard
         if found is None:
-            self.reason = f"Kafka at {self._options.bootstrap}: {work.reason(error or RemoteError('silent'))}"
+            why = heard.why(error or RemoteError("silent"))
+            self._tell(f"Kafka at {self._options.bootstrap}: {why}")
             return
+        heard.clear()
         self._surveys += 1
-        self.reason, self.cluster_id = "", found.cluster_id
+        self._tell("")
+        self.cluster_id = found.cluster_id
         busy |= set(self._lines)
         for each in found.looked_at:
             name = self._names.from_kafka(each.kafka_name)
@@ -155,6 +160,14 @@ class KafkaTopics:
         for name, known in list(self._found.items()):
             if known.kafka_name not in found.names and name not in busy:
                 self._drop(name)
+
+    def _tell(self, reason: str) -> None:
+        """Why it is not ready, or nothing; one line when it begins, and one when it is over."""
+        if reason and not self._lost:
+            log.warning("the cluster does not answer: %s; asked again and again", reason)
+        elif not reason and self._lost:
+            log.warning("the cluster answers again")
+        self.reason, self._lost = reason, bool(reason)
 
     def _keep(self, found: FoundTopic) -> None:
         """A topic of delayed messages that somebody else made, or changed."""

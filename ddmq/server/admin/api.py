@@ -68,10 +68,6 @@ class AdminApi:
     def consumer(self) -> ConsumerService:
         return _here(self._consumer)
 
-    def ready(self) -> Text:
-        health = self.health()
-        return Text("application/json", msgspec.json.encode(health._asdict()), 200 if health.ready else 503)
-
     def stats(self, request: AdminRequest) -> Any:
         if FORWARDED in request.query:
             return {"counters": self._metrics.snapshot(paced)}
@@ -107,6 +103,24 @@ def _limit(request: AdminRequest, name: str) -> int:
     return int(text)
 
 
+def alive(health: Health) -> dict[str, Any]:
+    """The answer of /health."""
+    return {"alive": True} | health._asdict()
+
+
+def ready(health: Health) -> Text:
+    """The answer of /ready."""
+    return Text("application/json", msgspec.json.encode(health._asdict()), 200 if health.ready else 503)
+
+
+def starting(health: Callable[[], Health], names: Iterable[str]) -> AdminRouter:
+    """What the admin port answers while the parts are not there yet: that, and why."""
+    router = AdminRouter(names, lambda: f"the server is starting: {health().reason}")
+    router.add("GET", "/health", lambda _: alive(health()))
+    router.add("GET", "/ready", lambda _: ready(health()))
+    return router
+
+
 class Route(NamedTuple):
     """A request and what it answers; behind the semicolon stand the parameters of its query."""
 
@@ -118,8 +132,8 @@ class Route(NamedTuple):
 
 ROUTES = (
     Route("GET", "/health", "200 while the process lives",
-          lambda api, _: {"alive": True} | api.health()._asdict()),
-    Route("GET", "/ready", "200 when it takes sends, else 503 and why", lambda api, _: api.ready()),
+          lambda api, _: alive(api.health())),
+    Route("GET", "/ready", "200 when it takes sends, else 503 and why", lambda api, _: ready(api.health())),
     Route("GET", "/metrics", "Prometheus text", lambda api, _: api.page.text()),
     Route("GET", "/stats", "everything `ddmq stats` shows", AdminApi.stats),
     Route("GET", "/topics", "rows by name; internal, count, after",

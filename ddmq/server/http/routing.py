@@ -115,9 +115,13 @@ Handler = Callable[[AdminRequest], Any]
 
 
 class AdminRouter:
-    """The table of routes as a WSGI application. `names`: what the server is called, beside loopback."""
+    """The table of routes as a WSGI application. `names`: what the server is called, beside loopback.
 
-    def __init__(self, names: Iterable[str] = ()) -> None:
+    `closed`: why everything that is no route is answered with 503 for now.
+    """
+
+    def __init__(self, names: Iterable[str] = (), closed: Callable[[], str] | None = None) -> None:
+        self._closed = closed
         self._routes: list[tuple[str, list[str], Handler]] = []
         self._names = tuple(names)
 
@@ -174,6 +178,8 @@ class AdminRouter:
                 request = AdminRequest(variables, _query(environ), _body(environ), method, path)
                 with _turn(environ, path):
                     return _encoded(handler(request))
+        if self._closed is not None:
+            raise TryLaterError(self._closed())
         if known_path:
             raise _HttpError(405, f"{method} is not for /{'/'.join(parts)}")
         known = ", ".join(sorted({"/" + "/".join(pattern) for _, pattern, _ in self._routes}))

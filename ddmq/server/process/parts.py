@@ -27,10 +27,11 @@ from backend.file_log import open_shared
 from backend.port import Backend, Health
 from ddmq.address import LOOPBACK, HostPort
 from ddmq.server.admin import groups, topics
-from ddmq.server.admin.api import AdminApi
+from ddmq.server.admin.api import AdminApi, starting
 from ddmq.server.admin.figures import OtherParts
 from ddmq.server.config import FILES, Configuration, changed, shown
 from ddmq.server.http.connection import AdminServer
+from ddmq.server.http.routing import AdminRouter
 from ddmq.server.process.hub import HubWatch
 from ddmq.server.process.open_files import raise_open_files, within
 from ddmq.server.process.samples import SampleWriter, sample_writer
@@ -111,6 +112,7 @@ class ServerProcess:
         self._limits = config.rpc
         self._admin: AdminServer | None = None
         self._admin_socket: Any = None
+        self._waits_for = "the log is not open yet"
         self._hub = HubWatch(self.metrics)
         self._stop = Event()
         self._draining = False
@@ -127,8 +129,8 @@ class ServerProcess:
         where = {"data_dir": self.config.serve.data_dir, "config": self.config.folder or "defaults"}
         log.info("starting", extra={"parts": ",".join(self.parts)} | where | {"set": changed(self.config)})
         log.debug("configuration", extra={"config": shown(self.config)})
-        self.backend = self._open_backend()
         try:
+            self.backend = self._open_backend()
             self._apply_topics()
             self._open_ports(self.backend)
             self._wait_for_levels()
@@ -150,7 +152,13 @@ class ServerProcess:
                 f"--backend kafka needs the package {error.name}; install it: pip install 'ddmq-proxy[kafka]'"
             ) from error
         make_private(self.config.serve.data_dir)
-        return open_kafka(self.config.backend.kafka, clock=self.clock)
+        self._answer_admin(starting(self.health, self._names()))  # the cluster may be away for long
+        return open_kafka(self.config.backend.kafka, clock=self.clock, told=self._wait_for)
+
+    def _wait_for(self, reason: str) -> None:
+        self._waits_for = reason
+        if self._stop.is_set():  # the process that started this one has ended
+            raise SystemExit(0)
 
     def _start_samples(self) -> None:
         serve = self.config.serve
@@ -228,36 +236,43 @@ class ServerProcess:
         if "admin" not in self.parts:
             return ""
         address = self.config.serve.address("admin")
+        if self._admin_socket is not None:
+            return str(reachable(self.addresses["admin"]))
         try:
             family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
             self._admin_socket = WSGIServer.get_listener(tuple(address), family=family)
         except OSError as error:
             raise cannot_listen("admin", address, error) from error
-        return str(reachable(HostPort(address.host, self._admin_socket.getsockname()[1])))
+        self.addresses["admin"] = HostPort(address.host, self._admin_socket.getsockname()[1])
+        return str(reachable(self.addresses["admin"]))
+
+    def _names(self) -> tuple[str, ...]:
+        serve = self.config.serve
+        return (serve.address("admin").host, socket.gethostname(), *serve.admin_names)
 
     def _listen_admin(self, backend: Backend) -> None:
-        address = self.config.serve.address("admin")
-        names = (address.host, socket.gethostname(), *self.config.serve.admin_names)
         api = AdminApi(
-            backend, self.consumer, self.metrics, self.clock, self.health, self.timers, names,
+            backend, self.consumer, self.metrics, self.clock, self.health, self.timers, self._names(),
             self.config.serve.backups, self.others,
         )  # fmt: skip
         if self.consumer is not None:
             HubTimer(ref=False).every(groups.PERIOD_S, api.groups.sample)
-        where = tuple(address) if self._admin_socket is None else self._admin_socket
-        self._admin = AdminServer(where, api.router)
-        try:
+        self._answer_admin(api.router)
+
+    def _answer_admin(self, router: AdminRouter) -> None:
+        """Have the admin port answer by `router` from now on."""
+        if self._admin is not None:
+            self._admin.application = router
+        elif self._bind_admin():
+            self._admin = AdminServer(self._admin_socket, router)
             self._admin.start()
-        except OSError as error:
-            raise cannot_listen("admin", address, error) from error
-        self.addresses["admin"] = HostPort(address.host, self._admin.server_port)
 
     def health(self) -> Health:
         """Ready when the backend takes appends, someone fires delayed messages, and nothing is draining."""
         if self._draining:
             return Health(False, "draining")
         if self.backend is None:
-            return Health(False, "the log is not open yet")
+            return Health(False, self._waits_for)
         health = self.backend.health()
         levels: LevelService | SchedulerWatch | None = self.delay or self._scheduler
         if not health.ready or levels is None:

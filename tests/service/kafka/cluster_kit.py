@@ -1,0 +1,154 @@
+"""A cluster of a test's own, which may be started late, killed and set as it likes, and servers over it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+)
+
+from ddmq.trial.cluster import Ports, TrialCluster, free_ports
+from ddmq.trial.jars import java
+from ddmq_client import Producer as OurProducer
+from ddmq_common.errors import ConfigError
+from tests.scenarios.real_server import RealServer, ddmq, write_config
+from tests.support.waits import until
+
+
+@contextmanager
+def own_cluster(
+    folder: Path, brokers: int = 1, more: Mapping[str, str] | None = None, start: bool = True
+) -> Iterator[TrialCluster]:
+    """Brokers that end with the test."""
+    try:
+        java()
+    except ConfigError as error:
+        pytest.skip(f"NO KAFKA IS TESTED: {error}")
+    cluster = TrialCluster(folder, more)
+    ports = free_ports(2 * brokers)
+    cluster.make([Ports(*ports[2 * number : 2 * number + 2]) for number in range(brokers)])
+    try:
+        if start:
+            cluster.start()
+        yield cluster
+    finally:
+        kill(cluster)
+
+
+def kill(cluster: TrialCluster) -> None:
+    """Every broker, at once."""
+    for number in cluster.brokers:
+        cluster.signal(number, signal.SIGKILL)
+    until(lambda: all(cluster.pid(number) is None for number in cluster.brokers))
+
+
+class KafkaServer(RealServer):
+    """`ddmq serve` over Kafka, by a folder of configuration."""
+
+    def __init__(self, folder: Path, bootstrap: str, processes: bool = False, **kafka: Any) -> None:
+        settings = {"engine": "kafka", "kafka": {"bootstrap": bootstrap, **kafka}}
+        config = write_config(folder / "conf", backend=settings)
+        super().__init__(folder, config, processes)
+
+    @property
+    def ready(self) -> bool:
+        """Whether /ready says so."""
+        try:
+            return self.ask("GET", "/ready")[0] == 200
+        except OSError:
+            return False
+
+    def started(self) -> None:
+        """Wait until it says so; it was launched."""
+        assert self.process is not None
+        self._read_ready(self.process)
+
+    def reason(self) -> str:
+        """Why it is not ready; empty while its admin port is not open."""
+        try:
+            return str(self.ask("GET", "/ready")[1]["reason"])
+        except OSError:
+            return ""
+
+    def cli(self, *words: str) -> str:
+        """A command that asks the admin port, as programs read it."""
+        ended = ddmq(*words, "--admin", f"127.0.0.1:{self.ports['admin']}")
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    def producer(self, **terms: Any) -> OurProducer:
+        return OurProducer(f"127.0.0.1:{self.ports['producer']}", **terms)
+
+
+class Tools:
+    """What an operator does with Kafka's own tools."""
+
+    def __init__(self, bootstrap: str, **settings: str) -> None:
+        self._settings: dict[str, Any] = {"bootstrap.servers": bootstrap, "log_level": "2", **settings}
+        self.admin = AdminClient(self._settings)
+
+    def make(self, name: str, queues: int = 1, **config: str) -> None:
+        settings = {key.replace("_", "."): value for key, value in config.items()}
+        [answer] = self.admin.create_topics([NewTopic(name, queues, config=settings)]).values()
+        answer.result()
+        until(lambda: self.count(name) == queues)
+
+    def count(self, name: str) -> int:
+        """Partitions of a topic, 0 when it is not there."""
+        found = self.admin.list_topics(timeout=5).topics.get(name)
+        return 0 if found is None else len(found.partitions)
+
+    def delete(self, name: str) -> None:
+        [answer] = self.admin.delete_topics([name]).values()
+        answer.result()
+        until(lambda: self.count(name) == 0)
+
+    def set(self, kind: Any, name: str, **settings: str) -> None:
+        entries = [
+            ConfigEntry(key.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
+            for key, value in settings.items()
+        ]
+        resource = ConfigResource(kind, name, incremental_configs=entries)
+        [answer] = self.admin.incremental_alter_configs([resource]).values()
+        answer.result()
+
+    def set_topic(self, name: str, **settings: str) -> None:
+        self.set(ConfigResource.Type.TOPIC, name, **settings)
+
+    def config(self, name: str) -> dict[str, str]:
+        resource = ConfigResource(ConfigResource.Type.TOPIC, name)
+        [answer] = self.admin.describe_configs([resource]).values()
+        return {key: entry.value for key, entry in answer.result().items()}
+
+    def send(self, topic: str, values: list[tuple[bytes | None, bytes]], **terms: Any) -> list[int]:
+        """As any Kafka producer does; gives the partition of each."""
+        placed: list[int] = []
+        producer = Producer({**self._settings, **terms})
+        for key, value in values:
+            producer.produce(topic, value, key, on_delivery=lambda _, sent: placed.append(sent.partition()))
+            producer.flush(30)
+        return placed
+
+    def read(self, topic: str, partition: int = 0) -> list[Any]:
+        """Everything committed in it."""
+        consumer = Consumer({
+            **self._settings, "group.id": "reader", "enable.auto.commit": False,
+            "isolation.level": "read_committed", "enable.partition.eof": True,
+        })  # fmt: skip
+        consumer.assign([TopicPartition(topic, partition, 0)])
+        found = []
+        while (message := consumer.poll(30)) is not None and message.error() is None:
+            found.append(message)
+        consumer.close()
+        return found
