@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -10,6 +12,7 @@ from backend.kafka.options import KafkaOptions
 from backend.records import AppendResult, AppendStatus, Durability
 from ddmq_common.errors import (
     CallerError,
+    ConfigError,
     DdmqError,
     NoSuchTopicError,
     RemoteError,
@@ -64,6 +67,16 @@ def translated(error: BaseException | KafkaError, what: str) -> Exception:
     if code in _LATER:
         return TryLaterError(text)
     return RemoteError(text)
+
+
+@contextmanager
+def client_settings(options: KafkaOptions) -> Iterator[None]:
+    """Around what makes the first client: what librdkafka does not take of its settings is a ConfigError."""
+    try:
+        yield
+    except KafkaException as error:
+        said = options.masked(error.args[0].str())
+        raise ConfigError(f"kafka: librdkafka does not take its settings: {said}") from error
 
 
 class LastError:

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable
 
 import gevent
-from confluent_kafka import KafkaException
 
 from backend.kafka.backend import KafkaBackend
+from backend.kafka.checks.look import tell_findings
+from backend.kafka.faults import client_settings
 from backend.kafka.options import KafkaOptions
 from ddmq_common.clock import Clock
-from ddmq_common.errors import ConfigError
 
 log = logging.getLogger(__name__)
 LOOK_S, SAY_S = 0.01, 10.0
@@ -26,14 +26,12 @@ def open_kafka(
     """Return once the cluster answers and its state is known here; blocks the calling greenlet until then.
 
     A cluster that does not answer is waited for, and said every SAY_S; `told` hears the reason each time that
-    it is looked at. Raises ConfigError for settings that librdkafka does not take.
+    it is looked at. What of the cluster's settings breaks a promise is told in the log, a moment later.
+    Raises ConfigError for settings that librdkafka does not take.
     """
     sys.setswitchinterval(min(SWITCH_S, sys.getswitchinterval()))
-    try:
+    with client_settings(options):
         backend = KafkaBackend(options, clock)
-    except KafkaException as error:
-        said = options.masked(error.args[0].str())
-        raise ConfigError(f"kafka: librdkafka does not take its settings: {said}") from error
     say_at = clock.monotonic() + SAY_S
     while not (health := backend.health()).ready:
         told(health.reason)
@@ -41,4 +39,5 @@ def open_kafka(
             say_at += SAY_S
             log.warning("waiting for Kafka", extra={"bootstrap": options.bootstrap, "reason": health.reason})
         gevent.sleep(LOOK_S)
+    tell_findings(options, backend.parts.state.topic_infos)
     return backend

@@ -23,7 +23,7 @@ import click
 from ddmq.address import HostPort
 from ddmq.cli.output import json_option, print_json, print_table, reason
 from ddmq.cli.values import Folder
-from ddmq_common.errors import ConfigError
+from ddmq_common.errors import ConfigError, DdmqError
 from ddmq_common.private_files import folder_fault
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class CheckResult(NamedTuple):
 @click.option("--config", "config_dir", type=Folder(path_type=Path), help="The configuration folder.")
 @json_option
 def doctor(data_dir: Path | None, config_dir: Path | None, as_json: bool) -> None:
-    """Check machine, directory, ports and configuration.
+    """Check machine, directory, ports and configuration, and the Kafka cluster that it names.
 
     Changes nothing. Exit code 1 when a check failed; the last column says what to do.
     """
@@ -94,6 +94,8 @@ def examine(data_dir: Path | None, config_dir: Path | None) -> Iterator[CheckRes
         yield CheckResult("configuration", FAILED, fault, "correct it; conf/ has commented examples")
         return
     yield CheckResult("configuration", OK, str(config_dir) if config_dir else "defaults")
+    if config.backend.engine == "kafka":
+        yield from kafka(config)
     admin = port("admin", config.serve.address("admin"))
     for part in ("producer", "consumer"):
         found = port(part, config.serve.address(part))
@@ -110,6 +112,29 @@ def disk(data_dir: Path, config: Configuration) -> Iterator[CheckResult]:
     yield directory(data_dir)
     yield disk_space(_existing(data_dir), config)
     yield sync_speed(_existing(data_dir))
+
+
+def kafka(config: Configuration) -> Iterator[CheckResult]:
+    """Whether the cluster answers, and which of its settings break a promise."""
+    try:
+        from backend.kafka.checks.look import Look
+        from backend.kafka.checks.rules import findings
+    except ImportError as error:
+        remedy = "run: pip install 'ddmq-proxy[kafka]'"
+        yield CheckResult("kafka", FAILED, f"the package {error.name} is missing", remedy)
+        return
+    options = config.backend.kafka
+    try:
+        facts = Look(options).facts()
+    except DdmqError as error:
+        remedy = "start the cluster, or correct bootstrap and librdkafka in backend.yaml"
+        yield CheckResult("kafka", FAILED, str(error), remedy)
+        return
+    found = f"cluster {facts.cluster_id} at {options.bootstrap}, {facts.brokers} brokers"
+    yield CheckResult("kafka", OK, found)
+    for finding in findings(facts, options):
+        told = f"{finding.where}: {finding.setting}: {finding.breaks}"
+        yield CheckResult("kafka setting", FAILED if finding.loses else WARNING, told, finding.remedy)
 
 
 def python() -> CheckResult:

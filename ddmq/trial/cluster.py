@@ -143,7 +143,14 @@ class TrialCluster:
         folder, program = self._broker(number), self.program(number)
         properties = str(folder / "server.properties")
         if not (folder / "data").exists():
-            command = [*program, "kafka.tools.StorageTool", "format", "-t", self._id, "-c", properties]
+            command = [
+                *program,
+                "kafka.tools.StorageTool",
+                "format",
+                f"--cluster-id={self._id}",
+                "-c",
+                properties,
+            ]
             ended = subprocess.run(command, capture_output=True, text=True)
             if ended.returncode:
                 raise ConfigError(f"broker {number} cannot lay out {folder / 'data'}: {ended.stderr.strip()}")

@@ -145,6 +145,7 @@ def create(
     settings = {
         "cleanup.policy": "delete",
         "message.timestamp.type": "LogAppendTime",
+        "unclean.leader.election.enable": "false",
         "max.message.bytes": str(options.message_bytes_max),
     }
     if options.min_insync:

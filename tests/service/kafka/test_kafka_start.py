@@ -12,11 +12,26 @@ from cluster_kit import KafkaServer, Tools, kill, own_cluster
 from ddmq.trial.cluster import TrialCluster
 from ddmq_client import Producer
 from ddmq_client.errors import NotStoredError, ProxyError, UnknownOutcomeError
+from tests.scenarios.real_server import ddmq
 from tests.support.waits import until
 
 pytestmark = pytest.mark.slow
 TIMEOUT_S = 2.0
 SPARE_S = 3.0  # beside the time that the caller gave; the machine may be busy
+AS_ADMIN = {
+    "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "admin",
+    "sasl.password": "right-secret",
+}  # fmt: skip
+WITH_PASSWORD = {  # of a cluster that lets `admin` in alone
+    "listener.security.protocol.map": "PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
+    "inter.broker.listener.name": "PLAINTEXT",
+    "sasl.enabled.mechanisms": "PLAIN",
+    "sasl.mechanism.inter.broker.protocol": "PLAIN",
+    "listener.name.plaintext.plain.sasl.jaas.config": (
+        "org.apache.kafka.common.security.plain.PlainLoginModule required"
+        ' username="admin" password="right-secret" user_admin="right-secret";'
+    ),
+}
 
 
 def bodies(cluster: TrialCluster, topic: str = "orders") -> list[bytes]:
@@ -92,3 +107,25 @@ def is_refused(producer: Producer, body: bytes) -> bool:
         producer.send("orders", body, timeout_ms=round(TIMEOUT_S * 1000))
     assert time.monotonic() - began < TIMEOUT_S + SPARE_S
     return isinstance(caught.value, NotStoredError)
+
+
+def test_wrong_credentials_are_told_and_the_password_never(tmp_path: Path) -> None:
+    with own_cluster(tmp_path / "kafka", more=WITH_PASSWORD) as cluster:
+        wrong = {**AS_ADMIN, "sasl.password": "wrong-secret"}
+        server = KafkaServer(tmp_path / "server", cluster.bootstrap, librdkafka=wrong)
+        try:
+            server.launch()
+            until(lambda: "Authentication failed" in server.reason())
+            assert "wrong-secret" not in server.reason() + server.log
+            found = ddmq("doctor", "--config", str(server.config), "--json").stdout
+            assert "Authentication failed" in found
+            assert "wrong-secret" not in found
+        finally:
+            server.end()
+        server = KafkaServer(tmp_path / "another", cluster.bootstrap, librdkafka=AS_ADMIN)
+        try:
+            server.start()
+            until(lambda: server.ready)
+            assert "right-secret" not in server.log
+        finally:
+            server.end()

@@ -1,0 +1,125 @@
+"""Which settings of a cluster are told to break a promise, with which remedy."""
+
+from __future__ import annotations
+
+import pytest
+
+from backend.kafka.checks.rules import REPLICAS, CheckedPlace, ClusterFacts, ClusterFinding, Kind, findings
+from backend.kafka.options import KafkaOptions
+
+OPTIONS = KafkaOptions(bootstrap="broker1:9092")
+SIZE = str(OPTIONS.message_bytes_max)
+SAFE = {
+    REPLICAS: "3", "min.insync.replicas": "2", "unclean.leader.election.enable": "false",
+    "flush.messages": "9223372036854775807", "message.timestamp.type": "LogAppendTime",
+    "max.message.bytes": str(16 << 20), "retention.ms": "604800000", "retention.bytes": "-1",
+}  # fmt: skip
+GOOD = {
+    Kind.STATE: SAFE | {"cleanup.policy": "compact", "message.timestamp.type": "CreateTime"},
+    Kind.COORDINATION: SAFE | {"cleanup.policy": "delete", "retention.ms": "3600000"},
+    Kind.DELAYED: SAFE | {"cleanup.policy": "delete", "retention.ms": "-1"},
+    Kind.INNER: SAFE | {"cleanup.policy": "delete"},
+    Kind.MADE: SAFE | {"cleanup.policy": "delete", "max.message.bytes": SIZE},
+    Kind.OTHERS: SAFE | {REPLICAS: "1", "min.insync.replicas": "1", "cleanup.policy": "compact",
+                         "message.timestamp.type": "CreateTime", "max.message.bytes": "1048588"},
+    Kind.TRANSACTIONS: SAFE | {"cleanup.policy": "compact"},
+    Kind.BROKER: {
+        "unclean.leader.election.enable": "false", "transaction.state.log.replication.factor": "3",
+        "transaction.state.log.min.isr": "2", "transaction.max.timeout.ms": "900000",
+        "socket.request.max.bytes": "104857600", "default.replication.factor": "3",
+        "min.insync.replicas": "2",
+    },
+}  # fmt: skip
+
+
+def found(
+    kind: Kind, brokers: int = 3, options: KafkaOptions = OPTIONS, **changed: str
+) -> list[ClusterFinding]:
+    """What is told of one place that is good but for `changed`."""
+    settings = GOOD[kind] | {name.replace("_", "."): value for name, value in changed.items()}
+    if "copies" in settings:
+        settings[REPLICAS] = settings.pop("copies")
+    return findings(ClusterFacts("id", brokers, (CheckedPlace("one", kind, settings),)), options)
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_nothing_is_told_of_what_is_good(kind: Kind) -> None:
+    assert found(kind) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "value", "wanted", "loses"),
+    [
+        (Kind.MADE, "unclean.leader.election.enable", "true", "false", True),
+        (Kind.OTHERS, "unclean.leader.election.enable", "true", "false", True),
+        (Kind.TRANSACTIONS, "unclean.leader.election.enable", "true", "false", True),
+        (Kind.BROKER, "unclean.leader.election.enable", "true", "false", True),
+        (Kind.STATE, "min.insync.replicas", "1", "2", True),
+        (Kind.TRANSACTIONS, "min.insync.replicas", "1", "2", True),
+        (Kind.STATE, "cleanup.policy", "delete", "compact", True),
+        (Kind.STATE, "cleanup.policy", "compact,delete", "compact", True),
+        (Kind.STATE, "max.message.bytes", "1048588", str(16 << 20), False),
+        (Kind.DELAYED, "retention.ms", "604800000", "-1", True),
+        (Kind.DELAYED, "retention.bytes", "1000", "-1", True),
+        (Kind.DELAYED, "cleanup.policy", "compact", "delete", True),
+        (Kind.COORDINATION, "retention.ms", "60000", "3600000", False),
+        (Kind.MADE, "cleanup.policy", "compact", "delete", True),
+        (Kind.MADE, "message.timestamp.type", "CreateTime", "LogAppendTime", False),
+        (Kind.INNER, "max.message.bytes", "1048588", SIZE, False),
+        (Kind.BROKER, "transaction.state.log.replication.factor", "1", "3", False),
+        (Kind.BROKER, "transaction.state.log.min.isr", "1", "2", False),
+        (Kind.BROKER, "transaction.max.timeout.ms", "5000", "10000", False),
+        (Kind.BROKER, "socket.request.max.bytes", "1000000", SIZE, False),
+    ],
+)
+def test_a_setting_is_told_with_what_to_set(
+    kind: Kind, setting: str, value: str, wanted: str, loses: bool
+) -> None:
+    [finding] = found(kind, **{setting: value})
+    assert finding.setting == f"{setting}={value}"
+    assert f"{setting}={wanted}" in finding.remedy
+    assert finding.loses is loses
+    if kind is not Kind.BROKER:
+        assert "--bootstrap-server broker1:9092" in finding.remedy
+        assert "--entity-name one" in finding.remedy
+
+
+@pytest.mark.parametrize("kind", [Kind.STATE, Kind.COORDINATION, Kind.DELAYED, Kind.INNER, Kind.MADE])
+def test_copies_are_asked_for_where_there_are_brokers_for_them(kind: Kind) -> None:
+    [finding] = found(kind, copies="2", min_insync_replicas="1")
+    assert finding.setting == "replication factor=2"
+    assert "replication_factor: 3" in finding.remedy
+    assert found(kind, 2, copies="2", min_insync_replicas="1") == []
+
+
+def test_one_copy_is_to_be_on_the_disk() -> None:
+    [finding] = found(Kind.MADE, 1, copies="1", min_insync_replicas="1")
+    assert "flush.messages=1" in finding.remedy
+    assert found(Kind.MADE, 1, copies="1", flush_messages="1") == []
+
+
+def test_defaults_of_brokers_count_where_ours_do_not_say() -> None:
+    weak = {"default_replication_factor": "1", "min_insync_replicas": "1"}
+    assert [each.setting for each in found(Kind.BROKER, **weak)] == [
+        "default.replication.factor=1", "min.insync.replicas=1"
+    ]  # fmt: skip
+    assert found(Kind.BROKER, options=KafkaOptions(replication_factor=3, min_insync=2), **weak) == []
+    assert found(Kind.BROKER, 1, **weak) == []
+
+
+def test_many_places_are_one_finding() -> None:
+    wrong = GOOD[Kind.MADE] | {"unclean.leader.election.enable": "true"}
+    places = tuple(CheckedPlace(f"t{number}", Kind.MADE, wrong) for number in range(12))
+    [finding] = findings(ClusterFacts("id", 3, places), OPTIONS)
+    assert finding.where == "topic t0, topic t1, topic t2, topic t3, topic t4 and 7 more"
+    assert "for each" in finding.remedy
+
+
+def test_what_may_not_be_seen_is_told() -> None:
+    [finding] = findings(ClusterFacts("id", 3, (CheckedPlace("one", Kind.MADE, None),)), OPTIONS)
+    assert "DescribeConfigs" in finding.remedy
+
+
+def test_what_loses_something_comes_first() -> None:
+    changed = {"message.timestamp.type": "CreateTime", "cleanup.policy": "compact"}
+    assert [each.loses for each in found(Kind.MADE, **changed)] == [True, False]
