@@ -95,7 +95,7 @@ def examine(data_dir: Path | None, config_dir: Path | None) -> Iterator[CheckRes
         return
     yield CheckResult("configuration", OK, str(config_dir) if config_dir else "defaults")
     if config.backend.engine == "kafka":
-        yield from kafka(config)
+        yield from kafka(config, data_dir or config.serve.data_dir)
     admin = port("admin", config.serve.address("admin"))
     for part in ("producer", "consumer"):
         found = port(part, config.serve.address(part))
@@ -114,9 +114,10 @@ def disk(data_dir: Path, config: Configuration) -> Iterator[CheckResult]:
     yield sync_speed(_existing(data_dir))
 
 
-def kafka(config: Configuration) -> Iterator[CheckResult]:
-    """Whether the cluster answers, and which of its settings break a promise."""
+def kafka(config: Configuration, data_dir: Path) -> Iterator[CheckResult]:
+    """Whether the cluster answers, is the directory's, and which of its settings break a promise."""
     try:
+        from backend.kafka.checks.identity import check_directory
         from backend.kafka.checks.look import Look
         from backend.kafka.checks.rules import findings
     except ImportError as error:
@@ -132,6 +133,11 @@ def kafka(config: Configuration) -> Iterator[CheckResult]:
         return
     found = f"cluster {facts.cluster_id} at {options.bootstrap}, {facts.brokers} brokers"
     yield CheckResult("kafka", OK, found)
+    try:
+        check_directory(data_dir, facts.cluster_id, options.bootstrap)
+    except ConfigError as error:
+        said, _, remedy = str(error).partition(": ")
+        yield CheckResult("kafka cluster", FAILED, said, remedy)
     for finding in findings(facts, options):
         told = f"{finding.where}: {finding.setting}: {finding.breaks}"
         yield CheckResult("kafka setting", FAILED if finding.loses else WARNING, told, finding.remedy)

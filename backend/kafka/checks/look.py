@@ -22,6 +22,7 @@ from ddmq_common.names import is_internal
 
 log = logging.getLogger(__name__)
 LOOK_S = 15.0  # for all of it
+ANSWER_S = 2.0  # then the cluster counts as not answering
 BROKERS_MAX = 32  # that are asked for their settings; they are set alike
 TOPICS_AT_ONCE = 200
 TRANSACTIONS = "__transaction_state"
@@ -46,15 +47,15 @@ class Look:
         return self._answered(lambda: self._facts(None if made is None else frozenset(made)))
 
     def cluster_id(self) -> str:
-        """Which cluster it is."""
-        return self._answered(lambda: str(self._admin.list_topics(timeout=self._left()).cluster_id or ""))
+        """Which cluster it is; asked anew each time."""
+        return self._answered(lambda: str(self._admin.list_topics(timeout=ANSWER_S).cluster_id or ""))
 
     def _answered(self, ask: Callable[[], T]) -> T:
         try:
             return ask()
         except KafkaException as error:
             self._admin.poll(0)  # tells its `error_cb`
-            why = self._heard.why(error)
+            why = self._heard.why(error)  # what was heard last stays: each try has the same reason
             raise RemoteError(f"Kafka at {self._options.bootstrap} does not answer: {why}") from error
 
     def _left(self) -> float:

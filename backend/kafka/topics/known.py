@@ -147,6 +147,9 @@ class KafkaTopics:
             self._tell(f"Kafka at {self._options.bootstrap}: {why}")
             return
         heard.clear()
+        if self.cluster_id not in ("", found.cluster_id):
+            self._refuse(found.cluster_id)
+            return
         self._surveys += 1
         self._tell("")
         self.cluster_id = found.cluster_id
@@ -168,6 +171,16 @@ class KafkaTopics:
         elif not reason and self._lost:
             log.warning("the cluster answers again")
         self.reason, self._lost = reason, bool(reason)
+
+    def _refuse(self, cluster_id: str) -> None:
+        """Another cluster answers there than at the start: nothing that it says is taken."""
+        reason = (
+            f"Kafka at {self._options.bootstrap} is cluster {cluster_id} now, and this process belongs to"
+            f" cluster {self.cluster_id}: set bootstrap to that cluster's brokers and start it again"
+        )
+        if reason != self.reason:
+            log.error("%s", reason)
+        self.reason, self._lost = reason, True
 
     def _keep(self, found: FoundTopic) -> None:
         """A topic of delayed messages that somebody else made, or changed."""

@@ -153,7 +153,8 @@ class ServerProcess:
             ) from error
         make_private(self.config.serve.data_dir)
         self._answer_admin(starting(self.health, self._names()))  # the cluster may be away for long
-        return open_kafka(self.config.backend.kafka, clock=self.clock, told=self._wait_for)
+        kafka, data_dir = self.config.backend.kafka, self.config.serve.data_dir
+        return open_kafka(kafka, clock=self.clock, data_dir=data_dir, told=self._wait_for)
 
     def _wait_for(self, reason: str) -> None:
         self._waits_for = reason

@@ -1,0 +1,73 @@
+"""Another cluster than the one that a directory or the settings belong to is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster_kit import KafkaServer, Tools, own_cluster
+
+from backend.kafka.checks.identity import FILE, SETTING
+from backend.kafka.state import setting_key, wrapped
+from ddmq.trial.cluster import TrialCluster
+from tests.scenarios.real_server import NotReady, ddmq
+
+pytestmark = pytest.mark.slow
+OTHER = "another-cluster-0000000"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrialCluster]:
+    with own_cluster(tmp_path_factory.mktemp("kafka")) as cluster:
+        yield cluster
+
+
+def cluster_id(cluster: TrialCluster) -> str:
+    return str(Tools(cluster.bootstrap).admin.list_topics(timeout=10).cluster_id)
+
+
+def test_a_directory_of_another_cluster_is_refused(tmp_path: Path, cluster: TrialCluster) -> None:
+    server, ours = KafkaServer(tmp_path, cluster.bootstrap), cluster_id(cluster)
+    kept = server.data_dir / FILE
+    try:
+        server.start()
+        assert kept.read_text().strip() == ours
+        server.terminate()
+        server.wait()
+        server.start()  # the same cluster: nothing is said
+        server.terminate()
+        server.wait()
+        kept.write_text(OTHER)
+        with pytest.raises(NotReady) as refused:
+            server.start()
+        assert OTHER in str(refused.value)
+        assert ours in str(refused.value)
+        assert "choose another data directory" in str(refused.value)
+        terms = ("--config", str(server.config), "--data-dir", str(server.data_dir))
+        assert f"belongs to Kafka cluster {OTHER}" in ddmq("doctor", *terms, "--json").stdout
+    finally:
+        server.end()
+
+
+def test_settings_of_another_cluster_are_refused(tmp_path: Path, cluster: TrialCluster) -> None:
+    terms = {"namespace": "copied"}
+    first, second = (KafkaServer(tmp_path / name, cluster.bootstrap, **terms) for name in ("one", "two"))
+    try:
+        first.start()
+        first.kill()
+        tools = Tools(cluster.bootstrap)
+        [kept] = [
+            each.value() for each in tools.read("copied.settings") if each.key() == setting_key(SETTING)
+        ]
+        assert kept == wrapped(cluster_id(cluster).encode())
+        tools.send("copied.settings", [(setting_key(SETTING), wrapped(OTHER.encode()))])
+        with pytest.raises(NotReady) as refused:
+            second.start()
+        assert OTHER in str(refused.value)
+        assert cluster_id(cluster) in str(refused.value)
+        assert "another namespace" in str(refused.value)
+        assert not (second.data_dir / FILE).exists()
+    finally:
+        first.end()
+        second.end()
