@@ -128,8 +128,11 @@ class Group:
     # --- chains that reach over the group
 
     def members(self) -> list[Subscription]:
-        """Those that share one scope (subscription/order.py): all of them are joined as soon as one is pulled from,
-        and when one starts anew, all do: what the others hold back depends on its messages too."""
+        """Those that share one scope (subscription/order.py).
+
+        All of them are joined as soon as one is pulled from. When one starts anew, all do: what the others
+        hold back depends on its messages too.
+        """
         return [each for each in self.subscriptions.values() if each.group_wide]
 
     def open_shared(self) -> None:
