@@ -7,13 +7,15 @@
 * Several workers share the files as ByFile says, whatever `--dist` names.
 * A test with the mark `kafka`, or in KAFKA_FOLDER, needs a real broker, which is started for it.
 * A test is slow that carries that mark or `long`, or lies in one of SLOW_FOLDERS. A run of the others
-  (`-m "not slow"`) does not read those folders, tries fewer examples of Hypothesis, and fails a test that
-  starts a process.
+  (`-m "not slow"`) does not read those folders, tries fewer examples of Hypothesis, fails a test that
+  starts a process, and has its temporary folders in memory, so that no sync waits for a disk that others use.
 """
 
 from __future__ import annotations
 
 import gc
+import os
+import shutil
 import signal
 import sys
 from collections.abc import Generator
@@ -39,6 +41,7 @@ SLOW_FOLDERS = (
     "crash", "interop", "recorded", "scenarios", "spark", "service/cli", "service/hostile", KAFKA_FOLDER,
 )  # fmt: skip
 HERE = Path(__file__).parent
+MEMORY, MEMORY_BYTES_MIN = Path("/dev/shm"), 2_000_000_000
 _SLOW_PATHS = tuple(f"{HERE / folder}/" for folder in SLOW_FOLDERS)
 PROCESS_STARTS = {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}
 
@@ -68,6 +71,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if _is_fast(config):
         settings.load_profile("fast")
         config.pluginmanager.register(NoProcesses())
+        if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES_MIN:
+            os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 class NoProcesses:

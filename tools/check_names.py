@@ -18,13 +18,14 @@ import ast
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 from check_rooms import MAY_IMPORT  # noqa: E402
+from parsed import parsed, walked  # noqa: E402
 
 PRODUCT = (*MAY_IMPORT, "ddmq")
 READ = ("tests", "bench", "tools")
@@ -79,7 +80,7 @@ class House:
 
     def _names(self, module: str) -> frozenset[str]:
         files = [path / "__init__.py" if path.is_dir() else path for path in self._files(module)]
-        bound = {name for file in files if file.is_file() for name in _bound(_parsed(file).body)}
+        bound = {name for file in files if file.is_file() for name in _bound(parsed(file).body)}
         for name in [name for name in bound if name.startswith("*")]:
             bound |= self.names(name[1:])
         return frozenset(bound) | {"__file__", "__name__", "__doc__", "__path__"}
@@ -88,11 +89,11 @@ class House:
         """Line and name of whatever a file names that is not there."""
         text = file.read_text(encoding="utf-8")
         if file.suffix == ".py":
-            yield from self._gone(_parsed(file))
+            yield from self._gone(walked(file))
         else:
             for block in _BLOCK.finditer(text):
                 line = text.count("\n", 0, block.start(1))
-                yield from ((line + at, name) for at, name in self._gone(ast.parse(block[1], str(file))))
+                yield from ((line + at, name) for at, name in self._gone(_nodes(block[1], file)))
         for match in _FROM.finditer(text):
             for name in match[2].split(", "):
                 if not self.has(match[1], name):
@@ -111,9 +112,8 @@ class House:
             if not (self._root / match[0]).exists():
                 yield _line(text, match), match[0]
 
-    def _gone(self, tree: ast.Module) -> Found:
+    def _gone(self, nodes: Collection[ast.AST]) -> Found:
         modules: dict[str, str] = {}
-        nodes = list(ast.walk(tree))
         for node in nodes:
             for asked, bound in _imported(node):
                 if self.knows(asked):
@@ -133,8 +133,8 @@ class House:
                     yield node.lineno, path  # type: ignore[attr-defined]
 
 
-def _parsed(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"), str(file))
+def _nodes(text: str, file: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(text, str(file))))
 
 
 def _line(text: str, match: re.Match[str]) -> int:

@@ -10,8 +10,12 @@ Exit code 1 and one line per breach.
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from parsed import parsed, statements
 
 COMMON = {"ddmq_common"}
 SERVER = COMMON | {"backend", "ddmq_rpc", "ddmq_client.idl"}
@@ -41,16 +45,21 @@ CORE_FORBIDS = {
 }  # fmt: skip
 
 
-def nodes(tree: ast.AST, types: bool) -> Iterator[ast.AST]:
-    """All nodes; without `types` those that run."""
-    for node in ast.iter_child_nodes(tree):
-        if types or not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
-            yield node
-            yield from nodes(node, types)
+def _runs(node: ast.AST) -> bool:
+    """Whether it is more than an import for types alone."""
+    test = node.test if isinstance(node, ast.If) else None
+    return not (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING")
 
 
-def imports(path: Path, types: bool = True) -> Iterator[tuple[int, str]]:
-    for node in nodes(ast.parse(path.read_text(encoding="utf-8"), str(path)), types):
+@cache
+def imports(path: Path, types: bool = True) -> tuple[tuple[int, str], ...]:
+    """Line and name of what a file imports; without `types` what it imports when it runs."""
+    return tuple(_imports(path, types))
+
+
+def _imports(path: Path, types: bool) -> Iterator[tuple[int, str]]:
+    tree = parsed(path)
+    for node in statements(tree) if types else statements(tree, _runs):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name

@@ -3,13 +3,15 @@
     python tools/tidy.py            one line per breach; exit code 1 when there is any
     python tools/tidy.py --lower    write down what stands now, where it is less than tools/tidy.json allows
 
-What is counted, in the product's rooms (not bench, tests, tools):
+What is counted, in the product's rooms (not bench, tests, tools) but for the last:
 
 * rings: modules that import each other in a circle, imports for types alone included;
 * class names that stand for different things in different modules;
 * words: those that docs/glossary.md says not to use, in the product's names and texts;
 * names that a module sets twice (what came from another file takes the value of what was there);
-* files over FILE_LINES_MAX lines, functions over FUNCTION_LINES_MAX, folders over FOLDER_FILES_MAX files.
+* files over FILE_LINES_MAX lines, functions over FUNCTION_LINES_MAX, folders over FOLDER_FILES_MAX files;
+* reaches of each file in tests/ into private names: `thing._name` where the file's own classes have no such
+  name, `from module import _name`, and the last name that `monkeypatch.setattr` is given.
 
 tools/tidy.json lists what is allowed because it stood there before. It only ever gets shorter.
 """
@@ -21,12 +23,13 @@ import json
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 from check_rooms import MAY_IMPORT, imports  # noqa: E402
+from parsed import parsed, statements, walked  # noqa: E402
 
 ALLOWED = ROOT / "tools" / "tidy.json"
 GLOSSARY = ROOT / "docs" / "glossary.md"
@@ -34,6 +37,14 @@ ROOMS = (*MAY_IMPORT, "ddmq")
 FILE_LINES_MAX, FUNCTION_LINES_MAX, FOLDER_FILES_MAX = 400, 60, 15
 # Names that are not ours to choose any more: of a metric, of a group on disk, of RocksDB's own call.
 GIVEN = re.compile(r"ddmq_log_gate|%SPEAKER|set_stats_persist_period_sec")
+PUBLIC = {
+    "_asdict",
+    "_fields",
+    "_make",
+    "_replace",
+    "_exit",
+    "_getframe",
+}  # Python's own, private by their look
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 Counts = dict[str, dict[str, int]]
 
@@ -111,7 +122,7 @@ def words_of(text: str) -> Counter[str]:
 
 def functions(tree: ast.AST) -> Iterator[tuple[str, int]]:
     """Name and length in lines of each function."""
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
 
@@ -128,6 +139,31 @@ def set_twice(tree: ast.Module) -> dict[str, int]:
     return {name: times for name, times in found.items() if times > 1}
 
 
+def private_reaches(nodes: Collection[ast.AST]) -> int:
+    """How often a file names what is private to another, as the module's text says."""
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+    own = {
+        node.attr
+        for node in attributes
+        if isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}
+    }
+    reached = [node.attr for node in attributes]
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            reached += [alias.name for alias in node.names]
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "setattr"
+        ):
+            texts = [each.value for each in node.args[:2] if isinstance(each, ast.Constant)]
+            reached += [text.rpartition(".")[2] for text in texts if isinstance(text, str)]
+    return sum(
+        name.startswith("_") and not name.startswith("__") and name not in own and name not in PUBLIC
+        for name in reached
+    )
+
+
 def count(root: Path) -> Counts:
     """What stands in the tree: kind → what → how much."""
     files = sources(root)
@@ -135,13 +171,13 @@ def count(root: Path) -> Counts:
     classes: defaultdict[str, set[str]] = defaultdict(set)
     folders: Counter[str] = Counter()
     words: Counter[str] = Counter()
-    kinds = ("rings", "class_names", "words", "set_twice", "files", "functions", "folders")
+    kinds = ("rings", "class_names", "words", "set_twice", "files", "functions", "folders", "private")
     found: Counts = {kind: {} for kind in kinds}
     for module, path in files.items():
         text = path.read_text(encoding="utf-8")
         shown = str(path.relative_to(root))
-        tree = ast.parse(text, shown)
-        for node in ast.walk(tree):
+        tree = parsed(path)
+        for node in statements(tree):
             if isinstance(node, ast.ClassDef):
                 classes[node.name].add(module)
         for name, times in set_twice(tree).items():
@@ -156,6 +192,9 @@ def count(root: Path) -> Counts:
         words += words_of(text)
     found["rings"] = {" ".join(ring): len(ring) for ring in rings(import_graph(files))}
     found["class_names"] = {name: len(homes) for name, homes in classes.items() if len(homes) > 1}
+    for path in sorted((root / "tests").rglob("*.py")):
+        if reaches := private_reaches(walked(path)):
+            found["private"][str(path.relative_to(root))] = reaches
     found["words"] = {word: words[word] for word in sorted(unwanted) if words[word]}
     found["folders"] = {folder: files for folder, files in folders.items() if files > FOLDER_FILES_MAX}
     return found
@@ -185,6 +224,7 @@ ADVICE = {
     "set_twice": "one of the two is gone",
     "files": f"at most {FILE_LINES_MAX} lines: move an idea out",
     "functions": f"at most {FUNCTION_LINES_MAX} lines: name its steps",
+    "private": "ask the object through what it shows to everyone",
     "folders": f"at most {FOLDER_FILES_MAX} files: it holds two ideas",
 }
 

@@ -73,3 +73,18 @@ def test_what_is_more_than_allowed_is_told_and_less_is_written_down(tidy) -> Non
         "words": {"spot": 3},
         "files": {},
     }
+
+
+def test_reaches_of_tests_into_private_names(tidy, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    root = tree(tmp_path)
+    (root / "tests").mkdir()
+    (root / "tests" / "test_one.py").write_text(
+        "from backend.one import _hidden, shown\n"
+        "class Kit:\n    def __init__(self, other):\n        self._mine = other._mine\n"
+        "def test(thing, monkeypatch):\n"
+        "    thing.shown._state = thing.__dict__\n"
+        "    thing._replace(a=1)\n"
+        "    monkeypatch.setattr(thing, '_patched', 'b_c._d')\n"
+        "    monkeypatch.setattr('backend.one._other', 1)\n"
+    )
+    assert tidy.count(root)["private"] == {"tests/test_one.py": 4}
