@@ -101,9 +101,9 @@ def test_certain_outcomes(proxy: Standin, other: Standin) -> None:
         other.stop()
         async with AsyncProducer(other.address) as producer:
             with pytest.raises(NotStoredError, match="cannot connect"):
-                await producer.send("t", b"x", timeout_ms=200)
+                await producer.send("t", b"x", timeout_ms=1_000)
             with pytest.raises(NotStoredError, match="cannot connect"):
-                await producer.send_oneway(OutgoingMessage("t", b"x"), timeout_ms=200)
+                await producer.send_oneway(OutgoingMessage("t", b"x"), timeout_ms=1_000)
         async with AsyncProducer("no-such-host.invalid") as producer:
             with pytest.raises(NotStoredError, match="no name"):
                 await producer.send("t", b"x")

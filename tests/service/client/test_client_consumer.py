@@ -170,13 +170,13 @@ def test_a_parked_pull_does_not_hold_back_results(proxy: Standin) -> None:
 
     proxy.put("t", b"x")
     with Consumer(
-        proxy.address, "g", "t", handler=handle, linger_ms=5_000, ack_flush_ms=60_000, threads=1
+        proxy.address, "g", "t", handler=handle, linger_ms=25_000, ack_flush_ms=60_000, threads=1
     ) as consumer:
         proxy.wait(lambda: sum(method == "pull" for method, _ in proxy.calls) == 2)
         started = time.monotonic()
         handled.set()
         proxy.wait(lambda: ("t", 0) in proxy.done)
-        assert time.monotonic() - started < 4.5, "went by itself, not with the pull after the next"
+        assert time.monotonic() - started < 20, "went by itself, not with the pull after the next"
         proxy.wait(lambda: consumer.counts().submits == 1)
 
 

@@ -115,17 +115,18 @@ def test_no_proxy_at_all() -> None:
         pytest.raises(NotStoredError, match="cannot connect"),
     ):
         producer.send("t", b"x", timeout_ms=300)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
     with Producer("no-such-host.invalid") as producer, pytest.raises(NotStoredError, match="no name"):
         producer.send("t", b"x", timeout_ms=300)
 
 
 def test_a_silent_proxy_costs_the_timeout_and_no_more(proxy: Standin) -> None:
-    proxy.faults["sendSync"].append(HOLD)
-    started = time.monotonic()
     with Producer(proxy.address) as producer:
+        assert producer.send("t", b"connected").stored
+        proxy.faults["sendSync"].append(HOLD)
+        started = time.monotonic()
         with pytest.raises(UnknownOutcomeError, match="within"):
-            producer.send("t", b"x", timeout_ms=100)
+            producer.send("t", b"x", timeout_ms=500)
         assert time.monotonic() - started < 10
         proxy.release()
         assert producer.send("t", b"y").stored, "the late answer is not taken for another one's"

@@ -17,6 +17,7 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, Fault, Wire
 from ddmq_rpc.codec import Codec, encode_result, methods, structs
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
+from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.group import Group
 from proxy_consumer.service import ConsumerService
 from proxy_consumer.subscription.subscription import Subscription
@@ -96,6 +97,11 @@ class FakeCall(Call):
         return int(self.result.context.qid.rsplit(b"_", 1)[1])
 
 
+def directory(service: ConsumerService) -> Directory:
+    """The groups that a proxy has at the moment, which it shows to nobody."""
+    return service._directory
+
+
 class ConsumerRig(Rig):
     """One proxy, its backend and its clock."""
 
@@ -117,11 +123,11 @@ class ConsumerRig(Rig):
 
     def restart(self) -> None:
         """Kill the proxy and start another: what was only in its memory is gone."""
-        for group in self.service._directory.groups.values():
+        for group in self.directory.groups.values():
             for subscription in group.subscriptions.values():
                 subscription.membership.leave()
                 subscription.retry_membership.leave()
-        self.service._directory._stop_watching()  # type: ignore[misc]
+        self.directory._stop_watching()  # type: ignore[misc]
         self.start()
 
     def close(self) -> None:
@@ -180,8 +186,12 @@ class ConsumerRig(Rig):
 
     # --- proxy
 
+    @property
+    def directory(self) -> Directory:
+        return directory(self.service)
+
     def group(self, name: str = "G") -> Group:
-        return self.service._directory.groups[name.encode()]
+        return self.directory.groups[name.encode()]
 
     def subscription(self, topic: str = "T") -> Subscription:
         """That of group G."""

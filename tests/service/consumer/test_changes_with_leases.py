@@ -17,7 +17,7 @@ import pytest
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.service import ConsumerService
 from tests.examples import some_of
-from tests.service.consumer.consumer_rig import IDL, ConsumerRig
+from tests.service.consumer.consumer_rig import IDL, ConsumerRig, directory
 
 TOPICS = {"T": 3, "U": 1}
 MESSAGES = 12
@@ -113,7 +113,7 @@ class LeasesRig(ConsumerRig):
 
     def holder(self, context: Any) -> Any:
         for proxy in self.proxies():
-            group = proxy[0]._directory.groups.get(b"G")
+            group = directory(proxy[0]).groups.get(b"G")
             if group is not None and (context.topic, context.qid) in group.held:
                 return proxy
         return None
@@ -121,7 +121,7 @@ class LeasesRig(ConsumerRig):
     def pull_nothing(self) -> None:
         """A client that asks for something it does not get keeps its subscriptions in use."""
         for proxy in self.proxies():
-            for subscription in proxy[0]._directory.subscriptions():
+            for subscription in directory(proxy[0]).subscriptions():
                 subscription.use(self.clock.monotonic())
         self.turn()
 
@@ -177,7 +177,7 @@ class LeasesRig(ConsumerRig):
     def writer_lost(self) -> None:
         """Every queue of every proxy is lost, and joined anew."""
         for service, _ in self.proxies():
-            for subscription in service._directory.subscriptions():
+            for subscription in directory(service).subscriptions():
                 for membership in (subscription.membership, subscription.retry_membership):
                     membership.claims.lost(
                         [queue for queue in subscription.buffer.queues if queue.topic == membership.topic]
@@ -193,13 +193,13 @@ class LeasesRig(ConsumerRig):
 
     def second_leaves(self) -> None:
         if self.second is not None:
-            self.second[0]._directory.stop()
+            directory(self.second[0]).stop()
             self.second = None
 
     def restart(self) -> None:
         """The first proxy is stopped as planned, its clients do not wait, and another takes its place."""
         self.first[0]._runtime.stopping = True
-        self.first[0]._directory.stop()
+        directory(self.first[0]).stop()
         self.settle()
         self.start()
         self.first = (self.service, self.handlers)

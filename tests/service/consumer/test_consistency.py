@@ -91,7 +91,7 @@ def test_the_first_client_makes_the_subscription_with_its_filter(rig: ConsumerRi
     assert rig.subscription().config.tags == "a"
     assert "the subscription has tags 'a'" in refused(told(rig, "two", text="b"))
     assert "cannot be used" in refused(told(rig, kind="SQL92", text="((", group=b"H"))
-    assert b"H" not in rig.service._directory.groups
+    assert b"H" not in rig.directory.groups
 
 
 def test_clients_that_read_different_topics_are_listed_not_refused(rig: ConsumerRig) -> None:

@@ -15,7 +15,7 @@ from ddmq_common import token_bucket
 from ddmq_common.config import Overlay, load
 from ddmq_common.errors import BoundReachedError, CallerError, ConfigError, TryLaterError
 from proxy_consumer.config import ConsumerConfig, GroupEntry, GroupsFile, SubscriptionDefaults
-from tests.service.consumer.consumer_rig import IDL, METHODS, ConsumerRig, result
+from tests.service.consumer.consumer_rig import IDL, METHODS, ConsumerRig, directory, result
 
 
 def stats_of(
@@ -62,7 +62,7 @@ def test_a_subscription_that_another_proxy_has_just_made_is_not_made_again_with_
         return ask(*args)
 
     unheard = monkeypatch.setattr
-    unheard(puller._directory, "changed", lambda key: None)
+    unheard(directory(puller), "changed", lambda key: None)
     unheard(rig.backend, "progress", made_meanwhile)
     assert rig.pull().offsets == [0]
     stored = rig.backend.setting("subscription/G/T")

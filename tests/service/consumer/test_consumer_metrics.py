@@ -17,7 +17,7 @@ from ddmq_common.names import SCHEDULE_TOPIC
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.groups import gauges
 from proxy_consumer.groups.unheld import REFRESH_S
-from tests.service.consumer.consumer_rig import IDL, METHODS, ConsumerRig
+from tests.service.consumer.consumer_rig import IDL, METHODS, ConsumerRig, directory
 from tests.service.consumer.consumer_rig import result as answer
 from tests.service.consumer.fetch_calls import ack, fetch
 
@@ -275,7 +275,7 @@ def test_what_another_proxy_holds_is_left_to_it(rig: ConsumerRig) -> None:
     assert both.lag(0) == 5
     rig.pull(count=1)
     assert [both.lag(0), both.lag(1)] == [0, 5]
-    assert not both.each[0][1]._directory.groups[b"G"].subscriptions[b"T"].joined
+    assert not directory(both.each[0][1]).groups[b"G"].subscriptions[b"T"].joined
 
 
 def test_what_is_fetched_has_its_lag_too(rig: ConsumerRig) -> None:

@@ -99,7 +99,7 @@ def test_a_forwarded_call_is_never_passed_on_again(pair: Pair) -> None:
 
 
 def test_a_holder_that_moved_on_ends_in_try_later(pair: Pair) -> None:
-    pair.here.service._directory.groups[b"G"].subscriptions[b"T"].leave()
+    pair.here.directory.groups[b"G"].subscriptions[b"T"].leave()
     call = pair.submit(pair.there, result([0]))
     assert b"does not hold the queue any more" in call.outcome.error.message
 
@@ -127,10 +127,10 @@ def test_a_queue_that_does_not_exist_is_ignored(pair: Pair, queue: int) -> None:
 
 
 def test_what_nobody_holds_is_taken_up(pair: Pair) -> None:
-    pair.here.service._directory.groups[b"G"].subscriptions[b"T"].leave()
+    pair.here.directory.groups[b"G"].subscriptions[b"T"].leave()
     pair.holders = {}
     call = pair.there.call("submit", METHODS["submit"].args[0](result=result([0])))
-    until(lambda: pair.there.service._directory.groups[b"G"].held)
+    until(lambda: pair.there.directory.groups[b"G"].held)
     pair.there.advance(0.01)
     until(lambda: call.answered)
     assert call.result is True

@@ -14,7 +14,7 @@ from backend.completion import Completion
 from ddmq_common.config import ConfigPlace, overlay
 from proxy_consumer.config import GroupEntry, GroupsFile, SubscriptionDefaults
 from proxy_consumer.service import ConsumerService
-from tests.service.consumer.consumer_rig import ConsumerRig
+from tests.service.consumer.consumer_rig import ConsumerRig, directory
 from tests.support.waits import until
 
 
@@ -49,6 +49,6 @@ def test_what_is_said_holds(
     rig.settle()
     assert done.error is None
     for service in services:
-        assert service._directory.groups[b"G"].subscriptions[b"T"].config.order_key == "KEY"
+        assert directory(service).groups[b"G"].subscriptions[b"T"].config.order_key == "KEY"
     rig.advance(0.2)
     assert all(call.answered for call in calls)

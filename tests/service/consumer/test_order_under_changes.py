@@ -152,7 +152,7 @@ class Changes:
 
     def lose_a_queue(self) -> None:
         """A session is over; the next pull joins again."""
-        groups = self.rig.service._directory.groups
+        groups = self.rig.directory.groups
         subscription = groups[b"G"].subscriptions[self.random.choice(list(TOPICS)).encode()]
         subscription.membership.claims.lost(list(subscription.buffer.queues))
         subscription.membership.leave()

@@ -118,7 +118,7 @@ def test_acknowledgements_that_could_not_be_stored_at_that_moment_are_carried(tw
 def test_leases_that_ran_out_while_nobody_held_the_queue_are_no_time_outs(rig: ConsumerRig) -> None:
     rig.ready(1, FIRST)
     assert rig.pull().offsets == [0]
-    rig.service._directory.stop()
+    rig.directory.stop()
     rig.settle()
     rig.advance(60)
     rig.start()
@@ -138,7 +138,7 @@ def test_handover_wait_ms_waits_for_a_proxy_that_was_killed_and_for_no_other(
         found: Subscription = rig.subscription()
         found.membership.claims._membership.leave()  # type: ignore[union-attr]
     else:
-        rig.service._directory.stop()
+        rig.directory.stop()
     rig.settle()
     rig.start()
     rig.advance(1)

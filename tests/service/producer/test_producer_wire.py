@@ -201,7 +201,7 @@ def test_a_silent_backend_is_answered_12_within_the_time() -> None:
             started = time.monotonic()
             result = client.send(timeout=200)
             assert result.code == 12
-            assert time.monotonic() - started < 5, "not only at the cap of 10 s"
+            assert time.monotonic() - started < 9.5, "not only at the cap of 10 s"
             server.do(server.backend.release_held)
             assert client.send().code == 0
     finally:

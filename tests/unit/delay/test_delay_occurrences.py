@@ -101,9 +101,9 @@ def test_milliseconds_of_the_first_shift_all():
     ],
 )
 def test_a_loop_that_started_in_2001_costs_no_walk(made):
-    now, began = 1_800_000_000_000, time.perf_counter()
+    now, began = 1_800_000_000_000, time.thread_time()
     found = next_after(made, 0, now)
-    assert time.perf_counter() - began < 5.0
+    assert time.thread_time() - began < 5.0, "of work, however busy the machine is"
     assert found is not None
     assert found.due_ms >= due_ms(made, 0) + 20 * 1_000
     assert now - DAY_MS * 1_000 < found.due_ms

@@ -53,8 +53,8 @@ def test_they_hold_until_they_are_fired(house: RetainedLog) -> None:
     [held] = house.log.read(level(house, 3), 0, 1, 0).wait(60).positions
     house.clean()
     assert house.segments()[0] <= held
-    assert house.log._retention.held is not None
-    assert house.log._retention.held.hold.reason == "messages of delay levels that are not fired"
+    assert house.retention.held is not None
+    assert house.retention.held.hold.reason == "messages of delay levels that are not fired"
     assert house.clean() == 0
     fired(house, 3, 1)
     assert house.clean() > 0

@@ -12,6 +12,7 @@ from backend.file_log import FileLog, FileLogOptions, open_log
 from backend.file_log.core.layout import ENTRY_BYTES
 from backend.file_log.core.retention import GIB, RetentionOptions
 from backend.file_log.holds import DeadLetters
+from backend.file_log.retention import Retention
 from backend.file_log.storage import Space, Storage
 from backend.records import AppendStatus, NewRecord, QueueRef, ReadStatus, StoredRecord, TopicInfo
 from ddmq_common.clock import ManualClock
@@ -53,7 +54,7 @@ class RetainedLog:
         self.log = open_log(
             self.directory, self.options, clock=self.clock, metrics=Registry(), storage=self.storage
         )
-        self.log._retention.stop()  # its own rounds; `clean` is one
+        self.retention.stop()  # its own rounds; `clean` is one
         return self.log
 
     def deadline(self) -> float:
@@ -86,8 +87,12 @@ class RetainedLog:
     def kept(self) -> list[int]:
         return [int(path.name[:20]) for path in sorted((self.directory / "commitlog").glob("*-0*"))]
 
+    @property
+    def retention(self) -> Retention:
+        return self.log._retention
+
     def clean(self) -> int:
-        return len(self.log._retention.run_once())
+        return len(self.retention.run_once())
 
     def settle(self) -> None:
         """Let checkpoints catch up, so that they hold nothing: two are kept."""
@@ -179,7 +184,7 @@ def test_a_damaged_entry_hides_no_other_message(house: RetainedLog, entry: int) 
     house.open()
     until(lambda: house.clean() or len(house.segments()) <= 2)
     assert len(house.segments()) <= 2
-    house.log._retention.stop()
+    house.retention.stop()
     oldest = min(record.offset for record in house.found())
     assert 0 < oldest <= 40
     assert house.bounds()[0] <= oldest
@@ -194,8 +199,8 @@ def test_young_dead_letters_hold_their_segment(tmp_path: Path) -> None:
     letter = house.found(DLQ)[0]
     assert house.clean() > 0
     assert house.segments()[0] <= letter.position < house.segments()[1]
-    assert house.log._retention.held is not None
-    assert house.log._retention.held.hold.reason == "dead letters under 3 days"
+    assert house.retention.held is not None
+    assert house.retention.held.hold.reason == "dead letters under 3 days"
     assert house.clean() == 0
     house.clock.advance(3 * DAY_S + 1)
     assert house.clean() > 0
@@ -502,7 +507,7 @@ def test_what_goes_while_it_is_fetched_from_the_disk_is_expired_and_not_damaged(
 
 
 def test_what_a_slow_round_measured_does_not_outlive_a_newer_one(house: RetainedLog) -> None:
-    retention, storage = house.log._retention, house.storage
+    retention, storage = house.retention, house.storage
     retention.stop()
     begun, measured = Event(), Event()
 

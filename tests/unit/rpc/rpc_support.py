@@ -122,6 +122,11 @@ class Stage:
         return self.metrics.cell(RPC_FAULTS, PRODUCER, kind).value
 
     @property
+    def traffic(self) -> Any:
+        """What the server knows of its connections, which it shows to nobody."""
+        return self.server._traffic
+
+    @property
     def abandoned(self) -> float:
         return self.metrics.cell(RPC_ABANDONED, PRODUCER).value
 

@@ -22,7 +22,7 @@ def one() -> Any:
 
 
 def share_of(one: Stage, address: str) -> AddressShare:
-    return one.server._traffic.turns.shares[address]
+    return one.traffic.turns.shares[address]
 
 
 def test_at_the_bound_the_longest_silent_connection_gives_way() -> None:
@@ -71,7 +71,7 @@ def test_connections_of_one_address_are_bounded() -> None:
 
 def costly(one: Stage, monkeypatch: pytest.MonkeyPatch, cost_s: float = 0.05) -> None:
     """Requests of HOSTILE seem to take that long, by every clock."""
-    traffic = one.server._traffic
+    traffic = one.traffic
     now = [0.0]
     answer = Stage._answer_now
 
@@ -89,7 +89,7 @@ def costly(one: Stage, monkeypatch: pytest.MonkeyPatch, cost_s: float = 0.05) ->
 
 def test_accepts_are_on_the_account_of_the_address(one: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each accept of HOSTILE seems to take 0.3 ms: two of them use up a slice, and others come first."""
-    traffic, now = one.server._traffic, [0.0]
+    traffic, now = one.traffic, [0.0]
     used_up: list[str] = []
 
     def room(address: str) -> bool:
@@ -125,8 +125,8 @@ def test_a_costly_address_rests_and_others_are_served(one: Stage, monkeypatch: p
     for number in range(20):
         assert honest.call(send_sync(number)).sequence == number
     assert len(one.seen) == seen + 20
-    one.server._traffic.turns._clock = lambda: share.rest_until
-    one.server._traffic.turns.round()
+    one.traffic.turns._clock = lambda: share.rest_until
+    one.traffic.turns.round()
     assert sequence_of(hostile[0].read_frame()) == 7  # in the order in which they came
 
 
@@ -137,19 +137,19 @@ def test_large_and_pipelined_frames_wait_for_their_turn(one: Stage, monkeypatch:
     frame = send_sync(9, key="k" * 300_000)
     large.send(frame[:1000])
     share = share_of(one, HOSTILE)
-    until(lambda: len(one.server._traffic.partial) == 1, "a part arrives")
+    until(lambda: len(one.traffic.partial) == 1, "a part arrives")
     first.call(send_sync(1))
     first.call(send_sync(2))
     large.send(frame[1000:])
     many.send(send_sync(3) + send_sync(4))
     until(lambda: len(share.waiting) == 2, "both wait")
-    turns = one.server._traffic.turns
+    turns = one.traffic.turns
     for _ in range(4):
         turns._clock = lambda: share.rest_until
         turns.round()
     assert sequence_of(large.read_frame()) == 9
     assert [sequence_of(many.read_frame()) for _ in range(2)] == [3, 4]
-    assert len(one.server._traffic.partial) == 0
+    assert len(one.traffic.partial) == 0
 
 
 def test_a_waiting_connection_that_goes_is_passed_over(one: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_a_waiting_connection_that_goes_is_passed_over(one: Stage, monkeypatch: 
     until(lambda: len(share.waiting) == 1, "it waits")
     for connection in list(share.members):
         connection.close()
-    turns = one.server._traffic.turns
+    turns = one.traffic.turns
     turns._clock = lambda: share.rest_until
     turns.round()
     assert list(turns.shares) == [HONEST]

@@ -64,7 +64,7 @@ def test_a_slow_sender_is_closed_by_the_sweep(one: Stage) -> None:
     slow, idle = one.client(), one.client()
     idle.call(send_sync(1))
     slow.send(send_sync(1)[:-1])
-    until(lambda: len(one.server._traffic.partial) == 1, "the part arrives")
+    until(lambda: len(one.traffic.partial) == 1, "the part arrives")
     one.clock.advance(9.9)
     one.server.sweep()
     slow.send(b"")
@@ -81,7 +81,7 @@ def test_time_to_send_a_frame_starts_with_its_first_byte(one: Stage) -> None:
     frame = send_sync(1)
     for at in range(3):
         client.send(frame[at : at + 1])
-        until(lambda at=at: one.server._traffic.partial.total == at + 1, "the byte arrives")
+        until(lambda at=at: one.traffic.partial.total == at + 1, "the byte arrives")
         one.clock.advance(4)
     one.server.sweep()
     assert client.is_closed()
@@ -106,7 +106,7 @@ def test_reading_ahead_is_bounded(one: Stage) -> None:
     one.waits_for(1)
     count = 4_000
     sender = gevent.spawn(client.send, send_sync(2) * count)
-    (connection,) = one.server._traffic.connections
+    (connection,) = one.traffic.connections
     until(lambda: connection._frames.held_bytes >= 16 << 10, "it reads ahead")
     for _ in range(50):
         gevent.sleep(0)
@@ -133,7 +133,7 @@ def test_a_flood_leaves_the_others_their_turn() -> None:
 
 def test_a_costly_request_makes_its_connection_rest(one: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     spent = iter(range(100))
-    monkeypatch.setattr(one.server._traffic, "cpu", lambda: next(spent) / 40)
+    monkeypatch.setattr(one.traffic, "cpu", lambda: next(spent) / 40)
     client, other = one.client(), one.client()
     message = P.Message(topic="t", body=bytes(100_000))
     batch = encode_call(producer, PRODUCER, "sendBatchSync", sequence=1, messages=[message])
@@ -194,9 +194,9 @@ def test_bytes_of_abandoned_work_count_until_it_ends(one: Stage) -> None:
     client.close()
     until(lambda: not one.calls[0].open, "the server notices")
     assert one.server.open_calls == 1
-    assert one.server._traffic.open_bytes > 1_000
+    assert one.traffic.open_bytes > 1_000
     one.calls[0].reply(OK)
-    assert (one.server.open_calls, one.server._traffic.open_bytes, one.abandoned) == (0, 0, 1)
+    assert (one.server.open_calls, one.traffic.open_bytes, one.abandoned) == (0, 0, 1)
 
 
 def test_a_broken_on_abandoned_harms_nobody(one: Stage, caplog: Any) -> None:
@@ -216,12 +216,12 @@ def test_a_client_that_does_not_read_is_closed_in_time(one: Stage) -> None:
     deaf.send(send_async(1))
     one.waits_for(1)
     one.calls[0].reply(P.Result(code=0, msg="x" * 12_000_000))
-    assert one.server._traffic.unsent.total > 1_000_000
+    assert one.traffic.unsent.total > 1_000_000
     assert other.call(send_sync(2)).sequence == 2
     one.clock.advance(11)
     one.server.sweep()
     assert one.refused("slow_reader") == 1
-    assert one.server._traffic.unsent.total == 0
+    assert one.traffic.unsent.total == 0
     assert one.connections == 1
 
 
@@ -233,7 +233,7 @@ def test_unread_answers_in_sum_are_bounded() -> None:
             one.waits_for(number + 1)
             one.calls[number].reply(P.Result(code=0, msg="x" * 16_000_000))
         assert one.refused("unread_answers") >= 1
-        assert one.server._traffic.unsent.total <= 30_000_000
+        assert one.traffic.unsent.total <= 30_000_000
         assert sequence_of(deaf[2].read_frame()) == 2
 
 
@@ -257,9 +257,9 @@ def test_at_the_byte_bound_the_next_call_waits() -> None:
         first.send(send_async(1, body=bytes(1_000)))
         one.waits_for(1)
         second.send(send_sync(2) + send_sync(3))
-        until(lambda: len(one.server._traffic.partial) == 1, "the second waits")
+        until(lambda: len(one.traffic.partial) == 1, "the second waits")
         third.send(send_async(4))
-        until(lambda: len(one.server._traffic.partial) == 2, "the third waits")
+        until(lambda: len(one.traffic.partial) == 2, "the third waits")
         assert one.seen == []
         one.calls[0].reply(OK)
         assert sequence_of(second.read_frame()) == 2
@@ -267,7 +267,7 @@ def test_at_the_byte_bound_the_next_call_waits() -> None:
         one.waits_for(2)
         one.calls[1].reply(OK)
         assert sequence_of(third.read_frame()) == 4
-        assert one.server._traffic.partial.total == 0
+        assert one.traffic.partial.total == 0
 
 
 def test_a_client_that_goes_while_waiting_for_room() -> None:
@@ -276,7 +276,7 @@ def test_a_client_that_goes_while_waiting_for_room() -> None:
         first.send(send_async(1, body=bytes(1_000)))
         one.waits_for(1)
         second.send(send_sync(2))
-        until(lambda: len(one.server._traffic.partial) == 1, "the second waits")
+        until(lambda: len(one.traffic.partial) == 1, "the second waits")
         second.close()
         until(lambda: one.connections == 1, "the server notices")
         one.calls[0].reply(OK)
@@ -294,7 +294,7 @@ def test_a_bad_length_behind_a_call_that_waited_for_room() -> None:
             ((bad, send_sync(2) + pack(">i", -1)), (good, send_sync(3)))
         ):
             client.send(frame)
-            until(lambda number=number: len(one.server._traffic.partial) == number + 1, "it waits")
+            until(lambda number=number: len(one.traffic.partial) == number + 1, "it waits")
         one.calls[0].reply(OK)
         assert sequence_of(bad.read_frame()) == 2
         assert bad.is_closed()
@@ -308,7 +308,7 @@ def test_at_the_partial_bound_only_the_oldest_reads_on() -> None:
         for client in clients:
             client.send(frame[:40_000])
             gevent.sleep(0.01)
-        traffic = one.server._traffic
+        traffic = one.traffic
         until(lambda: len(traffic.partial) == 3, "all have begun")
         senders = [gevent.spawn(client.send, frame[40_000:]) for client in clients]
         assert [sequence_of(client.read_frame()) for client in clients] == [1, 1, 1]
@@ -419,7 +419,7 @@ def test_stopping_lets_open_calls_finish(one: Stage) -> None:
     assert client.call(send_sync(2)).sequence == 2
     one.server.close()
     assert client.is_closed()
-    assert one.server._traffic.connections == set()
+    assert one.traffic.connections == set()
 
 
 def test_an_address_in_use_is_a_configuration_error(one: Stage) -> None:

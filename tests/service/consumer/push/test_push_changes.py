@@ -171,6 +171,6 @@ def test_a_subscription_deleted_meanwhile_stays_deleted(rig: PushRig, receiver: 
     receiver.hold.set()
     for _ in range(20):
         rig.advance(0.1)
-    assert rig.service._directory.groups == {}
+    assert rig.directory.groups == {}
     assert rig.service._pushers._runners == {}
     assert len(receiver.seen) == QUEUES

@@ -125,7 +125,7 @@ def test_nobody_there_and_nobody_answering(rig: PushRig) -> None:
         pushed(rig, port, ["SET", "x", "1"], timeout_ms=100, **QUICK)
         rig.put(b"{}")
         until(lambda: rig.outcomes() == {"failed": 1})
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
     rig.put(b"{}")
     until(lambda: rig.outcomes() == {"failed": 2})
 
