@@ -3,13 +3,14 @@
     python tools/tidy.py            one line per breach; exit code 1 when there is any
     python tools/tidy.py --lower    write down what stands now, where it is less than tools/tidy.json allows
 
-What is counted, in the product's rooms (not bench, tests, tools) but for the last:
+What is counted, in the product's rooms (not bench, tests, tools) but for the last two:
 
 * rings: modules that import each other in a circle, imports for types alone included;
 * class names that stand for different things in different modules;
 * words: those that docs/glossary.md says not to use, in the product's names and texts;
 * names that a module sets twice (what came from another file takes the value of what was there);
 * files over FILE_LINES_MAX lines, functions over FUNCTION_LINES_MAX, folders over FOLDER_FILES_MAX files;
+* class names that several files in tests/ have on their own;
 * reaches of each file in tests/ into private names: `thing._name` where the file's own classes have no such
   name, `from module import _name`, and the last name that `monkeypatch.setattr` is given.
 
@@ -171,7 +172,17 @@ def count(root: Path) -> Counts:
     classes: defaultdict[str, set[str]] = defaultdict(set)
     folders: Counter[str] = Counter()
     words: Counter[str] = Counter()
-    kinds = ("rings", "class_names", "words", "set_twice", "files", "functions", "folders", "private")
+    kinds = (
+        "rings",
+        "class_names",
+        "words",
+        "set_twice",
+        "files",
+        "functions",
+        "folders",
+        "private",
+        "test_class_names",
+    )
     found: Counts = {kind: {} for kind in kinds}
     for module, path in files.items():
         text = path.read_text(encoding="utf-8")
@@ -192,9 +203,12 @@ def count(root: Path) -> Counts:
         words += words_of(text)
     found["rings"] = {" ".join(ring): len(ring) for ring in rings(import_graph(files))}
     found["class_names"] = {name: len(homes) for name, homes in classes.items() if len(homes) > 1}
+    test_classes: Counter[str] = Counter()
     for path in sorted((root / "tests").rglob("*.py")):
+        test_classes.update(node.name for node in parsed(path).body if isinstance(node, ast.ClassDef))
         if reaches := private_reaches(walked(path)):
             found["private"][str(path.relative_to(root))] = reaches
+    found["test_class_names"] = {name: homes for name, homes in test_classes.items() if homes > 1}
     found["words"] = {word: words[word] for word in sorted(unwanted) if words[word]}
     found["folders"] = {folder: files for folder, files in folders.items() if files > FOLDER_FILES_MAX}
     return found
@@ -224,6 +238,7 @@ ADVICE = {
     "set_twice": "one of the two is gone",
     "files": f"at most {FILE_LINES_MAX} lines: move an idea out",
     "functions": f"at most {FUNCTION_LINES_MAX} lines: name its steps",
+    "test_class_names": "one kit for a kind, in tests/support/ or beside those that use it",
     "private": "ask the object through what it shows to everyone",
     "folders": f"at most {FOLDER_FILES_MAX} files: it holds two ideas",
 }

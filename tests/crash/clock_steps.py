@@ -47,7 +47,7 @@ LEVELS_S = {1: 1, 2: 5}
 
 
 @dataclass
-class Sent:
+class SentDelay:
     """One message. `due_ms`: of each delivery, on the stepped clock; `sent_s`: monotonic, before the send."""
 
     due_ms: list[int]
@@ -130,7 +130,7 @@ class Load:
         self._ports = ports
         self._steps = steps
         self._random = random
-        self.sent: dict[str, Sent] = {}
+        self.sent: dict[str, SentDelay] = {}
         self.strange: list[str] = []
 
     def one(self) -> None:
@@ -142,7 +142,7 @@ class Load:
         if kind < 0.1:
             level = random.choice(list(LEVELS_S))
             self._producer.send(TOPIC, b"x", key=key, level=level, timeout_ms=TIMEOUT_MS)
-            self.sent[key] = Sent([wall_ms + LEVELS_S[level] * 1_000], sent_s, wait_s=LEVELS_S[level])
+            self.sent[key] = SentDelay([wall_ms + LEVELS_S[level] * 1_000], sent_s, wait_s=LEVELS_S[level])
             return
         if kind < 0.2:
             result = self._producer.send(
@@ -158,7 +158,7 @@ class Load:
         assert isinstance(result, DelayResult)
         series = SERIES if 0.1 <= kind < 0.2 else 1
         first = result.due_ms or 0
-        made = self.sent[key] = Sent([first + PERIOD_MS * place for place in range(series)], sent_s)
+        made = self.sent[key] = SentDelay([first + PERIOD_MS * place for place in range(series)], sent_s)
         if series == 1 and random.random() < 0.2:
             self._pause(random.uniform(0, 0.05))
             made.outcome = self._producer.cancel(result, timeout_ms=TIMEOUT_MS)
@@ -227,7 +227,7 @@ class Load:
         return found
 
 
-def _wanted(sent: Sent) -> int:
+def _wanted(sent: SentDelay) -> int:
     cancelled = sent.outcome is not None and sent.outcome.status is DelayStatus.CANCELLED
     return 0 if cancelled else len(sent.due_ms)
 

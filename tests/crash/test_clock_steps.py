@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddmq_client import CancelOutcome, DelayStatus
-from tests.crash.clock_steps import Load, Sent, Steps, run
+from tests.crash.clock_steps import Load, SentDelay, Steps, run
 from tests.crash.stepped_process import SteppedClock
 
 
@@ -27,7 +27,7 @@ def test_never_early_nothing_lost_nothing_twice(tmp_path: Path, processes: bool)
 INF = float("inf")
 
 
-def faults_of(sent: Sent, steps: Steps) -> list[str]:
+def faults_of(sent: SentDelay, steps: Steps) -> list[str]:
     load = Load.__new__(Load)
     load._steps, load.sent = steps, {"1": sent}
     return load.faults()
@@ -38,14 +38,22 @@ def test_each_fault_is_noticed(tmp_path: Path) -> None:
     steps = Steps(clock, None)  # type: ignore[arg-type]
     now_s, now_ms = time.monotonic() + 2, clock.wall_ms() + 2_000
     cancelled = CancelOutcome(DelayStatus.CANCELLED)
-    assert not faults_of(Sent([now_ms], now_s - 1, None, INF, [(now_s, now_ms)]), steps)
-    assert not faults_of(Sent([now_ms + 500], now_s - 1, None, 0.9, [(now_s, now_ms)]), steps)
-    assert "wanted 1" in faults_of(Sent([now_ms], now_s, None), steps)[0]
-    assert "wanted 1" in faults_of(Sent([now_ms], now_s - 1, None, INF, [(now_s, now_ms)] * 2), steps)[0]
-    assert "wanted 0" in faults_of(Sent([now_ms], now_s - 1, cancelled, INF, [(now_s, now_ms)]), steps)[0]
-    assert "had shown" in faults_of(Sent([now_ms + 500], now_s - 1, None, 1.1, [(now_s, now_ms)]), steps)[0]
-    assert "had shown" in faults_of(Sent([now_ms + 500], now_s - 1, None, INF, [(now_s, now_ms)]), steps)[0]
-    assert "stored at" in faults_of(Sent([now_ms], now_s - 1, None, INF, [(now_s, now_ms - 1)]), steps)[0]
+    assert not faults_of(SentDelay([now_ms], now_s - 1, None, INF, [(now_s, now_ms)]), steps)
+    assert not faults_of(SentDelay([now_ms + 500], now_s - 1, None, 0.9, [(now_s, now_ms)]), steps)
+    assert "wanted 1" in faults_of(SentDelay([now_ms], now_s, None), steps)[0]
+    assert "wanted 1" in faults_of(SentDelay([now_ms], now_s - 1, None, INF, [(now_s, now_ms)] * 2), steps)[0]
+    assert (
+        "wanted 0" in faults_of(SentDelay([now_ms], now_s - 1, cancelled, INF, [(now_s, now_ms)]), steps)[0]
+    )
+    assert (
+        "had shown" in faults_of(SentDelay([now_ms + 500], now_s - 1, None, 1.1, [(now_s, now_ms)]), steps)[0]
+    )
+    assert (
+        "had shown" in faults_of(SentDelay([now_ms + 500], now_s - 1, None, INF, [(now_s, now_ms)]), steps)[0]
+    )
+    assert (
+        "stored at" in faults_of(SentDelay([now_ms], now_s - 1, None, INF, [(now_s, now_ms - 1)]), steps)[0]
+    )
 
 
 def test_what_the_clock_has_shown_before_it_went_back_counts(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def data(number: int, sender: int = 0, queue: int = 0, poison: bool = False) -> 
     return Body(sender, queue, number, poison).encode(b"x")
 
 
-class Story:
+class ToldLedger:
     """A ledger told of one consumer's deliveries, a second apart each."""
 
     def __init__(self) -> None:
@@ -49,11 +49,11 @@ class Story:
 
 
 @pytest.fixture
-def story() -> Story:
-    return Story()
+def story() -> ToldLedger:
+    return ToldLedger()
 
 
-def test_an_honest_story(story: Story) -> None:
+def test_an_honest_story(story: ToldLedger) -> None:
     for number in range(4):
         story.ledger.stored(data(number), (0, number) if number % 2 else None)
     story.ack(story.deliver(0, 1))
@@ -65,49 +65,49 @@ def test_an_honest_story(story: Story) -> None:
     assert story.broken == ""
 
 
-def test_a_lost_message(story: Story) -> None:
+def test_a_lost_message(story: ToldLedger) -> None:
     story.ledger.stored(data(0), None)
     story.ledger.finish([])
     assert "lost" in story.broken
 
 
-def test_another_message_than_was_answered(story: Story) -> None:
+def test_another_message_than_was_answered(story: ToldLedger) -> None:
     story.ledger.stored(data(7), (0, 0))
     story.deliver(0)
     assert "not what was answered" in story.broken
 
 
-def test_one_place_for_two_messages(story: Story) -> None:
+def test_one_place_for_two_messages(story: ToldLedger) -> None:
     story.ledger.stored(data(0), (0, 5))
     story.ledger.stored(data(1), (0, 5))
     assert "answered for two" in story.broken
 
 
-def test_stored_twice_without_a_resend(story: Story) -> None:
+def test_stored_twice_without_a_resend(story: ToldLedger) -> None:
     story.ledger.stored(data(0), None)
     story.ledger.delivered([Delivery((0, 0), data(0)), Delivery((0, 1), data(0))], 0, 0.0, 1.0)
     story.ledger.finish([])
     assert "stored twice" in story.broken
 
 
-def test_a_sender_out_of_order(story: Story) -> None:
+def test_a_sender_out_of_order(story: ToldLedger) -> None:
     story.ledger.delivered([Delivery((0, 0), data(1)), Delivery((0, 1), data(0))], 0, 0.0, 1.0)
     story.ledger.finish([])
     assert "comes after number 1" in story.broken
 
 
-def test_an_answer_out_of_order(story: Story) -> None:
+def test_an_answer_out_of_order(story: ToldLedger) -> None:
     story.deliver(1, 0)
     assert "not in offset order" in story.broken
 
 
-def test_first_deliveries_out_of_order(story: Story) -> None:
+def test_first_deliveries_out_of_order(story: ToldLedger) -> None:
     story.deliver(5)
     story.deliver(4)
     assert "came first after 5" in story.broken
 
 
-def test_order_says_nothing_of_answers_that_crossed(story: Story) -> None:
+def test_order_says_nothing_of_answers_that_crossed(story: ToldLedger) -> None:
     story.deliver(5)
     story.deliver(4, sent_at=0.0)
     story.deliver(6)
@@ -116,14 +116,14 @@ def test_order_says_nothing_of_answers_that_crossed(story: Story) -> None:
     assert story.broken == ""
 
 
-def test_acknowledged_and_again(story: Story) -> None:
+def test_acknowledged_and_again(story: ToldLedger) -> None:
     story.ack(story.deliver(0))
     story.ledger.killed()
     story.deliver(0, life=1)
     assert "came again" in story.broken
 
 
-def test_acknowledged_after_another_process_died(story: Story) -> None:
+def test_acknowledged_after_another_process_died(story: ToldLedger) -> None:
     acks = story.deliver(0)
     story.ledger.killed()
     story.ack(acks)
@@ -131,7 +131,7 @@ def test_acknowledged_after_another_process_died(story: Story) -> None:
     assert "came again" in story.broken
 
 
-def test_acknowledgements_that_bind_nobody(story: Story) -> None:
+def test_acknowledgements_that_bind_nobody(story: ToldLedger) -> None:
     """Of an older delivery, of an older life, or on the way when the pull was sent."""
     old = story.deliver(0)
     story.deliver(0)
@@ -146,7 +146,7 @@ def test_acknowledgements_that_bind_nobody(story: Story) -> None:
     assert story.broken == ""
 
 
-def test_committed_past_an_unfinished_one(story: Story) -> None:
+def test_committed_past_an_unfinished_one(story: ToldLedger) -> None:
     story.ack(story.deliver(0))
     story.deliver(1)
     story.ledger.committed({0: 1})
@@ -155,7 +155,7 @@ def test_committed_past_an_unfinished_one(story: Story) -> None:
     assert "past unfinished 1" in story.broken
 
 
-def test_committed_past_one_that_may_be_dead(story: Story) -> None:
+def test_committed_past_one_that_may_be_dead(story: ToldLedger) -> None:
     story.deliver(0)
     story.ledger.fails_sent([(0, 0)] * 3)
     story.ledger.committed({0: 1})
@@ -163,7 +163,7 @@ def test_committed_past_one_that_may_be_dead(story: Story) -> None:
     assert story.broken == ""
 
 
-def test_dead_letters(story: Story) -> None:
+def test_dead_letters(story: ToldLedger) -> None:
     story.deliver(0, 1)
     story.ledger.fails_sent([(0, 0)] * 3)
     story.ledger.finish([(0, 0), (0, 0), (0, 1)])
@@ -171,7 +171,7 @@ def test_dead_letters(story: Story) -> None:
     assert "after 0 failures" in story.broken
 
 
-def test_finished_by_nobody(story: Story) -> None:
+def test_finished_by_nobody(story: ToldLedger) -> None:
     story.deliver(0)
     story.ledger.finish([])
     assert "nobody acknowledged it" in story.broken

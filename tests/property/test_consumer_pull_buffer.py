@@ -44,7 +44,7 @@ CONCURRENCY = 12
 RETRYING_MAX = 5
 
 
-class Batch(ReadBatch):
+class FlagsBatch(ReadBatch):
     """Columns over plain lists."""
 
     def __init__(
@@ -71,17 +71,17 @@ class Kept:
         self.values.append(value)
 
 
-class Log:
+class QueueLog:
     """One queue: offset → flags, None for a gap."""
 
     def __init__(self) -> None:
         self.flags: list[int | None] = []
         self.min = 0
 
-    def read(self, offset: int, count_max: int) -> Batch:
+    def read(self, offset: int, count_max: int) -> FlagsBatch:
         bounds = Bounds(self.min, len(self.flags))
         if not self.min <= offset <= len(self.flags):
-            return Batch(ReadStatus.OUT_OF_RANGE, [], offset, bounds)
+            return FlagsBatch(ReadStatus.OUT_OF_RANGE, [], offset, bounds)
         found: list[tuple[int, int]] = []
         at = offset
         while at < len(self.flags) and len(found) < count_max:
@@ -90,8 +90,8 @@ class Log:
                 found.append((at, flags))
             at += 1
         if not found:
-            return Batch(ReadStatus.NONE, [], at, bounds)
-        return Batch(ReadStatus.DATA, found, at, bounds)
+            return FlagsBatch(ReadStatus.NONE, [], at, bounds)
+        return FlagsBatch(ReadStatus.DATA, found, at, bounds)
 
 
 PATTERNS = ["......", ".", "..p..", "-..", "..-.p-..", "ppp", "............"]  # message, pressure, gap
@@ -125,7 +125,7 @@ class PullBufferMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.now = 100.0
-        self.logs = [Log() for _ in range(QUEUES)]
+        self.logs = [QueueLog() for _ in range(QUEUES)]
         self.durable = [GroupProgress() for _ in range(QUEUES)]
         self.refs = [QueueRef("T", 1, number) for number in range(QUEUES)]
         self.lease_ids = count(1)

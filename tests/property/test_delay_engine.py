@@ -84,7 +84,7 @@ class Process:
         self.ready_end = self.position
 
 
-class Log:
+class CommandLog:
     """What is durable."""
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class World:
     """Log, disk, clock."""
 
     def __init__(self) -> None:
-        self.log = Log()
+        self.log = CommandLog()
         self.disk = KeptStore()
         self.now = BEGIN_MS
         self.open = True

@@ -20,7 +20,7 @@ from tests.spark.report_tables import Writer, at, ms
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\"'"
 
 
-class Seen(HTMLParser):
+class PageText(HTMLParser):
     """Tags with their attributes, and the text outside of scripts and styles."""
 
     def __init__(self, text: str) -> None:
@@ -68,7 +68,7 @@ def evil(tmp_path: Path) -> str:
 
 
 def test_no_name_becomes_a_tag(evil: str) -> None:
-    seen = Seen(evil)
+    seen = PageText(evil)
     assert [tag for tag, _ in seen.tags].count("script") == 3
     assert "img" not in {tag for tag, _ in seen.tags}
     assert not any(name.startswith("on") for _, given in seen.tags for name in given)
@@ -89,7 +89,7 @@ def drawn(text: str) -> dict[str, Any]:
 
 
 def test_nothing_is_fetched(evil: str) -> None:
-    seen = Seen(evil)
+    seen = PageText(evil)
     for tag, given in seen.tags:
         assert "src" not in given, tag
         assert (given.get("href") or "#").startswith("#"), tag
@@ -100,7 +100,7 @@ def test_nothing_is_fetched(evil: str) -> None:
 
 
 def test_every_figure_has_its_place_and_every_link_its_target(evil: str) -> None:
-    seen = Seen(evil)
+    seen = PageText(evil)
     ids = [given["id"] for _, given in seen.tags if "id" in given]
     assert len(ids) == len(set(ids))
     assert set(drawn(evil)) <= set(ids)
@@ -111,7 +111,7 @@ def test_every_figure_has_its_place_and_every_link_its_target(evil: str) -> None
 
 def test_what_is_not_there_is_said_in_words(tmp_path: Path) -> None:
     text = made(tmp_path)
-    seen = Seen(text)
+    seen = PageText(text)
     assert "script" not in {tag for tag, _ in seen.tags}
     for said in (
         "No samples in this range",

@@ -28,6 +28,21 @@ def settled(proxy: Standin) -> dict[int, str]:
     return found
 
 
+def inside_of_its_handler(proxy: Standin) -> tuple[Consumer, threading.Event]:
+    """A consumer whose handler has a message until the event is set."""
+    proxy.put("t", b"x")
+    entered, leave = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        entered.set()
+        assert leave.wait(60)
+
+    consumer = Consumer(proxy.address, "g", "t", handler=handle, linger_ms=20)
+    consumer.start()
+    assert entered.wait(60)
+    return consumer, leave
+
+
 def test_a_handler_gets_everything_that_was_sent(proxy: Standin) -> None:
     got: list[Message] = []
     with Producer(proxy.address) as producer:
@@ -261,16 +276,7 @@ def test_stop_tells_when_results_were_not_delivered(proxy: Standin) -> None:
 
 
 def test_stop_gives_up_at_its_deadline(proxy: Standin) -> None:
-    proxy.put("t", b"x")
-    entered, leave = threading.Event(), threading.Event()
-
-    def handle(message: Message) -> None:
-        entered.set()
-        assert leave.wait(30)
-
-    consumer = Consumer(proxy.address, "g", "t", handler=handle, linger_ms=20)
-    consumer.start()
-    assert entered.wait(20)
+    consumer, leave = inside_of_its_handler(proxy)
     started = time.monotonic()
     assert not consumer.stop(200)
     assert time.monotonic() - started < 10
@@ -527,16 +533,7 @@ def test_a_handler_may_stop_its_consumer(proxy: Standin, threads: int) -> None:
 
 
 def test_a_second_stop_waits_for_the_first(proxy: Standin) -> None:
-    proxy.put("t", b"x")
-    entered, leave = threading.Event(), threading.Event()
-
-    def handle(message: Message) -> None:
-        entered.set()
-        assert leave.wait(30)
-
-    consumer = Consumer(proxy.address, "g", "t", handler=handle, linger_ms=20)
-    consumer.start()
-    assert entered.wait(20)
+    consumer, leave = inside_of_its_handler(proxy)
     first = threading.Thread(target=consumer.stop)
     first.start()
     proxy.wait(lambda: consumer._coordinator.pulling_stopped)

@@ -104,7 +104,7 @@ class FaultyDisks(Disks):
             raise KINDS[self.kind]()
 
 
-class HeldBackend(PlayedMemory):
+class HeldCommits(PlayedMemory):
     """Commits of what fires never reach it while it `holds`; the test ends them."""
 
     def __init__(self, clock: ManualClock) -> None:
@@ -239,7 +239,7 @@ def test_a_shard_whose_commits_nobody_knows_of_has_a_new_epoch() -> None:
     """A store fails while a commit is under way, of which nobody hears: opened anew under the old epoch, it
     could fire what that commit fires yet."""
     disks = FaultyDisks(1, "storage")
-    backend = HeldBackend(ManualClock())
+    backend = HeldCommits(ManualClock())
     rig = DelayRig(backend=backend, clock=backend.clock, disks=disks)
     rig.make("orders")
     now = rig.clock.wall_ms()

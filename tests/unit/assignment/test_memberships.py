@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
 from backend.assignment.group import Grant
 from backend.assignment.memberships import Answered, Memberships
 from backend.assignment.table import LATE_MAX, REVOKE_S
-from backend.port import Assignment, Join, Sharing
+from backend.port import Join, Sharing
 from backend.records import QueueRef
 from ddmq_common.errors import BoundReachedError, DrainingError, StorageError
-
-
-class Heard:
-    def __init__(self) -> None:
-        self.told: list[tuple[str, list[int]]] = []
-
-    def assigned(self, assignment: Assignment) -> None:
-        self._note("assigned", assignment.queues)
-
-    def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
-        self._note("revoked", queues)
-
-    def lost(self, queues: Sequence[QueueRef]) -> None:
-        self._note("lost", queues)
-
-    def _note(self, what: str, queues: Sequence[QueueRef]) -> None:
-        self.told.append((what, [queue.queue_id for queue in queues]))
+from tests.support.heard import Heard
 
 
 class MembershipsRig:

@@ -374,7 +374,7 @@ def test_reading_again_that_fails_after_leaving_delays_no_joining() -> None:
     assert owner.claims.joined
 
 
-class Story:
+class ClaimStory:
     """One order of events, and what must be true after each: a model with an epoch that only rises."""
 
     def __init__(self) -> None:
@@ -457,8 +457,8 @@ class Story:
 EVENTS = ("join", "refuse", "leave", "assign", "revoke", "lose", "release", "answer", "late", "fail")
 
 
-def follow(events: Iterable[str], told: Callable[[Story], None] = Story.end) -> None:
-    story = Story()
+def follow(events: Iterable[str], told: Callable[[ClaimStory], None] = ClaimStory.end) -> None:
+    story = ClaimStory()
     story.tell("join")
     for event in events:
         story.tell(event)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import gevent
 import pytest
 
 from backend.memory import MemoryOptions
-from backend.port import Assignment, Join, Sharing
+from backend.port import Join, Sharing
 from backend.records import (
     AppendStatus,
     Bounds,
@@ -22,6 +22,7 @@ from backend.records import (
 from ddmq_common.clock import ManualClock
 from ddmq_common.errors import BoundReachedError, CallerError, DrainingError, RemoteError, StorageError
 from tests.played_memory import PlayedMemory
+from tests.support.heard import Heard
 from tests.support.waits import until
 
 FAR = 1e12
@@ -48,22 +49,6 @@ def ref(engine: PlayedMemory, queue_id: int = 0) -> QueueRef:
 
 def record(size: int = 1) -> NewRecord:
     return NewRecord("t", 0, b"i" * 16, 1, b"d" * size)
-
-
-class Heard:
-    """A membership listener that keeps what it hears."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[str, object]] = []
-
-    def assigned(self, assignment: Assignment) -> None:
-        self.told.append(("assigned", assignment.epoch))
-
-    def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
-        self.told.append(("revoked", deadline))
-
-    def lost(self, queues: Sequence[QueueRef]) -> None:
-        self.told.append(("lost", len(queues)))
 
 
 def test_nothing_is_settled_inside_the_call(engine: PlayedMemory) -> None:
@@ -213,11 +198,12 @@ def test_a_revoked_holder_has_until_the_deadline(engine: PlayedMemory, clock: Ma
     engine.join(Join("g", "t", Sharing.WHOLE_TOPIC), first)
     engine.join(Join("g", "t", Sharing.WHOLE_TOPIC), second)
     engine.revoke("g", "t", clock.monotonic() + 5)
-    until(lambda: ("revoked", clock.monotonic() + 5) in first.told)
+    until(lambda: first.deadlines == [clock.monotonic() + 5])
     assert second.told == []
     clock.advance(6)
-    until(lambda: second.told == [("assigned", 2)])
-    assert first.told[-1] == ("lost", 2)
+    until(lambda: second.told == [("assigned", [0, 1])])
+    assert second.epochs == [2]
+    assert first.told[-1] == ("lost", [0, 1])
 
 
 def test_a_revoked_holder_that_releases_hands_over(engine: PlayedMemory) -> None:
@@ -230,7 +216,8 @@ def test_a_revoked_holder_that_releases_hands_over(engine: PlayedMemory) -> None
     gevent.sleep(0)
     assert second.told == []
     membership.release([ref(engine, 1)])
-    until(lambda: second.told == [("assigned", 2)])
+    until(lambda: second.told == [("assigned", [0, 1])])
+    assert second.epochs == [2]
     assert first.told[-1][0] == "revoked"
 
 
@@ -239,8 +226,9 @@ def test_a_deposed_holder_loses_all_at_once(engine: PlayedMemory) -> None:
     engine.join(Join("g", "t", Sharing.WHOLE_TOPIC), first)
     engine.join(Join("g", "t", Sharing.WHOLE_TOPIC), second)
     engine.depose("g", "t")
-    until(lambda: second.told == [("assigned", 2)])
-    assert first.told == [("assigned", 1), ("lost", 2)]
+    until(lambda: second.told == [("assigned", [0, 1])])
+    assert second.epochs == [2]
+    assert (first.epochs, first.told) == ([1], [("assigned", [0, 1]), ("lost", [0, 1])])
 
 
 def test_draining_ends_waits_and_joins(engine: PlayedMemory) -> None:

@@ -18,7 +18,7 @@ ROOMS = ("backend", "bench", "ddmq", "ddmq_client", "ddmq_common", "ddmq_rpc", "
 THE_ONE = ROOT / "ddmq_common" / "hub_timer.py"
 
 
-class Loop:
+class NotedLoop:
     """Notes what its timers were made with, and rings the newest by hand."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Watcher:
 
 
 def test_each_start_has_a_watcher_of_its_own() -> None:
-    loop, rung = Loop(), list[int]()
+    loop, rung = NotedLoop(), list[int]()
     timer = HubTimer(loop=loop)
     for number in range(3):
         timer.once(0.5, lambda number=number: rung.append(number))  # type: ignore[misc]
@@ -64,7 +64,7 @@ def test_each_start_has_a_watcher_of_its_own() -> None:
 
 
 def test_a_ring_may_set_it_again() -> None:
-    loop, rung = Loop(), list[str]()
+    loop, rung = NotedLoop(), list[str]()
     timer = HubTimer(loop=loop)
     timer.once(1.0, lambda: timer.once(3.0, lambda: rung.append("second")))
     loop.made[-1].ring()

@@ -42,7 +42,7 @@ def test_what_is_no_key(text: str) -> None:
         keys.readings(text)
 
 
-class Holder:
+class KeyHolder:
     """A consumer service with two blocked keys and a parked one."""
 
     def __init__(self, order_key: str = "$.a") -> None:
@@ -62,7 +62,7 @@ class GroupKeys:
 
     parked = frozenset({'"abc"', '"zzz"'})
 
-    def __init__(self, holder: Holder, group: str) -> None:
+    def __init__(self, holder: KeyHolder, group: str) -> None:
         self.holder = holder
         self.group = group
         self.order_keys = frozenset({holder.order_key})
@@ -98,13 +98,13 @@ class GroupKeys:
     ],
 )
 def test_which_key_is_meant(order_key: str, text: str, key: str) -> None:
-    holder: Any = Holder(order_key)
+    holder: Any = KeyHolder(order_key)
     assert keys.act(holder, "G", "skip", text)["key"] == key
     assert holder.done == [("skip", "G", key)]
 
 
 def test_what_cannot_be_done_about_a_key() -> None:
-    holder: Any = Holder()
+    holder: Any = KeyHolder()
     with pytest.raises(CallerError, match="allowed: park, skip, replay"):
         keys.act(holder, "G", "drop", "abc")
     with pytest.raises(NoSuchGroupError, match="group 'H' does not exist"):
@@ -112,7 +112,7 @@ def test_what_cannot_be_done_about_a_key() -> None:
 
 
 def test_the_longest_blocked_comes_first() -> None:
-    holder: Any = Holder()
+    holder: Any = KeyHolder()
     found = keys.rows(holder, "G", 10)
     assert [row["key"] for row in found] == ['"abc"', '"17"', '"zzz"']
     assert (found[2]["state"], found[2]["topic"]) == ("parked", "")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from backend.completion import Completion
-from backend.file_log import FileLogOptions, open_log
+from backend.file_log import FileLog, FileLogOptions, open_log
 from backend.file_log.lock import DirectoryInUseError, DirectoryLock
 from backend.file_log.storage import Storage
 from backend.records import AppendStatus, TopicInfo
@@ -34,15 +34,20 @@ class SlowRename(Storage):
         self.renamed += 1
 
 
-def test_a_checkpoint_under_way_ends_before_the_directory_is_given_back(tmp_path: Path) -> None:
-    storage, clock = SlowRename(), ManualClock()
+def with_a_checkpoint_to_make(directory: Path, storage: SlowRename, clock: ManualClock) -> FileLog:
     storage.go.set()
-    log = open_log(tmp_path, FileLogOptions(), clock=clock, metrics=Registry(), storage=storage)
+    log = open_log(directory, FileLogOptions(), clock=clock, metrics=Registry(), storage=storage)
     made: Completion[TopicInfo] = log.put_topic(TopicInfo("t", 0, 1), clock.monotonic() + 10)
     done(made)
     done(log.append([record(b"x", "t")], clock.monotonic() + 10))
     storage.go.clear()
     storage.asked.clear()
+    return log
+
+
+def test_a_checkpoint_under_way_ends_before_the_directory_is_given_back(tmp_path: Path) -> None:
+    storage, clock = SlowRename(), ManualClock()
+    log = with_a_checkpoint_to_make(tmp_path, storage, clock)
     before = storage.renamed
     log.write_checkpoint(lambda: None)
     until(storage.asked.is_set, "checkpoint being saved")
@@ -84,13 +89,7 @@ def test_a_checkpoint_that_hangs_keeps_the_directory(
     """Its last step may come hours later, and would take the place of a later writer's checkpoint."""
     monkeypatch.setattr("backend.file_log.log.CLOSE_WAIT_S", 0.05)
     storage, clock = SlowRename(), ManualClock()
-    storage.go.set()
-    log = open_log(tmp_path, FileLogOptions(), clock=clock, metrics=Registry(), storage=storage)
-    made: Completion[TopicInfo] = log.put_topic(TopicInfo("t", 0, 1), clock.monotonic() + 10)
-    done(made)
-    done(log.append([record(b"x", "t")], clock.monotonic() + 10))
-    storage.go.clear()
-    storage.asked.clear()
+    log = with_a_checkpoint_to_make(tmp_path, storage, clock)
     log.write_checkpoint(lambda: None)
     until(storage.asked.is_set, "checkpoint being saved")
     log.close()

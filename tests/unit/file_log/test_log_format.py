@@ -110,7 +110,7 @@ def test_bringing_it_up_may_end_anywhere(tmp_path: Path) -> None:
 # --- the format file is lost
 
 
-class Unreadable(Storage):
+class UnreadableName(Storage):
     """One name cannot be read."""
 
     def __init__(self, name: str) -> None:
@@ -146,7 +146,7 @@ def test_a_lost_format_file_is_made_again(tmp_path: Path, how: str) -> None:
 def test_an_unreadable_one_too(tmp_path: Path) -> None:
     rig, ref = told(tmp_path)
     log = open_log(
-        rig.directory, rig.options, clock=ManualClock(), metrics=Registry(), storage=Unreadable("format")
+        rig.directory, rig.options, clock=ManualClock(), metrics=Registry(), storage=UnreadableName("format")
     )
     assert log.damaged_pieces == 1
     log.close()

@@ -46,7 +46,7 @@ class _FaultyFile(File):
             raise OSError(5, "Input/output error")
 
 
-class FaultyStorage(Storage):
+class FailingStorage(Storage):
     def __init__(self, fail_at: int) -> None:
         self.faults = Faults(fail_at)
 
@@ -100,7 +100,7 @@ def life(folder: Path, storage: Storage, log: PretendLog) -> None:
 
 
 def operations(folder: Path) -> int:
-    storage = FaultyStorage(fail_at=0)
+    storage = FailingStorage(fail_at=0)
     life(folder, storage, PretendLog())
     return storage.faults.count
 
@@ -111,7 +111,7 @@ def test_every_write_point(tmp_path: Path) -> None:
     assert total > 20
     for fail_at in range(1, total + 1):
         folder, log = tmp_path / str(fail_at), PretendLog()
-        life(folder, FaultyStorage(fail_at), log)
+        life(folder, FailingStorage(fail_at), log)
         check_after_restart(folder, log)
 
 
@@ -131,7 +131,7 @@ def test_a_repair_that_fails_can_be_repeated(tmp_path: Path, fail_at: int) -> No
     life(tmp_path, Storage(), log)
     span = log.spans()[0]
     (tmp_path / f"{span[0]:020d}.entries").write_bytes(b"rubbish")
-    index = LogIndex(FaultyStorage(fail_at), str(tmp_path), lambda _: None)
+    index = LogIndex(FailingStorage(fail_at), str(tmp_path), lambda _: None)
     index.writer.segment_start = log.starts[-1]
     try:
         run(index.repair_steps(span, lambda: log.rows_in(*span)))

@@ -158,7 +158,7 @@ def join(process: str, number: int = 0, topic: str = "orders", **rest: object) -
     return msgspec.structs.replace(event, **rest)
 
 
-class Teller:
+class LogFeeder:
     """Feeds a log event by event."""
 
     def __init__(self) -> None:
@@ -174,7 +174,7 @@ class Teller:
 
 
 def test_a_queue_moves_when_its_holder_lets_go_and_not_when_time_passes() -> None:
-    tell = Teller()
+    tell = LogFeeder()
     tell(join("a"))
     assert tell.holders() == {0: "a", 1: "a"}
     (asked,) = tell(join("b"))
@@ -187,7 +187,7 @@ def test_a_queue_moves_when_its_holder_lets_go_and_not_when_time_passes() -> Non
 
 
 def test_a_dead_process_loses_everything_and_never_comes_back_under_its_name() -> None:
-    tell = Teller()
+    tell = LogFeeder()
     tell(join("a"))
     tell(join("b"))
     tell(Died("a", "b"))
@@ -198,7 +198,7 @@ def test_a_dead_process_loses_everything_and_never_comes_back_under_its_name() -
 
 
 def test_a_topic_that_is_seen_late_changes_nothing() -> None:
-    tell = Teller()
+    tell = LogFeeder()
     tell(join("a"))
     tell(TopicSeen("orders", 1, 2, 3))
     assert tell.holders() == {0: "a", 1: "a", 2: "a"}
@@ -210,7 +210,7 @@ def test_a_topic_that_is_seen_late_changes_nothing() -> None:
 
 
 def test_a_second_beginning_counts_only_when_the_first_was_not_to_be_seen() -> None:
-    tell = Teller()
+    tell = LogFeeder()
     tell(join("a"))
     tell(Begun(9_000, 0))
     assert tell.holders() == {0: "a", 1: "a"}

@@ -16,7 +16,7 @@ from ddmq_common.delivery import Content, decode, encode
 from ddmq_common.errors import CallerError
 
 
-class Message:
+class KafkaMessage:
     """What confluent_kafka.Message answers."""
 
     def __init__(self, key: Any, value: Any, headers: Any, offset: int = 7, stored_ms: int = 1_000) -> None:
@@ -42,11 +42,11 @@ class Message:
 
 
 def came_back(record: NewRecord, stored_ms: int = 1_000) -> KafkaRecord:
-    return KafkaRecord(Message(*to_kafka(record), stored_ms=stored_ms), b"topic-id")
+    return KafkaRecord(KafkaMessage(*to_kafka(record), stored_ms=stored_ms), b"topic-id")
 
 
 def read(key: Any = None, value: Any = None, headers: Any = None) -> tuple[KafkaRecord, Content]:
-    found = KafkaRecord(Message(key, value, headers), b"topic-id")
+    found = KafkaRecord(KafkaMessage(key, value, headers), b"topic-id")
     return found, decode(found.delivery)
 
 

@@ -30,7 +30,7 @@ class Plain:
 
 
 @dataclass
-class Model:
+class PartitionModel:
     """All records of the partition, and how far the stream has heard."""
 
     records: dict[int, Plain] = field(default_factory=dict)
@@ -68,7 +68,7 @@ steps = st.lists(
 
 @given(steps)
 def test_a_window_gives_what_came_in_order_and_never_less(steps: list[tuple[str, int, int]]) -> None:
-    stream, model = stream_at(0), Model()
+    stream, model = stream_at(0), PartitionModel()
     for what, first, second in steps:
         if what == "come":
             record = Plain(model.next + first - 1, tag_hash=second)
@@ -84,7 +84,7 @@ def test_a_window_gives_what_came_in_order_and_never_less(steps: list[tuple[str,
             read(stream, model, what, max(model.next - first, 0), second)
 
 
-def read(stream: Stream, model: Model, what: str, offset: int, second: int) -> None:
+def read(stream: Stream, model: PartitionModel, what: str, offset: int, second: int) -> None:
     if not stream.window.covers(offset):
         assert stream.window.bytes > BYTES_MAX / 2, "only what has no room any more is gone"
         return

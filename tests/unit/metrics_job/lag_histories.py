@@ -18,7 +18,7 @@ QUEUES = 6
 Raw = dict[str, Any]
 
 
-class Process:
+class ProxyStart:
     """One start of a proxy."""
 
     def __init__(self, name: str, instance: str, at_ms: int, ahead_ms: int) -> None:
@@ -38,7 +38,7 @@ class History:
         self.truth: dict[int, float] = {}
         self._lag = [float(self.chance.randrange(500, 3000)) for _ in range(QUEUES)]
         self._rates = [self.chance.uniform(-8, 12) for _ in range(QUEUES)]
-        self._living: list[Process] = []
+        self._living: list[ProxyStart] = []
         self._names: dict[str, int] = {f"p{each}": ahead_ms * (each == 1) for each in range(3)}
         self._starts = 0
         self._at_ms = START_MS
@@ -75,7 +75,7 @@ class History:
         if free:
             name = self.chance.choice(free)
             self._starts += 1
-            self._living.append(Process(name, f"{self._starts:016x}", self._at_ms, self._names[name]))
+            self._living.append(ProxyStart(name, f"{self._starts:016x}", self._at_ms, self._names[name]))
             self._share_out()
 
     def _share_out(self) -> None:
@@ -84,7 +84,7 @@ class History:
         for queue in range(QUEUES):
             self.chance.choice(self._living).queues.add(queue)
 
-    def _sample(self, one: Process, state: str) -> None:
+    def _sample(self, one: ProxyStart, state: str) -> None:
         to_ms = self._at_ms + one.ahead_ms
         from_ms = to_ms - INTERVAL_MS if one.seq else to_ms
         lag = 0.0 if state == "first" else float(sum(round(self._lag[queue]) for queue in one.queues))
@@ -97,7 +97,9 @@ class History:
         one.seq += 1
         one.due_ms = self._at_ms + INTERVAL_MS
 
-    def _line(self, one: Process, from_ms: int, to_ms: int, metric: str, labels: Any, value: float) -> None:
+    def _line(
+        self, one: ProxyStart, from_ms: int, to_ms: int, metric: str, labels: Any, value: float
+    ) -> None:
         head = {"v": 1, "process": one.name, "instance": one.instance, "seq": one.seq}
         self.lines.append(
             head | {"from": from_ms, "to": to_ms, "metric": metric, "labels": labels, "value": value}

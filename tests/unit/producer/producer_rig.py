@@ -26,7 +26,7 @@ _METHODS = methods(producer, "ProducerService")
 _DECODE = (fastbinary.decode_compact, fastbinary.decode_binary)
 
 
-class Sent(NamedTuple):
+class SentRecords(NamedTuple):
     """One append that the backend was asked for."""
 
     records: list[NewRecord]
@@ -54,7 +54,7 @@ class HeldBackend(PlayedMemory):
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock)
-        self.sent: list[Sent] = []
+        self.sent: list[SentRecords] = []
         self.creations: list[tuple[TopicInfo, Completion[TopicInfo]]] | None = None  # a list: held
 
     def append(
@@ -64,7 +64,7 @@ class HeldBackend(PlayedMemory):
         into: Completion[list[AppendResult]] | None = None,
     ) -> Completion[list[AppendResult]]:
         completion: Completion[list[AppendResult]] = Completion() if into is None else into
-        self.sent.append(Sent(list(records), deadline, completion))
+        self.sent.append(SentRecords(list(records), deadline, completion))
         return completion
 
     def put_topic(

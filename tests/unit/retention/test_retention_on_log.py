@@ -26,7 +26,7 @@ SEGMENT = 64 * 1024
 DLQ = "%DLQ%g"
 
 
-class SmallDisk(Storage):
+class StatedDisk(Storage):
     def __init__(self) -> None:
         self.free = 500 * GIB
 
@@ -37,7 +37,7 @@ class SmallDisk(Storage):
 class RetainedLog:
     def __init__(self, directory: Path, **retention: int | None) -> None:
         self.clock = ManualClock()
-        self.storage = SmallDisk()
+        self.storage = StatedDisk()
         self.sent = 0
         self.directory = directory
         self.options = FileLogOptions(

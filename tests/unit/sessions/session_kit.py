@@ -16,7 +16,6 @@ from backend.file_log.sessions.election import ElectedLog, Election
 from backend.file_log.sessions.member import MemberBackend
 from backend.file_log.sessions.pipe import HEAD, MAGIC, VERSION, FrameKind, SessionLimits, frame
 from backend.file_log.sessions.server import SessionServer, connect, listen
-from backend.port import Assignment
 from backend.records import AppendResult, NewRecord, QueueRef, TopicInfo
 from ddmq_common.clock import SystemClock
 from ddmq_common.delivery import encode
@@ -65,28 +64,6 @@ class Engine(PlayedMemory):
 
     def end(self) -> None:
         super().close()
-
-
-class Heard:
-    """A listener that keeps what it hears."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, Any]] = []
-        self.epochs: list[int] = []
-
-    def assigned(self, assignment: Assignment) -> None:
-        self.events.append(("assigned", assignment.queues))
-        self.epochs.append(assignment.epoch)
-
-    def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
-        self.events.append(("revoked", tuple(queues)))
-
-    def lost(self, queues: Sequence[QueueRef]) -> None:
-        self.events.append(("lost", tuple(queues)))
-
-    @property
-    def names(self) -> list[str]:
-        return [name for name, _ in self.events]
 
 
 class SessionsRig(Rig):

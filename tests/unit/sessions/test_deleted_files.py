@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
 from backend.file_log.lock import LOCK_FILE
 from backend.file_log.sessions.member import MemberBackend
 from backend.file_log.sessions.server import SOCKET_FILE
@@ -15,16 +10,8 @@ from ddmq_client.idl.codes import Code
 from ddmq_common.errors import NotWriterError
 from proxy_producer.core.refusals import failure_of
 from tests.support.waits import done, soon, until
+from tests.unit.sessions.pair import Pair
 from tests.unit.sessions.session_kit import record
-from tests.unit.sessions.test_session_local import Pair
-
-
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
-    both = Pair(tmp_path)
-    yield both
-    for election in reversed(both.elections):
-        election.close()
 
 
 def test_a_deleted_lock_file_makes_no_second_writer(pair: Pair) -> None:

@@ -20,8 +20,9 @@ from ddmq_common.errors import BoundReachedError, RemoteError, StorageError
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
 from tests.played_memory import PlayedMemory
+from tests.support.heard import Heard
 from tests.support.waits import PATIENCE_S, done, soon, until
-from tests.unit.sessions.session_kit import CLOCK, Heard, RawServer, house, queue, record
+from tests.unit.sessions.session_kit import CLOCK, RawServer, house, queue, record
 
 
 def test_the_first_writes_the_others_are_members(tmp_path: Path) -> None:
@@ -110,9 +111,7 @@ def test_a_membership_is_carried_over_with_all_that_it_asked_for(tmp_path: Path)
     until(lambda: heard.epochs, "the assignment")
     first.close()
     until(lambda: second.is_writer and len(heard.epochs) == 2, "assigned anew")
-    assert [event for event in heard.events if event[0] == "assigned"] == [
-        ("assigned", (queue(queue_id=1),))
-    ] * 2
+    assert [event for event in heard.told if event[0] == "assigned"] == [("assigned", [1])] * 2
     assert done(face.holders("g", "orders", soon())) == {queue(queue_id=1): "host:9713"}
 
 

@@ -15,8 +15,9 @@ from backend.port import Join, Sharing
 from backend.records import AppendResult, AppendStatus, CommitBatch, Durability, ProgressDelta, TopicInfo
 from ddmq_common.errors import BoundReachedError, DrainingError, RemoteError, TryLaterError
 from ddmq_common.metrics.registry import Registry
+from tests.support.heard import Heard
 from tests.support.waits import done, soon, until
-from tests.unit.sessions.session_kit import CLOCK, Engine, Heard, RawServer, house, queue, record
+from tests.unit.sessions.session_kit import CLOCK, Engine, RawServer, house, queue, record
 
 FINISH = CommitBatch(progress=[ProgressDelta("g", queue(), 0, 0, [(0, 1)])])
 
