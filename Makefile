@@ -4,10 +4,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.complete
 JOBS ?= 4
-# The fast tests work more than they wait, and each process reads all test files first: more processes cost more than they gain.
-FAST_JOBS ?= 3
 # Byte code is kept, whatever the shell says: without it every worker and server compiles for seconds.
-PYTEST := env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n $(JOBS) --dist loadfile
+PYTEST = env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n $(JOBS) --dist loadfile
 
 # Parts run beside each other; what one says is kept together.
 BESIDE := $(MAKE) --no-print-directory -j2 --output-sync=target
@@ -46,8 +44,10 @@ test-kafka: setup
 test-long: setup
 	$(PYTEST) -m "long and not kafka"
 
+# The fast tests work more than they wait, and each process reads all test files first: a fourth would cost more than it gains.
+check: JOBS = 3
 check: lint
-	$(PYTEST) -n $(FAST_JOBS) -m "not slow"
+	$(PYTEST) -m "not slow"
 
 lint: setup
 	@$(BESIDE) lint-types lint-house lint-format lint-pages
