@@ -22,7 +22,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from backend.completion import Completion
 from backend.kafka.bridge import Bridge
-from backend.kafka.faults import refused, undelivered
+from backend.kafka.faults import TOO_LARGE, refused, undelivered
 from backend.kafka.options import KafkaOptions
 from backend.kafka.records import encode
 from backend.kafka.topics.known import KafkaTopics
@@ -186,6 +186,8 @@ class Appends:
             topic = topics.get(record.topic)
             if error is not None:
                 result = undelivered(error, record.topic, len(record.delivery), self._size_max(record.topic))
+                if error.code() in TOO_LARGE:
+                    self._topics.look_at_all()
             else:
                 reached = Durability.WRITTEN if topic is None else topic.durability  # None: deleted meanwhile
                 result = AppendResult(AppendStatus.STORED, offset, reached, None)

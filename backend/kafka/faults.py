@@ -38,6 +38,7 @@ _OPERATOR = frozenset(
 _PURGED = frozenset((KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT))
 _CREDENTIALS = frozenset((KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL))
 _SILENT = frozenset((KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN))
+TOO_LARGE = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
 _LATER = frozenset(
     (KafkaError.NOT_ENOUGH_REPLICAS, KafkaError._QUEUE_FULL, KafkaError.THROTTLING_QUOTA_EXCEEDED)
 )
@@ -130,9 +131,14 @@ def refused(error: Exception, status: AppendStatus = AppendStatus.REFUSED) -> Ap
 def undelivered(error: KafkaError, topic: str, size: int, size_max: int) -> AppendResult:
     """What became of a record that Kafka reported with an error."""
     code = error.code()
-    if code == KafkaError.MSG_SIZE_TOO_LARGE:
+    if code in TOO_LARGE and size > size_max:
         text = f"topic {topic}: a record of {size} bytes; Kafka takes at most {size_max} there"
-        return refused(CallerError(text))
+        return refused(CallerError(f"{text} (max.message.bytes)"))
+    if code in TOO_LARGE:  # the batch that it was in, or the bound was lowered a moment ago
+        text = (
+            f"topic {topic}: Kafka refused a batch with a record of {size} bytes as too large; send it again"
+        )
+        return refused(TryLaterError(text), AppendStatus.NOT_STORED)
     if code in _PURGED:  # what waits in the line may have been sent before, and waits to be sent again
         text = f"topic {topic}: it was on its way when its producer ended; it may be stored or not"
         return refused(RemoteError(text), AppendStatus.UNKNOWN)

@@ -89,6 +89,9 @@ class Reading:
             return Loaded.TAIL
         if state.retry_queue and read.request.purpose is Purpose.NEW:
             self._pass_over_other_lives(state, read.value)
+        bounds = read.value.bounds if read.value.status is ReadStatus.OUT_OF_RANGE else None
+        if read.request.purpose is Purpose.NEW and bounds is not None:
+            self.tell_gone(state.queue, state.feed.cursor, bounds.min)
         now = self._runtime.now()
         loaded = self._buffer.loaded(read.request, read.value, now)
         if loaded is Loaded.TAIL:
@@ -101,6 +104,12 @@ class Reading:
         if state.jobs.table.spent:
             reader.after_results((state,))
         return loaded
+
+    def tell_gone(self, queue: QueueRef, place: int | None, first: int) -> None:
+        """Whether retention took what nobody has consumed; it goes on at the oldest that is there."""
+        if place is not None and place < first:
+            where = {"group": self._reader.group_name, "topic": queue.topic, "queue": queue.queue_id}
+            log.warning("messages went by retention unconsumed", extra=where | {"from": place, "to": first})
 
     def _pass_over_other_lives(self, state: BufferedQueue, batch: ReadBatch) -> None:
         """What failed before the subscription was deleted, and made anew, is finished undelivered."""

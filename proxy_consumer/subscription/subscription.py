@@ -222,6 +222,7 @@ class Subscription:
         state = self.buffer.assign(queue, view, bounds, order, retry_queue=retry)
         state.jobs.epoch = epoch
         self.reading.note_end(queue, bounds.next)
+        self.reading.tell_gone(queue, view.committed, bounds.min)
         runtime = self.runtime
         name = retry_qid(runtime.backend.cluster, queue.queue_id) if retry else runtime.qid(queue)
         held = state.label = HeldQueue(Place(self.group.name, self.topic, name), self, state)

@@ -17,6 +17,7 @@ from backend.kafka.options import KafkaOptions
 COPIES = 3  # of everything, where there are brokers for them
 IN_SYNC = 2
 PLACES_TOLD = 5  # by name; of the others how many there are
+BATCH_BYTES = "1000000"  # librdkafka's own batch.size
 REPLICAS = "replication factor"
 # Of a value, with all settings of its place, and the number of brokers.
 Wrong = Callable[[str, Mapping[str, str], int], bool]
@@ -225,7 +226,24 @@ def _of_keeping() -> tuple[Promise, ...]:
 
 def _of_messages(options: KafkaOptions) -> tuple[Promise, ...]:
     size, system = options.message_bytes_max, frozenset((Kind.STATE, Kind.COORDINATION))
+    others, batch = frozenset((Kind.OTHERS,)), _number(options.librdkafka.get("batch.size", BATCH_BYTES))
     return (
+        Promise(
+            others,
+            "max.message.bytes",
+            _below(batch),
+            str(batch),
+            "under load whole batches of small messages are refused, to be sent again",
+            remedy="raise it, or set batch.size under librdkafka in backend.yaml to at most that",
+        ),
+        Promise(
+            others,
+            "max.message.bytes",
+            lambda value, _, __: _number(value) > size,
+            str(size),
+            "what is larger than topics of ours take is neither retried nor kept as a dead letter, and waits",
+            remedy="set body_bytes_max in backend.yaml as high, and max.message.bytes of our inner topics",
+        ),
         Promise(
             MESSAGES | {Kind.COORDINATION},
             "message.timestamp.type",

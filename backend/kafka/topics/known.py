@@ -71,7 +71,7 @@ class KafkaTopics:
         self._pending: set[Completion[Any]] = set()
         self._surveys = 0
         self._surveying = self._closed = False
-        self._lost = False
+        self._lost = self._look_at_all = False
         self.reason = "the topics of the cluster are not known yet"
         self.cluster_id = ""
         self._timer = HubTimer(ref=False)
@@ -124,12 +124,18 @@ class KafkaTopics:
         self._timer.every(self._options.topics_poll_ms / 1000, self.look)
         self.look()
 
+    def look_at_all(self) -> None:
+        """Something is not as it was known: look at every topic soon."""
+        self._look_at_all = True
+        self.look()
+
     def look(self, then: Callable[[], None] | None = None) -> None:
         """Ask the cluster what there is."""
         if self._surveying or self._closed:
             return
         self._surveying = True
-        everything = self._surveys % LOOK_AT_ALL == 0
+        everything = self._surveys % LOOK_AT_ALL == 0 or self._look_at_all
+        self._look_at_all = False
         known = None if everything else {each.kafka_name: each.partitions for each in self._found.values()}
         from_kafka = self._names.from_kafka
         job = partial(work.survey, let_in=lambda name: from_kafka(name) is not None, known=known)

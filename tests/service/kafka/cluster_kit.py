@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,16 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from ddmq.trial.cluster import Ports, TrialCluster, free_ports
 from ddmq.trial.jars import java
+from ddmq_client import Consumer as OurConsumer
+from ddmq_client import Message
 from ddmq_client import Producer as OurProducer
+from ddmq_client.errors import NotStoredError, ProxyError, UnknownOutcomeError
 from ddmq_common.errors import ConfigError
 from tests.scenarios.real_server import RealServer, ddmq, write_config
 from tests.support.waits import until
+
+TIMEOUT_S = 2.0
+SPARE_S = 3.0  # beside the time that the caller gave; the machine may be busy
 
 
 @contextmanager
@@ -90,6 +97,16 @@ class KafkaServer(RealServer):
     def producer(self, **terms: Any) -> OurProducer:
         return OurProducer(f"127.0.0.1:{self.ports['producer']}", **terms)
 
+    def consumer(self, group: str, topic: str) -> OurConsumer:
+        return OurConsumer(f"127.0.0.1:{self.ports['consumer']}", group, topic)
+
+    def subscribe(self, group: str, topic: str, **settings: object) -> None:
+        """From the first message on."""
+        self.admin("POST", "groups", group, body={"topics": [topic], "start": "first", **settings})
+
+    def lag(self, group: str) -> int:
+        return sum(row["lag"] for row in self.ask("GET", f"/lag?group={group}")[1])
+
 
 class Tools:
     """What an operator does with Kafka's own tools."""
@@ -152,3 +169,43 @@ class Tools:
             found.append(message)
         consumer.close()
         return found
+
+
+def pulled(
+    consumer: OurConsumer, count: int, settle: Callable[[Message], object] = Message.ack, most: int = 10
+) -> list[bytes]:
+    """So many messages, settled; at most `most` at a time."""
+    found: list[bytes] = []
+
+    def more() -> bool:
+        for message in consumer.pull(most):
+            found.append(message.body)
+            settle(message)
+        return len(found) >= count
+
+    until(more, lambda: f"{count} messages, so far {found}")
+    return found
+
+
+def bodies(cluster: TrialCluster, topic: str = "orders") -> list[bytes]:
+    """What is in the topic."""
+    tools = Tools(cluster.bootstrap)
+    return [message.value() for number in range(tools.count(topic)) for message in tools.read(topic, number)]
+
+
+def is_stored(producer: OurProducer, body: bytes) -> bool:
+    """Whether it is certainly stored."""
+    try:
+        producer.send("orders", body, timeout_ms=round(TIMEOUT_S * 1000))
+    except ProxyError:
+        return False
+    return True
+
+
+def is_refused(producer: OurProducer, body: bytes) -> bool:
+    """Answered 12 or 15, within the caller's time; whether it is certainly not stored."""
+    began = time.monotonic()
+    with pytest.raises((UnknownOutcomeError, NotStoredError)) as caught:
+        producer.send("orders", body, timeout_ms=round(TIMEOUT_S * 1000))
+    assert time.monotonic() - began < TIMEOUT_S + SPARE_S
+    return isinstance(caught.value, NotStoredError)

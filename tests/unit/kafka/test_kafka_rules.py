@@ -107,6 +107,15 @@ def test_defaults_of_brokers_count_where_ours_do_not_say() -> None:
     assert found(Kind.BROKER, 1, **weak) == []
 
 
+def test_topics_of_others_take_a_batch_and_no_more_than_ours() -> None:
+    [finding] = found(Kind.OTHERS, max_message_bytes="500000")
+    assert "batch.size under librdkafka" in finding.remedy
+    small = KafkaOptions(librdkafka={"batch.size": "500000"})
+    assert found(Kind.OTHERS, options=small, max_message_bytes="500000") == []
+    [finding] = found(Kind.OTHERS, max_message_bytes=str(16 << 20))
+    assert "body_bytes_max" in finding.remedy
+
+
 def test_many_places_are_one_finding() -> None:
     wrong = GOOD[Kind.MADE] | {"unclean.leader.election.enable": "true"}
     places = tuple(CheckedPlace(f"t{number}", Kind.MADE, wrong) for number in range(12))

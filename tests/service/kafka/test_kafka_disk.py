@@ -1,0 +1,56 @@
+"""A broker whose disk is full: it ends, as Kafka does, and nothing that was acknowledged is lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+from cluster_kit import KafkaServer, bodies, is_refused, is_stored, own_cluster
+
+from tests.support.waits import until
+
+pytestmark = pytest.mark.slow
+SMALL, LARGER = "size=48m", "size=256m"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, which is soon full."""
+    folder = tmp_path / "kafka"
+    folder.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", SMALL, "none", folder]).returncode:
+        pytest.skip("NO FULL DISK IS TESTED: this user may mount nothing")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path: Path, small_disk: Path) -> None:
+    bytes_of = random.Random(1)
+    with own_cluster(small_disk, more={"log.segment.bytes": str(8 << 20)}) as cluster:
+        server = KafkaServer(tmp_path / "server", cluster.bootstrap)
+        try:
+            server.start()
+            with server.producer(attempts_max=1) as producer:
+                made = (b"%d " % number + bytes_of.randbytes(500_000) for number in count())
+                stored: list[bytes] = []
+                while is_stored(producer, body := next(made)):
+                    stored.append(body)
+                assert stored
+                until(lambda: cluster.pid(1) is None, "the broker has ended")
+                until(lambda: not server.ready)
+                refused = {body for body in (b"while %d" % n for n in range(3)) if is_refused(producer, body)}
+                subprocess.run(["mount", "-o", f"remount,{LARGER}", small_disk], check=True)
+                cluster.start()
+                until(lambda: server.ready)
+                until(lambda: is_stored(producer, next(made)))
+                producer.send("orders", b"last")
+            found = bodies(cluster)
+            assert {*stored, b"last"} <= set(found)
+            assert not refused & set(found)
+        finally:
+            server.end()
