@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Container, Mapping, Sequence
 
-from backend.records import Capabilities, Durability, TopicInfo
+from backend.records import CLUSTER_SETTINGS, Capabilities, Durability, TopicInfo
 from ddmq_common.clock import Clock
 from ddmq_common.errors import BoundReachedError, CallerError, FencedError, NoSuchTopicError, UnsupportedError
 from ddmq_common.metrics.cells import MetricCell
@@ -41,6 +41,12 @@ def check_topic(info: TopicInfo, engine: Capabilities) -> None:
     if info.durability not in engine.durability:
         word = info.durability.name.lower()
         raise UnsupportedError(f"topic {info.name}: {engine.engine} cannot store {word}")
+    given = [name for name in CLUSTER_SETTINGS if getattr(info, name) is not None]
+    if given and Durability.REPLICATED not in engine.durability:
+        raise UnsupportedError(
+            f"topic {info.name}: {given[0]} is {getattr(info, given[0])}; the engine {engine.engine} has no"
+            " such setting of a topic, Kafka has: leave it out"
+        )
 
 
 def check_change(info: TopicInfo, found: TopicInfo | None) -> None:

@@ -173,6 +173,10 @@ class Bounds(NamedTuple):
     next: int
 
 
+# What a topic has on an engine that replicates; -1 ms: for ever.
+CLUSTER_SETTINGS = ("replication_factor", "min_insync", "retention_ms")
+
+
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
     """One topic as it stands. `delay`: both | none | only. `source`: "log", or the file that owns it.
@@ -188,6 +192,9 @@ class TopicInfo:
     body_bytes_max: int | None = None
     source: str = "log"
     delay_dialects: tuple[str, ...] = ()
+    replication_factor: int | None = None  # CLUSTER_SETTINGS; None: as the engine has it
+    min_insync: int | None = None
+    retention_ms: int | None = None
 
     def refs(self) -> list[QueueRef]:
         """Its queues, ascending."""

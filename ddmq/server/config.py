@@ -120,6 +120,9 @@ class TopicEntry:
     delay: str = field(default="both", metadata=rules(choices=("both", "none", "only")))
     delay_dialects: tuple[str, ...] = field(default=(), metadata=rules(choices=names.DELAY_DIALECTS))
     body_bytes_max: int | None = field(default=None, metadata=rules(low=1, high=1 << 30))
+    replication_factor: int | None = field(default=None, metadata=rules(low=1, high=32_767))  # Kafka alone
+    min_insync: int | None = field(default=None, metadata=rules(low=1, high=32_767))
+    retention_ms: int | None = field(default=None, metadata=rules(low=-1, high=1 << 62))
 
 
 @dataclass(frozen=True)

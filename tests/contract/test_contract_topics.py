@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from contract_kit import Kit
 
-from backend.records import AppendStatus, ProgressDelta, ReadStatus, TopicInfo
-from ddmq_common.errors import CallerError, NoSuchTopicError
+from backend.records import CLUSTER_SETTINGS, AppendStatus, Durability, ProgressDelta, ReadStatus, TopicInfo
+from ddmq_common.errors import CallerError, NoSuchTopicError, UnsupportedError
 from tests.support.waits import done, until
 
 
@@ -34,9 +34,21 @@ def test_a_made_topic_is_known_with_all_it_was_made_with(kit: Kit) -> None:
         source="topics.yaml",
         delay_dialects=("amq", "ddmq"),
     )
-    assert info == expected
-    assert kit.backend.topic("orders") == expected
-    assert kit.backend.topics()["orders"] == expected
+    unsaid = dict.fromkeys(CLUSTER_SETTINGS)  # what was not asked for is as the engine has it
+    assert replace(info, **unsaid) == expected
+    assert kit.backend.topic("orders") == info
+    assert kit.backend.topics()["orders"] == info
+
+
+@pytest.mark.parametrize("name", CLUSTER_SETTINGS)
+def test_what_an_engine_without_copies_does_not_have_is_refused(kit: Kit, name: str) -> None:
+    if Durability.REPLICATED in kit.backend.capabilities.durability:
+        info = kit.make("orders", **{name: 1})
+        assert getattr(info, name) == 1
+        return
+    with pytest.raises(UnsupportedError, match=f"{name} is 1; the engine .* leave it out"):
+        kit.make("orders", **{name: 1})
+    assert kit.backend.topic("orders") is None
 
 
 def test_an_unknown_topic_is_none(kit: Kit) -> None:

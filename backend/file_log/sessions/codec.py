@@ -16,6 +16,7 @@ import msgspec
 
 from backend.port import Join, Sharing
 from backend.records import (
+    CLUSTER_SETTINGS,
     AppendResult,
     AppendStatus,
     Bounds,
@@ -48,8 +49,11 @@ def decoder(shape: type[S] | Any) -> Callable[[Body], S]:
 
 
 def columns(kind: type[Any]) -> Callable[[Any], Any]:
-    """What takes the fields of a dataclass in their order: `kind(*row)` is the way back."""
-    return attrgetter(*(field.name for field in fields(kind)))
+    """What takes the fields of a dataclass in their order: `kind(*row)` is the way back.
+
+    What a topic has on other engines is left out.
+    """
+    return attrgetter(*(field.name for field in fields(kind) if field.name not in CLUSTER_SETTINGS))
 
 
 # --- errors; a code is never given to another class

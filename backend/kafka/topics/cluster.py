@@ -26,8 +26,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from backend.kafka.bridge import Bridge
 from backend.kafka.faults import LastError, has_code, is_gone, translated
 from backend.kafka.options import KafkaOptions
-from backend.kafka.topics.info import FoundTopic
-from ddmq_common.errors import NoSuchTopicError, RemoteError
+from backend.kafka.topics.info import FoundTopic, kafka_settings
+from backend.records import Durability, TopicInfo
+from ddmq_common.errors import CallerError, NoSuchTopicError, RemoteError
 
 T = TypeVar("T")
 Done = Callable[[T | None, Exception | None], None]
@@ -131,17 +132,22 @@ def _with_settings(admin: AdminClient, there: Mapping[str, Any]) -> list[FoundTo
         replicas = min((len(part.replicas) for part in topic.partitions), default=1)
         partitions = len(topic.partitions)
         topic_id = str(topic.topic_id)
-        found.append(FoundTopic(resource.name, topic_id, partitions, replicas, bytes_max, flushed, kept))
+        terms = [settings.get(name) for name in ("min.insync.replicas", "retention.ms")]
+        numbers = [None if value is None else int(value) for value in terms]
+        found.append(
+            FoundTopic(resource.name, topic_id, partitions, replicas, bytes_max, flushed, kept, *numbers)
+        )
     return found
 
 
 def create(
-    admin: AdminClient, options: KafkaOptions, name: str, queues: int, durable: bool, kept: bool = False
+    admin: AdminClient, options: KafkaOptions, name: str, info: TopicInfo, kept: bool = False
 ) -> FoundTopic:
-    """Make the topic, or find it made; ready to be written to when this returns.
+    """Make the topic `name`, or find it made; ready to be written to when this returns.
 
     `kept`: it holds delayed messages, so nothing in it may go by age or size.
     """
+    queues, durable = info.queues, info.durability >= Durability.DURABLE
     settings = {
         "cleanup.policy": "delete",
         "message.timestamp.type": "LogAppendTime",
@@ -152,9 +158,9 @@ def create(
         settings["min.insync.replicas"] = str(options.min_insync)
     if options.retention_ms:
         settings["retention.ms"] = str(options.retention_ms)
-    if kept:
-        settings.update(KEPT)
-    topic = NewTopic(name, queues, options.replication_factor or -1, config=settings)
+    settings.update(KEPT if kept else kafka_settings(info))
+    copies = info.replication_factor or options.replication_factor or -1
+    topic = NewTopic(name, queues, copies, config=settings)
     [answer] = admin.create_topics([topic], request_timeout=CHANGE_S).values()
     try:
         answer.result()
@@ -163,10 +169,46 @@ def create(
             return _seen(admin, name, 1)
         raise translated(error, f"topic {name} cannot be made") from error
     found = _seen(admin, name, queues)
+    try:
+        check_insync(info, found)
+    except CallerError:
+        delete(admin, name)  # nobody could write to it
+        raise
     if durable and found.replicas < 2:  # with nobody else who has it, it must be on the disk
         found = flush_each(admin, found)
     touch(admin, found)
     return found
+
+
+def change(admin: AdminClient, found: FoundTopic, info: TopicInfo) -> tuple[FoundTopic, bool]:
+    """Make of the topic what `info` says; whether settings of Kafka's were changed."""
+    if info.replication_factor not in (None, found.replicas):
+        raise CallerError(
+            f"topic {info.name}: replication_factor is {info.replication_factor}; it has {found.replicas},"
+            " and kafka-reassign-partitions.sh alone changes that of partitions that are there"
+        )
+    check_insync(info, found)
+    if info.queues > found.partitions:
+        found = grow(admin, found.kafka_name, info.queues)
+    there = {"min.insync.replicas": str(found.min_insync), "retention.ms": str(found.retention_ms)}
+    wanted = {name: value for name, value in kafka_settings(info).items() if value != there[name]}
+    if info.durability >= Durability.DURABLE and found.replicas < 2 and not found.flushed:
+        wanted["flush.messages"] = "1"
+    if wanted:
+        _set(admin, found, wanted)
+    flushed = found.flushed or "flush.messages" in wanted
+    min_insync = found.min_insync if info.min_insync is None else info.min_insync
+    retention_ms = found.retention_ms if info.retention_ms is None else info.retention_ms
+    found = found._replace(flushed=flushed, min_insync=min_insync, retention_ms=retention_ms)
+    return found, bool(wanted)
+
+
+def check_insync(info: TopicInfo, found: FoundTopic) -> None:
+    """Raises CallerError where nothing could be written: there are fewer copies than have to have it."""
+    if info.min_insync is not None and info.min_insync > found.replicas:
+        raise CallerError(
+            f"topic {info.name}: min_insync is {info.min_insync}; allowed: at most {found.replicas}"
+        )
 
 
 def _seen(admin: AdminClient, name: str, queues: int) -> FoundTopic:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
@@ -20,6 +21,8 @@ class FoundTopic(NamedTuple):
     message_bytes_max: int
     flushed: bool  # each message is synced before it is answered
     kept: bool = True  # nothing in it goes by age or size; also where this user may not see that
+    min_insync: int | None = None  # None, also of the next: this user may not see it
+    retention_ms: int | None = None
 
 
 class StoredInfo(msgspec.Struct, forbid_unknown_fields=False, omit_defaults=True):
@@ -33,6 +36,7 @@ class StoredInfo(msgspec.Struct, forbid_unknown_fields=False, omit_defaults=True
     body_bytes_max: int | None = None
     source: str = "log"
     delay_dialects: tuple[str, ...] = ()
+    changes: int = 0  # how often Kafka's own settings were changed here: others hear of it by that
 
 
 class KafkaTopic(NamedTuple):
@@ -48,10 +52,17 @@ class KafkaTopic(NamedTuple):
 _decode_info = msgspec.json.Decoder(StoredInfo).decode
 
 
-def stored_bytes(info: TopicInfo) -> bytes:
+def stored_bytes(info: TopicInfo, changes: int = 0) -> bytes:
     """What is kept of a topic."""
-    fields = {name: getattr(info, name) for name in StoredInfo.__struct_fields__}
-    return msgspec.json.encode(StoredInfo(**{**fields, "durability": int(info.durability)}))
+    fields = {name: getattr(info, name) for name in StoredInfo.__struct_fields__ if name != "changes"}
+    fields["durability"] = int(info.durability)
+    return msgspec.json.encode(StoredInfo(**fields, changes=changes))
+
+
+def kafka_settings(info: TopicInfo) -> dict[str, str]:
+    """What is asked for of Kafka's own settings."""
+    asked = {"min.insync.replicas": info.min_insync, "retention.ms": info.retention_ms}
+    return {name: str(value) for name, value in asked.items() if value is not None}
 
 
 def topic_of(name: str, found: FoundTopic, kept: bytes | None) -> KafkaTopic:
@@ -69,6 +80,12 @@ def topic_of(name: str, found: FoundTopic, kept: bytes | None) -> KafkaTopic:
             name, number, found.partitions, Durability(known.durability), known.readable, known.writable,
             known.delay, known.body_bytes_max, known.source, known.delay_dialects,
         )  # fmt: skip
+    info = replace(
+        info,
+        replication_factor=found.replicas,
+        min_insync=found.min_insync,
+        retention_ms=found.retention_ms,
+    )
     return KafkaTopic(info, found.kafka_name, reached, found.message_bytes_max, found.topic_id.encode())
 
 

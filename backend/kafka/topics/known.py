@@ -22,7 +22,7 @@ from backend.kafka.options import KafkaOptions
 from backend.kafka.topics import cluster as work
 from backend.kafka.topics.cluster import Cluster, Survey
 from backend.kafka.topics.info import FoundTopic, KafkaTopic, kept_info, stored_bytes, topic_of
-from backend.records import Durability, NewRecord, QueueRef, TopicInfo
+from backend.records import NewRecord, QueueRef, TopicInfo
 from ddmq_common.clock import Clock
 from ddmq_common.errors import CallerError, DrainingError, NoSuchTopicError, RemoteError
 from ddmq_common.hub_timer import HubTimer
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 OF_DELAYED = frozenset(
     (DELAY_TOPIC, SCHEDULE_TOPIC)
 )  # a message may wait there for longer than any retention
+LOOKS = 2  # at what others have changed: a broker may hear of it a little later
 LOOK_AT_ALL = 10  # each so many surveys every topic is looked at, not only those that seem changed
 RECORD_EXTRA = 512  # bytes that Kafka counts for a record beside key, value and headers, at most
 PutInfo = Callable[[str, bytes | None, float], Completion[None]]
@@ -69,6 +70,7 @@ class KafkaTopics:
         self._over: set[str] = set()  # ids of topics that were deleted here
         self._lines: dict[str, deque[Callable[[], None]]] = {}  # names that something is done to
         self._pending: set[Completion[Any]] = set()
+        self._doubted: dict[str, int] = {}  # to be looked at so many times more, what others have changed
         self._surveys = 0
         self._surveying = self._closed = False
         self._lost = self._look_at_all = False
@@ -137,6 +139,14 @@ class KafkaTopics:
         everything = self._surveys % LOOK_AT_ALL == 0 or self._look_at_all
         self._look_at_all = False
         known = None if everything else {each.kafka_name: each.partitions for each in self._found.values()}
+        for name, times in list(self._doubted.items()):
+            found = self._found.get(name)
+            if known is not None and found is not None:
+                known.pop(found.kafka_name, None)
+            if times > 1:
+                self._doubted[name] = times - 1
+            else:
+                del self._doubted[name]
         from_kafka = self._names.from_kafka
         job = partial(work.survey, let_in=lambda name: from_kafka(name) is not None, known=known)
         lines = set(self._lines)
@@ -201,10 +211,12 @@ class KafkaTopics:
         self._cluster.ask(partial(work.keep, found=found), set_so)
 
     def info_changed(self, name: str) -> None:
-        """What is kept of a topic has changed."""
+        """What is kept of a topic has changed; Kafka's settings of it, too, perhaps."""
         found = self._found.get(name)
         if found is not None and name not in self._lines:
             self._take(name, found)
+            self._doubted[name] = LOOKS
+            self.look()
 
     def _take(self, name: str, found: FoundTopic) -> None:
         topic = topic_of(name, found, self._stored().get(name))
@@ -231,49 +243,44 @@ class KafkaTopics:
         if info.incarnation == 0 and known is not None:
             self._end(info.name, done, known.info)
             return
-        durable = info.durability >= Durability.DURABLE
         if info.incarnation == 0:
-            kafka_name = self._names.to_kafka(info.name)
-            kept = info.name in OF_DELAYED
-            job = partial(self._create, kafka_name, info.queues, durable, kept)
+            job = partial(self._create, self._names.to_kafka(info.name), info)
         else:
             check_change(info, None if known is None else known.info)
-            assert known is not None
-            kafka_name = known.kafka_name
-            job = partial(self._change, self._found[info.name], info.queues, durable)
+            job = partial(self._change, self._found[info.name], info)
         self._cluster.ask(job, lambda found, error: self._made(info, deadline, done, found, error))
 
-    def _create(self, kafka_name: str, queues: int, durable: bool, kept: bool, admin: Any) -> FoundTopic:
-        found = work.create(admin, self._options, kafka_name, queues, durable, kept)
+    def _create(self, kafka_name: str, info: TopicInfo, admin: Any) -> tuple[FoundTopic, bool]:
+        found = work.create(admin, self._options, kafka_name, info, info.name in OF_DELAYED)
         self._touch(kafka_name)
-        return found
+        return found, False
 
-    def _change(self, found: FoundTopic, queues: int, durable: bool, admin: Any) -> FoundTopic:
-        if queues > found.partitions:
-            found = work.grow(admin, found.kafka_name, queues)
+    def _change(self, before: FoundTopic, info: TopicInfo, admin: Any) -> tuple[FoundTopic, bool]:
+        found, changed = work.change(admin, before, info)
+        if found.partitions > before.partitions:
             self._touch(found.kafka_name)
-        if durable and found.replicas < 2 and not found.flushed:
-            found = work.flush_each(admin, found)
-        return found
+        return found, changed
 
     def _made(
         self,
         info: TopicInfo,
         deadline: float,
         done: Completion[TopicInfo],
-        found: FoundTopic | None,
+        made: tuple[FoundTopic, bool] | None,
         error: Exception | None,
     ) -> None:
-        if found is None:
+        if made is None:
             self._failed(info.name, done, error)
             return
+        found, changed = made
         number = incarnation(found.topic_id)
         known = kept_info(self._stored().get(info.name))
         if info.incarnation == 0 and known is not None and known.incarnation == number:
             self._put_done(info.name, done, found)  # another process has made it
             return
         wanted = replace(info, incarnation=number, queues=found.partitions)
-        put = self._put_info(info.name, stored_bytes(wanted), deadline)
+        changes = changed + (0 if known is None or known.incarnation != number else known.changes)
+        put = self._put_info(info.name, stored_bytes(wanted, changes), deadline)
         put.then(lambda put: self._put_done(info.name, done, found, put.error))
 
     def _put_done(

@@ -39,6 +39,15 @@ settings_options = options(
         f"{', '.join(DELAY_DIALECTS)}, with commas between; none: they are ordinary properties (default).",
     ),
     click.option("--body-bytes-max", type=Whole(1, 1 << 30), help="Largest body, in bytes."),
+    click.option("--replication-factor", type=Whole(1, 32_767), help="Kafka: how many brokers have a copy."),
+    click.option(
+        "--min-insync",
+        type=Whole(1, 32_767),
+        help="Kafka: how many have a message before it is acknowledged (min.insync.replicas).",
+    ),
+    click.option(
+        "--retention-ms", type=Whole(-1, 1 << 62), help="Kafka: how long messages are kept; -1: for ever."
+    ),
     click.option("--readable/--not-readable", default=None, help="Whether groups may consume it."),
     click.option("--writable/--not-writable", default=None, help="Whether clients may send to it."),
 )

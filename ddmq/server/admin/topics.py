@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.port import Backend
-from backend.records import Bounds, TopicInfo
+from backend.records import CLUSTER_SETTINGS, Bounds, TopicInfo
 from ddmq.server.config import DURABILITY, DURABILITY_WORDS, TopicEntry
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import WHOLE, Page
@@ -167,7 +167,9 @@ def _declared(backend: Backend, name: str, entry: TopicEntry, path: Path) -> Top
             f"{path}: topics.{name}.queues: is {entry.queues}; the topic has {info.queues} "
             "already and queues cannot be removed"
         )
-    return dataclasses.replace(wanted, incarnation=info.incarnation)
+    unsaid = [each for each in CLUSTER_SETTINGS if getattr(wanted, each) is None]
+    as_it_is = {each: getattr(info, each) for each in unsaid}
+    return dataclasses.replace(wanted, incarnation=info.incarnation, **as_it_is)
 
 
 def _check_body(backend: Backend, where: str, entry: TopicEntry) -> None:
@@ -187,4 +189,5 @@ def info_of(name: str, entry: TopicEntry, source: str) -> TopicInfo:
 
 def _as_settings(info: TopicInfo) -> dict[str, Any]:
     words = {"durability": DURABILITY_WORDS[info.durability], "delay_dialects": list(info.delay_dialects)}
-    return {name: getattr(info, name) for name in SETTINGS} | words
+    found = {name: getattr(info, name) for name in SETTINGS} | words
+    return {name: value for name, value in found.items() if value is not None or name not in CLUSTER_SETTINGS}

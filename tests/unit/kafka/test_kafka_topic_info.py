@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from backend.kafka.faults import is_gone, translated, undelivered
 from backend.kafka.names import incarnation
-from backend.kafka.topics.info import FoundTopic, kept_info, stored_bytes, topic_of
+from backend.kafka.topics.info import FoundTopic, kafka_settings, kept_info, stored_bytes, topic_of
 from backend.records import AppendStatus, Durability, TopicInfo
 from ddmq_common.errors import (
     CallerError,
@@ -22,13 +22,13 @@ from ddmq_common.errors import (
 
 FOUND = FoundTopic("orders", "id-1", 4, 1, 1_000_000, False)
 INFO = TopicInfo(
-    "orders", incarnation("id-1"), 4, Durability.REPLICATED, False, False, "only", 77, "x.yaml", ("amq",)
+    "orders", incarnation("id-1"), 4, Durability.REPLICATED, False, False, "only", 77, "x.yaml", ("amq",), 1
 )
 
 
 def test_a_topic_of_others_has_what_all_have() -> None:
     topic = topic_of("orders", FOUND, None)
-    assert topic.info == TopicInfo("orders", incarnation("id-1"), 4, Durability.WRITTEN)
+    assert topic.info == TopicInfo("orders", incarnation("id-1"), 4, Durability.WRITTEN, replication_factor=1)
     assert (topic.kafka_name, topic.topic_id, topic.message_bytes_max) == ("orders", b"id-1", 1_000_000)
 
 
@@ -48,6 +48,22 @@ def test_what_is_kept_of_an_earlier_incarnation_does_not_count() -> None:
 def test_what_cannot_be_read_does_not_count(kept: bytes | None) -> None:
     assert kept_info(kept) is None
     assert topic_of("orders", FOUND, kept) == topic_of("orders", FOUND, None)
+
+
+def test_settings_of_kafkas_are_what_kafka_says() -> None:
+    found = FOUND._replace(replicas=3, min_insync=2, retention_ms=-1)
+    asked = replace(INFO, replication_factor=1, min_insync=1, retention_ms=60_000)
+    info = topic_of("orders", found, stored_bytes(asked)).info
+    assert (info.replication_factor, info.min_insync, info.retention_ms) == (3, 2, -1)
+    assert kafka_settings(asked) == {"min.insync.replicas": "1", "retention.ms": "60000"}
+    assert kafka_settings(INFO) == {}
+
+
+def test_a_change_of_kafkas_settings_is_seen_in_what_is_kept() -> None:
+    assert stored_bytes(INFO, 1) != stored_bytes(INFO)
+    kept = kept_info(stored_bytes(INFO, 7))
+    assert kept is not None
+    assert kept.changes == 7
 
 
 def test_what_a_later_release_keeps_is_passed_over() -> None:
