@@ -72,6 +72,12 @@ class RpcServer:
         self._acceptor.start(self._on_acceptable)
         self._sweeper.every(SWEEP_S, self.sweep)
 
+    def serve(self, service: Service) -> None:
+        """Give the calls from now on to another service of the same IDL; connections stay."""
+        self._methods = _open_methods(service)
+        if self._traffic is not None:
+            self._traffic.methods = self._methods
+
     @property
     def address(self) -> tuple[str, int]:
         """Host and port that clients reach; the port is the real one when 0 was asked for."""

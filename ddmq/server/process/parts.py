@@ -42,12 +42,14 @@ from ddmq_common.metrics.deltas import Deltas
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC
 from ddmq_common.private_files import make_private
+from ddmq_rpc.api import Service
 from ddmq_rpc.server import RpcServer
 from delay_service.levels.service import LevelService
 from delay_service.service import DelayService
 from delay_service.store.opening import keep_to, stores_in
 from proxy_consumer.service import ConsumerService
 from proxy_producer.service import ProducerService
+from proxy_producer.starting import starting as refuse_sends
 
 log = logging.getLogger("ddmq.server")
 DECLARE_WAIT_S = 15.0
@@ -108,7 +110,7 @@ class ServerProcess:
         self._scheduler: SchedulerWatch | None = None
         self._started_ms = self.clock.wall_ms()
         self._samples: SampleWriter | None = None
-        self._rpc: list[RpcServer] = []
+        self._rpc: dict[str, RpcServer] = {}
         self._limits = config.rpc
         self._admin: AdminServer | None = None
         self._admin_socket: Any = None
@@ -153,6 +155,8 @@ class ServerProcess:
             ) from error
         make_private(self.config.serve.data_dir)
         self._answer_admin(starting(self.health, self._names()))  # the cluster may be away for long
+        if "producer" in self.parts:
+            self._listen("producer", refuse_sends(lambda: self._waits_for, self.metrics))
         kafka, data_dir = self.config.backend.kafka, self.config.serve.data_dir
         return open_kafka(kafka, clock=self.clock, data_dir=data_dir, told=self._wait_for)
 
@@ -204,12 +208,12 @@ class ServerProcess:
             self._scheduler = SchedulerWatch(backend, clock)
         if "producer" in self.parts:
             self.producer = ProducerService(backend, self.config.producer, **common)
-            self._listen("producer", self.producer)
+            self._listen("producer", self.producer.service())
         if "consumer" in self.parts:
             self.consumer = ConsumerService(backend, self.config.consumer, **common)
             self.consumer.start()
             self.declare_groups(self.config)
-            self._listen("consumer", self.consumer)
+            self._listen("consumer", self.consumer.service())
             self.consumer.advertise(str(reachable(self.addresses["consumer"])))
         if "admin" in self.parts:
             self._listen_admin(backend)
@@ -220,16 +224,18 @@ class ServerProcess:
         keep_to(delay.dir or usual, usual, data_dir / "delay-stores")
         return delay.dir or usual, delay.shards
 
-    def _listen(self, part: str, proxy: ProducerService | ConsumerService) -> None:
+    def _listen(self, part: str, service: Service) -> None:
+        """Serve it where `part` is to listen; where something did so far, it takes its place."""
+        if part in self._rpc:
+            self._rpc[part].serve(service)
+            return
         address = self.config.serve.address(part)
-        server = RpcServer(
-            proxy.service(), address.host, address.port, self._limits, self.metrics, self.clock
-        )
+        server = RpcServer(service, address.host, address.port, self._limits, self.metrics, self.clock)
         try:
             server.start()
         except ConfigError as error:
             raise cannot_listen(part, address, error.__cause__ or error) from error
-        self._rpc.append(server)
+        self._rpc[part] = server
         self.addresses[part] = HostPort(*server.address[:2])
 
     def _bind_admin(self) -> str:
@@ -308,7 +314,7 @@ class ServerProcess:
         self._draining = True
         deadline = self.clock.monotonic() + self.config.serve.drain_ms / 1000
         log.info("draining", extra={"drain_ms": self.config.serve.drain_ms})
-        for server in self._rpc:
+        for server in self._rpc.values():
             server.stop_accepting()
         for part in (self.producer, self.consumer, self.delay, self.timers):
             if part is not None:
@@ -326,7 +332,7 @@ class ServerProcess:
             self._samples.close()
         if self._admin is not None:
             self._admin.stop(timeout=0)
-        for part in (self._admin_socket, *self._rpc, self.delay, self.timers, self.backend):
+        for part in (self._admin_socket, *self._rpc.values(), self.delay, self.timers, self.backend):
             if part is not None:
                 part.close()
         self._hub.stop()

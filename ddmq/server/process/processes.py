@@ -127,10 +127,14 @@ class Supervisor:
     """Starts the parts, starts them again when they die, stops them together.
 
     The first of them holds the public admin port. `ready_within_s`: how long one may take to get ready.
+    `together`: none needs another to be ready first.
     """
 
-    def __init__(self, parts: list[PartProcess], ready_within_s: float = READY_WITHIN_S) -> None:
+    def __init__(
+        self, parts: list[PartProcess], ready_within_s: float = READY_WITHIN_S, together: bool = False
+    ) -> None:
         self.parts = parts
+        self._together = together
         self._ready_within_s = ready_within_s
         self.stopping = False
         self._hangups = 0
@@ -148,10 +152,14 @@ class Supervisor:
     def start(self) -> None:
         """Start all, and wait until they are ready or it is to stop. Raises ClickException for a part that
         is late."""
+        if self._together:
+            for part in self.parts:
+                self._start(part)
         for part in self.parts:
             if self.stopping:
                 return
-            self._start(part)
+            if not self._together:
+                self._start(part)
             self._await(part)
 
     def _await(self, part: PartProcess) -> None:
@@ -225,8 +233,9 @@ def run_processes(config_dir: Path | None, flags: dict[str, Any]) -> None:
     config.serve.check_reach(("producer", "consumer", "admin"))
     logs.set_up(config.serve.log_level, config.serve.log_format)
     names = ("consumer", "producer", "delay-service")
-    waits = NEVER if config.backend.engine == "kafka" else READY_WITHIN_S  # a cluster may be away for long
-    supervisor = Supervisor([_part(config, config_dir, name) for name in names], waits)
+    kafka = config.backend.engine == "kafka"
+    waits = NEVER if kafka else READY_WITHIN_S  # a cluster may be away for long
+    supervisor = Supervisor([_part(config, config_dir, name) for name in names], waits, together=kafka)
 
     signal.signal(signal.SIGHUP, supervisor.hang_up)
     signal.signal(signal.SIGTERM, supervisor.stop)

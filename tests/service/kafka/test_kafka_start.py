@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 
 import pytest
 from cluster_kit import KafkaServer, bodies, is_refused, is_stored, kill, own_cluster, pulled
 
+from ddmq_client import OutgoingMessage, Producer
+from ddmq_client.errors import ThrottledError
 from tests.scenarios.real_server import ddmq
 from tests.support.waits import until
 
@@ -39,15 +42,31 @@ def test_a_cluster_that_is_not_there_is_waited_for(tmp_path: Path, processes: bo
             assert server.ask("GET", "/health")[1]["alive"] is True
             status, said = server.ask("GET", "/stats")
             assert (status, "starting" in said["error"]) == (503, True)
-            cluster.start()
-            server.started()
-            until(lambda: server.ready)
-            with server.producer() as producer:
+            with server.producer(attempts_max=1) as producer:
+                until(lambda: "does not answer" in refusal(producer))
+                cluster.start()
+                server.started()
+                until(lambda: server.ready)
                 producer.send("orders", b"one")
             assert bodies(cluster) == [b"one"]
             assert "%3|" not in server.log, "librdkafka says nothing past our log"
         finally:
             server.end()
+
+
+def refusal(producer: Producer) -> str:
+    """Why a send is refused while the server starts; empty while the port is not open."""
+    found = producer.send_batch([OutgoingMessage("orders", b"no"), OutgoingMessage("orders", b"no")])
+    errors = [each.error for each in found]
+    if any(error is None or error.code is None for error in errors):
+        return ""
+    with pytest.raises(ThrottledError) as single:
+        producer.send("orders", b"no")
+    with pytest.raises(ThrottledError) as delayed:
+        producer.send("orders", b"no", delay=timedelta(hours=1))
+    codes = {error.code for error in (*errors, single.value, delayed.value) if error is not None}
+    assert codes == {15}
+    return delayed.value.text
 
 
 def test_a_cluster_that_is_lost_for_a_minute_costs_time_alone(tmp_path: Path) -> None:

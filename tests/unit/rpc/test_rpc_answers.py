@@ -303,3 +303,20 @@ def test_handlers_must_be_of_the_idl() -> None:
     service = Service(producer, PRODUCER, {"sendSink": print})
     with pytest.raises(ValueError, match="no method 'sendSink'; allowed: sendAsync"):
         RpcServer(service, "127.0.0.1", 0, RpcLimits(), Registry(), SystemClock())
+
+
+def test_another_service_may_take_over_while_clients_are_connected() -> None:
+    def answering(code: int) -> Service:
+        return Service(producer, PRODUCER, {"sendSync": lambda call: call.reply(P.Result(code=code, msg=""))})
+
+    server = RpcServer(answering(15), "127.0.0.1", 0, RpcLimits(), Registry(), SystemClock())
+    server.start()
+    try:
+        client = Client(server.address)
+        for code, wire in ((15, Wire.COMPACT), (0, Wire.BINARY)):
+            server.serve(answering(code))
+            reply = client.call(send_sync(1, wire))
+            assert reply.result.success.code == code
+        client.socket.close()
+    finally:
+        server.close()
