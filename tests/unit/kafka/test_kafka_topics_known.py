@@ -1,0 +1,97 @@
+"""Which topics a look at the cluster asks about, and whose answer is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, cast
+
+import pytest
+
+from backend.completion import succeeded
+from backend.kafka.faults import LastError
+from backend.kafka.options import KafkaOptions
+from backend.kafka.topics.cluster import Cluster, Survey
+from backend.kafka.topics.info import FoundTopic
+from backend.kafka.topics.known import LOOKS, KafkaTopics
+from ddmq_common.clock import ManualClock
+
+OPTIONS = KafkaOptions(bootstrap="broker1:9092")
+FOUND = FoundTopic("orders", "id-1", 4, 3, 1_000_000, False)
+
+
+class HeldCluster:
+    """Keeps what it is asked."""
+
+    def __init__(self) -> None:
+        self.heard = LastError(OPTIONS)
+        self.asked: list[tuple[partial[Any], Callable[..., None]]] = []
+
+    def ask(self, job: partial[Any], done: Callable[..., None]) -> None:
+        self.asked.append((job, done))
+
+    def answer(self, cluster_id: str, *found: FoundTopic) -> None:
+        [(_, done)] = self.asked
+        self.asked.clear()
+        done(Survey(frozenset(["orders"]), found, cluster_id), None)
+
+    @property
+    def passed_over(self) -> dict[str, int] | None:
+        """The topics that need no look where they have so many partitions; None: all are looked at."""
+        [(job, _)] = self.asked
+        return cast("dict[str, int] | None", job.keywords["known"])
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def cluster() -> HeldCluster:
+    return HeldCluster()
+
+
+@pytest.fixture
+def topics(cluster: HeldCluster) -> Iterator[KafkaTopics]:
+    topics = KafkaTopics(
+        OPTIONS, cast(Cluster, cluster), ManualClock(), dict, lambda *_: succeeded(None),
+        lambda *_: succeeded(None), lambda *_: None, lambda _: None,
+    )  # fmt: skip
+    topics.look()
+    cluster.answer("cluster-1", FOUND)
+    yield topics
+    topics.close()
+
+
+def test_another_cluster_in_its_place_is_not_heard(cluster: HeldCluster, topics: KafkaTopics) -> None:
+    assert topics.reason == ""
+    topics.look()
+    cluster.answer("cluster-2", FOUND._replace(topic_id="id-2", partitions=9))
+    assert "cluster-2" in topics.reason
+    assert "cluster-1" in topics.reason
+    assert topics.topics["orders"].info.queues == 4
+    topics.look()
+    cluster.answer("cluster-1", FOUND)
+    assert topics.reason == ""
+
+
+def test_what_others_have_changed_is_looked_at_some_times(cluster: HeldCluster, topics: KafkaTopics) -> None:
+    topics.look()
+    assert cluster.passed_over == {"orders": 4}
+    cluster.answer("cluster-1")
+    topics.info_changed("orders")
+    for _ in range(LOOKS):
+        assert cluster.passed_over == {}
+        cluster.answer("cluster-1", FOUND)
+        topics.look()
+    assert cluster.passed_over == {"orders": 4}
+
+
+def test_everything_is_looked_at_where_something_is_not_as_it_was(
+    cluster: HeldCluster, topics: KafkaTopics
+) -> None:
+    topics.look_at_all()
+    assert cluster.passed_over is None
+    topics.look_at_all()  # while that is asked for: once more, then
+    cluster.answer("cluster-1", FOUND)
+    topics.look()
+    assert cluster.passed_over is None
