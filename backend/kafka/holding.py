@@ -85,7 +85,8 @@ class QueueHolding:
         self._gone = gone
         self._floors: dict[Key, int] = {}
         self._later: Any = gevent.get_hub().loop.run_callback
-        self._closed = False
+        self._untold: deque[tuple[KafkaMembership, Callable[[], object]]] = deque()
+        self._telling = self._closed = False
 
     def floor(self, key: Key) -> int:
         """No lower epoch is taken from this process."""
@@ -129,12 +130,23 @@ class QueueHolding:
 
     def tell(self, membership: KafkaMembership, tell: Callable[[], object]) -> None:
         """From the hub, in order, and not once it has left."""
+        self._untold.append((membership, tell))
+        if len(self._untold) == 1:
+            self._later(self.tell_now)
 
-        def told() -> None:
-            if membership.active:
-                tell()
-
-        self._later(told)
+    def tell_now(self) -> None:
+        """Tell everything at once: who has lost everything must not hand out a message before it knows."""
+        while self._untold and not self._telling:
+            membership, tell = self._untold.popleft()
+            self._telling = True
+            try:
+                if membership.active:
+                    tell()
+            except Exception as error:  # a bug of one listener costs nobody else the word
+                hub: Any = gevent.get_hub()
+                hub.handle_error(tell, type(error), error, error.__traceback__)
+            finally:
+                self._telling = False
 
     def close(self) -> None:
         """Nothing more is carried out."""

@@ -203,6 +203,7 @@ class KafkaMemberships:
         for membership in self._members.values():
             self._holding.lose_everything(membership)
         self._old_name = name
+        self._holding.tell_now()
 
     def _named(self, name: str) -> None:
         """A new name, under which nothing was written yet; nothing is under way under the old one."""

@@ -251,11 +251,12 @@ def judged(running: KafkaRun, rounds: int) -> list[str]:
     return broken
 
 
-def command_line(description: str) -> argparse.ArgumentParser:
+def command_line(description: str, seeded: bool = True) -> argparse.ArgumentParser:
     """What all these commands take."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--rounds", type=int, default=200)
+    if seeded:
+        parser.add_argument("--seed", type=int, default=int(time.time()))
+        parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument(
         "--dir", type=Path, help="where the data lies (default: the system's temporary folder)"
     )

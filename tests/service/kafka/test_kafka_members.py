@@ -14,6 +14,7 @@ from parts_kit import Holder, Parts, done, options
 from backend.kafka.commit.producers import fence, own_name
 from backend.kafka.options import KafkaOptions
 from backend.records import NewRecord, ProgressDelta, ProgressView
+from ddmq_common.clock import SystemClock
 from ddmq_common.errors import FencedError
 from tests.support.waits import until
 
@@ -115,6 +116,25 @@ def test_a_reset_by_another_process_fences_the_holder_until_it_looks(make: Make)
         finish(first, 0, epoch, 50, 51)
     finish(first, 0, epoch, 10, 12, generation=1)
     assert view(second, 0).committed == 12
+
+
+class LaterClock(SystemClock):
+    """The process was stopped for a minute."""
+
+    def monotonic(self) -> float:
+        return super().monotonic() + 60
+
+
+def test_who_was_stopped_hears_that_all_is_lost_before_anything_else(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = make()
+    holder = Holder(parts)
+    until(lambda: len(holder.held) == 4, "held")
+    monkeypatch.setattr(parts.members, "_clock", LaterClock())
+    parts.members._tick()
+    assert holder.held == {}, "in the same turn of the hub: a pull that came meanwhile is answered after it"
+    assert holder.losses == 1
 
 
 def test_a_process_that_was_fenced_goes_on_under_another_name(make: Make) -> None:
