@@ -83,14 +83,24 @@ class QueueHolding:
         self._line = line
         self._clock = clock
         self._gone = gone
-        self._floors: dict[Key, int] = {}
+        self._floors: dict[QueueRef, dict[str, int]] = {}  # by queue and group
         self._later: Any = gevent.get_hub().loop.run_callback
         self._untold: deque[tuple[KafkaMembership, Callable[[], object]]] = deque()
         self._telling = self._closed = False
 
-    def floor(self, key: Key) -> int:
-        """No lower epoch is taken from this process."""
-        return self._floors.get(key, 0)
+    def floor(self, key: Key, epoch: int, held: Callable[[Key], bool]) -> int:
+        """No lower epoch is taken from this process. `epoch`: of the delta that is asked about.
+
+        A group without members counts with the group whose epoch it goes by: what the delay service has fired
+        stands under the epoch of its commands.
+        """
+        group, queue = key
+        floors = self._floors.get(queue)
+        if not floors:
+            return 0
+        if group not in floors and epoch + 1 in floors.values() and not held(key):
+            return epoch + 1
+        return floors.get(group, 0)
 
     def take(self, membership: KafkaMembership, decision: Decision) -> None:
         """Something was decided for a member."""
@@ -105,7 +115,7 @@ class QueueHolding:
         taken = list(queues)
         lost = [queue for queue in taken if queue in membership.held]
         for queue in lost:
-            self._floors[membership.join.group, queue] = membership.held.pop(queue) + 1
+            self._over(membership, queue, membership.held.pop(queue))
         if lost:
             self.tell(membership, partial(membership.listener.lost, lost))
         coming = membership.assigning
@@ -121,12 +131,21 @@ class QueueHolding:
         coming, membership.assigning = membership.assigning, None
         epochs = {} if coming is None else dict.fromkeys(coming.queues, coming.epoch)
         for queue, epoch in {**epochs, **membership.held}.items():
-            self._floors[membership.join.group, queue] = epoch + 1
+            self._over(membership, queue, epoch)
         lost = sorted(membership.held)
         membership.held.clear()
         membership.todo.clear()
         membership.member, membership.joined_as = None, ""
         self.tell(membership, partial(membership.listener.lost, lost))
+
+    def _over(self, membership: KafkaMembership, queue: QueueRef, epoch: int) -> None:
+        self._floors.setdefault(queue, {})[membership.join.group] = epoch + 1
+
+    def _regained(self, membership: KafkaMembership, queue: QueueRef) -> None:
+        floors = self._floors.get(queue, {})
+        floors.pop(membership.join.group, None)
+        if not floors:
+            self._floors.pop(queue, None)
 
     def tell(self, membership: KafkaMembership, tell: Callable[[], object]) -> None:
         """From the hub, in order, and not once it has left."""
@@ -198,7 +217,7 @@ class QueueHolding:
         membership.assigning, membership.failing = None, ""
         for queue in assign.queues:
             membership.held[queue] = assign.epoch
-            self._floors.pop((membership.join.group, queue), None)
+            self._regained(membership, queue)
         assignment = Assignment(assign.queues, assign.epoch)
         self.tell(membership, partial(membership.listener.assigned, assignment))
         self._go_on(membership)

@@ -154,9 +154,9 @@ class KafkaMemberships:
             queue in each.held and each.join.group == group for each in self._by_topic.get(queue.topic, ())
         )
 
-    def floor(self, key: Key) -> int:
+    def floor(self, key: Key, epoch: int) -> int:
         """No lower epoch is taken from this process: it has lost that queue."""
-        return self._holding.floor(key)
+        return self._holding.floor(key, epoch, self.holds)
 
     def topic_changed(self, topic: str) -> None:
         """A topic was made, has grown, or is gone: say so, where the table knows something else."""

@@ -87,8 +87,8 @@ class KafkaParts:
         info = self._info(topic)
         return None if info is None else (info.incarnation, info.queues)
 
-    def _floor(self, key: tuple[str, QueueRef]) -> int:
-        return self.members.floor(key)
+    def _floor(self, key: tuple[str, QueueRef], epoch: int) -> int:
+        return self.members.floor(key, epoch)
 
     def _ready(self) -> None:
         self.line.kick()

@@ -44,13 +44,14 @@ class KafkaWrite(NamedTuple):
 class CommitTerms(NamedTuple):
     """What a plan asks about. `encode`: a record for Kafka; `refusal`: why a record is not taken.
 
-    `living`: whether a queue exists. `floor`: no lower epoch is taken from this process any more.
+    `living`: whether a queue exists. `floor`: no lower epoch is taken from this process any more;
+    it is asked with that of the delta.
     """
 
     encode: Callable[[NewRecord], KafkaWrite]
     refusal: Callable[[NewRecord], Exception | None]
     living: Callable[[QueueRef], bool]
-    floor: Callable[[Key], int]
+    floor: Callable[[Key, int], int]
     settings_max: int
     progress_max: int
 
@@ -107,13 +108,13 @@ class CommitPlan:
             key = (delta.group, delta.queue)
             if not self._terms.living(delta.queue):
                 raise NoSuchTopicError(f"queue {delta.queue} of a progress delta does not exist (any more)")
-            fences[key] = check_fence(fences.get(key) or self._fence(key), delta)
+            fences[key] = check_fence(fences.get(key) or self._fence(key, delta.epoch), delta)
         return fences
 
-    def _fence(self, key: Key) -> Fence:
+    def _fence(self, key: Key, epoch: int) -> Fence:
         changed = self.progress.get(key)
         fence = self._state.progress.fence(key) if changed is None else changed.fence
-        floor = self._terms.floor(key)
+        floor = self._terms.floor(key, epoch)
         return fence if floor <= fence.epoch else Fence(floor, fence.generation)
 
     def _check_settings(self, batch: CommitBatch) -> None:

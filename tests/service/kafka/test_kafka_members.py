@@ -157,6 +157,26 @@ def test_a_process_that_was_fenced_goes_on_under_another_name(make: Make) -> Non
     assert stored.offset >= 0
 
 
+def test_what_goes_by_the_epoch_of_another_group_is_lost_with_it(make: Make) -> None:
+    parts = make()
+    parts.make_topics()
+    holder = Holder(parts)
+    until(lambda: len(holder.held) == 4, "held")
+    queue, record = parts.queue(), NewRecord("orders", 0, bytes(16), 1, b"fired")
+    epoch = holder.held[queue]
+    done(parts.commit([record], [ProgressDelta("fired", queue, epoch, 0, ((0, 1),))]))
+    assert fence(parts.options.client(), [own_name(parts.options, parts.line.name)]) is None
+    behind = parts.commit([record], [ProgressDelta("fired", queue, epoch, 0, ((1, 2),))])
+    until(lambda: behind.done, "answered")
+    assert isinstance(behind.error, FencedError), "it would be done again under the new name"
+    until(lambda: len(holder.held) == 4, "held again")
+    again = holder.held[queue]
+    done(parts.commit([record], [ProgressDelta("fired", queue, again, 0, ((1, 2),))]))
+    parts.members._holding.lose(holder.membership, [queue])
+    with pytest.raises(FencedError):
+        done(parts.commit([record], [ProgressDelta("fired", queue, again, 0, ((2, 3),))]))
+
+
 def test_who_comes_new_starts_from_a_snapshot(make: Make) -> None:
     first = make()
     one = Holder(first, address="h:1")

@@ -59,7 +59,7 @@ class LineRig:
             lambda record: KafkaWrite(record.topic, record.queue_id, None, record.delivery),
             lambda record: None,
             lambda queue: True,
-            lambda key: self.floor,
+            lambda key, epoch: self.floor,
             100,
             100,
         )

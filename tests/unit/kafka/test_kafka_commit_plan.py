@@ -40,7 +40,7 @@ def plan(state: State, floor: int = 0, most: int = 100) -> CommitPlan:
         lambda record: KafkaWrite(record.topic, record.queue_id, None, record.delivery),
         lambda record: None if record.topic == "orders" else NoSuchTopicError(record.topic),
         lambda queue: queue.topic == "orders",
-        lambda key: floor,
+        lambda key, epoch: floor,
         most,
         most,
     )

@@ -1,0 +1,40 @@
+"""QueueHolding: under which epochs this process may write no more. Nothing is carried out."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from backend.kafka.holding import QueueHolding
+from backend.records import QueueRef
+
+QUEUE, OTHER = QueueRef("orders", 7, 0), QueueRef("orders", 7, 1)
+
+
+def lost_at(epoch: int) -> QueueHolding:
+    """One whose group "g" held QUEUE under `epoch`, and has lost it."""
+    nothing: Any = SimpleNamespace()
+    holding = QueueHolding(nothing, nothing, nothing, lambda topic: None)
+    listener = SimpleNamespace(lost=lambda queues: None)
+    membership: Any = SimpleNamespace(
+        join=SimpleNamespace(group="g"), held={QUEUE: epoch}, listener=listener, assigning=None, active=True
+    )
+    holding.lose(membership, [QUEUE])
+    return holding
+
+
+def test_a_lost_queue_takes_no_epoch_up_to_the_lost_one() -> None:
+    holding = lost_at(5)
+    assert holding.floor(("g", QUEUE), 5, lambda key: False) == 6
+    assert holding.floor(("g", OTHER), 5, lambda key: False) == 0
+
+
+def test_what_goes_by_the_epoch_of_the_group_is_over_with_it() -> None:
+    assert lost_at(5).floor(("fired", QUEUE), 5, lambda key: False) == 6
+
+
+def test_other_epochs_of_other_groups_count_as_before() -> None:
+    holding = lost_at(5)
+    assert holding.floor(("done", QUEUE), 0, lambda key: False) == 0, "nobody's: it has no holder"
+    assert holding.floor(("fired", QUEUE), 9, lambda key: False) == 0, "held again, or by another process"
+    assert holding.floor(("member", QUEUE), 5, lambda key: True) == 0, "it has its own holder"
