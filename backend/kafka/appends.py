@@ -5,7 +5,10 @@ order of the calls. A delivery report is a place in an append: the thread puts r
 the hub once for all that came together. An append is answered when each of its records is, or at its
 deadline: what is not reported by then is unknown.
 
-A producer that Kafka gave up on (a fatal error) is replaced by a new one.
+A producer that Kafka gave up on (a fatal error) is replaced by a new one. So is one with a record that has
+waited for SEND_S: librdkafka must not give a single record up itself. To close the gap it would go on under
+another epoch, and send what is on its way once more, whether it is stored or not. What was on its way in the
+one that is replaced is purged, and unknown.
 """
 
 from __future__ import annotations
@@ -37,13 +40,16 @@ Queue = tuple[str, int]
 _Report = tuple["_Append", int, Any, int, int]
 POLL_S = 0.1
 CLOSE_S = 5.0
+SEND_S = 30.0  # no record is tried for longer
+LOOK_S = 1.0  # between two looks while one has waited that long
+REQUEST_MS = 10_000  # a request that was not answered is sent again, as what it was
 SETTINGS = {
     "enable.idempotence": True,
     "acks": "all",
     "linger.ms": 0,
     "retry.backoff.ms": 20,
     "retry.backoff.max.ms": 500,
-    "message.timeout.ms": 30_000,
+    "message.timeout.ms": 0,  # never: see SEND_S
     "message.max.bytes": 1_000_000_000,  # what a topic takes is checked before, and by the broker
     "topic.metadata.propagation.max.ms": 2_000,
 }
@@ -86,10 +92,12 @@ class Appends:
         self._reports: deque[_Report] = deque()
         self._woken = False
         self._under_way: dict[_Append, None] = {}
+        self._unreported: dict[_Append, float] = {}  # since when; the oldest first
+        self._made_at = 0.0  # when the producer was
         self._bytes = 0
         self._records = 0
         self._next_deadline = NEVER
-        self._timer = HubTimer(ref=False)
+        self._timer, self._age = HubTimer(ref=False), HubTimer(ref=False)
         self._idle: list[tuple[dict[_Append, None], Callable[[], None]]] = []
         self._closed = False
         self._fatal = ""
@@ -103,7 +111,8 @@ class Appends:
             queue_buffering_max_messages=self._options.pending_max,
             queue_buffering_max_kbytes=max(1, self._options.pending_bytes_max >> 10),
         )
-        return Producer({**settings, **SETTINGS, "error_cb": self._error})
+        usual: dict[str, object] = {"socket.timeout.ms": REQUEST_MS}
+        return Producer({**usual, **settings, **SETTINGS, "error_cb": self._error})
 
     def touch(self, kafka_name: str) -> None:
         """Have the producer know a topic, and where its partitions are; in a native thread, it may wait."""
@@ -129,6 +138,9 @@ class Appends:
             self._bridge.call(append.settle)
             return
         self._under_way[append] = None
+        if not self._unreported:
+            self._age.once(SEND_S, self._look_for_old)
+        self._unreported[append] = self._clock.monotonic()
         if deadline < self._next_deadline:
             self._next_deadline = deadline
             self._timer.once(deadline - self._clock.monotonic(), self._sweep)
@@ -196,6 +208,7 @@ class Appends:
             append.results[index] = result
             append.left -= 1
             if append.left == 0:
+                self._unreported.pop(append, None)
                 finished.append(append)
         for (name, queue_id), end in ends.items():  # before anybody hears of it, and reads there
             self._seen(name, queue_id, end, newest_ms)
@@ -220,6 +233,18 @@ class Appends:
         self._next_deadline = min((each.deadline for each in self._under_way), default=NEVER)
         if self._next_deadline < NEVER:
             self._timer.once(self._next_deadline - now, self._sweep)
+
+    def _look_for_old(self) -> None:
+        """Have the producer replaced when it has tried to send a record for too long."""
+        if not self._unreported:
+            return
+        since, now = next(iter(self._unreported.values())), self._clock.monotonic()
+        if now - since < SEND_S:
+            self._age.once(since + SEND_S - now, self._look_for_old)
+            return
+        if since >= self._made_at:  # else it is being purged
+            self._fatal = f"a record is not stored after {SEND_S:g} s"
+        self._age.once(LOOK_S, self._look_for_old)
 
     def quiet(self, queues: Collection[Queue] | None, then: Callable[[], None]) -> None:
         """Call `then` once the appends to these queues that were called before are answered; None: all."""
@@ -272,7 +297,8 @@ class Appends:
             self._bridge.call(self._settle_reported)
 
     def _replace(self) -> None:
-        old, self._producer = self._producer, self._made()
+        made, self._made_at = self._made(), self._clock.monotonic()
+        old, self._producer = self._producer, made
         log.error("Kafka gave up on the producer: %s; there is a new one", self._fatal)
         self._fatal = ""
         old.purge()
@@ -291,5 +317,6 @@ class Appends:
         self._thread.join(max(0.0, end - time.monotonic()))
         self._settle_reported()
         self._timer.stop()
+        self._age.stop()
         for append in list(self._under_way):
             self._over(append, refused(_CLOSED, AppendStatus.UNKNOWN))
