@@ -139,7 +139,7 @@ class Appends:
             return
         self._under_way[append] = None
         if not self._unreported:
-            self._age.once(SEND_S, self._look_for_old)
+            self._age.once(SEND_S, self.look_for_old)
         self._unreported[append] = self._clock.monotonic()
         if deadline < self._next_deadline:
             self._next_deadline = deadline
@@ -234,17 +234,17 @@ class Appends:
         if self._next_deadline < NEVER:
             self._timer.once(self._next_deadline - now, self._sweep)
 
-    def _look_for_old(self) -> None:
+    def look_for_old(self) -> None:
         """Have the producer replaced when it has tried to send a record for too long."""
         if not self._unreported:
             return
         since, now = next(iter(self._unreported.values())), self._clock.monotonic()
         if now - since < SEND_S:
-            self._age.once(since + SEND_S - now, self._look_for_old)
+            self._age.once(since + SEND_S - now, self.look_for_old)
             return
         if since >= self._made_at:  # else it is being purged
             self._fatal = f"a record is not stored after {SEND_S:g} s"
-        self._age.once(LOOK_S, self._look_for_old)
+        self._age.once(LOOK_S, self.look_for_old)
 
     def quiet(self, queues: Collection[Queue] | None, then: Callable[[], None]) -> None:
         """Call `then` once the appends to these queues that were called before are answered; None: all."""

@@ -18,6 +18,7 @@ from backend.records import AppendResult, AppendStatus, NewRecord
 from ddmq_common.clock import SystemClock
 from tests.support.waits import until
 
+PURGED = KafkaError(-151)  # as librdkafka numbers it: purged in flight
 RECORD = NewRecord("orders", 0, bytes(16), 1, b"body")
 
 
@@ -38,7 +39,7 @@ class SilentProducer:
     def poll(self, timeout: float) -> None:
         purged, self.purged = self.purged, []
         for report in purged:
-            report(KafkaError(KafkaError._PURGE_INFLIGHT), None)
+            report(PURGED, None)
 
     def purge(self, **_: bool) -> None:
         self.purged, self.waiting = self.waiting, []
@@ -90,10 +91,10 @@ def test_what_is_not_stored_in_time_is_never_sent_again(appends: Appends, clock:
     call = appended(appends, clock)
     clock.ahead = SEND_S - 1
     later = appended(appends, clock)
-    appends._look_for_old()
-    assert not appends._fatal
+    appends.look_for_old()
+    assert not call.done
     clock.ahead = SEND_S + 1
-    appends._look_for_old()
+    appends.look_for_old()
     until(lambda: call.done and later.done, "both are answered")
     for each in (call, later):
         assert each.value[0].status is AppendStatus.UNKNOWN
@@ -103,13 +104,15 @@ def test_what_is_not_stored_in_time_is_never_sent_again(appends: Appends, clock:
 
 
 def test_the_new_one_is_given_its_time(appends: Appends, clock: MovedClock) -> None:
-    appended(appends, clock)
+    old = appended(appends, clock)
     clock.ahead = SEND_S + 1
-    appends._look_for_old()
-    until(lambda: len(SilentProducer.made) == 2, "replaced")
-    until(lambda: not appends._unreported, "what the old one had is settled")
+    appends.look_for_old()
+    until(lambda: old.done, "replaced, and what the old one had is settled")
     call = appended(appends, clock)
     clock.ahead += SEND_S - 1
-    appends._look_for_old()
-    assert not appends._fatal
+    appends.look_for_old()
     assert not call.done
+    clock.ahead += 2
+    appends.look_for_old()
+    until(lambda: call.done, "its time is over, too")
+    assert len(SilentProducer.made) == 3
