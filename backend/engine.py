@@ -7,7 +7,13 @@ from collections.abc import Callable, Container, Mapping, Sequence
 
 from backend.records import CLUSTER_SETTINGS, Capabilities, Durability, TopicInfo
 from ddmq_common.clock import Clock
-from ddmq_common.errors import BoundReachedError, CallerError, FencedError, NoSuchTopicError, UnsupportedError
+from ddmq_common.errors import (
+    BoundReachedError,
+    CallerError,
+    FencedError,
+    UnknownTopicError,
+    UnsupportedError,
+)
 from ddmq_common.metrics.cells import MetricCell
 from ddmq_common.names import topic_fault
 
@@ -50,9 +56,9 @@ def check_topic(info: TopicInfo, engine: Capabilities) -> None:
 
 
 def check_change(info: TopicInfo, found: TopicInfo | None) -> None:
-    """Raises NoSuchTopicError or CallerError when the topic `found` cannot become `info`."""
+    """Raises UnknownTopicError or CallerError when the topic `found` cannot become `info`."""
     if found is None or found.incarnation != info.incarnation:
-        raise NoSuchTopicError(f"topic {info.name} has no incarnation {info.incarnation} (any more)")
+        raise UnknownTopicError(f"topic {info.name} has no incarnation {info.incarnation} (any more)")
     if info.queues < found.queues:
         raise CallerError(
             f"topic {info.name} has {found.queues} queues; they only grow, {info.queues} is less"

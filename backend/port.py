@@ -190,7 +190,7 @@ class Backend(ABC):
     ) -> Completion[list[AppendResult]]:
         """Append; one AppendResult per record, also for refusals: it succeeds even when none is stored.
 
-        A record whose topic does not exist is REFUSED with NoSuchTopicError.
+        A record whose topic does not exist is REFUSED with UnknownTopicError.
         """
 
     @abstractmethod
@@ -202,7 +202,7 @@ class Backend(ABC):
     ) -> Completion[list[AppendResult]]:
         """Records, progress and settings, all or nothing (capability `atomic`), durable when it succeeds.
 
-        Fails with FencedError, NoSuchTopicError, TryLaterError, StorageError (nothing is stored), or
+        Fails with FencedError, UnknownTopicError, TryLaterError, StorageError (nothing is stored), or
         RemoteError (unknown). Applying the same progress again is harmless.
         """
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from backend.port import Wait
 from backend.records import QueueRef
-from ddmq_common.errors import BoundReachedError, NoSuchTopicError
+from ddmq_common.errors import BoundReachedError, UnknownTopicError
 
 COMPACT_AT = 1024
 QUEUE_STALE_MAX = 8
@@ -59,7 +59,7 @@ class Waits:
         if self._ended is not None:
             wait.fail(self._ended)
         elif queue is None:
-            wait.fail(NoSuchTopicError(f"queue {ref} does not exist (any more)"))
+            wait.fail(UnknownTopicError(f"queue {ref} does not exist (any more)"))
         elif offset < queue.visible:
             wait.succeed(True)
         elif len(self._heap) >= self._compact_at and self._is_full():

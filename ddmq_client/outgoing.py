@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ddmq_client.errors import OptionError, SendError
-from ddmq_client.idl.codes import DELAY_PROPERTY, Durability
+from ddmq_client.idl.codes import DELAY_PROPERTY, DurabilityClass
 
 ShardKey = str | bytes | int
 
@@ -78,9 +78,9 @@ class SendResult:
         self.message_id = self.queue_id = self.offset = self.durability = self.error = self.delay_id = None
 
     @property
-    def durability_class(self) -> Durability | None:
+    def durability_class(self) -> DurabilityClass | None:
         """`durability` as the enumeration."""
-        return None if self.durability is None else Durability(self.durability)
+        return None if self.durability is None else DurabilityClass(self.durability)
 
     @property
     def due_at(self) -> datetime | None:

@@ -18,7 +18,7 @@ class CallerError(DdmqError):
     """The request is wrong as it stands."""
 
 
-class NoSuchTopicError(CallerError):
+class UnknownTopicError(CallerError):
     """The topic (or its queue, or this incarnation of it) does not exist."""
 
 

@@ -22,7 +22,7 @@ import gevent
 
 from backend.records import NewRecord
 from ddmq_common.delays.command import ALREADY_FIRED, CANCELLED, CommandOutcome
-from ddmq_common.errors import BoundReachedError, CallerError, NoSuchTopicError
+from ddmq_common.errors import BoundReachedError, CallerError, UnknownTopicError
 from ddmq_common.names import DELAY_DLQ_TOPIC
 from delay_service.context import ShardContext
 from delay_service.core.commands import DEAD_TEXT, FireNow, OutcomeReply
@@ -304,13 +304,13 @@ class FireLoop:
             half = frozenset(topics[: len(topics) // 2])
             self._launch([one for one in fires if one.record.topic in half])
             self._launch([one for one in fires if one.record.topic not in half])
-        elif isinstance(error, NoSuchTopicError) and self._context.look(topics[0]) is None:
+        elif isinstance(error, UnknownTopicError) and self._context.look(topics[0]) is None:
             log.warning("topic %s is gone: %d delay messages are dead letters", topics[0], len(fires))
             self._launch(self._due_scans.dead(fires, GONE))
         elif isinstance(error, BoundReachedError):
             self._pause()
             self._put_aside(fires)
-        elif isinstance(error, NoSuchTopicError) or self._closed(topics[0]):
+        elif isinstance(error, UnknownTopicError) or self._closed(topics[0]):
             self._put_aside(fires)
         elif len(fires) > 1:
             half_of = len(fires) // 2

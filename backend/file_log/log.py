@@ -40,7 +40,7 @@ from backend.records import (
 )
 from backend.waits import Waits
 from ddmq_common.clock import Clock
-from ddmq_common.errors import DdmqError, DrainingError, NoSuchTopicError, StorageError, TryLaterError
+from ddmq_common.errors import DdmqError, DrainingError, StorageError, TryLaterError, UnknownTopicError
 from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC, SCHEDULE_TOPIC, is_internal
@@ -134,7 +134,7 @@ class FileLog(Backend):
         self._watchers.changed(f"topic/{name}")
         self._ownership.topic_changed(name)
         if gone is not None:
-            error = NoSuchTopicError(f"topic {name} was deleted")
+            error = UnknownTopicError(f"topic {name} was deleted")
             for queue in gone.queues:
                 self._waits.fail(queue, error)
             self._opened.forget_queues(gone.queues)

@@ -14,10 +14,10 @@ from ddmq_common.errors import (
     CallerError,
     ConfigError,
     DdmqError,
-    NoSuchTopicError,
     RemoteError,
     StorageError,
     TryLaterError,
+    UnknownTopicError,
 )
 
 _MOMENT = re.compile(r" \(after \d+ms in state \w+.*\)\Z")  # when it happened, which is another each time
@@ -60,7 +60,7 @@ def translated(error: BaseException | KafkaError, what: str) -> Exception:
         return error if isinstance(error, Exception) else RemoteError(f"{what}: {error}")
     code, text = found.code(), f"{what}: Kafka says {found.str()}"
     if code in _GONE:
-        return NoSuchTopicError(text)
+        return UnknownTopicError(text)
     if code in _WRONG:
         return CallerError(text)
     if code in _OPERATOR:

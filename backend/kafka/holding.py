@@ -27,7 +27,7 @@ from backend.port import Assignment, Join, MembershipListener
 from backend.progress.group_progress import Key
 from backend.records import AppendResult, CommitBatch, ProgressDelta, QueueRef
 from ddmq_common.clock import Clock
-from ddmq_common.errors import DrainingError, NoSuchTopicError
+from ddmq_common.errors import DrainingError, UnknownTopicError
 from ddmq_common.hub_timer import HubTimer
 
 log = logging.getLogger(__name__)
@@ -210,7 +210,7 @@ class QueueHolding:
         if self._is_over(membership, assign):
             return
         if answer.error is not None:
-            if isinstance(answer.error, NoSuchTopicError):
+            if isinstance(answer.error, UnknownTopicError):
                 self._gone(membership.join.topic)
             self._try_again(membership, assign, answer.error)
             return

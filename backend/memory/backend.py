@@ -40,7 +40,7 @@ from backend.records import (
 )
 from backend.waits import Waits
 from ddmq_common.clock import Clock, SystemClock
-from ddmq_common.errors import BoundReachedError, DdmqError, DrainingError, NoSuchTopicError
+from ddmq_common.errors import BoundReachedError, DdmqError, DrainingError, UnknownTopicError
 from ddmq_common.hub_timer import HubTimer
 
 T = TypeVar("T")
@@ -116,7 +116,7 @@ class MemoryBackend(Backend):
             gone = self._store.delete_topic(name)
             self._topic_changed(name)
             for queue in gone:
-                self._waits.fail(queue, NoSuchTopicError(f"topic {name} was deleted"))
+                self._waits.fail(queue, UnknownTopicError(f"topic {name} was deleted"))
 
         return self._write(Completion(), deadline, act, may_fail=False)
 

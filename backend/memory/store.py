@@ -28,7 +28,7 @@ from backend.records import (
     TopicInfo,
     tag_hash,
 )
-from ddmq_common.errors import BoundReachedError, CallerError, NoSuchTopicError
+from ddmq_common.errors import BoundReachedError, CallerError, UnknownTopicError
 
 NO_SYSTEM: Mapping[str, str] = {}
 
@@ -175,7 +175,7 @@ class MemoryStore:
     # --- topics
 
     def put_topic(self, info: TopicInfo) -> TopicInfo:
-        """As Backend.put_topic, `info` checked. Raises CallerError, NoSuchTopicError, BoundReachedError."""
+        """As Backend.put_topic, `info` checked. Raises CallerError, UnknownTopicError, BoundReachedError."""
         found = self.topics.get(info.name)
         if info.incarnation == 0:
             return self._create(info) if found is None else found.info
@@ -194,10 +194,10 @@ class MemoryStore:
         return made
 
     def delete_topic(self, name: str) -> list[MemoryQueue]:
-        """Gives the queues that are gone. Raises NoSuchTopicError."""
+        """Gives the queues that are gone. Raises UnknownTopicError."""
         topic = self.topics.pop(name, None)
         if topic is None:
-            raise NoSuchTopicError(f"topic {name} does not exist")
+            raise UnknownTopicError(f"topic {name} does not exist")
         self._bytes -= sum(queue.expire(queue.visible) for queue in topic.queues)
         self.progress.drop_queues(name, topic.info.incarnation)
         return topic.queues
@@ -231,7 +231,7 @@ class MemoryStore:
         """All of `batch` or nothing. Raises what Backend.commit fails with."""
         for delta in batch.progress:
             if self.queue(delta.queue) is None:
-                raise NoSuchTopicError(f"queue {delta.queue} of a progress delta does not exist (any more)")
+                raise UnknownTopicError(f"queue {delta.queue} of a progress delta does not exist (any more)")
         self.progress.check(batch.progress, entries_max=self._entries_max)
         size = 0
         for record in batch.records:
@@ -249,9 +249,9 @@ class MemoryStore:
     def _refusal(self, record: NewRecord, size_before: int) -> Exception | None:
         topic = self.topics.get(record.topic)
         if topic is None:
-            return NoSuchTopicError(f"topic {record.topic} does not exist")
+            return UnknownTopicError(f"topic {record.topic} does not exist")
         if not 0 <= record.queue_id < len(topic.queues):
-            return NoSuchTopicError(
+            return UnknownTopicError(
                 f"topic {record.topic} has no queue {record.queue_id}; it has 0 to {len(topic.queues) - 1}"
             )
         if not topic.info.writable:
@@ -297,18 +297,18 @@ class MemoryStore:
         return [None if queue is None else queue.bounds() for queue in found]
 
     def offset_for_time(self, ref: QueueRef, wall_ms: int) -> int:
-        """As Backend.offset_for_time. Raises NoSuchTopicError."""
+        """As Backend.offset_for_time. Raises UnknownTopicError."""
         queue = self.queue(ref)
         if queue is None:
-            raise NoSuchTopicError(f"queue {ref} does not exist (any more)")
+            raise UnknownTopicError(f"queue {ref} does not exist (any more)")
         return queue.offset_for_time(wall_ms)
 
     def find(self, call: FindCall) -> list[StoredRecord]:
-        """Newest first. Raises NoSuchTopicError."""
+        """Newest first. Raises UnknownTopicError."""
         topic, key, message_id, count_max = call
         found = self.topics.get(topic)
         if found is None:
-            raise NoSuchTopicError(f"topic {topic} does not exist")
+            raise UnknownTopicError(f"topic {topic} does not exist")
 
         def matches(entry: Entry) -> bool:
             return entry.key == key if key is not None else entry.record.message_id == message_id
@@ -318,8 +318,8 @@ class MemoryStore:
         return hits[:count_max]
 
     def expire(self, ref: QueueRef, offset: int) -> None:
-        """Remove what is below `offset`, as retention does. Raises NoSuchTopicError."""
+        """Remove what is below `offset`, as retention does. Raises UnknownTopicError."""
         queue = self.queue(ref)
         if queue is None:
-            raise NoSuchTopicError(f"queue {ref} does not exist (any more)")
+            raise UnknownTopicError(f"queue {ref} does not exist (any more)")
         self._bytes -= queue.expire(offset)

@@ -33,12 +33,15 @@ class Code(IntEnum):
     DELAY_BASE = 38
 
 
-class Durability(IntEnum):
+class DurabilityClass(IntEnum):
     """`durability` of Result: what the record survives."""
 
     WRITTEN = 0  # the death of our process
     DURABLE = 1  # the death of the machine
     REPLICATED = 2  # the loss of the machine
+
+
+Durability = DurabilityClass  # as applications import it
 
 
 class DelayAction(IntEnum):

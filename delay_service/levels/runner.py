@@ -11,7 +11,7 @@ from backend.port import Backend, Wait
 from backend.records import ProgressDelta, ReadBatch
 from ddmq_common.clock import Clock
 from ddmq_common.delays.levels import Levels
-from ddmq_common.errors import CallerError, FencedError, NoSuchTopicError
+from ddmq_common.errors import CallerError, FencedError, UnknownTopicError
 from ddmq_common.names import LEVELS_GROUP
 from delay_service.config import DelayConfig
 from delay_service.core.level import (
@@ -198,4 +198,4 @@ class Runner:
                 log.warning("a delay level's claim is renewed", extra=facts)
                 context.unsure()
             else:
-                self.level.refused(fire, topic_gone=isinstance(error, NoSuchTopicError), now_s=now)
+                self.level.refused(fire, topic_gone=isinstance(error, UnknownTopicError), now_s=now)

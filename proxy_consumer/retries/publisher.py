@@ -32,7 +32,7 @@ from backend.records import (
     StoredRecord,
     TopicInfo,
 )
-from ddmq_common.errors import CallerError, FencedError, NoSuchTopicError, RemoteError
+from ddmq_common.errors import CallerError, FencedError, RemoteError, UnknownTopicError
 from ddmq_common.metrics.catalogue import DEAD_LETTERS, RETRY_STEPS, Metric
 from ddmq_common.metrics.cells import MetricCell
 from proxy_consumer.config import SubscriptionDefaults
@@ -202,7 +202,7 @@ class MessageMove:
 
     def _refused(self, error: Exception) -> None:
         """A dead letter that cannot be stored with its properties is stored without them."""
-        too_much = isinstance(error, CallerError) and not isinstance(error, FencedError | NoSuchTopicError)
+        too_much = isinstance(error, CallerError) and not isinstance(error, FencedError | UnknownTopicError)
         if too_much and self.step == DEAD_LETTER and not self._bare:
             self._bare = True
             self._try()

@@ -17,11 +17,11 @@ from ddmq_common.errors import (
     CallerError,
     DiskFullError,
     DrainingError,
-    NoSuchTopicError,
     NotWriterError,
     RemoteError,
     StorageError,
     TryLaterError,
+    UnknownTopicError,
 )
 
 
@@ -51,7 +51,7 @@ def shown(text: bytes, characters_max: int = 40) -> str:
 
 
 _BY_ERROR: tuple[tuple[type[Exception], Code, str], ...] = (
-    (NoSuchTopicError, Code.NO_SUCH_QUEUE, "topic_missing"),
+    (UnknownTopicError, Code.NO_SUCH_QUEUE, "topic_missing"),
     (CallerError, Code.ILLEGAL_MESSAGE, "engine_refused"),
     (DrainingError, Code.SHUTTING_DOWN, "backend_draining"),
     (DiskFullError, Code.BUSY, "disk_full"),

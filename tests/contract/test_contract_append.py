@@ -7,7 +7,7 @@ from contract_kit import Kit
 
 from backend.completion import Completion
 from backend.records import FLAG_PRESSURE, AppendResult, AppendStatus, Durability, ReadStatus, tag_hash
-from ddmq_common.errors import CallerError, NoSuchTopicError
+from ddmq_common.errors import CallerError, UnknownTopicError
 from tests.support.waits import done
 
 
@@ -130,8 +130,8 @@ def test_refusals_are_per_record(kit: Kit) -> None:
         AppendStatus.STORED,
     ]
     assert [result.offset for result in results] == [-1, 0, -1, -1, 0]
-    assert isinstance(results[0].error, NoSuchTopicError)
-    assert isinstance(results[2].error, NoSuchTopicError)
+    assert isinstance(results[0].error, UnknownTopicError)
+    assert isinstance(results[2].error, UnknownTopicError)
     assert isinstance(results[3].error, CallerError)
     assert results[1].error is None
 

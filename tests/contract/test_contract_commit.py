@@ -8,7 +8,7 @@ from contract_kit import Kit
 from backend.completion import Completion
 from backend.records import AppendResult, AppendStatus, CommitBatch, ProgressDelta, ProgressView, QueueRef
 from ddmq_common.delivery import decode
-from ddmq_common.errors import FencedError, NoSuchTopicError
+from ddmq_common.errors import FencedError, UnknownTopicError
 from tests.support.waits import done
 
 GROUP = "billing"
@@ -97,7 +97,7 @@ def test_what_does_not_exist_stops_the_whole_commit(kit: Kit, wrong: str) -> Non
         records.append(kit.new("orders", 2))
     else:
         progress.append(delta(QueueRef("orders", info.incarnation + 1, 0), finished=((0, 1),)))
-    with pytest.raises(NoSuchTopicError):
+    with pytest.raises(UnknownTopicError):
         kit.commit(records, progress, {"seen": b"1"})
     assert contents(kit) == [0, 0]
     assert kit.progress(GROUP, queue) == NOTHING

@@ -7,7 +7,7 @@ import pytest
 from contract_kit import Kit
 
 from backend.records import QueueRef
-from ddmq_common.errors import NoSuchTopicError
+from ddmq_common.errors import UnknownTopicError
 from tests.support.waits import done
 
 
@@ -78,7 +78,7 @@ def test_the_store_s_clock_follows_the_wall(kit: Kit) -> None:
 def test_time_of_a_queue_that_is_not_there(kit: Kit) -> None:
     info = kit.make("orders")
     for queue in (QueueRef("nowhere", 1, 0), QueueRef("orders", info.incarnation + 1, 0)):
-        with pytest.raises(NoSuchTopicError):
+        with pytest.raises(UnknownTopicError):
             done(kit.backend.offset_for_time(queue, 0))
 
 

@@ -7,7 +7,7 @@ from contract_kit import Kit, Member
 
 from backend.completion import Completion
 from backend.records import AppendResult, AppendStatus, CommitBatch, TopicInfo
-from ddmq_common.errors import DrainingError, NoSuchTopicError, RemoteError, TryLaterError
+from ddmq_common.errors import DrainingError, RemoteError, TryLaterError, UnknownTopicError
 from tests.support.waits import done, until
 
 SETTLED = (AppendStatus.STORED, AppendStatus.NOT_STORED, AppendStatus.UNKNOWN, AppendStatus.REFUSED)
@@ -50,7 +50,7 @@ def test_a_deadline_that_has_passed_is_answered_all_the_same(kit: Kit) -> None:
     ):
         try:
             done(call)  # type: ignore[arg-type]
-        except (TryLaterError, RemoteError, NoSuchTopicError):
+        except (TryLaterError, RemoteError, UnknownTopicError):
             pass
     assert kit.append(kit.new("orders"))[0].status is AppendStatus.STORED
 

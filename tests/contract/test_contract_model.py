@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 )
 
 from backend.records import AppendStatus, Bounds, CommitBatch, NewRecord, ProgressDelta, QueueRef, ReadStatus
-from ddmq_common.errors import FencedError, NoSuchTopicError
+from ddmq_common.errors import FencedError, UnknownTopicError
 from tests.examples import examples
 from tests.support.waits import done
 
@@ -99,7 +99,7 @@ class EngineMachine(RuleBasedStateMachine):
     def delete(self, name: str) -> None:
         topic = self.model.topics.pop(name, None)
         if topic is None:
-            with pytest.raises(NoSuchTopicError):
+            with pytest.raises(UnknownTopicError):
                 done(self.kit.backend.delete_topic(name, self.kit.soon))
         else:
             self.gone += self.kit.queues(name)
@@ -117,7 +117,7 @@ class EngineMachine(RuleBasedStateMachine):
                 assert (result.status, result.offset) == (AppendStatus.STORED, offset)
             else:
                 assert (result.status, result.offset) == (AppendStatus.REFUSED, -1)
-                assert isinstance(result.error, NoSuchTopicError)
+                assert isinstance(result.error, UnknownTopicError)
 
     def _stored_ms(self, record: NewRecord, offset: int) -> int:
         """What the engine says; it never goes back, and not behind the wall clock."""
@@ -134,7 +134,7 @@ class EngineMachine(RuleBasedStateMachine):
         progress = [found for found in map(self._delta, deltas) if found is not None]
         call = self.kit.backend.commit(CommitBatch(records, progress, changes), self.kit.soon)
         if not all(map(self.model.takes, records)):
-            with pytest.raises((NoSuchTopicError, FencedError)):
+            with pytest.raises((UnknownTopicError, FencedError)):
                 done(call)
         elif self._fenced(progress):
             with pytest.raises(FencedError):

@@ -8,7 +8,7 @@ import pytest
 from contract_kit import Kit
 
 from backend.records import CLUSTER_SETTINGS, AppendStatus, Durability, ProgressDelta, ReadStatus, TopicInfo
-from ddmq_common.errors import CallerError, NoSuchTopicError, UnsupportedError
+from ddmq_common.errors import CallerError, UnknownTopicError, UnsupportedError
 from tests.support.waits import done, until
 
 
@@ -104,10 +104,10 @@ def test_a_change_is_seen(kit: Kit) -> None:
 def test_a_change_of_an_incarnation_that_is_gone_is_refused(kit: Kit) -> None:
     old = kit.make("orders")
     done(kit.backend.delete_topic("orders", kit.soon))
-    with pytest.raises(NoSuchTopicError, match="orders"):
+    with pytest.raises(UnknownTopicError, match="orders"):
         done(kit.backend.put_topic(replace(old, queues=4), kit.soon))
     new = kit.make("orders")
-    with pytest.raises(NoSuchTopicError, match="orders"):
+    with pytest.raises(UnknownTopicError, match="orders"):
         done(kit.backend.put_topic(replace(old, queues=4), kit.soon))
     assert kit.backend.topic("orders") == new
 
@@ -140,11 +140,11 @@ def test_a_deleted_topic_is_gone(kit: Kit) -> None:
     assert kit.read(queue).status is ReadStatus.GONE
     assert done(kit.backend.bounds([queue])) == [None]
     result = kit.append(kit.new("orders"))[0]
-    assert (result.status, type(result.error)) == (AppendStatus.REFUSED, NoSuchTopicError)
+    assert (result.status, type(result.error)) == (AppendStatus.REFUSED, UnknownTopicError)
 
 
 def test_deleting_what_is_not_there_is_refused(kit: Kit) -> None:
-    with pytest.raises(NoSuchTopicError, match="nowhere"):
+    with pytest.raises(UnknownTopicError, match="nowhere"):
         done(kit.backend.delete_topic("nowhere", kit.soon))
 
 
@@ -173,7 +173,7 @@ def test_progress_of_an_old_incarnation_is_refused(kit: Kit) -> None:
     old = kit.make_queue("orders")
     done(kit.backend.delete_topic("orders", kit.soon))
     kit.make("orders")
-    with pytest.raises(NoSuchTopicError):
+    with pytest.raises(UnknownTopicError):
         kit.commit(progress=[ProgressDelta("billing", old, 1, 0, ((0, 1),))])
     assert kit.progress("billing", kit.queue("orders")).committed is None
     assert kit.progress("billing", old).committed is None

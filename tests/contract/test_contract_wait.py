@@ -8,7 +8,7 @@ from contract_kit import Kit
 
 from backend.completion import Completion
 from backend.port import Wait
-from ddmq_common.errors import NoSuchTopicError
+from ddmq_common.errors import UnknownTopicError
 from tests.support.waits import done
 
 
@@ -155,5 +155,5 @@ def test_the_end_of_a_topic_ends_its_waits(kit: Kit) -> None:
     for wait in (parked, kit.backend.wait(queue, 0, kit.soon)):
         try:
             assert done(wait) is True
-        except NoSuchTopicError:
+        except UnknownTopicError:
             pass

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from backend.records import AppendStatus, TopicInfo
-from ddmq_common.errors import DdmqError, NoSuchTopicError, StorageError
+from ddmq_common.errors import DdmqError, StorageError, UnknownTopicError
 from tests.interop.apache_client import Client, DelayMessage, Message, Result, done
 from tests.interop.conftest import make_group
 from tests.scenarios.real_server import RealServer, running, write_config
@@ -235,7 +235,7 @@ def failing() -> Iterator[ProducerServer]:
     [
         (10, StorageError("the disk said no"), AppendStatus.NOT_STORED),
         (12, StorageError("the disk said nothing"), AppendStatus.UNKNOWN),
-        (14, NoSuchTopicError("queue 9 of orders does not exist"), AppendStatus.REFUSED),
+        (14, UnknownTopicError("queue 9 of orders does not exist"), AppendStatus.REFUSED),
     ],
 )
 def test_10_12_14_when_the_engine_fails(

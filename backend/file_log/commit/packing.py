@@ -35,7 +35,7 @@ from backend.file_log.options import FileLogOptions
 from backend.file_log.state import LogQueue, LogState
 from backend.progress.group_progress import Fence, Key
 from backend.records import AppendResult, AppendStatus, Durability, NewRecord, TopicInfo, tag_hash
-from ddmq_common.errors import CallerError, DdmqError, NoSuchTopicError
+from ddmq_common.errors import CallerError, DdmqError, UnknownTopicError
 from ddmq_common.names import is_internal
 
 TAGS_REMEMBERED_MAX = 10_000
@@ -151,9 +151,9 @@ class FramePacker:
         """Why a record cannot be taken, or None."""
         topic = self._state.topics.get(record.topic)
         if topic is None:
-            return NoSuchTopicError(f"topic {record.topic} does not exist")
+            return UnknownTopicError(f"topic {record.topic} does not exist")
         if not 0 <= record.queue_id < len(topic.queues):
-            return NoSuchTopicError(
+            return UnknownTopicError(
                 f"topic {record.topic} has no queue {record.queue_id}; it has 0 to {len(topic.queues) - 1}"
             )
         if not topic.writable:

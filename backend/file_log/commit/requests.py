@@ -29,8 +29,8 @@ from backend.records import (
 from ddmq_common.errors import (
     BoundReachedError,
     DdmqError,
-    NoSuchTopicError,
     RemoteError,
+    UnknownTopicError,
 )
 from ddmq_common.names import is_internal
 
@@ -143,7 +143,7 @@ class CommitRequest(Request):
         state = self._state
         for delta in self.batch.progress:
             if state.queue(delta.queue) is None:
-                raise NoSuchTopicError(f"queue {delta.queue} of a progress delta does not exist (any more)")
+                raise UnknownTopicError(f"queue {delta.queue} of a progress delta does not exist (any more)")
         fences = state.progress.check(self.batch.progress, packer.frame.fences, self.options.progress_max)
         for record in self.batch.records:
             error = packer.refusal(record)
@@ -249,7 +249,7 @@ class TopicRequest(Request):
 
     def _pack_deletion(self, packer: FramePacker, found: TopicInfo | None) -> None:
         if found is None:
-            raise NoSuchTopicError(f"topic {self._name} does not exist")
+            raise UnknownTopicError(f"topic {self._name} does not exist")
         incarnation = found.incarnation
 
         def apply() -> None:

@@ -22,7 +22,7 @@ from backend.file_log.segments import SegmentSet
 from backend.file_log.state import LogQueue, LogState
 from backend.port import FindCall, ReadCall
 from backend.records import PASSED_MAX, Bounds, QueueRef, ReadBatch, ReadStatus, StoredRecord
-from ddmq_common.errors import CallerError, DdmqError, DrainingError, NoSuchTopicError, StorageError
+from ddmq_common.errors import CallerError, DdmqError, DrainingError, StorageError, UnknownTopicError
 from ddmq_common.native_threads import off_hub
 
 T = TypeVar("T")
@@ -185,7 +185,7 @@ class Queries:
     def _queue(self, ref: QueueRef) -> LogQueue:
         queue = self._state.queue(ref)
         if queue is None:
-            raise NoSuchTopicError(f"queue {ref} does not exist (any more)")
+            raise UnknownTopicError(f"queue {ref} does not exist (any more)")
         return queue
 
     def _check_open(self) -> None:
@@ -277,7 +277,7 @@ class Queries:
         topic, key, message_id, count_max = call
         found = self._state.topics.get(topic)
         if found is None:
-            raise NoSuchTopicError(f"topic {topic} does not exist")
+            raise UnknownTopicError(f"topic {topic} does not exist")
         incarnation = found.info.incarnation
         if key is not None:
             take = self._index.find_key(topic, incarnation, key, count_max) if key else list

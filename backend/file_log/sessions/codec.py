@@ -60,7 +60,7 @@ def columns(kind: type[Any]) -> Callable[[Any], Any]:
 
 _ERRORS: dict[int, type[Exception]] = {
     1: errors.CallerError,
-    2: errors.NoSuchTopicError,
+    2: errors.UnknownTopicError,
     3: errors.TopicExistsError,
     4: errors.UnsupportedError,
     5: errors.ConfigError,

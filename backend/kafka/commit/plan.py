@@ -25,7 +25,7 @@ from backend.kafka.state import (
 )
 from backend.progress.group_progress import Fence, GroupProgress, Key, check_fence
 from backend.records import CommitBatch, NewRecord, ProgressDelta, QueueRef
-from ddmq_common.errors import BoundReachedError, NoSuchTopicError
+from ddmq_common.errors import BoundReachedError, UnknownTopicError
 
 Headers = list[tuple[str, bytes]]
 _GROWTH = 2 * 1036  # that one finished range can add at most, in bytes: two pages
@@ -107,7 +107,7 @@ class CommitPlan:
         for delta in deltas:
             key = (delta.group, delta.queue)
             if not self._terms.living(delta.queue):
-                raise NoSuchTopicError(f"queue {delta.queue} of a progress delta does not exist (any more)")
+                raise UnknownTopicError(f"queue {delta.queue} of a progress delta does not exist (any more)")
             fences[key] = check_fence(fences.get(key) or self._fence(key, delta.epoch), delta)
         return fences
 

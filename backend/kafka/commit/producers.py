@@ -30,10 +30,10 @@ from backend.kafka.options import KafkaOptions
 from ddmq_common.errors import (
     CallerError,
     DdmqError,
-    NoSuchTopicError,
     RemoteError,
     StorageError,
     TryLaterError,
+    UnknownTopicError,
 )
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ def translated(error: KafkaError) -> DdmqError:
     """Kafka's error as ours, for what was certainly not stored."""
     code, text = error.code(), f"Kafka refused it: {error.str()} ({error.name()})"
     if code in _GONE:
-        return NoSuchTopicError(text)
+        return UnknownTopicError(text)
     if code in _TOO_LARGE:
         return CallerError(text)
     if error.retriable() or code in _LATER:

@@ -15,7 +15,7 @@ from backend.kafka.topics.info import KafkaTopic
 from backend.kafka.topics.known import KafkaTopics
 from backend.port import ReadCall, Wait
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus
-from ddmq_common.errors import CallerError, DdmqError, DrainingError, NoSuchTopicError
+from ddmq_common.errors import CallerError, DdmqError, DrainingError, UnknownTopicError
 
 _CLOSED = DrainingError("the Kafka engine was closed")
 
@@ -46,7 +46,7 @@ class KafkaQueries:
         """As Backend.wait."""
         topic = self._topics.living(queue)
         if topic is None:
-            wait.fail(NoSuchTopicError(f"queue {queue} does not exist (any more)"))
+            wait.fail(UnknownTopicError(f"queue {queue} does not exist (any more)"))
             return
         try:
             self._readers.wait(_place(queue, topic), offset, deadline, wait)
@@ -88,14 +88,14 @@ class KafkaQueries:
         done: Completion[int] = Completion()
         place = self._partition(queue)
         if place is None and not self._closed:
-            error = NoSuchTopicError(f"queue {queue} does not exist (any more)")
+            error = UnknownTopicError(f"queue {queue} does not exist (any more)")
             self._later(done.fail, error)
             return done
 
         def next_offset(found: Completion[list[Bounds | None]]) -> None:
             bounds = found.value[0] if found.error is None else None
             if bounds is None:
-                done.fail(found.error or NoSuchTopicError(f"queue {queue} does not exist any more"))
+                done.fail(found.error or UnknownTopicError(f"queue {queue} does not exist any more"))
             else:
                 done.succeed(bounds.next)
 

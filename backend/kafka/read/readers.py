@@ -29,9 +29,9 @@ from ddmq_common.clock import Clock
 from ddmq_common.errors import (
     BoundReachedError,
     DrainingError,
-    NoSuchTopicError,
     RemoteError,
     StorageError,
+    UnknownTopicError,
 )
 
 log = logging.getLogger(__name__)
@@ -293,7 +293,7 @@ class Readers:
                     _settle(one.completion, KafkaBatch(queue, ReadStatus.GONE, (), one.call.offset))
                 for waiting in parked:
                     if not waiting.wait.done and not waiting.wait.cancelled:
-                        waiting.wait.fail(NoSuchTopicError(f"topic {topic} was deleted"))
+                        waiting.wait.fail(UnknownTopicError(f"topic {topic} was deleted"))
 
     def release_waits(self, error: Exception) -> None:
         """Fail everybody who is parked."""

@@ -28,7 +28,7 @@ from backend.kafka.faults import LastError, has_code, is_gone, translated
 from backend.kafka.options import KafkaOptions
 from backend.kafka.topics.info import FoundTopic, kafka_settings
 from backend.records import Durability, TopicInfo
-from ddmq_common.errors import CallerError, NoSuchTopicError, RemoteError
+from ddmq_common.errors import CallerError, RemoteError, UnknownTopicError
 
 T = TypeVar("T")
 Done = Callable[[T | None, Exception | None], None]
@@ -283,7 +283,7 @@ def delete(admin: AdminClient, name: str) -> None:
         answer.result()
     except Exception as error:
         if is_gone(error):
-            raise NoSuchTopicError(f"topic {name} does not exist in Kafka") from error
+            raise UnknownTopicError(f"topic {name} does not exist in Kafka") from error
         raise translated(error, f"topic {name} cannot be deleted") from error
     end = time.monotonic() + SETTLE_S
     while described(admin, [name]):

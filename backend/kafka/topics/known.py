@@ -24,7 +24,7 @@ from backend.kafka.topics.cluster import Cluster, Survey
 from backend.kafka.topics.info import FoundTopic, KafkaTopic, kept_info, stored_bytes, topic_of
 from backend.records import NewRecord, QueueRef, TopicInfo
 from ddmq_common.clock import Clock
-from ddmq_common.errors import CallerError, DrainingError, NoSuchTopicError, RemoteError
+from ddmq_common.errors import CallerError, DrainingError, RemoteError, UnknownTopicError
 from ddmq_common.hub_timer import HubTimer
 from ddmq_common.names import DELAY_TOPIC, SCHEDULE_TOPIC
 
@@ -99,9 +99,9 @@ class KafkaTopics:
         """Why a record is not taken."""
         topic = self.topics.get(record.topic)
         if topic is None:
-            return NoSuchTopicError(f"topic {record.topic} does not exist")
+            return UnknownTopicError(f"topic {record.topic} does not exist")
         if not 0 <= record.queue_id < topic.info.queues:
-            return NoSuchTopicError(
+            return UnknownTopicError(
                 f"topic {record.topic} has no queue {record.queue_id}; it has 0 to {topic.info.queues - 1}"
             )
         if not topic.info.writable:
@@ -299,10 +299,10 @@ class KafkaTopics:
     def _delete(self, name: str, deadline: float, done: Completion[None]) -> None:
         found = self._found.get(name)
         if found is None:
-            raise NoSuchTopicError(f"topic {name} does not exist")
+            raise UnknownTopicError(f"topic {name} does not exist")
 
         def gone(_: None, error: Exception | None) -> None:
-            if error is not None and not isinstance(error, NoSuchTopicError):
+            if error is not None and not isinstance(error, UnknownTopicError):
                 self._failed(name, done, error)
                 return
             self._over.add(found.topic_id)

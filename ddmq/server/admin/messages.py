@@ -19,7 +19,7 @@ from ddmq.server.admin.topics import WAIT_S, known_topic
 from ddmq.server.http.pace import breathe, paced
 from ddmq.server.http.routing import AdminRequest
 from ddmq_common import delivery, names
-from ddmq_common.errors import CallerError, NoSuchTopicError, UnsupportedError
+from ddmq_common.errors import CallerError, UnknownTopicError, UnsupportedError
 from ddmq_common.plain_text import body_fields
 from proxy_consumer.groups.group import subscription_key
 from proxy_consumer.groups.stats import DONE, NOT_YET, RETRYING, LiveState
@@ -219,7 +219,7 @@ def find_by_offset(
     on."""
     info = known_topic(backend, topic)
     if not 0 <= queue_id < info.queues:
-        raise NoSuchTopicError(f"topic {topic!r} has no queue {queue_id}; it has 0 to {info.queues - 1}")
+        raise UnknownTopicError(f"topic {topic!r} has no queue {queue_id}; it has 0 to {info.queues - 1}")
     return read(backend, info.refs()[queue_id], offset, min(count, FIND_MAX), ANSWER_BYTES_MAX)
 
 

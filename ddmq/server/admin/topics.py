@@ -21,7 +21,7 @@ from ddmq.server.http.routing import WHOLE, Page
 from ddmq_common import names
 from ddmq_common.clock import Clock
 from ddmq_common.config import ConfigPlace, build
-from ddmq_common.errors import CallerError, NoSuchTopicError, TopicExistsError
+from ddmq_common.errors import CallerError, TopicExistsError, UnknownTopicError
 
 WAIT_S = 10.0  # for an answer of the backend
 TOPICS_AT_ONCE = 16
@@ -29,10 +29,10 @@ SETTINGS = [field.name for field in dataclasses.fields(TopicEntry)]  # a TopicIn
 
 
 def known_topic(backend: Backend, name: str) -> TopicInfo:
-    """Return the topic. Raises NoSuchTopicError that says how to see what there is."""
+    """Return the topic. Raises UnknownTopicError that says how to see what there is."""
     info = backend.topic(name)
     if info is None:
-        raise NoSuchTopicError(f"topic {name!r} does not exist; `ddmq topic list` shows those that do")
+        raise UnknownTopicError(f"topic {name!r} does not exist; `ddmq topic list` shows those that do")
     return info
 
 

@@ -2,7 +2,7 @@
 
 A route is `METHOD /literal/{name}/…` and a function `(AdminRequest) -> value`; the value is sent as JSON,
 None as {}.
-CallerError → 400 (NoSuchTopicError and NoSuchGroupError → 404), TryLaterError → 503, StorageError and
+CallerError → 400 (UnknownTopicError and NoSuchGroupError → 404), TryLaterError → 503, StorageError and
 RemoteError → 500, each as {"error": text}. Bodies are bounded. Runs in a greenlet per request, so
 handlers may wait on completions; a long answer is encoded in pieces, between which others run, and whose
 turn it is to get one pace.py says. What `connection.refusal` finds reaches no handler. What another process
@@ -25,7 +25,7 @@ import msgspec
 from ddmq.address import parse
 from ddmq.server.http.connection import JSON, RefusedRequest, refusal
 from ddmq.server.http.pace import Account, breathe
-from ddmq_common.errors import CallerError, DdmqError, NoSuchTopicError, TryLaterError
+from ddmq_common.errors import CallerError, DdmqError, TryLaterError, UnknownTopicError
 
 COUNT_MAX = 1 << 30  # of names in a listing, where nobody says
 BODY_BYTES_MAX = 1 << 20
@@ -154,7 +154,7 @@ class AdminRouter:
             return self._dispatch(environ)
         except _HttpError as error:
             return _said(error.status, str(error))
-        except (NoSuchTopicError, NoSuchGroupError) as error:
+        except (UnknownTopicError, NoSuchGroupError) as error:
             return _said(404, str(error))
         except (TryLaterError, TimeoutError) as error:
             return _said(503, str(error))

@@ -16,7 +16,7 @@ from backend.kafka.parts import KafkaParts, PartsTerms
 from backend.port import Assignment, Join, Sharing
 from backend.records import CommitBatch, Durability, NewRecord, ProgressDelta, QueueRef, TopicInfo
 from ddmq_common.clock import SystemClock
-from ddmq_common.errors import NoSuchTopicError
+from ddmq_common.errors import UnknownTopicError
 from tests.support.kafka import broker
 from tests.support.waits import done, soon, until
 
@@ -61,7 +61,7 @@ class Parts:
 
     def _refusal(self, record: NewRecord) -> Exception | None:
         return (
-            None if record.topic in self.infos else NoSuchTopicError(f"topic {record.topic} does not exist")
+            None if record.topic in self.infos else UnknownTopicError(f"topic {record.topic} does not exist")
         )
 
     def make_topics(self) -> None:

@@ -18,7 +18,7 @@ from backend.port import ReadCall, Wait
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus, tag_hash
 from ddmq_common.clock import SystemClock
 from ddmq_common.delivery import value_of
-from ddmq_common.errors import NoSuchTopicError
+from ddmq_common.errors import UnknownTopicError
 from ddmq_common.hub_timer import HubTimer
 from tests.support.kafka import broker, fresh_name
 from tests.support.waits import done, until
@@ -163,7 +163,7 @@ def test_a_topic_that_goes(kit: ReadersKit) -> None:
     kit.readers.seen(kit.place().queue, 1)
     kit.readers.gone(kit.topic, 7)
     assert done(reading).status in (ReadStatus.GONE, ReadStatus.NONE)
-    with pytest.raises(NoSuchTopicError):
+    with pytest.raises(UnknownTopicError):
         done(waiting)
 
 

@@ -15,7 +15,7 @@ from thrift.Thrift import TApplicationException
 
 from backend.records import AppendStatus, TopicInfo
 from ddmq_common.delivery import decode
-from ddmq_common.errors import DdmqError, DiskFullError, NoSuchTopicError, StorageError
+from ddmq_common.errors import DdmqError, DiskFullError, StorageError, UnknownTopicError
 from tests.interop.apache_client import DelayMessage, Message
 from tests.interop.recorded import Exchange, Raw, exchanges
 from tests.service.proxy_server import PATIENCE_S
@@ -120,7 +120,7 @@ def test_codes_of_a_refused_message(client: Client, fields: dict[str, object], c
     [
         (StorageError("the disk said no"), AppendStatus.NOT_STORED, 10),
         (StorageError("silence"), AppendStatus.UNKNOWN, 12),
-        (NoSuchTopicError("topic orders is gone"), AppendStatus.REFUSED, 14),
+        (UnknownTopicError("topic orders is gone"), AppendStatus.REFUSED, 14),
         (DiskFullError("1 GiB free; 2 GiB are needed"), AppendStatus.REFUSED, 15),
     ],
 )

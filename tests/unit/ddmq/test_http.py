@@ -8,7 +8,7 @@ import pytest
 
 from ddmq.server.http.connection import refusal
 from ddmq.server.http.routing import BODY_BYTES_MAX, AdminRequest, AdminRouter, NoSuchGroupError, Text
-from ddmq_common.errors import CallerError, NoSuchTopicError, StorageError, TryLaterError
+from ddmq_common.errors import CallerError, StorageError, TryLaterError, UnknownTopicError
 
 
 def call(router: AdminRouter, method: str, path: str, body: bytes = b"", query: str = "") -> tuple[str, Any]:
@@ -42,7 +42,7 @@ def test_variables_query_and_body_reach_the_handler() -> None:
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        (NoSuchTopicError("no topic 'a'"), "404 Not Found"),
+        (UnknownTopicError("no topic 'a'"), "404 Not Found"),
         (CallerError("queues is 0"), "400 Bad Request"),
         (TryLaterError("draining"), "503 Service Unavailable"),
         (StorageError("disk"), "500 Internal Server Error"),

@@ -10,7 +10,7 @@ from backend.kafka.commit.plan import CommitPlan, CommitTerms, KafkaWrite
 from backend.kafka.following.system_topics import SystemTopics
 from backend.kafka.state import ProgressState, SettingsState
 from backend.records import CommitBatch, NewRecord, ProgressDelta, ProgressView, QueueRef
-from ddmq_common.errors import BoundReachedError, FencedError, NoSuchTopicError
+from ddmq_common.errors import BoundReachedError, FencedError, UnknownTopicError
 
 QUEUE = QueueRef("orders", 7, 0)
 KEY = ("g", QUEUE)
@@ -38,7 +38,7 @@ class State:
 def plan(state: State, floor: int = 0, most: int = 100) -> CommitPlan:
     terms = CommitTerms(
         lambda record: KafkaWrite(record.topic, record.queue_id, None, record.delivery),
-        lambda record: None if record.topic == "orders" else NoSuchTopicError(record.topic),
+        lambda record: None if record.topic == "orders" else UnknownTopicError(record.topic),
         lambda queue: queue.topic == "orders",
         lambda key, epoch: floor,
         most,
@@ -91,9 +91,9 @@ def test_each_is_checked_against_what_those_before_it_leave() -> None:
 def test_what_is_refused_leaves_nothing_behind() -> None:
     made = plan(State(), most=1)
     nowhere = ProgressDelta("g", QueueRef("nowhere", 1, 0), 1, 0)
-    with pytest.raises(NoSuchTopicError):
+    with pytest.raises(UnknownTopicError):
         made.add(CommitBatch(progress=[delta(), nowhere], settings={"k": b"1"}))
-    with pytest.raises(NoSuchTopicError):
+    with pytest.raises(UnknownTopicError):
         made.add(CommitBatch([NewRecord("nowhere", 0, bytes(16), 1, b"")], [delta()]))
     with pytest.raises(BoundReachedError):
         made.add(CommitBatch(progress=[delta()], settings={"k": b"1", "j": b"2"}))

@@ -14,10 +14,10 @@ from backend.records import AppendStatus, Durability, TopicInfo
 from ddmq_common.errors import (
     CallerError,
     DdmqError,
-    NoSuchTopicError,
     RemoteError,
     StorageError,
     TryLaterError,
+    UnknownTopicError,
 )
 
 FOUND = FoundTopic("orders", "id-1", 4, 1, 1_000_000, False)
@@ -89,7 +89,7 @@ def test_the_answer_says_what_it_is(replicas: int, flushed: bool, reached: Durab
     ("code", "status", "kind"),
     [
         (KafkaError.MSG_SIZE_TOO_LARGE, AppendStatus.REFUSED, CallerError),
-        (KafkaError.UNKNOWN_TOPIC_OR_PART, AppendStatus.REFUSED, NoSuchTopicError),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, AppendStatus.REFUSED, UnknownTopicError),
         (KafkaError.NOT_ENOUGH_REPLICAS, AppendStatus.NOT_STORED, TryLaterError),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, AppendStatus.NOT_STORED, StorageError),
         (KafkaError._PURGE_QUEUE, AppendStatus.UNKNOWN, RemoteError),

@@ -8,11 +8,11 @@ from ddmq_common.errors import (
     BoundReachedError,
     DiskFullError,
     DrainingError,
-    NoSuchTopicError,
     NotWriterError,
     RefusedUntilRecoveredError,
     RemoteError,
     StorageError,
+    UnknownTopicError,
 )
 from ddmq_rpc.api import Wire
 from tests.support.waits import until
@@ -166,7 +166,7 @@ def test_heartbeats_are_stored_nowhere_also_where_a_topic_has_their_name():
         (AppendStatus.UNKNOWN, DrainingError("gone"), 12, "gone"),
         (AppendStatus.NOT_STORED, None, 12, "is not stored"),
         (AppendStatus.NOT_STORED, StorageError("disk says no"), 10, "disk says no"),
-        (AppendStatus.REFUSED, NoSuchTopicError("topic orders is gone"), 14, "orders is gone"),
+        (AppendStatus.REFUSED, UnknownTopicError("topic orders is gone"), 14, "orders is gone"),
         (AppendStatus.REFUSED, DiskFullError("1 GiB free, 2 wanted"), 15, "1 GiB free"),
         (AppendStatus.REFUSED, BoundReachedError("9 writes wait"), 15, "9 writes wait"),
         (AppendStatus.REFUSED, DrainingError("draining"), 20, "draining"),

@@ -45,7 +45,7 @@ def test_results_with_every_status_and_class() -> None:
     results = [
         AppendResult(AppendStatus.STORED, 7, Durability.DURABLE, None),
         AppendResult(AppendStatus.STORED, 8, Durability.WRITTEN, None),
-        AppendResult(AppendStatus.REFUSED, -1, Durability.DURABLE, errors.NoSuchTopicError("no topic x")),
+        AppendResult(AppendStatus.REFUSED, -1, Durability.DURABLE, errors.UnknownTopicError("no topic x")),
         AppendResult(AppendStatus.UNKNOWN, -1, Durability.WRITTEN, errors.RemoteError("late")),
         AppendResult(AppendStatus.NOT_STORED, -1, Durability.WRITTEN, errors.BoundReachedError("full")),
     ]

@@ -15,7 +15,7 @@ from backend.file_log.sessions import codec
 from backend.file_log.sessions.pipe import HEAD, MAGIC, VERSION, FrameKind
 from backend.file_log.sessions.server import SOCKET_FILE
 from backend.records import Capabilities, TopicInfo
-from ddmq_common.errors import BoundReachedError, NoSuchTopicError, RemoteError
+from ddmq_common.errors import BoundReachedError, RemoteError, UnknownTopicError
 from ddmq_common.metrics import catalogue
 from tests.support.waits import done, soon, until
 from tests.unit.sessions.session_kit import RawClient, house, queue, record
@@ -278,7 +278,7 @@ def test_errors_of_the_engine_are_faults(tmp_path: Path) -> None:
     client = RawClient(tmp_path)
     client.send(FrameKind.DELETE_TOPIC, 1, codec.encode((1000, "nowhere")))
     error = codec.error_from(codec.decode_fault(client.next(FrameKind.FAULT)[2]))
-    assert isinstance(error, NoSuchTopicError)
+    assert isinstance(error, UnknownTopicError)
     client.send(FrameKind.READ, 2, codec.encode((queue(), -1, 1, 1)))
     _, ident, body = client.next(FrameKind.FAULT)
     assert ident == 2
