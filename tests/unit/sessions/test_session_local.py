@@ -60,7 +60,11 @@ def test_a_damaged_entry_is_the_writer_s_to_judge(pair: Pair) -> None:
     queue = pair.make()
     sent = [record(body=b"%d" % n) for n in range(5)]
     done(pair.member.append(sent, soon()))
-    (path,) = (pair.directory / "consumequeue" / "orders" / "0").iterdir()
+    folder = pair.directory / "consumequeue" / "orders" / "0"
+    until(
+        lambda: any(len(path.read_bytes()) >= 5 * 32 for path in folder.glob("*")), "the entries are written"
+    )
+    (path,) = folder.iterdir()
     data = bytearray(path.read_bytes())
     data[2 * 32 + 10] ^= 0xFF
     path.write_bytes(data)
