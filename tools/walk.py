@@ -45,13 +45,13 @@ class Route(NamedTuple):
 
 
 ROUTES = (
-    Route("send", "send", 32, 14),
-    Route("pull with acknowledgements", "pull_ack", 42, 20),
-    Route("acknowledgement, until it is durable", "ack", 38, 16),
-    Route("retry, until it is delivered again", "retry", 21, 16, ("pull_ack", "ack")),
-    Route("delayed message, until it is in its topic", "delay", 61, 24),
-    Route("an operator parks a key", "park", 30, 6, ("look",)),
-    Route("any answer of the admin API", "look", 10, 8),
+    Route("send", "send", 30, 14),
+    Route("pull with acknowledgements", "pull_ack", 40, 20),
+    Route("acknowledgement, until it is durable", "ack", 36, 16),
+    Route("retry, until it is delivered again", "retry", 17, 16, ("pull_ack", "ack")),
+    Route("delayed message, until it is in its topic", "delay", 59, 24),
+    Route("an operator parks a key", "park", 28, 6, ("look",)),
+    Route("any answer of the admin API", "look", 9, 8),
 )
 
 

@@ -1,8 +1,11 @@
-"""The metric cells of what waits: in the delay levels, and with any due time."""
+"""The metric cells of what waits: what both services count, and what the delay service does.
+
+The levels' own stand in levels/runner.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from ddmq_common.errors import DdmqError
 from ddmq_common.metrics import catalogue
@@ -10,7 +13,6 @@ from ddmq_common.metrics.catalogue import Metric
 from ddmq_common.metrics.cells import Histogram, MetricCell
 from ddmq_common.metrics.registry import Registry
 from delay_service.core.fire_command import FireCommand
-from delay_service.core.level_targets import LevelFire
 
 
 class Cells(dict[str | int, MetricCell]):
@@ -77,37 +79,6 @@ class DueCounts:
             self._ages[number].value = age_ms
         for number in others:
             del first[number]
-
-
-class LevelCounts(DueCounts):
-    """Of one level service. Levels count from 1. `pending`: what waits, by level."""
-
-    failures, age = catalogue.LEVELS_FAILED, catalogue.LEVELS_OVERDUE
-
-    def __init__(self, metrics: Registry) -> None:
-        super().__init__(metrics)
-        self._lateness = metrics.histogram(catalogue.LEVELS_LATENESS)
-        self._fired = Cells(metrics, catalogue.LEVELS_FIRED)
-        self.held: MetricCell = metrics.cell(catalogue.LEVELS_HELD)
-        self.pending = Cells(metrics, catalogue.LEVELS_PENDING)
-
-    def fired(self, level: int, fires: Sequence[LevelFire], clock_ms: int) -> None:
-        """They are durable in their topics, at `clock_ms` of the store's clock."""
-        alive = 0
-        for fire in fires:
-            if fire.put_off_ms:
-                self._metrics.cell(catalogue.LEVELS_PUT_OFF, str(level)).value += 1
-            elif fire.reason:
-                self._metrics.cell(catalogue.LEVELS_DEAD, str(level), fire.reason).value += 1
-            else:
-                alive += 1
-                self._lateness.observe((clock_ms - fire.record.due_ms) * 1_000)
-        if alive:
-            self._fired[level].value += alive
-
-    def lost(self, level: int, reason: str, count: int) -> None:
-        """Offsets without a message."""
-        self._metrics.cell(catalogue.LEVELS_LOST, str(level), reason).value += count
 
 
 class DelayCounts(DueCounts):

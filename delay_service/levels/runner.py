@@ -1,9 +1,10 @@
-"""One level at work: does at the backend what the clockwork (core/level.py) says, one thing at a time."""
+"""One level at work: does at the backend what the clockwork (core/level.py) says, one thing at a time, and
+counts what came of it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from backend.completion import Completion
@@ -12,6 +13,9 @@ from backend.records import ProgressDelta, ReadBatch
 from ddmq_common.clock import Clock
 from ddmq_common.delays.levels import Levels
 from ddmq_common.errors import CallerError, FencedError, UnknownTopicError
+from ddmq_common.metrics import catalogue
+from ddmq_common.metrics.cells import MetricCell
+from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import LEVELS_GROUP
 from delay_service.config import DelayConfig
 from delay_service.core.level import (
@@ -23,13 +27,44 @@ from delay_service.core.level import (
     SleepUntil,
     WaitForData,
 )
-from delay_service.core.level_targets import DEAD_TOPIC, record_of
+from delay_service.core.level_targets import DEAD_TOPIC, LevelFire, record_of
 from delay_service.due.backend import DueRead, Failed, commit_due, failed_how
-from delay_service.due.counts import LevelCounts
+from delay_service.due.counts import Cells, DueCounts
 from delay_service.due.service import LOOK_S, Alarm
 
 log = logging.getLogger("ddmq.delay")
 WAIT_S = 60.0  # how long one wait for data stands before it is armed again
+
+
+class LevelCounts(DueCounts):
+    """Of one level service. Levels count from 1. `pending`: what waits, by level."""
+
+    failures, age = catalogue.LEVELS_FAILED, catalogue.LEVELS_OVERDUE
+
+    def __init__(self, metrics: Registry) -> None:
+        super().__init__(metrics)
+        self._lateness = metrics.histogram(catalogue.LEVELS_LATENESS)
+        self._fired = Cells(metrics, catalogue.LEVELS_FIRED)
+        self.held: MetricCell = metrics.cell(catalogue.LEVELS_HELD)
+        self.pending = Cells(metrics, catalogue.LEVELS_PENDING)
+
+    def fired(self, level: int, fires: Sequence[LevelFire], clock_ms: int) -> None:
+        """They are durable in their topics, at `clock_ms` of the store's clock."""
+        alive = 0
+        for fire in fires:
+            if fire.put_off_ms:
+                self._metrics.cell(catalogue.LEVELS_PUT_OFF, str(level)).value += 1
+            elif fire.reason:
+                self._metrics.cell(catalogue.LEVELS_DEAD, str(level), fire.reason).value += 1
+            else:
+                alive += 1
+                self._lateness.observe((clock_ms - fire.record.due_ms) * 1_000)
+        if alive:
+            self._fired[level].value += alive
+
+    def lost(self, level: int, reason: str, count: int) -> None:
+        """Offsets without a message."""
+        self._metrics.cell(catalogue.LEVELS_LOST, str(level), reason).value += count
 
 
 class LevelsContext(NamedTuple):

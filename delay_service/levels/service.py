@@ -28,9 +28,8 @@ from delay_service.config import DelayConfig
 from delay_service.core.level import Level, LevelLimits, LevelState
 from delay_service.core.level_targets import Targets
 from delay_service.due.backend import target_topic
-from delay_service.due.counts import LevelCounts
 from delay_service.due.service import Alarm, DueService, hub_alarm
-from delay_service.levels.runner import LevelsContext, Runner
+from delay_service.levels.runner import LevelCounts, LevelsContext, Runner
 
 log = logging.getLogger("ddmq.delay")
 
