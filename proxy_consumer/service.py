@@ -271,11 +271,6 @@ class ConsumerService:
         """
         return self._changes.change(group, topic, settings, unset)
 
-    def source_of(self, group: str, topic: str) -> str | None:
-        """The file that owns a subscription, or None where the command line may change it."""
-        source = self.subscription_source(group, topic).source
-        return None if source == SOURCE_LOG else source
-
     def differences(self, group: str) -> list[Difference]:
         """Clients of a group that subscribe differently, as far as this proxy has seen."""
         return self._pulls.consistency.differences(group)

@@ -28,6 +28,7 @@ from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.groups.changes import SubscriptionChange, owned
+from proxy_consumer.groups.group import SOURCE_LOG
 from proxy_consumer.groups.retry_waiting import RetryPath
 from proxy_consumer.groups.stats import QueueStats, SubscriptionStats
 from proxy_consumer.service import ConsumerService
@@ -251,8 +252,8 @@ class AdminGroups:
                 f"group {group!r} does not consume topic {topic!r}; it consumes: {consumes}"
             )
         for each in summary.topics if topic is None else (topic,):
-            source = self._consumer.source_of(group, each)
-            if source is not None:
+            source = self._consumer.subscription_source(group, each).source
+            if source != SOURCE_LOG:
                 raise CallerError(owned(group, each, source))
         self._consumer.delete_group(group, topic).wait(WAIT_S)
 
