@@ -1,6 +1,6 @@
 """Producer and consumer proxy in one process without a delay service, which then is a process of its own.
 
-python -m bench.serve_parts DATA_DIR
+python -m bench.serve_parts DATA_DIR [BOOTSTRAP]
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from ddmq.server.process.signals import install_signals
 def main() -> None:
     anywhere = "127.0.0.1:0"
     flags = {"data_dir": Path(sys.argv[1]), "producer": anywhere, "consumer": anywhere, "admin": anywhere}
-    config = with_flags(load_folder(None), **flags)
+    on_kafka = {"engine": "kafka", "bootstrap": sys.argv[2]} if len(sys.argv) > 2 else {}
+    config = with_flags(load_folder(None), **flags, **on_kafka)
     logs.set_up(config.serve.log_level, config.serve.log_format)
     process = ServerProcess(config, ("producer", "consumer", "admin"))
     process.start()

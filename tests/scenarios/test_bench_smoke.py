@@ -13,6 +13,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BENCHMARKS = sorted(path.stem for path in (REPOSITORY / "bench").glob("t[0-9]*_*.py"))
+KAFKA = ("t20_kafka",)
 LONG = ("t07_delay_lateness", "t14_metrics_job")  # wait for due times, or start a Java machine several times
 
 
@@ -31,13 +32,18 @@ def quick(name: str, folder: Path) -> str:
     return found.stdout
 
 
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.long] * (name in LONG) + [pytest.mark.kafka] * (name in KAFKA)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in BENCHMARKS]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in BENCHMARKS])
 def test_a_benchmark_is_right(name: str, tmp_path: Path) -> None:
-    assert re.search("^== T", quick(name, tmp_path), re.MULTILINE)
+    said = quick(name, tmp_path)
+    if name in KAFKA and "NOT MEASURED" in said:
+        pytest.skip(said)
+    assert re.search("^== T", said, re.MULTILINE)
 
 
 @pytest.mark.slow
@@ -69,4 +75,4 @@ def test_the_report_has_a_row_per_series(tmp_path: Path) -> None:
 
 def test_there_are_benchmarks() -> None:
     assert len(BENCHMARKS) >= 7
-    assert set(BENCHMARKS) >= set(LONG)
+    assert set(BENCHMARKS) >= {*LONG, *KAFKA}

@@ -1,0 +1,191 @@
+"""What confluent-kafka does by itself: the floors, each a process of its own.
+
+    python -m bench.kafka.bare WHAT BOOTSTRAP ARGUMENT…
+
+Says `ready` when it is connected and warm, then one line of JSON with its figures. `cpu_us` is its own
+processor time for each message, librdkafka's threads included. Producers and consumers are set like ours
+(acks of all, idempotent, no linger), but for what a plain program has no need of.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
+
+from bench.harness import percentiles
+
+MARK = b"\xfeDUE\xfe"
+STAMP = struct.Struct("d")
+GIVE_UP_S = 60.0
+PRODUCER: dict[str, Any] = {"acks": "all", "enable.idempotence": True, "linger.ms": 0}
+
+
+def main() -> None:
+    what, bootstrap, *arguments = sys.argv[1:]
+    WHAT[what](bootstrap, *arguments)
+
+
+def say(found: dict[str, float]) -> None:
+    print(json.dumps(found), flush=True)
+
+
+def ready() -> None:
+    print("ready", flush=True)
+
+
+# --- producing
+
+
+def produce(bootstrap: str, topic: str, queues: str, lanes: str, batch: str, body: str, count: str) -> None:
+    """`lanes` times `batch` messages under way: a lane sends its next ones when all of these are stored."""
+    producer = Producer({**PRODUCER, "bootstrap.servers": bootstrap})
+    load = ProducerLoad(producer, topic, int(queues), int(lanes), int(batch), bytes(int(body)))
+    load.run(int(lanes) * int(batch) * 4)
+    ready()
+    began, cpu = time.perf_counter(), time.process_time()
+    latencies = load.run(int(count))
+    seconds, spent = time.perf_counter() - began, time.process_time() - cpu
+    say({"per_s": int(count) / seconds} | percentiles(latencies) | {"cpu_us": spent / int(count) * 1e6})
+
+
+class ProducerLoad:
+    """Raises when one is not stored."""
+
+    def __init__(
+        self, producer: Producer, topic: str, queues: int, lanes: int, batch: int, body: bytes
+    ) -> None:
+        self._producer, self._topic, self._queues = producer, topic, queues
+        self._batch, self._body = batch, body
+        self._left = [0] * lanes
+        self._free: list[int] = []
+        self._reports = [self._reporter(lane) for lane in range(lanes)]
+
+    def run(self, count: int) -> list[float]:
+        """Seconds that each batch took."""
+        lanes, self._free = len(self._left), []
+        started, latencies = [0.0] * lanes, []
+        batches, answered = count // self._batch, 0
+        sent = min(lanes, batches)
+        for lane in range(sent):
+            started[lane] = self._send(lane)
+        while answered < batches:
+            self._producer.poll(1.0)
+            free, self._free = self._free, []
+            for lane in free:
+                latencies.append(time.perf_counter() - started[lane])
+                answered += 1
+                if sent < batches:
+                    started[lane] = self._send(lane)
+                    sent += 1
+        return latencies
+
+    def _send(self, lane: int) -> float:
+        began = time.perf_counter()
+        self._left[lane] = self._batch
+        produce, report = self._producer.produce, self._reports[lane]
+        for number in range(self._batch):
+            at = (lane + number) % self._queues
+            produce(self._topic, self._body, b"k%d" % number, at, on_delivery=report)
+        return began
+
+    def _reporter(self, lane: int) -> Callable[[Any, Any], None]:
+        def reported(error: Any, _: Any) -> None:
+            if error is not None:
+                raise AssertionError(f"not stored: {error}")
+            self._left[lane] -= 1
+            if not self._left[lane]:
+                self._free.append(lane)
+
+        return reported
+
+
+# --- consuming
+
+
+def consume(bootstrap: str, topic: str, queues: str, group: str, first: str, count: str, how: str) -> None:
+    """From `first` (an offset of each queue, commas between) on, 100 at a time, each committed (`how`:
+    `sync`, before it goes on, or `async`)."""
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False,
+         "isolation.level": "read_committed", "auto.offset.reset": "error"}
+    )  # fmt: skip
+    begins = [int(each) for each in first.split(",")]
+    places = [TopicPartition(topic, number, begins[number]) for number in range(int(queues))]
+    consumer.commit(offsets=places, asynchronous=False)
+    ready()
+    began, cpu = time.perf_counter(), time.process_time()
+    consumer.assign(places)
+    following, came = dict(enumerate(begins)), 0
+    while came < int(count):
+        messages = consumer.consume(100, 1.0)
+        for message in messages:
+            came += _next_is(following, message)
+        if messages:
+            places = [TopicPartition(topic, number, offset) for number, offset in following.items()]
+            consumer.commit(offsets=places, asynchronous=how == "async")
+        elif time.perf_counter() - began > GIVE_UP_S:
+            raise AssertionError(f"{count} stored, {came} came")
+    seconds, spent = time.perf_counter() - began, time.process_time() - cpu
+    consumer.close()
+    say({"per_s": int(count) / seconds, "cpu_us": spent / int(count) * 1e6})
+
+
+def _next_is(following: dict[int, int], message: Message) -> int:
+    number, offset = message.partition(), message.offset()
+    if message.error() or number is None or offset is None or offset < following[number]:
+        raise AssertionError(f"{message.error() or offset} of queue {number}, {following} was to come")
+    following[number] = offset + 1
+    return 1
+
+
+def latency(bootstrap: str, topic: str, queues: str, count: str) -> None:
+    """From the moment in each body until `poll` has given it here."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "bare", "auto.offset.reset": "error"})
+    places = [TopicPartition(topic, number) for number in range(int(queues))]
+    ends = [consumer.get_watermark_offsets(place, timeout=10) for place in places]
+    for place, end in zip(places, ends, strict=True):
+        place.offset = end[1]
+    consumer.assign(places)
+    consumer.poll(0.5)
+    ready()
+    cpu, latencies = time.process_time(), list[float]()
+    silent = time.perf_counter()
+    while len(latencies) < int(count):
+        message = consumer.poll(1.0)
+        now = time.perf_counter()
+        if message is not None and not message.error():
+            latencies.append(now - STAMP.unpack_from(message.value() or b"", len(MARK))[0])
+            silent = now
+        elif now - silent > GIVE_UP_S:
+            raise AssertionError(f"{count} sent, {len(latencies)} came")
+    spent = time.process_time() - cpu
+    say(percentiles(latencies) | {"cpu_us": spent / int(count) * 1e6})
+
+
+def member(bootstrap: str, topic: str, group: str) -> None:
+    """One of a group, as a plain program is: says each queue that a message came of, and when; commits."""
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False,
+         "auto.offset.reset": "earliest", "session.timeout.ms": 6_000, "heartbeat.interval.ms": 500}
+    )  # fmt: skip
+    consumer.subscribe([topic])
+    ready()
+    while True:
+        message = consumer.poll(1.0)
+        if message is not None and not message.error():
+            print(f"{message.partition()} {time.perf_counter()}", flush=True)
+            consumer.commit(message, asynchronous=True)
+
+
+WHAT: dict[str, Callable[..., None]] = {
+    "produce": produce, "consume": consume, "latency": latency, "member": member,
+}  # fmt: skip
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""T20: the same proxies on Kafka, beside bare confluent-kafka on the same brokers in the same run.
+
+`python -m bench.t20_kafka [PART…]`, of PARTS; all of them without. Where there is no Java it says so, and
+measures nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from bench.harness import CLIENT_CORE, pin
+from ddmq.trial.jars import java
+from ddmq_common.errors import ConfigError
+
+
+def main() -> None:
+    try:
+        java()
+    except ConfigError as error:
+        print(f"T20 IS NOT MEASURED, NO KAFKA CAN BE STARTED HERE: {error}")
+        return
+    from bench.kafka import latency, pulls, sends  # confluent-kafka is an extra
+    from bench.kafka.rig import rig
+
+    parts = {"sends": sends.main, "pulls": pulls.main, "latency": latency.main}
+    wanted = [each for each in sys.argv[1:] if not each.startswith("-")] or list(parts)
+    with rig() as one:
+        pin(CLIENT_CORE)
+        for name in wanted:
+            parts[name](one)
+
+
+if __name__ == "__main__":
+    main()
