@@ -13,11 +13,18 @@ from ddmq.trial.jars import java
 from ddmq_common.errors import ConfigError
 
 
-def main() -> None:
+def kafka_is_here(name: str) -> bool:
+    """Whether a broker can be started; says so where it cannot."""
     try:
         java()
     except ConfigError as error:
-        print(f"T20 IS NOT MEASURED, NO KAFKA CAN BE STARTED HERE: {error}")
+        print(f"{name} IS NOT MEASURED, NO KAFKA CAN BE STARTED HERE: {error}")
+        return False
+    return True
+
+
+def main() -> None:
+    if not kafka_is_here("T20"):
         return
     from bench.kafka import latency, pulls, sends  # confluent-kafka is an extra
     from bench.kafka.rig import rig

@@ -13,7 +13,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BENCHMARKS = sorted(path.stem for path in (REPOSITORY / "bench").glob("t[0-9]*_*.py"))
-KAFKA = ("t20_kafka",)
+KAFKA = ("t20_kafka", "t20d_kafka_subscriptions")
 LONG = ("t07_delay_lateness", "t14_metrics_job")  # wait for due times, or start a Java machine several times
 
 
