@@ -1,9 +1,14 @@
-"""Appends: one idempotent producer for all, called from the hub, its reports served by one native thread.
+"""Appends: one idempotent producer for all, called from the hub; one native thread waits for its reports.
 
 `produce` only puts into librdkafka's own line, so the hub may call it; records of one partition keep the
-order of the calls. A delivery report is a place in an append: the thread puts reports into a deque and wakes
-the hub once for all that came together. An append is answered when each of its records is, or at its
-deadline: what is not reported by then is unknown.
+order of the calls. What one turn of the hub brings for a partition goes together, and what comes while that
+is under way goes together after it. (librdkafka would do the same, but spin meanwhile: it allows five
+unreported messages of a partition, not requests, before it sends the next, and looks all the time.)
+
+A delivery report is a place in an append. librdkafka takes the interpreter's lock anew for each, and a thread
+that shares it with a busy hub waits each time. So the thread takes the first report alone (its callback
+raises: librdkafka keeps the others for the next poll) and the hub, once woken, the others. An append is
+answered when each of its records is, or at its deadline: what was sent and is not reported then is unknown.
 
 A producer that Kafka gave up on (a fatal error) is replaced by a new one. So is one with a record that has
 waited for SEND_S: librdkafka must not give a single record up itself. To close the gap it would go on under
@@ -16,22 +21,24 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
+import gevent
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from backend.completion import Completion
 from backend.kafka.bridge import Bridge
 from backend.kafka.faults import TOO_LARGE, refused, undelivered
-from backend.kafka.options import KafkaOptions
+from backend.kafka.options import APPENDING, KafkaOptions
 from backend.kafka.records import encode
 from backend.kafka.topics.known import KafkaTopics
 from backend.records import AppendResult, AppendStatus, Durability, NewRecord
 from ddmq_common.clock import NEVER, Clock
-from ddmq_common.errors import BoundReachedError, CallerError, DrainingError, RemoteError
+from ddmq_common.errors import BoundReachedError, CallerError, DrainingError, RemoteError, TryLaterError
 from ddmq_common.hub_timer import HubTimer
 
 log = logging.getLogger(__name__)
@@ -39,27 +46,37 @@ Seen = Callable[[str, int, int, int], None]  # topic, queue number, offset behin
 Queue = tuple[str, int]
 _Report = tuple["_Append", int, Any, int, int]
 POLL_S = 0.1
+TOGETHER_MAX = 10_000  # records of one partition that go together
 CLOSE_S = 5.0
-SEND_S = 30.0  # no record is tried for longer
-LOOK_S = 1.0  # between two looks while one has waited that long
 REQUEST_MS = 10_000  # a request that was not answered is sent again, as what it was
-SETTINGS = {
-    "enable.idempotence": True,
-    "acks": "all",
-    "linger.ms": 0,
-    "retry.backoff.ms": 20,
-    "retry.backoff.max.ms": 500,
-    "message.timeout.ms": 0,  # never: see SEND_S
-    "message.max.bytes": 1_000_000_000,  # what a topic takes is checked before, and by the broker
-    "topic.metadata.propagation.max.ms": 2_000,
-}
+SEND_S = 30.0  # no record is tried for longer
+LOOK_S = 1.0  # between two looks while one has been tried for that long
 _NO_ANSWER = refused(RemoteError("Kafka has not answered"), AppendStatus.UNKNOWN)
 _LATE = RemoteError("no answer of Kafka by the deadline; what was sent may be stored or not")
+_NOT_SENT = refused(
+    TryLaterError("Kafka has not answered what was sent to this queue before; it was not sent"),
+    AppendStatus.NOT_STORED,
+)
 _CLOSED = DrainingError("the Kafka engine was closed")
 
 
+class _FirstReport(Exception):
+    """Ends the thread's `poll`: there are reports, and the hub takes them."""
+
+
+class _Way:
+    """To one partition: how many records are under way, since when, and what goes after them."""
+
+    __slots__ = ("flying", "since", "waiting")
+
+    def __init__(self) -> None:
+        self.flying = 0
+        self.since = 0.0
+        self.waiting: deque[tuple[_Append, int]] = deque()
+
+
 class _Append:
-    """One append under way."""
+    """One append under way. `results`: None of what was sent."""
 
     __slots__ = ("completion", "deadline", "left", "records", "results")
 
@@ -70,7 +87,7 @@ class _Append:
         self.records = records
         self.deadline = deadline
         self.left = len(records)
-        self.results: list[AppendResult | None] = [None] * len(records)
+        self.results: list[AppendResult | None] = [_NOT_SENT] * len(records)
 
     def settle(self, otherwise: AppendResult | None = None) -> None:
         """Answer, with `otherwise` for what has no result."""
@@ -90,9 +107,13 @@ class Appends:
         self._topics = topics
         self._seen = seen
         self._reports: deque[_Report] = deque()
-        self._woken = False
+        self._hub_takes = False  # reports, now; or nobody waits for them any more
+        self._taken = allocate_lock()
+        self._taken.acquire()
+        self._ways: dict[Queue, _Way] = {}
+        self._ready: dict[Queue, _Way] = {}  # nothing is under way, and there is something to send
+        self._later: Callable[..., object] = gevent.get_hub().loop.run_callback
         self._under_way: dict[_Append, None] = {}
-        self._unreported: dict[_Append, float] = {}  # since when; the oldest first
         self._made_at = 0.0  # when the producer was
         self._bytes = 0
         self._records = 0
@@ -112,7 +133,7 @@ class Appends:
             queue_buffering_max_kbytes=max(1, self._options.pending_bytes_max >> 10),
         )
         usual: dict[str, object] = {"socket.timeout.ms": REQUEST_MS}
-        return Producer({**usual, **settings, **SETTINGS, "error_cb": self._error})
+        return Producer({**usual, **settings, **APPENDING, "error_cb": self._error})
 
     def touch(self, kafka_name: str) -> None:
         """Have the producer know a topic, and where its partitions are; in a native thread, it may wait."""
@@ -130,7 +151,7 @@ class Appends:
         taken = list(records)
         append = _Append(completion, taken, deadline)
         for index, record in enumerate(taken):
-            result = self._produce(append, index, record)
+            result = self._take(append, index, record)
             if result is not None:
                 append.results[index] = result
                 append.left -= 1
@@ -138,20 +159,56 @@ class Appends:
             self._bridge.call(append.settle)
             return
         self._under_way[append] = None
-        if not self._unreported:
-            self._age.once(SEND_S, self.look_for_old)
-        self._unreported[append] = self._clock.monotonic()
         if deadline < self._next_deadline:
             self._next_deadline = deadline
             self._timer.once(deadline - self._clock.monotonic(), self._sweep)
+
+    def _take(self, append: _Append, index: int, record: NewRecord) -> AppendResult | None:
+        """Have one record wait for its turn, or say why not."""
+        if self._records >= self._options.pending_max or self._bytes >= self._options.pending_bytes_max:
+            return self._full()
+        self._records += 1
+        self._bytes += len(record.delivery)
+        queue = (record.topic, record.queue_id)
+        way = self._ways.get(queue)
+        if way is None:
+            way = self._ways[queue] = _Way()
+        way.waiting.append((append, index))
+        if not way.flying:
+            self._make_ready(queue, way)
+        return None
+
+    def _make_ready(self, queue: Queue, way: _Way) -> None:
+        if not self._ready:
+            self._later(self._send)
+        self._ready[queue] = way
+
+    def _send(self) -> None:
+        """Give the producer what waits where nothing is under way."""
+        ready, self._ready = self._ready, {}
+        now = self._clock.monotonic()
+        if not self._age.active:
+            self._age.once(SEND_S, self.look_for_old)
+        for queue, way in ready.items():
+            waiting, way.since = way.waiting, now
+            while waiting and way.flying < TOGETHER_MAX:
+                append, index = waiting.popleft()
+                record = append.records[index]
+                result = self._produce(append, index, record) if append in self._under_way else _NOT_SENT
+                if result is None:
+                    append.results[index] = None
+                    way.flying += 1
+                else:
+                    self._has_left(record)
+                    self._have(append, index, result)
+            if not way.flying:
+                self._ways.pop(queue, None)
 
     def _produce(self, append: _Append, index: int, record: NewRecord) -> AppendResult | None:
         """Give one record to the producer, or say why not."""
         error = self._topics.refusal(record)
         if error is not None:
             return refused(error)
-        if self._records >= self._options.pending_max or self._bytes >= self._options.pending_bytes_max:
-            return self._full()
         try:
             key, value, headers = encode(record)
             self._producer.produce(
@@ -166,13 +223,22 @@ class Appends:
             found = failed.args[0]
             if found.fatal():
                 self._fatal = str(found)
-            result = undelivered(found, record.topic, len(record.delivery), self._size_max(record.topic))
+            result = self._failed(record, found)
             return result if result.status is AppendStatus.REFUSED else refused(
                 result.error or RemoteError(str(found)), AppendStatus.NOT_STORED
             )  # fmt: skip
-        self._records += 1
-        self._bytes += len(record.delivery)
         return None
+
+    def _has_left(self, record: NewRecord) -> None:
+        self._records -= 1
+        self._bytes -= len(record.delivery)
+
+    def _have(self, append: _Append, index: int, result: AppendResult) -> None:
+        """The result of one record."""
+        append.results[index] = result
+        append.left -= 1
+        if append.left == 0 and append in self._under_way:
+            self._over(append, None)
 
     def _full(self) -> AppendResult:
         error = BoundReachedError(
@@ -180,12 +246,24 @@ class Appends:
         )
         return refused(error, AppendStatus.NOT_STORED)
 
-    def _size_max(self, topic: str) -> int:
-        found = self._topics.find(topic)
-        return 0 if found is None else found.message_bytes_max
+    def _failed(self, record: NewRecord, error: KafkaError) -> AppendResult:
+        found = self._topics.find(record.topic)
+        size_max = 0 if found is None else found.message_bytes_max
+        return undelivered(error, record.topic, len(record.delivery), size_max)
+
+    def _take_reports(self) -> None:
+        """The thread has the first report: take the others, and have it wait for the next."""
+        if self._closed:
+            return
+        self._hub_takes = True
+        try:
+            self._producer.poll(0)
+            self._settle_reported()
+        finally:
+            self._hub_takes = False
+            self._taken.release()
 
     def _settle_reported(self) -> None:
-        self._woken = False
         topics, reports = self._topics.topics, self._reports
         finished: list[_Append] = []
         ends: dict[Queue, int] = {}
@@ -193,28 +271,37 @@ class Appends:
         for _ in range(len(reports)):
             append, index, error, offset, stored_ms = reports.popleft()
             record = append.records[index]
-            self._records -= 1
-            self._bytes -= len(record.delivery)
+            self._has_left(record)
+            queue = (record.topic, record.queue_id)
+            self._has_landed(queue)
             topic = topics.get(record.topic)
             if error is not None:
-                result = undelivered(error, record.topic, len(record.delivery), self._size_max(record.topic))
+                result = self._failed(record, error)
                 if error.code() in TOO_LARGE:
                     self._topics.look_at_all()
             else:
                 reached = Durability.WRITTEN if topic is None else topic.durability  # None: deleted meanwhile
                 result = AppendResult(AppendStatus.STORED, offset, reached, None)
-                ends[record.topic, record.queue_id] = offset + 1
+                ends[queue] = offset + 1
                 newest_ms = stored_ms
             append.results[index] = result
             append.left -= 1
             if append.left == 0:
-                self._unreported.pop(append, None)
                 finished.append(append)
         for (name, queue_id), end in ends.items():  # before anybody hears of it, and reads there
             self._seen(name, queue_id, end, newest_ms)
         for append in finished:
             if append in self._under_way:
                 self._over(append, None)
+
+    def _has_landed(self, queue: Queue) -> None:
+        way = self._ways[queue]
+        way.flying -= 1
+        if not way.flying:
+            if way.waiting:
+                self._make_ready(queue, way)
+            else:
+                del self._ways[queue]
 
     def _over(self, append: _Append, otherwise: AppendResult | None) -> None:
         del self._under_way[append]
@@ -236,9 +323,10 @@ class Appends:
 
     def look_for_old(self) -> None:
         """Have the producer replaced when it has tried to send a record for too long."""
-        if not self._unreported:
+        since = min((way.since for way in self._ways.values() if way.flying), default=NEVER)
+        now = self._clock.monotonic()
+        if since == NEVER:
             return
-        since, now = next(iter(self._unreported.values())), self._clock.monotonic()
         if now - since < SEND_S:
             self._age.once(since + SEND_S - now, self.look_for_old)
             return
@@ -276,33 +364,44 @@ class Appends:
             self._reports.append((append, index, None, message.offset(), message.timestamp()[1]))
         else:
             self._reports.append((append, index, error, -1, 0))
+        if not self._hub_takes:
+            raise _FirstReport
 
     def _serve(self) -> None:
         while not self._closed:
             try:
-                self._producer.poll(POLL_S)
+                self._poll()
                 if self._fatal:
                     self._replace()
             except Exception:  # whatever it was: who waits must be answered
                 log.exception("serving Kafka's reports has failed; it goes on")
                 time.sleep(POLL_S)
-            self._wake()
         self._producer.purge(in_queue=True, in_flight=False)
         self._producer.flush(CLOSE_S)
-        self._wake()
 
-    def _wake(self) -> None:
-        if self._reports and not self._woken:
-            self._woken = True
-            self._bridge.call(self._settle_reported)
+    def _poll(self) -> None:
+        """Until there are reports, and the hub has taken them."""
+        try:
+            self._producer.poll(POLL_S)
+        except _FirstReport:
+            pass
+        finally:
+            if self._reports and not self._closed:
+                self._bridge.call(self._take_reports)
+                self._taken.acquire()
 
     def _replace(self) -> None:
         made, self._made_at = self._made(), self._clock.monotonic()
         old, self._producer = self._producer, made
         log.error("Kafka gave up on the producer: %s; there is a new one", self._fatal)
         self._fatal = ""
-        old.purge()
-        old.flush(CLOSE_S)
+        self._hub_takes = True
+        try:
+            old.purge()
+            old.flush(CLOSE_S)
+        finally:
+            self._hub_takes = False
+            self._bridge.call(self._settle_reported)
 
     def _error(self, error: KafkaError) -> None:
         if error.fatal():  # that brokers are away the topics' survey says, once
@@ -312,7 +411,9 @@ class Appends:
         """Send what the brokers have begun with, forget the rest, and settle everybody; bounded."""
         if self._closed:
             return
-        self._closed = True
+        self._closed = self._hub_takes = True
+        if self._taken.locked():
+            self._taken.release()
         end = time.monotonic() + CLOSE_S + POLL_S
         self._thread.join(max(0.0, end - time.monotonic()))
         self._settle_reported()

@@ -28,6 +28,18 @@ USUAL: Mapping[str, str | int] = {
     "log_level": 2,  # librdkafka's own lines, several a second while a broker is away; reasons come otherwise
 }
 
+# Of the producer of all appends.
+APPENDING: Mapping[str, str | int | bool] = {
+    "enable.idempotence": True,
+    "acks": "all",
+    "linger.ms": 0,
+    "retry.backoff.ms": 20,
+    "retry.backoff.max.ms": 500,
+    "message.timeout.ms": 0,  # never: see appends.SEND_S
+    "message.max.bytes": 1_000_000_000,  # what a topic takes is checked before, and by the broker
+    "topic.metadata.propagation.max.ms": 2_000,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class KafkaOptions:
