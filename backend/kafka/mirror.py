@@ -12,8 +12,10 @@ is asked (its issue 3663).
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
@@ -28,7 +30,8 @@ from ddmq_common.hub_timer import HubTimer
 log = logging.getLogger(__name__)
 EVERY_S = 1.0
 GROUPS_AT_ONCE = 64
-CONSUMERS_MAX = 16  # that stay open, each with its threads and connections
+CONSUMERS_MAX = 16  # that stay open, each with its threads and connections,
+UNUSED_S = 10.0  # so long after they were used at most
 CLOSE_S = 2.0
 Offsets = list[TopicPartition]
 
@@ -40,7 +43,8 @@ class _Committer:
         self._options = options
         self._told = told
         self._asked: queue.SimpleQueue[tuple[str, Offsets] | None] = queue.SimpleQueue()
-        self._open: OrderedDict[str, Consumer] = OrderedDict()  # the one used last is the last
+        # With the time when each was used; the one used last is the last.
+        self._open: OrderedDict[str, tuple[Consumer, float]] = OrderedDict()
         self._thread = threading.Thread(target=self._run, name="kafka-mirror", daemon=True)
         self._thread.start()
 
@@ -53,26 +57,45 @@ class _Committer:
         self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
-        while (asked := self._asked.get()) is not None:
-            group, offsets = asked
+        while True:
             try:
-                self._consumer(group).commit(offsets=offsets, asynchronous=False)
-            except Exception as error:  # whatever it was costs this one only
-                self._told(group, str(error))
-            else:
-                self._told(group, None)
-        for consumer in self._open.values():
-            consumer.close()
+                asked = self._asked.get(timeout=UNUSED_S if self._open else None)
+                if asked is None:
+                    break
+                self._commit(*asked)
+            except queue.Empty:
+                pass
+            self._close_unused(time.monotonic() - UNUSED_S)
+        self._close_unused(math.inf)
+
+    def _commit(self, group: str, offsets: Offsets) -> None:
+        try:
+            self._consumer(group).commit(offsets=offsets, asynchronous=False)
+        except Exception as error:  # whatever it was costs this one only
+            self._told(group, str(error))
+        else:
+            self._told(group, None)
 
     def _consumer(self, group: str) -> Consumer:
-        consumer = self._open.pop(group, None)
+        consumer, _ = self._open.pop(group, (None, 0.0))
         if consumer is None:
             if len(self._open) >= CONSUMERS_MAX:
-                self._open.popitem(last=False)[1].close()
+                self._open.popitem(last=False)[1][0].close()
             settings = self._options.client(group_id=group, enable_auto_commit=False)
             consumer = Consumer(settings)  # nobody polls it; `commit` tells its errors
-        self._open[group] = consumer
+        self._open[group] = consumer, time.monotonic()
         return consumer
+
+    def _close_unused(self, since: float) -> None:
+        while self._open:
+            group, (consumer, used) = next(iter(self._open.items()))
+            if used > since:
+                break
+            del self._open[group]
+            try:
+                consumer.close()
+            except Exception as error:  # whatever it was, it is not used any more
+                log.debug("the consumer for the offsets of group %s: %s", group, error)
 
 
 class OffsetMirror:

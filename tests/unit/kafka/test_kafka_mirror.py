@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from confluent_kafka import TopicPartition
 
-from backend.kafka.mirror import CLOSE_S, _Committer
+from backend.kafka import mirror as module
+from backend.kafka.mirror import CLOSE_S, CONSUMERS_MAX, _Committer
 from backend.kafka.options import KafkaOptions
+from tests.support.waits import until
 
 
 def test_it_ends_in_time_though_no_broker_answers() -> None:
@@ -18,3 +21,39 @@ def test_it_ends_in_time_though_no_broker_answers() -> None:
     committer.close()
     assert time.monotonic() - began < CLOSE_S + 20.0, "the client's own time-outs take a minute"
     assert all(error for _, error in told), "nothing was committed"
+
+
+class FakeConsumer:
+    open = 0
+    open_max = 0
+    fails = False
+
+    def __init__(self, _: dict[str, object]) -> None:
+        FakeConsumer.open += 1
+        FakeConsumer.open_max = max(FakeConsumer.open, FakeConsumer.open_max)
+
+    def commit(self, **_: object) -> None: ...
+
+    def close(self) -> None:
+        FakeConsumer.open -= 1
+        if FakeConsumer.fails:
+            raise RuntimeError("nobody foresaw it")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_consumers_are_few_and_go_when_they_are_not_used(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "Consumer", FakeConsumer)
+    monkeypatch.setattr(module, "UNUSED_S", 0.05)
+    monkeypatch.setattr(FakeConsumer, "open_max", 0)
+    monkeypatch.setattr(FakeConsumer, "fails", fails)
+    told: list[str] = []
+    committer = _Committer(KafkaOptions(), lambda group, _: told.append(group))
+    for lap in range(2):
+        for number in range(3 * CONSUMERS_MAX):
+            committer.ask(f"g{number}", [TopicPartition("orders", 0, 7)])
+        until(lambda lap=lap: len(told) == 3 * CONSUMERS_MAX * (lap + 1), "all are answered")
+        until(lambda: FakeConsumer.open == 0, "closed")
+    assert FakeConsumer.open_max <= CONSUMERS_MAX
+    committer.close()
