@@ -17,7 +17,7 @@ import gevent
 
 from backend.completion import Completion
 from backend.engine import StoreClock, Watchers, check_topic
-from backend.kafka.appends import Appends
+from backend.kafka.append.appends import Appends
 from backend.kafka.bridge import Bridge
 from backend.kafka.commit.plan import KafkaWrite
 from backend.kafka.faults import refused

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from select import select
+from select import POLLIN, poll
 from typing import Any
 from urllib.parse import quote
 
@@ -122,9 +122,11 @@ class RealServer:
     def _read_ready(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         line = b""
+        output = poll()  # select() takes no descriptor above 1,023
+        output.register(process.stdout, POLLIN)
         deadline = time.monotonic() + PATIENCE_S
         while not line.endswith(b"\n"):
-            readable, _, _ = select([process.stdout], [], [], max(deadline - time.monotonic(), 0))
+            readable = output.poll(max(deadline - time.monotonic(), 0) * 1_000)
             more = os.read(process.stdout.fileno(), 4096) if readable else b""
             line += more
             if not more:

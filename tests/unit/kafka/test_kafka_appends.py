@@ -9,8 +9,8 @@ import pytest
 from confluent_kafka import KafkaError
 
 from backend.completion import Completion
-from backend.kafka import appends as module
-from backend.kafka.appends import SEND_S, Appends
+from backend.kafka.append import reporting as module
+from backend.kafka.append.appends import SEND_S, Appends
 from backend.kafka.bridge import Bridge
 from backend.kafka.options import KafkaOptions
 from backend.records import AppendResult, AppendStatus, Durability, NewRecord

@@ -5,35 +5,29 @@ order of the calls. What one turn of the hub brings for a partition goes togethe
 is under way goes together after it. (librdkafka would do the same, but spin meanwhile: it allows five
 unreported messages of a partition, not requests, before it sends the next, and looks all the time.)
 
-A delivery report is a place in an append. librdkafka takes the interpreter's lock anew for each, and a thread
-that shares it with a busy hub waits each time. So the thread takes the first report alone (its callback
-raises: librdkafka keeps the others for the next poll) and the hub, once woken, the others. An append is
-answered when each of its records is, or at its deadline: what was sent and is not reported then is unknown.
+A delivery report is a place in an append. An append is answered when each of its records is, or at its
+deadline: what was sent and is not reported then is unknown.
 
-A producer that Kafka gave up on (a fatal error) is replaced by a new one. So is one with a record that has
-waited for SEND_S: librdkafka must not give a single record up itself. To close the gap it would go on under
-another epoch, and send what is on its way once more, whether it is stored or not. What was on its way in the
-one that is replaced is purged, and unknown.
+A producer with a record that has waited for SEND_S is replaced: librdkafka must not give a single record up
+itself. To close the gap it would go on under another epoch, and send what is on its way once more, whether it
+is stored or not. What was on its way in the one that is replaced is purged, and unknown.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
-import time
-from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
 import gevent
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 
 from backend.completion import Completion
+from backend.kafka.append.reporting import ReportingProducer
 from backend.kafka.bridge import Bridge
 from backend.kafka.faults import TOO_LARGE, refused, undelivered
-from backend.kafka.options import APPENDING, KafkaOptions
+from backend.kafka.options import KafkaOptions
 from backend.kafka.records import encode
 from backend.kafka.topics.known import KafkaTopics
 from backend.records import AppendResult, AppendStatus, Durability, NewRecord
@@ -41,14 +35,10 @@ from ddmq_common.clock import NEVER, Clock
 from ddmq_common.errors import BoundReachedError, CallerError, DrainingError, RemoteError, TryLaterError
 from ddmq_common.hub_timer import HubTimer
 
-log = logging.getLogger(__name__)
 Seen = Callable[[str, int, int, int], None]  # topic, queue number, offset behind what was stored, its time
 Queue = tuple[str, int]
 _Report = tuple["_Append", int, Any, int, int]
-POLL_S = 0.1
 TOGETHER_MAX = 10_000  # records of one partition that go together
-CLOSE_S = 5.0
-REQUEST_MS = 10_000  # a request that was not answered is sent again, as what it was
 SEND_S = 30.0  # no record is tried for longer
 LOOK_S = 1.0  # between two looks while one has been tried for that long
 _NO_ANSWER = refused(RemoteError("Kafka has not answered"), AppendStatus.UNKNOWN)
@@ -58,10 +48,6 @@ _NOT_SENT = refused(
     AppendStatus.NOT_STORED,
 )
 _CLOSED = DrainingError("the Kafka engine was closed")
-
-
-class _FirstReport(Exception):
-    """Ends the thread's `poll`: there are reports, and the hub takes them."""
 
 
 class _Way:
@@ -107,40 +93,23 @@ class Appends:
         self._topics = topics
         self._seen = seen
         self._reports: deque[_Report] = deque()
-        self._hub_takes = False  # reports, now; or nobody waits for them any more
-        self._taken = allocate_lock()
-        self._taken.acquire()
         self._ways: dict[Queue, _Way] = {}
         self._ready: dict[Queue, _Way] = {}  # nothing is under way, and there is something to send
         self._later: Callable[..., object] = gevent.get_hub().loop.run_callback
         self._under_way: dict[_Append, None] = {}
-        self._made_at = 0.0  # when the producer was
         self._bytes = 0
         self._records = 0
         self._next_deadline = NEVER
         self._timer, self._age = HubTimer(ref=False), HubTimer(ref=False)
         self._idle: list[tuple[dict[_Append, None], Callable[[], None]]] = []
         self._closed = False
-        self._fatal = ""
-        self._producer = self._made()
-        self._thread = threading.Thread(target=self._serve, name="kafka-producer", daemon=True)
-        self._thread.start()
-
-    def _made(self) -> Producer:
-        settings = self._options.client(
+        settings = options.client(
             client_id="ddmq-producer",
-            queue_buffering_max_messages=self._options.pending_max,
-            queue_buffering_max_kbytes=max(1, self._options.pending_bytes_max >> 10),
+            queue_buffering_max_messages=options.pending_max,
+            queue_buffering_max_kbytes=max(1, options.pending_bytes_max >> 10),
         )
-        usual: dict[str, object] = {"socket.timeout.ms": REQUEST_MS}
-        return Producer({**usual, **settings, **APPENDING, "error_cb": self._error})
-
-    def touch(self, kafka_name: str) -> None:
-        """Have the producer know a topic, and where its partitions are; in a native thread, it may wait."""
-        try:
-            self._producer.list_topics(kafka_name, 5)
-        except KafkaException as error:
-            log.warning("topic %s: the producer could not ask for it: %s", kafka_name, error)
+        self._producer = ReportingProducer(settings, bridge, clock, self._settle_reported)
+        self.touch = self._producer.touch
 
     # --- on the hub
 
@@ -222,7 +191,7 @@ class Appends:
         except KafkaException as failed:
             found = failed.args[0]
             if found.fatal():
-                self._fatal = str(found)
+                self._producer.give_up(str(found))
             result = self._failed(record, found)
             return result if result.status is AppendStatus.REFUSED else refused(
                 result.error or RemoteError(str(found)), AppendStatus.NOT_STORED
@@ -250,18 +219,6 @@ class Appends:
         found = self._topics.find(record.topic)
         size_max = 0 if found is None else found.message_bytes_max
         return undelivered(error, record.topic, len(record.delivery), size_max)
-
-    def _take_reports(self) -> None:
-        """The thread has the first report: take the others, and have it wait for the next."""
-        if self._closed:
-            return
-        self._hub_takes = True
-        try:
-            self._producer.poll(0)
-            self._settle_reported()
-        finally:
-            self._hub_takes = False
-            self._taken.release()
 
     def _settle_reported(self) -> None:
         topics, reports = self._topics.topics, self._reports
@@ -330,8 +287,8 @@ class Appends:
         if now - since < SEND_S:
             self._age.once(since + SEND_S - now, self.look_for_old)
             return
-        if since >= self._made_at:  # else it is being purged
-            self._fatal = f"a record is not stored after {SEND_S:g} s"
+        if since >= self._producer.made_at:  # else it is being purged
+            self._producer.give_up(f"a record is not stored after {SEND_S:g} s")
         self._age.once(LOOK_S, self.look_for_old)
 
     def quiet(self, queues: Collection[Queue] | None, then: Callable[[], None]) -> None:
@@ -364,59 +321,16 @@ class Appends:
             self._reports.append((append, index, None, message.offset(), message.timestamp()[1]))
         else:
             self._reports.append((append, index, error, -1, 0))
-        if not self._hub_takes:
-            raise _FirstReport
+        self._producer.has_report()
 
-    def _serve(self) -> None:
-        while not self._closed:
-            try:
-                self._poll()
-                if self._fatal:
-                    self._replace()
-            except Exception:  # whatever it was: who waits must be answered
-                log.exception("serving Kafka's reports has failed; it goes on")
-                time.sleep(POLL_S)
-        self._producer.purge(in_queue=True, in_flight=False)
-        self._producer.flush(CLOSE_S)
-
-    def _poll(self) -> None:
-        """Until there are reports, and the hub has taken them."""
-        try:
-            self._producer.poll(POLL_S)
-        except _FirstReport:
-            pass
-        finally:
-            if self._reports and not self._closed:
-                self._bridge.call(self._take_reports)
-                self._taken.acquire()
-
-    def _replace(self) -> None:
-        made, self._made_at = self._made(), self._clock.monotonic()
-        old, self._producer = self._producer, made
-        log.error("Kafka gave up on the producer: %s; there is a new one", self._fatal)
-        self._fatal = ""
-        self._hub_takes = True
-        try:
-            old.purge()
-            old.flush(CLOSE_S)
-        finally:
-            self._hub_takes = False
-            self._bridge.call(self._settle_reported)
-
-    def _error(self, error: KafkaError) -> None:
-        if error.fatal():  # that brokers are away the topics' survey says, once
-            self._fatal = str(error)
+    # --- on the hub
 
     def close(self) -> None:
         """Send what the brokers have begun with, forget the rest, and settle everybody; bounded."""
         if self._closed:
             return
-        self._closed = self._hub_takes = True
-        if self._taken.locked():
-            self._taken.release()
-        end = time.monotonic() + CLOSE_S + POLL_S
-        self._thread.join(max(0.0, end - time.monotonic()))
-        self._settle_reported()
+        self._closed = True
+        self._producer.close()
         self._timer.stop()
         self._age.stop()
         for append in list(self._under_way):
