@@ -24,6 +24,8 @@ HEARTBEAT_TOPIC = "carrera_heartbeat"
 DELAY_DIALECTS = ("amq", "rabbit", "rocketmq", "ddmq")  # words for delays in properties; docs/delay.md
 QUEUES_DEFAULT = 4
 TURN_GROUP = "%TURN"  # whose progress on a topic says whose turn it is to change something
+MOVE_PREFIX = "%MOVE%"  # groups whose progress on a queue says what `ddmq move` has copied into it
+MOVED_PROPERTY = "moved-from"  # of a copy: SOURCE/TOPIC/QUEUE/OFFSET that it was copied from
 LAG_GROUP = "%SPEAKER"  # who holds queue 0 of SCHEDULE_TOPIC in it speaks for what no proxy holds
 DONE_GROUP = "%DONE"  # whose progress on a dead-letter topic says which letters were resent or purged
 
@@ -41,7 +43,7 @@ def topic_fault(name: str) -> str | None:
 
 def group_fault(name: str) -> str | None:
     """Why `name` cannot be a consumer group's name, or None."""
-    if name in _OWN_GROUPS:
+    if name in _OWN_GROUPS or name.startswith(MOVE_PREFIX):
         return f"group name {name!r} is the system's own; choose another name"
     return _fault("group", name, GROUP_BYTES_MAX)
 

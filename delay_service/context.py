@@ -39,12 +39,14 @@ GONE_MAX = 10_000  # topics remembered as closed for a while; past it all are tr
 @dataclass(slots=True)
 class DelayServiceContext:
     """What the shards of one service share. `flights`: commits of due messages under way; more of them only
-    make a message wait longer behind others. `waiting`: shards that want one, in turn."""
+    make a message wait longer behind others. `waiting`: shards that want one, in turn. `fires` False:
+    commands are taken in, and what waits stays in the stores."""
 
     backend: Backend
     config: DelayConfig
     clock: Clock
     counts: DelayCounts
+    fires: bool = True
     flights: int = 0
     waiting: deque[Callable[[], None]] = field(default_factory=deque)
 

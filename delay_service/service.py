@@ -35,7 +35,8 @@ class DelayService(DueService):
     """The shards of one process, at work.
 
     `opener` opens a shard's store (it runs in a native thread). `address`: where others reach this process,
-    told to those who ask who owns a shard. `alarms` makes timers. `started` settles when all shards that
+    told to those who ask who owns a shard. `alarms` makes timers. `fires` False: it brings the stores
+    in line with the log and leaves in them what waits. `started` settles when all shards that
     were granted at the beginning fire, or others have them all.
     """
 
@@ -50,12 +51,14 @@ class DelayService(DueService):
         opener: StoreOpener,
         address: str = "",
         alarms: Callable[[], Alarm] = hub_alarm,
+        *,
+        fires: bool = True,
     ) -> None:
         counts, join = DelayCounts(metrics), Join(DELAY_GROUP, DELAY_TOPIC, address=address)
         super().__init__(
             "delay service", backend, config, clock, counts, join, alarms(), alarms(), load=False
         )
-        self._service = DelayServiceContext(backend, config, clock, self._counts)
+        self._service = DelayServiceContext(backend, config, clock, self._counts, fires)
         self._opener = opener
         self._alarms = alarms
         self._quota = Quota(self._service)

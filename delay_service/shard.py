@@ -179,7 +179,7 @@ class Shard:
 
     def _caught_up(self) -> None:
         self.why = ""
-        if self._fire is not None:
+        if self._fire is not None and self._service.fires:
             self._fire.open()
         self._opened()
 

@@ -122,6 +122,10 @@ class MemoryDelayStore(DelayStore):
         self._check()
         return [self._ids.get(uuid) for uuid in uuids]
 
+    def known(self, after: bytes, limit: int) -> list[tuple[bytes, IdState]]:
+        self._check()
+        return sorted((uuid, state) for uuid, state in self._ids.items() if uuid > after)[:limit]
+
     def forgettable(self, now_ms: int, limit: int) -> list[bytes]:
         self._check()
         passed = [

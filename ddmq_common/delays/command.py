@@ -31,6 +31,7 @@ from ddmq_common.errors import DamagedError
 COMMAND_PROPERTY = "delay-order"
 
 ADD, CANCEL, RESCHEDULE, FIRE = "add", "cancel", "reschedule", "fire"
+KNOWN = "known"  # outcomes that another installation knew: its body says which (delay_service/core/known.py)
 ONCE, LOOP, EXPONENTIAL, SCHEDULE = 2, 3, 4, 5  # the first three are the wire's dmsgtype
 
 
@@ -48,7 +49,7 @@ class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DelayCommand(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An add, a cancel, a reschedule or a fire now.
+    """An add, a cancel, a reschedule or a fire now; or what is known of ids, which names no uuid.
 
     `uuid`: 36 characters, lower case. Times: epoch milliseconds or seconds, as they say.
     `timestamp_s`, `expire_s`, `interval_s`, `times`: as the add sent them; they make up the ids of the

@@ -17,6 +17,7 @@ from ddmq_common.delays.command import (
     CANCEL,
     CANCELLED,
     FIRE,
+    KNOWN,
     RESCHEDULE,
     UNKNOWN,
     CommandOutcome,
@@ -31,7 +32,7 @@ from delay_service.core.fire_command import UNFIT
 from delay_service.core.occurrences import CATCH_UP_MAX, next_after
 from delay_service.store.port import DelayStore, IdKind, IdState, Pending, StoreChanges
 
-OPS = frozenset((ADD, CANCEL, RESCHEDULE, FIRE))
+OPS = frozenset((ADD, CANCEL, RESCHEDULE, FIRE, KNOWN))
 OVER = (IdKind.FIRED, IdKind.DEAD)
 DEAD_TEXT = f"it could not be delivered and is a dead letter in {DELAY_DLQ_TOPIC}"
 
@@ -232,3 +233,25 @@ def of_waiting(message: Pending | None, due_ms: int) -> Assumed:
         except UNFIT:
             message = None
     return Assumed(command, 0 if message is None else message.occurrence, due_ms)
+
+
+def is_pending(state: IdState) -> bool:
+    """Whether a delivery of it waits."""
+    return state.kind is IdKind.PENDING
+
+
+class PutAside:
+    """Which waiting messages are put aside, as a store has them; topics are asked for once."""
+
+    def __init__(self, store: DelayStore) -> None:
+        self._store = store
+        self._topics: frozenset[str] | None = None
+
+    def has(self, message: Pending) -> bool:
+        """Whether this one is."""
+        if self._topics is None:
+            self._topics = frozenset(self._store.topics_put_aside())
+        if message.topic not in self._topics:
+            return False
+        found = self._store.due(message.due_ms, 1, 1, message.key.before())
+        return not found or found[0].offset != message.offset

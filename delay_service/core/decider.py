@@ -29,6 +29,7 @@ from ddmq_common.delays.command import (
     CANCEL,
     CANCELLED,
     FIRE,
+    KNOWN,
     PENDING,
     TOO_OLD,
     UNKNOWN,
@@ -42,8 +43,10 @@ from delay_service.core.commands import (
     CommandRecord,
     DecisionContext,
     FireNow,
+    PutAside,
     Taken,
     code_of,
+    is_pending,
     known,
     known_again,
     latest_ms,
@@ -52,7 +55,8 @@ from delay_service.core.commands import (
     pending_of,
     reply_to,
 )
-from delay_service.core.fire_command import UNFIT, caught_up, moved_at, moved_by
+from delay_service.core.fire_command import as_fired, moved_at, moved_by
+from delay_service.core.known import known_in, learn
 from delay_service.core.occurrences import last_due_ms
 from delay_service.store.port import DueKey, IdKind, IdState, Pending
 
@@ -70,7 +74,7 @@ class CommandRun:
         self._ids = self._look_up(commands)
         self._fresh: dict[tuple[int, int], Pending] = {}  # by due time and offset
         self._added = 0
-        self._aside: frozenset[str] | None = None
+        self._aside = PutAside(context.store)
         self._count = 0
         self._taken = Taken()
         self._changes, self._done, self._ended = self._taken.changes, self._taken.done, self._taken.ended
@@ -114,6 +118,8 @@ class CommandRun:
             self._add(command, said)
         elif said.op == CANCEL:
             self._cancel(command, said)
+        elif said.op == KNOWN:
+            self._learn(command)
         else:
             self._move(command, said)
         return True
@@ -161,7 +167,7 @@ class CommandRun:
         state = self._true_state(command.uuid)
         if state is None:
             return
-        if not _is_pending(state):
+        if not is_pending(state):
             self._done.append(command.offset)
         context = self._context
         if state.kind is IdKind.FIRED and context.lost_place and command.offset < context.reread_to:
@@ -205,6 +211,18 @@ class CommandRun:
 
     def _put_id(self, uuid: bytes, state: IdState) -> None:
         self._ids[uuid] = self._changes.ids[uuid] = state
+
+    def _learn(self, command: CommandRecord) -> None:
+        try:
+            learned = learn(known_in(command.delivery), self._ids, self._context.store, self._now)
+        except DamagedError:
+            self._count -= 1
+            self._make_dead(command)
+            return
+        self._done.append(command.offset)
+        self._ids.update(learned)
+        self._changes.ids.update(learned)
+        self._tell("learned", len(learned))
 
     # --- cancel, reschedule, fire now
 
@@ -261,7 +279,7 @@ class CommandRun:
             self._done.append(command.offset)
             self._end(said, ADDED, "known", state)
             return
-        message = self._take_out(DueKey(state.at_ms, state.offset)) if _is_pending(state) else None
+        message = self._take_out(DueKey(state.at_ms, state.offset)) if is_pending(state) else None
         if message is None:
             self._done.append(command.offset)
             self._end(said, *known_again(state), state)
@@ -291,7 +309,7 @@ class CommandRun:
         one. (Before anything has fired the last one counts, and all may be done again.)"""
         acks = self._context.acks
         fired = acks.attempts.get(state.offset, 0) > 0
-        return _is_pending(state) and acks.is_finished(command.offset) and fired
+        return is_pending(state) and acks.is_finished(command.offset) and fired
 
     def _is_behind(self, state: IdState) -> bool:
         """The store has a delivery that has fired: until when it was put off tells what was passed over."""
@@ -304,19 +322,14 @@ class CommandRun:
 
     def _as_fired(self, command: CommandRecord, message: Pending) -> Pending:
         """The delivery that is to be moved: the log may know of fires that the store does not."""
-        fired = self._context.acks.attempts.get(message.offset, 0)
-        if fired <= message.occurrence:
-            return message
-        before = command.offset < self._context.reread_to and command.born_ms < message.due_ms
+        context = self._context
+        before = command.offset < context.reread_to and command.born_ms < message.due_ms
         seen = message._replace(due_ms=0) if before else message  # never put off so far: this came before
-        try:
-            return caught_up(seen, fired, self._now, self._context.catch_up_max) or message
-        except UNFIT:
-            return message  # the due scan makes it a dead letter
+        return as_fired(message, seen, context.acks, self._now, context.catch_up_max) or message
 
     def _moved_by(self, command: CommandRecord, state: IdState | None) -> bool:
         """This command says when the message waits."""
-        if state is None or not _is_pending(state) or command.said is None or command.said.op == ADD:
+        if state is None or not is_pending(state) or command.said is None or command.said.op == ADD:
             return False
         message = self._waiting(state)
         return message is not None and command.offset in moved_at(message)
@@ -328,7 +341,7 @@ class CommandRun:
     def _true_state(self, uuid: bytes) -> IdState | None:
         """What the store knows, put right by what the log knows: a fire may be missing in the store."""
         state = self._ids[uuid]
-        if state is None or not _is_pending(state) or not self._context.acks.is_finished(state.offset):
+        if state is None or not is_pending(state) or not self._context.acks.is_finished(state.offset):
             return state
         message = self._take_out(DueKey(state.at_ms, state.offset))
         self._ended += [] if message is None else moved_at(message)  # the store may not know the last move
@@ -342,19 +355,11 @@ class CommandRun:
         message = self._context.store.get(key)
         if message is None:
             self._tell("lost")
-        elif self._is_aside(message):
+        elif self._aside.has(message):
             self._changes.removed_deferred.append(message)
         else:
             self._changes.removed.append(message)
         return message
-
-    def _is_aside(self, message: Pending) -> bool:
-        if self._aside is None:
-            self._aside = frozenset(self._context.store.topics_put_aside())
-        if message.topic not in self._aside:
-            return False
-        found = self._context.store.due(message.due_ms, 1, 1, message.key.before())
-        return not found or found[0].offset != message.offset
 
     # --- commands read again
 
@@ -365,7 +370,7 @@ class CommandRun:
             self._dead_once(command)
             return
         state = self._ids[command.uuid]
-        waits = state is not None and _is_pending(state) and state.offset == command.offset
+        waits = state is not None and is_pending(state) and state.offset == command.offset
         if not (waits or self._moved_by(command, state)):
             self._done.append(command.offset)
         if said.op == ADD:
@@ -374,10 +379,6 @@ class CommandRun:
         if state is not None and state.kind is IdKind.CANCELLED:
             self._done.append(state.offset)
         self._reply(said, code_of(state, PENDING if said.op == CANCEL else ADDED), state)
-
-
-def _is_pending(state: IdState) -> bool:
-    return state.kind is IdKind.PENDING
 
 
 def take(context: DecisionContext, commands: Sequence[CommandRecord], now_ms: int) -> Taken:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from backend import internal_topics as dead
+from backend.progress.ack_map import AckMap
 from backend.records import NewRecord
 from ddmq_common.delays.command import ONCE, SCHEDULE, DelayCommand, decode_command, encode_command
 from ddmq_common.delivery import key_of, varint
@@ -95,6 +96,23 @@ def caught_up(message: Pending, fired: int, now_ms: int, catch_up_max: int) -> P
         now_ms = 0
     found = next_after(command, fired - 1, now_ms, catch_up_max, put_off_ms=message.due_ms)
     return None if found is None else later(message, found.occurrence, found.due_ms)
+
+
+def as_fired(message: Pending, seen: Pending, acks: AckMap, now_ms: int, catch_up_max: int) -> Pending | None:
+    """The delivery of a series that waits, where the log may know of fires that the store does not; `seen`
+    says how far it was put off. None: the series is over."""
+    fired = acks.attempts.get(message.offset, 0)
+    if fired <= message.occurrence:
+        return message
+    with suppress(*UNFIT):
+        return caught_up(seen, fired, now_ms, catch_up_max)
+    return message  # the due scan makes it a dead letter
+
+
+def still_waiting(message: Pending, acks: AckMap, now_ms: int, catch_up_max: int) -> Pending | None:
+    """The delivery that waits, by what the log knows; None: it is over."""
+    over = acks.is_finished(message.offset)
+    return None if over else as_fired(message, message, acks, now_ms, catch_up_max)
 
 
 def offsets_of(message: Pending) -> list[int]:

@@ -155,6 +155,10 @@ class DelayStore(ABC):
         """Ids whose `forget_ms` has passed, oldest first."""
 
     @abstractmethod
+    def known(self, after: bytes, limit: int) -> list[tuple[bytes, IdState]]:
+        """Ids behind `after` (b"": from the first) in their order, whatever their state. Empty: no more."""
+
+    @abstractmethod
     def put_aside(self, topic: str, limit: int) -> list[Pending]:
         """The earliest messages of `topic` that are put aside."""
 

@@ -133,6 +133,13 @@ class RocksStore(DelayStore):
             values = self._db.get_many([layout.ID + uuid for uuid in uuids])
             return [None if value is None else decode_state(value) for value in values]
 
+    def known(self, after: bytes, limit: int) -> list[tuple[bytes, IdState]]:
+        start = layout.ID + after + (b"\0" if after else b"")
+        with self._watched():
+            for chunk in self._db.chunks(start, layout.ID_END, limit):
+                return [(key[len(layout.ID) :], decode_state(value)) for key, value in chunk]
+        return []
+
     def forgettable(self, now_ms: int, limit: int) -> list[bytes]:
         fronts = self._fronts
         fronts.told, fronts.stale = {}, []

@@ -184,7 +184,7 @@ def _send_all(backend: Backend, clock: Clock, store: DelayStore, queues: int, by
         for topic in {message.topic for message in page}:
             if backend.topic(topic) is None:
                 _make(backend, clock, TopicInfo(topic, 0, QUEUES_DEFAULT))
-        records = [_command_record(message, queues) for message in page]
+        records = [command_record(message, queues) for message in page]
         results = backend.append(records, clock.monotonic() + WAIT_S).wait(WAIT_S)
         for result in results:
             if result.status is not AppendStatus.STORED:
@@ -193,13 +193,16 @@ def _send_all(backend: Backend, clock: Clock, store: DelayStore, queues: int, by
     return count
 
 
-def _command_record(message: Pending, queues: int) -> NewRecord:
+def command_record(message: Pending, queues: int) -> NewRecord:
+    """The add that makes a pending message wait in another log, at its place in its series. Raises
+    DamagedError."""
     command = msgspec.structs.replace(
         decode_command(message.command),
         occurrence=message.occurrence,
         at_ms=message.due_ms,
         moved_at=0,
         reply_queue=-1,
+        unless_cancelled="",
     )
     return NewRecord(
         DELAY_TOPIC,

@@ -1,0 +1,141 @@
+"""`ddmq move`: an installation from one engine to another."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ddmq.cli.output import cell, hint, json_option, print_facts, print_json, say
+from ddmq.cli.values import FOLDER
+from ddmq_common.private_files import UMASK
+
+SHOW_S = 5.0
+
+
+@click.command()
+@click.argument("source")
+@click.argument("target")
+@click.option("--finish", is_flag=True, help="The last step: what is left, then progress and delays.")
+@click.option("--follow", is_flag=True, help="Go on copying what comes, until Ctrl-C.")
+@click.option("--verify", is_flag=True, help="Compare what was copied with the source.")
+@click.option("--dry-run", is_flag=True, help="Say what would be copied; write nothing.")
+@click.option("--topics", multiple=True, metavar="PATTERN",
+              help="Only these topics (* and ?), what reads them and what waits for them.")  # fmt: skip
+@click.option("--source-config", type=FOLDER, help="Configuration folder of the source's servers.")
+@click.option("--target-config", type=FOLDER, help="Configuration folder of the target's servers.")
+@json_option
+def move(
+    source: str,
+    target: str,
+    source_config: Path | None,
+    target_config: Path | None,
+    topics: tuple[str, ...],
+    as_json: bool,
+    **mode: bool,
+) -> None:
+    """Copy the installation SOURCE into TARGET, each `file_log:DIRECTORY` or `kafka:HOST:PORT,…`.
+
+    Without an option the messages that are there now are copied, beside a server that runs; run it again, or
+    with --follow, and it goes on where it was, also after it was killed. With --finish, once all servers of
+    the source are stopped and no consumer is at the target, it copies what is left, groups, their progress,
+    retries and pending delays, compares both sides, and the target takes over.
+
+    Topics of the target that have messages of their own are refused. Exit code 1: it could not be done, or
+    the comparison found something that is not the same.
+    """
+    chosen = [name for name, given in mode.items() if given]
+    if len(chosen) > 1:
+        shown = " and ".join(f"--{name.replace('_', '-')}" for name in chosen)
+        raise click.UsageError(f"{shown} exclude each other")
+    os.umask(UMASK)
+    with _opened(source, target, source_config, target_config, topics, make=chosen != ["dry_run"]) as run:
+        said = _done(run, chosen[0] if chosen else "copy")
+    _print(said, as_json)
+    if said.faults:
+        raise click.ClickException(f"source and target are not the same in {len(said.faults)} places")
+
+
+def _done(run: Any, mode: str) -> Any:
+    if mode == "dry_run":
+        return run.plan()
+    if mode == "finish":
+        return run.finish()
+    if mode == "verify":
+        return run.verify()
+    return run.copy((lambda: False) if mode == "follow" else None)
+
+
+@contextmanager
+def _opened(
+    source: str,
+    target: str,
+    source_config: Path | None,
+    target_config: Path | None,
+    topics: tuple[str, ...],
+    *,
+    make: bool,
+) -> Iterator[Any]:
+    """Both sides open, as a run. Raises DdmqError."""
+    from ddmq.move.context import MoveContext, MoveError
+    from ddmq.move.core.scope import Scope
+    from ddmq.move.engines import open_place, place, source_id
+    from ddmq.move.runs import MoveRun
+    from ddmq_common.clock import SystemClock
+    from ddmq_common.hub_timer import HubTimer
+    from delay_service.store.opening import stores_in
+
+    sides = place(source, source_config), place(target, target_config)
+    if (
+        sides[0].engine == sides[1].engine == "file_log"
+        and Path(sides[0].where).resolve() == Path(sides[1].where).resolve()
+    ):
+        raise MoveError(f"{source} is given as source and as target")
+    clock = SystemClock()
+    with ExitStack() as stack:
+        there = open_place(sides[0], clock, must_exist=True)
+        stack.callback(there.backend.close)
+        here = open_place(sides[1], clock, must_exist=False)
+        stack.callback(here.backend.close)
+        known = source_id(there.backend, clock, make=make)
+        context = MoveContext(there.backend, here.backend, known, clock, Scope(topics), hint)
+        folder = sides[0].config.delay.dir or Path(sides[0].where) / "delay"
+        if sides[0].engine == "kafka":
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ddmq-move-")))
+        shards = sides[0].config.delay.shards
+        watch = HubTimer(ref=False)
+        watch.every(SHOW_S, lambda: _show(context.tally))
+        stack.callback(watch.stop)
+        yield MoveRun(
+            context, str(sides[0]), sides[0].config.delay, stores_in(folder, shards),
+            exclusive=there.exclusive,
+        )  # fmt: skip
+
+
+def _show(tally: Any) -> None:
+    if tally.copied:
+        hint(
+            f"{cell(tally.copied)} messages, {cell(tally.copied_bytes)} bytes copied, {cell(tally.left)} left"
+        )
+
+
+def _print(said: Any, as_json: bool) -> None:
+    import msgspec
+
+    facts = msgspec.to_builtins(said)
+    if as_json:
+        print_json(facts)
+        return
+    lists = {name: facts.pop(name) for name in ("passed", "left", "faults")}
+    print_facts(facts)
+    for why, count in sorted(lists["passed"].items()):
+        say(f"not copied: {cell(count)} {why}")
+    for topic, count in sorted(lists["left"].items()):
+        say(f"left: {cell(count)} of {topic}")
+    for fault in lists["faults"]:
+        say(f"not the same: {fault}")

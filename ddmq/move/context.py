@@ -1,0 +1,149 @@
+"""What the parts of one move share, and how they ask the engines: a writer that is replaced is waited for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import gevent
+
+from backend.completion import Completion
+from backend.port import Backend
+from backend.records import ProgressView, QueueRef, ReadStatus, StoredRecord
+from ddmq.move.core.scope import Scope
+from ddmq_common.clock import Clock
+from ddmq_common.errors import DamagedError, DdmqError, RemoteError, StorageError, TryLaterError
+from ddmq_common.names import MOVE_PREFIX
+
+T = TypeVar("T")
+WAIT_S = 30.0  # for one answer
+PAUSE_S, TRIES = 0.2, 600  # an engine that cannot answer now is asked again, for two minutes
+READ_COUNT, READ_BYTES = 1_000, 2 << 20
+ASKED_AT_ONCE = 1_000  # queues in one question
+
+
+class MoveError(DdmqError):
+    """A move cannot go on; the message says why, and what to do."""
+
+
+@dataclass(slots=True)
+class MoveTally:
+    """What has been done so far, for whoever shows it."""
+
+    copied: int = 0
+    copied_bytes: int = 0
+    left: int = 0  # records between what was copied and the ends of the source's queues, as last looked at
+    passed: Counter[str] = field(default_factory=Counter)  # what was not copied, by why
+
+
+@dataclass(slots=True)
+class MoveContext:
+    """`source_id`: what copies name the source by. `epoch`: of this run, which fences earlier ones. `say`: a
+    line for people."""
+
+    source: Backend
+    target: Backend
+    source_id: str
+    clock: Clock
+    scope: Scope
+    say: Callable[[str], None]
+    epoch: int = 0
+    tally: MoveTally = field(default_factory=MoveTally)
+
+    @property
+    def copied_group(self) -> str:
+        """The group whose progress on a target's queue is the source offset up to which it has copies."""
+        return f"{MOVE_PREFIX}{self.source_id}"
+
+    @property
+    def pure_group(self) -> str:
+        """The group whose progress on a target's queue is its own offset below which it has copies alone."""
+        return f"{MOVE_PREFIX}{self.source_id}%PURE"
+
+    def deadline(self) -> float:
+        """Of one call, monotonic seconds."""
+        return self.clock.monotonic() + WAIT_S
+
+
+def answer(completion: Completion[T]) -> T:
+    """Wait for it. Raises the engine's error; RemoteError where it does not answer at all."""
+    try:
+        return completion.wait(WAIT_S + 5)
+    except TimeoutError as error:
+        raise RemoteError(f"the engine has not answered in {WAIT_S + 5:g} s") from error
+
+
+def patiently(context: MoveContext, ask: Callable[[], Completion[T]]) -> T:
+    """The answer to a question that may be asked again: of an engine that has no writer just now, say."""
+    for tried in range(TRIES):
+        try:
+            return answer(ask())
+        except DamagedError:
+            raise
+        except (TryLaterError, RemoteError, StorageError) as error:
+            if tried + 1 == TRIES:
+                raise
+            if tried % 50 == 5:
+                context.say(f"waiting: {error}")
+            gevent.sleep(PAUSE_S)
+    raise AssertionError("not reached")
+
+
+def views_of(
+    context: MoveContext, backend: Backend, group: str, queues: Sequence[QueueRef]
+) -> list[ProgressView]:
+    """A group's progress on many queues."""
+    found: list[ProgressView] = []
+    for at in range(0, len(queues), ASKED_AT_ONCE):
+        part = queues[at : at + ASKED_AT_ONCE]
+        asked: list[ProgressView] = patiently(context, partial(backend.progress, group, part))
+        found += asked
+    return found
+
+
+class RunRead(NamedTuple):
+    """One read. `next_offset`: where to go on. `at_end`: there is nothing there yet. `expired`: offsets that
+    retention had taken. `gone`: the topic was deleted."""
+
+    records: list[StoredRecord]
+    next_offset: int
+    at_end: bool = False
+    expired: int = 0
+    damaged: int = 0
+    gone: bool = False
+
+
+def read_run(context: MoveContext, backend: Backend, queue: QueueRef, offset: int, count: int = 0) -> RunRead:
+    """The records from `offset` on: up to `count` of them, 0: as many as are copied at once."""
+    batch = patiently(context, lambda: backend.read(queue, offset, count or READ_COUNT, READ_BYTES))
+    if batch.status is ReadStatus.GONE:
+        return RunRead([], offset, at_end=True, gone=True)
+    if batch.status is ReadStatus.OUT_OF_RANGE:
+        bounds = batch.bounds
+        if bounds is None or bounds.min <= offset:
+            raise StorageError(f"{queue.topic} queue {queue.queue_id} ends before offset {offset}: {bounds}")
+        return RunRead([], bounds.min, expired=bounds.min - offset)
+    found, damaged = [], 0
+    for index in range(len(batch.offsets)):
+        try:
+            record = batch.record(index)
+        except DamagedError:
+            damaged += 1
+        else:
+            found.append(record._replace(delivery=bytes(record.delivery)))
+    return RunRead(found, batch.next_offset, at_end=batch.status is ReadStatus.NONE, damaged=damaged)
+
+
+def all_records(
+    context: MoveContext, backend: Backend, queue: QueueRef, offset: int, end: int
+) -> Iterator[StoredRecord]:
+    """Everything in `[offset, end)` that can be read."""
+    while offset < end:
+        run = read_run(context, backend, queue, offset)
+        yield from (record for record in run.records if record.offset < end)
+        if run.at_end:
+            return
+        offset = run.next_offset

@@ -1,0 +1,193 @@
+"""Copies one queue of the source into one of the target, in order, each message once.
+
+A run of records, and the note of how far that was, are one commit of the target: after a crash the note says
+where to go on, and nothing was copied that it does not speak of. The note is progress of the group
+`copied_group` on the target's queue, under the epoch of this run of the command, so that two runs at once
+cannot both copy. Of a commit whose outcome nobody knows the note is read again.
+
+`pure` is noted with it: below that offset of the target's queue there are copies alone, nothing that the
+target was sent itself. It lets the last step begin where the two can first be mixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import gevent
+
+from backend.progress.ack_map import AckMap
+from backend.records import (
+    AppendResult,
+    CommitBatch,
+    NewRecord,
+    ProgressDelta,
+    ProgressView,
+    QueueRef,
+    StoredRecord,
+)
+from ddmq.move.context import PAUSE_S, TRIES, MoveContext, MoveError, answer, patiently, read_run
+from ddmq.move.core.copies import CopyOrigin, copy_of
+from ddmq_common.errors import (
+    CallerError,
+    DamagedError,
+    FencedError,
+    RemoteError,
+    StorageError,
+    TryLaterError,
+)
+from ddmq_common.names import MOVED_PROPERTY
+
+
+class QueueCopier:
+    """`copied`, `pure`: what is on record of the target's queue. `first`: the oldest offset of the source's
+    queue."""
+
+    def __init__(
+        self,
+        context: MoveContext,
+        source: QueueRef,
+        target: QueueRef,
+        copied: ProgressView,
+        pure: ProgressView,
+        first: int,
+    ) -> None:
+        self._context = context
+        self.source = source
+        self.target = target
+        self.origin = CopyOrigin(context.source_id, source.topic, source.queue_id)
+        self.position = first if copied.committed is None else copied.committed
+        self._generations = copied.generation, pure.generation
+        self.pure = pure.committed or 0
+        self._mixed = False
+        self._marker_next = False  # the end of a transaction of ours may stand at `pure`
+        self._skip: AckMap | None = None
+
+    def skip(self, finished: AckMap) -> None:
+        """What is finished there is not wanted."""
+        self._skip = finished
+
+    def skips(self, offset: int) -> bool:
+        """Whether it is finished there."""
+        return self._skip is not None and self._skip.is_finished(offset)
+
+    # --- copying
+
+    def copy(self, end: int) -> None:
+        """Everything below offset `end` of the source."""
+        context = self._context
+        while self.position < end:
+            run = read_run(context, context.source, self.source, self.position)
+            if run.gone:
+                context.tally.passed["topic deleted at the source"] += 1
+                return
+            context.tally.passed["expired at the source"] += run.expired
+            context.tally.passed["damaged at the source"] += run.damaged
+            wanted = [record for record in run.records if self._wants(record)]
+            self._store(wanted, run.next_offset)
+            context.tally.left = max(context.tally.left - (run.next_offset - self.position), 0)
+            self.position = run.next_offset
+            if run.at_end:
+                return
+
+    def _wants(self, record: StoredRecord) -> bool:
+        if self.skips(record.offset):
+            return False
+        if self._context.scope.takes_record(record):
+            return True
+        self._context.tally.passed["of other topics"] += 1
+        return False
+
+    def _store(self, records: Sequence[StoredRecord], after: int) -> None:
+        """Copies of these, and the note that everything below `after` was copied."""
+        if after == self.position:
+            return
+        copies = [copy_of(record, self.origin, self.target) for record in records]
+        try:
+            results = self._commit(copies, after)
+        except FencedError:
+            raise MoveError("another `ddmq move` of the same source has taken over; this one ends") from None
+        except CallerError as error:
+            if len(records) <= 1:
+                raise MoveError(self._refusal(records, error)) from error
+            half = len(records) // 2  # one of them is refused: which, is found by halves
+            self._store(records[:half], records[half].offset)
+            self.position = records[half].offset
+            self._store(records[half:], after)
+            return
+        self._look_pure(results)
+        self._context.tally.copied += len(copies)
+        self._context.tally.copied_bytes += sum(len(copy.delivery) for copy in copies)
+
+    def _refusal(self, records: Sequence[StoredRecord], error: Exception) -> str:
+        which = f" offset {records[0].offset} ({len(records[0].delivery):,} bytes)" if records else ""
+        return (
+            f"the target does not take {self.source.topic} queue {self.source.queue_id}{which}: {error}; "
+            "put that right there and run the command again, it goes on where it was"
+        )
+
+    def _commit(self, copies: Sequence[NewRecord], after: int) -> list[AppendResult]:
+        """Results, or none where it turned out afterwards that it had been stored."""
+        context = self._context
+        batch = CommitBatch(records=copies, progress=self._notes(after))
+        for tried in range(TRIES):
+            try:
+                return answer(context.target.commit(batch, context.deadline()))
+            except DamagedError:
+                raise
+            except RemoteError:
+                if tried + 1 == TRIES:
+                    raise
+                if self._on_record() >= after:
+                    return []
+            except (TryLaterError, StorageError) as error:
+                if tried + 1 == TRIES:
+                    raise
+                if tried % 50 == 5:
+                    context.say(f"waiting for the target: {error}")
+            gevent.sleep(PAUSE_S)
+        raise AssertionError("not reached")
+
+    def _on_record(self) -> int:
+        context = self._context
+        asked = patiently(context, lambda: context.target.progress(context.copied_group, [self.target]))
+        if asked[0].epoch > context.epoch:
+            raise FencedError("a newer run of the command copies this queue")
+        return asked[0].committed or 0
+
+    def _notes(self, after: int) -> list[ProgressDelta]:
+        context, (copied, pure) = self._context, self._generations
+        notes = [ProgressDelta(context.copied_group, self.target, context.epoch, copied, ((0, after),))]
+        if self.pure and not self._mixed:
+            done = ((0, self.pure),)
+            notes.append(ProgressDelta(context.pure_group, self.target, context.epoch, pure, done))
+        return notes
+
+    # --- where the target has copies alone
+
+    def _look_pure(self, results: Sequence[AppendResult]) -> None:
+        """Move `pure` behind what was stored, if nothing of others' lies in between."""
+        if self._mixed or not results:
+            return
+        first, last = results[0].offset, results[-1].offset
+        follows = first == self.pure or (first == self.pure + 1 and self._marker_next)
+        if follows and last - first + 1 == len(results):
+            self.pure = last + 1
+            self._marker_next = not self._context.target.gapless
+        else:
+            self.look_pure()
+
+    def look_pure(self) -> int:
+        """Move `pure` as far as there are copies alone; returns it."""
+        context, self._marker_next = self._context, False
+        while not self._mixed:
+            run = read_run(context, context.target, self.target, self.pure)
+            for record in run.records:
+                if self.origin.offset_of(record.system.get(MOVED_PROPERTY, "")) < 0:
+                    self._mixed = True
+                    break
+                self.pure = record.offset + 1
+            else:
+                self.pure = max(self.pure, run.next_offset)
+                if run.at_end or run.gone:
+                    break
+        return self.pure

@@ -1,0 +1,1 @@
+"""What decides in a move; it knows no engine, file or clock."""

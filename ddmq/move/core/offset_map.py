@@ -1,0 +1,122 @@
+"""Which offset of a target's queue holds the copy of which offset of the source's, and progress by it. Pure.
+
+The map is built of the target's records in their order: copies, whose source offsets ascend, and messages
+that the target was sent itself, which are finished for nobody. Runs keep it small: a record that follows
+the one before it on both sides costs nothing. Everything below `base` is a copy of what every group in
+question has finished.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from backend.records import ProgressView
+
+OWN = -1  # in place of a source offset: the target was sent it itself
+
+
+class MappedProgress(NamedTuple):
+    """A group's progress in offsets of the target; `finished` above `committed`, ascending and disjoint."""
+
+    committed: int
+    finished: tuple[tuple[int, int], ...]
+    attempts: tuple[tuple[int, int], ...]
+
+    def stands_in(self, view: ProgressView) -> bool:
+        """Whether a queue has just this on record."""
+        same = (view.committed or 0) == self.committed and view.finished == self.finished
+        return same and dict(view.attempts) == dict(self.attempts)
+
+
+class OffsetMap:
+    """Of one queue. `base`: see the module's text."""
+
+    def __init__(self, base: int) -> None:
+        self.base = base
+        self._sources: list[int] = []  # of the first record of each run, OWN for all of a run
+        self._targets: list[int] = []
+        self._counts: list[int] = []
+        self._copies: list[int] = []  # which runs are copies, and …
+        self._firsts: list[int] = []  # … the source offset of the first of each
+
+    def __len__(self) -> int:
+        """How many runs."""
+        return len(self._counts)
+
+    def add(self, target: int, source: int) -> None:
+        """The next record of the target; `source`: what it is a copy of, or OWN."""
+        if self._counts:
+            count = self._counts[-1]
+            follows = self._sources[-1] + count if self._sources[-1] != OWN else OWN
+            if target == self._targets[-1] + count and source == follows:
+                self._counts[-1] += 1
+                return
+        self._sources.append(source)
+        self._targets.append(target)
+        self._counts.append(1)
+        if source != OWN:
+            self._copies.append(len(self._counts) - 1)
+            self._firsts.append(source)
+
+    def target_of(self, source: int) -> int | None:
+        """Where the copy of this offset is; None: there is none at or above `base`."""
+        place = bisect_right(self._firsts, source) - 1
+        if place < 0:
+            return None
+        index = self._copies[place]
+        behind = source - self._sources[index]
+        return self._targets[index] + behind if behind < self._counts[index] else None
+
+    def progress(self, view: ProgressView) -> MappedProgress:
+        """What a group that has `view` at the source has at the target."""
+        ranges = list(_joined(0, self.base, self._pieces(_finished(view))))
+        committed = ranges.pop(0)[1] if ranges and ranges[0][0] == 0 else 0
+        attempts = ((self.target_of(offset), count) for offset, count in sorted(view.attempts.items()))
+        known = tuple((offset, count) for offset, count in attempts if offset is not None)
+        return MappedProgress(committed, tuple(ranges), known)
+
+    def _pieces(self, finished: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, bool]]:
+        """All records as pieces (start, end, whether they are finished), ascending."""
+        ends = [end for _, end in finished]
+        for source, target, count in zip(self._sources, self._targets, self._counts, strict=True):
+            if source == OWN:
+                yield target, target + count, False
+                continue
+            shift, at, end = target - source, source, source + count
+            index = bisect_right(ends, at)
+            while at < end:
+                start, stop = finished[index] if index < len(finished) else (end, end)
+                if start > at:
+                    yield at + shift, min(start, end) + shift, False
+                if start < end:
+                    yield max(start, at) + shift, min(stop, end) + shift, True
+                at, index = min(max(stop, at), end), index + 1
+
+
+def _finished(view: ProgressView) -> list[tuple[int, int]]:
+    below = [(0, view.committed)] if view.committed else []
+    return below + list(view.finished)
+
+
+def _joined(start: int, end: int, pieces: Iterable[tuple[int, int, bool]]) -> Iterator[tuple[int, int]]:
+    """The finished ranges; what lies between two finished pieces that follow each other is no record."""
+    open_ = True
+    for first, after, finished in pieces:
+        if finished:
+            if not open_:
+                start, open_ = first, True
+            end = after
+        elif open_:
+            if end > start:
+                yield start, end
+            open_ = False
+    if open_ and end > start:
+        yield start, end
+
+
+def lowest_unfinished(views: Iterable[ProgressView]) -> int | None:
+    """Below this every one of the groups has finished everything; None: none of them has begun."""
+    begun = [view.committed for view in views if view.committed is not None]
+    return min(begun, default=None)

@@ -1,0 +1,108 @@
+"""What belongs to a move: topics, settings, records. Pure.
+
+Without patterns everything does. With patterns: the topics of applications that one of them matches, the
+subscriptions to these, and of the system's own topics (retries, dead letters, delays) what is theirs. Never
+taken: which cluster a Kafka installation belongs to (`kafka/`), what clients have at this moment (`leases/`),
+what a delay service works out anew (`delay-full/`), where offsets of the source stand as numbers (`reset/`),
+and the notes of moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from fnmatch import fnmatchcase
+
+from backend.internal_topics import REAL_TOPIC, read_dead_letter
+from backend.records import StoredRecord
+from ddmq_common.names import (
+    DELAY_FULL_PREFIX,
+    DELAY_TOPIC,
+    DLQ_PREFIX,
+    DONE_GROUP,
+    HEARTBEAT_TOPIC,
+    OUTCOME_TOPIC,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    is_internal,
+    retry_topic,
+)
+from proxy_consumer.groups.group import GROUP_PREFIX, RESET_PREFIX, SUBSCRIPTION_PREFIX
+from proxy_consumer.groups.ordering import PARKED_PREFIX
+from proxy_consumer.retries.headers import TOPIC as RETRY_OF
+from proxy_consumer.retries.retry_queues import SETTING_PREFIX as RETRY_SETTING
+from proxy_consumer.subscription.membership import LEASES_PREFIX
+
+NOTES_PREFIX = "move/"  # settings of a target: what stands there about moves into it
+LEFT_SETTINGS = (NOTES_PREFIX, "kafka/", LEASES_PREFIX, DELAY_FULL_PREFIX, RESET_PREFIX)
+AT_THE_END = frozenset((SCHEDULE_TOPIC, DELAY_TOPIC))  # what waits there goes when nobody fires it any more
+LEFT_TOPICS = frozenset((OUTCOME_TOPIC, HEARTBEAT_TOPIC))
+
+
+class Scope:
+    """`patterns` as a shell's: * and ?."""
+
+    def __init__(self, patterns: tuple[str, ...] = ()) -> None:
+        self.patterns = patterns
+
+    def takes_topic(self, name: str) -> bool:
+        """Whether its queues are copied, or looked through for what is to be."""
+        if name in LEFT_TOPICS:
+            return False
+        return is_internal(name) or self.takes(name)
+
+    def takes(self, name: str) -> bool:
+        """Whether a topic of an application is in it."""
+        return not self.patterns or any(fnmatchcase(name, pattern) for pattern in self.patterns)
+
+    def takes_record(self, record: StoredRecord) -> bool:
+        """Whether a record of a topic that is in it is."""
+        return not self.patterns or not is_internal(record.topic) or self.takes(_belongs_to(record))
+
+    def settings(self, found: Mapping[str, bytes]) -> dict[str, bytes]:
+        """What is to stand in the target, too."""
+        kept = {key: value for key, value in found.items() if not key.startswith(LEFT_SETTINGS)}
+        if not self.patterns:
+            return kept
+        groups = {group for group, topics in subscriptions(kept).items() if any(map(self.takes, topics))}
+        return {key: value for key, value in kept.items() if self._takes_setting(key, groups)}
+
+    def _takes_setting(self, key: str, groups: Container[str]) -> bool:
+        for prefix in (GROUP_PREFIX, SUBSCRIPTION_PREFIX, PARKED_PREFIX, RETRY_SETTING):
+            if key.startswith(prefix):
+                group, _, rest = key.removeprefix(prefix).partition("/")
+                return group in groups and (prefix != SUBSCRIPTION_PREFIX or self.takes(rest))
+        return True
+
+
+def _belongs_to(record: StoredRecord) -> str:
+    """The application's topic that a record of the system's own topics is about; "": it does not say."""
+    topic = record.topic
+    if topic == SCHEDULE_TOPIC:
+        topic = record.system.get(REAL_TOPIC, "")
+    if topic.startswith(DLQ_PREFIX):
+        return read_dead_letter(record).topic
+    return record.system.get(RETRY_OF, "") if topic.startswith(RETRY_PREFIX) else topic
+
+
+def subscriptions(settings: Mapping[str, bytes]) -> dict[str, list[str]]:
+    """Group → the topics that it is subscribed to."""
+    found: dict[str, list[str]] = {}
+    for key in settings:
+        if key.startswith(SUBSCRIPTION_PREFIX):
+            group, _, topic = key.removeprefix(SUBSCRIPTION_PREFIX).partition("/")
+            found.setdefault(group, []).append(topic)
+    return found
+
+
+def groups_of(settings: Mapping[str, bytes]) -> dict[str, list[str]]:
+    """Topic → the groups that read it: their subscriptions, and each group's own retries."""
+    found: dict[str, list[str]] = {}
+    for group, topics in sorted(subscriptions(settings).items()):
+        for topic in (*topics, retry_topic(group)):
+            found.setdefault(topic, []).append(group)
+    return found
+
+
+def readers_of(topic: str, groups: Mapping[str, list[str]]) -> list[str]:
+    """The groups whose progress on a topic is moved; of dead letters also what says which are dealt with."""
+    return [*groups.get(topic, ()), *((DONE_GROUP,) if topic.startswith(DLQ_PREFIX) else ())]

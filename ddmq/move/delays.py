@@ -1,0 +1,235 @@
+"""Pending delays of a source, and what is known of ids that are over, into the target: its last step but one.
+
+The source's shards are had from the log as their owner has them, by a delay service that fires nothing: its
+stores then hold what waits, whatever they were before (on Kafka they are made in an empty folder). Each
+pending message becomes an add in the same shard of the target's %DELAY, with its own uuid, its occurrence and
+its due time, so that cancels by any of its ids find it; ids that fired or were cancelled follow as KNOWN
+commands.
+
+Every page is one commit with the place that was reached in the shard, so nothing is sent twice. That rests on
+a source where nothing changes any more: once this has begun, delays belong to the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from hashlib import blake2b
+
+import gevent
+import msgspec
+
+from backend.records import CommitBatch, NewRecord, ProgressDelta, QueueRef, StoredRecord
+from ddmq.move.context import WAIT_S, MoveContext, MoveError, all_records, answer, patiently, views_of
+from ddmq.move.core.copies import CopyOrigin
+from ddmq.move.notes import MoveNotes
+from ddmq.server.delays.restore import FOREVER_MS, PAGE, PAGE_BYTES, command_record
+from ddmq_common.delays.command import COMMAND_PROPERTY, KNOWN, DelayCommand, encode_command
+from ddmq_common.delivery import encode
+from ddmq_common.errors import DamagedError, FencedError
+from ddmq_common.metrics.registry import Registry
+from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC, MOVED_PROPERTY
+from ddmq_common.native_threads import in_thread
+from delay_service.config import DelayConfig
+from delay_service.context import ShardContext
+from delay_service.core.fire_command import still_waiting
+from delay_service.core.known import KnownId, encode_known
+from delay_service.service import DelayService
+from delay_service.store.port import DueKey, IdKind, IdState, Pending, Scan, StoreOpener
+
+KNOWN_PAGE = 1_000
+LOOK_S = 0.05
+HELD_S = 15.0  # a shard that is not ours by then is somebody else's
+_END = 1 << 64
+
+
+class ShardNote(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far a shard is: behind which pending message, behind which id (hexadecimal), and whether all of it.
+    `moved`: pending messages sent; `check`: the sum of their digests."""
+
+    due_ms: int = -1
+    offset: int = 0
+    known: str = ""
+    done: bool = False
+    moved: int = 0
+    check: int = 0
+
+
+def note_of(notes: MoveNotes, context: MoveContext, shard: int) -> ShardNote:
+    """What is noted of a shard."""
+    value = context.target.setting(notes.delay_key(shard))
+    return ShardNote() if value is None else msgspec.json.decode(value, type=ShardNote)
+
+
+class DelayMove:
+    """`opener`: of the source's stores. `queues`: of %DELAY on both sides."""
+
+    def __init__(
+        self, context: MoveContext, notes: MoveNotes, config: DelayConfig, opener: StoreOpener
+    ) -> None:
+        self._context = context
+        self._notes = notes
+        self._config = config
+        self._opener = opener
+
+    def run(self) -> int:
+        """Move all of it; returns how many messages wait at the target by that."""
+        context = self._context
+        source, target = (side.topic(DELAY_TOPIC) for side in (context.source, context.target))
+        if source is None or target is None:
+            return 0
+        service = DelayService(
+            context.source, self._config, Registry(), context.clock, self._opener, fires=False
+        )
+        try:
+            service.start()
+            self._wait_for_shards(service, source.queues)
+            for queue in target.refs():
+                shard = service.shards[queue.queue_id].context
+                assert shard is not None
+                self._shard(queue, shard)
+        finally:
+            with suppress(TimeoutError):
+                service.drain(context.deadline()).wait(WAIT_S)  # its stores are closed then
+            service.close()
+        return sum(note_of(self._notes, context, number).moved for number in range(source.queues))
+
+    def _wait_for_shards(self, service: DelayService, queues: int) -> None:
+        """Until each is ours and its store has every command. Raises MoveError when somebody else has one."""
+        context = self._context
+        end, said = context.clock.monotonic() + HELD_S, ""
+        while not (len(service.shards) == queues and service.health().ready):
+            if len(service.shards) < queues and context.clock.monotonic() > end:
+                held = answer(context.source.holders(DELAY_GROUP, DELAY_TOPIC, context.deadline()))
+                others = sorted(
+                    {address for queue, address in held.items() if queue.queue_id not in service.shards}
+                )
+                raise MoveError(
+                    f"delays still fire at the source: {', '.join(filter(None, others)) or 'another process'}"
+                    " holds shards; stop every server of the source"
+                )
+            lags = sum(max(lag, 0) for lag in service.lags().values())
+            if lags and (line := f"taking in {lags:,} delay commands of the source") != said:
+                context.say(said := line)
+            gevent.sleep(LOOK_S)
+
+    # --- one shard
+
+    def _shard(self, target: QueueRef, shard: ShardContext) -> None:
+        note = note_of(self._notes, self._context, target.queue_id)
+        if note.done:
+            return
+        origin = CopyOrigin(self._context.source_id, DELAY_TOPIC, target.queue_id)
+        for page in self._pages(shard, note):
+            records, over, check = self._adds(page, shard, target, origin)
+            records += self._known(over, target)
+            moved = len(records) - bool(over)
+            note = msgspec.structs.replace(
+                note, due_ms=page[-1].due_ms, offset=page[-1].offset, moved=note.moved + moved,
+                check=(note.check + check) % _END,
+            )  # fmt: skip
+            self._store(target, records, note)
+            self._context.tally.copied += moved
+        while ids := in_thread(shard.store.known, bytes.fromhex(note.known), KNOWN_PAGE):
+            note = msgspec.structs.replace(note, known=ids[-1][0].hex())
+            over = [KnownId(*each) for each in ids if each[1].kind is not IdKind.PENDING]
+            self._store(target, self._known(over, target), note)
+        self._store(target, [], msgspec.structs.replace(note, done=True))
+
+    def _pages(self, shard: ShardContext, note: ShardNote) -> Iterator[list[Pending]]:
+        after = None if note.due_ms < 0 else DueKey(note.due_ms, note.offset)
+        while page := in_thread(shard.store.scan, Scan(None, 0, FOREVER_MS, PAGE, after, PAGE_BYTES)):
+            yield page
+            after = page[-1].key
+
+    def _adds(
+        self, page: Iterable[Pending], shard: ShardContext, target: QueueRef, origin: CopyOrigin
+    ) -> tuple[list[NewRecord], list[KnownId], int]:
+        """Commands for what waits, what turned out to be over, and the sum of digests."""
+        now_ms, config, tally = self._context.clock.wall_ms(), self._config, self._context.tally
+        records: list[NewRecord] = []
+        over: list[KnownId] = []
+        check = 0
+        for message in page:
+            if not self._context.scope.takes(message.topic):
+                tally.passed["of other topics"] += 1
+                continue
+            waiting = still_waiting(message, shard.acks, now_ms, config.catch_up_max)
+            if waiting is None:
+                state = IdState(IdKind.FIRED, message.due_ms, 0, now_ms + config.kept_ms)
+                over.append(KnownId(message.uuid, state))
+                continue
+            try:
+                record = command_record(waiting, 1)
+            except DamagedError:
+                tally.passed["delay that does not parse"] += 1
+                self._context.say(f"a delayed message for {message.topic} does not parse and stays behind")
+                continue
+            record.queue_id = target.queue_id
+            record.system = {**(record.system or {}), MOVED_PROPERTY: f"{origin.prefix}{message.offset}"}
+            check += _digest(record.message_id, record.delivery, record.system[COMMAND_PROPERTY])
+            records.append(record)
+        return records, over, check % _END
+
+    def _known(self, over: list[KnownId], target: QueueRef) -> list[NewRecord]:
+        if not over:
+            return []
+        command = encode_command(DelayCommand(KNOWN, ""))
+        body = encode(b"", encode_known(over), b"", None)
+        message_id = blake2b(body, digest_size=16).digest()
+        now_ms = self._context.clock.wall_ms()
+        return [
+            NewRecord(
+                DELAY_TOPIC, target.queue_id, message_id, now_ms, body, system={COMMAND_PROPERTY: command}
+            )
+        ]
+
+    def _store(self, target: QueueRef, records: list[NewRecord], note: ShardNote) -> None:
+        context = self._context
+        settings: dict[str, bytes | None] = {
+            self._notes.delay_key(target.queue_id): msgspec.json.encode(note)
+        }
+        view = views_of(context, context.target, context.copied_group, [target])[0]
+        fence = ProgressDelta(context.copied_group, target, context.epoch, view.generation)
+        batch = CommitBatch(records=records, progress=(fence,), settings=settings)
+        try:
+            answer(context.target.commit(batch, context.deadline()))
+        except FencedError:
+            raise MoveError("another `ddmq move` of the same source has taken over; this one ends") from None
+
+
+# --- whether it is there
+
+
+def delay_faults(context: MoveContext, notes: MoveNotes) -> list[str]:
+    """What the target's %DELAY has of the moved messages, beside what was noted; empty: the same."""
+    target = context.target.topic(DELAY_TOPIC)
+    faults = []
+    for queue in [] if target is None else target.refs():
+        note, origin = (
+            note_of(notes, context, queue.queue_id),
+            CopyOrigin(context.source_id, DELAY_TOPIC, queue.queue_id),
+        )
+        bounds = patiently(context, lambda queue=queue: context.target.bounds([queue]))[0]  # type: ignore[misc]
+        if bounds is None or not note.moved:
+            continue
+        count = check = 0
+        for record in all_records(context, context.target, queue, bounds.min, bounds.next):
+            if origin.offset_of(record.system.get(MOVED_PROPERTY, "")) >= 0:
+                count += 1
+                check += _of_stored(record)
+        if (count, check % _END) != (note.moved, note.check):
+            faults.append(
+                f"delays of shard {queue.queue_id}: {note.moved:,} were moved (checksum {note.check:016x}), "
+                f"{count:,} are in the target ({check % _END:016x})"
+            )
+    return faults
+
+
+def _of_stored(record: StoredRecord) -> int:
+    return _digest(record.message_id, record.delivery, record.system.get(COMMAND_PROPERTY, ""))
+
+
+def _digest(message_id: bytes, delivery: bytes, command: str) -> int:
+    text = b"%b%b%b" % (message_id, command.encode(), delivery)
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "big")

@@ -1,0 +1,95 @@
+"""Opens the two sides of a move, each named as ENGINE:WHERE (`file_log:./data`, `kafka:HOST:PORT,…`).
+
+A directory over which a server runs is used through that server, which stays its writer. One without a server
+is locked for the time of the command, so none can begin to change it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import NamedTuple
+
+from backend.file_log import open_log, open_shared
+from backend.file_log.lock import DirectoryInUseError, DirectoryLock
+from backend.port import Backend
+from backend.records import CommitBatch
+from ddmq.move.context import WAIT_S, MoveError, answer
+from ddmq.move.core.scope import NOTES_PREFIX
+from ddmq.server.config import ENGINES, Configuration, load_folder, over_backend
+from ddmq_common.clock import Clock
+from ddmq_common.errors import ConfigError, FencedError
+from ddmq_common.metrics.registry import Registry
+
+SELF = f"{NOTES_PREFIX}SELF"  # setting of a source: the id by which copies name it
+
+
+class MoveSide(NamedTuple):
+    """One side. `where`: a directory, or brokers. `config`: of its servers."""
+
+    engine: str
+    where: str
+    config: Configuration
+
+    def __str__(self) -> str:
+        return f"{self.engine}:{self.where}"
+
+
+class OpenedSide(NamedTuple):
+    """An engine. `exclusive`: nobody else can be at it."""
+
+    backend: Backend
+    exclusive: bool
+
+
+def place(text: str, folder: Path | None) -> MoveSide:
+    """Read ENGINE:WHERE; `folder`: configuration of the servers there. Raises ConfigError."""
+    engine, _, where = text.partition(":")
+    if engine not in ENGINES or not where:
+        raise ConfigError(f"{text!r} names no engine; allowed: file_log:DIRECTORY and kafka:HOST:PORT,…")
+    config = load_folder(folder)
+    flags = {"engine": engine, "bootstrap": where} if engine == "kafka" else {"engine": engine}
+    return MoveSide(engine, where, over_backend(config, flags))
+
+
+def open_place(side: MoveSide, clock: Clock, *, must_exist: bool) -> OpenedSide:
+    """Raises DdmqError when it cannot be used."""
+    if side.engine == "kafka":
+        try:
+            from backend.kafka.opening import open_kafka
+        except ImportError as error:
+            raise ConfigError(
+                f"{side} needs the package {error.name}; install it: pip install 'ddmq-proxy[kafka]'"
+            ) from error
+        return OpenedSide(open_kafka(side.config.backend.kafka, clock=clock), False)
+    directory = Path(side.where)
+    if must_exist and not (directory / "commitlog").is_dir():
+        raise MoveError(
+            f"{directory} has no log: it is no data directory of `ddmq serve`, or nothing was sent"
+        )
+    options = side.config.log
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = DirectoryLock.acquire(directory, clock.wall_ms())
+    except OSError as error:
+        raise ConfigError(f"{directory} cannot be made: {error.strerror}") from error
+    except DirectoryInUseError:
+        shared = open_shared(directory, options, clock=clock, metrics=Registry(), may_write=False)
+        return OpenedSide(shared, False)
+    return OpenedSide(open_log(directory, options, clock=clock, metrics=Registry(), lock=lock), True)
+
+
+def source_id(source: Backend, clock: Clock, *, make: bool) -> str:
+    """The id by which copies name this source; "" where it has none yet and is not to get one."""
+    for _ in range(3):
+        known = source.setting(SELF)
+        if known is not None:
+            return known.decode()
+        if not make:
+            return ""
+        batch = CommitBatch(settings={SELF: secrets.token_hex(8).encode()}, absent=(SELF,))
+        try:
+            answer(source.commit(batch, clock.monotonic() + WAIT_S))
+        except FencedError:
+            continue
+    raise MoveError("other runs of `ddmq move` of the same source keep beginning; end them")

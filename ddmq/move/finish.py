@@ -1,0 +1,268 @@
+"""The last step of a move, while nobody sends, consumes or fires at the source any more.
+
+In this order, each step again where it was cut short and none twice:
+
+1. the messages that are left           4. retries and levels that wait for their time
+2. settings: groups, subscriptions, …   5. pending delays, and outcomes of ids
+3. progress of the groups               6. the settings of topics; the move is finished
+
+Progress comes after all messages and before anything that a group could be handed. A group's unfinished
+messages, and only these, come to it again at the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from backend.port import Backend
+from backend.progress.ack_map import AckMap
+from backend.records import Bounds, CommitBatch, ProgressDelta, ProgressView, QueueRef, TopicInfo
+from ddmq.move.context import MoveContext, MoveError, answer, patiently, read_run, views_of
+from ddmq.move.copier import QueueCopier
+from ddmq.move.core.offset_map import MappedProgress, OffsetMap, lowest_unfinished
+from ddmq.move.core.scope import groups_of, readers_of
+from ddmq.move.delays import DelayMove
+from ddmq.move.messages import TopicCopies, at_once
+from ddmq.move.notes import FINISHED, FINISHING, MoveNotes
+from ddmq_common.errors import FencedError
+from ddmq_common.names import (
+    DELAY_GROUP,
+    DELAY_TOPIC,
+    LEVELS_GROUP,
+    MOVED_PROPERTY,
+    SCHEDULE_TOPIC,
+)
+
+SETTINGS_AT_ONCE = 500
+SHOWN_MAX = 5
+
+
+class GroupPlace(NamedTuple):
+    """A group's progress on one queue of the target: what it is to be there, and what is on record."""
+
+    group: str
+    queue: QueueRef
+    wanted: MappedProgress
+    found: ProgressView
+
+
+class Finish:
+    """`run` does all of it. `exclusive`: nobody else can be at the source, since its directory is locked."""
+
+    def __init__(
+        self,
+        context: MoveContext,
+        notes: MoveNotes,
+        messages: TopicCopies,
+        delays: DelayMove,
+        exclusive: bool,
+    ) -> None:
+        self._context = context
+        self._notes = notes
+        self._messages = messages
+        self._delays = delays
+        self._exclusive = exclusive
+        self._groups: Mapping[str, list[str]] = {}
+
+    def run(self) -> None:
+        """Raises MoveError when somebody is still at work, at the source or, too early, at the target."""
+        self._refuse_beside_others()
+        self._notes.reached(FINISHING)
+        self._messages.prepare()
+        while self._messages.copy_round():
+            pass
+        for step, work in self._steps():
+            note = self._notes.note
+            if note is None or step not in note.done:
+                self._context.say(f"{step} …")
+                work()
+                self._notes.reached(FINISHING, step)
+        self._notes.reached(FINISHED)
+
+    def _steps(self) -> list[tuple[str, Callable[[], object]]]:
+        return [
+            ("settings", self._settings), ("progress", self._progress), ("levels", self._levels),
+            ("delays", self._delays.run), ("topics", self._messages.settle_topics),
+        ]  # fmt: skip
+
+    # --- nobody else
+
+    def _refuse_beside_others(self) -> None:
+        context = self._context
+        groups = groups_of(context.scope.settings(context.source.settings("")))
+        reading = sorted((group, topic) for topic, names in groups.items() for group in names)
+        if not self._exclusive:
+            firing = [(LEVELS_GROUP, SCHEDULE_TOPIC), (DELAY_GROUP, DELAY_TOPIC)]
+            busy = self._busy(context.source, [*reading, *firing])
+            if busy:
+                raise MoveError(f"the source is still at work: {busy}; stop all its servers, then finish")
+        busy = self._busy(context.target, reading)
+        if busy:
+            raise MoveError(
+                f"consumers are at the target before their progress is: {busy}; stop them until the move"
+                " is finished"
+            )
+
+    def _busy(self, backend: Backend, wanted: Sequence[tuple[str, str]]) -> str:
+        found = []
+        for group, topic in wanted:
+            if backend.topic(topic) is None:
+                continue
+            held = answer(backend.holders(group, topic, self._context.deadline()))
+            if held:
+                where = ", ".join(sorted(set(held.values()) - {""})) or "a process"
+                found.append(f"{where} holds {topic} for {group}")
+        more = f" and {len(found) - SHOWN_MAX} more" if len(found) > SHOWN_MAX else ""
+        return "; ".join(found[:SHOWN_MAX]) + more
+
+    # --- settings
+
+    def _settings(self) -> None:
+        context = self._context
+        wanted = context.scope.settings(context.source.settings(""))
+        there = context.target.settings("")
+        changes = [(key, value) for key, value in sorted(wanted.items()) if there.get(key) != value]
+        for at in range(0, len(changes), SETTINGS_AT_ONCE):
+            self._notes.put(dict(changes[at : at + SETTINGS_AT_ONCE]))
+
+    # --- progress
+
+    def _progress(self) -> None:
+        at_once(self._store_progress, list(self._messages.copiers))
+
+    def _store_progress(self, source: QueueRef) -> None:
+        context = self._context
+        deltas = [delta for place in self.places(source) for delta in _deltas(place)]
+        if deltas:
+            try:
+                answer(context.target.commit(CommitBatch(progress=deltas), context.deadline()))
+            except FencedError as error:
+                raise MoveError(
+                    f"consumers are at the target before their progress is: {error}; stop them until the"
+                    " move is finished"
+                ) from error
+
+    def places(self, source: QueueRef) -> list[GroupPlace]:
+        """What the groups are to have of one queue, by what they have at the source."""
+        context, copier = self._context, self._messages.copiers[source]
+        groups = groups_of(context.scope.settings(context.source.settings("")))
+        readers = readers_of(source.topic, groups)
+        views = {group: views_of(context, context.source, group, [source])[0] for group in readers}
+        begun = {group: view for group, view in views.items() if view.committed is not None}
+        lowest = lowest_unfinished(begun.values())
+        if lowest is None:
+            return []
+        mapped = self._map(copier, lowest)
+        return [
+            GroupPlace(group, copier.target, mapped.progress(view),
+                       views_of(context, context.target, group, [copier.target])[0])
+            for group, view in begun.items()
+        ]  # fmt: skip
+
+    def _map(self, copier: QueueCopier, lowest: int) -> OffsetMap:
+        """Of the target's queue from where anything can be unfinished."""
+        context = self._context
+        pure = copier.look_pure()
+        found = OffsetMap(pure if lowest >= copier.position else self._copy_at(copier, lowest, pure))
+        at, at_end = found.base, False
+        while not at_end:
+            run = read_run(context, context.target, copier.target, at)
+            for record in run.records:
+                found.add(record.offset, copier.origin.offset_of(record.system.get(MOVED_PROPERTY, "")))
+            at, at_end = run.next_offset, run.at_end
+        return found
+
+    def _copy_at(self, copier: QueueCopier, wanted: int, pure: int) -> int:
+        """Below this offset of the target all copies are of offsets below `wanted`; there are copies alone
+        below `pure`. By halves: each look reads one record."""
+        context = self._context
+        bounds = patiently(context, lambda: context.target.bounds([copier.target]))[0] or Bounds(0, 0)
+        low, high = min(bounds.min, pure), pure
+        while low < high:
+            middle = (low + high) // 2
+            records = read_run(context, context.target, copier.target, middle, 1).records
+            first = next((one for one in records if one.offset < high), None)
+            if first is None or copier.origin.offset_of(first.system.get(MOVED_PROPERTY, "")) >= wanted:
+                high = middle
+            else:
+                low = first.offset + 1
+        return low
+
+    # --- levels
+
+    def _levels(self) -> None:
+        """What waits in a delay level: it goes behind nothing of the target's own, which may be due later."""
+        for copier, end in self.level_copiers():
+            copier.copy(end)
+
+    def level_copiers(self) -> list[tuple[QueueCopier, int]]:
+        """Of the queues of the levels, which skip what has fired, and their ends at the source."""
+        context, messages = self._context, self._messages
+        source, target = (side.topic(SCHEDULE_TOPIC) for side in (context.source, context.target))
+        if source is None or target is None:
+            return []
+        views = views_of(context, context.source, LEVELS_GROUP, source.refs())
+        bounds = messages.bounds(source.refs())
+        into = self._level_targets(source, target)
+        copiers = messages.copiers_of(zip(source.refs(), into, strict=True))
+        found = []
+        for copier, view, limits in zip(copiers, views, bounds, strict=True):
+            if limits is not None:
+                acks = AckMap(view.committed or 0)
+                acks.finish(view.finished)
+                copier.skip(acks)
+                found.append((copier, limits.next))
+        return found
+
+    def _level_targets(self, source: TopicInfo, target: TopicInfo) -> list[QueueRef]:
+        """The queues of the target that take them: the levels' own as long as nothing was ever there, else as
+        many more behind them, which a level scheduler empties like levels that were taken from the list."""
+        context = self._context
+        key = self._notes.levels_key
+        noted = context.target.setting(key)
+        if noted is None:
+            limits = patiently(context, lambda: context.target.bounds(target.refs()))
+            fires = answer(context.target.holders(LEVELS_GROUP, SCHEDULE_TOPIC, context.deadline()))
+            used = fires or any(one is not None and one.next for one in limits)
+            noted = b"%d" % (target.queues if used else 0)
+            self._notes.put({key: noted})
+        first = int(noted)
+        wanted = first + source.queues
+        if target.queues < wanted:
+            grown = replace(target, queues=wanted)
+            target = answer(context.target.put_topic(grown, context.deadline()))
+        return target.refs()[first:wanted]
+
+    # --- whether it is there
+
+    def faults(self) -> list[str]:
+        """What progress of the target is not as it is to be; empty: all of it is."""
+        found = []
+        for source in self._messages.copiers:
+            for group, queue, wanted, there in self.places(source):
+                if not wanted.stands_in(there):
+                    found.append(
+                        f"progress of {group} on {queue.topic} queue {queue.queue_id}: "
+                        f"committed {there.committed}, {len(there.finished)} ranges finished, "
+                        f"{len(there.attempts)} tried; wanted "
+                        f"{wanted.committed}, {len(wanted.finished)}, {len(wanted.attempts)}"
+                    )
+        return found
+
+
+def _deltas(place: GroupPlace) -> list[ProgressDelta]:
+    """What makes it so. Where a group has progress at the target that is another, it starts a generation."""
+    group, queue, wanted, found = place
+    if wanted.stands_in(found):
+        return []
+    generation, deltas = found.generation, list[ProgressDelta]()
+    if found.committed is not None or found.attempts:
+        generation += 1
+        deltas.append(ProgressDelta(group, queue, found.epoch, generation, reset_to=wanted.committed))
+    below = ((0, wanted.committed),) if wanted.committed else ()
+    deltas.append(
+        ProgressDelta(group, queue, found.epoch, generation, below + wanted.finished, wanted.attempts)
+    )
+    return deltas

@@ -1,0 +1,237 @@
+"""All messages of a source into its target: topics made there, then queue by queue, again if wanted.
+
+A topic of the target is taken that is empty, or that an earlier run of the same move copied into; any other
+is refused, so nothing is ever mixed with what was there. What waits for its time (names.SCHEDULE_TOPIC,
+%DELAY) is made here too, and filled by the last step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import gevent
+from gevent.pool import Pool
+
+from backend.records import (
+    CLUSTER_SETTINGS,
+    Bounds,
+    CommitBatch,
+    Durability,
+    ProgressDelta,
+    QueueRef,
+    TopicInfo,
+)
+from ddmq.move.context import ASKED_AT_ONCE, MoveContext, MoveError, answer, patiently, views_of
+from ddmq.move.copier import QueueCopier
+from ddmq.move.core.scope import AT_THE_END
+from ddmq.move.notes import MoveNotes
+from ddmq_common.names import DELAY_TOPIC
+
+AT_ONCE = 8  # queues that are copied at the same time: each holds two runs in memory
+FOLLOW_S = 0.2  # between two looks at a source that is followed
+SHOWN_MAX = 5
+
+
+class TopicPair(NamedTuple):
+    """A topic on both sides. `target` None: it is not there yet."""
+
+    source: TopicInfo
+    target: TopicInfo | None
+
+
+class TopicCopies:
+    """`copiers`: by the source's queues. `pairs`: the topics of the last look."""
+
+    def __init__(self, context: MoveContext, notes: MoveNotes) -> None:
+        self._context = context
+        self._notes = notes
+        self.copiers: dict[QueueRef, QueueCopier] = {}
+        self.pairs: dict[str, TopicPair] = {}
+
+    # --- topics
+
+    def look(self) -> dict[str, TopicPair]:
+        """The topics that belong to the move, on both sides. Raises MoveError for those that cannot."""
+        context = self._context
+        known, faults = self._notes.topics(), []
+        pairs: dict[str, TopicPair] = {}
+        for name, info in sorted(context.source.topics().items()):
+            if context.scope.takes_topic(name):
+                pair = pairs[name] = TopicPair(info, context.target.topic(name))
+                note = known.get(name)
+                said = None if note is None else (note.source, note.target)
+                fault = self._fault(pair, said)
+                faults += [] if fault is None else [fault]
+        if faults:
+            more = f"; and {len(faults) - SHOWN_MAX} more" if len(faults) > SHOWN_MAX else ""
+            raise MoveError("; ".join(faults[:SHOWN_MAX]) + more)
+        return pairs
+
+    def _fault(self, pair: TopicPair, said: tuple[int, int] | None) -> str | None:
+        source, target = pair
+        if said is not None:
+            now = source.incarnation, 0 if target is None else target.incarnation
+            if said == now:
+                return None
+            where = "target" if said[0] == now[0] else "source"
+            return (
+                f"topic {source.name} was deleted or made anew at the {where} since the move began; "
+                "delete it at the target and begin into an empty one, or leave it out with --topics"
+            )
+        if target is None:
+            return None
+        if source.name == DELAY_TOPIC and target.queues != source.queues:
+            return (
+                f"{DELAY_TOPIC} has {target.queues} shards at the target and {source.queues} here, and ids "
+                "of delayed messages name theirs: begin the move before the target's servers are started, or "
+                f"start them with shards: {source.queues} in delay_service.yaml, over a target that is empty"
+            )
+        if target.queues > source.queues and source.name not in AT_THE_END:
+            return (
+                f"topic {source.name} has {target.queues} queues at the target and {source.queues} here; "
+                "which queue a key goes to rests on that number: delete it there"
+            )
+        if source.name in AT_THE_END or self._is_empty(target):
+            return None
+        return (
+            f"topic {source.name} has messages at the target that are no copies: delete it there, or leave "
+            "it out with --topics"
+        )
+
+    def _is_empty(self, topic: TopicInfo) -> bool:
+        return all(bounds is None or bounds.min == bounds.next for bounds in self._bounds_at_target(topic))
+
+    def _bounds_at_target(self, topic: TopicInfo) -> list[Bounds | None]:
+        context = self._context
+        return patiently(context, lambda: context.target.bounds(topic.refs()))
+
+    def prepare(self) -> None:
+        """Make what is missing at the target, and a copier for each queue that has none."""
+        self.pairs = self.look()
+        fresh: list[tuple[QueueRef, QueueRef]] = []
+        for name, pair in self.pairs.items():
+            target = self._made(pair)
+            self.pairs[name] = pair._replace(target=target)
+            if name not in AT_THE_END:
+                both = zip(pair.source.refs(), target.refs(), strict=False)
+                fresh += [(source, into) for source, into in both if source not in self.copiers]
+        self.copiers |= {each.source: each for each in self.copiers_of(fresh)}
+
+    def _made(self, pair: TopicPair) -> TopicInfo:
+        source, target = pair
+        if target is None:
+            target = self._put(replace(self._fit(source), incarnation=0, writable=True))
+        elif target.queues < source.queues:
+            target = self._put(replace(target, queues=source.queues))
+        if source.name not in self._notes.topics():
+            self._notes.topic(source, target)
+        return target
+
+    def _fit(self, info: TopicInfo) -> TopicInfo:
+        """With what the target can give: its durability, copies where it has any."""
+        can = self._context.target.capabilities.durability
+        if Durability.REPLICATED not in can:
+            info = replace(info, replication_factor=None, min_insync=None, retention_ms=None)
+        return info if info.durability in can else replace(info, durability=Durability.DURABLE)
+
+    def _put(self, info: TopicInfo) -> TopicInfo:
+        context = self._context
+        return answer(context.target.put_topic(info, context.deadline()))
+
+    def settle_topics(self) -> None:
+        """Give the target's topics the settings of the source's: until now each took what was copied."""
+        for name, pair in self.pairs.items():
+            target = self._context.target.topic(name)
+            if target is not None and name not in AT_THE_END:
+                fit = self._fit(pair.source)
+                own = {key: getattr(target, key) for key in CLUSTER_SETTINGS if getattr(fit, key) is None}
+                wanted = replace(fit, incarnation=target.incarnation, queues=target.queues, **own)
+                if wanted != target:
+                    self._put(wanted)
+
+    def copiers_of(self, pairs: Iterable[tuple[QueueRef, QueueRef]]) -> list[QueueCopier]:
+        """Copiers that know what was copied before, under the epoch of this run, which ends every other."""
+        context, found = self._context, list[QueueCopier]()
+        pairs = list(pairs)
+        for at in range(0, len(pairs), ASKED_AT_ONCE):
+            part = pairs[at : at + ASKED_AT_ONCE]
+            targets = [target for _, target in part]
+            groups = context.copied_group, context.pure_group
+            for group in groups:
+                views = views_of(context, context.target, group, targets)
+                claims = [
+                    ProgressDelta(group, queue, context.epoch, view.generation)
+                    for queue, view in zip(targets, views, strict=True)
+                ]
+                answer(context.target.commit(CommitBatch(progress=claims), context.deadline()))
+            copied, pure = (views_of(context, context.target, group, targets) for group in groups)
+            bounds = self.bounds([source for source, _ in part])
+            for (source, target), one, other, limits in zip(part, copied, pure, bounds, strict=True):
+                first = 0 if limits is None else limits.min
+                found.append(QueueCopier(context, source, target, one, other, first))
+        return found
+
+    def bounds(self, queues: list[QueueRef]) -> list[Bounds | None]:
+        """Of queues of the source."""
+        context, found = self._context, list[Bounds | None]()
+        for at in range(0, len(queues), ASKED_AT_ONCE):
+            part = queues[at : at + ASKED_AT_ONCE]
+            asked: list[Bounds | None] = patiently(context, partial(context.source.bounds, part))
+            found += asked
+        return found
+
+    # --- copying
+
+    def copy_round(self) -> int:
+        """Everything that is there now; returns how many records that were."""
+        tally = self._context.tally
+        before = tally.copied
+        queues = list(self.copiers)
+        bounds = self.bounds(queues)
+        ends = {
+            queue: limits.next for queue, limits in zip(queues, bounds, strict=True) if limits is not None
+        }
+        behind = [queue for queue, end in ends.items() if end > self.copiers[queue].position]
+        tally.left = sum(ends[queue] - self.copiers[queue].position for queue in behind)
+        at_once(lambda queue: self.copiers[queue].copy(ends[queue]), behind)
+        return tally.copied - before
+
+    def follow(self, stopped: Callable[[], bool]) -> None:
+        """Copy what comes, until `stopped`; topics that are made, or grow, too."""
+        while not stopped():
+            self.prepare()
+            if not self.copy_round():
+                gevent.sleep(FOLLOW_S)
+
+    def left(self) -> Mapping[str, int]:
+        """By topic, how many offsets are not copied yet."""
+        queues = list(self.copiers)
+        found: dict[str, int] = {}
+        for queue, limits in zip(queues, self.bounds(queues), strict=True):
+            if limits is not None:
+                behind = limits.next - max(self.copiers[queue].position, limits.min)
+                found[queue.topic] = found.get(queue.topic, 0) + max(behind, 0)
+        return found
+
+
+def at_once(work: Callable[[QueueRef], object], queues: Iterable[QueueRef]) -> None:
+    """Do it for each, AT_ONCE at a time. Raises the first error, after what was begun has ended."""
+    errors: list[BaseException] = []
+
+    def one(queue: QueueRef) -> None:
+        if errors:
+            return
+        try:
+            work(queue)
+        except BaseException as error:  # also what ends a greenlet: the work was not done
+            errors.append(error)
+
+    pool = Pool(AT_ONCE)
+    for queue in queues:
+        pool.spawn(one, queue)
+    pool.join()
+    if errors:
+        raise errors[0]

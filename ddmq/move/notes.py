@@ -1,0 +1,116 @@
+"""What stands in the target about a move: settings `move/SOURCE…`, so that the next run goes on.
+
+    move/SOURCE                 JSON: what the source is called, when the move began, its state, steps done
+    move/SOURCE/run             the number of the newest run: the epoch under which it copies
+    move/SOURCE/topic/NAME      JSON: the incarnations of the topic at the source and at the target
+    move/SOURCE/levels          decimal: the queue of the schedule topic that takes the first level
+    move/SOURCE/delay/SHARD     how far the delays of a shard were moved (delays.py)
+
+The notes stay when a move is finished: a finished one is not begun again by mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from backend.records import CommitBatch, TopicInfo
+from ddmq.move.context import MoveContext, MoveError, answer
+from ddmq.move.core.scope import NOTES_PREFIX
+from ddmq_common.errors import FencedError
+
+COPYING, FINISHING, FINISHED = "copying", "finishing", "finished"
+_TRIES = 20
+
+
+class MoveState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A move as its target knows it. `patterns`: of the topics that it takes."""
+
+    source: str
+    began_ms: int
+    state: str = COPYING
+    done: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
+
+
+class TopicNote(msgspec.Struct, frozen=True):
+    """Which incarnations of a topic belong together."""
+
+    source: int
+    target: int
+
+
+class MoveNotes:
+    """The notes of one move."""
+
+    def __init__(self, context: MoveContext) -> None:
+        self._context = context
+        self._key = f"{NOTES_PREFIX}{context.source_id}"
+
+    @property
+    def note(self) -> MoveState | None:
+        """None before the first run."""
+        value = self._context.target.setting(self._key)
+        return None if value is None else msgspec.json.decode(value, type=MoveState)
+
+    def begin(self, source: str) -> MoveState:
+        """Take a number for this run, above those of all others, and note the move. Raises MoveError where
+        its topics are not those of the runs before."""
+        context, patterns = self._context, self._context.scope.patterns
+        for _ in range(_TRIES):
+            before = context.target.setting(f"{self._key}/run")
+            number = int(before or b"0") + 1
+            note = self.note or MoveState(source, context.clock.wall_ms(), patterns=patterns)
+            if note.patterns != patterns:
+                said = " ".join(f"--topics {one!r}" for one in note.patterns) or "no --topics"
+                raise MoveError(f"this move began with {said}; give the same again")
+            claim = f"{self._key}/claim/{number}"  # two runs that begin at once: the second is refused
+            old = f"{self._key}/claim/{number - 1}"
+            settings = {claim: b"1", f"{self._key}/run": b"%d" % number, self._key: msgspec.json.encode(note)}
+            if context.target.setting(old) is not None:
+                settings[old] = None  # type: ignore[assignment]
+            try:
+                answer(
+                    context.target.commit(CommitBatch(settings=settings, absent=(claim,)), context.deadline())
+                )
+            except FencedError:
+                continue
+            context.epoch = number
+            return note
+        raise MoveError("other runs of `ddmq move` of the same source keep beginning; end them")
+
+    def reached(self, state: str, *steps: str) -> None:
+        """Note a state, and steps that are done."""
+        note = self.note
+        assert note is not None
+        done = note.done + tuple(step for step in steps if step not in note.done)
+        self.put({self._key: msgspec.json.encode(msgspec.structs.replace(note, state=state, done=done))})
+
+    def topics(self) -> Mapping[str, TopicNote]:
+        """The topics that were begun with, by name."""
+        prefix = f"{self._key}/topic/"
+        found = self._context.target.settings(prefix)
+        return {
+            key.removeprefix(prefix): msgspec.json.decode(value, type=TopicNote)
+            for key, value in found.items()
+        }
+
+    def topic(self, source: TopicInfo, target: TopicInfo) -> None:
+        """Note that the one is copied into the other."""
+        value = msgspec.json.encode(TopicNote(source.incarnation, target.incarnation))
+        self.put({f"{self._key}/topic/{source.name}": value})
+
+    def delay_key(self, shard: int) -> str:
+        """The setting that says how far a shard's delays were moved."""
+        return f"{self._key}/delay/{shard}"
+
+    @property
+    def levels_key(self) -> str:
+        """The setting that says from which queue on the levels of the source are copied."""
+        return f"{self._key}/levels"
+
+    def put(self, settings: Mapping[str, bytes | None]) -> None:
+        """Store settings of the target."""
+        context = self._context
+        answer(context.target.commit(CommitBatch(settings=settings), context.deadline()))
