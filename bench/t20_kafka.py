@@ -26,10 +26,10 @@ def kafka_is_here(name: str) -> bool:
 def main() -> None:
     if not kafka_is_here("T20"):
         return
-    from bench.kafka import latency, pulls, sends  # confluent-kafka is an extra
+    from bench.kafka import delays, latency, pulls, sends  # confluent-kafka is an extra
     from bench.kafka.rig import rig
 
-    parts = {"sends": sends.main, "pulls": pulls.main, "latency": latency.main}
+    parts = {"sends": sends.main, "pulls": pulls.main, "latency": latency.main, "delays": delays.main}
     wanted = [each for each in sys.argv[1:] if not each.startswith("-")] or list(parts)
     with rig() as one:
         pin(CLIENT_CORE)
