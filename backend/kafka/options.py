@@ -29,7 +29,7 @@ USUAL: Mapping[str, str | int] = {
 }
 
 # Of the producer of all appends.
-APPENDING: Mapping[str, str | int | bool] = {
+APPENDING: Mapping[str, str | int | float | bool] = {
     "enable.idempotence": True,
     "acks": "all",
     "linger.ms": 0.5,  # a lot goes in one request; with 0 its first record would go alone, and the others spin
