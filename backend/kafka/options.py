@@ -32,7 +32,7 @@ USUAL: Mapping[str, str | int] = {
 APPENDING: Mapping[str, str | int | float | bool] = {
     "enable.idempotence": True,
     "acks": "all",
-    "linger.ms": 0.5,  # a lot goes in one request; with 0 its first record would go alone, and the others spin
+    "linger.ms": 0.5,  # a lot goes in one request; with 0 its first record goes alone, and the others spin
     "retry.backoff.ms": 20,
     "retry.backoff.max.ms": 500,
     "message.timeout.ms": 0,  # never: see appends.SEND_S
