@@ -5,7 +5,8 @@
   hub instead of the test while a test waits in gevent.)
 * An example of Hypothesis has no time limit of its own: on a busy machine it is exceeded by chance.
 * Several workers share the files as ByFile says, whatever `--dist` names.
-* A test with the mark `kafka`, or in KAFKA_FOLDER, needs a real broker, which is started for it.
+* A test with the mark `kafka`, or in KAFKA_FOLDER, needs a real broker, which is started for it. What
+  tests/support/not_on_kafka.py lists is skipped on that engine.
 * A test is slow that carries that mark or `long`, or lies in one of SLOW_FOLDERS. A run of the others
   (`-m "not slow"`) does not read those folders, tries fewer examples of Hypothesis, fails a test that
   starts a process, and has its temporary folders in memory, so that no sync waits for a disk that others use.
@@ -29,6 +30,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.support.installations import engine, installation, shared_installation  # noqa: F401 - the same
+from tests.support.not_on_kafka import reason as not_on_kafka
 from tests.support.rig import rigs_are_closed  # noqa: F401 - for every test
 
 FRAMES = 12  # of each stack that are shown
@@ -110,6 +113,18 @@ class NoProcesses:
         return (yield from self._watch())
 
 
+def _skip_on_kafka(item: pytest.Item) -> None:
+    """What this engine cannot be asked."""
+    if (
+        isinstance(item, pytest.Function)
+        and hasattr(item, "callspec")
+        and "kafka" in item.callspec.params.values()
+    ):
+        found = not_on_kafka(item.path.relative_to(HERE).as_posix(), item.function.__name__)
+        if found:
+            item.add_marker(pytest.mark.skip(reason=found.text))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The slowest come first, so that no worker is left alone with them at the end."""
     for item in items:
@@ -117,6 +132,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.kafka)
         if item.get_closest_marker("long") or _lies_in_slow_folder(item.path):
             item.add_marker(pytest.mark.slow)
+        _skip_on_kafka(item)
     items.sort(key=lambda item: _place(item.nodeid))
 
 

@@ -70,7 +70,7 @@ class KafkaBackend(Backend):
     def __init__(self, options: KafkaOptions, clock: Clock | None = None) -> None:
         self._options = options
         self._clock: Clock = SystemClock() if clock is None else clock
-        self.capabilities = _capabilities(options)
+        self.capabilities = capabilities(options)
         self._loop: Any = gevent.get_hub().loop
         self._later: Callable[..., Any] = self._loop.run_callback
         self._bridge = Bridge()
@@ -353,7 +353,8 @@ class KafkaBackend(Backend):
         self._bridge.close()
 
 
-def _capabilities(options: KafkaOptions) -> Capabilities:
+def capabilities(options: KafkaOptions) -> Capabilities:
+    """What this engine can do."""
     return Capabilities(
         engine="kafka",
         atomic=True,

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from contract_engines import BROKERS, ENGINES, PERSISTENT
-from contract_kafka import NOT_ON_KAFKA
 from contract_kit import Kit
 
 
@@ -30,8 +29,6 @@ def lasting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kit]:
 
 
 def _kit(request: pytest.FixtureRequest, directory: Path) -> Iterator[Kit]:
-    if request.param == "kafka" and (reason := NOT_ON_KAFKA.get(request.function.__name__)):
-        pytest.skip(reason)
     engine = ENGINES[request.param](directory)
     yield Kit(engine)
     engine.close()

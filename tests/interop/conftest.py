@@ -1,14 +1,17 @@
-"""Servers of the interop tests: one with every default, one with what refusals need."""
+"""Servers of the interop tests, on each engine: one with every default, one with what refusals need."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.interop.apache_client import Client
 from tests.scenarios.real_server import RealServer, running, write_config
+from tests.support.installations import Installation, installed
 
 STRICT = {
     "topics": {
@@ -32,26 +35,34 @@ STRICT = {
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+def server(
+    tmp_path_factory: pytest.TempPathFactory, shared_installation: Installation
+) -> Iterator[RealServer]:
     """As it comes: topics and groups are created on first use."""
-    with running(tmp_path_factory.mktemp("default")) as started:
+    folder = tmp_path_factory.mktemp("default")
+    with running(folder, installation=shared_installation) as started:
         yield started
 
 
 @pytest.fixture(scope="session")
-def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+def strict(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[RealServer]:
     """Creates nothing by itself; topics of every kind."""
-    folder = tmp_path_factory.mktemp("strict")
-    with running(folder, write_config(folder / "conf", **STRICT)) as started:
-        yield started
+    yield from _with(tmp_path_factory.mktemp("strict"), engine, STRICT)
 
 
 @pytest.fixture(scope="session")
-def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+def short(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[RealServer]:
     """A lease ends after 3 s: longer than a client of a recording takes on a busy machine."""
-    folder = tmp_path_factory.mktemp("short")
     consumer = {"drain_leases_ms": 0, "defaults": {"ack_timeout_ms": 3_000}}
-    with running(folder, write_config(folder / "conf", proxy_consumer=consumer)) as started:
+    yield from _with(tmp_path_factory.mktemp("short"), engine, {"proxy_consumer": consumer})
+
+
+def _with(folder: Path, engine: str, files: dict[str, Any]) -> Iterator[RealServer]:
+    """A server of this configuration, on an installation of its own."""
+    with (
+        installed(engine) as made,
+        running(folder, write_config(folder / "conf", **files), installation=made) as started,
+    ):
         yield started
 
 

@@ -125,6 +125,13 @@ class Raw:
         self.close()
 
 
+def patient(request: bytes) -> bytes:
+    """A recorded send that waits a minute: the recorded time-out is that of a quiet machine."""
+    frame = anyframe.read(request)
+    fields = {**frame.fields, 2: (anyframe.I32, 60_000)} if 2 in frame.fields else frame.fields
+    return anyframe.write(frame._replace(fields=fields))
+
+
 def without_shard(answer: Frame) -> Frame:
     """An answer to sendDelaySync whose id has no shard: every server has its own number of them."""
     (kind, fields) = answer.fields[0]

@@ -22,6 +22,7 @@ from tests.interop.apache_client import Client, DelayMessage, Message, Result, d
 from tests.interop.conftest import make_group
 from tests.scenarios.real_server import RealServer, running, write_config
 from tests.service.producer.producer_server import ProducerServer
+from tests.support.installations import Installation
 from tests.support.waits import until
 
 ID = "1795289273-2-1795462073-0-0-0-7-a4207970-e5e1-11f1-a4e0-02fc00000001"
@@ -132,9 +133,9 @@ def test_18_and_19_by_the_delay_mode_of_the_topic(client: Client) -> None:
     assert client.send("none", properties={"DELAY": "0"}).code == 0, "level 0 is no delay"
 
 
-def test_21_no_delay_service(tmp_path: Path, protocol: str) -> None:
+def test_21_no_delay_service(installation: Installation, tmp_path: Path, protocol: str) -> None:
     """Producer and log alone."""
-    server = RealServer(tmp_path, command="producer")
+    server = RealServer(tmp_path, command="producer", installation=installation)
     try:
         with Client(server.start().ports["producer"], protocol) as client:
             result = client.call("sendDelaySync", delayMessage=delayed(), timeout=5_000)
@@ -247,10 +248,10 @@ def test_10_12_14_when_the_engine_fails(
         assert client.send("orders").code == 0
 
 
-def test_20_while_it_drains(tmp_path: Path) -> None:
+def test_20_while_it_drains(installation: Installation, tmp_path: Path) -> None:
     """A message that a client still holds keeps the drain open; sends are refused meanwhile."""
     config = write_config(tmp_path / "conf", proxy_consumer={"drain_leases_ms": 60_000})
-    with running(tmp_path, config) as server:
+    with running(tmp_path, config, installation=installation) as server:
         make_group(server, "g", "t")
         with Client(server.ports["producer"]) as producer, Client(server.ports["consumer"]) as consumer:
             assert producer.send("t").code == 0

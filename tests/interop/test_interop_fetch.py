@@ -40,8 +40,8 @@ def send_recorded(server: RealServer, name: str, topics: dict[bytes, bytes]) -> 
                 assert client.send(topics[topic].decode(), **given).code == 0
 
 
-def comparable(response: Any) -> Any:
-    """Queues by name, properties in no order, what is empty is none."""
+def comparable(response: Any, gapless: bool) -> Any:
+    """Queues by name, properties in no order, what is empty is none; offsets where they are counted."""
     found = {}
     for one in response[10][1][1]:
         messages = []
@@ -54,13 +54,24 @@ def comparable(response: Any) -> Any:
             for text in (1, 3):
                 if message.get(text) == (BINARY, b""):
                     del message[text]
+            if not gapless:
+                del message[4]
             messages.append(message)
-        found[one[1][1], one[2][1]] = (one[3], messages, set(one))
+        found[one[1][1], one[2][1]] = (one[3] if gapless else None, messages, set(one))
     return found
 
 
-def test_the_recorded_conversation_word_for_word(server: RealServer, topic: str) -> None:
-    """fetch, ack, fetch, ack of the Java client: the same messages, offsets and absent fields."""
+def count(answer: Any) -> list[int]:
+    """The messages of each queue."""
+    return sorted(len(one[10][1][1]) for one in answer[0][1][10][1][1])
+
+
+def test_the_recorded_conversation_word_for_word(server: RealServer, topic: str, engine: str) -> None:
+    """fetch, ack, fetch, ack of the Java client: the same messages, offsets and absent fields.
+
+    Some of it is what an old delay server sends, a transaction on Kafka, whose end takes an offset.
+    """
+    gapless = engine != "kafka"
     topics = {b"V": f"{topic}-V".encode(), b"Vdelay": f"{topic}-W".encode()}
     for name in topics.values():
         make_group(server, f"g-{topic}", name.decode())
@@ -77,19 +88,18 @@ def test_the_recorded_conversation_word_for_word(server: RealServer, topic: str)
 
             def ask() -> Any:
                 answer = raw.call(request).fields
-                whole = not until_all or len(answer[0][1][10][1][1]) == len(expected[0][1][10][1][1])
-                return answer if whole else None
+                return answer if not until_all or count(answer) == count(expected) else None
 
             return until(ask, name), expected
 
         answer, expected = replay("manual_lowlevel_fetch_04", until_all=True)
-        assert comparable(answer[0][1]) == comparable(expected[0][1])
+        assert comparable(answer[0][1], gapless) == comparable(expected[0][1], gapless)
         assert set(answer[0][1]) == {10}, "code is absent"
         answer, expected = replay("manual_lowlevel_ack_05")
         assert answer == expected
         send_recorded(server, "manual_lowlevel_fetch_06", topics)
-        answer, expected = replay("manual_lowlevel_fetch_06")
-        assert comparable(answer[0][1]) == comparable(expected[0][1])
+        answer, expected = replay("manual_lowlevel_fetch_06", until_all=True)
+        assert comparable(answer[0][1], gapless) == comparable(expected[0][1], gapless)
         answer, expected = replay("manual_lowlevel_ack_07")
         assert answer == expected
 

@@ -62,6 +62,16 @@ def test_send_batch_keeps_its_order_in_one_queue(
     assert [fields["key"] for _, fields in found] == [str(n) for n in range(150)]
 
 
+def test_send_batch_without_keys_keeps_its_order_in_one_queue(
+    producer: Client, consumer: Client, topic: str, group: str
+) -> None:
+    messages = [Message(topic=topic, body=b"%d" % n, partitionId=-2) for n in range(150)]
+    assert producer.call("sendBatchSync", messages=messages).given() == OK
+    found = taken(consumer, group, 150)
+    assert len({qid for qid, _ in found}) == 1
+    assert [fields["value"] for _, fields in found] == [b"%d" % n for n in range(150)]
+
+
 def test_a_batch_may_mix_topics(producer: Client, consumer: Client, topic: str, group: str) -> None:
     other = f"{topic}-2"
     messages = [Message(topic=name, body=b"b", partitionId=-2) for name in (topic, other, topic)]

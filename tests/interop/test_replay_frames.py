@@ -1,6 +1,7 @@
 """Every recorded request of the Java, Go and Python clients, replayed: the answer has the recorded shape.
 
-Names are replaced where a test needs a topic or group of its own; everything else goes out byte for byte.
+Names are replaced where a test needs a topic or group of its own, and sends wait longer than recorded;
+everything else goes out byte for byte.
 Before a recorded pull is replayed, the messages that were delivered to it are sent, so that the same ones
 must come back, field for field, down to absent fields.
 """
@@ -15,7 +16,7 @@ from tests.interop import anyframe
 from tests.interop.anyframe import BINARY, I32, I64, LIST, MAP, REPLY, STRUCT, Frame, shape
 from tests.interop.apache_client import Client
 from tests.interop.conftest import make_group
-from tests.interop.recorded import Exchange, Raw, conversation, exchanges, without_shard
+from tests.interop.recorded import Exchange, Raw, conversation, exchanges, patient, without_shard
 from tests.scenarios.real_server import RealServer
 from tests.support.waits import until
 
@@ -68,7 +69,7 @@ def test_every_recording_is_replayed_here() -> None:
     ids=lambda exchange: exchange.name,
 )
 def test_sends_are_answered_byte_for_byte(server: RealServer, exchange: Exchange) -> None:
-    answer = replayed(server.ports["producer"], exchange.request)
+    answer = replayed(server.ports["producer"], patient(exchange.request))
     assert answer.kind == REPLY
     assert shape(STRUCT, answer.fields) == {0: RESULT}
     assert answer.fields[0][1] == {1: (I32, 0), 2: (BINARY, b"OK")}
@@ -82,7 +83,7 @@ def test_sends_are_answered_byte_for_byte(server: RealServer, exchange: Exchange
 @each("sendDelaySync")
 def test_delay_sends_are_answered_as_recorded(server: RealServer, exchange: Exchange) -> None:
     """Adds and cancels as DDMQ answered them, but for the shard in the id."""
-    answer = replayed(server.ports["producer"], exchange.request)
+    answer = replayed(server.ports["producer"], patient(exchange.request))
     assert exchange.reply is not None
     recorded = anyframe.read(exchange.reply)
     assert shape(STRUCT, answer.fields) == shape(STRUCT, recorded.fields) == {0: DELAY_RESULT}

@@ -83,11 +83,11 @@ class Application:
 
     def sent(self) -> int:
         """Business messages in their topic."""
-        return int(self._server.admin("GET", "topics", self.business)["messages"])
+        return len(self._server.messages(self.business))
 
     def came(self) -> int:
         """Monitors that were delivered."""
-        return int(self._server.admin("GET", "topics", self.monitor)["messages"])
+        return len(self._server.messages(self.monitor))
 
     def over(self, ident: str) -> bool:
         """Nothing of the monitor is to come."""

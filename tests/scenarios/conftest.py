@@ -1,4 +1,4 @@
-"""One real server for the scenarios that share it."""
+"""One real server on each engine for the scenarios that share it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from collections.abc import Iterator
 import pytest
 
 from tests.scenarios.real_server import RealServer, running
+from tests.support.installations import Installation
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    with running(tmp_path_factory.mktemp("scenarios")) as started:
+def server(
+    tmp_path_factory: pytest.TempPathFactory, shared_installation: Installation
+) -> Iterator[RealServer]:
+    folder = tmp_path_factory.mktemp("scenarios")
+    with running(folder, installation=shared_installation) as started:
         yield started
 
 

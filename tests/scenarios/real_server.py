@@ -3,7 +3,8 @@
 `running(folder)` starts one on free ports and stops it afterwards. A RealServer keeps its ports over
 kills and restarts (one whose `ports` are 0 chooses at its first start). With `processes` each part is its own
 process; `part_pids` finds them. `command` may also be `producer`, `consumer` or `delay-service`: that part
-alone. Everything it starts ends with it: the process leads a group of its own, which is killed at the end.
+alone. It stands on the file log unless an installation says otherwise. Everything it starts ends with it: the
+process leads a group of its own, which is killed at the end.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from select import POLLIN, poll
 from typing import Any
 from urllib.parse import quote
 
+from tests.support.installations import Installation
 from tests.support.ports import port_of, reserved
 
 PATIENCE_S = 60.0
@@ -70,12 +72,17 @@ class RealServer:
     before: tuple[str, ...] = ()
 
     def __init__(
-        self, folder: Path, config: Path | None = None, processes: bool = False, command: str = "serve"
+        self,
+        folder: Path,
+        config: Path | None = None,
+        processes: bool = False,
+        command: str = "serve",
+        installation: Installation | None = None,
     ) -> None:
         self.folder = folder
         self.data_dir = folder / "data"
         self.log_path = folder / f"{command}.log"
-        self.config = config
+        self.config = installation.configured(folder, config) if installation else config
         self.processes = processes
         self.command = command
         alone = ("admin",) if command == "delay-service" else (command, "admin")
@@ -214,6 +221,10 @@ class RealServer:
         is_json = response.headers.get("Content-Type", "").startswith("application/json")
         return response.status, json.loads(text) if is_json else text
 
+    def messages(self, topic: str) -> list[dict[str, Any]]:
+        """What lies in a topic. (A difference of offsets counts gaps, too, which Kafka has.)"""
+        return list(self.admin("GET", "topics", topic, "messages"))
+
     def metric(self, name: str, **labels: str) -> float:
         """The sum of the samples of that name that carry these labels, 0 when there are none."""
         _, text = self.ask("GET", "/metrics")
@@ -230,9 +241,14 @@ def _children(pid: int) -> list[int]:
 
 
 @contextmanager
-def running(folder: Path, config: Path | None = None, processes: bool = False) -> Iterator[RealServer]:
+def running(
+    folder: Path,
+    config: Path | None = None,
+    processes: bool = False,
+    installation: Installation | None = None,
+) -> Iterator[RealServer]:
     """A server that is ready, ended afterwards."""
-    server = RealServer(folder, config, processes)
+    server = RealServer(folder, config, processes, installation=installation)
     try:
         yield server.start()
     finally:

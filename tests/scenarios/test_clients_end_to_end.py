@@ -21,6 +21,7 @@ from ddmq_client import (
 )
 from ddmq_client.aio import AsyncConsumer, AsyncProducer
 from tests.scenarios.real_server import RealServer, running, write_config
+from tests.support.installations import Installation
 from tests.support.waits import until
 
 COUNT = 300
@@ -175,18 +176,21 @@ def test_two_consumers_share_and_two_groups_each_get_all(server: RealServer, top
     assert sorted(one.bodies + two.bodies) == other.bodies == bodies
 
 
-def test_errors_of_senders(tmp_path: Path) -> None:
+def test_errors_of_senders(installation: Installation, tmp_path: Path) -> None:
     config = write_config(tmp_path / "conf", proxy_producer={"auto_create_topics": False})
-    with running(tmp_path, config) as strict, Producer(address(strict, "producer")) as producer:
+    with (
+        running(tmp_path, config, installation=installation) as strict,
+        Producer(address(strict, "producer")) as producer,
+    ):
         with pytest.raises(NoSuchTopicError, match="unheard-of"):
             producer.send("unheard-of", b"x")
         with pytest.raises(InvalidMessageError):
             producer.send("a/b", b"x")
 
 
-def test_a_restart_is_survived_by_both_clients(tmp_path: Path) -> None:
+def test_a_restart_is_survived_by_both_clients(installation: Installation, tmp_path: Path) -> None:
     """kill -9 in the middle: sends are repeated until they are stored, the consumer finds its way back."""
-    with running(tmp_path) as server:
+    with running(tmp_path, installation=installation) as server:
         server.admin("POST", "topics", "t", body={"create": True})
         server.admin("POST", "groups", "g", body={"topics": ["t"], "start": "first"})
         seen = Seen()

@@ -12,6 +12,7 @@ import pytest
 
 from ddmq_client import Consumer, FetchConsumer, Message, Producer, PullError
 from tests.scenarios.real_server import RealServer, running
+from tests.support.installations import Installation
 from tests.support.waits import until
 
 RUN = """
@@ -25,8 +26,8 @@ def address(server: RealServer, part: str) -> str:
     return f"127.0.0.1:{server.ports[part]}"
 
 
-def test_a_consumers_life(tmp_path: Path) -> None:
-    with running(tmp_path) as server:
+def test_a_consumers_life(installation: Installation, tmp_path: Path) -> None:
+    with running(tmp_path, installation=installation) as server:
         server.admin("POST", "topics", "t", body={"create": True})
         settings = {"topics": ["t"], "start": "first", "ack_timeout_ms": 3_000, "max_timeout_redeliveries": 0}
         server.admin("POST", "groups", "g", body=settings)

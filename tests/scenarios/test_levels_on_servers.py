@@ -11,6 +11,7 @@ import pytest
 
 from tests.interop.apache_client import Client
 from tests.scenarios.real_server import NotReady, RealServer, ddmq, running, write_config
+from tests.support.installations import Installation
 from tests.support.waits import until
 
 LEVELS = ["500ms", "2s", "1h"]
@@ -31,8 +32,8 @@ def stored(server: RealServer) -> list[tuple[str, int]]:
     return [(row["body"], row["stored_ms"]) for row in rows]
 
 
-def test_a_delayed_send_is_delivered_when_it_is_due(tmp_path: Path) -> None:
-    with running(tmp_path) as server:
+def test_a_delayed_send_is_delivered_when_it_is_due(installation: Installation, tmp_path: Path) -> None:
+    with running(tmp_path, installation=installation) as server:
         prepared(server)
         with Client(server.ports["producer"]) as producer, Client(server.ports["consumer"]) as consumer:
             before_ms = time.time_ns() // 1_000_000
@@ -59,10 +60,12 @@ def test_the_command_line_sends_to_a_level(tmp_path: Path) -> None:
         until(lambda: stored(server), "it is delivered")
 
 
-def test_without_a_scheduler_messages_are_stored_and_health_says_so(tmp_path: Path) -> None:
+def test_without_a_scheduler_messages_are_stored_and_health_says_so(
+    installation: Installation, tmp_path: Path
+) -> None:
     config = short_levels(tmp_path / "conf")
-    producer = RealServer(tmp_path, config, command="producer")
-    scheduler = RealServer(tmp_path, config, command="delay-service")
+    producer = RealServer(tmp_path, config, command="producer", installation=installation)
+    scheduler = RealServer(tmp_path, config, command="delay-service", installation=installation)
     try:
         producer.start()
         producer.admin("POST", "topics", "t", body={"create": True, "queues": 1})
@@ -83,8 +86,10 @@ def test_without_a_scheduler_messages_are_stored_and_health_says_so(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_killed_delay_service_comes_back_and_fires_each_once(tmp_path: Path) -> None:
-    with running(tmp_path, short_levels(tmp_path / "conf"), processes=True) as server:
+def test_a_killed_delay_service_comes_back_and_fires_each_once(
+    installation: Installation, tmp_path: Path
+) -> None:
+    with running(tmp_path, short_levels(tmp_path / "conf"), True, installation) as server:
         prepared(server)
         with Client(server.ports["producer"]) as producer:
             for number in range(20):

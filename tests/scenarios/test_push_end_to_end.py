@@ -1,4 +1,4 @@
-"""Push on a real server over the file log: nothing is lost over kill -9, dead letters by the rules."""
+"""Push on a real server on each engine: nothing is lost over kill -9, dead letters by the rules."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from tests.scenarios.real_server import running, write_config
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "service" / "consumer" / "push"))
 from tests.service.consumer.push.http_receiver import receiver
+from tests.support.installations import Installation
 from tests.support.waits import until
 
 MESSAGES = 400
 
 
 @pytest.mark.slow
-def test_pushed_over_a_kill_and_in_order_of_their_keys(tmp_path: Path) -> None:
+def test_pushed_over_a_kill_and_in_order_of_their_keys(installation: Installation, tmp_path: Path) -> None:
     with receiver() as there:
         settings = {
             "start": "first",
@@ -33,7 +34,7 @@ def test_pushed_over_a_kill_and_in_order_of_their_keys(tmp_path: Path) -> None:
             topics={"topics": {"T": {"queues": 2}}},
             groups={"groups": {"G": {"topics": {"T": settings}}}},
         )
-        with running(tmp_path, config) as server:
+        with running(tmp_path, config, installation=installation) as server:
             with Producer(f"127.0.0.1:{server.ports['producer']}") as producer:
                 for number in range(MESSAGES):
                     body = b'{"key":"k%d","n":%d}' % (number % 7, number if number % 10 else -1)

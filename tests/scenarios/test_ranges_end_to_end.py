@@ -9,14 +9,16 @@ import pytest
 
 from ddmq_client import OutgoingMessage, Producer, PullError, QueueBounds, RangeReader
 from tests.scenarios.real_server import RealServer, running
+from tests.support.installations import Installation, installed
 from tests.support.ports import port_of, reserved
 
 COUNT = 250
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    with running(tmp_path_factory.mktemp("ranges")) as ready:
+def server(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[RealServer]:
+    folder = tmp_path_factory.mktemp("ranges")
+    with installed(engine) as made, running(folder, installation=made) as ready:
         send(ready, "shelf", COUNT)
         yield ready
 
@@ -94,8 +96,10 @@ def test_a_group_that_is_shared_out_is_refused(server: RealServer) -> None:
         ranges.bounds()
 
 
-def test_a_range_goes_on_when_its_proxy_is_killed_and_comes_back(tmp_path: Path) -> None:
-    mortal = RealServer(tmp_path)
+def test_a_range_goes_on_when_its_proxy_is_killed_and_comes_back(
+    installation: Installation, tmp_path: Path
+) -> None:
+    mortal = RealServer(tmp_path, installation=installation)
     try:
         mortal.start()
         send(mortal, "shelf", COUNT)

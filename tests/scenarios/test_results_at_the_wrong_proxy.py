@@ -10,21 +10,24 @@ import pytest
 from ddmq_client import Consumer, FetchConsumer, Message, Producer
 from tests.interop.apache_client import Client, PullError, done
 from tests.scenarios.real_server import RealServer, write_config
+from tests.support.installations import installed
 from tests.support.waits import until
 
 CONFIG = {"proxy_consumer": {"drain_leases_ms": 0, "idle_ms": 1_000}}
 
 
 @pytest.fixture(scope="module")
-def proxies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RealServer, RealServer]]:
+def proxies(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[tuple[RealServer, RealServer]]:
     folder = tmp_path_factory.mktemp("two")
     config = write_config(folder / "conf", **CONFIG)
-    first, second = RealServer(folder, config), RealServer(folder, config, command="consumer")
-    try:
-        yield first.start(), second.start()
-    finally:
-        second.end()
-        first.end()
+    with installed(engine) as made:
+        first = RealServer(folder, config, installation=made)
+        second = RealServer(folder, config, command="consumer", installation=made)
+        try:
+            yield first.start(), second.start()
+        finally:
+            second.end()
+            first.end()
 
 
 def prepared(server: RealServer, name: str, count: int, **settings: object) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from ddmq_client import Consumer, Message, Producer
 from tests.scenarios.real_server import RealServer, running, write_config
+from tests.support.installations import Installation
 from tests.support.waits import until
 
 WAITS = [f"{100 * number}ms" for number in range(1, 19)]
@@ -31,9 +32,9 @@ def letters(server: RealServer) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [False, True])
-def test_steps_dead_letter_and_resend(tmp_path: Path, processes: bool) -> None:
+def test_steps_dead_letter_and_resend(installation: Installation, tmp_path: Path, processes: bool) -> None:
     config = write_config(tmp_path / "conf", delay_service={"levels": WAITS})
-    with running(tmp_path, config, processes=processes) as server:
+    with running(tmp_path, config, processes, installation) as server:
         server.admin("POST", "topics", "T", body={"create": True, "queues": 2})
         server.admin("POST", "groups", "G", body=SETTINGS)
         with Producer(f"127.0.0.1:{server.ports['producer']}") as producer:

@@ -57,3 +57,14 @@ def _end_with(owner: int, folder: Path) -> None:
 def fresh_name() -> str:
     """A name nobody has used on the broker: for a namespace, or before the names of topics."""
     return f"t{_run}{os.getpid()}-{next(_names)}"
+
+
+def delete_topics(name: str) -> None:
+    """Those of a fresh name: with thousands of partitions the broker of the run would do little else."""
+    from confluent_kafka.admin import AdminClient  # here: every test's conftest reads this file
+
+    admin = AdminClient({"bootstrap.servers": broker()})
+    mine = [topic for topic in admin.list_topics(timeout=30).topics if topic.startswith(f"{name}.")]
+    if mine:
+        for deleted in admin.delete_topics(mine, request_timeout=30).values():
+            deleted.exception(30)

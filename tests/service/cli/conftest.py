@@ -1,4 +1,4 @@
-"""One real server for the command line's tests, with a configuration folder that they may reload."""
+"""One real server on each engine for the command line's tests, whose configuration they may reload."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ import pytest
 
 from ddmq.cli.root import run
 from tests.scenarios.real_server import RealServer, running, write_config
+from tests.support.installations import Installation
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+def server(
+    tmp_path_factory: pytest.TempPathFactory, shared_installation: Installation
+) -> Iterator[RealServer]:
     folder = tmp_path_factory.mktemp("cli")
     config = write_config(folder / "conf", topics={"topics": {"owned": {"queues": 2}}})
-    with running(folder, config) as started:
+    with running(folder, config, installation=shared_installation) as started:
         yield started
 
 

@@ -11,14 +11,15 @@ import pytest
 
 from ddmq_client import Consumer, Producer
 from tests.scenarios.real_server import RealServer, running
+from tests.support.installations import Installation
 from tests.support.waits import until
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[tuple[RealServer, RealServer]]:
+def pair(installation: Installation, tmp_path: Path) -> Iterator[tuple[RealServer, RealServer]]:
     """A server with everything, and a consumer proxy of its own beside it."""
-    with running(tmp_path) as server:
-        other = RealServer(tmp_path, command="consumer")
+    with running(tmp_path, installation=installation) as server:
+        other = RealServer(tmp_path, command="consumer", installation=installation)
         try:
             yield server, other.start()
         finally:

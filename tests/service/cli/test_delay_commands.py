@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from tests.scenarios.real_server import RealServer, ddmq, running
+from tests.support.installations import Installation
 from tests.support.waits import until
 
 
@@ -384,8 +385,10 @@ def test_what_is_no_backup_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_with_a_process_for_each_part_the_one_admin_port_answers(tmp_path: Path) -> None:
-    with running(tmp_path, processes=True) as server:
+def test_with_a_process_for_each_part_the_one_admin_port_answers(
+    installation: Installation, tmp_path: Path
+) -> None:
+    with running(tmp_path, processes=True, installation=installation) as server:
         ident = add(server, "tea", "--delay", "1h")
         assert server.admin("GET", "delay")["topics"] == {"orders": 1}
         assert server.admin("GET", "delay", "messages", ident)["body"] == "tea"

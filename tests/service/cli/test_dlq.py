@@ -12,6 +12,7 @@ import pytest
 from ddmq_client import Consumer
 from tests.scenarios.real_server import RealServer, ddmq, running
 from tests.service.cli.conftest import Shell
+from tests.support.installations import Installation
 from tests.support.waits import until
 
 Bury = Callable[..., str]
@@ -172,10 +173,13 @@ def test_a_group_that_never_had_a_dead_letter_has_nothing_to_do(shell: Shell, to
 
 
 def test_what_is_told_of_dead_letters_is_true_after_a_restart(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    installation: Installation,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Column "dead": those that are open, whoever counted them. "since this proxy started": those alone."""
-    with running(tmp_path / "data") as server:
+    with running(tmp_path / "data", installation=installation) as server:
         shell = shell_at(server, capsys, monkeypatch)
         shell("topic", "create", "orders")
         body = {"topics": ["orders"], "start": "first", "retry_steps": 0, "retry_intervals_ms": []}

@@ -13,6 +13,7 @@ from ddmq_client import Consumer
 from ddmq_client.errors import PullError
 from tests.scenarios.real_server import RealServer, running, write_config
 from tests.service.cli.conftest import Shell
+from tests.support.installations import Installation
 from tests.support.waits import until
 
 
@@ -133,13 +134,13 @@ def test_a_connected_client_feels_a_changed_setting(shell: Shell, topic: str) ->
 
 
 @pytest.fixture
-def configured(tmp_path: Path) -> Iterator[tuple[RealServer, Path]]:
+def configured(installation: Installation, tmp_path: Path) -> Iterator[tuple[RealServer, Path]]:
     config = write_config(
         tmp_path / "conf",
         proxy_consumer={"defaults": {"concurrency": 77, "batch_max": 7}},
         groups={"groups": {"g": {"topics": {"t": {"batch_max": 9}}}}},
     )
-    with running(tmp_path, config) as server:
+    with running(tmp_path, config, installation=installation) as server:
         yield server, config
 
 

@@ -1,0 +1,29 @@
+"""The list of tests that Kafka cannot be asked has no entry that is not needed."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from backend.kafka.backend import capabilities
+from backend.kafka.options import KafkaOptions
+from tests.support.not_on_kafka import NOT_ON_KAFKA, Reason
+
+TESTS = Path(__file__).parents[2]
+ENTRIES = [(file, test, why) for file, tests in NOT_ON_KAFKA.items() for test, why in tests.items()]
+
+
+@pytest.mark.parametrize("file", NOT_ON_KAFKA)
+def test_every_test_that_is_listed_is_there(file: str) -> None:
+    tree = ast.parse((TESTS / file).read_text())
+    there = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert set(NOT_ON_KAFKA[file]) <= there
+
+
+@pytest.mark.parametrize(
+    "why", dict.fromkeys(why for _, _, why in ENTRIES if why.capability), ids=lambda why: why.capability
+)
+def test_what_is_said_to_be_off_is_off(why: Reason) -> None:
+    assert getattr(capabilities(KafkaOptions()), why.capability) is False, "Kafka can do it now: let it run"
