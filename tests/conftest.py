@@ -120,7 +120,7 @@ def _skip_on_kafka(item: pytest.Item) -> None:
         and hasattr(item, "callspec")
         and "kafka" in item.callspec.params.values()
     ):
-        found = not_on_kafka(item.path.relative_to(HERE).as_posix(), item.function.__name__)
+        found = not_on_kafka(item.path.relative_to(HERE).as_posix(), item.name)
         if found:
             item.add_marker(pytest.mark.skip(reason=found.text))
 

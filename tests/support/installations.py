@@ -17,6 +17,7 @@ import pytest
 from tests.support.kafka import broker, delete_topics, fresh_name
 
 ENGINES = ("file_log", pytest.param("kafka", marks=(pytest.mark.slow, pytest.mark.kafka)))
+SESSION_MS = 10_000  # a busy machine may hold a process up for the default
 
 
 class Installation:
@@ -44,7 +45,8 @@ class KafkaInstallation(Installation):
         config = config or folder / "conf"
         config.mkdir(parents=True, exist_ok=True)
         names = {"namespace": self._name, "topic_prefix": f"{self._name}."}
-        tree = {"engine": "kafka", "kafka": {"bootstrap": broker(), **names}}
+        given = {"bootstrap": broker(), **names, "session_ms": SESSION_MS}
+        tree = {"engine": "kafka", "kafka": given}
         (config / "backend.yaml").write_text(json.dumps(tree))
         return config
 

@@ -89,7 +89,7 @@ def test_the_shell_completes_topics_and_groups_of_the_server(shell: Shell, topic
 def test_blocked_keys_of_another_proxy_are_not_passed_over(shell: Shell, topic: str) -> None:
     shell("topic", "create", topic)
     shell("group", "set", topic, "--topic", topic, "--order-key", "KEY")
-    other = RealServer(Path(shell.server.folder), command="consumer").start()
+    other = RealServer(Path(shell.server.folder), shell.server.config, command="consumer").start()
     try:
         address = f"127.0.0.1:{other.ports['consumer']}"
         with Consumer(address, topic, [topic], handler=lambda message: None, linger_ms=50):

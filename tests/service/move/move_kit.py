@@ -46,7 +46,7 @@ def message(topic: str, queue_id: int, **rest: object) -> NewRecord:
     return NewRecord(topic, queue_id, number.to_bytes(16, "big"), born, delivery, key, b"red", flags, **rest)  # type: ignore[arg-type]
 
 
-class Installation:
+class MoveSide:
     """One side."""
 
     def __init__(self, backend: Backend, clock: Clock | None = None) -> None:
@@ -131,7 +131,7 @@ class Installation:
         return found
 
 
-def places(side: Installation) -> list[tuple[str, str]]:
+def places(side: MoveSide) -> list[tuple[str, str]]:
     """The groups and what they read."""
     found = [(group, topic) for group in GROUPS for topic in TOPICS]
     inner = [("billing", f"{RETRY_PREFIX}billing"), (DONE_GROUP, f"{DLQ_PREFIX}billing")]
@@ -139,8 +139,8 @@ def places(side: Installation) -> list[tuple[str, str]]:
 
 
 def moved(
-    source: Installation,
-    target: Installation,
+    source: MoveSide,
+    target: MoveSide,
     topics: tuple[str, ...] = (),
     opener: StoreOpener | None = None,
     config: DelayConfig | None = None,

@@ -13,7 +13,7 @@ from ddmq_common.errors import DdmqError, RemoteError
 from ddmq_common.names import DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
 from proxy_consumer.groups.group import GROUP_PREFIX
 from tests.played_memory import PlayedMemory
-from tests.service.move.move_kit import TOPICS, Installation, message, moved
+from tests.service.move.move_kit import TOPICS, MoveSide, message, moved
 from tests.service.move.seats import seated
 from tests.support.waits import done
 
@@ -21,14 +21,14 @@ INNER = (f"{RETRY_PREFIX}billing", f"{DLQ_PREFIX}billing")
 
 
 @pytest.fixture
-def sides() -> Iterator[tuple[Installation, Installation]]:
-    both = Installation(PlayedMemory()), Installation(PlayedMemory())
+def sides() -> Iterator[tuple[MoveSide, MoveSide]]:
+    both = MoveSide(PlayedMemory()), MoveSide(PlayedMemory())
     yield both
     for each in both:
         each.backend.close()
 
 
-def same(source: Installation, target: Installation) -> None:
+def same(source: MoveSide, target: MoveSide) -> None:
     for topic in (*TOPICS, *INNER):
         assert target.contents(topic) == source.contents(topic)
     assert target.left() == source.left()

@@ -15,7 +15,7 @@ from ddmq_common.names import DELAY_TOPIC, OUTCOME_TOPIC
 from delay_service.config import DelayConfig
 from tests.played_memory import PlayedMemory
 from tests.service.delay.delay_rig import DelayRig, Disks
-from tests.service.move.move_kit import Installation, moved
+from tests.service.move.move_kit import MoveSide, moved
 from tests.support.waits import done
 
 SHARDS = DelayConfig(shards=2)
@@ -31,8 +31,8 @@ class TwoRigs:
         self.memory = PlayedMemory(self.clock)
         self.target: DelayRig | None = None
 
-    def sides(self) -> tuple[Installation, Installation]:
-        return Installation(self.source.backend, self.clock), Installation(self.memory, self.clock)
+    def sides(self) -> tuple[MoveSide, MoveSide]:
+        return MoveSide(self.source.backend, self.clock), MoveSide(self.memory, self.clock)
 
     def move(self, opener: Disks) -> object:
         return moved(*self.sides(), opener=opener.open, config=SHARDS).finish()

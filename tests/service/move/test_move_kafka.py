@@ -28,7 +28,7 @@ from ddmq_common.delays.command import (
 from ddmq_common.delivery import encode
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC, DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
-from tests.service.move.move_kit import TOPICS, Installation, message
+from tests.service.move.move_kit import TOPICS, MoveSide, message
 from tests.support.kafka import broker, fresh_name
 from tests.support.waits import until
 
@@ -38,22 +38,22 @@ COMMAND_S = 120
 
 
 @contextmanager
-def log_in(folder: Path) -> Iterator[Installation]:
+def log_in(folder: Path) -> Iterator[MoveSide]:
     log = open_log(folder, clock=SystemClock(), metrics=Registry())
     try:
-        yield Installation(log)
+        yield MoveSide(log)
     finally:
         log.close()
 
 
 @contextmanager
-def cluster(namespace: str) -> Iterator[Installation]:
+def cluster(namespace: str) -> Iterator[MoveSide]:
     kafka = open_kafka(
         KafkaOptions(bootstrap=broker(), namespace=namespace, topic_prefix=f"{namespace}."),
         clock=SystemClock(),
     )
     try:
-        yield Installation(kafka)
+        yield MoveSide(kafka)
     finally:
         kafka.close()
 
@@ -94,7 +94,7 @@ def delayed(number: int, due_ms: int) -> NewRecord:
     return NewRecord(DELAY_TOPIC, shard_of(uuid, 2), UUID(int=number).bytes, due_ms, body, system=asked)
 
 
-def waiting(side: Installation) -> list[tuple[int, bytes, str, int]]:
+def waiting(side: MoveSide) -> list[tuple[int, bytes, str, int]]:
     """Shard, message id, uuid and due time of every pending add."""
     found = []
     for queue in side.queues(DELAY_TOPIC):
@@ -105,7 +105,7 @@ def waiting(side: Installation) -> list[tuple[int, bytes, str, int]]:
     return sorted(found)
 
 
-def facts(side: Installation) -> tuple[object, object]:
+def facts(side: MoveSide) -> tuple[object, object]:
     return [side.contents(topic) for topic in (*TOPICS, *INNER)], side.left()
 
 

@@ -19,7 +19,7 @@ ENTRIES = [(file, test, why) for file, tests in NOT_ON_KAFKA.items() for test, w
 def test_every_test_that_is_listed_is_there(file: str) -> None:
     tree = ast.parse((TESTS / file).read_text())
     there = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    assert set(NOT_ON_KAFKA[file]) <= there
+    assert {name.partition("[")[0] for name in NOT_ON_KAFKA[file]} <= there
 
 
 @pytest.mark.parametrize(
