@@ -110,8 +110,6 @@ class KafkaMemberships:
         self._number += 1
         membership = self._members[self._number] = KafkaMembership(self, self._number, join, listener)
         self._by_topic.setdefault(join.topic, set()).add(membership)
-        if not self._timer.active:
-            self._timer.every(self._heartbeat_s / TICKS, self._tick)
         self._enter([membership])
         return membership
 
@@ -138,7 +136,6 @@ class KafkaMemberships:
         if name:
             self._line.after([], lambda: self._write(Left(name, [number]), name))
         if not self._members:
-            self._timer.stop()
             self._confirmed = None
             self._sent.clear()
 
@@ -213,6 +210,8 @@ class KafkaMemberships:
             self._write(Died(self._old_name, self._old_name), name)
             self._old_name = ""
         self._name = name
+        if not self._timer.active:  # also without a membership: the others may all be dead
+            self._timer.every(self._heartbeat_s / TICKS, self._tick)
         self._enter(list(self._members.values()))
 
     def _enter(self, memberships: Sequence[KafkaMembership]) -> None:
@@ -261,11 +260,12 @@ class KafkaMemberships:
         if not self.alive() or not self._name or not self._state.ready:
             return
         if self.table is None:
-            self._begin()
+            if self._members:
+                self._begin()
             return
         self._enter([each for each in self._members.values() if each.joined_as != self._name])
         now = self._clock.monotonic()
-        if now >= self._beat_at:
+        if self._members and now >= self._beat_at:
             self._beat(now)
             for topic in list(self._by_topic):
                 self.topic_changed(topic)

@@ -2,7 +2,8 @@
 
 Silent is who has written nothing for `session_ms`, on this process's monotonic clock; with a beat of its own
 seen not longer ago, and all events followed up to now once more before anything is done. The oldest of those
-that are alive acts first, each further one RANK_S later. It first takes over the transactional name of the
+that are alive acts first, each further one RANK_S later, last a process that takes part in nothing itself, as
+a proxy that only sends: all others may be dead. It first takes over the transactional name of the
 silent one, and that of the namespace, which ends what was under way under them and fences them, and only then
 writes that it is dead. The same is done about a process that does not let queues go: GRACE_S after it should
 have. For its own members the process releases what they do not.
@@ -102,11 +103,9 @@ class MemberWatch:
         return self._now() - self._heard.get(process, self._now()) > self._session_s
 
     def _rank(self, table: TableState, without: set[str]) -> int:
-        return (
-            [name for name in table.processes if name not in without].index(self._name)
-            if (self._name in table.processes)
-            else 1 << 20
-        )
+        """This process's turn: the members by age, then who is none, such as a proxy that only sends."""
+        able = [name for name in table.processes if name not in without]
+        return able.index(self._name) if self._name in able else len(able) + 1
 
     # --- those that do not let go
 

@@ -18,19 +18,19 @@ from ddmq_common.clock import SystemClock
 from ddmq_common.errors import FencedError
 from tests.support.waits import until
 
-Make = Callable[[], Parts]
+Make = Callable[..., Parts]
 pytestmark = pytest.mark.slow  # a real broker is started for it
 
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """Makes one process's parts after the other, all of one installation."""
+    """Makes one process's parts after the other, all of one installation, with the first one's session."""
     made: list[Parts] = []
     terms: list[KafkaOptions] = []
 
-    def one() -> Parts:
+    def one(session_ms: int = 20_000) -> Parts:
         if not terms:
-            terms.append(options(session_ms=20_000))
+            terms.append(options(session_ms=session_ms))
         made.append(Parts(terms[0]))
         return made[-1].ready()
 
@@ -90,6 +90,15 @@ def test_who_does_not_let_go_loses_the_queue_only(make: Make) -> None:
     with pytest.raises(FencedError):
         finish(first, 2, before[first.queue(2)], 0, 1)
     finish(first, 0, before[first.queue(0)], 0, 1)
+
+
+def test_the_silent_are_ended_also_by_a_process_without_a_membership(make: Make) -> None:
+    silent, sender = make(3_000), make()
+    holder = Holder(silent, address="h:1")
+    until(lambda: len(holder.held) == 4, "held")
+    until(lambda: set(sender.members.holders("g", "orders").values()) == {"h:1"}, "seen")
+    silent.bridge.close()  # it hears nothing any more, and soon says nothing
+    until(lambda: sender.members.holders("g", "orders") == {}, "its queues are free")
 
 
 def test_a_setting_that_must_be_absent_is_made_by_one_process(make: Make) -> None:

@@ -1,0 +1,82 @@
+"""MemberWatch over a real table, without a broker: who declares a silent process dead, and when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from backend.completion import Completion, succeeded
+from backend.kafka import watch
+from backend.kafka.coordination.events import Beat, Died, Event, Joined
+from backend.kafka.coordination.replica import TableState
+from backend.kafka.options import KafkaOptions
+from backend.kafka.watch import MemberWatch
+from backend.port import Sharing
+from tests.support.waits import until
+
+SESSION_S = KafkaOptions("h:1").session_ms / 1000
+
+
+class WatchRig:
+    """What the watch of process `name` sees and does: also its memberships, its state and its clock."""
+
+    def __init__(self, name: str, *members: str) -> None:
+        self.name, self.table, self.now = name, TableState(1), 0.0
+        self.written: list[Event] = []
+        self.ticked: Any = None
+        self.heard: Any = None
+        for process in members:
+            joined = Joined(process, 1, "g", "orders", Sharing.AVERAGELY.value, None, "", "", 1, 2)
+            self.table.apply(joined, 0)
+        me: Any = self
+        MemberWatch(KafkaOptions("h:1"), me, me, lambda done, *given: done(*given), lambda: self.now)
+
+    def alive(self) -> bool:
+        return True
+
+    def write(self, event: Event) -> None:
+        self.written.append(event)
+
+    def events_caught_up(self) -> Completion[None]:
+        return succeeded(None)
+
+    def after(self, seconds: float, *heard: str) -> None:
+        """So long these alone were heard of, up to the end."""
+        self.now += seconds
+        for process in heard:
+            self.heard(Beat(process, 1), self.now)
+        self.ticked(self.now)
+
+
+@pytest.fixture(autouse=True)
+def _fencing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "fence", lambda client, names: None)
+
+
+def test_the_oldest_that_is_alive_acts_first() -> None:
+    for name, wait in (("b", 0), ("c", watch.RANK_S)):
+        rig = WatchRig(name, "a", "b", "c")
+        rig.after(0)
+        rig.after(SESSION_S + wait - 0.5, "b", "c")
+        assert rig.written == []
+        rig.after(0.6, "b", "c")
+        until(lambda rig=rig, name=name: rig.written == [Died("a", name)], "declared dead")
+
+
+def test_who_takes_part_in_nothing_acts_when_all_members_are_silent() -> None:
+    rig = WatchRig("sender", "a", "b")
+    rig.after(0)
+    rig.after(SESSION_S + 0.5)
+    assert rig.written == []
+    rig.after(watch.RANK_S)
+    until(lambda: {event.process for event in rig.written} == {"a", "b"}, "both are declared dead")
+
+
+def test_who_takes_part_in_nothing_comes_after_all_members() -> None:
+    rig = WatchRig("sender", "a", "b", "c")
+    rig.after(0)
+    rig.after(SESSION_S + 2 * watch.RANK_S, "b", "c")
+    assert rig.written == []
+    rig.after(watch.RANK_S, "b", "c")
+    until(lambda: rig.written == [Died("a", "sender")], "declared dead by nobody else")
