@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from backend.completion import Completion
+from backend.completion import Completion, succeeded
 from backend.engine import check_find, check_read
 from backend.records import (
     AppendResult,
@@ -178,6 +178,10 @@ class Backend(ABC):
     @abstractmethod
     def watch_settings(self, listener: Callable[[str], None]) -> Callable[[], None]:
         """`listener(key)` after each change (topics too, as `topic/NAME`); returns how to stop."""
+
+    def caught_up(self) -> Completion[None]:
+        """Settled once this process sees what any process was answered before, in settings and topics."""
+        return succeeded(None)
 
     # --- writing
 

@@ -172,6 +172,9 @@ class KafkaBackend(Backend):
         found = self._topics.find(name)
         return Durability.WRITTEN if found is None else found.durability
 
+    def caught_up(self) -> Completion[None]:
+        return self.parts.state.caught_up()
+
     # --- writing
 
     def append(

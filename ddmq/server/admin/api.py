@@ -58,7 +58,13 @@ class AdminApi:
         self.page = MetricsPage(metrics, clock)
         self.router = AdminRouter(names)
         for route in ROUTES:
-            self.router.add(route.method, route.path, partial(route.handler, self))
+            self.router.add(route.method, route.path, partial(self._answer, route))
+
+    def _answer(self, route: Route, request: AdminRequest) -> Any:
+        """A change starts from what other processes have just changed."""
+        if route.method != "GET":
+            self.backend.caught_up().wait(topics.WAIT_S)
+        return route.handler(self, request)
 
     @property
     def groups(self) -> AdminGroups:
