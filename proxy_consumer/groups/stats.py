@@ -23,6 +23,7 @@ PARKED = "parked"
 LEAVING = "on its way to its retry or dead letter"
 NOT_YET = "not yet"
 DONE = "done"
+LEFT = "done or gone on"  # to a retry or a dead letter, where nothing can be found by its id
 
 _JOB_STATES = {
     JobState.WAITING: RETRYING,

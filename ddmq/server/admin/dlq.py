@@ -61,7 +61,8 @@ class Open:
     def __init__(self, view: ProgressView, bounds: Bounds, gaps: Iterable[tuple[int, int]] = ()) -> None:
         self._done = AckMap(view.committed or 0)
         self._done.finish(view.finished)
-        self._done.finish(gaps)
+        self._gaps = list(gaps)
+        self._done.finish(self._gaps)
         self._bounds = bounds
 
     def __contains__(self, offset: int) -> bool:
@@ -71,6 +72,12 @@ class Open:
         """Open letters of `[start, end)`, as far as they are still there."""
         low, high = max(start, self._bounds.min), min(end, self._bounds.next)
         return sum(max(0, min(last, high) - first) for first, last in self.runs(low, high))
+
+    @property
+    def stored(self) -> int:
+        """Letters that are still there, open or not."""
+        low, high = self._bounds
+        return high - low - sum(max(0, min(end, high) - max(start, low)) for start, end in self._gaps)
 
     def runs(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """Open ranges within `[start, end)`."""
@@ -107,7 +114,7 @@ def _row(backend: Backend, group: str) -> dict[str, Any]:
         "group": group,
         "topic": dlq_topic(group),
         "letters": sum(each.count(*limits) for each, limits in zip(opened, bounds, strict=True)),
-        "stored": sum(limits.next - limits.min for limits in bounds),
+        "stored": sum(each.stored for each in opened),
         "oldest_ms": min((ms for ms in oldest if ms is not None), default=None),
     }
 

@@ -13,7 +13,7 @@ from typing import Any
 from gevent.lock import BoundedSemaphore
 
 from backend.port import Backend
-from backend.records import ProgressView, QueueRef, ReadStatus, StoredRecord
+from backend.records import Bounds, ProgressView, QueueRef, ReadStatus, StoredRecord
 from ddmq.server.admin.offsets import check_group, is_broadcast
 from ddmq.server.admin.topics import WAIT_S, known_topic
 from ddmq.server.http.pace import breathe, paced
@@ -22,13 +22,14 @@ from ddmq_common import delivery, names
 from ddmq_common.errors import CallerError, UnknownTopicError, UnsupportedError
 from ddmq_common.plain_text import body_fields
 from proxy_consumer.groups.group import subscription_key
-from proxy_consumer.groups.stats import DONE, NOT_YET, RETRYING, LiveState
+from proxy_consumer.groups.stats import DONE, LEFT, NOT_YET, RETRYING, LiveState
 
 FIND_MAX = 1_000  # messages in one answer
 READ_BYTES_MAX = 4 << 20
 READ_S_PER_BYTE = 1.5e-9  # processor time that the backend takes
 FIND_S = 2e-4  # the same, for one topic
 ANSWER_BYTES_MAX = 4 << 20  # of messages in one answer; a single one comes whole
+BACK_MAX = 16_000  # offsets that are looked at for the newest messages of one queue
 LOOK_BYTES_MAX = 64 << 20  # that are held to choose those of a listing from
 STATES_MAX = 100  # messages whose state one request may ask for
 DEAD = "dead"
@@ -242,10 +243,20 @@ def newest(backend: Backend, topic: str, count: int) -> list[StoredRecord]:
     found: list[StoredRecord] = []
     for queue, b in zip(queues, bounds, strict=True):
         if b is not None and count:
-            first = max(b.min, b.next - count)
-            found += read(backend, queue, first, count, LOOK_BYTES_MAX, held=_bytes(found))
+            found += _last(backend, queue, b, count, _bytes(found))
             found = sorted(found, key=_when)[-count:]
     return found
+
+
+def _last(backend: Backend, queue: QueueRef, bounds: Bounds, count: int, held: int) -> list[StoredRecord]:
+    """The last `count` messages of a queue; where offsets have gaps they are looked for farther back."""
+    back = count
+    while True:
+        first = max(bounds.min, bounds.next - back)
+        found = read(backend, queue, first, back, LOOK_BYTES_MAX, held=held)
+        if len(found) >= count or first == bounds.min or back >= BACK_MAX:
+            return found[-count:]
+        back = min(2 * back, BACK_MAX)
 
 
 def _when(record: StoredRecord) -> tuple[int, int]:
@@ -284,8 +295,15 @@ class MessageStates:
         queue = QueueRef(info.name, info.incarnation, record.queue_id)
         view = self._view(self._group, queue)
         if _finished(view, record.offset):
-            return self._moved_on(record) or {"state": DONE}
+            return self._moved_on(record) or self._done()
         return self._unfinished(record.topic, queue, record.offset, view)
+
+    def _done(self) -> dict[str, Any]:
+        if self._backend.capabilities.find_by_key:
+            return {"state": DONE}
+        engine = self._backend.capabilities.engine
+        note = f"acknowledged, or gone on to a retry or a dead letter, where {engine} finds nothing by its id"
+        return {"state": LEFT, "note": note}
 
     def _unfinished(self, topic: str, queue: QueueRef, offset: int, view: ProgressView) -> dict[str, Any]:
         live = None if self._live is None else self._live(self._group, topic, queue, offset)

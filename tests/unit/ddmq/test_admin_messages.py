@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from backend.memory import MemoryBackend
-from backend.records import NewRecord, TopicInfo
+from backend.records import CommitBatch, NewRecord, ProgressDelta, TopicInfo
 from ddmq.server.admin import messages
 from ddmq.server.admin.api import AdminApi
 from ddmq_common.clock import ManualClock
 from ddmq_common.delivery import encode
 from ddmq_common.metrics.registry import Registry
+from proxy_consumer.groups.group import group_key, subscription_key
+from tests.played_memory import PlayedMemory
 
 FAR = 1e12
 STORED = messages.FIND_MAX + 10
@@ -30,6 +33,39 @@ def test_counts_of_messages_are_bounded() -> None:
         assert len(messages.find_by_time(backend, "orders", 0, count)) == shown
         newest = messages.newest(backend, "orders", count)
         assert [record.offset for record in newest] == list(range(STORED - shown, STORED))
+    backend.close()
+
+
+def test_the_newest_of_a_queue_with_gaps_are_as_many_as_are_asked_for() -> None:
+    backend = PlayedMemory(ManualClock())
+    backend.put_topic(TopicInfo("orders", 0, 1), FAR).wait(5)
+    body = encode(b"k", b"x", b"", {})
+    backend.append([NewRecord("orders", 0, bytes(16), 1, body, b"k") for _ in range(40)], FAR).wait(5)
+    info = backend.topic("orders")
+    assert info is not None
+    there = [0, 20, 37, 39]
+    for offset in set(range(40)) - set(there):
+        backend.lose(info.refs()[0], offset)
+    for count in range(6):
+        newest = messages.newest(backend, "orders", count)
+        assert [record.offset for record in newest] == there[max(4 - count, 0) :]
+    backend.close()
+
+
+def test_finished_is_not_said_to_be_done_where_nothing_is_found_by_its_id() -> None:
+    backend = stocked(1, 10)
+    change = CommitBatch(settings={subscription_key("g", "large"): b"{}", group_key("g"): b"{}"})
+    backend.commit(change, FAR).wait(5)
+    info = backend.topic("large")
+    assert info is not None
+    backend.commit(CommitBatch(progress=[ProgressDelta("g", info.refs()[0], 1, 0, ((0, 1),))]), FAR).wait(5)
+    api = AdminApi(backend, None, Registry(), ManualClock(), backend.health)
+    (row,) = ask(api, "/topics/large/messages?count=1&group=g")
+    assert row["state"] == "done"
+    backend.capabilities = replace(backend.capabilities, find_by_key=False)
+    (row,) = ask(api, "/topics/large/messages?count=1&group=g")
+    assert row["state"] == "done or gone on"
+    assert backend.capabilities.engine in row["note"]
     backend.close()
 
 

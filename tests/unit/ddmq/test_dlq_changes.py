@@ -24,15 +24,25 @@ from tests.played_memory import PlayedMemory
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)).map(lambda r: (r[0], r[0] + r[1])))
 
 
-@given(RANGES, st.integers(0, 30), st.integers(0, 30), st.integers(0, 70), st.integers(0, 70))
+@given(RANGES, RANGES, st.integers(0, 30), st.integers(0, 30), st.integers(0, 70), st.integers(0, 70))
 def test_open_letters_as_a_set_has_them(
-    finished: list[tuple[int, int]], low: int, more: int, start: int, end: int
+    finished: list[tuple[int, int]],
+    empty: list[tuple[int, int]],
+    low: int,
+    more: int,
+    start: int,
+    end: int,
 ) -> None:
     acks = AckMap()
     acks.finish(finished)
     view = ProgressView(acks.committed, tuple(acks.finished()), {}, 0, 0)
-    opened = Open(view, Bounds(low, low + more))
-    model = set(range(low, low + more)) - {n for first, last in finished for n in range(first, last)}
+    gaps = AckMap()  # ranges apart from each other, as they are found
+    gaps.finish(empty)
+    holes = [(0, gaps.committed), *gaps.finished()]
+    opened = Open(view, Bounds(low, low + more), holes)
+    stored = set(range(low, low + more)) - {n for first, last in holes for n in range(first, last)}
+    model = stored - {n for first, last in finished for n in range(first, last)}
+    assert opened.stored == len(stored)
     assert opened.count(start, end) == len([n for n in model if start <= n < end])
     assert opened.first == min(model, default=low + more)
     assert all((n in opened) == (n in model) for n in range(low, low + more))
