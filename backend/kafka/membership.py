@@ -77,6 +77,7 @@ class KafkaMemberships:
         self._beat_at = 0.0
         self._sent: dict[int, float] = {}  # beat → when it was sent
         self._confirmed: float | None = None  # when the newest beat was sent that has come back
+        self._beaten = self._flowed = 0.0  # the same, also without a member; when the newest of all was sent
         self._name = self._old_name = ""
         self._begins = 0
         self._closed = False
@@ -92,6 +93,11 @@ class KafkaMemberships:
     def name(self) -> str:
         """Of this process among the others; empty while it has none."""
         return self._name
+
+    @property
+    def beats(self) -> tuple[float, float]:
+        """When the newest heartbeat was sent, and the newest one of those that have come back."""
+        return self._beaten, self._flowed
 
     @property
     def table(self) -> TableState | None:
@@ -137,7 +143,6 @@ class KafkaMemberships:
             self._line.after([], lambda: self._write(Left(name, [number]), name))
         if not self._members:
             self._confirmed = None
-            self._sent.clear()
 
     def holders(self, group: str, topic: str) -> dict[QueueRef, str]:
         """Addresses of who holds what now."""
@@ -227,7 +232,7 @@ class KafkaMemberships:
                 membership.joined_as = self._name
                 self._write(self._joined(membership), self._name)
         if self._confirmed is None:
-            self._beat(now)
+            self.beat(now)
 
     def _joined(self, membership: KafkaMembership) -> Joined:
         join = membership.join
@@ -250,9 +255,10 @@ class KafkaMemberships:
         epoch = max(self._clock.wall_ms() * 1000, self._state.progress.highest_epoch() + EPOCHS_APART)
         self._write(Begun(epoch, self._state.coordination.next), self._name)
 
-    def _beat(self, now: float) -> None:
+    def beat(self, now: float) -> None:
+        """Say that this process is there."""
         self._beats += 1
-        self._sent[self._beats] = now
+        self._sent[self._beats] = self._beaten = now
         self._beat_at = now + self._heartbeat_s * (1 - 0.5 / TICKS)
         self._write(Beat(self._name, self._beats), self._name)
 
@@ -266,7 +272,7 @@ class KafkaMemberships:
         self._enter([each for each in self._members.values() if each.joined_as != self._name])
         now = self._clock.monotonic()
         if self._members and now >= self._beat_at:
-            self._beat(now)
+            self.beat(now)
             for topic in list(self._by_topic):
                 self.topic_changed(topic)
         self.ticked(now)
@@ -337,8 +343,10 @@ class KafkaMemberships:
 
     def _seen_beat(self, number: int) -> None:
         sent = self._sent.pop(number, None)
-        if sent is not None and self._members:
-            self._confirmed = sent
+        if sent is not None:
+            self._flowed = sent
+            if self._members:
+                self._confirmed = sent
             for older in [beat for beat in self._sent if beat < number]:
                 del self._sent[older]
 
@@ -350,6 +358,10 @@ class KafkaMemberships:
         if membership is not None:
             self._holding.lose(membership, queues)
             self._release(membership, queues)
+
+    def give_up(self, reason: str) -> None:
+        """This process cannot do what the table wants of it: it goes on under another name."""
+        self._line.renew(reason)
 
     def snapshot(self) -> None:
         """Write the whole table down, for those who come new."""

@@ -56,7 +56,7 @@ class KafkaParts:
         self.members = KafkaMemberships(
             options, self.state, self.line, self.producers, clock, self._topic_queues
         )
-        self.watch = MemberWatch(options, self.state, self.members, bridge.call, clock.monotonic)
+        self.watch = MemberWatch(options, self.members, bridge.call, clock.monotonic)
         self.mirror = OffsetMirror(options, self.state, self.members.holds, terms.kafka_name, bridge.call)
         self.line.progressed = self.mirror.progressed
         self._closed = False

@@ -32,7 +32,7 @@ class _Asked:
 
 
 class Barriers:
-    """Over the partitions of `followed` that are `wanted`. `call`: from any thread, to the hub.
+    """Over the partitions of `followed`. `call`: from any thread, to the hub.
 
     `client`: how librdkafka's clients are configured.
     """
@@ -42,13 +42,11 @@ class Barriers:
         client: Mapping[str, object],
         call: Callable[..., None],
         followed: Mapping[Place, int],
-        wanted: Callable[[Place], bool],
     ) -> None:
         self._client = dict(client)
         self._admin = AdminClient(self._client)  # type: ignore[arg-type]
         self._call = call
         self._followed = followed
-        self._wanted = wanted
         self._coming: list[Completion[None]] = []
         self._asking: _Asked | None = None
         self._asked: list[_Asked] = []
@@ -69,7 +67,7 @@ class Barriers:
         self._settle()
         if self._asking is not None or not self._coming or self._closed:
             return
-        places = [place for place in self._followed if self._wanted(place)]
+        places = list(self._followed)
         if not places:
             return
         asked = self._asking = _Asked(self._coming)

@@ -55,8 +55,7 @@ class KafkaState:
         self._next: dict[Place, int] = {}
         self._closed = False
         client = options.client()
-        self._all = Barriers(client, call, self._next, lambda place: True)
-        self._events = Barriers(client, call, self._next, lambda place: place[0] == self.topics.coordination)
+        self._barriers = Barriers(client, call, self._next)
         tell = FollowerListener(
             lambda first: call(self._begun, first),
             lambda rows: call(self._take, rows),
@@ -78,8 +77,7 @@ class KafkaState:
     def stop(self, wait_s: float) -> None:
         """Follow no more; who waits is refused."""
         self._closed = True
-        self._all.close()
-        self._events.close()
+        self._barriers.close()
         if not self._thread.stop(wait_s):
             log.warning("the thread that follows the system topics did not end in %g s", wait_s)
 
@@ -94,15 +92,9 @@ class KafkaState:
         """Whether this is what the settings topic says under `key`."""
         return self._settings.holds(key, value)
 
-    # --- barriers
-
     def caught_up(self) -> Completion[None]:
         """Settled once everything was followed that is answered by now."""
-        return self._all.ask()
-
-    def events_caught_up(self) -> Completion[None]:
-        """The same of events alone, which waits for nobody's transaction."""
-        return self._events.ask()
+        return self._barriers.ask()
 
     # --- what the thread brings, on the hub
 
@@ -111,7 +103,6 @@ class KafkaState:
         self.partitions = sum(topic == self.topics.progress for topic, _ in first)
         self.coordination = CoordinationLog(first[self.topics.coordination, 0])
         self.caught_up().then(self._started)
-        self._events.go_on()
 
     def _started(self, barrier: Completion[None]) -> None:
         if self._closed:
@@ -139,8 +130,7 @@ class KafkaState:
             log.info("following the system topics: %d records so far", self.records)
         if self.ready:
             self.reason = ""
-        self._all.go_on()
-        self._events.go_on()
+        self._barriers.go_on()
 
     def _apply(self, row: FollowedRow) -> None:
         if row.topic == self.topics.coordination:

@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient
 from parts_kit import Holder, Parts, done, options
 
 from backend.kafka.commit.producers import fence, own_name
+from backend.kafka.coordination.events import Beat, Event
 from backend.kafka.options import KafkaOptions
 from backend.records import NewRecord, ProgressDelta, ProgressView
 from ddmq_common.clock import SystemClock
@@ -99,6 +100,71 @@ def test_the_silent_are_ended_also_by_a_process_without_a_membership(make: Make)
     until(lambda: set(sender.members.holders("g", "orders").values()) == {"h:1"}, "seen")
     silent.bridge.close()  # it hears nothing any more, and soon says nothing
     until(lambda: sender.members.holders("g", "orders") == {}, "its queues are free")
+
+
+class Stalled:
+    """The commits of a process do not come on: what must be quiet first is not, until `go_on`."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._quiet, self._line = parts.line.quiet, parts.line
+        self._waiting: list[Callable[[], None]] = []
+        parts.line.quiet = lambda queues, then: self._waiting.append(then)
+        self.call = parts.commit([NewRecord("orders", 0, bytes(16), 1, b"stalled")])
+        until(lambda: self._waiting, "the commit is under way")
+
+    def go_on(self) -> None:
+        self._line.quiet = self._quiet
+        for then in self._waiting:
+            then()
+
+
+def beats(parts: Parts, process: str) -> Callable[[], int]:
+    """How many heartbeats of a process another one has followed from now on."""
+    seen = 0
+    told = parts.members.heard
+
+    def heard(event: Event, now: float) -> None:
+        nonlocal seen
+        seen += isinstance(event, Beat) and event.process == process
+        told(event, now)
+
+    parts.members.heard = heard
+    return lambda: seen
+
+
+def test_who_is_heard_is_not_taken_for_dead_because_its_commits_are_slow(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backend.kafka.watch.REVOKE_S", 0.2)
+    first, second = make(), make()
+    first.make_topics()
+    one = Holder(first, address="h:1")
+    until(lambda: len(one.held) == 4, "all at the first")
+    name, stalled, heard = first.line.name, Stalled(first), beats(second, first.line.name)
+    two = Holder(second, address="h:2")
+    until(lambda: one.numbers == [0, 1], "asked back, and let go")
+    until(lambda: heard() >= 6, "it is there")
+    assert two.numbers == [], "the release waits for the commit before it"
+    stalled.go_on()
+    done(stalled.call)
+    until(lambda: two.numbers == [2, 3], "handed over")
+    assert (first.line.name, one.losses, one.numbers) == (name, 0, [0, 1])
+
+
+def test_who_cannot_let_go_gives_everything_up_by_itself(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backend.kafka.watch.REVOKE_S", 0.1)
+    monkeypatch.setattr("backend.kafka.watch.LET_GO_S", 0.5)
+    first, second = make(), make()
+    first.make_topics()
+    one = Holder(first)
+    until(lambda: len(one.held) == 4, "all at the first")
+    name, stalled = first.line.name, Stalled(first)
+    two = Holder(second)
+    until(lambda: one.losses == 1 and not one.held, "it has given up")
+    stalled.go_on()
+    until(lambda: len(two.held) == len(one.held) == 2, "shared, once it is called otherwise")
+    assert first.line.name != name
+    until(lambda: name not in first.members.table.processes, "nobody waits for the old one")
 
 
 def test_a_setting_that_must_be_absent_is_made_by_one_process(make: Make) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from backend.completion import Completion, succeeded
 from backend.kafka import watch
 from backend.kafka.coordination.events import Beat, Died, Event, Joined
 from backend.kafka.coordination.replica import TableState
+from backend.kafka.coordination.silence import TURN_S
 from backend.kafka.options import KafkaOptions
 from backend.kafka.watch import MemberWatch
 from backend.port import Sharing
@@ -19,10 +19,11 @@ SESSION_S = KafkaOptions("h:1").session_ms / 1000
 
 
 class WatchRig:
-    """What the watch of process `name` sees and does: also its memberships, its state and its clock."""
+    """What the watch of process `name` sees and does: also its memberships and its clock."""
 
     def __init__(self, name: str, *members: str) -> None:
         self.name, self.table, self.now = name, TableState(1), 0.0
+        self.beats = 0.0, 0.0  # each comes back at once
         self.written: list[Event] = []
         self.ticked: Any = None
         self.heard: Any = None
@@ -30,23 +31,21 @@ class WatchRig:
             joined = Joined(process, 1, "g", "orders", Sharing.AVERAGELY.value, None, "", "", 1, 2)
             self.table.apply(joined, 0)
         me: Any = self
-        MemberWatch(KafkaOptions("h:1"), me, me, lambda done, *given: done(*given), lambda: self.now)
+        MemberWatch(KafkaOptions("h:1"), me, lambda done, *given: done(*given), lambda: self.now)
 
-    def alive(self) -> bool:
-        return True
+    def beat(self, now: float) -> None:
+        self.beats = now, now
 
     def write(self, event: Event) -> None:
         self.written.append(event)
-
-    def events_caught_up(self) -> Completion[None]:
-        return succeeded(None)
 
     def after(self, seconds: float, *heard: str) -> None:
         """So long these alone were heard of, up to the end."""
         self.now += seconds
         for process in heard:
             self.heard(Beat(process, 1), self.now)
-        self.ticked(self.now)
+        for _ in range(2):  # where it asks whether the log goes on, it hears that it does
+            self.ticked(self.now)
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +54,7 @@ def _fencing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_oldest_that_is_alive_acts_first() -> None:
-    for name, wait in (("b", 0), ("c", watch.RANK_S)):
+    for name, wait in (("b", 0), ("c", TURN_S)):
         rig = WatchRig(name, "a", "b", "c")
         rig.after(0)
         rig.after(SESSION_S + wait - 0.5, "b", "c")
@@ -69,14 +68,14 @@ def test_who_takes_part_in_nothing_acts_when_all_members_are_silent() -> None:
     rig.after(0)
     rig.after(SESSION_S + 0.5)
     assert rig.written == []
-    rig.after(watch.RANK_S)
+    rig.after(TURN_S)
     until(lambda: {event.process for event in rig.written} == {"a", "b"}, "both are declared dead")
 
 
 def test_who_takes_part_in_nothing_comes_after_all_members() -> None:
     rig = WatchRig("sender", "a", "b", "c")
     rig.after(0)
-    rig.after(SESSION_S + 2 * watch.RANK_S, "b", "c")
+    rig.after(SESSION_S + 2 * TURN_S, "b", "c")
     assert rig.written == []
-    rig.after(watch.RANK_S, "b", "c")
+    rig.after(TURN_S, "b", "c")
     until(lambda: rig.written == [Died("a", "sender")], "declared dead by nobody else")

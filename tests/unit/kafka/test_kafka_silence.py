@@ -1,0 +1,146 @@
+"""Who ends whom, and when: silence.py's tables, told as stories of the processes a, b, c and d."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backend.kafka.coordination.silence import TURN_S, Silence
+from tests.examples import examples
+
+SESSION_S = 3.0
+EVERYBODY = ["a", "b", "c", "d"]
+
+
+class Watching:
+    """One process's view. Its beats come back at once, unless `stuck`."""
+
+    def __init__(self, own: str = "a", processes: list[str] = EVERYBODY) -> None:
+        self.own = own
+        self.processes = processes
+        self.silence = Silence(SESSION_S)
+        self.asked = self.answered = 0.0
+        self.stuck = False
+        for process in processes:
+            self.silence.heard(process, 0.0)
+
+    def beat(self, now: float) -> None:
+        self.asked = now
+        if not self.stuck:
+            self.answered = now
+            self.silence.heard(self.own, now)
+
+    def at(self, now: float, *heard: str) -> list[str]:
+        """Who is ended at `now`; `heard`: of whom something was followed just before. A beat that is asked
+        for is sent, and looked at once more."""
+        for process in heard:
+            self.silence.heard(process, now)
+        ended: list[str] = []
+        for _ in range(2):
+            found = self.silence.look(self.own, self.processes, now, self.asked, self.answered)
+            ended += [process for process, _ in found.end]
+            if found.ask:
+                self.beat(now)
+        return ended
+
+
+def test_who_was_heard_within_the_session_is_left_alone() -> None:
+    watching = Watching()
+    assert watching.at(2.0, "b", "c", "d") == []
+    assert watching.at(5.0) == []
+
+
+def test_the_oldest_that_is_not_silent_ends_who_is() -> None:
+    assert Watching("a").at(3.1, "c", "d") == ["b"]
+    assert Watching("b").at(3.1, "b", "c", "d") == ["a"], "a is silent: b is the oldest of the others"
+
+
+def test_the_next_ones_have_a_turn_each_should_those_before_not_manage() -> None:
+    for place, own in enumerate(["b", "c", "d"]):
+        watching = Watching(own, ["x", *EVERYBODY[1:]])
+        turn = SESSION_S + place * TURN_S
+        assert watching.at(turn - 0.1, *EVERYBODY[1:]) == [], own
+        assert watching.at(turn + 0.1, *EVERYBODY[1:]) == ["x"], own
+
+
+def test_who_takes_part_in_nothing_comes_last() -> None:
+    proxy = Watching("proxy", ["a", "b"])
+    turn = SESSION_S + 2 * TURN_S
+    assert proxy.at(turn - 0.1, "a") == []
+    assert proxy.at(turn + 0.1, "a") == ["b"], "behind a, and behind b, should it be heard again"
+    alone = Watching("proxy", ["a"])
+    assert alone.at(SESSION_S + TURN_S + 0.1) == ["a"]
+
+
+def test_nobody_is_ended_while_the_log_stands_still() -> None:
+    watching = Watching()
+    watching.stuck = True
+    assert watching.at(3.1) == []
+    assert watching.at(60.0) == [], "its own beats do not come back either"
+    watching.stuck = False
+    watching.beat(61.0)
+    assert watching.at(61.0, "b", "c") == ["d"], "what they had written meanwhile came before that beat"
+
+
+def test_an_answer_to_an_older_beat_says_nothing() -> None:
+    watching = Watching()
+    watching.beat(2.9)
+    watching.stuck = True
+    assert watching.at(3.1, "c", "d") == [], "b may have written at 3.0"
+    watching.stuck = False
+    watching.beat(3.2)
+    assert watching.at(3.3) == ["b"]
+
+
+def test_a_beat_is_asked_for_once() -> None:
+    watching = Watching()
+    for process in "acd":
+        watching.silence.heard(process, 3.0)
+    assert watching.silence.look("a", EVERYBODY, 3.1, 2.9, 2.9).ask
+    assert not watching.silence.look("a", EVERYBODY, 3.2, 3.1, 2.9).ask, "it is under way"
+    assert not watching.silence.look("a", EVERYBODY, 3.2, 3.1, 3.1).ask, "it has come back"
+
+
+def test_a_process_is_ended_once_and_again_where_that_has_failed() -> None:
+    watching = Watching()
+    assert watching.at(3.1, "c", "d") == ["b"]
+    assert watching.at(4.0, "c", "d") == []
+    watching.silence.failed("b")
+    assert watching.at(4.1, "c", "d") == ["b"]
+    watching.silence.died("b")
+    watching.processes = ["a", "c", "d"]
+    assert watching.at(4.2, "c", "d") == []
+
+
+def test_who_may_have_been_stopped_begins_to_count_anew() -> None:
+    watching = Watching()
+    watching.silence.forget()
+    assert watching.at(60.0) == []
+    assert watching.at(62.9) == []
+    assert watching.at(63.1) == ["b", "c", "d"]
+
+
+def test_who_comes_new_is_counted_from_then_on() -> None:
+    watching = Watching("a", ["a"])
+    assert watching.at(10.0) == []
+    watching.processes = ["a", "e"]
+    assert watching.at(12.9) == []
+    assert watching.at(15.0) == []
+    assert watching.at(16.0) == ["e"]
+
+
+@settings(max_examples=examples(300))
+@given(st.lists(st.tuples(st.floats(0.01, 1.0), st.sets(st.sampled_from("bcd")), st.booleans()), max_size=60))
+def test_nobody_is_ended_who_was_heard_or_before_a_beat_came_back(
+    story: list[tuple[float, set[str], bool]],
+) -> None:
+    watching, now = Watching(), 0.0
+    last = dict.fromkeys("bcd", 0.0)
+    for step, heard, stuck in story:
+        now += step
+        watching.stuck = stuck
+        watching.beat(now)
+        last |= dict.fromkeys(heard, now)
+        for process in watching.at(now, *heard):
+            assert now - last[process] > SESSION_S
+            assert watching.answered >= last[process] + SESSION_S
