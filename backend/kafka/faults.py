@@ -42,6 +42,22 @@ TOO_LARGE = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO
 _LATER = frozenset(
     (KafkaError.NOT_ENOUGH_REPLICAS, KafkaError._QUEUE_FULL, KafkaError.THROTTLING_QUOTA_EXCEEDED)
 )
+RAISED = (KafkaException, SystemError)  # by a call that serves reports: see `cause_of`
+
+
+def cause_of(error: Exception) -> KafkaError:
+    """Why a call of confluent-kafka has failed.
+
+    A fatal error comes out of whichever call serves it, not by `error_cb`. A report that the same call serves
+    after it finds that exception set, whatever it does fails with a SystemError, and that is raised then.
+    """
+    raised: BaseException | None = error
+    while raised is not None and not isinstance(raised, KafkaException):
+        raised = raised.__cause__
+    if raised is None:
+        raise error
+    found: KafkaError = raised.args[0]
+    return found
 
 
 def kafka_error(error: BaseException | KafkaError) -> KafkaError | None:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from backend.assignment.group import AssignmentState, GroupMember
 from backend.assignment.table import REVOKE_S
-from backend.kafka.commit.producers import fence, once_name, own_name
+from backend.kafka.commit.fencing import fence, once_name, own_name
 from backend.kafka.coordination.events import Died, Event, Snapshot
 from backend.kafka.coordination.replica import TableState
 from backend.kafka.coordination.silence import Silence

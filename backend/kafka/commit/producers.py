@@ -6,6 +6,10 @@ One, made when it is needed, is transactional under one name for the whole names
 fences whoever is in the middle of the same. `begin`, `produce` and `commit` of a transaction are one job, so
 that no other lies between.
 
+The plain one never gives a single record up: librdkafka would go on under another epoch then, and send what
+is on its way once more; a release that counts twice could free a queue before its last commits are in. So it
+is given up as a whole, with what is on its way, when progress is not answered in time, and with the name.
+
 The outcome of a job is one of four: stored, with the offsets; refused, nothing of it is there; fenced,
 nothing of it is there, and the name is another's; unknown. Before the name is changed the old one is taken
 over once more, by this process itself: so whatever was under way under it is over, one way or the other.
@@ -18,13 +22,15 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from backend.kafka.commit.fencing import INIT_S, once_name, own_name
 from backend.kafka.commit.plan import KafkaWrite
+from backend.kafka.faults import RAISED, cause_of
 from backend.kafka.following.system_topics import RECORD_BYTES_MAX
 from backend.kafka.options import KafkaOptions
 from ddmq_common.errors import (
@@ -39,7 +45,6 @@ from ddmq_common.errors import (
 log = logging.getLogger(__name__)
 Call = Callable[..., object]
 IDLE_S = 0.1
-INIT_S = 10.0
 FLUSH_S = 5.0
 _FENCED = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 _GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
@@ -183,39 +188,46 @@ class Producers:
                 except queue.Empty:
                     job = None
                 if self._broken:
-                    self._replace_plain()
+                    self._replace_plain("Kafka gave up on the old one")
                 if job is not None:
                     job()
-                for producer in (self._plain, self._own, self._once):
+                self._serve(self._plain, 0)
+                for producer in (self._own, self._once):
                     if producer is not None:
-                        _serve(producer, 0)
+                        self._serve(producer, 0)
             self._plain.flush(FLUSH_S)
-        except KafkaException as error:
+        except RAISED as error:
             log.warning("at the end not everything could be sent to Kafka: %s", error)
         finally:
             self._own = self._once = None
             self._ended.set()
 
-    def _replace_plain(self) -> None:
+    def _replace_plain(self, why: str) -> None:
         """Have another one; what the old one had is reported as failed before anything else is done."""
         try:
             new = self._producer()
         except KafkaException as error:
-            log.error("Kafka gave up on the producer of progress, and there is no other: %s", error)
+            log.error("there is no new producer of progress: %s (%s)", error, why)
             time.sleep(IDLE_S)
             return
-        log.error("Kafka gave up on the producer of progress; there is a new one")
+        log.warning("there is a new producer of progress: %s", why)
         old, self._plain, self._broken = self._plain, new, False
-        _serve(old, 0)
+        self._serve(old, 0)
         old.purge()
         try:
             old.flush(FLUSH_S)
-        except KafkaException as error:
+        except RAISED as error:
             log.debug("a producer has failed: %s", error)
 
-    def _gave_up(self, error: KafkaError) -> None:
-        if error.fatal():
-            self._broken = True
+    def _serve(self, producer: Producer, wait_s: float) -> None:
+        """Let it report. A transactional one that has failed for good says so at its next job, too."""
+        try:
+            producer.poll(wait_s)
+        except RAISED as error:
+            log.debug("a producer has failed: %s", error)
+            if producer is self._plain:
+                self._broken = True
+            time.sleep(wait_s)
 
     def _producer(self, transactional: str | None = None) -> Producer:
         config: dict[str, Any] = {
@@ -225,13 +237,11 @@ class Producers:
             "compression.type": "lz4",
             **self._client,
             "message.max.bytes": RECORD_BYTES_MAX,
-            "message.timeout.ms": self._options.transaction_timeout_ms,
+            "message.timeout.ms": 0 if transactional is None else self._options.transaction_timeout_ms,
             "enable.idempotence": True,
             "acks": "all",
         }
-        if transactional is None:
-            config["error_cb"] = self._gave_up
-        else:
+        if transactional is not None:
             config["transactional.id"] = transactional
             config["transaction.timeout.ms"] = self._options.transaction_timeout_ms
         return Producer(config)
@@ -242,14 +252,14 @@ class Producers:
             offsets, errors = self._produce(self._plain, writes)
         except KafkaException as error:
             self._broken = True
-            raise _Unsettled(OutcomeKind.UNKNOWN, RemoteError(_UNKNOWN + error.args[0].str())) from error
+            raise _Unsettled(OutcomeKind.UNKNOWN, RemoteError(_UNKNOWN + cause_of(error).str())) from error
         end = time.monotonic() + self._options.transaction_timeout_ms / 1000 + 1
-        while -1 in offsets and not errors and time.monotonic() < end:
-            _serve(self._plain, 0.1)
+        while -1 in offsets and not errors and not self._broken and time.monotonic() < end:
+            self._serve(self._plain, 0.1)
         if -1 not in offsets:
             return offsets
         reason = errors[0].str() if errors else "no answer"
-        self._broken = self._broken or any(error.fatal() for error in errors)
+        self._broken = self._broken or not errors or any(error.fatal() for error in errors)
         raise _Unsettled(OutcomeKind.UNKNOWN, RemoteError(_UNKNOWN + reason))
 
     def _produce(
@@ -281,7 +291,7 @@ class Producers:
                     )
                     break
                 except BufferError:
-                    _serve(producer, 0.05)
+                    self._serve(producer, 0.05)
         return offsets, errors
 
     def _transact(self, writes: Sequence[KafkaWrite], once: bool) -> list[int]:
@@ -302,8 +312,8 @@ class Producers:
             producer.begin_transaction()
             offsets, errors = self._produce(producer, writes)
             producer.flush(max(0.0, end - time.monotonic()))
-        except KafkaException as error:
-            raise self._aborted(producer, error.args[0], end) from error
+        except RAISED as error:
+            raise self._aborted(producer, cause_of(error), end) from error
         if errors or -1 in offsets:
             cause = errors[0] if errors else KafkaError(KafkaError._MSG_TIMED_OUT)
             raise self._aborted(producer, cause, end)
@@ -311,8 +321,8 @@ class Producers:
             try:
                 producer.commit_transaction(max(0.1, end - time.monotonic()))
                 return offsets
-            except KafkaException as error:
-                cause = error.args[0]
+            except RAISED as error:
+                cause = cause_of(error)
                 if cause.txn_requires_abort():
                     raise self._aborted(producer, cause, end) from error
                 if not cause.retriable() or time.monotonic() > end:
@@ -326,8 +336,8 @@ class Producers:
             return _Unsettled(OutcomeKind.FENCED, TryLaterError(text))
         try:
             producer.abort_transaction(max(1.0, end - time.monotonic()))
-        except KafkaException as error:
-            text = f"a transaction could not be aborted: {error.args[0].str()} (after {cause.str()})"
+        except RAISED as error:
+            text = f"a transaction could not be aborted: {cause_of(error).str()} (after {cause.str()})"
             return _Unsettled(OutcomeKind.FENCED, TryLaterError(text))
         return _Unsettled(OutcomeKind.REFUSED, translated(cause))
 
@@ -342,6 +352,7 @@ class Producers:
         if self._own is not None:
             self._init(self._producer(own_name(self._options, self._name)))
             self._own = None  # not before: where that fails, it is done again
+            self._replace_plain("this process goes on under another name")
         producer = self._producer(own_name(self._options, name))
         self._init(producer)
         self._own, self._name = producer, name
@@ -351,49 +362,11 @@ class Producers:
         while True:
             try:
                 return producer.init_transactions(INIT_S)
-            except KafkaException as error:
-                cause = error.args[0]
+            except RAISED as error:
+                cause = cause_of(error)
                 if self._stop or not cause.retriable():
                     raise _Unsettled(OutcomeKind.REFUSED, translated(cause)) from error
 
 
-def _serve(producer: Producer, wait_s: float) -> None:
-    """Let it report. One that has failed for good says so at its next job, too."""
-    try:
-        producer.poll(wait_s)
-    except KafkaException as error:
-        log.debug("a producer has failed: %s", error)
-        time.sleep(wait_s)
-
-
 def _is_fatal(error: BaseException) -> bool:
     return isinstance(error, KafkaException) and bool(error.args[0].fatal())
-
-
-def own_name(options: KafkaOptions, name: str) -> str:
-    """The transactional id of a process."""
-    return options.names.system(f"m.{name}")
-
-
-def once_name(options: KafkaOptions) -> str:
-    """The transactional id of what is done once in a namespace."""
-    return options.names.system("once")
-
-
-def fence(client: Mapping[str, object], names: Sequence[str]) -> str | None:
-    """Take transactional ids over, in a native thread; why it could not be done."""
-    errors: list[str] = []
-
-    def take(name: str) -> None:
-        config: dict[str, Any] = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 50, **client}
-        try:
-            Producer({**config, "transactional.id": name}).init_transactions(INIT_S)
-        except Exception as error:  # whatever it was: nobody is fenced then
-            errors.append(str(error.args[0].str() if isinstance(error, KafkaException) else repr(error)))
-
-    threads = [threading.Thread(target=take, args=(name,)) for name in names]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return errors[0] if errors else None

@@ -11,7 +11,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 from parts_kit import Holder, Parts, done, options
 
-from backend.kafka.commit.producers import fence, own_name
+from backend.kafka.commit.fencing import fence, own_name
 from backend.kafka.coordination.events import Beat, Event
 from backend.kafka.options import KafkaOptions
 from backend.records import NewRecord, ProgressDelta, ProgressView

@@ -14,7 +14,9 @@ from backend.kafka.commit.producers import OutcomeKind, Producers, WriteOutcome
 from backend.kafka.options import KafkaOptions
 from tests.support.waits import until
 
+TIMEOUT_MS = 50
 FATAL = KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "no such sequence", True)
+FENCED = KafkaError(KafkaError.INVALID_PRODUCER_EPOCH, "by a newer instance", True)
 
 
 class FakeProducer:
@@ -25,7 +27,8 @@ class FakeProducer:
     def __init__(self, config: dict[str, Any]) -> None:
         self.waiting: list[Callable[..., object]] = []
         self.values: list[bytes] = []
-        self.dead = False
+        self.dead = self.silent = False
+        self.config = config
         self.made.append(self)
 
     def produce(self, topic: str, value: bytes, on_delivery: Callable[..., object], **_: Any) -> None:
@@ -35,6 +38,8 @@ class FakeProducer:
         self.waiting.append(on_delivery)
 
     def poll(self, timeout: float) -> None:
+        if self.silent:
+            return
         waiting, self.waiting = self.waiting, []
         for report in waiting:
             report(FATAL if self.dead else None, self)
@@ -43,10 +48,24 @@ class FakeProducer:
         return 7
 
     def purge(self) -> None:
-        self.dead = True
+        self.dead, self.silent = True, False
 
     def flush(self, timeout: float) -> None:
+        if self.dead and self.is_transactional:
+            raise SystemError(
+                "<method 'append'> returned a result with an exception set"
+            ) from KafkaException(FENCED)
         self.poll(0)
+
+    @property
+    def is_transactional(self) -> bool:
+        return "transactional.id" in self.config
+
+    def init_transactions(self, timeout: float) -> None:
+        pass
+
+    def begin_transaction(self) -> None:
+        pass
 
 
 @pytest.fixture
@@ -59,7 +78,9 @@ def failed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 @pytest.fixture
 def producers(failed: list[object]) -> Any:
     made = Producers(
-        KafkaOptions(), lambda function, *args: function(*args), lambda tag, reason: failed.append(tag)
+        KafkaOptions(transaction_timeout_ms=TIMEOUT_MS),
+        lambda function, *args: function(*args),
+        lambda tag, reason: failed.append(tag),
     )
     yield made
     assert made.close(5)
@@ -86,3 +107,55 @@ def test_progress_that_is_refused_for_good_is_unknown_and_the_next_is_written(pr
     until(lambda: len(outcomes) == 2)
     assert [outcome.kind for outcome in outcomes] == [OutcomeKind.UNKNOWN, OutcomeKind.STORED]
     assert outcomes[1].offsets == [7]
+
+
+def renamed(producers: Producers, name: str) -> FakeProducer:
+    """The transactional producer under a new name."""
+    outcomes: list[WriteOutcome] = []
+    producers.rename(name, outcomes.append)
+    until(lambda: outcomes, "renamed")
+    assert outcomes[0].error is None
+    return next(
+        each for each in FakeProducer.made if str(each.config.get("transactional.id", "")).endswith(name)
+    )
+
+
+def plain() -> list[FakeProducer]:
+    return [each for each in FakeProducer.made if not each.is_transactional]
+
+
+def test_the_plain_producer_gives_no_single_record_up(producers: Producers) -> None:
+    assert plain()[0].config["message.timeout.ms"] == 0
+    assert renamed(producers, "one").config["message.timeout.ms"] == TIMEOUT_MS, "that aborts, and no more"
+
+
+def test_progress_without_an_answer_is_unknown_and_what_is_on_its_way_is_given_up(
+    producers: Producers, failed: list[object]
+) -> None:
+    plain()[0].silent = True
+    producers.event("coordination", b"release", "name")
+    outcomes: list[WriteOutcome] = []
+    for _ in range(2):
+        producers.write([KafkaWrite("progress", 0, b"k", b"v")], outcomes.append)
+    until(lambda: len(outcomes) == 2)
+    assert [outcome.kind for outcome in outcomes] == [OutcomeKind.UNKNOWN, OutcomeKind.STORED]
+    assert failed == ["name"], "whoever wrote the event hears that it may not be there"
+    assert plain()[1].values == [b"v"], "nothing is sent again by itself"
+
+
+def test_a_new_name_has_a_plain_producer_of_its_own(producers: Producers, failed: list[object]) -> None:
+    renamed(producers, "one")
+    assert len(plain()) == 1
+    plain()[0].silent = True
+    producers.event("coordination", b"release", "one")
+    renamed(producers, "two")
+    assert len(plain()) == 2
+    assert failed == ["one"], "what was on its way under the old name is over"
+
+
+def test_a_report_behind_a_fatal_error_tells_of_that_error(producers: Producers) -> None:
+    renamed(producers, "one").dead = True
+    outcomes: list[WriteOutcome] = []
+    producers.transact([], False, outcomes.append)
+    until(lambda: outcomes)
+    assert outcomes[0].kind is OutcomeKind.FENCED
