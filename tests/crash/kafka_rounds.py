@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from ddmq.trial.cluster import Ports, TrialCluster, free_ports
-from tests.crash.kafka.run import KafkaRun, Say, command_line, in_folder, judged
+from tests.crash.kafka.run import READY_S, KafkaRun, Say, command_line, in_folder, judged
 from tests.scenarios.real_server import RealServer
 from tests.support.waits import until
 
@@ -85,7 +85,7 @@ class Rounds(KafkaRun):
             self.cluster.signal(number, signal.SIGCONT)
         else:
             until(lambda: self.cluster.pid(number) is None, "the broker is gone")
-            self.cluster.start([number])
+            self.cluster.start([number], READY_S)
 
     @staticmethod
     def _signal(server: RealServer, what: signal.Signals) -> None:

@@ -210,7 +210,7 @@ class Producers:
             log.error("there is no new producer of progress: %s (%s)", error, why)
             time.sleep(IDLE_S)
             return
-        log.warning("there is a new producer of progress: %s", why)
+        log.log(logging.WARNING if self._broken else logging.INFO, "a new producer of progress: %s", why)
         old, self._plain, self._broken = self._plain, new, False
         self._serve(old, 0)
         old.purge()

@@ -43,6 +43,7 @@ SENDERS = 2  # of each topic
 LAST_S = 6.0  # of load, after the last fault
 DRAIN_S = 240.0
 READ_S = 30.0
+READY_S = 600.0  # of brokers, on a busy machine
 STEADY_S = 10.0  # more than the longest delay, and its repeats: what was of unknown outcome has come by then
 SHOWN = 40
 STEP = "ddmq-s-RECONSUME_TIME"
@@ -90,7 +91,7 @@ class KafkaRun:
     def run(self, rounds: int) -> list[str]:
         """What was broken."""
         try:
-            self.cluster.start()
+            self.cluster.start(ready_s=READY_S)
             for server in self.servers:
                 server.start()
             self._prepare()
