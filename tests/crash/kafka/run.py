@@ -24,6 +24,7 @@ from confluent_kafka import Consumer as KafkaConsumer
 
 from backend.kafka.names import Names
 from ddmq.trial.cluster import TrialCluster
+from ddmq_common.errors import ConfigError
 from tests.crash.kafka.load import (
     GROUPS,
     INNER,
@@ -241,7 +242,7 @@ def judged(running: KafkaRun, rounds: int) -> list[str]:
     """The broken promises of a run; what was seen is said."""
     try:
         broken = running.run(rounds)
-    except (NotReady, AssertionError) as error:
+    except (NotReady, ConfigError, AssertionError) as error:
         broken = [f"the run broke off: {error}"]
     running.report()
     for text in broken[:SHOWN]:
