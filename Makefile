@@ -68,6 +68,7 @@ lint-pages: setup
 	$(PY) tools/states_page.py --check
 	$(PY) tools/dashboard.py --check
 	$(PY) tools/unasync.py --check
+	$(PY) tools/promises.py --check
 
 format: setup
 	$(VENV)/bin/ruff format .

@@ -1,0 +1,239 @@
+"""Write "Promises by engine" of docs/kafka.md from the tests; `--check` only says whether it is up to date.
+
+The tests are collected, not run: a case is a test with its parameters, one of which is the engine. So the
+table says who is asked what; that the answers are right says a green run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.support.not_on_kafka import reason  # noqa: E402 - it needs the path
+
+PAGE = ROOT / "docs" / "kafka.md"
+TITLE = "## Promises by engine\n"
+ENGINES = {"memory": "memory", "file_log": "file log", "kafka": "Kafka"}
+VARIANTS = ("member", "log_member", "tiny_log")  # the file log again
+CONTRACT = "contract/test_contract_"
+# What a user is promised, by the file or the folder under tests/ that asks for it.
+PROMISES = {
+    CONTRACT
+    + "append": "what is sent is stored whole, in the order of the calls, with an answer for each message",
+    CONTRACT + "read": "a reader is led through everything within its limits, and told what is gone",
+    CONTRACT + "read_tags": "reading by tag gives all that match, and goes on behind what it passes over",
+    CONTRACT + "carried": "what is told of a message in short is what the whole one says",
+    CONTRACT + "wait": "who waits for messages is woken at once, and never forgotten",
+    CONTRACT
+    + "commit": "a commit is all or nothing; who has lost a queue is refused; progress is what was finished",
+    CONTRACT + "due": "a wait counts from the store time, exactly",
+    CONTRACT + "find": "messages are found by time, key and id; store times never go back",
+    CONTRACT + "settings": "settings are durable, and who watches them is told",
+    CONTRACT
+    + "topics": "topics are made, grow, change and go; a new one has nothing of an old one of its name",
+    CONTRACT
+    + "members": "a queue has one holder at a time, each with a higher epoch; older ones are refused",
+    CONTRACT + "sharing": "queues are shared as a group asks, and change hands when they are let go, or lost",
+    CONTRACT + "lifecycle": "each call is answered, also while the engine drains and closes",
+    CONTRACT + "lasting": "after a restart all is there: messages, topics, settings, progress, epochs",
+    CONTRACT + "killed": "what was answered survives a kill -9 of who wrote it, again and again",
+    CONTRACT + "model": "long random stories come out as in a naive model",
+    "interop": "old clients, five kinds of them recorded, get the answers that they know",
+    "scenarios": "whole servers: order keys, retries, dead letters, levels, push, results at another proxy",
+    "service/cli": "the commands and the admin API",
+    "service/kafka": "brokers and our processes are killed, stopped, away; full disks; topics of others",
+}
+ALONE = {
+    CONTRACT + "killed": "file_log",
+    "service/kafka": "kafka",
+}  # about one engine, which no parameter names
+HEAD = """
+Made from the tests by `python tools/promises.py`: how many cases each engine is asked, by the same test
+code. `make test` asks memory and the file log, `make test-kafka` Kafka, on a real broker. The rows down to
+the naive model are the contract suite of the backend port; it asks the file log in three more ways, which
+are not counted here (as a process that is not its writer, and with tiny bounds). The memory engine is the
+model that tests use; no server stands on it.
+
+| promise | memory | file log | Kafka |
+|---|---|---|---|
+"""
+LEFT_OUT = """
+What an engine is not asked, of what another one is:
+
+| engine | because | cases |
+|---|---|---|
+"""
+ONE = """
+**Asked of one engine alone**, in folders whose tests are the same for all: """
+
+
+class Case(NamedTuple):
+    """One thing that is asked: a test of a file under tests/; its name has the parameters but the engine."""
+
+    promise: str
+    file: str
+    name: str
+
+    @property
+    def words(self) -> str:
+        """The name of its test, as words."""
+        return self.name.partition("[")[0].removeprefix("test_").replace("_", " ")
+
+
+class Asked(NamedTuple):
+    """One test that pytest found. `why`: it is skipped there."""
+
+    case: Case
+    engine: str
+    why: str = ""
+
+
+class Collected:
+    """Gets the tests from pytest."""
+
+    def __init__(self) -> None:
+        self.items: list[pytest.Item] = []
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.items = session.items
+
+
+def collect() -> list[pytest.Item]:
+    """All tests behind PROMISES."""
+    folders = sorted({f"tests/{name.partition('/test_')[0]}" for name in PROMISES})
+    collected, said = Collected(), io.StringIO()
+    with contextlib.chdir(ROOT), contextlib.redirect_stdout(said):
+        quiet = ("--collect-only", "-q", "-p", "no:xdist", "-p", "no:cacheprovider")
+        code = pytest.main([*quiet, *folders], [collected])
+    if code:
+        raise SystemExit(said.getvalue())
+    return collected.items
+
+
+def promise_of(file: str) -> str:
+    """The key of PROMISES that a file under tests/ belongs to; empty: none."""
+    stem = file.removesuffix(".py")
+    found = stem if stem in PROMISES else next((name for name in PROMISES if stem.startswith(f"{name}/")), "")
+    if not found and stem.startswith(CONTRACT):
+        raise SystemExit(f"promises: tests/{file} stands for no promise in PROMISES of tools/promises.py")
+    return found
+
+
+def asked(item: pytest.Item) -> Asked | None:
+    """Which case a test is, on which engine; None where it is about no promise or names no engine."""
+    file = item.path.relative_to(ROOT / "tests").as_posix()
+    promise = promise_of(file)
+    if not promise:
+        return None
+    given = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    named = [value for value in given if value in (*ENGINES, *VARIANTS)]
+    engine = str(named[0]) if named else ALONE.get(promise, "")
+    if engine not in ENGINES:
+        return None
+    name, _, rest = item.name.rstrip("]").partition("[")
+    others = [part for part in rest.split("-") if part != engine] if named else [rest]
+    skipped = item.get_closest_marker("skip")
+    why = skipped.kwargs["reason"] if skipped is not None else ""
+    return Asked(Case(promise, file, f"{name}[{'-'.join(others)}]"), engine, why)
+
+
+def left_out(cases: dict[Case, dict[str, str]]) -> Iterator[Asked]:
+    """Whom the contract does not ask without saying so at the test."""
+    for case, engines in cases.items():
+        if case.file.startswith(CONTRACT) and "memory" not in engines:
+            yield Asked(case, "memory", "it keeps nothing")
+        if "kafka" not in engines:
+            why = reason(case.file, case.name)
+            if why is None:
+                raise SystemExit(f"promises: {case.file} {case.name} is not asked of Kafka without a reason")
+            yield Asked(case, "kafka", why.text)
+
+
+def look(tests: Iterable[Asked]) -> dict[Case, dict[str, str]]:
+    """Each case with the engines that are said something of: why it is not asked, or nothing."""
+    cases: dict[Case, dict[str, str]] = defaultdict(dict)
+    for case, engine, why in tests:
+        cases[case][engine] = why
+    for case, engine, why in list(left_out(cases)):
+        cases[case][engine] = why
+    return cases
+
+
+def rows(cases: dict[Case, dict[str, str]]) -> Iterator[str]:
+    """The table of promises."""
+    for promise, text in PROMISES.items():
+        mine = [engines for case, engines in cases.items() if case.promise == promise]
+        counts = [sum(engines.get(name) == "" for engines in mine) for name in ENGINES]
+        cells = [str(count) if count in (0, len(mine)) else f"{count} of {len(mine)}" for count in counts]
+        yield f"| {text} | {' | '.join('–' if cell == '0' else cell for cell in cells)} |\n"
+
+
+def named(which: Iterable[Case], cases: Iterable[Case]) -> str:
+    """Tests by their names; a promise in quotation marks stands for all of its own."""
+    sizes, mine = Counter(case.promise for case in cases), list(which)
+    part = Counter(case.promise for case in mine)
+    whole = {promise for promise in part if part[promise] == sizes[promise]}
+    words = (f'"{PROMISES[case.promise]}"' if case.promise in whole else case.words for case in mine)
+    return "; ".join(dict.fromkeys(words))
+
+
+def reasons(cases: dict[Case, dict[str, str]]) -> Iterator[str]:
+    """The table of what is not asked."""
+    found: dict[tuple[str, str], list[Case]] = defaultdict(list)
+    for case, engines in cases.items():
+        for engine, why in engines.items():
+            if why:
+                found[engine, why].append(case)
+    for (engine, why), which in sorted(
+        found.items(), key=lambda row: (list(ENGINES).index(row[0][0]), row[0])
+    ):
+        yield f"| {ENGINES[engine]} | {why} | {len(which)}: {named(which, cases)} |\n"
+
+
+def alone(cases: dict[Case, dict[str, str]]) -> str:
+    """How many cases have one engine, by engine, and which."""
+    found: dict[str, list[Case]] = defaultdict(list)
+    for case, engines in cases.items():
+        able = [name for name in ENGINES if engines.get(name) == ""]
+        if len(able) == 1 and case.promise != "service/kafka":
+            found[able[0]].append(case)
+    said = [
+        f"{len(which)} of the {ENGINES[engine]} ({named(which, cases)})"
+        for engine, which in sorted(found.items())
+    ]
+    return ONE + (", ".join(said) or "none") + "; and the last row, which is about Kafka.\n"
+
+
+def section() -> str:
+    """The whole section."""
+    cases = look(filter(None, map(asked, collect())))
+    return TITLE + HEAD + "".join(rows(cases)) + LEFT_OUT + "".join(reasons(cases)) + alone(cases)
+
+
+def main() -> int:
+    """Write it, or with `--check` say whether it is up to date."""
+    before, title, rest = PAGE.read_text().partition(TITLE)
+    old, following, after = rest.partition("\n## ")
+    if not title:
+        raise SystemExit(f"promises: {PAGE.name} has no line {TITLE.strip()!r}")
+    fresh = section()
+    if "--check" in sys.argv:
+        same = title + old == fresh
+        print("promises: the table is up to date" if same else "promises: run `python tools/promises.py`")
+        return 0 if same else 1
+    PAGE.write_text(before + fresh + following + after)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
