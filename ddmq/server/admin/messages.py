@@ -299,7 +299,8 @@ class MessageStates:
         return self._unfinished(record.topic, queue, record.offset, view)
 
     def _done(self) -> dict[str, Any]:
-        if self._backend.capabilities.find_by_key:
+        ways = (names.retry_topic(self._group), names.dlq_topic(self._group))
+        if self._backend.capabilities.find_by_key or not any(map(self._backend.topic, ways)):
             return {"state": DONE}
         engine = self._backend.capabilities.engine
         note = f"acknowledged, or gone on to a retry or a dead letter, where {engine} finds nothing by its id"

@@ -64,6 +64,9 @@ def test_finished_is_not_said_to_be_done_where_nothing_is_found_by_its_id() -> N
     assert row["state"] == "done"
     backend.capabilities = replace(backend.capabilities, find_by_key=False)
     (row,) = ask(api, "/topics/large/messages?count=1&group=g")
+    assert row["state"] == "done", "nothing of the group has ever gone on"
+    backend.put_topic(TopicInfo("%DLQ%g", 0, 1), FAR).wait(5)
+    (row,) = ask(api, "/topics/large/messages?count=1&group=g")
     assert row["state"] == "done or gone on"
     assert backend.capabilities.engine in row["note"]
     backend.close()
