@@ -14,6 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gevent
+
 from backend.port import Backend
 from backend.progress.ack_map import OFFSET_END
 from ddmq.server.admin.topics import WAIT_S
@@ -43,6 +45,7 @@ PAGE = 500
 PAGE_BYTES = 4 << 20
 SHOWN_MAX = 1_000
 COUNTED_MAX = 1_000_000
+LOOKS_MAX, LOOK_S = 100, 0.01  # for commands that were answered before the question and are on their way
 FOREVER_MS = 1 << 62
 CHRONOS = FROM_CHRONOS.encode()
 _STATES = {IdKind.TOMBSTONE: "cancelled before it was known", IdKind.DEAD: "dead letter"}
@@ -95,7 +98,7 @@ class DelayQueries:
     # --- what there is
 
     def overview(self, _: AdminRequest) -> dict[str, Any]:
-        service = self._service()
+        service = self._caught_up()
         lags, rows = service.lags(), []
         for number, shard in service.shards.items():
             held = shard.context
@@ -109,7 +112,7 @@ class DelayQueries:
         return {"health": service.health()._asdict(), "topics": topics, "shards": rows} | whole
 
     def messages(self, request: AdminRequest) -> dict[str, Any]:
-        query = request.query
+        query, service = request.query, self._caught_up()
         topic, (start, end) = query.get("topic"), _range(request)
         count = min(max(request.number("count", 20), 1), SHOWN_MAX)
         cursor = _cursor(query["after"]) if "after" in query else None
@@ -119,7 +122,7 @@ class DelayQueries:
         rows = [row for _, row in found[:count]]
         last = found[count - 1][0] if len(found) > count else None
         follows = None if last is None else ".".join(str(part) for part in last)
-        return {"messages": rows, "next": follows, "elsewhere": self._elsewhere(self._service())}
+        return {"messages": rows, "next": follows, "elsewhere": self._elsewhere(service)}
 
     def _rows(
         self, held: OpenShard, topic: str | None, start: int, end: int, cursor: Cursor | None
@@ -138,7 +141,7 @@ class DelayQueries:
                 yield Cursor(message.due_ms, held.number, message.offset), message
 
     def count(self, request: AdminRequest) -> dict[str, Any]:
-        query, service = request.query, self._service()
+        query, service = request.query, self._caught_up()
         topic = query.get("topic")
         if "from_ms" not in query and "to_ms" not in query:
             counts = service.pending_counts()
@@ -152,6 +155,7 @@ class DelayQueries:
     def message(self, request: AdminRequest) -> dict[str, Any]:
         """Tell of one message by its delay id or its uuid."""
         uuid, shard = self._shard_of(request.path["id"])
+        self._caught_up()
         store = self._store_of(shard)
         state = store.ids([uuid_bytes(uuid)])[0]
         found: dict[str, Any] = {"uuid": uuid, "shard": shard, "state": "unknown"}
@@ -210,6 +214,18 @@ class DelayQueries:
             raise UnsupportedError(
                 "no delay service in this process; ask the admin port of the one that has it"
             )
+        return service
+
+    def _caught_up(self) -> DelayService:
+        """The service, once it has taken in what was answered before this question, or after a second."""
+        service = self._service()
+        held = {shard.queue: shard for shard in service.shards.values() if shard.running}
+        bounds = self._backend.bounds(list(held)).wait(WAIT_S)
+        ends = {queue: limits.next for queue, limits in zip(held, bounds, strict=True) if limits is not None}
+        for _ in range(LOOKS_MAX):
+            if all((held[queue].position or 0) >= end for queue, end in ends.items() if held[queue].running):
+                break
+            gevent.sleep(LOOK_S)
         return service
 
     def _held(self) -> list[OpenShard]:

@@ -8,20 +8,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import gevent
 import pytest
 
 from backend.assignment.table import REVOKE_S
+from backend.completion import Completion
 from backend.port import Assignment, Health, Join
-from backend.records import QueueRef
+from backend.records import QueueRef, ReadBatch
 from ddmq.server.delays.queries import PAGE_BYTES, DelayQueries
 from ddmq.server.http.routing import AdminRequest
 from ddmq.server.process.parts import ServerProcess
+from ddmq_common.clock import ManualClock
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
 from delay_service.config import DelayConfig
 from delay_service.service import DelayService
 from delay_service.store.port import DelayStore, Pending, Scan
-from tests.service.delay.delay_rig import DelayRig, Disks, KeptStore
+from tests.played_memory import PlayedMemory
+from tests.service.delay.delay_rig import DelayRig, Disks, KeptStore, uuid_of
 from tests.service.delay.hand_alarm import HandAlarms
 
 MIB = 1 << 20
@@ -96,6 +100,35 @@ def test_a_listing_reads_a_bounded_number_of_bytes(
     assert len(answer["messages"]) == count
     assert max(pages) <= PAGE_BYTES + MIB + 1_000, "a page ends with the message that fills it"
     assert sum(pages) <= 2 * (PAGE_BYTES + MIB) + (count + 1) * 2 * MIB, "and no more pages than asked for"
+
+
+class LateReads(PlayedMemory):
+    """What is read is answered a moment later."""
+
+    def read(self, *given: Any, **named: Any) -> Completion[ReadBatch]:
+        late: Completion[ReadBatch] = Completion()
+        now = super().read(*given, **named)
+        now.then(lambda _: gevent.spawn_later(0.05, late.succeed, now.value))
+        return late
+
+
+def test_what_was_answered_is_told_of_at_once(tmp_path: Path) -> None:
+    """By every question that looks into the store."""
+    clock = ManualClock()
+    rig = DelayRig(backend=LateReads(clock), clock=clock)
+    try:
+        delays = DelayQueries(rig.backend, rig.service, rig.clock, tmp_path)
+        asked = AdminRequest({"id": uuid_of(2)}, {"topic": "orders"}, {})
+        rig.add(0, clock.wall_ms() + HOUR_MS)
+        assert delays.count(asked)["count"] == 1
+        rig.add(1, clock.wall_ms() + HOUR_MS)
+        assert len(delays.messages(asked)["messages"]) == 2
+        rig.add(2, clock.wall_ms() + HOUR_MS)
+        assert delays.message(asked)["state"] == "pending"
+        rig.add(3, clock.wall_ms() + HOUR_MS)
+        assert delays.overview(asked)["pending"] == 4
+    finally:
+        rig.close()
 
 
 class SlowMember:
