@@ -1,10 +1,12 @@
 """Build the server's wheel, install it into empty environments and run the demo from there.
 
-    python tools/wheel_trial.py            without extras, then with those of `spark`
+    python tools/wheel_trial.py            without extras, then with `spark`, then with `kafka`
     python tools/wheel_trial.py --plain    without extras only
 
 What a user installs is a wheel, what the tests run is the source tree: a module, a conf file or an IDL that
-is not packaged shows here only. Versions are those of requirements.lock. Exit code 1 when a demo fails.
+is not packaged shows here only. Versions are those of requirements.lock. Where the extra `kafka` is missing,
+`--backend kafka` must say so in one line; where it is there, the engine must load. Exit code 1 when one of
+these fails.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+MISSING = "pip install 'ddmq-proxy[kafka]'"  # what `--backend kafka` answers without the extra
 _PINNED = re.compile(r"^[A-Za-z0-9._-]+==[^ \\]+(?: ; [^\\]+)?", re.MULTILINE)
 
 
@@ -54,7 +57,22 @@ def trial(wheel: Path, extra: str, folder: Path) -> None:
         print(said.stdout + said.stderr)
         said.check_returncode()
     demo_s = time.monotonic() - start - installed_s
+    kafka_trial(environment, extra, folder)
     print(f"wheel{extra}: installed in {installed_s:.0f} s, its demo ran {demo_s:.0f} s", flush=True)
+
+
+def kafka_trial(environment: Path, extra: str, folder: Path) -> None:
+    """The engine loads where its extra is installed; elsewhere the command says what to install."""
+    if extra == "[kafka]":
+        load = [environment / "bin" / "python", "-c", "import backend.kafka.backend"]
+        subprocess.run(load, cwd=folder, check=True)
+        return
+    serve = [environment / "bin" / "ddmq", "serve", "--backend", "kafka", "--bootstrap", "127.0.0.1:1"]
+    serve += ["--data-dir", folder / "none"]
+    said = subprocess.run(serve, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    if said.returncode == 0 or MISSING not in said.stderr or "Traceback" in said.stderr:
+        print(said.stdout + said.stderr)
+        raise subprocess.CalledProcessError(said.returncode, serve)
 
 
 def main(arguments: list[str]) -> int:
@@ -62,7 +80,7 @@ def main(arguments: list[str]) -> int:
         folder = Path(scratch)
         wheel = build(folder)
         try:
-            for extra in ("",) if "--plain" in arguments else ("", "[spark]"):
+            for extra in ("",) if "--plain" in arguments else ("", "[spark]", "[kafka]"):
                 trial(wheel, extra, folder)
         except subprocess.CalledProcessError as error:
             print(f"the wheel is not whole: {error}", file=sys.stderr)
