@@ -30,7 +30,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.support.installations import engine, installation, shared_installation  # noqa: F401 - the same
+from tests.support.installations import engine, installation  # noqa: F401 - the same
 from tests.support.not_on_kafka import reason as not_on_kafka
 from tests.support.rig import rigs_are_closed  # noqa: F401 - for every test
 

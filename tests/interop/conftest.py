@@ -11,7 +11,7 @@ import pytest
 
 from tests.interop.apache_client import Client
 from tests.scenarios.real_server import RealServer, running, write_config
-from tests.support.installations import Installation, installed
+from tests.support.installations import installed
 
 STRICT = {
     "topics": {
@@ -35,12 +35,10 @@ STRICT = {
 
 
 @pytest.fixture(scope="session")
-def server(
-    tmp_path_factory: pytest.TempPathFactory, shared_installation: Installation
-) -> Iterator[RealServer]:
+def server(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[RealServer]:
     """As it comes: topics and groups are created on first use."""
     folder = tmp_path_factory.mktemp("default")
-    with running(folder, installation=shared_installation) as started:
+    with installed(engine) as made, running(folder, installation=made) as started:
         yield started
 
 

@@ -8,15 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 from tests.scenarios.real_server import RealServer, running
-from tests.support.installations import Installation
+from tests.support.installations import installed
 
 
 @pytest.fixture(scope="session")
-def server(
-    tmp_path_factory: pytest.TempPathFactory, shared_installation: Installation
-) -> Iterator[RealServer]:
+def server(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[RealServer]:
     folder = tmp_path_factory.mktemp("scenarios")
-    with running(folder, installation=shared_installation) as started:
+    with installed(engine) as made, running(folder, installation=made) as started:
         yield started
 
 

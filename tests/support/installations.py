@@ -75,10 +75,3 @@ def installation(engine: str) -> Iterator[Installation]:
     """One of the test's own, for servers that it starts itself."""
     with installed(engine) as made:
         yield made
-
-
-@pytest.fixture(scope="session")
-def shared_installation(engine: str) -> Iterator[Installation]:
-    """One for a server that many tests share."""
-    with installed(engine) as made:
-        yield made

@@ -11,16 +11,14 @@ import pytest
 
 from ddmq.cli.root import run
 from tests.scenarios.real_server import RealServer, running, write_config
-from tests.support.installations import Installation
+from tests.support.installations import installed
 
 
 @pytest.fixture(scope="session")
-def server(
-    tmp_path_factory: pytest.TempPathFactory, shared_installation: Installation
-) -> Iterator[RealServer]:
+def server(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[RealServer]:
     folder = tmp_path_factory.mktemp("cli")
     config = write_config(folder / "conf", topics={"topics": {"owned": {"queues": 2}}})
-    with running(folder, config, installation=shared_installation) as started:
+    with installed(engine) as made, running(folder, config, installation=made) as started:
         yield started
 
 
