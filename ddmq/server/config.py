@@ -114,7 +114,7 @@ class TopicEntry:
     """A topic in conf/topics.yaml; read-only to the command line, which names the file."""
 
     queues: int = field(default=names.QUEUES_DEFAULT, metadata=rules(low=1, high=1024))
-    durability: str = field(default="sync", metadata=rules(choices=("sync", "written")))
+    durability: str = field(default="sync", metadata=rules(choices=("sync", "written", "replicated")))
     readable: bool = True
     writable: bool = True
     delay: str = field(default="both", metadata=rules(choices=("both", "none", "only")))
@@ -182,7 +182,11 @@ FILES: dict[str, tuple[str, type[Any]]] = {
     "groups": ("groups.yaml", GroupsFile),
 }
 DECLARED = ("topics", "groups")  # what exists by configuration, not settings of a part
-DURABILITY = {"sync": Durability.DURABLE, "written": Durability.WRITTEN}
+DURABILITY = {
+    "sync": Durability.DURABLE,
+    "written": Durability.WRITTEN,
+    "replicated": Durability.REPLICATED,
+}
 DURABILITY_WORDS = {durability: word for word, durability in DURABILITY.items()}
 
 

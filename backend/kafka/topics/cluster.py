@@ -170,7 +170,7 @@ def create(
         raise translated(error, f"topic {name} cannot be made") from error
     found = _seen(admin, name, queues)
     try:
-        check_insync(info, found)
+        check_copies(info, found)
     except CallerError:
         delete(admin, name)  # nobody could write to it
         raise
@@ -187,7 +187,7 @@ def change(admin: AdminClient, found: FoundTopic, info: TopicInfo) -> tuple[Foun
             f"topic {info.name}: replication_factor is {info.replication_factor}; it has {found.replicas},"
             " and kafka-reassign-partitions.sh alone changes that of partitions that are there"
         )
-    check_insync(info, found)
+    check_copies(info, found)
     if info.queues > found.partitions:
         found = grow(admin, found.kafka_name, info.queues)
     there = {"min.insync.replicas": str(found.min_insync), "retention.ms": str(found.retention_ms)}
@@ -203,8 +203,12 @@ def change(admin: AdminClient, found: FoundTopic, info: TopicInfo) -> tuple[Foun
     return found, bool(wanted)
 
 
-def check_insync(info: TopicInfo, found: FoundTopic) -> None:
-    """Raises CallerError where nothing could be written: there are fewer copies than have to have it."""
+def check_copies(info: TopicInfo, found: FoundTopic) -> None:
+    """Raises CallerError where there are fewer copies than have to have what is answered."""
+    if info.durability is Durability.REPLICATED and found.replicas < 2:
+        raise CallerError(
+            f"topic {info.name}: durability is replicated; allowed with one copy: sync, written"
+        )
     if info.min_insync is not None and info.min_insync > found.replicas:
         raise CallerError(
             f"topic {info.name}: min_insync is {info.min_insync}; allowed: at most {found.replicas}"

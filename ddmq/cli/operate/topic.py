@@ -23,8 +23,9 @@ settings_options = options(
     click.option("--queues", type=Whole(1, 1024), help="How many queues; they can only be added."),
     click.option(
         "--durability",
-        type=click.Choice(["sync", "written"]),
-        help="sync: answered after fsync (default); written: after the write, fsync every 500 ms.",
+        type=click.Choice(["sync", "written", "replicated"]),
+        help="sync: answered after fsync (default); written: after the write, fsync every 500 ms; "
+        "replicated: Kafka, when two brokers or more have it.",
     ),
     click.option(
         "--delay",
