@@ -1,8 +1,9 @@
 """OffsetMirror: the committed offset of each group, written as Kafka's own, for other tools.
 
 It follows what was committed, once a second and at the end, for the queues that this process holds. Nothing
-reads it back. Kafka refuses it for a group that has consumers of its own; that is logged once a group, and
-nothing else is done about it: such a group belongs to another program.
+reads it back. Kafka refuses it for a group that has consumers of its own, and one in which offsets stand that
+are not marked as ours is left as it is: such a group belongs to another program, also while that is stopped.
+That is logged once a group, and nothing else is done about it.
 
 One native thread commits them, by a consumer for each group that never joins it. The admin client's own call
 is not used: librdkafka 2.16 ends the process by an assertion when the group's coordinator goes away while it
@@ -33,6 +34,8 @@ GROUPS_AT_ONCE = 64
 CONSUMERS_MAX = 16  # that stay open, each with its threads and connections,
 UNUSED_S = 10.0  # so long after they were used at most
 CLOSE_S = 2.0
+LOOK_S = 10.0
+OURS = "ddmq"  # stands with each offset
 Offsets = list[TopicPartition]
 
 
@@ -45,6 +48,9 @@ class _Committer:
         self._asked: queue.SimpleQueue[tuple[str, Offsets] | None] = queue.SimpleQueue()
         # With the time when each was used; the one used last is the last.
         self._open: OrderedDict[str, tuple[Consumer, float]] = OrderedDict()
+        self._seen: dict[
+            str, set[tuple[str, int]]
+        ] = {}  # of those that are open: where no other's offset stood
         self._thread = threading.Thread(target=self._run, name="kafka-mirror", daemon=True)
         self._thread.start()
 
@@ -70,17 +76,32 @@ class _Committer:
 
     def _commit(self, group: str, offsets: Offsets) -> None:
         try:
-            self._consumer(group).commit(offsets=offsets, asynchronous=False)
+            consumer = self._consumer(group)
+            self._look(consumer, self._seen.setdefault(group, set()), offsets)
+            consumer.commit(offsets=offsets, asynchronous=False)
         except Exception as error:  # whatever it was costs this one only
             self._told(group, str(error))
         else:
             self._told(group, None)
 
+    def _look(self, consumer: Consumer, seen: set[tuple[str, int]], offsets: Offsets) -> None:
+        """Raises StorageError where another program's offset stands."""
+        new = [
+            TopicPartition(at.topic, at.partition) for at in offsets if (at.topic, at.partition) not in seen
+        ]
+        for found in consumer.committed(new, LOOK_S) if new else ():
+            if found.offset >= 0 and found.metadata != OURS:
+                place = f"offset {found.offset} of {found.topic} [{found.partition}]"
+                raise StorageError(f"{place} was committed by another program")
+            seen.add((found.topic, found.partition))
+
     def _consumer(self, group: str) -> Consumer:
         consumer, _ = self._open.pop(group, (None, 0.0))
         if consumer is None:
             if len(self._open) >= CONSUMERS_MAX:
-                self._open.popitem(last=False)[1][0].close()
+                oldest, (unused, _) = self._open.popitem(last=False)
+                self._seen.pop(oldest, None)
+                unused.close()
             settings = self._options.client(group_id=group, enable_auto_commit=False)
             consumer = Consumer(settings)  # nobody polls it; `commit` tells its errors
         self._open[group] = consumer, time.monotonic()
@@ -92,6 +113,7 @@ class _Committer:
             if used > since:
                 break
             del self._open[group]
+            self._seen.pop(group, None)
             try:
                 consumer.close()
             except Exception as error:  # whatever it was, it is not used any more
@@ -158,7 +180,7 @@ class OffsetMirror:
             if progress is not None and progress.started:
                 queue = key[1]
                 name = self._kafka_name(queue.topic)
-                offsets.append(TopicPartition(name, queue.queue_id, progress.acks.committed))
+                offsets.append(TopicPartition(name, queue.queue_id, progress.acks.committed, OURS))
         if not offsets:
             return
         self._under_way.add(group)

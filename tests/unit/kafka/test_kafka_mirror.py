@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from backend.kafka import mirror as module
-from backend.kafka.mirror import CLOSE_S, CONSUMERS_MAX, _Committer
+from backend.kafka.mirror import CLOSE_S, CONSUMERS_MAX, OURS, _Committer
 from backend.kafka.options import KafkaOptions
 from tests.support.waits import until
 
@@ -31,6 +31,9 @@ class FakeConsumer:
     def __init__(self, _: dict[str, object]) -> None:
         FakeConsumer.open += 1
         FakeConsumer.open_max = max(FakeConsumer.open, FakeConsumer.open_max)
+
+    def committed(self, places: list[TopicPartition], _: float) -> list[TopicPartition]:
+        return places
 
     def commit(self, **_: object) -> None: ...
 
@@ -57,3 +60,34 @@ def test_consumers_are_few_and_go_when_they_are_not_used(
         until(lambda: FakeConsumer.open == 0, "closed")
     assert FakeConsumer.open_max <= CONSUMERS_MAX
     committer.close()
+
+
+def test_what_another_program_committed_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    stands = {"g": TopicPartition("orders", 0, 5, ""), "h": TopicPartition("orders", 0, 5, OURS)}
+    looks: list[str] = []
+    written: list[str] = []
+
+    class Standing(FakeConsumer):
+        def __init__(self, settings: dict[str, object]) -> None:
+            self.group = str(settings["group.id"])
+
+        def committed(self, places: list[TopicPartition], _: float) -> list[TopicPartition]:
+            looks.append(self.group)
+            return [stands.get(self.group, place) for place in places]
+
+        def commit(self, **_: object) -> None:
+            written.append(self.group)
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(module, "Consumer", Standing)
+    told: list[tuple[str, str | None]] = []
+    committer = _Committer(KafkaOptions(), lambda group, error: told.append((group, error)))
+    for _ in range(2):
+        for group in ("g", "h", "new"):
+            committer.ask(group, [TopicPartition("orders", 0, 7, OURS)])
+    committer.close()
+    why = "offset 5 of orders [0] was committed by another program"
+    assert told == [("g", why), ("h", None), ("new", None)] * 2
+    assert written == ["h", "new"] * 2
+    assert looks == ["g", "h", "new", "g"], "it is looked at once while a consumer is open"
