@@ -19,7 +19,7 @@ from ddmq.server.delays.queries import DelayQueries
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import FORWARDED, AdminRequest, AdminRouter, Text
 from ddmq_common.clock import Clock
-from ddmq_common.errors import CallerError, UnsupportedError
+from ddmq_common.errors import CallerError, RemoteError, TryLaterError, UnsupportedError
 from ddmq_common.metrics.registry import Registry
 from delay_service.service import DelayService
 from proxy_consumer.service import ConsumerService
@@ -61,10 +61,16 @@ class AdminApi:
             self.router.add(route.method, route.path, partial(self._answer, route))
 
     def _answer(self, route: Route, request: AdminRequest) -> Any:
-        """A change starts from what other processes have just changed."""
         if route.method != "GET":
-            self.backend.caught_up().wait(topics.WAIT_S)
+            self._catch_up()
         return route.handler(self, request)
+
+    def _catch_up(self) -> None:
+        """A change starts from what other processes have just changed."""
+        try:
+            self.backend.caught_up().wait(topics.WAIT_S)
+        except RemoteError as error:
+            raise TryLaterError(f"nothing was changed, try again: {error}") from error
 
     @property
     def groups(self) -> AdminGroups:

@@ -12,6 +12,7 @@ from backend.memory import MemoryBackend
 from backend.records import TopicInfo
 from ddmq.server.admin.api import AdminApi
 from ddmq_common.clock import ManualClock
+from ddmq_common.errors import RemoteError
 from ddmq_common.metrics.registry import Registry
 
 FAR = 1e12
@@ -41,4 +42,28 @@ def test_a_change_starts_from_what_others_were_answered(method: str, answered: i
     info = backend.topic("orders")
     assert info is not None
     assert info.queues == answered
+    backend.close()
+
+
+class Unsure(MemoryBackend):
+    """It cannot find out what others were answered."""
+
+    def caught_up(self) -> Completion[None]:
+        done: Completion[None] = Completion()
+        done.fail(RemoteError("no leaders found"))
+        return done
+
+
+def test_a_change_that_cannot_know_of_others_may_be_tried_again() -> None:
+    backend = Unsure(ManualClock())
+    api = AdminApi(backend, None, Registry(), ManualClock(), backend.health)
+    environ = {"REQUEST_METHOD": "POST", "RAW_URI": "/topics/orders", "QUERY_STRING": ""}
+    environ |= {"CONTENT_LENGTH": "2", "CONTENT_TYPE": "application/json"}
+    told: list[str] = []
+    body = api.router(
+        environ | {"wsgi.input": io.BytesIO(b"{}")}, lambda status, headers: told.append(status)
+    )
+    assert b"nothing was changed, try again: no leaders found" in b"".join(body)
+    assert told[0].startswith("503")
+    assert backend.topic("orders") is None
     backend.close()
