@@ -17,7 +17,7 @@ help:
 	@echo "make demo-kafka  the same on three Kafka brokers, one of which is killed (needs Java, and Maven once)"
 	@echo "make test    every test but the longest, JOBS=4 files at a time"
 	@echo "make test-long  the longest (see docs/testing.md)"
-	@echo "make test-kafka  the contract suite and more on a real Kafka broker (needs Java, and Maven once)"
+	@echo "make test-kafka  contract, recordings, scenarios, commands on a real Kafka broker (needs Java, and Maven once)"
 	@echo "make check   format, lint, types, rooms, fast tests (before every commit)"
 	@echo "make bench   every benchmark, with floors (see docs/performance.md)"
 	@echo "make setup   fill .venv (the targets above do it themselves)"
@@ -38,8 +38,9 @@ demo-kafka: setup
 test: setup
 	$(PYTEST) -m "not long and not kafka"
 
+KAFKA_TESTS ?= tests
 test-kafka: setup
-	$(PYTEST) -m "kafka and not long"
+	$(PYTEST) -m "kafka and not long" $(KAFKA_TESTS)
 
 test-long: setup
 	$(PYTEST) -m "long and not kafka"
