@@ -8,7 +8,8 @@ that no other lies between.
 
 The plain one never gives a single record up: librdkafka would go on under another epoch then, and send what
 is on its way once more; a release that counts twice could free a queue before its last commits are in. So it
-is given up as a whole, with what is on its way, when progress is not answered in time, and with the name.
+is given up as a whole, when progress is not answered in time, and where events are on their way when the name
+is given up: a connection that is dead would hold what comes under the new name, too.
 
 The outcome of a job is one of four: stored, with the offsets; refused, nothing of it is there; fenced,
 nothing of it is there, and the name is another's; unknown. Before the name is changed the old one is taken
@@ -31,7 +32,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from backend.kafka.commit.fencing import INIT_S, once_name, own_name
 from backend.kafka.commit.plan import KafkaWrite
 from backend.kafka.faults import RAISED, cause_of
-from backend.kafka.following.system_topics import RECORD_BYTES_MAX
+from backend.kafka.following.system_topics import RECORD_BYTES_MAX, SystemTopics
 from backend.kafka.options import KafkaOptions
 from ddmq_common.errors import (
     CallerError,
@@ -46,6 +47,7 @@ log = logging.getLogger(__name__)
 Call = Callable[..., object]
 IDLE_S = 0.1
 FLUSH_S = 5.0
+WARM_S = 2.0
 _FENCED = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 _GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
 _LATER = (
@@ -112,6 +114,7 @@ class Producers:
     ) -> None:
         self._options = options
         self._client = options.client()
+        self._coordination = SystemTopics.of(options).coordination
         self._call = call
         self._event_failed = event_failed
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -211,6 +214,10 @@ class Producers:
             time.sleep(IDLE_S)
             return
         log.log(logging.WARNING if self._broken else logging.INFO, "a new producer of progress: %s", why)
+        try:
+            new.list_topics(self._coordination, WARM_S)  # else its first heartbeat has to wait for that
+        except KafkaException as error:
+            log.debug("a new producer could not ask for its topic yet: %s", error)
         old, self._plain, self._broken = self._plain, new, False
         self._serve(old, 0)
         old.purge()
@@ -352,7 +359,8 @@ class Producers:
         if self._own is not None:
             self._init(self._producer(own_name(self._options, self._name)))
             self._own = None  # not before: where that fails, it is done again
-            self._replace_plain("this process goes on under another name")
+            if len(self._plain):
+                self._replace_plain("this process goes on under another name")
         producer = self._producer(own_name(self._options, name))
         self._init(producer)
         self._own, self._name = producer, name

@@ -44,6 +44,12 @@ class FakeProducer:
         for report in waiting:
             report(FATAL if self.dead else None, self)
 
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def list_topics(self, topic: str, timeout: float) -> None:
+        pass
+
     def offset(self) -> int:
         return 7
 
@@ -143,9 +149,12 @@ def test_progress_without_an_answer_is_unknown_and_what_is_on_its_way_is_given_u
     assert plain()[1].values == [b"v"], "nothing is sent again by itself"
 
 
-def test_a_new_name_has_a_plain_producer_of_its_own(producers: Producers, failed: list[object]) -> None:
+def test_a_new_name_takes_over_no_event_that_is_on_its_way(
+    producers: Producers, failed: list[object]
+) -> None:
     renamed(producers, "one")
-    assert len(plain()) == 1
+    renamed(producers, "first")
+    assert len(plain()) == 1, "nothing was on its way"
     plain()[0].silent = True
     producers.event("coordination", b"release", "one")
     renamed(producers, "two")
