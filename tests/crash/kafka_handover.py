@@ -23,7 +23,7 @@ from pathlib import Path
 from ddmq.trial.cluster import Ports, TrialCluster, free_ports
 from ddmq_client import Consumer, Message, Producer
 from ddmq_client.errors import ClientError
-from tests.crash.kafka.run import Say, command_line, in_folder
+from tests.crash.kafka.run import READY_S, Say, command_line, in_folder, post
 from tests.scenarios.real_server import RealServer, write_config
 from tests.support.waits import until
 
@@ -56,11 +56,11 @@ class Handover:
     def run(self, times: int) -> list[str]:
         """What was broken."""
         try:
-            self.cluster.start()
+            self.cluster.start(ready_s=READY_S)
             for server in (self.one, self.other):
                 server.start()
-            self.other.admin("POST", "topics", TOPIC, body={"create": True, "queues": QUEUES})
-            self.other.admin("POST", "groups", GROUP, body={"topics": [TOPIC], "start": "first"})
+            post(self.other, f"/topics/{TOPIC}", {"create": True, "queues": QUEUES})
+            post(self.other, f"/groups/{GROUP}", {"topics": [TOPIC], "start": "first"})
             return self._measured(times)
         finally:
             self.over.set()

@@ -58,6 +58,18 @@ LEVELS = ["100ms", "200ms", "500ms", "1s", "2s"]  # the retry path begins at the
 Say = Callable[[str], None]
 
 
+def post(server: RealServer, target: str, body: dict[str, object]) -> None:
+    """Until it is taken: a cluster that has just begun may ask for it again, and then has it already."""
+    answers: list[object] = []
+
+    def taken() -> bool:
+        status, answer = server.ask("POST", target, body)
+        answers.append(answer)
+        return status == 200 or (len(answers) > 1 and "exists" in str(answer))
+
+    until(taken, lambda: f"{target}: {answers[-1]}")
+
+
 class KafkaRun:
     """One run. `round` of whoever derives from it does something bad, undoes it, and says what it was."""
 
@@ -109,20 +121,9 @@ class KafkaRun:
 
     def _prepare(self) -> None:
         for topic in TOPICS:
-            self._post(f"/topics/{topic}", {"create": True, "queues": QUEUES})
+            post(self.servers[0], f"/topics/{topic}", {"create": True, "queues": QUEUES})
         for group, topics in GROUPS.items():
-            self._post(f"/groups/{group}", {"topics": topics, **SETTINGS[group]})
-
-    def _post(self, target: str, body: dict[str, object]) -> None:
-        """Until it is taken: a cluster that has just begun may ask for it again, and then has it already."""
-        answers: list[object] = []
-
-        def taken() -> bool:
-            status, answer = self.servers[0].ask("POST", target, body)
-            answers.append(answer)
-            return status == 200 or (len(answers) > 1 and "exists" in str(answer))
-
-        until(taken, lambda: f"{target}: {answers[-1]}")
+            post(self.servers[0], f"/groups/{group}", {"topics": topics, **SETTINGS[group]})
 
     def _addresses(self, part: str) -> str:
         return ",".join(self.address(server, part) for server in self.servers)
