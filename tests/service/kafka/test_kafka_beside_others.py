@@ -122,7 +122,7 @@ def bootstrap(tmp_path: Path) -> Iterator[str]:
         kill(TrialCluster(folder))
 
 
-class Shell:
+class PageShell:
     """The commands of the page, at one server. Gives what they print."""
 
     def __init__(self, server: RealServer) -> None:
@@ -150,7 +150,7 @@ def test_a_new_user_disturbs_nobody(bootstrap: str, tmp_path: Path) -> None:
     server.behind = ("--backend", "kafka", "--bootstrap", bootstrap)
     try:
         server.start()
-        shell = Shell(server)
+        shell = PageShell(server)
         shell.run("send", "orders", "hello", "--key", "k")
         assert shell.pull("orders", "billing") == ["hello"]
         shell.run("delay", "add", "orders", "later", "--delay", "1s")
