@@ -64,13 +64,12 @@ def write_config(folder: Path, **files: Any) -> Path:
 class RealServer:
     """One `ddmq serve` (or one part) over one directory. `tree`: the source tree that it runs from.
 
-    `host`: where it listens; `before`, `behind`: what stands before its command line, and behind it.
+    `host`: where it listens; `before`: what stands before its command line.
     """
 
     tree = _REPOSITORY
     host = "127.0.0.1"
     before: tuple[str, ...] = ()
-    behind: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -125,7 +124,7 @@ class RealServer:
             command += [f"--{part}", f"{self.host}:{port}"]
         if self.config is not None:
             command += ["--config", str(self.config)]
-        return [*command, *self.behind, *(["--processes"] if self.processes else [])]
+        return [*command, "--processes"] if self.processes else command
 
     def _read_ready(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
