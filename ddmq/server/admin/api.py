@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import gevent
 import msgspec
 
 from backend.port import Backend, Health
@@ -25,6 +26,7 @@ from delay_service.service import DelayService
 from proxy_consumer.service import ConsumerService
 
 T = TypeVar("T")
+CATCH_UP_PAUSES_S = (0.1, 0.3, 1.0, 0.0)  # between tries
 
 
 class AdminApi:
@@ -66,11 +68,14 @@ class AdminApi:
         return route.handler(self, request)
 
     def _catch_up(self) -> None:
-        """A change starts from what other processes have just changed."""
-        try:
-            self.backend.caught_up().wait(topics.WAIT_S)
-        except RemoteError as error:
-            raise TryLaterError(f"nothing was changed, try again: {error}") from error
+        """A change starts from what other processes have just changed; whoever leads there may just move."""
+        for pause_s in CATCH_UP_PAUSES_S:
+            try:
+                return self.backend.caught_up().wait(topics.WAIT_S)
+            except RemoteError as error:
+                failed = error
+                gevent.sleep(pause_s)
+        raise TryLaterError(f"nothing was changed, try again: {failed}") from failed
 
     @property
     def groups(self) -> AdminGroups:
