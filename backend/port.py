@@ -140,6 +140,9 @@ class Backend(ABC):
     cluster: str = "R_default"
     broker: str = "a"
     gapless: bool = True  # records of a queue have successive offsets: a difference of offsets is a count
+    compacts: bool = (
+        False  # of COMPACTED_TOPICS it keeps the last record of each key; one without body ends it
+    )
 
     # --- topics
 
@@ -282,6 +285,10 @@ class Backend(ABC):
         """Which member holds which queue now, by its `address`; queues between two owners are absent."""
 
     # --- the engine itself
+
+    def trim(self, queue: QueueRef, before: int) -> None:  # noqa: B027
+        """Nobody needs records of this queue below the offset `before` any more: an engine that keeps them
+        for ever may let them go, some time. From memory, at once."""
 
     @abstractmethod
     def health(self) -> Health:

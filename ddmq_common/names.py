@@ -16,6 +16,8 @@ LEVELS_GROUP = SCHEDULE_TOPIC  # whose progress on SCHEDULE_TOPIC is how far the
 DELAY_TOPIC = "%DELAY"  # orders to the delay service; queue = shard
 DELAY_FULL_PREFIX = "delay-full/"  # settings: by shard, the topics whose pending messages are at their bound
 DELAY_GROUP = DELAY_TOPIC  # whose progress there is what the store has taken in
+WAITING_TOPIC = "%DELAY-WAITING"  # of each delay id the last that is known: key = uuid, queue = shard
+COMPACTED_TOPICS = frozenset((WAITING_TOPIC,))  # where the engine compacts, the last record of a key stays
 FIRED_GROUP = "%DELAY-FIRED"  # whose progress there is what was fired or cancelled
 OUTCOME_TOPIC = "%DELAY-OUTCOMES"  # what became of orders; a queue is one producer proxy's
 OUTCOME_GROUP = OUTCOME_TOPIC

@@ -22,6 +22,7 @@ class DelayConfig:
 
     Any due time: `shards`: queues of the inner topic when it is made, for good. `dir`: where the
     stores are, None = `delay` inside the log's directory. `kept_ms`: how long the outcome of an id is known.
+    `standby`: on engines that keep what waits (Kafka) also a warm store of each shard that others own.
     `ingest_*`: one read of commands, and how many may be in a store before they are made durable.
     `catch_up_max`: of the deliveries that a loop, or a schedule that wants all of them, has missed, the last
     so many fire (of a cron at most 100). `slice_count`: messages in one commit of theirs (of at most
@@ -41,6 +42,7 @@ class DelayConfig:
     commit_timeout_ms: int = field(default=10_000, metadata=rules(low=100, high=600_000))
     shards: int = field(default=4, metadata=rules(low=1, high=1024))
     dir: Path | None = None
+    standby: bool = True
     kept_ms: int = field(default=259_200_000, metadata=rules(low=3_600_000, high=31_536_000_000))
     ingest_count: int = field(default=512, metadata=rules(low=1, high=10_000))
     ingest_bytes: int = field(default=1 << 20, metadata=rules(low=1, high=1 << 30))

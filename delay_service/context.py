@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ from delay_service.core.due_scans import DueScans, SliceLimits
 from delay_service.due.backend import CLAIM_ERRORS, TargetTopic, target_topic
 from delay_service.due.counts import DelayCounts
 from delay_service.store.port import DelayStore, StoreChanges
+from delay_service.waiting.rows import record_of
 
 log = logging.getLogger("ddmq.delay")
 UNRECORDED = "unrecorded"  # meta: these offsets, in decimal, with commas
@@ -149,6 +150,10 @@ class ShardContext:
         self.claim_doubt: Exception | None = None
         self.woken: Callable[[int], None] = _nobody
         self.settled: Callable[[], None] = _nobody
+        self.has_rows = service.backend.compacts  # of the topic WAITING_TOPIC, that the store is a cache of
+        self.is_taken_in: Callable[[bytes], bool] = (
+            _everything  # is the last row of an id that of its command?
+        )
         self._doubt = doubt
         self._closed_until: dict[str, float] = {}
         config = service.config
@@ -230,8 +235,18 @@ class ShardContext:
         """Commands in [start, end) are in the store, durably."""
         return ProgressDelta(DELAY_GROUP, self.queue, self.epoch, self.generations.taken, ((start, end),))
 
+    def rows(self, values: Mapping[bytes, bytes], wall_ms: int) -> list[NewRecord]:
+        """Records of rows; `values` by id."""
+        shard = self.queue.queue_id
+        return [record_of(shard, uuid, value, wall_ms) for uuid, value in values.items()]
+
     def done(self, offsets: list[int], attempts: list[tuple[int, int]]) -> ProgressDelta:
-        """Nothing waits under these offsets any more; of those in `attempts` so many occurrences fired."""
+        """Nothing waits under these offsets any more; of those in `attempts` so many occurrences fired.
+
+        Where there are rows these say so, and the progress does nothing but keep older owners out.
+        """
+        if self.has_rows:
+            return ProgressDelta(FIRED_GROUP, self.queue, self.epoch, self.generations.fired)
         return ProgressDelta(
             FIRED_GROUP, self.queue, self.epoch, self.generations.fired, ranges_of(offsets), attempts
         )
@@ -250,6 +265,11 @@ def ranges_of(offsets: list[int]) -> list[tuple[int, int]]:
     if end > start:
         ranges.append((start, end))
     return ranges
+
+
+def _everything(_: bytes) -> bool:
+    """Without rows there is nothing to wait for."""
+    return True
 
 
 def _nobody(*_: object) -> None:

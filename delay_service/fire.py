@@ -30,6 +30,7 @@ from delay_service.core.fire_command import FireCommand, progress_of
 from delay_service.due.backend import GONE, REFUSED, Failed, commit_due, failed_how
 from delay_service.due.service import Alarm
 from delay_service.store.port import StoreChanges
+from delay_service.waiting.rows import FORGOTTEN, values_after, values_in
 
 log = logging.getLogger("ddmq.delay")
 LOOK_S = 0.25  # the longest sleep while anything waits
@@ -53,6 +54,7 @@ class Flight(NamedTuple):
     epoch: int
     finished: list[int]
     attempts: list[tuple[int, int]]
+    untold: set[bytes]  # other ids that changed in the store: their rows go with it
 
 
 class FireLoop:
@@ -70,6 +72,8 @@ class FireLoop:
         self._paused_until = float("-inf")
         self._awaited: dict[int, FireNow] = {}
         self._refused: set[int] = set()
+        self._held: list[FireCommand] = []  # in flight, but the rows of their commands are not committed yet
+        self._untold: set[bytes] = set()  # ids that changed in the store without a commit: rows are to say so
         self._over = context.unrecorded.offsets  # also what an owner before us did not commit
         self._wake_ms = NEVER
         self._look_at = float("-inf")
@@ -179,6 +183,8 @@ class FireLoop:
         gone = context.store.forgettable(self._service.clock.wall_ms(), FORGET_MAX)
         if gone:
             context.write(StoreChanges(ids=dict.fromkeys(gone)))
+            if context.has_rows:
+                self._untold.update(gone)
             if len(gone) == FORGET_MAX:
                 self._look_at = self._service.clock.monotonic()
 
@@ -192,10 +198,31 @@ class FireLoop:
             self._service.counts.aside.add(Counter(message.topic for message in plan.changes.deferred))
             if not self._context.write(plan.changes, plan.over):
                 return False
-        if plan.fires or (self._over and not self._flights) or len(self._over) >= OVER_MAX:
+            if self._context.has_rows:
+                self._untold.update(plan.changes.ids)
+        fires = self._to_launch(plan.fires)
+        tell = bool(self._over or self._untold) and not self._flights
+        if fires or tell or len(self._over) >= OVER_MAX:
             over, self._over = self._over, []
-            self._launch(plan.fires, over)
+            self._launch(fires, over)
         return bool(plan.fires) or plan.changes is not None
+
+    def _to_launch(self, fires: list[FireCommand]) -> list[FireCommand]:
+        """Without those whose row would come after that of their fire: they are held until it is there."""
+        is_taken_in = self._context.is_taken_in
+        held = [one for one in fires if not is_taken_in(one.message.uuid)]
+        if not held:
+            return fires
+        self._held += held
+        return [one for one in fires if is_taken_in(one.message.uuid)]
+
+    def taken_in(self) -> None:
+        """Rows were committed: what was held for them goes."""
+        if self._held and not self._stopped:
+            held, self._held = self._held, []
+            fires = self._to_launch(held)
+            if fires:
+                self._launch(fires)
 
     def _launch(self, fires: list[FireCommand], over: list[int] | None = None) -> None:
         self._flights += 1
@@ -203,15 +230,28 @@ class FireLoop:
         awaited = self._awaited_of(fires)
         replies = self._replies(fires, awaited) if awaited else []
         finished, attempts = progress_of(fires)
-        flight = Flight(fires, over or [], awaited, self._context.epoch, finished, attempts)
+        untold, self._untold = self._untold, set()
+        flight = Flight(fires, over or [], awaited, self._context.epoch, finished, attempts, untold)
         service, progress = self._service, self._context.done(finished + flight.over, attempts)
         records = [one.record for one in fires] + replies
+        if self._context.has_rows:
+            records += self._rows(flight)
         dead_topic = DELAY_DLQ_TOPIC if any(one.reason for one in fires) else ""
         ended = partial(self._ended, flight)
         try:
             commit_due(service.backend, dead_topic, records, (progress,), service.deadline(), ended)
         except Exception as error:  # it could not even be begun
             ended(error)
+
+    def _rows(self, flight: Flight) -> list[NewRecord]:
+        """What is known of these once they have fired, and of ids that changed in the store alone."""
+        context, wall_ms = self._context, self._service.clock.wall_ms()
+        later = {uuid for uuid in flight.untold if not context.is_taken_in(uuid)}
+        self._untold |= later
+        flight.untold.difference_update(later, {one.uuid for one in self._due_scans.busy.values()})
+        rows = dict.fromkeys(flight.untold, FORGOTTEN) | values_in(context.store, list(flight.untold))
+        rows |= values_after(self._due_scans.changes_of(flight.fires, wall_ms))
+        return context.rows(rows, wall_ms)
 
     def _awaited_of(self, fires: list[FireCommand]) -> dict[int, FireNow]:
         """By offset, who waits to hear of these; not among those of another commit any more."""
@@ -270,6 +310,7 @@ class FireLoop:
 
     def _not_fired(self, flight: Flight, error: Exception) -> None:
         self._awaited.update(flight.awaited)
+        self._untold |= flight.untold
         how = failed_how(error, flight.epoch < self._context.epoch, NOT_THIS)
         if how is Failed.NOT_NOW:
             self._again_later(flight, error)

@@ -6,6 +6,8 @@ its commit are under way; what is not yet durable is bounded, and at the bound r
 * Where commands come thick the next read waits a little for more of them; a single command never waits.
 * Commands that the store already had when we opened it are read again only for what had become of them.
 * A command about a message whose commit is under way waits, and everything behind it, until `go`.
+* Where the store is a cache of rows (waiting/rows.py) the commit has those of all ids that the commands were
+  about, as the store has them. A message whose row is not committed is not fired: its row would come last.
 * A commit that is refused for its outcomes is made without them; their callers have been told "pending".
 """
 
@@ -33,9 +35,11 @@ from delay_service.core.decider import INGESTED
 from delay_service.due.backend import CLAIM_ERRORS, UNREADABLE, DueRead, commit_due
 from delay_service.due.service import Alarm
 from delay_service.fire import FireLoop
+from delay_service.waiting.rows import values_after, values_in
 
 log = logging.getLogger("ddmq.delay")
 WAIT_S = 60.0  # how long one wait for data stands before it is armed again
+ROWS_BYTES_MAX = 4 << 20  # of rows that are not committed; then nothing more is taken in
 RUN_MAX = 256  # commands in one step on the hub
 BUSY = 4  # commands in one read: the next one then begins …
 LINGER_S = 0.01  # … so much later than it could, for more commands to share a write, a flush and a commit
@@ -62,6 +66,13 @@ class Ready:
         self.replies: list[OutcomeReply] = []
         self.done: list[int] = []
         self.dead: list[CommandRecord] = []
+        self.rows: dict[bytes, bytes] = {}
+        self.rows_bytes = 0
+
+    def add_rows(self, rows: dict[bytes, bytes]) -> None:
+        """Of ids that the commands were about; later ones count."""
+        self.rows |= rows
+        self.rows_bytes += sum(map(len, rows.values()))
 
     def add(self, taken: Taken, end: int) -> None:
         self.end = end
@@ -99,11 +110,18 @@ class Ingest:
         self._commands: list[CommandRecord] = []
         self._end = position  # of what was read
         self._ready = Ready(position)
+        self._committing: Ready | None = None
+        self.committed = position  # commands below it are in the store and in the log's progress
         self._wait: Wait | None = None
         self._busy = self._lingering = self._short = False  # short: the last read took what there was
         self._reading = self._stepping = self._flushing = self._stopped = False
         self._pause_s = self._pause_min = self._service.config.pause_ms_min / 1e3
         context.settled = self.go
+        context.is_taken_in = self._is_taken_in
+
+    def _is_taken_in(self, uuid: bytes) -> bool:
+        committing = self._committing
+        return uuid not in self._ready.rows and (committing is None or uuid not in committing.rows)
 
     @property
     def idle(self) -> bool:
@@ -130,7 +148,8 @@ class Ingest:
             self._context.safely("take in", self._next)
 
     def _next(self) -> None:
-        if self._ready.commands >= self._service.config.ingest_unflushed_max:
+        ready = self._ready
+        if ready.commands >= self._service.config.ingest_unflushed_max or ready.rows_bytes >= ROWS_BYTES_MAX:
             return
         if self._commands:
             self._take()
@@ -235,7 +254,9 @@ class Ingest:
                 taken.changes.meta[INGESTED] = b"%d" % end
             if not self._context.write(taken.changes, taken.ended):
                 return
-        self._commands, self.position = rest, end
+        taken_in, self._commands, self.position = self._commands[: taken.commands], rest, end
+        if self._context.has_rows:
+            self._ready.add_rows(self._rows(taken_in, taken))
         for fire_now in taken.awaited:
             self._fire.awaits(fire_now)
         self._service.counts.commands.add(taken.tally)
@@ -244,6 +265,14 @@ class Ingest:
         self._flush()
         self._tell_caught_up()
         self.go()
+
+    def _rows(self, commands: list[CommandRecord], taken: Taken) -> dict[bytes, bytes]:
+        rows, context = values_after(taken.changes), self._context
+        others = {command.uuid for command in commands if command.said is not None} - rows.keys()
+        if others:  # nothing new about these, unless an owner before us did not live to commit it
+            busy = {message.uuid for message in context.due_scans.busy.values()}
+            rows |= values_in(context.store, list(others - busy))
+        return rows
 
     def _tell_caught_up(self) -> None:
         if self._on_caught_up is not None and self.position >= self._caught_up:
@@ -257,6 +286,7 @@ class Ingest:
             return
         self._flushing = True
         ready, self._ready = self._ready, Ready(self._ready.end)
+        self._committing = ready
         off_hub(self._context.store.flush, lambda _, error: self._flushed(ready, error))
 
     def _flushed(self, ready: Ready, error: Exception | None) -> None:
@@ -276,8 +306,9 @@ class Ingest:
         wall_ms = service.clock.wall_ms()
         records = service.outcome_records(ready.replies, wall_ms)
         records += [_dead(command, wall_ms) for command in ready.dead]
+        records += context.rows(ready.rows, wall_ms)
         progress = [context.taken(ready.start, ready.end)]
-        if ready.done:
+        if ready.done or context.has_rows:
             progress.append(context.done(ready.done, []))
         ended = partial(self._ending, "commit", self._committed, ready)
         dead_topic = DELAY_DLQ_TOPIC if ready.dead else ""
@@ -286,8 +317,9 @@ class Ingest:
     def _committed(self, ready: Ready, error: Exception | None) -> None:
         context = self._context
         if error is None:
-            self._flushing = False
+            self._flushing, self._committing, self.committed = False, None, ready.end
             context.finished(ready.done)
+            self._fire.taken_in()
             self._service.counts.dead[UNREADABLE].value += len(ready.dead)
             self._flush()
         elif isinstance(error, CLAIM_ERRORS) or not context.running:

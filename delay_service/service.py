@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from backend.claims import Release
 from backend.completion import Completion, succeeded
+from backend.internal_topics import ready_topic
 from backend.port import Assignment, Backend, Health, Join
-from backend.records import Bounds, QueueRef
+from backend.records import Bounds, QueueRef, TopicInfo
 from ddmq_common.clock import Clock
 from ddmq_common.metrics.registry import Registry
-from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
+from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC, WAITING_TOPIC
 from delay_service.config import DelayConfig
 from delay_service.context import DelayServiceContext
 from delay_service.due.counts import DelayCounts
@@ -26,6 +27,7 @@ from delay_service.due.service import Alarm, DueService, hub_alarm
 from delay_service.quota import Quota
 from delay_service.shard import CALM_S, PAUSE_S, Shard
 from delay_service.store.port import DelayStore, StoreOpener
+from delay_service.waiting.standby import Standby
 
 log = logging.getLogger("ddmq.delay")
 TIDY_LOOKS = 30  # looks between two times that the stores give back disk space
@@ -35,7 +37,8 @@ class DelayService(DueService):
     """The shards of one process, at work.
 
     `opener` opens a shard's store (it runs in a native thread). `address`: where others reach this process,
-    told to those who ask who owns a shard. `alarms` makes timers. `fires` False: it brings the stores
+    told to those who ask who owns a shard. `standby_opener` opens the store of a shard that others own; None:
+    there is no standby of any. `alarms` makes timers. `fires` False: it brings the stores
     in line with the log and leaves in them what waits. `started` settles when all shards that
     were granted at the beginning fire, or others have them all.
     """
@@ -53,6 +56,7 @@ class DelayService(DueService):
         alarms: Callable[[], Alarm] = hub_alarm,
         *,
         fires: bool = True,
+        standby_opener: Callable[[QueueRef], DelayStore] | None = None,
     ) -> None:
         counts, join = DelayCounts(metrics), Join(DELAY_GROUP, DELAY_TOPIC, address=address)
         super().__init__(
@@ -67,6 +71,8 @@ class DelayService(DueService):
         self._doubted_at = float("-inf")
         self._shards: dict[QueueRef, Shard] = {}
         self._closing: dict[QueueRef, Shard] = {}
+        self._standby_opener = standby_opener if backend.compacts and config.standby else None
+        self._standbys: dict[QueueRef, Standby] = {}
         self._lags: dict[int, int] = {}
         self._looks = 0
         self._stop_watching: Callable[[], None] | None = None
@@ -88,6 +94,19 @@ class DelayService(DueService):
         found = self._backend.topic(DELAY_TOPIC)
         return self._config.shards if found is None else found.queues
 
+    def _topic_ready(self, made: Completion[TopicInfo]) -> None:
+        """Also that of the rows, where the engine keeps them."""
+        if made.error is not None or not self._backend.compacts:
+            super()._topic_ready(made)
+            return
+        deadline = self._clock.monotonic() + self._config.commit_timeout_ms / 1e3
+        ready_topic(self._backend, WAITING_TOPIC, made.value.queues, deadline).then(super()._topic_ready)
+
+    @property
+    def standbys(self) -> Mapping[int, Standby]:
+        """Warm stores of shards that others own, by number."""
+        return {queue.queue_id: standby for queue, standby in sorted(self._standbys.items())}
+
     def health(self) -> Health:
         """Ready while it takes part, and fires in every shard that it owns."""
         health = super().health()
@@ -102,11 +121,13 @@ class DelayService(DueService):
 
     def _stop_work(self) -> None:
         self._stop_all(Shard.abandon if self._closed else Shard.stop)
+        for queue in list(self._standbys):
+            self._end_standby(queue)
         if self._closed and self._stop_watching is not None:
             self._stop_watching()
 
     def _idle(self) -> bool:
-        return not self._closing
+        return not self._closing and not self._standbys
 
     def _leave(self) -> None:
         self._granted = False
@@ -128,6 +149,7 @@ class DelayService(DueService):
         if self._stopping:
             return
         before = self._closing.get(queue)
+        closed = self._end_standby(queue) if before is None else before.closed
         shard = Shard(
             self._service,
             queue,
@@ -136,11 +158,37 @@ class DelayService(DueService):
             self._alarms,
             self._doubted,
             self._shard_opened,
-            None if before is None else before.closed,
+            closed,
         )
         self._shards[queue] = shard
         self._counts.shards.value = len(self._shards)
         shard.start()
+
+    # --- standbys
+
+    def _look_for_standbys(self) -> None:
+        """Have one of each shard that is not ours."""
+        info = self._backend.topic(DELAY_TOPIC)
+        if self._standby_opener is None or info is None or self._stopping:
+            return
+        for queue in info.refs():
+            if not (queue in self._shards or queue in self._closing or queue in self._standbys):
+                standby = Standby(self._backend, self._clock, queue, self._standby_opener)
+                self._standbys[queue] = standby
+                standby.start()
+
+    def _end_standby(self, queue: QueueRef) -> Completion[None] | None:
+        standby = self._standbys.get(queue)
+        if standby is None:
+            return None
+
+        def ended(_: Completion[None]) -> None:
+            if self._standbys.get(queue) is standby:
+                del self._standbys[queue]
+            self._end_when_idle()
+
+        standby.closed.then(ended)
+        return standby.stop()
 
     def _shard_opened(self) -> None:
         if not self.started.done and self.health().ready:
@@ -204,11 +252,13 @@ class DelayService(DueService):
             return
         if not self._granted:
             self._ask_who_holds_the_shards()
+        self._look_for_standbys()
         self._count_pending()
         self._looks += 1
         if self._looks % TIDY_LOOKS == 0:
             for shard in self._shards.values():
                 shard.tidy()
+                shard.trim()
         queues = [queue for queue, shard in self._shards.items() if shard.position is not None]
 
         def known(answer: Completion[list[Bounds | None]]) -> None:

@@ -1,9 +1,10 @@
 """One shard, from its grant to its end: opened, at work, closed.
 
 Opening, in this order: our epoch goes into the group of fired messages, which keeps every earlier owner's
-fires out; then its progress is read, so it is whole; then the store is opened in a native thread. Commands
-are taken in from where the store stands, and nothing fires before all that were there at the grant are in the
-store: a cancel that came in time counts.
+fires out; then its progress is read, so it is whole; then the store is opened in a native thread and, where
+the engine has rows of what waits, brought in line with these: it may be empty, or old. Commands are taken in
+from where the store stands, and nothing fires before all that were there at the grant are in the store: a
+cancel that came in time counts.
 
 What fails at work, a store or a mistake of ours, ends here: what is under way ends, the store is closed, and
 the shard is opened anew under the same epoch. Only a claim that is in doubt is the service's to renew.
@@ -29,7 +30,8 @@ from delay_service.due.backend import CLAIM_ERRORS
 from delay_service.due.service import Alarm
 from delay_service.fire import FireLoop
 from delay_service.ingest import Ingest, taken_in
-from delay_service.store.port import DelayStore, DueKey, StoreOpener
+from delay_service.store.port import DelayStore, DueKey, StoreChanges, StoreOpener
+from delay_service.waiting.follow import Follower, followed_to, rows_of
 
 log = logging.getLogger("ddmq.delay")
 T = TypeVar("T")
@@ -71,6 +73,7 @@ class Shard:
         self._alarm = alarms()  # ends the pause before it is opened anew
         self._pause_s = PAUSE_S
         self._failed_at = float("-inf")
+        self._mark: tuple[int, float] | None = None  # rows below it are in the store once it is so late
 
     # --- opening
 
@@ -136,19 +139,36 @@ class Shard:
 
     def _load(self) -> None:
         backend, queue = self._service.backend, self.queue
-        taken = self._wait(backend.progress(DELAY_GROUP, [queue]))[0]
         fired = self._wait(backend.progress(FIRED_GROUP, [queue]))[0]
         claim = ProgressDelta(FIRED_GROUP, queue, self.epoch, fired.generation)
         self._wait(backend.commit(CommitBatch(progress=(claim,)), self._service.deadline()))
         fired = self._wait(backend.progress(FIRED_GROUP, [queue]))[0]
+        taken = self._wait(backend.progress(DELAY_GROUP, [queue]))[0]
         bounds = self._wait(backend.bounds([queue]))[0]
         if self._stopped or bounds is None:
             self._stopped = True  # the topic is gone, and with it our membership
             return
         if self.store is None:
             self.store = in_thread(self._opener, queue, self.epoch)
+        if backend.compacts:
+            self._follow(self.store, taken.committed or 0)
         if not self._stopped:
             self._run(self.store, taken, fired, bounds)
+
+    def _follow(self, store: DelayStore, committed: int) -> None:
+        """Have in the store what the rows say: that is all that was ever committed, up to `committed`."""
+        service = self._service
+        follower = Follower(service.backend, service.clock, self.queue.queue_id, store, lambda: self._stopped)
+        bounds = follower.bounds()
+        self.why = f"it restores what waits: rows up to offset {bounds.next}"
+        began = service.clock.monotonic()
+        follower.follow(bounds.next)
+        if bounds.next and not self._stopped:  # else no row was ever written, and the commands tell all
+            store.write(StoreChanges(meta={INGESTED: b"%d" % committed}))
+            log.info(
+                "delay shard %d has what waits: %d rows were followed in %.1f s",
+                self.queue.queue_id, follower.rows, service.clock.monotonic() - began,
+            )  # fmt: skip
 
     def _wait(self, completion: Completion[T]) -> T:
         return completion.wait(self._service.config.commit_timeout_ms / 1e3 + 1)
@@ -272,6 +292,30 @@ class Shard:
         """Nothing is under way."""
         fire, ingest = self._fire, self._ingest
         return not self._opening and (fire is None or fire.idle) and (ingest is None or ingest.idle)
+
+    def trim(self) -> None:
+        """Let the log forget commands that are in rows, and note how far the store has these.
+
+        For every now and then.
+        """
+        context, ingest, backend = self.context, self._ingest, self._service.backend
+        if context is None or ingest is None or not context.running or not context.has_rows:
+            return
+        backend.trim(self.queue, ingest.committed)
+        now, queue = self._service.clock.monotonic(), rows_of(backend, self.queue.queue_id)
+        if self._mark is not None and now >= self._mark[1]:
+            context.write(StoreChanges(meta=followed_to(queue.incarnation, self._mark[0])))
+            self._mark = None
+        if self._mark is None:
+            # All commits that were under way have ended by then, and the store has what they came to.
+            ended_at = now + self._service.config.commit_timeout_ms / 1e3 + 1
+
+            def known(answer: Completion[list[Bounds | None]]) -> None:
+                bounds = None if answer.error is not None else answer.value[0]
+                if bounds is not None and self.context is context:
+                    self._mark = bounds.next, ended_at
+
+            backend.bounds([queue]).then(known)
 
     def tidy(self) -> None:
         """Let the store give back disk space of what left it, off the hub. For every now and then."""

@@ -55,6 +55,7 @@ from ddmq_common.errors import (
     UnsupportedError,
 )
 from ddmq_common.hub_timer import HubTimer
+from ddmq_common.names import COMPACTED_TOPICS
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class KafkaBackend(Backend):
     """Make it on the thread of the hub that is to serve it."""
 
     gapless = False  # the marker of a transaction takes an offset, and compaction leaves holes
+    compacts = True
 
     def __init__(self, options: KafkaOptions, clock: Clock | None = None) -> None:
         self._options = options
@@ -231,7 +233,8 @@ class KafkaBackend(Backend):
 
     def _encode(self, record: NewRecord) -> KafkaWrite:
         key, value, headers = encode(record)
-        return KafkaWrite(self._kafka_name(record.topic), record.queue_id, key, value, headers)
+        kept = value or None if record.topic in COMPACTED_TOPICS else value
+        return KafkaWrite(self._kafka_name(record.topic), record.queue_id, key, kept, headers)
 
     # --- reading
 
@@ -306,6 +309,9 @@ class KafkaBackend(Backend):
         return done
 
     # --- the engine itself
+
+    def trim(self, queue: QueueRef, before: int) -> None:
+        self._topics.trim(queue, before)
 
     def health(self) -> Health:
         if self._draining:

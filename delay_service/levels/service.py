@@ -32,6 +32,7 @@ from delay_service.due.service import Alarm, DueService, hub_alarm
 from delay_service.levels.runner import LevelCounts, LevelsContext, Runner
 
 log = logging.getLogger("ddmq.delay")
+TRIM_LOOKS = 30  # looks between two times that the log is told what nobody needs any more
 
 
 class LevelService(DueService):
@@ -61,6 +62,7 @@ class LevelService(DueService):
         self._targets = Targets(partial(target_topic, backend), config.refused_ms / 1e3)
         self._runners: dict[QueueRef, Runner] = {}
         self._letting_go: dict[Runner, Release] = {}  # revoked while firing: released when that has ended
+        self._looks = 0
         self._ending: set[Runner] = set()  # stopped while firing
 
     # --- start and end
@@ -164,6 +166,10 @@ class LevelService(DueService):
         unknown = {*levels, *(queue.queue_id + 1 for queue in self._claims.loading)} - known.keys()
         self._counts.overdue(known, unknown, self._claims.joined, self._backend.clock_ms())
         self._count_pending()
+        self._looks += 1
+        if self._looks % TRIM_LOOKS == 0:
+            for queue, runner in self._runners.items():
+                self._backend.trim(queue, runner.level.position)
 
     def _count_pending(self) -> None:
         """Levels that wait for data are known to be empty."""

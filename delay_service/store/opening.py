@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from backend.records import QueueRef
@@ -62,6 +63,23 @@ def stores_in(folder: Path, shards: int) -> StoreOpener:
 
     def opened(queue: QueueRef, epoch: int) -> DelayStore:
         return open_store(folder, queue.queue_id, epoch, options)
+
+    return opened
+
+
+def standby_stores_in(folder: Path, shards: int) -> Callable[[QueueRef], DelayStore]:
+    """The same for who owns no shard: the newest store that is there, or an empty one of no owner. Raises
+    CallerError while a living process uses it."""
+    opener = stores_in(folder, shards)
+
+    def opened(queue: QueueRef) -> DelayStore:
+        known = copies_of(folder, queue.queue_id) if folder.is_dir() else []
+        lock = CopyLock.try_take(known[-1].path) if known else None
+        if known and lock is None:
+            raise CallerError(f"{known[-1].path} is in use by another process")
+        if lock is not None:
+            lock.release()
+        return opener(queue, known[-1].epoch if known else 0)
 
     return opened
 

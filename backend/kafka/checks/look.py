@@ -16,9 +16,9 @@ from backend.kafka.faults import LastError, client_settings, has_code, is_gone
 from backend.kafka.following.system_topics import SystemTopics
 from backend.kafka.options import KafkaOptions
 from backend.kafka.state import SettingsState
-from backend.kafka.topics.known import OF_DELAYED
+from backend.kafka.topics.cluster import OF_DELAYED
 from ddmq_common.errors import DdmqError, RemoteError
-from ddmq_common.names import is_internal
+from ddmq_common.names import COMPACTED_TOPICS, is_internal
 
 log = logging.getLogger(__name__)
 LOOK_S = 15.0  # for all of it
@@ -82,6 +82,8 @@ class Look:
         ours = self._options.names.from_kafka(name)
         if ours is None:
             return None
+        if ours in COMPACTED_TOPICS:
+            return Kind.STATE
         if ours in OF_DELAYED:
             return Kind.DELAYED
         if is_internal(ours):

@@ -18,7 +18,7 @@ COORDINATION_KEPT_MS = 3_600_000
 ASK_S = 5.0
 LOOK_S = 2.0  # then the cluster counts as not answering
 PAUSE_S = 0.5
-_COMPACTED = {
+SYSTEM_COMPACTED = {
     "cleanup.policy": "compact",
     "segment.bytes": str(32 << 20),
     "segment.ms": "3600000",
@@ -75,7 +75,7 @@ def _make(admin: AdminClient, options: KafkaOptions, missing: list[str]) -> None
     names = SystemTopics.of(options)
     wanted = []
     for name in missing:
-        config = dict(_DELETED if name == names.coordination else _COMPACTED)
+        config = dict(_DELETED if name == names.coordination else SYSTEM_COMPACTED)
         config["max.message.bytes"] = str(RECORD_BYTES_MAX)
         config["unclean.leader.election.enable"] = "false"
         if options.min_insync:

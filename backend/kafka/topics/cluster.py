@@ -25,10 +25,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from backend.kafka.bridge import Bridge
 from backend.kafka.faults import LastError, has_code, is_gone, translated
+from backend.kafka.following.system_topics import RECORD_BYTES_MAX, SYSTEM_COMPACTED
 from backend.kafka.options import KafkaOptions
 from backend.kafka.topics.info import FoundTopic, kafka_settings
 from backend.records import Durability, TopicInfo
 from ddmq_common.errors import CallerError, RemoteError, UnknownTopicError
+from ddmq_common.names import COMPACTED_TOPICS, DELAY_TOPIC, SCHEDULE_TOPIC
 
 T = TypeVar("T")
 Done = Callable[[T | None, Exception | None], None]
@@ -38,7 +40,9 @@ SURVEY_S = 3.0  # then the cluster counts as not answering
 CHANGE_S = 20.0  # for one change: a controller may have to be elected first
 SETTLE_S = 20.0  # for what Kafka does after it has answered: a topic's end, a partition's first leader
 PAUSE_S = 0.02
+OF_DELAYED = frozenset((DELAY_TOPIC, SCHEDULE_TOPIC))  # what waits there is older than any retention
 KEPT = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}  # of delayed messages
+COMPACTED = {**SYSTEM_COMPACTED, "max.message.bytes": str(RECORD_BYTES_MAX)}  # of COMPACTED_TOPICS
 
 
 class Survey(NamedTuple):
@@ -129,24 +133,31 @@ def _with_settings(admin: AdminClient, there: Mapping[str, Any]) -> list[FoundTo
         bytes_max = int(settings.get("max.message.bytes") or 1_048_588)
         flushed = settings.get("flush.messages") == "1"
         kept = not settings or all(settings.get(name) == value for name, value in KEPT.items())
+        compacted = settings.get("cleanup.policy", "compact") == "compact"
         replicas = min((len(part.replicas) for part in topic.partitions), default=1)
         partitions = len(topic.partitions)
         topic_id = str(topic.topic_id)
         terms = [settings.get(name) for name in ("min.insync.replicas", "retention.ms")]
-        numbers = [None if value is None else int(value) for value in terms]
+        min_insync, retention_ms = [None if value is None else int(value) for value in terms]
         found.append(
-            FoundTopic(resource.name, topic_id, partitions, replicas, bytes_max, flushed, kept, *numbers)
+            FoundTopic(
+                resource.name,
+                topic_id,
+                partitions,
+                replicas,
+                bytes_max,
+                flushed,
+                kept,
+                min_insync,
+                retention_ms,
+                compacted,
+            )
         )
     return found
 
 
-def create(
-    admin: AdminClient, options: KafkaOptions, name: str, info: TopicInfo, kept: bool = False
-) -> FoundTopic:
-    """Make the topic `name`, or find it made; ready to be written to when this returns.
-
-    `kept`: it holds delayed messages, so nothing in it may go by age or size.
-    """
+def create(admin: AdminClient, options: KafkaOptions, name: str, info: TopicInfo) -> FoundTopic:
+    """Make the topic `name`, or find it made; ready to be written to when this returns."""
     queues, durable = info.queues, info.durability >= Durability.DURABLE
     settings = {
         "cleanup.policy": "delete",
@@ -158,7 +169,7 @@ def create(
         settings["min.insync.replicas"] = str(options.min_insync)
     if options.retention_ms:
         settings["retention.ms"] = str(options.retention_ms)
-    settings.update(KEPT if kept else kafka_settings(info))
+    settings.update(keeping(info.name) or kafka_settings(info))
     copies = info.replication_factor or options.replication_factor or -1
     topic = NewTopic(name, queues, copies, config=settings)
     [answer] = admin.create_topics([topic], request_timeout=CHANGE_S).values()
@@ -233,10 +244,29 @@ def flush_each(admin: AdminClient, found: FoundTopic) -> FoundTopic:
     return found._replace(flushed=True)
 
 
-def keep(admin: AdminClient, found: FoundTopic) -> FoundTopic:
-    """Have nothing in the topic go by age or size."""
-    _set(admin, found, KEPT)
-    return found._replace(kept=True)
+def keeping(name: str) -> Mapping[str, str]:
+    """The settings that a topic (by our name) must have so that nothing in it goes too soon; mostly none."""
+    if name in OF_DELAYED:
+        return KEPT
+    return COMPACTED if name in COMPACTED_TOPICS else {}
+
+
+def keeps(name: str, found: FoundTopic) -> bool:
+    """Whether it has them."""
+    return (found.kept or name not in OF_DELAYED) and (found.compacted or name not in COMPACTED_TOPICS)
+
+
+def keep(admin: AdminClient, name: str, found: FoundTopic) -> FoundTopic:
+    """Have nothing in the topic go too soon."""
+    _set(admin, found, keeping(name))
+    return found
+
+
+def trim(admin: AdminClient, kafka_name: str, partition: int, before: int) -> None:
+    """Delete the records of a partition below an offset; the brokers do it segment by segment."""
+    asked = [TopicPartition(kafka_name, partition, before)]
+    for answer in admin.delete_records(asked, request_timeout=CHANGE_S).values():
+        answer.result()
 
 
 def _set(admin: AdminClient, found: FoundTopic, settings: Mapping[str, str]) -> None:

@@ -23,6 +23,9 @@ class FoundTopic(NamedTuple):
     kept: bool = True  # nothing in it goes by age or size; also where this user may not see that
     min_insync: int | None = None  # None, also of the next: this user may not see it
     retention_ms: int | None = None
+    compacted: bool = (
+        True  # of each key the last record stays, for ever; also where this user may not see that
+    )
 
 
 class StoredInfo(msgspec.Struct, forbid_unknown_fields=False, omit_defaults=True):

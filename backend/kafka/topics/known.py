@@ -26,12 +26,8 @@ from backend.records import NewRecord, QueueRef, TopicInfo
 from ddmq_common.clock import Clock
 from ddmq_common.errors import CallerError, DrainingError, RemoteError, UnknownTopicError
 from ddmq_common.hub_timer import HubTimer
-from ddmq_common.names import DELAY_TOPIC, SCHEDULE_TOPIC
 
 log = logging.getLogger(__name__)
-OF_DELAYED = frozenset(
-    (DELAY_TOPIC, SCHEDULE_TOPIC)
-)  # a message may wait there for longer than any retention
 LOOKS = 2  # at what others have changed: a broker may hear of it a little later
 LOOK_AT_ALL = 10  # each so many surveys every topic is looked at, not only those that seem changed
 RECORD_EXTRA = 512  # bytes that Kafka counts for a record beside key, value and headers, at most
@@ -70,6 +66,7 @@ class KafkaTopics:
         self._over: set[str] = set()  # ids of topics that were deleted here
         self._lines: dict[str, deque[Callable[[], None]]] = {}  # names that something is done to
         self._pending: set[Completion[Any]] = set()
+        self._trimmed: dict[QueueRef, int] = {}
         self._doubted: dict[str, int] = {}  # to be looked at so many times more, what others have changed
         self._surveys = 0
         self._surveying = self._closed = False
@@ -174,8 +171,8 @@ class KafkaTopics:
             name = self._names.from_kafka(each.kafka_name)
             if name is not None and name not in busy and each.topic_id not in self._over:
                 self._take(name, each)
-                if name in OF_DELAYED and not each.kept:
-                    self._keep(each)
+                if not work.keeps(name, each):
+                    self._keep(name, each)
         for name, known in list(self._found.items()):
             if known.kafka_name not in found.names and name not in busy:
                 self._drop(name)
@@ -198,7 +195,7 @@ class KafkaTopics:
             log.error("%s", reason)
         self.reason, self._lost = reason, True
 
-    def _keep(self, found: FoundTopic) -> None:
+    def _keep(self, ours: str, found: FoundTopic) -> None:
         """A topic of delayed messages that somebody else made, or changed."""
 
         def set_so(_: FoundTopic | None, error: Exception | None) -> None:
@@ -208,7 +205,22 @@ class KafkaTopics:
             else:
                 log.warning("topic %s lets nothing go by age or size any more: it has delayed messages", name)
 
-        self._cluster.ask(partial(work.keep, found=found), set_so)
+        self._cluster.ask(partial(work.keep, name=ours, found=found), set_so)
+
+    def trim(self, queue: QueueRef, before: int) -> None:
+        """As Backend.trim."""
+        topic = self.living(queue)
+        if topic is None or before <= self._trimmed.get(queue, 0):
+            return
+        self._trimmed[queue] = before
+
+        def trimmed(_: None, error: Exception | None) -> None:
+            if error is not None:
+                self._trimmed.pop(queue, None)
+                log.warning("topic %s keeps what nobody needs: %s", topic.kafka_name, error)
+
+        name, number = topic.kafka_name, queue.queue_id
+        self._cluster.ask(partial(work.trim, kafka_name=name, partition=number, before=before), trimmed)
 
     def info_changed(self, name: str) -> None:
         """What is kept of a topic has changed; Kafka's settings of it, too, perhaps."""
@@ -251,7 +263,7 @@ class KafkaTopics:
         self._cluster.ask(job, lambda found, error: self._made(info, deadline, done, found, error))
 
     def _create(self, kafka_name: str, info: TopicInfo, admin: Any) -> tuple[FoundTopic, bool]:
-        found = work.create(admin, self._options, kafka_name, info, info.name in OF_DELAYED)
+        found = work.create(admin, self._options, kafka_name, info)
         self._touch(kafka_name)
         return found, False
 

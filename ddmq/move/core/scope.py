@@ -23,6 +23,7 @@ from ddmq_common.names import (
     OUTCOME_TOPIC,
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
+    WAITING_TOPIC,
     is_internal,
     retry_topic,
 )
@@ -35,7 +36,7 @@ from proxy_consumer.subscription.membership import LEASES_PREFIX
 NOTES_PREFIX = "move/"  # settings of a target: what stands there about moves into it
 LEFT_SETTINGS = (NOTES_PREFIX, "kafka/", LEASES_PREFIX, DELAY_FULL_PREFIX, RESET_PREFIX)
 AT_THE_END = frozenset((SCHEDULE_TOPIC, DELAY_TOPIC))  # what waits there goes when nobody fires it any more
-LEFT_TOPICS = frozenset((OUTCOME_TOPIC, HEARTBEAT_TOPIC))
+LEFT_TOPICS = frozenset((OUTCOME_TOPIC, HEARTBEAT_TOPIC, WAITING_TOPIC))
 
 
 class Scope:

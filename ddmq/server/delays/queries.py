@@ -107,9 +107,18 @@ class DelayQueries:
                 "shard": number, "epoch": shard.epoch, "fires": not shard.why, "why": shard.why,
                 "pending": pending, "orders_waiting": max(lags.get(number, -1), 0),
             })  # fmt: skip
+        standbys = [
+            {"shard": number, "warm": standby.warm, "why": standby.why}
+            for number, standby in service.standbys.items()
+        ]
         topics = dict(sorted(service.pending_counts().items()))
         whole = {"pending": sum(topics.values()), "elsewhere": self._elsewhere(service)}
-        return {"health": service.health()._asdict(), "topics": topics, "shards": rows} | whole
+        return {
+            "health": service.health()._asdict(),
+            "topics": topics,
+            "shards": rows,
+            "standbys": standbys,
+        } | whole
 
     def messages(self, request: AdminRequest) -> dict[str, Any]:
         query, service = request.query, self._caught_up()

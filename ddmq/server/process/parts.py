@@ -46,7 +46,7 @@ from ddmq_rpc.api import Service
 from ddmq_rpc.server import RpcServer
 from delay_service.levels.service import LevelService
 from delay_service.service import DelayService
-from delay_service.store.opening import keep_to, stores_in
+from delay_service.store.opening import keep_to, standby_stores_in, stores_in
 from proxy_consumer.service import ConsumerService
 from proxy_producer.service import ProducerService
 from proxy_producer.starting import starting as refuse_sends
@@ -201,8 +201,11 @@ class ServerProcess:
         if "delay" in self.parts:
             self.delay = LevelService(backend, self.config.delay, metrics, clock)
             self.delay.start()
-            stores = stores_in(*self._delay_stores())
-            self.timers = DelayService(backend, self.config.delay, metrics, clock, stores, self._bind_admin())
+            stores = self._delay_stores()
+            self.timers = DelayService(
+                backend, self.config.delay, metrics, clock, stores_in(*stores), self._bind_admin(),
+                standby_opener=standby_stores_in(*stores),
+            )  # fmt: skip
             self.timers.start()
         else:
             self._scheduler = SchedulerWatch(backend, clock)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from uuid import UUID
 
@@ -28,10 +29,11 @@ from ddmq_common.delays.command import (
 )
 from ddmq_common.delivery import decode, encode
 from ddmq_common.metrics.registry import Registry
-from ddmq_common.names import DELAY_TOPIC, FIRED_GROUP, OUTCOME_TOPIC
+from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC, FIRED_GROUP, OUTCOME_TOPIC, WAITING_TOPIC
 from delay_service.config import DelayConfig
 from delay_service.service import DelayService
-from delay_service.store.port import DelayStore
+from delay_service.store.port import DelayStore, Pending, StoreChanges
+from delay_service.waiting.rows import read_row
 from tests.delay_store_in_memory import MemoryDelayStore
 from tests.service.delay.hand_alarm import HandAlarms
 from tests.support.backend_rig import BackendRig
@@ -39,16 +41,33 @@ from tests.support.waits import PATIENCE_S, until
 
 
 class KeptStore(MemoryDelayStore):
-    """A store that outlives its owner; what was not flushed can be taken back."""
+    """A store that outlives its owner; what was not flushed can be taken back.
+
+    `flush` is for a native thread beside the hub, which writes meanwhile: each waits for the other here, or
+    what is kept would be half of one write and half of the next.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._durable = copy.deepcopy(self.__dict__)
+        self._one = threading.Lock()
+
+    def __deepcopy__(self, known: dict[int, object]) -> KeptStore:
+        twin = type(self)()
+        twin.__dict__.update(copy.deepcopy(self._kept(), known), _durable=copy.deepcopy(self._durable, known))
+        return twin
+
+    def _kept(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_durable", "_one")}
+
+    def write(self, changes: StoreChanges) -> None:
+        with self._one:
+            super().write(changes)
 
     def flush(self) -> None:
         super().flush()
-        kept = {name: value for name, value in self.__dict__.items() if name != "_durable"}
-        self._durable = copy.deepcopy(kept)
+        with self._one:
+            self._durable = copy.deepcopy(self._kept())
 
     def crash(self) -> None:
         self.__dict__.update(copy.deepcopy(self._durable))
@@ -175,7 +194,13 @@ class DelayRig(BackendRig):
 
     def fired_to(self, shard: int = 0) -> int | None:
         """Below this nothing is pending, on record."""
-        return self.committed(FIRED_GROUP, self.queue(DELAY_TOPIC, shard))
+        queue = self.queue(DELAY_TOPIC, shard)
+        if not self.backend.compacts:
+            return self.committed(FIRED_GROUP, queue)
+        rows = [read_row(record.delivery) for record in self.stored(WAITING_TOPIC, shard)]
+        known = {row.uuid: row.known for row in rows}.values()
+        waiting = [one.offset for one in known if isinstance(one, Pending)]
+        return min(waiting, default=self.committed(DELAY_GROUP, queue))
 
 
 def uuid_of(number: int) -> str:

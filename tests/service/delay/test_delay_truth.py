@@ -22,6 +22,7 @@ from delay_service.core.decider import INGESTED, CommandRun
 from delay_service.core.occurrences import next_after
 from delay_service.store.port import StoreChanges
 from tests.service.delay.delay_rig import DelayRig, Disks, KeptStore
+from tests.support.waits import done
 
 HOUR_MS = 3_600_000
 
@@ -221,7 +222,8 @@ def test_what_ended_before_a_crash_is_finished_after_it(
     delay.advance(4 * HOUR_MS / 1e3)
     delay.advance(1)
     assert len(delay.bodies()) == (1 if how == "moved again" else 0)
-    assert delay.fired_to() == len(delay.stored(DELAY_TOPIC)), "nothing of it is left unfinished"
+    bounds = done(delay.backend.bounds([delay.queue(DELAY_TOPIC)]))[0]
+    assert delay.fired_to() == bounds.next, "nothing of it is left unfinished"
     delay.add(2, delay.clock.wall_ms() + HOUR_MS)
     delay.settle()
     assert delay.disks.stores[0].meta(UNRECORDED) is None, "and nothing is noted for ever"

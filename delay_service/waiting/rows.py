@@ -1,0 +1,111 @@
+"""Rows of the topic %DELAY-WAITING: of each delay id the last that is known. Pure.
+
+The key is the uuid as hexadecimal text. The value is a letter, then what the store has under the id: `p` a
+message that waits, `s` the state of an id that is over; nothing: the id is forgotten. The letters are
+followed by the store's own bytes (store/layout.py), so both have one format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from backend.records import NewRecord
+from ddmq_common.delivery import decode, encode
+from ddmq_common.errors import DamagedError
+from ddmq_common.names import WAITING_TOPIC
+from delay_service.core.commands import PutAside
+from delay_service.store.layout import (
+    UUID_BYTES,
+    decode_pending,
+    decode_state,
+    encode_pending,
+    encode_state,
+)
+from delay_service.store.port import DelayStore, DueKey, IdKind, IdState, Pending, StoreChanges
+
+WAITS, OVER, FORGOTTEN = b"p", b"s", b""
+
+
+class WaitingRow(NamedTuple):
+    """`known`: the message, the state, or None of an id that is forgotten."""
+
+    uuid: bytes
+    known: Pending | IdState | None
+
+
+def value_of(known: Pending | IdState | None) -> bytes:
+    """The value of a row. Raises ValueError for the state of a message that waits: its row is the message."""
+    if known is None:
+        return FORGOTTEN
+    if isinstance(known, Pending):
+        return WAITS + encode_pending(known)
+    if known.kind is IdKind.PENDING:
+        raise ValueError("the row of a message that waits is the message")
+    return OVER + encode_state(known)
+
+
+def record_of(shard: int, uuid: bytes, value: bytes, wall_ms: int) -> NewRecord:
+    """The record of a row."""
+    key = uuid.hex().encode()
+    return NewRecord(WAITING_TOPIC, shard, uuid, wall_ms, encode(key, value, b"", None), key)
+
+
+def read_row(delivery: bytes) -> WaitingRow:
+    """Raises DamagedError."""
+    key, value, _, _ = decode(delivery)
+    try:
+        uuid = bytes.fromhex(key.decode())
+    except ValueError:
+        uuid = b""
+    if len(uuid) != UUID_BYTES:
+        raise DamagedError(f"a row of {WAITING_TOPIC} has the key {key[:40]!r}; wanted: a uuid, 32 digits")
+    kind, rest = value[:1], value[1:]
+    if kind == FORGOTTEN:
+        return WaitingRow(uuid, None)
+    if kind == WAITS:
+        return WaitingRow(uuid, decode_pending(rest))
+    if kind == OVER:
+        return WaitingRow(uuid, decode_state(rest))
+    raise DamagedError(f"a row of {WAITING_TOPIC} begins with {kind!r}; this program reads p and s")
+
+
+def values_after(changes: StoreChanges) -> dict[bytes, bytes]:
+    """The rows of ids that a batch of changes is about."""
+    waiting = {message.uuid: message for message in changes.added}
+    values = {}
+    for uuid, state in changes.ids.items():
+        waits = state is not None and state.kind is IdKind.PENDING
+        values[uuid] = value_of(waiting[uuid] if waits else state)
+    return values
+
+
+def values_in(store: DelayStore, uuids: Sequence[bytes]) -> dict[bytes, bytes]:
+    """The rows of ids as a store has them; without those that it does not know."""
+    values = {}
+    for uuid, state in zip(uuids, store.ids(uuids), strict=True):
+        if state is None:
+            continue
+        known = store.get(DueKey(state.at_ms, state.offset)) if state.kind is IdKind.PENDING else state
+        if known is not None:
+            values[uuid] = value_of(known)
+    return values
+
+
+def changes_of(rows: Iterable[WaitingRow], store: DelayStore) -> StoreChanges:
+    """What brings a store, whatever rows it had before, to these. The last of an id counts."""
+    latest = {row.uuid: row.known for row in rows}
+    changes, aside = StoreChanges(), PutAside(store)
+    for (uuid, known), state in zip(latest.items(), store.ids(list(latest)), strict=True):
+        there = None
+        if state is not None and state.kind is IdKind.PENDING:
+            there = store.get(DueKey(state.at_ms, state.offset))
+        if there is not None and there != known:
+            (changes.removed_deferred if aside.has(there) else changes.removed).append(there)
+        if isinstance(known, Pending):
+            if there != known:
+                changes.added.append(known)
+            changes.ids[uuid] = IdState(IdKind.PENDING, known.due_ms, known.offset)
+        else:
+            changes.ids[uuid] = known
+    return changes

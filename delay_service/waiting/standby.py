@@ -1,0 +1,93 @@
+"""A store of a shard that another process owns, kept warm: little is missing when we are granted it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import gevent
+
+from backend.completion import Completion
+from backend.port import Backend
+from backend.records import QueueRef
+from ddmq_common.clock import Clock
+from ddmq_common.errors import DdmqError
+from ddmq_common.native_threads import in_thread
+from delay_service.store.port import DelayStore
+from delay_service.waiting.follow import Follower
+
+log = logging.getLogger("ddmq.delay")
+PAUSE_S = 5.0  # after a failure; also while another process of this machine has the store
+TIDY_S = 60.0
+FOR_EVER = 1 << 62
+
+
+class Standby:
+    """Of one shard, from `start` to `stop`. `opener(queue)` opens the newest store that is here, or an empty
+    one, and blocks. `closed` settles when the store is given back."""
+
+    def __init__(
+        self, backend: Backend, clock: Clock, queue: QueueRef, opener: Callable[[QueueRef], DelayStore]
+    ) -> None:
+        self.queue = queue
+        self.closed: Completion[None] = Completion()
+        self.why = "it is being opened"  # it does not follow; "": it does
+        self.follower: Follower | None = None
+        self._backend = backend
+        self._clock = clock
+        self._opener = opener
+        self._stopped = False
+        self._tidied_at = 0.0
+
+    @property
+    def warm(self) -> bool:
+        """The store had every row a moment ago."""
+        return self.follower is not None and self.follower.at_end
+
+    def start(self) -> None:
+        gevent.spawn(self._run)
+
+    def stop(self) -> Completion[None]:
+        """Follow no more; `closed`. May be called twice."""
+        self._stopped = True
+        return self.closed
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped:
+                try:
+                    self._follow()
+                except (DdmqError, OSError) as error:
+                    self._failed(error)
+                except Exception as error:  # a mistake of ours must not leave the shard without a warm store
+                    log.exception("the standby of delay shard %d has failed", self.queue.queue_id)
+                    self._failed(error)
+        finally:
+            self.closed.succeed(None)
+
+    def _failed(self, error: Exception) -> None:
+        self.why = str(error) or type(error).__name__
+        log.info("no standby of delay shard %d, tried again: %s", self.queue.queue_id, self.why)
+        give_up = self._clock.monotonic() + PAUSE_S
+        while not self._stopped and self._clock.monotonic() < give_up:
+            gevent.sleep(0.05)
+
+    def _follow(self) -> None:
+        store = in_thread(self._opener, self.queue)
+        try:
+            self.follower = Follower(
+                self._backend, self._clock, self.queue.queue_id, store, lambda: self._stopped
+            )
+            self.why = ""
+            while not self._stopped:
+                self.follower.follow(self.follower.position + 1)
+                self._tidy(store)
+        finally:
+            self.follower = None
+            in_thread(store.close)
+
+    def _tidy(self, store: DelayStore) -> None:
+        now = self._clock.monotonic()
+        if now - self._tidied_at >= TIDY_S:
+            self._tidied_at = now
+            in_thread(store.tidy)
