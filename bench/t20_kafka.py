@@ -1,7 +1,7 @@
 """T20: the same proxies on Kafka, beside bare confluent-kafka on the same brokers in the same run.
 
-`python -m bench.t20_kafka [PART…]`, of PARTS; all of them without. Where there is no Java it says so, and
-measures nothing.
+`python -m bench.t20_kafka [PART…]`: sends, pulls, latency, delays (all of these without), and restore when
+named. Where there is no Java it says so, and measures nothing.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ def kafka_is_here(name: str) -> bool:
 def main() -> None:
     if not kafka_is_here("T20"):
         return
-    from bench.kafka import delays, latency, pulls, sends  # confluent-kafka is an extra
+    from bench.kafka import delays, latency, pulls, restore, sends  # confluent-kafka is an extra
     from bench.kafka.rig import rig
 
-    parts = {"sends": sends.main, "pulls": pulls.main, "latency": latency.main, "delays": delays.main}
-    wanted = [each for each in sys.argv[1:] if not each.startswith("-")] or list(parts)
+    usual = {"sends": sends.main, "pulls": pulls.main, "latency": latency.main, "delays": delays.main}
+    parts = {**usual, "restore": restore.main}
+    wanted = [each for each in sys.argv[1:] if not each.startswith("-")] or list(usual)
     with rig() as one:
         pin(CLIENT_CORE)
         for name in wanted:
