@@ -98,6 +98,7 @@ ACTS = {  # what they refuse or do with a hostile name or value
 APART = {
     "serve", "producer", "consumer", "delay-service",  # they print `ready`; their log has a test below
     "demo", "bench", "completion", "kafka up", "kafka down", "kafka status",  # they say nothing of others
+    "move",  # of two installations, none of which is the server's: tests/service/move
     "report",  # its terminal form: tests/unit/metrics_job
 }  # fmt: skip
 CASES = [
