@@ -22,7 +22,7 @@ from backend.completion import Completion
 from backend.progress.ack_map import AckMap
 from backend.records import Bounds, CommitBatch, ProgressDelta, ProgressView, QueueRef
 from ddmq_common.errors import DdmqError, StorageError
-from ddmq_common.names import DELAY_GROUP, FIRED_GROUP
+from ddmq_common.names import DELAY_GROUP, FIRED_GROUP, WAITING_TOPIC
 from ddmq_common.native_threads import in_thread, nothing, off_hub
 from delay_service.context import DelayServiceContext, Generations, ShardContext
 from delay_service.core.decider import INGESTED
@@ -31,7 +31,7 @@ from delay_service.due.service import Alarm
 from delay_service.fire import FireLoop
 from delay_service.ingest import Ingest, taken_in
 from delay_service.store.port import DelayStore, DueKey, StoreChanges, StoreOpener
-from delay_service.waiting.follow import Follower, followed_to, rows_of
+from delay_service.waiting.follow import Follower, followed_to
 
 log = logging.getLogger("ddmq.delay")
 T = TypeVar("T")
@@ -299,10 +299,11 @@ class Shard:
         For every now and then.
         """
         context, ingest, backend = self.context, self._ingest, self._service.backend
-        if context is None or ingest is None or not context.running or not context.has_rows:
+        info = backend.topic(WAITING_TOPIC)
+        if context is None or ingest is None or info is None or not (context.running and context.has_rows):
             return
         backend.trim(self.queue, ingest.committed)
-        now, queue = self._service.clock.monotonic(), rows_of(backend, self.queue.queue_id)
+        now, queue = self._service.clock.monotonic(), info.refs()[self.queue.queue_id]
         if self._mark is not None and now >= self._mark[1]:
             context.write(StoreChanges(meta=followed_to(queue.incarnation, self._mark[0])))
             self._mark = None
