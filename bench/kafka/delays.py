@@ -26,6 +26,7 @@ RATE = 500  # latency's floor is taken at twice that
 SECONDS = sized(6.0, 0.4)
 STORM = sized(20_000, 500)
 SENT_PER_S = 400  # the slowest sending that the due times leave room for
+LEAD_S = 6.0
 SETTLED_S = 20.0
 BODY = 1024
 REACH = "never early"
@@ -38,7 +39,22 @@ def delays(rig: Rig) -> Iterator[DelayRig]:
     data.mkdir(parents=True)
     (data.parent / MADE).write_text(json.dumps({"numbers": 0}))
     with rig.server() as server, rig.delay_service() as service:
-        yield DelayRig(data, server, service, {})
+        one = DelayRig(data, server, service, {})
+        wait_taken(one)
+        yield one
+
+
+def wait_taken(one: DelayRig) -> None:
+    """Until the proxy has heard of the delay service."""
+    topic, give_up = one.topic("first"), time.monotonic() + SETTLED_S
+    while True:
+        try:
+            send(one.server, adds(topic, one.numbers(1), 1, time.time() + 1_000))
+            return
+        except AssertionError:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.1)
 
 
 def delivered(one: DelayRig, count: int, rate: float) -> tuple[dict[str, float], float]:
@@ -47,7 +63,7 @@ def delivered(one: DelayRig, count: int, rate: float) -> tuple[dict[str, float],
     Raises unless each came once, none early, and all were in the store before the first was due.
     """
     topic, before, first = one.topic("delayed"), pending(one.service), one.numbers(count)
-    due_s = math.ceil(time.time() + 3 + count / SENT_PER_S)
+    due_s = math.ceil(time.time() + LEAD_S + count / SENT_PER_S)
     send(one.server, adds(topic, first, count, due_s, rate))
     wait_stored(one.service, before + count, count)
     if time.time() > due_s:
