@@ -209,6 +209,8 @@ class FireLoop:
 
     def _to_launch(self, fires: list[FireCommand]) -> list[FireCommand]:
         """Without those whose row would come after that of their fire: they are held until it is there."""
+        if not self._context.has_rows:
+            return fires
         is_taken_in = self._context.is_taken_in
         held = [one for one in fires if not is_taken_in(one.message.uuid)]
         if not held:
