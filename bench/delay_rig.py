@@ -213,12 +213,14 @@ def send(server: Running, requests: Iterator[bytes], connections: int = 64) -> l
 
 class Receiver:
     """Clients that wait for messages of several topics, `CONSUMERS` each. Times are epoch seconds.
+    `gaps`: offsets of an answer need not follow each other, as on Kafka, where transactions end between them.
 
     `dues`, `late`: topic → due time and lateness (seconds) of each message as it came.
     """
 
-    def __init__(self, server: Running, wanted: Mapping[bytes, int]) -> None:
+    def __init__(self, server: Running, wanted: Mapping[bytes, int], *, gaps: bool = False) -> None:
         self._wanted = dict(wanted)
+        self._gaps = gaps
         self.dues: dict[bytes, list[float]] = {topic: [] for topic in wanted}
         self.late: dict[bytes, list[float]] = {topic: [] for topic in wanted}
         self.first_at: dict[bytes, float] = {}
@@ -277,6 +279,7 @@ class Receiver:
                 return
             one.send(frames.pull(topic, topic, 100, LINGER_MS, None))
             return
+        offsets = list(frames.offsets(payload, answer) if self._gaps else answer.offsets)
         came = stamps(payload)
         if len(came) != answer.messages:
             raise AssertionError(f"{answer.messages} messages in an answer, {len(came)} are ours")
@@ -284,7 +287,7 @@ class Receiver:
         self.late[topic] += [now - due for due in came]
         self.first_at.setdefault(topic, now)
         self.last_at[topic] = now
-        one.send(frames.pull(topic, topic, 100, LINGER_MS, (answer.qid, list(answer.offsets))))
+        one.send(frames.pull(topic, topic, 100, LINGER_MS, (answer.qid, offsets)))
 
 
 def lateness(late: list[float]) -> dict[str, float]:

@@ -138,10 +138,20 @@ def pulled(payload: bytes) -> Pulled | None:
     return Pulled(qid, count, (number >> 1) ^ -(number & 1))
 
 
+def _behind_map(payload: bytes, at: int) -> int:
+    """Where a map of texts that begins at `at` ends."""
+    size, at = read_varint(payload, at)
+    at += 1 if size else 0
+    for _ in range(2 * size):
+        length, at = read_varint(payload, at)
+        at += length
+    return at
+
+
 def offsets(payload: bytes, answer: Pulled) -> range | list[int]:
     """All offsets of an answer, also of one with gaps: each message's, behind its bytes.
 
-    Messages are walked by the lengths of their fields (key, value, tag: texts; no properties).
+    Messages are walked by the lengths of their fields (key, value, tag: texts; properties).
     """
     at = payload.find(b"\x0c\x00\x1c", 4) + 3
     while payload[at]:  # the context
@@ -153,6 +163,8 @@ def offsets(payload: bytes, answer: Pulled) -> range | list[int]:
         while payload[at] & 0x0F == 8:
             length, at = read_varint(payload, at + 1)
             at += length
+        if payload[at] & 0x0F == 11:
+            at = _behind_map(payload, at + 1)
         if payload[at : at + 2] != b"\x06\x08":
             raise AssertionError(f"no offset in {payload[at : at + 20]!r}")
         number, at = read_varint(payload, at + 2)
