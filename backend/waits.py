@@ -34,7 +34,7 @@ class WaitedQueue(Protocol):
 
 
 class Waits:
-    """All parked waits, at most `waits_max`. `guard(call, *args)` keeps callers' errors from others."""
+    """All waits, at most `waits_max`. `guard(call, *args)` keeps callers' errors from others."""
 
     def __init__(self, waits_max: int, guard: Guard) -> None:
         self._waits_max = waits_max
@@ -63,7 +63,7 @@ class Waits:
         elif offset < queue.visible:
             wait.succeed(True)
         elif len(self._heap) >= self._compact_at and self._is_full():
-            wait.fail(BoundReachedError(f"{self._waits_max} waits are parked; that is the bound"))
+            wait.fail(BoundReachedError(f"{self._waits_max} waits are open; that is the bound"))
         else:
             queue.waiting.append((offset, wait))
             heapq.heappush(self._heap, (deadline, next(self._order), wait, queue))

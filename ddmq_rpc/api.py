@@ -5,8 +5,8 @@ once, or keeps the call and whoever finishes the work answers it. Strings arrive
 paid for decoding them, or checked that they are UTF-8); values to encode may be str or bytes.
 
 A handler that raises is answered "internal error" (6), counted and logged. A call that is answered
-after its client has gone is counted and dropped. At most one call per connection is open; the next
-frame of that connection is not parsed before the answer has left.
+after its client has gone is counted and dropped. At most one call per connection is open, or
+a bounded number of oneway ones; the next frame of that connection is parsed when the answer has left.
 """
 
 from __future__ import annotations

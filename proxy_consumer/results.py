@@ -1,8 +1,8 @@
 """Results that clients bring: applied to the pull buffers, element by element of the linked list.
 
 Each element counts by its own context; successes go before failures; what names a queue that another
-proxy holds is passed on to it, what names no queue at all is ignored and counted. Afterwards everything
-the queues concerned owe goes into one commit.
+proxy holds is passed on to it, what names no queue at all is ignored and counted. Afterwards the uncommitted
+progress of the queues concerned goes into one commit.
 """
 
 from __future__ import annotations

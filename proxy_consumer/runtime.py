@@ -88,7 +88,7 @@ class Runtime:
             process=FirstUse(lambda: self.metrics.histogram(catalogue.PROCESS, group, topic)),
         )
 
-    def handed_out(self, group: str, topic: str, tally: Tally) -> HandedOut:
+    def delivery_cells(self, group: str, topic: str, tally: Tally) -> HandedOut:
         """What one subscription counts per answer."""
         wait = FirstUse(lambda: self.metrics.histogram(catalogue.QUEUE_WAIT, group, topic))
         return HandedOut(wait, tally.redelivered)

@@ -5,8 +5,8 @@ The usual way is straight: the service hands the record to the backend with this
 it wait, or an internal topic is to be had. Kinds of sends differ in two things alone: where they go on the
 careful way, their `destination`, and how their callers are answered, their `answers`. Those of messages
 without a due time stand here; those of the delay service's commands in delay/sends.py.
-Whatever happens, it is answered exactly once and released exactly once: `answered` guards the first,
-`settled` or `Flow.settled` does the second.
+Whatever happens, it is answered exactly once and leaves the in-flight counts exactly once: `answered` guards
+the first, `settled` or `Flow.settled` does the second.
 """
 
 from __future__ import annotations

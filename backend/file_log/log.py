@@ -85,7 +85,9 @@ class FileLog(Backend):
         )
         self._holders: list[Callable[[], Iterable[Hold]]] = [
             LevelHolds(self),
-            LevelHolds(self, DELAY_TOPIC, DELAY_GROUP, "orders that the delay service has not stored"),
+            LevelHolds(
+                self, DELAY_TOPIC, DELAY_GROUP, "delay commands that the delay service has not stored"
+            ),
         ]
         self._watchers = Watchers(self._later)
         self._lock_lost: StorageError | None = None
@@ -190,7 +192,7 @@ class FileLog(Backend):
         return None if records is not None and not records else self._retention.refusal
 
     def _client_refusal(self, records: Sequence[NewRecord]) -> DdmqError | None:
-        """Under the refusal mark clients' sends end here; what the system owes goes on."""
+        """Under the refusal mark clients' sends end here; what the system has promised goes on."""
         if all(is_internal(record.topic) and record.topic not in _OF_CLIENTS for record in records):
             return None
         return self._retention.client_refusal

@@ -144,7 +144,7 @@ def unpack_attempts(packed: int) -> tuple[int, int]:
 
 
 _RETRYING = (JobState.WAITING, JobState.READY, JobState.SPENT)
-_DUE = (JobState.READY, JobState.RELEASED)
+_DUE = (JobState.READY, JobState.RELEASED)  # what delivery takes: others, parked ones too, it passes over
 _STALE_ENTRIES_MAX = 1_024
 
 
@@ -306,7 +306,8 @@ class JobTable:
 class RetryPolicy:
     """The waits of one queue of a subscription, in milliseconds; None = spent.
 
-    Unordered: the quick intervals after failures, time-outs again at once, each with its own limit.
+    Unordered: the quick intervals after failures, time-outs again at once, each with its own limit. A last
+    interval of −1 repeats the one before it for ever, whatever other limits say; a leading one is no retry.
     `steps_max`: so many failures beyond the quick ones still wait in place when they name their own delay.
     Ordered (`interval_ms` set): after those the job stays at the head of its chain and comes every
     `interval_ms`, `deliveries_max` deliveries in all (−1 = for ever).

@@ -39,7 +39,7 @@ class QueueJobs:
     """
 
     __slots__ = (
-        "_tally", "ack_map", "epoch", "generation", "handed_out", "leases", "out", "overtaken",
+        "_tally", "ack_map", "delivered_until", "epoch", "generation", "leases", "out", "overtaken",
         "policy", "queue", "stream", "table", "uncommitted",
     )  # fmt: skip
 
@@ -58,7 +58,7 @@ class QueueJobs:
         self.epoch = view.epoch
         self.generation = view.generation
         self.overtaken = False  # something was finished that may have been read ahead
-        self.handed_out = 0  # offsets below it were delivered under an earlier epoch of ours
+        self.delivered_until = 0  # offsets below it were delivered under an earlier epoch of ours
         self.policy = policy
         self.stream: QueueStream | None = None
         self.ack_map = AckMap(first if view.committed is None else view.committed)
@@ -172,8 +172,8 @@ class QueueJobs:
             done += after - first
         if lease_id is None and self.table.jobs and done < end - start:
             done += self._finish_retrying(start, end)
-        if lease_id is None and start < self.handed_out and done < end - start:
-            done += self._finish_handed_out(start, min(end, self.handed_out))
+        if lease_id is None and start < self.delivered_until and done < end - start:
+            done += self._finish_handed_out(start, min(end, self.delivered_until))
         if done < end - start and self.uncommitted.in_commit:
             self.uncommitted.repeat(start, end, self.ack_map)
         return done

@@ -119,7 +119,7 @@ class BufferedQueue:
         """Messages may be finished that were not delivered under this epoch: read with a sieve."""
         self.jobs.overtaken = False
         self.feed.drop_read_ahead()
-        self.feed.finished_until = max(self.feed.finished_until, self.jobs.handed_out)
+        self.feed.finished_until = max(self.feed.finished_until, self.jobs.delivered_until)
 
     # --- what lies ready in an ordered stream
 

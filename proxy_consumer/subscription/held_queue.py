@@ -1,5 +1,6 @@
-"""One queue of ours as clients name it, what may be asked of the subscription that holds it, and its progress
-on the way to the backend: what of which queue, and what to do when it is (not) durable.
+"""One queue of ours as clients name it, what may be asked of the subscription that holds it, and
+ProgressCommit: an acknowledgement's last step before the backend, and what follows when it is (not)
+durable.
 """
 
 from __future__ import annotations

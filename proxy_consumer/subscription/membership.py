@@ -133,7 +133,7 @@ class Handover:
         """The queue is lost: what clients hold of it may still be acknowledged when it comes back."""
         runtime, held = self._runtime, held_of(state)
         held.lost = True
-        until = max(state.jobs.handed_out, state.feed.next_offset())
+        until = max(state.jobs.delivered_until, state.feed.next_offset())
         self._handed_out[state.queue] = (state.jobs.generation, until)
         self._carried[state.queue] = carried_of(state, pushed=self.config.pushed)
         runtime.lost[self._group.encode(), *held.key] = runtime.now() + LOST_S
@@ -155,7 +155,7 @@ class Handover:
             return carried or told
         return max(carried, told, key=lambda one: one.epoch)  # that of the latest holder
 
-    def handed_out(self, queue: QueueRef, generation: int) -> int:
+    def delivered_until(self, queue: QueueRef, generation: int) -> int:
         """Up to which offset we had delivered a queue when it was lost; 0: none, or it was reset since."""
         known, until = self._handed_out.pop(queue, (generation, 0))
         return until if known == generation else 0

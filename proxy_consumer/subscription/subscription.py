@@ -65,7 +65,7 @@ class Subscription:
             runtime.held,
             filter_of(config),
         )
-        self._handed = runtime.handed_out(group.name, topic, self.buffer.tally)
+        self._handed = runtime.delivery_cells(group.name, topic, self.buffer.tally)
         self.retries = RetryPublisher(runtime, group.name, topic, self)
         self.handover = Handover(runtime, group.name, config)
         self.membership = SubscriptionMembership(runtime, self, topic, self.handover, retry=False)
@@ -226,7 +226,7 @@ class Subscription:
         runtime = self.runtime
         name = retry_qid(runtime.backend.cluster, queue.queue_id) if retry else runtime.qid(queue)
         held = state.label = HeldQueue(Place(self.group.name, self.topic, name), self, state)
-        state.jobs.handed_out = self.handover.handed_out(queue, view.generation)
+        state.jobs.delivered_until = self.handover.delivered_until(queue, view.generation)
         if known is not None and known.generation == view.generation:
             self.buffer.adopt(state, known.runs, known.acked, runtime.now())
             if state.jobs.uncommitted:

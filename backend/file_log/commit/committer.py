@@ -61,9 +61,9 @@ class WritePlace:
         self._rolling = -1  # a file of this name may be there: nothing may be written past it elsewhere
 
     def write(self, data: bytes, position: int, *, sync: bool) -> None:
-        """Write at the end of the log; a new segment when this one is full. Raises OSError.
+        """Write at the end of the log, durable on return with `sync`; a new segment when this one is full.
 
-        Raises NotStartedError when there is no space and nothing was written.
+        Raises OSError, and NotStartedError when there is no space and nothing was written.
         """
         end = position + len(data)
         full = end > self.segment.start + self._segment_bytes and position > self.segment.start

@@ -1,8 +1,8 @@
 """Packing requests into one frame: the CPU's part of a group commit.
 
-The loop over records is the write path's hot spot (about 3 µs a record), so it is one function with
-local names and nothing called that is not C. A packed frame knows everything to undo it (nothing was
-written) and to complete it (it is durable).
+The loop over records is the write path's hot spot (about 3 µs a record), so it is one function with local
+names, and for a plain record nothing called that is not C. A packed frame knows everything to undo it
+(nothing was written) and to complete it (it is durable).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ElectedBackend: one face for the proxies, whether this process is the writer now or a member.
 
 Its methods are those of the Backend of the moment. When that changes (this process takes over from a writer
-that died): what was not sent is asked of the new one, waits are parked again, memberships hear `lost` and
+that died): what was not sent is asked of the new one, waits are asked for again, memberships hear `lost` and
 join again, watchers hear what differs. What had been sent and not answered is settled as unknown by the
 member before that. The proxies notice none of it but those answers.
 """

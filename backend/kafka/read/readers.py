@@ -108,7 +108,7 @@ class Readers:
         if len(self._deadlines) >= self._options.waits_max:
             self._forget_settled()
             if len(self._deadlines) >= self._options.waits_max:
-                raise BoundReachedError(f"{self._options.waits_max} waits are parked; that is the bound")
+                raise BoundReachedError(f"{self._options.waits_max} waits are open; that is the bound")
         stream.parked.append(Parked(offset, wait))
         stream.window.taken(offset)
         self._breathe(stream)
