@@ -1,12 +1,11 @@
 """A small JSON-over-HTTP shell for the admin API: routes, pages of listings, errors to status codes.
 
 A route is `METHOD /literal/{name}/…` and a function `(AdminRequest) -> value`; the value is sent as JSON,
-None as {}.
-CallerError → 400 (UnknownTopicError and NoSuchGroupError → 404), TryLaterError → 503, StorageError and
-RemoteError → 500, each as {"error": text}. Bodies are bounded. Runs in a greenlet per request, so
-handlers may wait on completions; a long answer is encoded in pieces, between which others run, and whose
-turn it is to get one pace.py says. What `connection.refusal` finds reaches no handler. What another process
-has to answer is passed on to it (`ask_other`).
+None as {}. CallerError → 400 (UnknownTopicError and NoSuchGroupError → 404), TryLaterError → 503,
+RemoteError (a change may or may not be made) → 504, StorageError → 500, each as {"error": text}. Bodies are
+bounded. Runs in a greenlet per request, so handlers may wait on completions; a long answer is encoded in
+pieces, between which others run, and whose turn it is to get one pace.py says. What `connection.refusal`
+finds reaches no handler. What another process has to answer is passed on to it (`ask_other`).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import msgspec
 from ddmq.address import parse
 from ddmq.server.http.connection import JSON, RefusedRequest, refusal
 from ddmq.server.http.pace import Account, breathe
-from ddmq_common.errors import CallerError, DdmqError, TryLaterError, UnknownTopicError
+from ddmq_common.errors import CallerError, DdmqError, RemoteError, TryLaterError, UnknownTopicError
 
 COUNT_MAX = 1 << 30  # of names in a listing, where nobody says
 BODY_BYTES_MAX = 1 << 20
@@ -37,7 +36,7 @@ _STATUS = {
     200: "200 OK", 400: "400 Bad Request", 403: "403 Forbidden", 404: "404 Not Found",
     405: "405 Method Not Allowed", 408: "408 Request Timeout", 411: "411 Length Required",
     413: "413 Content Too Large", 415: "415 Unsupported Media Type", 500: "500 Internal Server Error",
-    503: "503 Service Unavailable",
+    503: "503 Service Unavailable", 504: "504 Gateway Timeout",
 }  # fmt: skip
 FORWARDED = "forwarded"  # in the query: it is never passed on again
 OTHER_S = 600.0  # for the answer of another process: a backup may take long
@@ -158,6 +157,8 @@ class AdminRouter:
             return _said(404, str(error))
         except (TryLaterError, TimeoutError) as error:
             return _said(503, str(error))
+        except RemoteError as error:
+            return _said(504, str(error))
         except DdmqError as error:
             return _said(400 if isinstance(error, CallerError) else 500, str(error))
         except Exception as error:

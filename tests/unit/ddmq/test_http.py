@@ -8,7 +8,7 @@ import pytest
 
 from ddmq.server.http.connection import refusal
 from ddmq.server.http.routing import BODY_BYTES_MAX, AdminRequest, AdminRouter, NoSuchGroupError, Text
-from ddmq_common.errors import CallerError, StorageError, TryLaterError, UnknownTopicError
+from ddmq_common.errors import CallerError, RemoteError, StorageError, TryLaterError, UnknownTopicError
 
 
 def call(router: AdminRouter, method: str, path: str, body: bytes = b"", query: str = "") -> tuple[str, Any]:
@@ -46,6 +46,7 @@ def test_variables_query_and_body_reach_the_handler() -> None:
         (CallerError("queues is 0"), "400 Bad Request"),
         (TryLaterError("draining"), "503 Service Unavailable"),
         (StorageError("disk"), "500 Internal Server Error"),
+        (RemoteError("silent"), "504 Gateway Timeout"),
         (NoSuchGroupError("no group 'g'"), "404 Not Found"),
         (ZeroDivisionError("a bug"), "500 Internal Server Error"),
         (KeyError("a bug"), "500 Internal Server Error"),
