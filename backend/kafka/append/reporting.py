@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from backend.kafka.bridge import Bridge
+from backend.kafka.faults import RAISED, cause_of
 from backend.kafka.options import APPENDING
 from ddmq_common.clock import Clock
 
@@ -32,6 +33,10 @@ class _FirstReport(Exception):
     """Ends the thread's `poll`: there are reports, and the hub takes them."""
 
 
+def _unheard(_: KafkaError) -> None:
+    """That brokers are away the topics' survey says, once."""
+
+
 class ReportingProducer:
     """`settle` is called on the hub when reports have come. A report's callback ends with `has_report`.
 
@@ -41,7 +46,7 @@ class ReportingProducer:
     def __init__(
         self, settings: Mapping[str, object], bridge: Bridge, clock: Clock, settle: Callable[[], None]
     ) -> None:
-        self._settings = {"socket.timeout.ms": REQUEST_MS, **settings, **APPENDING, "error_cb": self._error}
+        self._settings = {"socket.timeout.ms": REQUEST_MS, **settings, **APPENDING, "error_cb": _unheard}
         self._bridge = bridge
         self._clock = clock
         self._settle = settle
@@ -82,7 +87,7 @@ class ReportingProducer:
             return
         self._hub_takes = True
         try:
-            self._producer.poll(0)
+            self._poll(0)
             self._unsettled = False
             self._settle()
         finally:
@@ -100,7 +105,7 @@ class ReportingProducer:
     def _serve(self) -> None:
         while not self._closed:
             try:
-                self._poll()
+                self._await_reports()
                 if self._wrong:
                     self._replace()
             except Exception:  # whatever it was: who waits must be answered
@@ -109,16 +114,26 @@ class ReportingProducer:
         self._producer.purge(in_queue=True, in_flight=False)
         self._producer.flush(CLOSE_S)
 
-    def _poll(self) -> None:
+    def _await_reports(self) -> None:
         """Until there are reports, and the hub has taken them."""
         try:
-            self._producer.poll(POLL_S)
+            self._poll(POLL_S)
         except _FirstReport:
             pass
         finally:
             if self._unsettled and not self._closed:
                 self._bridge.call(self._take_reports)
                 self._taken.acquire()
+
+    def _poll(self, timeout_s: float) -> None:
+        """A fatal error, after which the producer sends nothing, comes out here (faults.cause_of)."""
+        try:
+            self._producer.poll(timeout_s)
+        except RAISED as error:
+            found = cause_of(error)
+            if not found.fatal():
+                raise
+            self._wrong = str(found)
 
     def _replace(self) -> None:
         made, self.made_at = Producer(self._settings), self._clock.monotonic()
@@ -134,7 +149,3 @@ class ReportingProducer:
             self._hub_takes = False
             self._unsettled = False
             self._bridge.call(self._settle)
-
-    def _error(self, error: KafkaError) -> None:
-        if error.fatal():  # that brokers are away the topics' survey says, once
-            self._wrong = str(error)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from backend.completion import Completion
 from backend.kafka.append import reporting as module
@@ -19,6 +19,7 @@ from ddmq_common.errors import BoundReachedError
 from tests.support.waits import until
 
 LOST = KafkaError(KafkaError.REQUEST_TIMED_OUT, "nobody answered")
+FATAL = KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "no such sequence", True)
 PURGED = KafkaError(-151)  # as librdkafka numbers it: purged in flight
 LONG_S = 3_600.0
 
@@ -180,6 +181,13 @@ def test_an_answer_that_nobody_foresaw_costs_nobody_the_others(house: House) -> 
     other = house.append()
     house.answered(2)
     assert statuses(other) == [AppendStatus.STORED]
+    assert statuses_of_next(house) == [AppendStatus.STORED]
+
+
+def test_after_a_fatal_error_there_is_a_new_producer(house: House) -> None:
+    """It comes out of the call that serves reports, and nothing else tells of it."""
+    house.producer.fails.append(KafkaException(FATAL))
+    until(lambda: len(ReportingProducer.made) == 2, "it is replaced")
     assert statuses_of_next(house) == [AppendStatus.STORED]
 
 
