@@ -22,6 +22,8 @@ struct Result {
     /* 0 written, 1 durable, 2 replicated */
     103: optional i32 durability
     104: optional string delayId
+    /* of a message with a key or sequence: 0 stored by this call, 1 it was stored before, 2 that, with another body */
+    105: optional i32 duplicate
 }
 
 /* The payload is in `body`, or in `value` where a client knows only strings. */
@@ -38,6 +40,12 @@ struct Message {
     9: optional map<string, string> properties
     100: optional string clientId
     101: optional string producerGroup
+    /* stored once per topic and key; goes before property idempotency-key */
+    102: optional string idempotencyKey
+    /* stored once per producer and sequence; of that producer everything below answeredBelow is answered */
+    103: optional binary producerId
+    104: optional i64 sequence
+    105: optional i64 answeredBelow
 }
 
 /* Adds or cancels a delayed message, or (of ours) changes one. Times are epoch seconds unless the name says otherwise. */
