@@ -25,7 +25,7 @@ def local_capabilities(engine: str, body_bytes_max: int, properties_bytes_max: i
     return Capabilities(
         engine=engine,
         atomic=True,
-        idempotent=False,
+        idempotent=True,
         find_by_key=True,
         topic_order=True,
         durability=frozenset((Durability.WRITTEN, Durability.DURABLE)),

@@ -40,6 +40,7 @@ from ddmq_common.delays.levels import Levels
 from ddmq_common.delivery import Content, decode, encode, key_and_tags
 from ddmq_common.errors import DamagedError, DdmqError
 from ddmq_common.names import SCHEDULE_TOPIC
+from ddmq_common.send_identity import IDENTITY
 
 
 def ready_topic(backend: Backend, name: str, queues: int, deadline: float) -> Completion[TopicInfo]:
@@ -115,8 +116,12 @@ class Dying(Protocol):
 
 
 def _again(record: Dying, topic: str, queue_id: int, delivery: bytes, system: Mapping[str, str]) -> NewRecord:
-    """The record to append to another queue: message id, born time, key, tags and flags stay."""
+    """The record to append to another queue: message id, born time, key, tags and flags stay.
+
+    Its IDENTITY does not: that is the first one's, where the client's send put it.
+    """
     key, tags = key_and_tags(record.delivery)
+    kept = {name: text for name, text in system.items() if name != IDENTITY}
     return NewRecord(
         topic,
         queue_id,
@@ -127,7 +132,7 @@ def _again(record: Dying, topic: str, queue_id: int, delivery: bytes, system: Ma
         tags,
         record.flags,
         0,
-        system or None,
+        kept or None,
     )
 
 

@@ -197,7 +197,9 @@ class Backend(ABC):
     ) -> Completion[list[AppendResult]]:
         """Append; one AppendResult per record, also for refusals: it succeeds even when none is stored.
 
-        A record whose topic does not exist is REFUSED with UnknownTopicError.
+        A record whose topic does not exist is REFUSED with UnknownTopicError. One that names its IDENTITY is
+        stored once where the engine is `idempotent`; another one like it is answered with the first
+        (AppendResult.first), once that has the durability its topic asks for. Commits do not look at it.
         """
 
     @abstractmethod

@@ -42,7 +42,8 @@ class NewRecord(msgspec.Struct, array_like=True, forbid_unknown_fields=True, eq=
     inside `delivery`. `message_id`: 16 bytes, kept through delay, retry and dead letter. `born_ms`:
     wall clock at the producer proxy. `due_ms`: 0, or when a held record is due (epoch milliseconds), or
     negative: so many milliseconds after its own store time. `system`: internal
-    properties (reserved names) that never reach a client as they are.
+    properties (reserved names) that never reach a client as they are; with IDENTITY among them
+    (ddmq_common/send_identity.py) an `idempotent` engine appends the message once.
     """
 
     topic: str
@@ -66,13 +67,27 @@ class AppendStatus(IntEnum):
     REFUSED = 3  # not there, and `error` says who must act
 
 
+class FirstStored(NamedTuple):
+    """Where a message stands that was sent again. `differs`: the later one had another body."""
+
+    message_id: bytes
+    queue_id: int
+    offset: int
+    differs: bool
+
+
 class AppendResult(NamedTuple):
-    """Per record of an append, in the order given. `offset` is -1 unless STORED."""
+    """Per record of an append, in the order given. `offset` is -1 unless STORED.
+
+    `first`: the record was not stored, because its message was before (capability `idempotent`); `offset` is
+    that one's, in its own queue.
+    """
 
     status: AppendStatus
     offset: int
     durability: Durability
     error: Exception | None
+    first: FirstStored | None = None
 
 
 class ReadStatus(Enum):
@@ -255,7 +270,7 @@ class Capabilities:
 
     engine: str
     atomic: bool  # commit() of several queues and progress, all or nothing
-    idempotent: bool  # appends recognised as resent
+    idempotent: bool  # appends of a message that was appended before are recognised by its IDENTITY
     find_by_key: bool  # find() by key or message id
     topic_order: bool  # one position orders all topics: queues can be merged by it
     durability: frozenset[Durability]  # classes it can answer with

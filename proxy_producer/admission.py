@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 from backend.records import NewRecord
 from ddmq_client.idl.codes import Code
 from ddmq_common.delivery import encode
+from ddmq_common.send_identity import IDENTITY
 from proxy_producer.config import ProducerConfig
 from proxy_producer.core.delay_requests import delay_fault
 from proxy_producer.core.dialects import dialect_of, without_dialects
+from proxy_producer.core.identity import KEY_PROPERTY, IdentityOf
 from proxy_producer.core.refusals import SendRefusal, illegal, refusal
 from proxy_producer.core.validation import (
     CHRONOS,
@@ -61,7 +63,9 @@ class Admission:
         delay: DelayContext,
         wall_ms: Callable[[], int],
         new_id: Callable[[], bytes],
+        identity_of: IdentityOf,
     ) -> None:
+        self._identity_of = identity_of
         self._config = config
         self._topics = topics
         self._flow = flow
@@ -127,6 +131,10 @@ class Admission:
         request.kept = properties
         return None
 
+    def legal_identity(self, request: SendRequest) -> SendRefusal | None:
+        identity = request.identity
+        return identity if isinstance(identity, SendRefusal) else None
+
     def no_delay(self, request: SendRequest) -> SendRefusal | None:
         if request.command is not None:
             what = "the batch holds a message whose properties ask for a delay"
@@ -176,7 +184,7 @@ class Admission:
     def usual(self, message: Any, topic: KnownTopic, born_ms: int | None) -> NewRecord | SendRefusal | None:
         """The record of a message without any delay to a topic that takes it, or what is wrong with its
         content; None: ask the table. `born_ms` None: now."""
-        flags, properties = 0, message.properties
+        flags, system, properties = 0, None, message.properties
         if not topic.plain_now:
             return None
         if properties:
@@ -190,7 +198,16 @@ class Admission:
         delivery = encode(key, body, tags, properties)
         if born_ms is None:
             born_ms = self._wall_ms()
-        return NewRecord(topic.name, -1, self._new_id(), born_ms, delivery, key, tags, flags)
+        if (
+            message.sequence is not None
+            or message.idempotencyKey is not None
+            or (properties and KEY_PROPERTY in properties)
+        ):
+            identity = self._identity_of(message, properties)
+            if isinstance(identity, SendRefusal):
+                return identity
+            system = None if identity is None else {IDENTITY: identity}
+        return NewRecord(topic.name, -1, self._new_id(), born_ms, delivery, key, tags, flags, 0, system)
 
     # --- batches
 
@@ -211,7 +228,8 @@ class Admission:
             topic = known.get(message.topic)
             chronos, found = False, None if topic is None else usual(message, topic, born_ms)
             if found is None:
-                request = request_of(RequestKind.MEMBER, message, born_ms, 0)
+                identity = self._identity_of(message, message.properties)
+                request = request_of(RequestKind.MEMBER, message, born_ms, 0, identity)
                 found = self.fault(request) or request.record(self._new_id())
                 chronos = request.chronos
             if isinstance(found, SendRefusal):
@@ -239,6 +257,7 @@ TABLE = (
     CheckRow("11",       Admission.legal_name,        (_S, _M, _D, _C)),
     CheckRow("11",       Admission.legal_content,     (_S, _M, _D)),
     CheckRow("11",       Admission.legal_properties,  (_S, _M)),
+    CheckRow("11",       Admission.legal_identity,    (_S, _M)),
     CheckRow("11",       Admission.no_delay,          (_M,)),
     CheckRow("11",       Admission.no_delay_property, (_D,)),
     CheckRow("13 15",    Admission.writable,          (_S, _M, _D)),

@@ -238,6 +238,9 @@ class PendingBatch(Completion[list[AppendResult]]):
                 self.faults[self.members[at].place] = failure_of(results[at])
             stored = [member for member in stored if member.place not in self.faults]
         latency_us = (self.flow.monotonic() - self.call.received_at) * 1e6
+        for member, result in zip(self.members, results, strict=False):
+            if result.first is not None:
+                self.topics[member.record.topic].counts.duplicates.value += 1
         for topic, (messages, body_bytes) in self._tally(stored).items():
             topic.counts.latency.observe(latency_us)
             topic.counts.stored.value += messages

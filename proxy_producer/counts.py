@@ -21,6 +21,7 @@ class TopicCounts:
     def __init__(self, metrics: Registry, topic: str) -> None:
         self.stored = metrics.cell(catalogue.SENDS, topic, "0")
         self.stored_bytes = metrics.cell(catalogue.SEND_BYTES, topic)
+        self.duplicates = metrics.cell(catalogue.SEND_DUPLICATES, topic)
         self.latency = metrics.histogram(catalogue.SEND_LATENCY, topic)
 
 

@@ -207,14 +207,17 @@ class PendingSend(Completion[list[AppendResult]]):
         else:
             self._refuse(failure_of(result))
 
-    def count_stored(self) -> None:
-        """Its caller is told that it is stored: counted under the message's topic."""
+    def count_stored(self, *, before: bool = False) -> None:
+        """Its caller is told that it is stored, or was `before`: counted under the message's topic."""
         self.answered = True
         if self.topic is not None:
             counts = self.topic.counts
             counts.latency.observe((self.flow.monotonic() - self.call.received_at) * 1e6)
             counts.stored.value += 1
-            counts.stored_bytes.value += self.body_bytes
+            if before:
+                counts.duplicates.value += 1
+            else:
+                counts.stored_bytes.value += self.body_bytes
 
     def expire(self) -> None:
         """Out of time: say what it was waiting for, and whether it can be stored."""
@@ -250,7 +253,7 @@ class SendAnswers:
     told: Callable[[NewRecord, AppendResult], Any]
 
     def stored(self, send: PendingSend, result: AppendResult) -> None:
-        send.count_stored()
+        send.count_stored(before=result.first is not None)
         if send.ours:
             send.call.reply(self.told(send.record, result))
         else:

@@ -31,6 +31,7 @@ from proxy_producer import wire
 from proxy_producer.admission import NO_DELAY_SERVICE, Admission
 from proxy_producer.batches import PendingBatch, worst
 from proxy_producer.config import LIVE_KEYS, ProducerConfig
+from proxy_producer.core.identity import identity_of, no_identity_of
 from proxy_producer.core.refusals import SendRefusal
 from proxy_producer.core.validation import HEARTBEAT
 from proxy_producer.counts import SendCounts
@@ -48,7 +49,7 @@ from proxy_producer.pending import (
     refuse,
 )
 from proxy_producer.topics import TopicTable
-from proxy_producer.wire import RequestKind, SendRequest, delay_request_of, request_of
+from proxy_producer.wire import RequestKind, SendRequest, delay_request_of, is_ours, request_of
 
 PREFIX_BYTES = 8  # of message ids
 
@@ -81,7 +82,10 @@ class ProducerService:
         self._levels = DelayLevels(backend, levels, clock, config.timeout_ms_max / 1_000)
         self.delay = DelayContext(backend, config, clock, self._counts, random, later)
         self.flow = Flow(backend, config, clock, self._counts, self.topics, timer)
-        self.admission = Admission(config, self.topics, self.flow, self.delay, self._wall_ms, self._new_id)
+        self._identity_of = identity_of if backend.capabilities.idempotent else no_identity_of
+        self.admission = Admission(
+            config, self.topics, self.flow, self.delay, self._wall_ms, self._new_id, self._identity_of
+        )
         self._usual = self.admission.usual
         self._delay_sends = DelaySends(
             self.delay, config, clock, random, self.flow, self.topics.known, self._new_id
@@ -165,8 +169,7 @@ class ProducerService:
             refuse(flow, call, topic, found)
             return
         body_bytes = len(message.body or message.value)
-        ours = message.clientId is not None or message.producerGroup is not None
-        send = PendingSend(flow, call, found, deadline, body_bytes, ours, topic, SEND_ANSWERS)
+        send = PendingSend(flow, call, found, deadline, body_bytes, is_ours(message), topic, SEND_ANSWERS)
         if topic.limiters:
             send.advance(ToTopic((message.partitionId, message.hashId), chronos=False), topic.name)
             return
@@ -181,9 +184,9 @@ class ProducerService:
         if message.topic == HEARTBEAT and not self.flow.draining:
             call.reply_encoded(wire.OK[call.wire])
             return
-        self._admit(
-            call, request_of(RequestKind.SINGLE, message, self._wall_ms(), call.frame_bytes), deadline
-        )
+        identity, now_ms = self._identity_of(message, message.properties), self._wall_ms()
+        request = request_of(RequestKind.SINGLE, message, now_ms, call.frame_bytes, identity)
+        self._admit(call, request, deadline)
 
     # --- the careful way, of single sends and delay requests
 

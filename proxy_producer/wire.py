@@ -17,6 +17,7 @@ from ddmq_client.idl import producer
 from ddmq_client.idl.codes import OK_TEXT, DelayAction, DelayType
 from ddmq_common.delays.command import ADDED, CommandOutcome, DelayCommand, Schedule
 from ddmq_common.delivery import encode
+from ddmq_common.send_identity import IDENTITY
 from ddmq_rpc.api import Call, Wire
 from ddmq_rpc.codec import constant_result, structs
 from proxy_producer.core.delay_requests import ANY_QUEUE, DelayRequest
@@ -64,6 +65,7 @@ class SendRequest:
     level: int = 0  # the delay level that was asked for, 0 = none
     chronos: bool = False  # a delay service sends it
     command: DelayCommand | None = None  # what it asks of the delay service in the words of a dialect
+    identity: str | SendRefusal | None = None  # by what a second send is recognised, or a fault
 
     @property
     def now_ms(self) -> int:
@@ -78,8 +80,10 @@ class SendRequest:
     def record(self, message_id: bytes) -> NewRecord:
         """The record to append; `delivery` is encoded here, once for all consumers."""
         delivery = encode(self.key, self.body, self.tags, self.kept)
+        system = {IDENTITY: self.identity} if isinstance(self.identity, str) else None
+        flags = flags_of(self.kept)
         return NewRecord(
-            self.topic_name, -1, message_id, self.born_ms, delivery, self.key, self.tags, flags_of(self.kept)
+            self.topic_name, -1, message_id, self.born_ms, delivery, self.key, self.tags, flags, 0, system
         )
 
 
@@ -94,7 +98,13 @@ class BatchMember(NamedTuple):
     chronos: bool
 
 
-def request_of(kind: RequestKind, message: Any, born_ms: int, frame_bytes: int) -> SendRequest:
+def request_of(
+    kind: RequestKind,
+    message: Any,
+    born_ms: int,
+    frame_bytes: int,
+    identity: str | SendRefusal | None = None,
+) -> SendRequest:
     """What a wire Message asks for; nothing is refused here."""
     return SendRequest(
         kind,
@@ -104,9 +114,20 @@ def request_of(kind: RequestKind, message: Any, born_ms: int, frame_bytes: int) 
         message.body or message.value or b"",
         message.properties,
         (message.partitionId, message.hashId),
-        message.clientId is not None or message.producerGroup is not None,
+        is_ours(message),
         born_ms,
         frame_bytes,
+        identity=identity,
+    )
+
+
+def is_ours(message: Any) -> bool:
+    """Whether a wire Message carries a field of ours."""
+    return (
+        message.clientId is not None
+        or message.producerGroup is not None
+        or message.idempotencyKey is not None
+        or message.sequence is not None
     )
 
 
@@ -247,16 +268,32 @@ def delayed(record: NewRecord, delay_id: bytes) -> Any:
 
 def stored(record: NewRecord, result: AppendResult) -> Any:
     """A Result with our own fields, for callers that know them."""
+    first = result.first
     return _Result(
         code=0,
         msg=OK_TEXT,
-        messageId=record.message_id.hex(),
-        queueId=record.queue_id,
+        messageId=(record if first is None else first).message_id.hex(),
+        queueId=(record if first is None else first).queue_id,
         offset=result.offset,
         durability=int(result.durability),
+        duplicate=_duplicate(record, result) if record.system else None,
     )
 
 
 def scheduled(record: NewRecord, result: AppendResult) -> Any:
     """The same for a message with a delay level: where it will stand is not known yet."""
-    return _Result(code=0, msg=OK_TEXT, messageId=record.message_id.hex(), durability=int(result.durability))
+    message_id = (record if result.first is None else result.first).message_id
+    return _Result(
+        code=0,
+        msg=OK_TEXT,
+        messageId=message_id.hex(),
+        durability=int(result.durability),
+        duplicate=_duplicate(record, result),
+    )
+
+
+def _duplicate(record: NewRecord, result: AppendResult) -> int | None:
+    """Result field 105."""
+    if not record.system or IDENTITY not in record.system:
+        return None
+    return 0 if result.first is None else 1 + result.first.differs

@@ -33,7 +33,8 @@ class LogDamage:
         self.pieces = 0
 
     def found(self, file: str, position: int, length: int, what: str) -> None:
-        """A damaged piece of a kind of file (commitlog, consumequeue, checkpoint, index), counted once."""
+        """A damaged piece of a kind of file (commitlog, consumequeue, checkpoint, index, sends), counted
+        once."""
         if (file, position) in self._seen:
             return
         self.pieces += 1

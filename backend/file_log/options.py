@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from backend.file_log.core.retention import RetentionOptions
+from backend.idempotency import KEYS_MAX, WINDOW_MS
 from ddmq_common.errors import ConfigError
 
 MIB = 1 << 20
@@ -36,6 +37,8 @@ class FileLogOptions:
     queue_files_max: int = 512  # consume-queue files held open
     hot_bytes: int = 256 * MIB  # the newest part of the log, read without leaving the hub
     warm_blocks_max: int = 256  # of 1 MiB, read lately: taken as cached as well
+    idempotency_window_ms: int = WINDOW_MS  # a message's idempotency key is known for so long
+    idempotency_keys_max: int = KEYS_MAX  # known at a time, half of them of one topic; more are refused
     sweep_ms: int = 5  # how exact deadlines are
     recover_retry_ms: int = 1_000  # between tries to leave the state after a failed sync, and two such states
 

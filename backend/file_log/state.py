@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from backend.idempotency import KnownSends
 from backend.port import Wait
 from backend.progress.group_progress import Key, ProgressTable
 from backend.records import Durability, ProgressDelta, QueueRef, TopicInfo
@@ -79,6 +80,7 @@ class LogState:
         self.topics: dict[str, TopicState] = {}
         self.settings: dict[str, bytes] = {}
         self.progress = ProgressTable()
+        self.sends = KnownSends(saving=True)
         self.changed_progress: set[Key] = set()  # since it was encoded for a checkpoint
         self.changed_topics: set[str] = set()  # the same: topics with a queue whose bounds have changed
         self.last_incarnation = 0

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from backend.engine import check_absent, check_change, check_settings
+from backend.idempotency import KnownSends
 from backend.port import FindCall, ReadCall, Wait
 from backend.progress.group_progress import ProgressTable
 from backend.records import (
@@ -28,7 +29,8 @@ from backend.records import (
     TopicInfo,
     tag_hash,
 )
-from ddmq_common.errors import BoundReachedError, CallerError, UnknownTopicError
+from ddmq_common.errors import BoundReachedError, CallerError, DdmqError, UnknownTopicError
+from ddmq_common.send_identity import IDENTITY
 
 NO_SYSTEM: Mapping[str, str] = {}
 
@@ -164,6 +166,7 @@ class MemoryStore:
         self.topics: dict[str, Topic] = {}
         self.settings: dict[str, bytes] = {}
         self.progress = ProgressTable()
+        self.sends = KnownSends()
         self.last_ms = 0
         self._bytes_max = bytes_max
         self._entries_max = entries_max
@@ -222,10 +225,28 @@ class MemoryStore:
         for record in records:
             error = self._refusal(record, 0)
             if error is None:
-                results.append(self._store(record, wall_ms))
-            else:
-                results.append(AppendResult(AppendStatus.REFUSED, -1, Durability.WRITTEN, error))
+                try:
+                    results.append(self._store_once(record, wall_ms))
+                    continue
+                except DdmqError as refusal:
+                    error = refusal
+            results.append(AppendResult(AppendStatus.REFUSED, -1, Durability.WRITTEN, error))
         return results
+
+    def _store_once(self, record: NewRecord, wall_ms: int) -> AppendResult:
+        """Store it, unless it says that it was stored before. Raises what KnownSends.first does."""
+        identity = record.system.get(IDENTITY) if record.system else None
+        if identity is None:
+            return self._store(record, wall_ms)
+        info = self.topics[record.topic].info
+        first = self.sends.first(identity, info.incarnation, wall_ms)
+        if first is not None:
+            return AppendResult(AppendStatus.STORED, first.offset, info.durability, None, first)
+        result = self._store(record, wall_ms)
+        self.sends.restore(
+            identity, record.message_id, result.offset, record.queue_id, info.incarnation, self.last_ms
+        )
+        return result
 
     def commit(self, batch: CommitBatch, wall_ms: int) -> list[AppendResult]:
         """All of `batch` or nothing. Raises what Backend.commit fails with."""

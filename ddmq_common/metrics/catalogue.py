@@ -80,6 +80,11 @@ SEND_REFUSED = _counter(
     "ddmq_send_refused_total", "Messages answered with another code than 0, by reason.", "reason"
 )
 SEND_DEFERRED = _counter("ddmq_send_deferred_total", "Requests that waited for a rate limit.")
+SEND_DUPLICATES = _counter(
+    "ddmq_send_duplicates_total",
+    "Messages answered with code 0 that an earlier send had stored: known by idempotency key or sequence.",
+    "topic",
+)
 SEND_LATE = _counter(
     "ddmq_send_late_total", "Backend outcomes that came after code 12 was answered.", "outcome"
 )

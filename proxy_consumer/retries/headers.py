@@ -24,6 +24,7 @@ from backend import internal_topics as dead
 from backend.records import NewRecord, QueueRef, StoredRecord
 from ddmq_common.delivery import key_and_tags
 from ddmq_common.names import MOVED_PROPERTY, RETRY_PREFIX, dlq_topic
+from ddmq_common.send_identity import IDENTITY
 from proxy_consumer.core.jobs import UpstreamJob
 
 STEPS = "RECONSUME_TIME"
@@ -146,7 +147,7 @@ def dead_letter(
 
 def foreign_system(record: StoredRecord) -> dict[str, str]:
     """The system properties that are not retry headers; what is made of a copy is no copy itself."""
-    ours = OWN_NAMES | {MOVED_PROPERTY}
+    ours = OWN_NAMES | {MOVED_PROPERTY, IDENTITY}
     return {name: value for name, value in record.system.items() if name not in ours}
 
 

@@ -55,6 +55,7 @@ from proxy_producer.core.delay_requests import (
     schedule_id,
     uuid_of,
 )
+from proxy_producer.core.identity import delay_uuid
 from proxy_producer.core.refusals import SendRefusal
 from proxy_producer.core.validation import CHRONOS, content_fault
 from proxy_producer.delay.context import DelayContext
@@ -205,8 +206,9 @@ class DelaySends:
 
     def _placed(self, request: SendRequest, asked: DelayCommand) -> DelayCommand:
         """What a dialect asked for, with what is only known here."""
-        uuid, shards = uuid_of(self._random.randbytes(16)), self._commands.queues
-        schedule = asked.schedule or Schedule()
+        identity, shards = request.identity, self._commands.queues
+        drawn = delay_uuid(identity) if isinstance(identity, str) else self._random.randbytes(16)
+        schedule, uuid = asked.schedule or Schedule(), uuid_of(drawn)
         return schedule_command(schedule, asked.due_ms, request.topic_name, uuid, shards, request.place)
 
 

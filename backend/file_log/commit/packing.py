@@ -34,9 +34,18 @@ from backend.file_log.core.layout import (
 from backend.file_log.options import FileLogOptions
 from backend.file_log.state import LogQueue, LogState
 from backend.progress.group_progress import Fence, Key
-from backend.records import AppendResult, AppendStatus, Durability, NewRecord, TopicInfo, tag_hash
+from backend.records import (
+    AppendResult,
+    AppendStatus,
+    Durability,
+    FirstStored,
+    NewRecord,
+    TopicInfo,
+    tag_hash,
+)
 from ddmq_common.errors import CallerError, DdmqError, UnknownTopicError
 from ddmq_common.names import is_internal
+from ddmq_common.send_identity import IDENTITY
 
 TAGS_REMEMBERED_MAX = 10_000
 _I64 = 1 << 63
@@ -85,6 +94,7 @@ class Mark(NamedTuple):
     records: int
     applies: int
     sync: bool
+    noted: int
 
 
 def _fault_of_numbers(record: NewRecord) -> DdmqError | None:
@@ -105,6 +115,11 @@ def _fault_of_numbers(record: NewRecord) -> DdmqError | None:
 def refused(error: Exception) -> AppendResult:
     """The result of a record that is not taken."""
     return AppendResult(AppendStatus.REFUSED, -1, Durability.WRITTEN, error)
+
+
+def stored_before(first: FirstStored, durability: Durability) -> AppendResult:
+    """The result of a record whose message was stored by an earlier one."""
+    return AppendResult(AppendStatus.STORED, first.offset, durability, None, first)
 
 
 class FramePacker:
@@ -129,7 +144,8 @@ class FramePacker:
     def mark(self) -> Mark:
         """Where the frame stands now, for `back_to`."""
         frame = self.frame
-        return Mark(frame.end, len(self._parts), len(frame.columns[0]), len(frame.applies), frame.sync)
+        parts, records, noted = len(self._parts), len(frame.columns[0]), self._state.sends.noted
+        return Mark(frame.end, parts, records, len(frame.applies), frame.sync, noted)
 
     def back_to(self, mark: Mark) -> None:
         """Take out what was packed since `mark`; offsets are given back."""
@@ -138,6 +154,7 @@ class FramePacker:
         for column in frame.columns:
             del column[mark.records :]
         frame.end, frame.sync = mark.end, mark.sync
+        self._state.sends.back_to(mark.noted)
         for queue, assigned in frame.touched:
             pending = queue.pending
             while pending and ENTRY.unpack_from(pending, len(pending) - ENTRY_BYTES)[0] >= mark.end:
@@ -173,14 +190,15 @@ class FramePacker:
     def _bytes_max_in(self, topic: str) -> int:
         return self._moved_bytes_max if is_internal(topic) else self._delivery_bytes_max
 
-    def add_records(self, records: Sequence[NewRecord]) -> Results:
-        """Pack them; one result each, as they will be once the frame is written."""
-        return self.add_lists((records,))[0]
+    def add_records(self, records: Sequence[NewRecord], once: bool) -> Results:
+        """Pack them; one result each, as they will be once the frame is written. `once`: as they say who they
+        are, none is stored that was before."""
+        return self.add_lists((records,), once)[0]
 
     # Longer than sixty lines because it is the hot loop: every call out of it costs 5 % of the write path.
-    def add_lists(self, lists: Iterable[Sequence[NewRecord]]) -> list[Results]:
+    def add_lists(self, lists: Iterable[Sequence[NewRecord]], once: bool = True) -> list[Results]:
         """The same for the records of many requests."""
-        frame, parts, tags = self.frame, self._parts, self._tags
+        frame, parts, tags, sends = self.frame, self._parts, self._tags, self._state.sends
         topics, position, stored_ms = self._state.topics, frame.end, frame.stored_ms
         positions, names, keys, ids = frame.columns
         crc, add_crc, pack_rest, pack_front = google_crc32c.value, google_crc32c.extend, REST.pack, FRONT.pack
@@ -194,6 +212,7 @@ class FramePacker:
             for record in records:
                 topic = topics.get(record.topic)
                 delivery, key, message_id = record.delivery, record.key, record.message_id
+                identity = None
                 try:
                     if (
                         topic is None or record.queue_id < 0 or not topic.writable
@@ -207,6 +226,12 @@ class FramePacker:
                         tag = self._tag(record.tags)
                     tail = topic.name_bytes + key
                     if record.system:
+                        identity = record.system.get(IDENTITY) if once else None
+                        if identity is not None:
+                            first = sends.first(identity, topic.incarnation, stored_ms)
+                            if first is not None:
+                                results.append(stored_before(first, topic.durability))
+                                continue
                         tail += encode_system(dict(record.system))
                     meta_bytes = RECORD_BYTES + len(tail)
                     size = meta_bytes + len(delivery)
@@ -225,6 +250,9 @@ class FramePacker:
                 except (IndexError, struct.error, TypeError, AttributeError, UnicodeEncodeError) as error:
                     results.append(refused(self._explain(record, error)))
                     continue
+                except DdmqError as error:
+                    results.append(refused(error))
+                    continue
                 meta_crc = add_crc(salt, meta)
                 parts += (pack_front(RECORD_MAGIC, meta_crc, add_crc(meta_crc, delivery)), meta, delivery)
                 pending = queue.pending
@@ -239,7 +267,11 @@ class FramePacker:
                 keys.append(key)
                 ids.append(message_id)
                 position += size
-                results.append(new(AppendResult, (status, offset, topic.durability, None)))
+                results.append(new(AppendResult, (status, offset, topic.durability, None, None)))
+                if identity is not None:
+                    queue_id, incarnation = record.queue_id, topic.incarnation
+                    sends.note(identity, message_id, offset, queue_id, incarnation, stored_ms)
+                    frame.sync = True  # what is remembered is never ahead of the disk
         frame.end = position
         return answers
 

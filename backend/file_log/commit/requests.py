@@ -81,7 +81,7 @@ class AppendRequest(Request):
         self.results: Results = []
 
     def pack(self, packer: FramePacker) -> bool:
-        self.results = packer.add_records(self.records)
+        self.results = packer.add_records(self.records, once=True)
         return True
 
     def stored(self) -> None:
@@ -127,7 +127,7 @@ class CommitRequest(Request):
         except DdmqError as error:
             self.refuse(error)
             return False
-        self.results = packer.add_records(self.batch.records)
+        self.results = packer.add_records(self.batch.records, once=False)
         failed = next((result.error for result in self.results if result.error is not None), None)
         if failed is not None:
             raise RuntimeError(f"a record was refused after its check: {failed}")

@@ -237,6 +237,7 @@ class Writer:
             self.store_clock.stored()
         for queue, _ in frame.touched:
             queue.show()
+        self.state.sends.keep()
         for apply in frame.applies:
             self.guarded(apply)
         if frame.sync:
@@ -274,6 +275,7 @@ class Writer:
 
     def _take_back(self, frame: PackedFrame, error: NotStartedError) -> None:
         frame.undo()
+        self.state.sends.drop()
         self.state.batch_id = frame.batch_id
         text = f"the log cannot grow: {error}; nothing was stored"
         refusal: DdmqError = DiskFullError(text) if is_full(error.__cause__) else StorageError(text)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 COMMIT_LOG = "commitlog"
 CONSUME_QUEUE = "consumequeue"
 INDEX = "index"
+SENDS = "sends"
 DAMAGED = "damaged"
 FORMAT = "format"
 OLDER_STOPS_HERE = f"{COMMIT_LOG}/format-2-is-not-for-this-release.new"
@@ -63,6 +64,11 @@ def parse_queue_file(name: str) -> QueueFile | None:
     if dash and len(incarnation) == 10 and len(start) == 20 and (incarnation + start).isdecimal():
         return QueueFile(int(incarnation), int(start))
     return None
+
+
+def slice_name(number: int) -> str:
+    """Of the file of one slice of idempotency keys."""
+    return f"{number:020d}"
 
 
 def damaged_name(segment: int, position: int, length: int) -> str:

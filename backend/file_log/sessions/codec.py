@@ -23,6 +23,7 @@ from backend.records import (
     Capabilities,
     CommitBatch,
     Durability,
+    FirstStored,
     NewRecord,
     ProgressDelta,
     ProgressView,
@@ -99,19 +100,25 @@ def error_from(row: ErrorRow) -> Exception:
 
 
 AppendRow = tuple[int, list[NewRecord]]
-OddRow = tuple[int, int, int, ErrorRow | None]
+OddRow = tuple[int, int, int, ErrorRow | None, FirstStored | None]
 ResultsRow = tuple[int, int, list[int], list[OddRow]]
 decode_append: Callable[[Body], AppendRow] = decoder(AppendRow)
 _decode_results: Callable[[Body], ResultsRow] = decoder(ResultsRow)
 
 
 def encode_results(clock_ms: int, results: Sequence[AppendResult]) -> bytes:
-    """Offsets, one common durability, and the odd ones out: those not stored or of another class."""
+    """Offsets, one common durability, and the odd ones out: not stored, stored before, of another class."""
     common = results[0].durability if results else Durability.WRITTEN
     odd = [
-        (index, result.status, result.durability, None if result.error is None else error_row(result.error))
+        (
+            index,
+            result.status,
+            result.durability,
+            None if result.error is None else error_row(result.error),
+            result.first,
+        )
         for index, result in enumerate(results)
-        if result.status or result.durability is not common
+        if result.status or result.durability is not common or result.first is not None
     ]
     return encode((clock_ms, common, [result.offset for result in results], odd))
 
@@ -121,9 +128,9 @@ def decode_results(body: Body) -> tuple[int, list[AppendResult]]:
     clock_ms, common, offsets, odd = _decode_results(body)
     stored, durability = AppendStatus.STORED, Durability(common)
     results = [AppendResult(stored, offset, durability, None) for offset in offsets]
-    for index, status, own, error in odd:
+    for index, status, own, error, first in odd:
         problem = None if error is None else error_from(error)
-        results[index] = AppendResult(AppendStatus(status), offsets[index], Durability(own), problem)
+        results[index] = AppendResult(AppendStatus(status), offsets[index], Durability(own), problem, first)
     return clock_ms, results
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from backend.file_log.consume_queue import QueueFiles
 from backend.file_log.core import names
 from backend.file_log.index.attached import AttachedIndex
 from backend.file_log.segments import SegmentSet
+from backend.file_log.sends import Part, SendFiles, SliceRow, decode_sends, encode_sends
 from backend.file_log.state import LogQueue, LogState, TopicState, decode_topic, encode_topic
 from backend.file_log.storage import Storage
 from backend.progress.codec import decode_progress, encode_progress
@@ -42,7 +43,7 @@ _REST = struct.Struct("<IQQqQIIQII")
 HEADER_BYTES = _FRONT.size + _REST.size
 _ITEM = struct.Struct("<BI")
 _BOUNDS = struct.Struct("<qq")
-TOPIC, SETTING, PROGRESS = 1, 2, 3
+TOPIC, SETTING, PROGRESS, SENDS = 1, 2, 3, 4
 SLICE = 256  # items encoded before others get their turn
 
 
@@ -52,6 +53,7 @@ class Checkpoint(NamedTuple):
     position: int
     first_position: int
     state: LogState
+    slices: Sequence[SliceRow]  # of idempotency keys; their files are not read yet
 
 
 class Encoder:
@@ -85,6 +87,9 @@ class Encoder:
             self._topics = {name: self._topics[name] for name in state.topics}
         items += [_setting_item(key, value) for key, value in state.settings.items()]
         items += self._progress.values()
+        sends = encode_sends(state.sends)
+        if sends:
+            items.append(_item(SENDS, sends))
         body = b"".join(items)
         rest = _REST.pack(
             VERSION,
@@ -160,10 +165,14 @@ def _decode(data: bytes) -> Checkpoint:
     items = list(_items(body))
     if len(items) != count:
         raise DamagedError(f"the checkpoint has {len(items)} items, its header says {count}")
+    slices: list[SliceRow] = []
     for kind, content in items:
-        _restore(state, kind, content)
+        if kind == SENDS:
+            slices = decode_sends(content, state.sends)
+        else:
+            _restore(state, kind, content)
     state.last_incarnation = max(state.last_incarnation, last)
-    return Checkpoint(position, first, state)
+    return Checkpoint(position, first, state, slices)
 
 
 def _items(body: bytes) -> Iterator[tuple[int, bytes]]:
@@ -269,6 +278,7 @@ class Checkpointer:
         self._files = files
         self._tails = tails
         self._index = index
+        self._sends = SendFiles(storage, directory)
         self._encoder = Encoder(writer.state)
         self._turn = HubTimer()
         self._waiting: list[Callable[[], None]] = []
@@ -297,23 +307,31 @@ class Checkpointer:
             return
         self._saving = True
         data = self._encoder.encode(position, self._segments.first_position)
+        parts, staying = self._sends.take(self._writer.state.sends)
         self._index.index.flush()
-        off_hub(self._save, lambda _, error: self._saved(position, error), data, self._tails.take())
 
-    def _save(self, data: bytes, writes: list[Write]) -> None:
+        def save() -> None:
+            self._save(data, writes, parts, staying)
+
+        writes = self._tails.take()
+        off_hub(save, lambda _, error: self._saved(position, parts, error))
+
+    def _save(self, data: bytes, writes: list[Write], parts: list[Part], staying: set[str]) -> None:
         """Blocking. Raises DrainingError when its turn comes after the log was closed."""
         if self.closed:
             raise DrainingError("the log was closed before it began")
         for write in writes:
             self._tails.put(write)
         self._files.sync()
+        self._sends.write(parts, staying)
         self._index.index.sync()
         save_checkpoint(self._storage, self._directory, data)
 
-    def _saved(self, position: int, error: Exception | None) -> None:
+    def _saved(self, position: int, parts: list[Part], error: Exception | None) -> None:
         self._saving = False
         self._counts[error is None].value += 1
         if error is None:
+            self._sends.written(parts)
             self.floor, self.position = self.position, position
         else:
             if not self._failing:

@@ -21,6 +21,7 @@ from backend.file_log.core.layout import (
     ENTRY_BYTES,
     FLAG_DELETED,
     GAP_ENTRY,
+    RECORD_BYTES,
     UNSALTED,
     Frame,
     Record,
@@ -34,6 +35,7 @@ from backend.file_log.damage import LogDamage
 from backend.file_log.index.log_index import refuse_newer_index
 from backend.file_log.options import FileLogOptions
 from backend.file_log.segments import SegmentSet
+from backend.file_log.sends import SendFiles
 from backend.file_log.start.checkpoint import load_checkpoint
 from backend.file_log.start.format_file import find_format, new_salt, write_format
 from backend.file_log.start.tail import Tail
@@ -43,6 +45,7 @@ from backend.progress.codec import decode_delta
 from backend.records import QueueRef, TopicInfo
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import DLQ_PREFIX, QUEUES_DEFAULT
+from ddmq_common.send_identity import IDENTITY
 
 log = logging.getLogger(__name__)
 FLUSH_BYTES = 8 << 20  # entries in memory before they go to their files; the rest goes when the log is open
@@ -101,6 +104,7 @@ class Recovery:
         if checkpoint is not None:
             self._state = checkpoint.state
             start = max(start, checkpoint.position)
+        self._state.sends.bounds(self._options.idempotency_window_ms, self._options.idempotency_keys_max)
         tail = Tail(self._storage, self._segments, self._damage, self._options.segment_bytes)
         end = tail.find(start, start if checkpoint is not None else 0)
         # up to here nothing was changed: what a newer release wrote has been refused by now
@@ -120,6 +124,9 @@ class Recovery:
         if salting is None:
             self._go_on_salted(end)
         self._known = self._state.last_incarnation
+        if checkpoint is not None:
+            sends, found = SendFiles(self._storage, self._directory), self._damage.found
+            sends.load(self._state.sends, checkpoint.slices, self._state.last_ms, found)
         rebuilt = self._rebuild_missing(min(start, end))
         if self._headless:
             self._apply_letters(start)
@@ -268,6 +275,23 @@ class Recovery:
         while queue.assigned < record.offset:
             self._add_entry(queue, self._lost_entry(queue))
         self._add_entry(queue, pack_entry(record))
+        if len(record.meta) > RECORD_BYTES + record.topic_bytes + record.key_bytes:
+            self._apply_identity(record)
+
+    def _apply_identity(self, record: Record) -> None:
+        identity = record.system.get(IDENTITY)
+        if identity is not None:
+            try:
+                self._state.sends.restore(
+                    identity,
+                    record.message_id,
+                    record.offset,
+                    record.queue_id,
+                    record.incarnation,
+                    record.stored_ms,
+                )
+            except ValueError as error:
+                raise DamagedError(f"identity {identity[:100]!r} of a send: {error}") from error
 
     def _queue(self, ref: QueueRef) -> LogQueue | None:
         """The queue; made up when the record that created it, or made it grow, must have been lost."""

@@ -1,0 +1,125 @@
+"""The idempotency keys of the log (backend/idempotency.py) across restarts: a file for each slice of them.
+
+The records of the log say who they are, so the tail brings back what was stored since the checkpoint; the
+files hold what stood there before it, row after row. A checkpoint names the slices and how many rows of
+each count; it is written when those are durable. Sequences of producers are few and change all the time:
+they stand in the checkpoint itself (`encode_sends`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import msgspec
+
+from backend.file_log.core import names
+from backend.file_log.storage import Storage
+from backend.idempotency import ROW_BYTES, KeySlice, KnownSends, ProducerSequences, is_sound
+from ddmq_common.errors import DamagedError
+
+SliceRow = tuple[int, int, int]  # number, rows, store time of the last one (epoch ms)
+ProducerRow = tuple[str, int, int, dict[int, bytes]]
+_decode: Any = msgspec.msgpack.Decoder(tuple[list[SliceRow], list[ProducerRow]]).decode
+_encode: Any = msgspec.msgpack.Encoder().encode
+Found = Callable[[str, int, int, str], None]  # a damaged piece: file, position, length, what
+
+
+class Part(NamedTuple):
+    """Rows to be written behind those that the file of a slice has."""
+
+    slice: KeySlice
+    at: int
+    rows: bytes
+
+
+def encode_sends(known: KnownSends) -> bytes:
+    """What a checkpoint holds of it; b"" for nothing."""
+    slices = [(one.number, one.saved + len(one.unsaved) // ROW_BYTES, one.last_ms) for one in known.slices]
+    producers = [(name, one.below, one.heard_ms, one.places) for name, one in known.producers.items()]
+    found: bytes = _encode((slices, producers)) if slices or producers else b""
+    return found
+
+
+def decode_sends(data: bytes, known: KnownSends) -> list[SliceRow]:
+    """The other way: producers go into `known`, the slices are to be loaded. Raises DamagedError."""
+    try:
+        slices, producers = _decode(data)
+    except msgspec.MsgspecError as error:
+        raise DamagedError(f"sends in a checkpoint: {error}") from error
+    for name, below, heard_ms, places in producers:
+        known.put_producer(name, ProducerSequences(below, heard_ms, places))
+    found: list[SliceRow] = slices
+    return found
+
+
+class SendFiles:
+    """Of one directory. All but `take` and `written` block."""
+
+    def __init__(self, storage: Storage, directory: str) -> None:
+        self._storage = storage
+        self._folder = f"{directory}/{names.SENDS}"
+        self._made = False
+
+    def load(self, known: KnownSends, slices: Sequence[SliceRow], now_ms: int, found: Found) -> None:
+        """What a checkpoint says was there. What is missing or damaged is forgotten, and told."""
+        for number, rows, last_ms in slices:
+            if last_ms >= now_ms - known.window_ms:
+                known.put_slice(number, self._rows(number, rows, found))
+
+    def _rows(self, number: int, rows: int, found: Found) -> Iterator[bytes | None]:
+        data = self._read(number)
+        bad = 0
+        for at in range(0, rows * ROW_BYTES, ROW_BYTES):
+            row = data[at : at + ROW_BYTES]
+            sound = is_sound(row)
+            bad += not sound
+            yield row if sound else None
+        if bad:
+            text = (
+                f"slice {number}: {bad} of {rows} idempotency keys are lost; those sends may be stored again"
+            )
+            found(names.SENDS, number, bad * ROW_BYTES, text)
+
+    def _read(self, number: int) -> bytes:
+        try:
+            file = self._storage.open(f"{self._folder}/{names.slice_name(number)}")
+        except OSError:
+            return b""
+        try:
+            return file.salvage(file.size(), 0)
+        finally:
+            file.close()
+
+    def take(self, known: KnownSends) -> tuple[list[Part], set[str]]:
+        """On the hub: what is to be written now, and the names of the files that stay."""
+        parts = [Part(one, one.saved, bytes(one.unsaved)) for one in known.slices if one.unsaved]
+        return parts, {names.slice_name(one.number) for one in known.slices}
+
+    def write(self, parts: Sequence[Part], staying: set[str]) -> None:
+        """Durable on return. Raises OSError."""
+        if parts and not self._made:
+            self._storage.make_folder(self._folder)
+            self._storage.sync_folder(self._folder.rpartition("/")[0])
+            self._made = True
+        for part in parts:
+            path = f"{self._folder}/{names.slice_name(part.slice.number)}"
+            file = self._storage.open(path, write=True)
+            try:
+                file.pwrite(part.rows, part.at * ROW_BYTES)
+                file.sync_all()
+            finally:
+                file.close()
+        if any(not part.at for part in parts):
+            self._storage.sync_folder(self._folder)
+        with suppress(OSError):  # what stays too long takes space, no more
+            for name in self._storage.list(self._folder):
+                if name not in staying:
+                    self._storage.remove(f"{self._folder}/{name}")
+
+    def written(self, parts: Sequence[Part]) -> None:
+        """On the hub, after `write`: these are in their files."""
+        for part in parts:
+            del part.slice.unsaved[: len(part.rows)]
+            part.slice.saved += len(part.rows) // ROW_BYTES

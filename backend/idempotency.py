@@ -1,0 +1,305 @@
+"""Which sends were stored lately: what makes a second send of the same message no second message. Pure.
+
+A send says which one it is (ddmq_common/send_identity.py): by a key, remembered for the window after it was
+stored, or by a producer's sequence, remembered until the producer has its answer. An engine asks `first`
+before it stores a record and says `note` when it has given it an offset. What was noted is ahead of what is
+durable: `keep` makes it count, `drop` and `back_to` take it back. The state is what the stored records say,
+in their order, so that it can be had again from them (`restore`).
+
+A topic that was deleted and made again is another topic: what was stored in the one before does not count.
+Bounds: `keys_max` keys in all and half of them of one topic, refused above it; SEQUENCES_MAX open sequences
+of one producer, the lowest are forgotten above it; PRODUCERS_MAX producers and `keys_max` sequences of all,
+the producer not heard of for longest is forgotten above it. What was forgotten before its time is counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Mapping
+from struct import Struct
+
+import google_crc32c
+
+from backend.records import FirstStored
+from ddmq_common.errors import BoundReachedError, CallerError
+from ddmq_common.send_identity import DIGEST_BYTES, is_key, parse_key, parse_sequence
+
+WINDOW_MS = 3_600_000
+KEYS_MAX = 1_000_000
+PRODUCERS_MAX = 100_000
+SEQUENCES_MAX = 65_536
+SLICE_KEYS = 65_536
+SLICES = 8  # of time; forgetting goes by slice, so a key is known for up to an eighth of the window longer
+PLACE = Struct(
+    "<16sqiIIq"
+)  # message id, offset, queue, incarnation, checksum of the body, stored at (epoch ms)
+ROW_BYTES = DIGEST_BYTES + PLACE.size + 4  # a key's digest and place, and their CRC-32C
+
+Sequence = tuple[str, int, int]  # producer, sequence, answered below
+
+
+def _name(identity: bytes | Sequence) -> bytes | tuple[str, int]:
+    """What tells it from all others: a key's digest, or producer and sequence."""
+    return identity if isinstance(identity, bytes) else identity[:2]
+
+
+def row_of(key: bytes) -> bytes:
+    """A digest and a place as a file holds them."""
+    crc: int = google_crc32c.value(key)
+    return key + crc.to_bytes(4, "little")
+
+
+def is_sound(row: bytes) -> bool:
+    """Whether it is a whole row as it was written."""
+    return len(row) == ROW_BYTES and row_of(row[:-4]) == row
+
+
+class ProducerSequences:
+    """Of one producer: what was stored of those that it may still ask about, by sequence."""
+
+    __slots__ = ("below", "heard_ms", "places")
+
+    def __init__(self, below: int = 0, heard_ms: int = 0, places: Mapping[int, bytes] | None = None) -> None:
+        self.below = below  # nothing is known of lower ones, and nobody may ask
+        self.heard_ms = heard_ms
+        self.places: dict[int, bytes] = dict(places or {})
+
+    def raise_below(self, below: int) -> int:
+        """Forget lower ones; how many that were."""
+        if below <= self.below:
+            return 0
+        places, before = self.places, len(self.places)
+        if below - self.below <= before:
+            for sequence in range(self.below, below):
+                places.pop(sequence, None)
+        else:
+            self.places = {sequence: place for sequence, place in places.items() if sequence >= below}
+        self.below = below
+        return before - len(self.places)
+
+
+class KeySlice:
+    """Keys that were stored one after the other. `number` ascends; `unsaved`: rows that no file has yet,
+    behind the `saved` ones."""
+
+    __slots__ = ("counts", "first_ms", "last_ms", "number", "places", "saved", "unsaved")
+
+    def __init__(self, number: int, first_ms: int) -> None:
+        self.number = number
+        self.first_ms = self.last_ms = first_ms
+        self.places: dict[bytes, bytes] = {}
+        self.counts: Counter[int] = Counter()  # keys by incarnation of their topic
+        self.saved = 0
+        self.unsaved = bytearray()
+
+    def add(self, digest: bytes, place: bytes, incarnation: int, stored_ms: int) -> None:
+        self.places[digest] = place
+        self.counts[incarnation] += 1
+        self.last_ms = max(self.last_ms, stored_ms)
+
+
+class KnownSends:
+    """See the module's text. Store times (epoch ms) are its clock."""
+
+    def __init__(self, window_ms: int = WINDOW_MS, keys_max: int = KEYS_MAX, *, saving: bool = False) -> None:
+        """`saving`: slices keep their rows until they are told that these are saved."""
+        self._saving = saving
+        self.window_ms = window_ms
+        self.keys_max = keys_max
+        self.slices: deque[KeySlice] = deque()
+        self.producers: OrderedDict[str, ProducerSequences] = OrderedDict()  # heard of last: last
+        self.forgotten = 0  # before their time
+        self._counts: Counter[int] = Counter()
+        self._keys = self._sequences = 0
+        self._next_slice = 0
+        self._ahead: dict[bytes | tuple[str, int], bytes] = {}
+        self._noted: list[tuple[bytes | Sequence, bytes]] = []
+
+    def bounds(self, window_ms: int, keys_max: int) -> None:
+        """Others from now on."""
+        self.window_ms, self.keys_max = window_ms, keys_max
+
+    # --- before a record is stored, and when it has its offset
+
+    def first(self, text: str, incarnation: int, now_ms: int) -> FirstStored | None:
+        """What was stored as the send `text` before, None: nothing. Raises CallerError, BoundReachedError."""
+        try:
+            if is_key(text):
+                return self._first_of_key(*parse_key(text), incarnation, now_ms)
+            return self._first_of_sequence(*parse_sequence(text), incarnation)
+        except ValueError as error:
+            raise CallerError(f"identity {text[:100]!r} of a send: {error}") from error
+
+    def _first_of_key(
+        self, digest: bytes, checksum: int, incarnation: int, now_ms: int
+    ) -> FirstStored | None:
+        place = self._ahead.get(digest)
+        if place is None:
+            for one in reversed(self.slices):
+                place = one.places.get(digest)
+                if place is not None:
+                    break
+        if place is not None:
+            message_id, offset, queue_id, found, sum_before, stored_ms = PLACE.unpack(place)
+            if found == incarnation and stored_ms >= now_ms - self.window_ms:
+                return FirstStored(message_id, queue_id, offset, checksum != sum_before)
+        self._expire(now_ms)
+        if self._keys + len(self._noted) >= self.keys_max // 2:
+            self._check_room(incarnation)
+        return None
+
+    def _check_room(self, incarnation: int) -> None:
+        topics = [PLACE.unpack(place)[3] for name, place in self._noted if isinstance(name, bytes)]
+        keys, own = self._keys + len(topics), self._counts[incarnation] + topics.count(incarnation)
+        if keys >= self.keys_max or own >= self.keys_max // 2:
+            raise BoundReachedError(
+                f"{keys} idempotency keys of the last {self.window_ms} ms are known, {own} of this topic;"
+                f" allowed: {self.keys_max}, of one topic {self.keys_max // 2}"
+            )
+
+    def _first_of_sequence(
+        self, producer: str, sequence: int, _: int, incarnation: int
+    ) -> FirstStored | None:
+        place, known = self._ahead.get((producer, sequence)), self.producers.get(producer)
+        if place is None and known is not None:
+            place = known.places.get(sequence)
+            if place is None and sequence < known.below:
+                raise CallerError(
+                    f"sequence {sequence} of producer {producer}: below {known.below} nothing is known"
+                )
+        if place is None:
+            return None
+        message_id, offset, queue_id, found, _, _ = PLACE.unpack(place)
+        return FirstStored(message_id, queue_id, offset, False) if found == incarnation else None
+
+    def note(
+        self, text: str, message_id: bytes, offset: int, queue_id: int, incarnation: int, stored_ms: int
+    ) -> None:
+        """The send `text`, of which `first` knew nothing, has this place."""
+        identity: bytes | Sequence
+        identity, checksum = parse_key(text) if is_key(text) else (parse_sequence(text), 0)
+        place = PLACE.pack(message_id, offset, queue_id, incarnation, checksum, stored_ms)
+        self._ahead[_name(identity)] = place
+        self._noted.append((identity, place))
+
+    @property
+    def noted(self) -> int:
+        """A mark for `back_to`."""
+        return len(self._noted)
+
+    def back_to(self, mark: int) -> None:
+        """Take back what was noted since `noted` was `mark`."""
+        del self._noted[mark:]
+        self._ahead = {_name(identity): place for identity, place in self._noted}
+
+    def drop(self) -> None:
+        """Take back all that was noted: none of it was stored."""
+        self.back_to(0)
+
+    def keep(self) -> None:
+        """All that was noted is stored."""
+        if self._noted:
+            for identity, place in self._noted:
+                self._keep_one(identity, place)
+            self._noted, self._ahead = [], {}
+
+    def restore(
+        self, text: str, message_id: bytes, offset: int, queue_id: int, incarnation: int, stored_ms: int
+    ) -> None:
+        """A stored record said this, in the order of the log. Raises ValueError for what is no identity."""
+        self.note(text, message_id, offset, queue_id, incarnation, stored_ms)
+        self.keep()
+
+    # --- what counts
+
+    def _keep_one(self, identity: bytes | Sequence, place: bytes) -> None:
+        incarnation, stored_ms = PLACE.unpack(place)[3], PLACE.unpack(place)[5]
+        if isinstance(identity, bytes):
+            self._keep_key(identity, place, incarnation, stored_ms)
+        else:
+            self._keep_sequence(*identity, place, stored_ms)
+
+    def _keep_key(self, digest: bytes, place: bytes, incarnation: int, stored_ms: int) -> None:
+        last = self.slices[-1] if self.slices else None
+        if (
+            last is None
+            or len(last.places) >= SLICE_KEYS
+            or stored_ms >= last.first_ms + self.window_ms // SLICES
+        ):
+            self._expire(stored_ms)
+            last = KeySlice(self._next_slice, stored_ms)
+            self._next_slice += 1
+            self.slices.append(last)
+        last.add(digest, place, incarnation, stored_ms)
+        if self._saving:
+            last.unsaved += row_of(digest + place)
+        self._counts[incarnation] += 1
+        self._keys += 1
+
+    def _expire(self, now_ms: int) -> None:
+        """Slices all of whose keys are older than the window go."""
+        while self.slices and self.slices[0].last_ms < now_ms - self.window_ms:
+            gone = self.slices.popleft()
+            self._keys -= sum(gone.counts.values())
+            self._counts -= gone.counts
+
+    def _keep_sequence(self, producer: str, sequence: int, below: int, place: bytes, stored_ms: int) -> None:
+        known = self.producers.get(producer)
+        if known is None:
+            known = self.producers[producer] = ProducerSequences()
+        elif stored_ms >= known.heard_ms + self.window_ms // SLICES:
+            self.producers.move_to_end(producer)
+        known.heard_ms = max(known.heard_ms, stored_ms)
+        self._sequences -= known.raise_below(below)
+        if sequence >= known.below:
+            self._sequences += sequence not in known.places
+            known.places[sequence] = place
+        if len(known.places) > SEQUENCES_MAX:
+            self._forget(known.raise_below(min(known.places) + 1))
+        while self._over(stored_ms):
+            _, oldest = self.producers.popitem(last=False)
+            self._sequences -= len(oldest.places)
+            if oldest.heard_ms >= stored_ms - self.window_ms:
+                self.forgotten += 1 + len(oldest.places)
+
+    def _forget(self, count: int) -> None:
+        self._sequences -= count
+        self.forgotten += count
+
+    def _over(self, now_ms: int) -> bool:
+        """Whether the producer that was not heard of for longest has to go."""
+        if len(self.producers) < 2:
+            return False
+        if len(self.producers) > PRODUCERS_MAX or self._sequences > self.keys_max:
+            return True
+        oldest_ms = next(iter(self.producers.values())).heard_ms
+        return (
+            oldest_ms < now_ms - self.window_ms - self.window_ms // SLICES
+        )  # their order is as exact as that
+
+    # --- across restarts
+
+    def put_producer(self, name: str, known: ProducerSequences) -> None:
+        """As a checkpoint holds it; those heard of last come last."""
+        self.producers[name] = known
+        self._sequences += len(known.places)
+
+    def put_slice(self, number: int, rows: Iterable[bytes | None]) -> None:
+        """A slice as its file holds it, in the order of their numbers; None: a row that is damaged."""
+        made: KeySlice | None = None
+        saved = 0
+        for row in rows:
+            saved += 1
+            if row is None:
+                continue
+            place = row[DIGEST_BYTES:-4]
+            _, _, _, incarnation, _, stored_ms = PLACE.unpack(place)
+            if made is None:
+                made = KeySlice(number, stored_ms)
+            made.add(row[:DIGEST_BYTES], place, incarnation, stored_ms)
+        self._next_slice = max(self._next_slice, number + 1)
+        if made is not None:
+            made.saved = saved
+            self.slices.append(made)
+            self._counts += made.counts
+            self._keys += sum(made.counts.values())

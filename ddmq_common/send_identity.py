@@ -1,0 +1,56 @@
+"""How a send that is stored once says which one it is: the text of the system property IDENTITY. Pure.
+
+Two kinds (docs/wire-additions.md, "Sends that are stored once"). A key: once per topic and key, so the text
+is a digest of both, and the checksum of the body. A sequence: once per producer and number. All numbers are
+hexadecimal:
+
+    k DIGEST(32) CHECKSUM(8)                    k8a3f…
+    s PRODUCER . SEQUENCE . ANSWERED_BELOW      s5be1….2a.29
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import google_crc32c
+
+IDENTITY = "IDENTITY"  # system property
+IDEMPOTENCY_KEY = "idempotency-key"  # property of a message that asks for it
+KEY_CHARACTERS_MAX = 255
+PRODUCER_BYTES_MAX = 32
+SEQUENCE_MAX = (1 << 63) - 1
+DIGEST_BYTES = 16
+_DIGEST_END = 1 + 2 * DIGEST_BYTES
+
+
+def key_identity(topic: bytes, key: bytes, body: bytes) -> str:
+    """Of a message with an idempotency key. A topic's name has no byte 0, so no two pairs are alike."""
+    digest = blake2b(topic + b"\x00" + key, digest_size=DIGEST_BYTES).hexdigest()
+    return f"k{digest}{google_crc32c.value(body):08x}"
+
+
+def sequence_identity(producer: bytes, sequence: int, answered_below: int) -> str:
+    """Of a message that a producer gave a number."""
+    return f"s{producer.hex()}.{sequence:x}.{answered_below:x}"
+
+
+def is_key(text: str) -> bool:
+    """Whether it is a key's, not a sequence's."""
+    return text.startswith("k")
+
+
+def parse_key(text: str) -> tuple[bytes, int]:
+    """(digest, checksum of the body). Raises ValueError."""
+    digest, checksum = bytes.fromhex(text[1:_DIGEST_END]), int(text[_DIGEST_END:], 16)
+    if len(digest) != DIGEST_BYTES or not 0 <= checksum < 1 << 32:
+        raise ValueError("a key's digest and checksum are wanted")
+    return digest, checksum
+
+
+def parse_sequence(text: str) -> tuple[str, int, int]:
+    """(producer, sequence, answered below). Raises ValueError."""
+    producer, first, second = text.split(".")
+    sequence, below = int(first, 16), int(second, 16)
+    if not (producer.startswith("s") and 0 <= below <= sequence):
+        raise ValueError("a producer, a sequence and what it has answers below are wanted")
+    return producer[1:], sequence, below

@@ -1,0 +1,83 @@
+"""By what a second send of a message is recognised: what a client says of it, checked. Pure.
+
+A key, field idempotencyKey or property idempotency-key, goes before a sequence. An engine that cannot
+recognise messages refuses a key, which somebody relies on, and lets a sequence be, which client libraries
+send by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from typing import Any
+
+from ddmq_common.send_identity import (
+    IDEMPOTENCY_KEY,
+    KEY_CHARACTERS_MAX,
+    PRODUCER_BYTES_MAX,
+    SEQUENCE_MAX,
+    is_key,
+    key_identity,
+    parse_key,
+    sequence_identity,
+)
+from proxy_producer.core.refusals import SendRefusal, illegal, shown
+
+KEY_PROPERTY = IDEMPOTENCY_KEY.encode()
+_KEY_ALLOWED = f"allowed: 1 to {KEY_CHARACTERS_MAX} characters of UTF-8 that are not all blank"
+IdentityOf = Callable[[Any, Mapping[bytes, bytes] | None], str | SendRefusal | None]
+
+
+def identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> str | SendRefusal | None:
+    """Of a wire Message, None: it says nothing. The body may be None: then the message is refused for
+    that."""
+    key = message.idempotencyKey
+    if key is None and properties:
+        key = properties.get(KEY_PROPERTY)
+    if key is not None:
+        return _key(message, key)
+    sequence = message.sequence
+    return None if sequence is None else _sequence(message.producerId or b"", sequence, message.answeredBelow)
+
+
+def no_identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> str | SendRefusal | None:
+    """The same on an engine that does not recognise messages."""
+    key = message.idempotencyKey
+    if key is None and properties:
+        key = properties.get(KEY_PROPERTY)
+    if key is None:
+        return None
+    return illegal(
+        "idempotency_key",
+        f"the message has the idempotency key {shown(key)}, and this cluster's engine cannot tell"
+        " whether it was stored before",
+        "allowed here: messages without one; the file log can",
+    )
+
+
+def _key(message: Any, key: bytes) -> str | SendRefusal:
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        text = ""
+    if not text.strip() or len(text) > KEY_CHARACTERS_MAX:
+        what = f"the idempotency key {shown(key)} has {len(key)} bytes"
+        return illegal("idempotency_key", what, _KEY_ALLOWED)
+    return key_identity(message.topic or b"", key, message.body or message.value or b"")
+
+
+def _sequence(producer: bytes, sequence: int, below: int | None) -> str | SendRefusal:
+    below = below or 0
+    if not 1 <= len(producer) <= PRODUCER_BYTES_MAX:
+        what = f"sequence {sequence} comes with a producerId of {len(producer)} bytes"
+        return illegal("sequence", what, f"allowed: 1 to {PRODUCER_BYTES_MAX} bytes")
+    if not 0 <= below <= sequence <= SEQUENCE_MAX:
+        what = f"sequence {sequence} comes with answeredBelow {below}"
+        return illegal("sequence", what, "allowed: 0 <= answeredBelow <= sequence")
+    return sequence_identity(producer, sequence, below)
+
+
+def delay_uuid(identity: str) -> bytes:
+    """16 bytes, the same for each send of a message: by them the delay service knows it."""
+    name = parse_key(identity)[0] if is_key(identity) else identity.rpartition(".")[0].encode()
+    return blake2b(name, digest_size=16).digest()
