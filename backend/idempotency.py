@@ -15,7 +15,7 @@ the producer not heard of for longest is forgotten above it. What was forgotten 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from struct import Struct
 
 import google_crc32c
@@ -35,10 +35,10 @@ PLACE = Struct(
 )  # message id, offset, queue, incarnation, checksum of the body, stored at (epoch ms)
 ROW_BYTES = DIGEST_BYTES + PLACE.size + 4  # a key's digest and place, and their CRC-32C
 
-Sequence = tuple[str, int, int]  # producer, sequence, answered below
+Numbered = tuple[str, int, int]  # producer, sequence, answered below
 
 
-def _name(identity: bytes | Sequence) -> bytes | tuple[str, int]:
+def _name(identity: bytes | Numbered) -> bytes | tuple[str, int]:
     """What tells it from all others: a key's digest, or producer and sequence."""
     return identity if isinstance(identity, bytes) else identity[:2]
 
@@ -113,7 +113,7 @@ class KnownSends:
         self._keys = self._sequences = 0
         self._next_slice = 0
         self._ahead: dict[bytes | tuple[str, int], bytes] = {}
-        self._noted: list[tuple[bytes | Sequence, bytes]] = []
+        self._noted: list[tuple[bytes | Numbered, bytes]] = []
 
     def bounds(self, window_ms: int, keys_max: int) -> None:
         """Others from now on."""
@@ -176,7 +176,7 @@ class KnownSends:
         self, text: str, message_id: bytes, offset: int, queue_id: int, incarnation: int, stored_ms: int
     ) -> None:
         """The send `text`, of which `first` knew nothing, has this place."""
-        identity: bytes | Sequence
+        identity: bytes | Numbered
         identity, checksum = parse_key(text) if is_key(text) else (parse_sequence(text), 0)
         place = PLACE.pack(message_id, offset, queue_id, incarnation, checksum, stored_ms)
         self._ahead[_name(identity)] = place
@@ -212,7 +212,7 @@ class KnownSends:
 
     # --- what counts
 
-    def _keep_one(self, identity: bytes | Sequence, place: bytes) -> None:
+    def _keep_one(self, identity: bytes | Numbered, place: bytes) -> None:
         incarnation, stored_ms = PLACE.unpack(place)[3], PLACE.unpack(place)[5]
         if isinstance(identity, bytes):
             self._keep_key(identity, place, incarnation, stored_ms)
@@ -284,14 +284,16 @@ class KnownSends:
         self.producers[name] = known
         self._sequences += len(known.places)
 
-    def put_slice(self, number: int, rows: Iterable[bytes | None]) -> None:
-        """A slice as its file holds it, in the order of their numbers; None: a row that is damaged."""
+    def forget_keys(self) -> None:
+        """All of them, to be told anew."""
+        self.slices.clear()
+        self._counts.clear()
+        self._keys = 0
+
+    def put_slice(self, number: int, rows: Sequence[bytes]) -> None:
+        """A slice as its file holds it, in the order of their numbers."""
         made: KeySlice | None = None
-        saved = 0
         for row in rows:
-            saved += 1
-            if row is None:
-                continue
             place = row[DIGEST_BYTES:-4]
             _, _, _, incarnation, _, stored_ms = PLACE.unpack(place)
             if made is None:
@@ -299,7 +301,7 @@ class KnownSends:
             made.add(row[:DIGEST_BYTES], place, incarnation, stored_ms)
         self._next_slice = max(self._next_slice, number + 1)
         if made is not None:
-            made.saved = saved
+            made.saved = len(rows)
             self.slices.append(made)
             self._counts += made.counts
             self._keys += sum(made.counts.values())

@@ -186,6 +186,15 @@ class SegmentSet:
             return None
         return self.segments[index]
 
+    def holes(self, end: int) -> list[tuple[int, int]]:
+        """Ranges of log positions below `end` that no file holds; behind a kept segment all was deleted."""
+        found, at = [], self.first_position
+        for segment in self.segments:
+            if not segment.kept:
+                found.append((at, min(segment.start, end)))
+                at = segment.end
+        return [hole for hole in (*found, (at, end)) if hole[0] < hole[1]]
+
     def create(self, start: int, size: int) -> Segment:
         """A new, empty, durable file for the log from `start` on. Blocking; not in the set yet."""
         path = self.path(start)

@@ -2,13 +2,14 @@
 
 The records of the log say who they are, so the tail brings back what was stored since the checkpoint; the
 files hold what stood there before it, row after row. A checkpoint names the slices and how many rows of
-each count; it is written when those are durable. Sequences of producers are few and change all the time:
-they stand in the checkpoint itself (`encode_sends`).
+each count; it is written when those are durable. Files that are not as it says are made again from the log.
+Sequences of producers are few and change all the time: they stand in the checkpoint itself
+(`encode_sends`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ _encode: Any = msgspec.msgpack.Encoder().encode
 Found = Callable[[str, int, int, str], None]  # a damaged piece: file, position, length, what
 
 
-class Part(NamedTuple):
+class SliceRows(NamedTuple):
     """Rows to be written behind those that the file of a slice has."""
 
     slice: KeySlice
@@ -62,25 +63,19 @@ class SendFiles:
         self._folder = f"{directory}/{names.SENDS}"
         self._made = False
 
-    def load(self, known: KnownSends, slices: Sequence[SliceRow], now_ms: int, found: Found) -> None:
-        """What a checkpoint says was there. What is missing or damaged is forgotten, and told."""
+    def load(self, known: KnownSends, slices: Sequence[SliceRow], now_ms: int, found: Found) -> bool:
+        """What a checkpoint says was there; False: some of it is missing or damaged, which is told."""
+        sound = True
         for number, rows, last_ms in slices:
             if last_ms >= now_ms - known.window_ms:
-                known.put_slice(number, self._rows(number, rows, found))
-
-    def _rows(self, number: int, rows: int, found: Found) -> Iterator[bytes | None]:
-        data = self._read(number)
-        bad = 0
-        for at in range(0, rows * ROW_BYTES, ROW_BYTES):
-            row = data[at : at + ROW_BYTES]
-            sound = is_sound(row)
-            bad += not sound
-            yield row if sound else None
-        if bad:
-            text = (
-                f"slice {number}: {bad} of {rows} idempotency keys are lost; those sends may be stored again"
-            )
-            found(names.SENDS, number, bad * ROW_BYTES, text)
+                whole = self._read(number)[: rows * ROW_BYTES]
+                every = [whole[at : at + ROW_BYTES] for at in range(0, len(whole), ROW_BYTES)]
+                good = [row for row in every if is_sound(row)]
+                if len(good) < rows:
+                    sound, lost = False, rows - len(good)
+                    found(names.SENDS, number, lost * ROW_BYTES, f"{lost} of {rows} idempotency keys")
+                known.put_slice(number, good)
+        return sound
 
     def _read(self, number: int) -> bytes:
         try:
@@ -92,12 +87,12 @@ class SendFiles:
         finally:
             file.close()
 
-    def take(self, known: KnownSends) -> tuple[list[Part], set[str]]:
+    def take(self, known: KnownSends) -> tuple[list[SliceRows], set[str]]:
         """On the hub: what is to be written now, and the names of the files that stay."""
-        parts = [Part(one, one.saved, bytes(one.unsaved)) for one in known.slices if one.unsaved]
+        parts = [SliceRows(one, one.saved, bytes(one.unsaved)) for one in known.slices if one.unsaved]
         return parts, {names.slice_name(one.number) for one in known.slices}
 
-    def write(self, parts: Sequence[Part], staying: set[str]) -> None:
+    def write(self, parts: Sequence[SliceRows], staying: set[str]) -> None:
         """Durable on return. Raises OSError."""
         if parts and not self._made:
             self._storage.make_folder(self._folder)
@@ -118,7 +113,7 @@ class SendFiles:
                 if name not in staying:
                     self._storage.remove(f"{self._folder}/{name}")
 
-    def written(self, parts: Sequence[Part]) -> None:
+    def written(self, parts: Sequence[SliceRows]) -> None:
         """On the hub, after `write`: these are in their files."""
         for part in parts:
             del part.slice.unsaved[: len(part.rows)]

@@ -31,6 +31,7 @@ from tests.property.test_consumer_pull_buffer import PullBufferMachine
 from tests.property.test_delay_engine import DelayMachine
 from tests.property.test_delay_levels import LevelMachine
 from tests.property.test_fetch_property import PositionMachine, RosterMachine
+from tests.property.test_known_sends import KnownSendsMachine
 from tests.property.test_progress_ack_map import AckMapMachine
 
 MACHINES: dict[str, tuple[type[RuleBasedStateMachine], int]] = {  # and the steps of one example
@@ -41,6 +42,7 @@ MACHINES: dict[str, tuple[type[RuleBasedStateMachine], int]] = {  # and the step
     "order-of-topics-in-batches": (OrderOfTopicsInBatchesMachine, 60),
     "pull-buffer": (PullBufferMachine, 60),
     "ack-map": (AckMapMachine, 50),
+    "known-sends": (KnownSendsMachine, 60),
     "assignment": (AssignmentMachine, 50),
     "levels": (LevelMachine, 50),
     "delay": (DelayMachine, 50),

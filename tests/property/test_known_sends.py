@@ -1,7 +1,7 @@
 """Sends that are stored once, against a naive model: a list of all that was stored, looked through each time.
 
-The machine plays an engine: it asks, stores, makes frames count or takes them back, forgets what a producer has
-an answer for, lets time pass, and starts again from files and a checkpoint, or from the stored records alone.
+The machine plays an engine: it asks, stores, makes frames count or takes them back, forgets what a producer
+has an answer for, lets time pass, and starts again from files and a checkpoint, or from the stored records.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEYS_MAX = 40
 
 
 @dataclass(frozen=True)
-class Stored:
+class KnownSend:
     """One stored record. `producer`: b"" for one with a key; `number`: of the key, or the sequence."""
 
     producer: bytes
@@ -45,14 +45,14 @@ class KnownSendsMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         self.known = KnownSends(WINDOW_MS, KEYS_MAX, saving=True)
         self.files: dict[int, bytes] = {}
-        self.records: list[Stored] = []
-        self.frame: list[Stored] = []
+        self.records: list[KnownSend] = []
+        self.frame: list[KnownSend] = []
         self.now_ms = 1_000_000
         self.producers = [b"\x01", b"\x02" * 32]
 
     # --- what the model says
 
-    def _first(self, producer: bytes, number: int, incarnation: int) -> Stored | None:
+    def _first(self, producer: bytes, number: int, incarnation: int) -> KnownSend | None:
         for one in reversed(self.records + self.frame):
             if (one.producer, one.number) == (producer, number):
                 alive = bool(producer) or one.stored_ms >= self.now_ms - WINDOW_MS
@@ -82,7 +82,7 @@ class KnownSendsMachine(RuleBasedStateMachine):
             return
         assert found is None, (producer, number, found)
         at = len(self.records) + len(self.frame)
-        stored = Stored(
+        stored = KnownSend(
             producer, number, below, text, at.to_bytes(16), at, at % 7, incarnation, self.now_ms, body
         )
         self.known.note(text, stored.message_id, at, stored.queue_id, incarnation, self.now_ms)

@@ -32,13 +32,12 @@ from backend.file_log.core.layout import (
     pack_record,
 )
 from backend.file_log.options import FileLogOptions
-from backend.file_log.state import LogQueue, LogState
+from backend.file_log.state import LogQueue, LogState, TopicState
 from backend.progress.group_progress import Fence, Key
 from backend.records import (
     AppendResult,
     AppendStatus,
     Durability,
-    FirstStored,
     NewRecord,
     TopicInfo,
     tag_hash,
@@ -117,11 +116,6 @@ def refused(error: Exception) -> AppendResult:
     return AppendResult(AppendStatus.REFUSED, -1, Durability.WRITTEN, error)
 
 
-def stored_before(first: FirstStored, durability: Durability) -> AppendResult:
-    """The result of a record whose message was stored by an earlier one."""
-    return AppendResult(AppendStatus.STORED, first.offset, durability, None, first)
-
-
 class FramePacker:
     """Packs one frame after the other; one frame at a time."""
 
@@ -198,7 +192,7 @@ class FramePacker:
     # Longer than sixty lines because it is the hot loop: every call out of it costs 5 % of the write path.
     def add_lists(self, lists: Iterable[Sequence[NewRecord]], once: bool = True) -> list[Results]:
         """The same for the records of many requests."""
-        frame, parts, tags, sends = self.frame, self._parts, self._tags, self._state.sends
+        frame, parts, tags = self.frame, self._parts, self._tags
         topics, position, stored_ms = self._state.topics, frame.end, frame.stored_ms
         positions, names, keys, ids = frame.columns
         crc, add_crc, pack_rest, pack_front = google_crc32c.value, google_crc32c.extend, REST.pack, FRONT.pack
@@ -212,7 +206,6 @@ class FramePacker:
             for record in records:
                 topic = topics.get(record.topic)
                 delivery, key, message_id = record.delivery, record.key, record.message_id
-                identity = None
                 try:
                     if (
                         topic is None or record.queue_id < 0 or not topic.writable
@@ -226,32 +219,21 @@ class FramePacker:
                         tag = self._tag(record.tags)
                     tail = topic.name_bytes + key
                     if record.system:
-                        identity = record.system.get(IDENTITY) if once else None
-                        if identity is not None:
-                            first = sends.first(identity, topic.incarnation, stored_ms)
-                            if first is not None:
-                                results.append(stored_before(first, topic.durability))
-                                continue
+                        if once and self._answered_before(record, topic, results):
+                            continue
                         tail += encode_system(dict(record.system))
                     meta_bytes = RECORD_BYTES + len(tail)
                     size = meta_bytes + len(delivery)
                     packed, offset, due_ms = meta_bytes << 8 | record.flags, queue.assigned, record.due_ms
                     if due_ms < 0:
                         due_ms = stored_ms - due_ms
-                    meta = (
-                        pack_rest(
-                            position, size, tag, due_ms, packed, offset, stored_ms, record.born_ms,
-                            message_id, topic.incarnation, record.queue_id, len(key), 1, RECORD_VERSION,
-                            topic.name_size,
-                        )
-                        + tail
-                    )  # fmt: skip
+                    meta = pack_rest(
+                        position, size, tag, due_ms, packed, offset, stored_ms, record.born_ms, message_id,
+                        topic.incarnation, record.queue_id, len(key), 1, RECORD_VERSION, topic.name_size,
+                    ) + tail  # fmt: skip
                     entry = pack_entry(position, size, tag, due_ms, packed)
                 except (IndexError, struct.error, TypeError, AttributeError, UnicodeEncodeError) as error:
                     results.append(refused(self._explain(record, error)))
-                    continue
-                except DdmqError as error:
-                    results.append(refused(error))
                     continue
                 meta_crc = add_crc(salt, meta)
                 parts += (pack_front(RECORD_MAGIC, meta_crc, add_crc(meta_crc, delivery)), meta, delivery)
@@ -268,12 +250,32 @@ class FramePacker:
                 ids.append(message_id)
                 position += size
                 results.append(new(AppendResult, (status, offset, topic.durability, None, None)))
-                if identity is not None:
-                    queue_id, incarnation = record.queue_id, topic.incarnation
-                    sends.note(identity, message_id, offset, queue_id, incarnation, stored_ms)
-                    frame.sync = True  # what is remembered is never ahead of the disk
+                if once and record.system:
+                    self._note(record, topic, offset)
         frame.end = position
         return answers
+
+    def _answered_before(self, record: NewRecord, topic: TopicState, results: Results) -> bool:
+        """Whether it says who it is, and is answered by that: it was stored before, or cannot be known."""
+        identity = record.system.get(IDENTITY) if record.system else None
+        if identity is None:
+            return False
+        try:
+            first = self._state.sends.first(identity, topic.incarnation, self.frame.stored_ms)
+        except DdmqError as error:
+            results.append(refused(error))
+            return True
+        if first is not None:
+            found = AppendResult(AppendStatus.STORED, first.offset, topic.durability, None, first)
+            results.append(found)
+        return first is not None
+
+    def _note(self, record: NewRecord, topic: TopicState, offset: int) -> None:
+        identity = record.system.get(IDENTITY) if record.system else None
+        if identity is not None:
+            frame, place = self.frame, (record.message_id, offset, record.queue_id, topic.incarnation)
+            self._state.sends.note(identity, *place, frame.stored_ms)
+            frame.sync = True  # what is remembered is never ahead of the disk
 
     def _explain(self, record: NewRecord, error: Exception) -> DdmqError:
         found = self.refusal(record)

@@ -24,7 +24,7 @@ from backend.file_log.consume_queue import QueueFiles
 from backend.file_log.core import names
 from backend.file_log.index.attached import AttachedIndex
 from backend.file_log.segments import SegmentSet
-from backend.file_log.sends import Part, SendFiles, SliceRow, decode_sends, encode_sends
+from backend.file_log.sends import SendFiles, SliceRow, SliceRows, decode_sends, encode_sends
 from backend.file_log.state import LogQueue, LogState, TopicState, decode_topic, encode_topic
 from backend.file_log.storage import Storage
 from backend.progress.codec import decode_progress, encode_progress
@@ -316,7 +316,7 @@ class Checkpointer:
         writes = self._tails.take()
         off_hub(save, lambda _, error: self._saved(position, parts, error))
 
-    def _save(self, data: bytes, writes: list[Write], parts: list[Part], staying: set[str]) -> None:
+    def _save(self, data: bytes, writes: list[Write], parts: list[SliceRows], staying: set[str]) -> None:
         """Blocking. Raises DrainingError when its turn comes after the log was closed."""
         if self.closed:
             raise DrainingError("the log was closed before it began")
@@ -327,7 +327,7 @@ class Checkpointer:
         self._index.index.sync()
         save_checkpoint(self._storage, self._directory, data)
 
-    def _saved(self, position: int, parts: list[Part], error: Exception | None) -> None:
+    def _saved(self, position: int, parts: list[SliceRows], error: Exception | None) -> None:
         self._saving = False
         self._counts[error is None].value += 1
         if error is None:

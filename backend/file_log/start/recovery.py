@@ -21,7 +21,6 @@ from backend.file_log.core.layout import (
     ENTRY_BYTES,
     FLAG_DELETED,
     GAP_ENTRY,
-    RECORD_BYTES,
     UNSALTED,
     Frame,
     Record,
@@ -38,6 +37,7 @@ from backend.file_log.segments import SegmentSet
 from backend.file_log.sends import SendFiles
 from backend.file_log.start.checkpoint import load_checkpoint
 from backend.file_log.start.format_file import find_format, new_salt, write_format
+from backend.file_log.start.keys import apply_identity, load_keys
 from backend.file_log.start.tail import Tail
 from backend.file_log.state import LogQueue, LogState, decode_topic
 from backend.file_log.storage import Storage, is_full
@@ -45,7 +45,6 @@ from backend.progress.codec import decode_delta
 from backend.records import QueueRef, TopicInfo
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import DLQ_PREFIX, QUEUES_DEFAULT
-from ddmq_common.send_identity import IDENTITY
 
 log = logging.getLogger(__name__)
 FLUSH_BYTES = 8 << 20  # entries in memory before they go to their files; the rest goes when the log is open
@@ -125,8 +124,9 @@ class Recovery:
             self._go_on_salted(end)
         self._known = self._state.last_incarnation
         if checkpoint is not None:
-            sends, found = SendFiles(self._storage, self._directory), self._damage.found
-            sends.load(self._state.sends, checkpoint.slices, self._state.last_ms, found)
+            files, now_ms = SendFiles(self._storage, self._directory), self._state.last_ms
+            found, segments = self._damage.found, self._segments
+            load_keys(self._state.sends, files, checkpoint.slices, now_ms, found, segments, self.items, start)
         rebuilt = self._rebuild_missing(min(start, end))
         if self._headless:
             self._apply_letters(start)
@@ -146,17 +146,8 @@ class Recovery:
 
     def _report_holes(self, start: int) -> None:
         """Below the log position `start` nothing is walked, but whether the files are there is seen."""
-        at = self._segments.first_position
-        for segment in self._segments.segments:
-            if segment.kept:
-                continue  # what was behind it was deleted
-            self._report_hole(at, min(segment.start, start))
-            at = segment.end
-        self._report_hole(at, start)
-
-    def _report_hole(self, start: int, end: int) -> None:
-        if start < end:
-            self._report_bad(Bad(start, end), "this part of the log is missing")
+        for hole in self._segments.holes(start):
+            self._report_bad(Bad(*hole), "this part of the log is missing")
 
     def _report_bad(self, bad: Bad, what: str) -> None:
         self._bad.append(bad)
@@ -275,23 +266,7 @@ class Recovery:
         while queue.assigned < record.offset:
             self._add_entry(queue, self._lost_entry(queue))
         self._add_entry(queue, pack_entry(record))
-        if len(record.meta) > RECORD_BYTES + record.topic_bytes + record.key_bytes:
-            self._apply_identity(record)
-
-    def _apply_identity(self, record: Record) -> None:
-        identity = record.system.get(IDENTITY)
-        if identity is not None:
-            try:
-                self._state.sends.restore(
-                    identity,
-                    record.message_id,
-                    record.offset,
-                    record.queue_id,
-                    record.incarnation,
-                    record.stored_ms,
-                )
-            except ValueError as error:
-                raise DamagedError(f"identity {identity[:100]!r} of a send: {error}") from error
+        apply_identity(record, self._state.sends)
 
     def _queue(self, ref: QueueRef) -> LogQueue | None:
         """The queue; made up when the record that created it, or made it grow, must have been lost."""

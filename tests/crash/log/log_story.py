@@ -6,7 +6,7 @@ checkpoints and rolls segments. `Told` remembers each answer; `check` opens what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from backend.records import (
 from ddmq_common.clock import SystemClock
 from ddmq_common.errors import DdmqError
 from ddmq_common.metrics.registry import Registry
+from ddmq_common.send_identity import IDENTITY, key_identity, sequence_identity
 from tests.support.waits import done as wait
 from tests.support.waits import soon, until
 
@@ -99,7 +100,8 @@ class Story:
     def append(self, wanted: Sequence[tuple[str, int, int]]) -> None:
         bodies = [self.told.body(size) for _, _, size in wanted]
         records = [
-            new_record(topic, queue, body) for (topic, queue, _), body in zip(wanted, bodies, strict=True)
+            (known_record if topic == "orders" else new_record)(topic, queue, body)
+            for (topic, queue, _), body in zip(wanted, bodies, strict=True)
         ]
         results = self.ask(lambda: self.log.append(records, soon())) or []
         for record, result in zip(records, results, strict=False):
@@ -154,6 +156,16 @@ def new_record(topic: str, queue: int, body: bytes) -> NewRecord:
     return NewRecord(topic, queue, body[:16].ljust(16, b"."), 1_700_000_000_000, body, body[:6], b"tag")
 
 
+def known_record(topic: str, queue: int, body: bytes) -> NewRecord:
+    """One that says who it is: odd ones by a producer's sequence, even ones by a key."""
+    record, number = new_record(topic, queue, body), int(body[:6])
+    identity = (
+        sequence_identity(b"story", number, 0) if number % 2 else key_identity(topic.encode(), body[:6], body)
+    )
+    record.system = {IDENTITY: identity}
+    return record
+
+
 def read_all(log: FileLog, topic: str) -> dict[tuple[int, int], StoredRecord]:
     """Everything that a topic serves, by queue and offset."""
     info = log.topic(topic)
@@ -192,6 +204,7 @@ def check(log: FileLog, told: Told, *, written_too: bool, lost: int = 0) -> None
     assert len(served) == len(set(served)), "a record is served twice"
     assert told.absent.isdisjoint(served)
     _check_progress(log, told, set(served), lost)
+    _check_known(log, found["orders"].values(), told, lost)
     _check_goes_on(log)
 
 
@@ -209,6 +222,30 @@ def _check_progress(log: FileLog, told: Told, served: set[bytes], lost: int) -> 
         view = wait(log.progress("group", [ref]))[0]
         finished = (view.committed or 0) > offset or any(a <= offset < b for a, b in view.finished)
         assert finished == (body in served), "a commit came apart"
+
+
+def _check_known(log: FileLog, found: Iterable[StoredRecord], told: Told, lost: int) -> None:
+    """What is served is recognised when it is sent again."""
+    for stored in found:
+        identity = stored.system.get(IDENTITY)
+        if identity is None:
+            continue
+        again = known_record(stored.topic, 1 - stored.queue_id, bytes(stored.delivery))
+        result = wait(log.append([again], soon()))[0]
+        assert result.status is AppendStatus.STORED, result.error
+        if result.first is None:
+            lost -= 1
+            assert lost >= 0, f"{identity} is stored a second time"
+        else:
+            place = (stored.message_id, stored.queue_id, stored.offset, False)
+            assert result.first == place
+
+
+def check_absent(log: FileLog, told: Told) -> None:
+    """What was not stored is taken when it is sent again; this log has then served its time."""
+    for body in told.absent if log.topic("orders") is not None else ():
+        result = wait(log.append([known_record("orders", 0, body)], soon()))[0]
+        assert (result.status, result.first) == (AppendStatus.STORED, None)
 
 
 def _check_goes_on(log: FileLog) -> None:

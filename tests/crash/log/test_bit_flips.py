@@ -163,7 +163,21 @@ def test_a_bit_of_a_checkpoint_loses_nothing(built: Built, tmp_path: Path) -> No
             shutil.rmtree(target)
 
 
-@pytest.mark.parametrize("name", ["consumequeue", "index", "checkpoint", "checkpoint.old"])
+def test_a_bit_of_the_idempotency_keys_loses_nothing(built: Built, tmp_path: Path) -> None:
+    paths = list((built.folder / "sends").glob("*"))
+    assert paths
+    for path in paths:
+        for at in range(0, path.stat().st_size, 11):
+            target = tmp_path / f"{path.name}-{at}"
+            shutil.copytree(built.folder, target)
+            flip(target / "sends" / path.name, at, at % 8)
+            log = open_story(target)
+            check(log, built.told, written_too=True)
+            log.close()
+            shutil.rmtree(target)
+
+
+@pytest.mark.parametrize("name", ["consumequeue", "index", "checkpoint", "checkpoint.old", "sends"])
 def test_a_view_that_is_gone_is_made_again(built: Built, tmp_path: Path, name: str) -> None:
     target = tmp_path / "log"
     shutil.copytree(built.folder, target)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from faulty_storage import FaultyStorage
-from log_story import Story, Told, check, open_story
+from log_story import Story, Told, check, check_absent, open_story
 
 from backend.file_log import FileLog
 from ddmq_common.errors import DdmqError
@@ -45,6 +45,7 @@ def reopen_and_check(folder: Path, told: Told, *, written_too: bool) -> None:
     try:
         assert log.recovered.damaged_pieces == 0, "a torn tail was taken for damage"
         check(log, told, written_too=written_too)
+        check_absent(log, told)
     finally:
         log.close()
 

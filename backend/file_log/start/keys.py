@@ -1,0 +1,62 @@
+"""Idempotency keys as the log is opened: what its records say, and what their files hold of those before."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+from backend.file_log.core.layout import RECORD_BYTES, Frame, Record, RecordKind
+from backend.file_log.core.scan import Bad
+from backend.file_log.segments import SegmentSet
+from backend.file_log.sends import Found, SendFiles, SliceRow
+from backend.idempotency import KnownSends
+from ddmq_common.errors import DamagedError
+from ddmq_common.send_identity import IDENTITY, is_key
+
+log = logging.getLogger(__name__)
+Items = Callable[[int, int], Iterator[Frame | Record | Bad]]
+
+
+def apply_identity(record: Record, known: KnownSends) -> None:
+    """A stored message may say who it is. Raises DamagedError."""
+    if len(record.meta) == RECORD_BYTES + record.topic_bytes + record.key_bytes:
+        return
+    identity = record.system.get(IDENTITY)
+    if identity is None:
+        return
+    place = record.message_id, record.offset, record.queue_id, record.incarnation, record.stored_ms
+    try:
+        known.restore(identity, *place)
+    except ValueError as error:
+        raise DamagedError(f"identity {identity[:100]!r} of a send: {error}") from error
+
+
+def load_keys(
+    known: KnownSends,
+    files: SendFiles,
+    slices: Sequence[SliceRow],
+    now_ms: int,
+    found: Found,
+    segments: SegmentSet,
+    items: Items,
+    end: int,
+) -> None:
+    """Those of records below the log position `end`: as their files hold them, else from the log."""
+    if files.load(known, slices, now_ms, found):
+        return
+    log.warning("idempotency keys of the last %d ms are added again from the log", known.window_ms)
+    known.forget_keys()
+    parts: list[list[Record]] = []
+    for segment in reversed(segments.segments):
+        held = list(items(segment.start, min(segment.end, end))) if segment.start < end else []
+        parts.append([one for one in held if isinstance(one, Record) and _has_key(one)])
+        stored = [one.stored_ms for one in held if isinstance(one, Frame)]
+        if stored and stored[0] < now_ms - known.window_ms:
+            break
+    for part in reversed(parts):
+        for record in part:
+            apply_identity(record, known)
+
+
+def _has_key(record: Record) -> bool:
+    return record.kind == RecordKind.MESSAGE and is_key(record.system.get(IDENTITY, ""))
