@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import secrets
+from collections.abc import Callable, Collection, Iterable, Sequence
+from threading import Lock
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -10,14 +12,16 @@ from ddmq_client.core import frames
 from ddmq_client.core.pipeline import HURRY_SHARE, goes_alone, has_level, split
 from ddmq_client.core.selectors import placer
 from ddmq_client.core.sending import SEND_DELAYED, SendJob, result_of
-from ddmq_client.core.settings import TIMEOUT_MS_MAX, ProducerSettings, check
+from ddmq_client.core.sequences import Sequences
+from ddmq_client.core.settings import TIMEOUT_MS_MAX, ProducerSettings, check, check_text
 from ddmq_client.delays import When
 from ddmq_client.errors import InvalidMessageError, OptionError
 from ddmq_client.idl.codes import Code, DelayAction
-from ddmq_client.outgoing import OutgoingMessage, SendResult
+from ddmq_client.outgoing import OutgoingMessage, SendResult, has_key
 from ddmq_client.wire.producing import encode_change, encode_delayed, encode_message
 
 SEND_ONEWAY = b"sendOneway"
+PRODUCER_ID_BYTES = 16
 Member = tuple[int, bytes]  # index in the application's list, encoded message
 
 
@@ -26,6 +30,7 @@ class BatchPlan(NamedTuple):
 
     results: list[SendResult]
     requests: list[list[Member]]
+    keyed: Collection[int]  # in the application's list: which have a key
 
     def fill(self, request: list[Member], results: Sequence[SendResult]) -> None:
         """Put a request's results where its messages stood."""
@@ -40,10 +45,13 @@ class Outbox:
         self.settings = settings
         self._place = placer(settings.selector)
         self._policy = settings.policy()
+        self._sequences = Sequences(_producer, Lock()) if settings.idempotent else None
 
     def encode(self, message: OutgoingMessage) -> bytes:
         """The message's bytes on the wire; InvalidMessageError where there are none."""
         settings = self.settings
+        if message.idempotency_key is not None:
+            check_text("idempotency_key", message.idempotency_key)
         return encode_message(message, self._place(message), settings.client_id, settings.producer_group)
 
     def timeout_s(self, timeout_ms: int | None) -> float:
@@ -53,12 +61,29 @@ class Outbox:
         check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
         return timeout_ms / 1000
 
-    def job(self, encoded: Sequence[bytes], deadline: float) -> SendJob:
-        """One request's job: sendSync for one message, sendBatch for several."""
-        return SendJob(encoded, len(encoded) > 1, deadline, self._policy)
+    def single(self, message: OutgoingMessage, deadline: float) -> SendJob:
+        """The job of one message."""
+        encoded = self.encode(message)
+        return self.job([encoded], deadline, _ALL_OF_ONE if has_key(message) else ())
+
+    def part(self, plan: BatchPlan, request: list[Member], deadline: float) -> SendJob:
+        """The job of one request of a plan."""
+        keyed = [n for n, (at, _) in enumerate(request) if at in plan.keyed] if plan.keyed else ()
+        return self.job([data for _, data in request], deadline, frozenset(keyed))
+
+    def job(self, encoded: Sequence[bytes], deadline: float, keyed: Collection[int] = ()) -> SendJob:
+        """One request's job: sendSync for one message, sendBatch for several. `keyed`: which have a key."""
+        sequences = self._sequences if len(keyed) < len(encoded) else None
+        batch = len(encoded) > 1
+        return SendJob(encoded, batch, deadline, self._policy, sequences=sequences, keyed=keyed)
 
     def delayed(self, message: OutgoingMessage, when: When, deadline: float) -> SendJob:
         """The job of a delayed message. Its uuid is fixed here, so sending it again makes no second one."""
+        if message.idempotency_key is not None:
+            raise OptionError(
+                f"idempotency_key={message.idempotency_key!r} of a delayed message; allowed: None. By an id"
+                " of its own it is added once, however often it is sent again"
+            )
         placement, client_id = self._place(message), self.settings.client_id
         encoded, again = encode_delayed(message, placement, client_id, str(uuid4()), when)
         return self._repeatable(encoded, deadline, again)
@@ -85,6 +110,7 @@ class Outbox:
         requests: list[list[Member]] = []
         together: list[Member] = []
         after: list[list[Member]] = []
+        keyed: set[int] = set()
         for at, message in enumerate(messages):
             results.append(_UNSENT)
             try:
@@ -95,6 +121,8 @@ class Outbox:
             except OptionError as error:  # its queue or shard key: the others do not pay for it
                 results[at] = result_of(InvalidMessageError(str(error), Code.ILLEGAL_MESSAGE))
                 continue
+            if has_key(message):
+                keyed.add(at)
             if not goes_alone(message):
                 together.append(member)
             elif has_level(message):
@@ -102,7 +130,7 @@ class Outbox:
             else:
                 requests += [*self._cut(together), [member]]
                 together = []
-        return BatchPlan(results, requests + self._cut(together) + after)
+        return BatchPlan(results, requests + self._cut(together) + after, keyed)
 
     def _cut(self, members: list[Member]) -> list[list[Member]]:
         sizes = [len(data) for _, data in members]
@@ -121,4 +149,9 @@ def oneway_frame(encoded: bytes, sequence_id: int) -> bytes:
     return frames.framed((head, *frames.one_message_args(encoded, None)))
 
 
+def _producer() -> bytes:
+    return frames.producer_field(secrets.token_bytes(PRODUCER_ID_BYTES))
+
+
+_ALL_OF_ONE = frozenset((0,))
 _UNSENT = SendResult()

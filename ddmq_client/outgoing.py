@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ddmq_client.errors import OptionError, SendError
-from ddmq_client.idl.codes import DELAY_PROPERTY, DurabilityClass
+from ddmq_client.idl.codes import DELAY_PROPERTY, IDEMPOTENCY_KEY, DurabilityClass
 
 ShardKey = str | bytes | int
+STORED_DIFFERENTLY = 2  # of the wire's `duplicate`
 
 
 @dataclass(slots=True)
@@ -22,6 +23,8 @@ class OutgoingMessage:
     properties  text to text; no blank names or values, no reserved names
     shard_key   messages of one topic with the same shard key go to the same queue
     queue       queue number, taken modulo the topic's queue count; goes before every selector
+    idempotency_key  1 to 255 characters: what is sent again with it to this topic, by whomever and within the
+                proxies' window (an hour), is not stored again
     """
 
     topic: str
@@ -31,6 +34,12 @@ class OutgoingMessage:
     properties: Mapping[str, str] | None = None
     shard_key: ShardKey | None = None
     queue: int | None = None
+    idempotency_key: str | None = None
+
+
+def has_key(message: OutgoingMessage) -> bool:
+    """Whether it says itself how a second one is recognised: by its idempotency key, or the property."""
+    return message.idempotency_key is not None or IDEMPOTENCY_KEY in (message.properties or ())
 
 
 def with_level(properties: Mapping[str, str] | None, level: int | None) -> Mapping[str, str] | None:
@@ -54,12 +63,15 @@ class SendResult:
     offset       its index in that queue, None as above
     durability   what the stored message survives (`ddmq_client.idl.codes.Durability`), None as above
     delay_id     of a delayed message: what `Producer.cancel` takes; None for others
+    duplicate    it was stored before, by an earlier attempt or send: what stands here is that one's
+    body_differs     that one had another body, which stays
     proxy        "host:port" of the proxy that answered
     error        None when stored; else the exception that `Producer.send` would raise
     """
 
     __slots__ = (
-        "code", "delay_id", "durability", "error", "message_id", "offset", "proxy", "queue_id", "text",
+        "code", "delay_id", "duplicate_code", "durability", "error", "message_id", "offset", "proxy",
+        "queue_id", "text",
     )  # fmt: skip
 
     code: int
@@ -69,6 +81,7 @@ class SendResult:
     offset: int | None
     durability: int | None
     delay_id: str | None
+    duplicate_code: int | None  # the wire's: None where the proxy cannot tell a duplicate
     proxy: str
     error: SendError | None
 
@@ -76,11 +89,27 @@ class SendResult:
         self.code = -1
         self.text = self.proxy = ""
         self.message_id = self.queue_id = self.offset = self.durability = self.error = self.delay_id = None
+        self.duplicate_code = None
 
     @property
     def durability_class(self) -> DurabilityClass | None:
         """`durability` as the enumeration."""
         return None if self.durability is None else DurabilityClass(self.durability)
+
+    @property
+    def duplicate(self) -> bool:
+        """It was stored before."""
+        return bool(self.duplicate_code)
+
+    @property
+    def body_differs(self) -> bool:
+        """It was stored before, with another body."""
+        return self.duplicate_code == STORED_DIFFERENTLY
+
+    @property
+    def delayed(self) -> bool:
+        """It is stored to be delivered later, by a delay level or another delay."""
+        return self.offset is None and (self.delay_id is not None or self.message_id is not None)
 
     @property
     def due_at(self) -> datetime | None:
@@ -104,4 +133,5 @@ class SendResult:
         if self.delay_id is not None:
             return f"{type(self).__name__}(code={self.code}, delay_id={self.delay_id!r})"
         where = f"queue_id={self.queue_id}, offset={self.offset}"
-        return f"SendResult(code={self.code}, message_id={self.message_id!r}, {where})"
+        before = f", duplicate=True, body_differs={self.body_differs}" if self.duplicate else ""
+        return f"SendResult(code={self.code}, message_id={self.message_id!r}, {where}{before})"

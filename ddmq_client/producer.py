@@ -20,7 +20,7 @@ from ddmq_client.net.background import Background
 from ddmq_client.net.producer import ProducerBase
 from ddmq_client.net.sync import now
 from ddmq_client.outbox import hurry_at
-from ddmq_client.outgoing import OutgoingMessage, SendResult
+from ddmq_client.outgoing import OutgoingMessage, SendResult, has_key
 from ddmq_client.process import new_client_id
 
 
@@ -30,7 +30,10 @@ class Producer(ProducerBase):
     proxies          "host:port", several with commas, or a list; the port may be left out (9613). A name with
                      several addresses counts as that many proxies and is resolved again every 30 s
     timeout_ms       for one call, end to end: connecting, resending and waiting included
-    retry_unknown    also resend what may be stored already: fewer errors, but duplicates
+    retry_unknown    also resend what may be stored already where nobody recognises it: fewer errors, but
+                     duplicates
+    idempotent       number the messages, so that proxies recognise what is sent again and what may be stored
+                     can be: fewer errors and no duplicates, where the engine can (docs/client.md)
     attempts_max     per message, within the timeout (which ends sooner, by default)
     selector         which queue: "hash" (by shard_key; any queue without), "key" (by shard_key, else by key),
                      "random", or a callable that gets the OutgoingMessage and returns a number (taken modulo
@@ -51,6 +54,7 @@ class Producer(ProducerBase):
         *,
         timeout_ms: int = 3_000,
         retry_unknown: bool = False,
+        idempotent: bool = True,
         attempts_max: int = 1_000,
         selector: Selector = "hash",
         connections_max: int = 64,
@@ -65,6 +69,7 @@ class Producer(ProducerBase):
         settings = ProducerSettings(
             timeout_ms=timeout_ms,
             retry_unknown=retry_unknown,
+            idempotent=idempotent,
             attempts_max=attempts_max,
             connections_max=connections_max,
             in_flight_max=in_flight_max,
@@ -76,7 +81,7 @@ class Producer(ProducerBase):
             client_id=client_id or new_client_id(),
         )
         super().__init__(proxies, settings)
-        self._background = Background(settings, self._sender)
+        self._background = Background(settings, self._outbox, self._sender)
 
     def send_async(
         self,
@@ -95,7 +100,8 @@ class Producer(ProducerBase):
         time = now()
         future: Future[SendResult] = Future()
         hurry = hurry_at(time, timeout_s)
-        waiting = QueuedSend(encoded, time + timeout_s, hurry, goes_alone(message), future, on_done)
+        alone, keyed = goes_alone(message), has_key(message)
+        waiting = QueuedSend(encoded, time + timeout_s, hurry, alone, future, on_done, keyed)
         self._background.put(waiting)
         return future
 

@@ -34,7 +34,7 @@ class AsyncJobSender:
                 if node is None:
                     job.gave_up(NotStoredError(UNRESOLVED))
                     return job.results
-                job.begin(node)
+                job.begin(node, router.recognises())
                 elsewhere = await self._attempt(job, node)
                 wait = job.next_wait(now(), elsewhere)
                 if wait is None:
@@ -45,6 +45,8 @@ class AsyncJobSender:
             job.gave_up(error)
         except ClosedError as error:
             job.gave_up(NotStoredError(str(error)))
+        finally:
+            job.end()
         return job.results
 
     async def oneway(self, make_frame: Callable[[float, int], bytes], deadline: float) -> None:

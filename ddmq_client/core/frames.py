@@ -21,6 +21,7 @@ _I64_FIELD = b"\x16"  # one field id further than the field before
 _STRUCT_FIELD = b"\x1c"
 _LIST_FIELD = b"\x19"
 _STRUCT = 0x0C
+_PRODUCER_ID_FIELD = b"\x08\xce\x01"  # of a Message: binary, its id 103 said in full
 
 
 class FrameError(Exception):
@@ -44,6 +45,8 @@ def varint(value: int) -> bytes:
         return _ONE_BYTE[value]
     if value < 0x4000:
         return bytes((value & 0x7F | 0x80, value >> 7))
+    if value < 0x200000:
+        return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14))
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -81,6 +84,21 @@ def many_messages_args(messages: Sequence[bytes], timeout_ms: int | None) -> tup
     head = bytes((count << 4 | _STRUCT,)) if count < 15 else bytes((0xF0 | _STRUCT,)) + varint(count)
     tail = (_STOP,) if timeout_ms is None else (_I64_FIELD, zigzag(timeout_ms), _STOP)
     return _LIST_FIELD, head, *messages, *tail
+
+
+def producer_field(producer_id: bytes) -> bytes:
+    """Field 103 of a Message, and what begins the one behind it."""
+    return b"%b%b%b%b" % (_PRODUCER_ID_FIELD, varint(len(producer_id)), producer_id, _I64_FIELD)
+
+
+def answered_below(sequence: int) -> bytes:
+    """Field 105 behind 104, and the end of the Message."""
+    return _I64_FIELD + varint(sequence << 1) + _STOP
+
+
+def numbered(message: bytes, producer: bytes, sequence: int, below: bytes) -> bytes:
+    """A message, encoded without those fields, with them: what the two above made, its number between."""
+    return b"".join((message[:-1], producer, varint(sequence << 1), below))
 
 
 def body_of_reply(payload: bytes, method: bytes, sequence_id: int) -> int | None:

@@ -89,7 +89,7 @@ TIME_OUTS_MAX = 3
 class Node:
     """One proxy at one resolved address."""
 
-    __slots__ = ("address", "failures", "gone", "name", "probing", "retry_at", "time_outs")
+    __slots__ = ("address", "failures", "gone", "name", "probing", "recognises", "retry_at", "time_outs")
 
     def __init__(self, address: ProxyAddress) -> None:
         self.address = address
@@ -99,6 +99,7 @@ class Node:
         self.retry_at: float | None = None  # out of rotation until a probe after this time succeeds
         self.probing = False
         self.gone = False  # no longer among the resolved addresses
+        self.recognises: bool | None = None  # what it has stored, when it is sent again; None: not seen yet
 
     @property
     def well(self) -> bool:
@@ -154,6 +155,17 @@ class Rotation:
     def has_fresh(self, avoid: Collection[Node]) -> bool:
         """Is a node in rotation that is not one of `avoid`?"""
         return any(node.retry_at is None and node not in avoid for node in self._nodes)
+
+    def recognises(self) -> bool | None:
+        """Whether nodes know what they have stored when it is sent again: True, one was seen to and none was
+        seen not to; None, none was seen."""
+        seen = None
+        for node in self._nodes:
+            if node.recognises is not None:
+                if not node.recognises:
+                    return False
+                seen = True
+        return seen
 
     def note(self, node: Node, verdict: CallVerdict, now: float) -> None:
         """Count a call's outcome towards the node's health."""

@@ -47,6 +47,7 @@ class QueuedSend(NamedTuple, Generic[T]):
     alone: bool
     future: T
     on_done: Callable[[SendResult], None] | None
+    keyed: bool = False  # it has an idempotency key
 
 
 def has_level(message: OutgoingMessage) -> bool:

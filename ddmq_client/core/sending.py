@@ -3,16 +3,20 @@
 A shell loops: pick a node, `begin()`, write `frame()`, hand back `answered()` or `failed()`, then ask
 `next_wait()`: seconds until the next attempt, or None when every message has its result. The rules of
 resending are in `verdicts`. An outcome that was unknown once stays unknown unless a resend is confirmed as
-stored.
+stored. `end()` comes last, however it ended.
+
+What may be stored is sent again where that is no second message: it has a number or a key, and proxies were
+seen to recognise such (a key: were not seen to pass over it). A node shows by its results whether it does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from ddmq_client.core import frames, verdicts
 from ddmq_client.core.nodes import Node
+from ddmq_client.core.sequences import Sequences
 from ddmq_client.core.verdicts import Again, CallVerdict
 from ddmq_client.errors import NotStoredError, SendError, UnknownOutcomeError
 from ddmq_client.outgoing import SendResult
@@ -25,7 +29,7 @@ SEND_DELAYED = b"sendDelaySync"
 class ResendPolicy(NamedTuple):
     """How long and how often to try.
 
-    retry_unknown    also send again what may be stored (makes duplicates)
+    retry_unknown    also send again what may be stored where that makes a duplicate
     attempts_max     per message
     backoff_first_s  wait before a proxy is tried again; doubles
     backoff_max_s    ceiling of that wait
@@ -44,10 +48,15 @@ class SendJob:
         "_again",
         "_attempts",
         "_batch",
+        "_divides",
+        "_keyed",
         "_maybe_stored",
         "_messages",
+        "_numbers",
         "_pending",
         "_policy",
+        "_recognised",
+        "_sequences",
         "deadline",
         "method",
         "results",
@@ -62,14 +71,22 @@ class SendJob:
         policy: ResendPolicy,
         method: bytes | None = None,
         again: Callable[[], bytes] | None = None,
+        sequences: Sequences | None = None,
+        keyed: Collection[int] = (),
     ) -> None:
         """`deadline` in monotonic seconds; `batch` chooses sendBatch, else sendSync of one message, or
         `method`, which takes one argument struct and a timeout as sendSync does. `again` encodes
         the one message for the attempts after the first; it is called once, when there is a second.
+        `keyed`: which of the messages have a key; the others get a number each, where there are `sequences`.
         """
         self.method = method or (SEND_MANY if batch else SEND_ONE)
         self._messages = messages
         self._again = again
+        self._sequences = sequences
+        self._keyed = keyed
+        self._numbers: range | None = None  # one for each message, also for those with a key
+        self._recognised: bool | None = None
+        self._divides = False  # the time, to leave some for another attempt
         self._batch = batch
         self.deadline = deadline
         self._policy = policy
@@ -79,24 +96,27 @@ class SendJob:
         self.results: list[SendResult] = [_UNTRIED] * len(messages)
         self.tried: set[Node] = set()
 
-    def begin(self, node: Node) -> None:
-        """An attempt at this node starts."""
+    def begin(self, node: Node, recognised: bool | None = None) -> None:
+        """An attempt at this node starts. `recognised`: whether proxies know what they have stored by its
+        number or key, as far as was seen."""
         self._attempts += 1
         self.tried.add(node)
+        self._recognised = recognised
+        if self._sequences is not None and self._attempts == 1:
+            self._numbers = self._sequences.take(len(self._messages))
+        self._divides = self._attempts < self._policy.attempts_max and self._any_once()
         if self._again is not None and self._attempts > 1:
             self._messages, self._again = (self._again(),), None
 
     def attempt_deadline(self, now: float) -> float:
         """When to stop waiting for the attempt that starts now."""
-        if self._policy.retry_unknown and self._attempts < self._policy.attempts_max:
-            return now + (self.deadline - now) / 2
-        return self.deadline
+        return now + (self.deadline - now) / 2 if self._divides else self.deadline
 
     def frame(self, now: float, sequence_id: int) -> bytes:
         """The request for everything still pending. The proxy is given a little less time than we have."""
         left_ms = max(0.0, self.attempt_deadline(now) - now) * 1000
         timeout_ms = max(1, int(left_ms - min(50.0, left_ms / 10)))
-        pending = [self._messages[at] for at in self._pending]
+        pending = self._numbered() if self._numbers else [self._messages[at] for at in self._pending]
         head = frames.call_head(self.method, sequence_id)
         if self._batch:
             return frames.framed((head, *frames.many_messages_args(pending, timeout_ms)))
@@ -110,18 +130,27 @@ class SendJob:
         if len(results) != len(self._pending):
             text = f"proxy answered {len(results)} results for {len(self._pending)} messages"
             return self.failed(node, CallVerdict.LOST, text, elsewhere)
-        worst, left = CallVerdict.STORED, []
+        worst, refused, recognises = CallVerdict.STORED, [], None
         for at, result in zip(self._pending, results, strict=True):
             verdict = verdicts.of_code(result.code)
             result.proxy = node.name
             self.results[at] = result
-            if verdict is CallVerdict.STORED:
-                continue
-            if worst is not CallVerdict.LEAVING:
-                worst = verdict
-            if self._refused(at, verdict, result.text, result.code, node.name, elsewhere):
-                left.append(at)
-        self._pending = left
+            if verdict is not CallVerdict.STORED:
+                refused.append((at, verdict, result))
+                if worst is not CallVerdict.LEAVING:
+                    worst = verdict
+            elif result.duplicate_code is not None:
+                recognises = recognises is not False
+            elif recognises is not False and self._shows_not(at, result):
+                recognises = False
+        if recognises is not None:
+            node.recognises = recognises
+            self._recognised = recognises and self._recognised is not False
+        self._pending = [
+            at
+            for at, verdict, result in refused
+            if self._refused(at, verdict, result.text, result.code, node.name, elsewhere)
+        ]
         return worst
 
     def failed(self, node: Node, verdict: CallVerdict, text: str, elsewhere: bool) -> CallVerdict:
@@ -148,6 +177,39 @@ class SendJob:
             return None
         return wait
 
+    def end(self) -> None:
+        """Nothing of it is sent again. To be called in any case."""
+        if self._sequences is not None and self._numbers is not None:
+            self._sequences.give_back(self._numbers)
+            self._numbers = None
+
+    def _numbered(self) -> list[bytes]:
+        assert self._sequences is not None
+        assert self._numbers is not None
+        first, keyed, messages = self._numbers.start, self._keyed, self._messages
+        producer, below = self._sequences.producer, frames.answered_below(self._sequences.lowest)
+        return [
+            messages[at] if at in keyed else frames.numbered(messages[at], producer, first + at, below)
+            for at in self._pending
+        ]
+
+    def _once(self, at: int) -> bool:
+        """Whether a second one of this message does no harm."""
+        if self._policy.retry_unknown:
+            return True
+        if at in self._keyed:
+            return self._recognised is not False
+        return self._recognised is True and self._numbers is not None
+
+    def _any_once(self) -> bool:
+        if self._policy.retry_unknown or (self._numbers is not None and self._recognised):
+            return True
+        return bool(self._keyed) and any(map(self._once, self._pending))
+
+    def _shows_not(self, at: int, result: SendResult) -> bool:
+        """Whether a proxy stored this message and would not recognise it; what is delayed shows nothing."""
+        return (self._numbers is not None or at in self._keyed) and not result.delayed
+
     def _backoff(self) -> float:
         return min(
             self._policy.backoff_first_s * 2.0 ** min(self._attempts - 1, 16), self._policy.backoff_max_s
@@ -162,9 +224,9 @@ class SendJob:
             self._maybe_stored.add(at)
         kind = UnknownOutcomeError if at in self._maybe_stored else rule.error
         self.results[at] = result_of(kind(text, code, proxy))
-        if rule.again is Again.IF_ALLOWED:
-            return self._policy.retry_unknown
-        return rule.again is Again.ANYWHERE or (rule.again is Again.ELSEWHERE and elsewhere)
+        if at in self._maybe_stored and not self._once(at):
+            return False
+        return rule.again is not Again.NEVER and (rule.again is not Again.ELSEWHERE or elsewhere)
 
 
 def result_of(error: SendError) -> SendResult:

@@ -75,9 +75,12 @@ class ProducerSettings:
     selector: Selector = "hash"
     producer_group: str | None = None
     client_id: str = "client"
+    idempotent: bool = True
 
     def __post_init__(self) -> None:
         check("timeout_ms", self.timeout_ms, 1, TIMEOUT_MS_MAX)
+        if not isinstance(self.idempotent, bool):
+            raise OptionError(f"idempotent={self.idempotent!r}; allowed: True, False")
         check("attempts_max", self.attempts_max, 1, 1_000)
         check("connections_max", self.connections_max, 1, 10_000)
         check("in_flight_max", self.in_flight_max, 1, 1_000_000)

@@ -1,7 +1,8 @@
 """What an answer, or the lack of one, means for a message: the decision table of resending. Pure.
 
-The question is always "can it be stored already?". Only a message that certainly is not stored may be sent
-again without making a duplicate; an unknown outcome is sent again only where the application allowed it.
+The question is always "can it be stored already?". A message that certainly is not stored may be sent
+again without making a duplicate. One of unknown outcome may be where it would be recognised, by its number
+or idempotency key, and is also where the application allowed duplicates ("if allowed", see SendJob).
 
     verdict       from                                     error                 send again         proxy
     STORED        code 0 (1 from old proxies)              -                     -                  fine
@@ -53,7 +54,7 @@ class Again(Enum):
     NEVER = 0
     ELSEWHERE = 1  # only to a proxy that has not been tried for it
     ANYWHERE = 2
-    IF_ALLOWED = 3  # only when the application accepts duplicates
+    IF_ALLOWED = 3  # only when it would be recognised, or the application accepts duplicates
 
 
 class Rule(NamedTuple):

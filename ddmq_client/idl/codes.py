@@ -85,6 +85,7 @@ PRESSURE_TRAFFIC: Final = "isPressureTraffic"  # "true" or "false"
 TRACE_ID: Final = "traceId"
 SPAN_ID: Final = "spanId"
 CARRERA_HEADERS: Final = "carrera_headers"
+IDEMPOTENCY_KEY: Final = "idempotency-key"  # what a second send of the message is recognised by
 FROM_CHRONOS: Final = "from_chronos"  # with this same text as its value
 
 # Property names that senders may not use and receivers never see. DELAY alone has an exception: a whole

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from ddmq_client.core.pipeline import Pipeline, QueuedSend
-from ddmq_client.core.sending import SendJob, result_of
+from ddmq_client.core.sending import result_of
 from ddmq_client.core.settings import ProducerSettings
 from ddmq_client.errors import BusyError, ClosedError, NotStoredError, UnknownOutcomeError
 from ddmq_client.net.sender import JobSender
+from ddmq_client.outbox import Outbox
 from ddmq_client.outgoing import SendResult
 
 _log = logging.getLogger("ddmq_client.producer")
@@ -22,9 +23,9 @@ SendFuture = Future[SendResult]
 class Background:
     """The pipeline, its lock and its workers. Workers start with the first send."""
 
-    def __init__(self, settings: ProducerSettings, sender: JobSender) -> None:
+    def __init__(self, settings: ProducerSettings, outbox: Outbox, sender: JobSender) -> None:
         self._settings = settings
-        self._policy = settings.policy()
+        self._outbox = outbox
         self._sender = sender
         self._pipeline: Pipeline[SendFuture] = Pipeline(
             settings.in_flight_max, settings.batch_bytes, settings.batch_messages
@@ -102,8 +103,9 @@ class Background:
             return
         messages = [waiting.encoded for waiting in batch]
         deadline = min(waiting.deadline for waiting in batch)
+        keyed = frozenset(at for at, waiting in enumerate(batch) if waiting.keyed)
         try:
-            results = self._sender.run(SendJob(messages, len(batch) > 1, deadline, self._policy))
+            results = self._sender.run(self._outbox.job(messages, deadline, keyed))
         except Exception as error:
             _log.exception("a background send of %d messages broke", len(batch))
             results = [result_of(UnknownOutcomeError(f"the send broke: {error!r}")) for _ in batch]

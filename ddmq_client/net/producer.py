@@ -63,6 +63,7 @@ class ProducerBase:
         every: timedelta | None = None,
         times: int | None = None,
         catch_up: str | None = None,
+        idempotency_key: str | None = None,
         timeout_ms: int | None = None,
     ) -> SendResult:
         """Send one message and wait until it is stored. Arguments: see OutgoingMessage; timeout_ms: see
@@ -81,7 +82,8 @@ class ProducerBase:
         not stored; UnknownOutcomeError: it may be; ClosedError.
         """
         when = when_of(delay, deliver_at, cron, zone, every, times, catch_up, level)
-        message = OutgoingMessage(topic, body, key, tags, with_level(properties, level), shard_key, queue)
+        properties = with_level(properties, level)
+        message = OutgoingMessage(topic, body, key, tags, properties, shard_key, queue, idempotency_key)
         if when is None:
             return self.send_message(message, timeout_ms=timeout_ms)
         self._check_open()
@@ -116,7 +118,8 @@ class ProducerBase:
 
     def send_message(self, message: OutgoingMessage, *, timeout_ms: int | None = None) -> SendResult:
         """`send`, for a message at hand."""
-        job = self._outbox.job([self._encode(message)], self._deadline(timeout_ms))
+        self._check_open()
+        job = self._outbox.single(message, self._deadline(timeout_ms))
         return (self._sender.run(job))[0].raise_for_error()
 
     def send_batch(
@@ -130,12 +133,12 @@ class ProducerBase:
         self._check_open()
         plan = self._outbox.plan(messages)
         for request in plan.requests:
-            job = self._outbox.job([data for _, data in request], self._deadline(timeout_ms))
+            job = self._outbox.part(plan, request, self._deadline(timeout_ms))
             plan.fill(request, self._sender.run(job))
         return plan.results
 
     def send_oneway(self, message: OutgoingMessage, *, timeout_ms: int | None = None) -> None:
-        """Send without waiting for an answer: whether it was stored stays unknown.
+        """Send without waiting for an answer: whether it was stored stays unknown. Nothing is sent again.
 
         NotStoredError where it could not even be written to a proxy.
         """

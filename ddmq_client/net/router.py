@@ -70,6 +70,11 @@ class ProxyRouter:
         with self._lock:
             return self._rotation.has_fresh(tried)
 
+    def recognises(self) -> bool | None:
+        """Whether the proxies know what they have stored when it is sent again; None: not seen yet."""
+        with self._lock:
+            return self._rotation.recognises()
+
     def nodes(self) -> list[tuple[str, bool]]:
         """("host:port", in rotation) of every known proxy."""
         with self._lock:

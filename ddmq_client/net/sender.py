@@ -35,7 +35,7 @@ class JobSender:
                 if node is None:
                     job.gave_up(NotStoredError(UNRESOLVED))
                     return job.results
-                job.begin(node)
+                job.begin(node, router.recognises())
                 elsewhere = self._attempt(job, node)
                 wait = job.next_wait(now(), elsewhere)
                 if wait is None:
@@ -46,6 +46,8 @@ class JobSender:
             job.gave_up(error)
         except ClosedError as error:
             job.gave_up(NotStoredError(str(error)))
+        finally:
+            job.end()
         return job.results
 
     def oneway(self, make_frame: Callable[[float, int], bytes], deadline: float) -> None:

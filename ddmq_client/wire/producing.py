@@ -48,6 +48,7 @@ class _Delayed:
 
 _RESULT_NAMES = {
     "msg": "text", "messageId": "message_id", "queueId": "queue_id", "key": None, "delayId": "delay_id",
+    "duplicate": "duplicate_code",
 }  # fmt: skip
 _DELAY_NAMES = {"msg": "text", "uniqDelayMsgId": "delay_id", "firedAtMs": "fired_at_ms", "dueMs": "due_ms"}
 _specs = Specs()
@@ -67,9 +68,11 @@ _WireDelay: Any = _DELAY_MESSAGE[0]
 def encode_message(
     message: OutgoingMessage, placement: Placement, client_id: str, producer_group: str | None
 ) -> bytes:
-    """The wire struct's bytes; InvalidMessageError for what no proxy would take or the wire cannot carry."""
+    """The wire struct's bytes, without a sequence (frames.numbered); InvalidMessageError for what no proxy
+    would take or the wire cannot carry."""
     wire = _WireMessage()
     wire.producerGroup = producer_group
+    wire.idempotencyKey = message.idempotency_key
     return _encoded(wire, _MESSAGE, message, placement, client_id)
 
 

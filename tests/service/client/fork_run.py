@@ -19,6 +19,7 @@ def main(address: str) -> None:
     with Producer(address) as producer, Consumer(address, "g", "t") as consumer:
         fetching = FetchConsumer(address, "g")
         producer.send_message(message)
+        unused = Producer(address)
         fetching.fetch(linger_ms=20)
         (got,) = consumer.pull(1, 20_000)
         child = os.fork()
@@ -31,11 +32,14 @@ def main(address: str) -> None:
             fetching.close()
             with Producer(address) as fresh:
                 fresh.send_message(message)
+            unused.send_message(message)
             os._exit(len(wrong))
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
         got.ack()
-        assert producer.send_message(message).offset == 2, "its connection is as it was"
+        assert producer.send_message(message).offset == 3, "its connection is as it was"
+        unused.send_message(message)
+        unused.close()
         assert fetching.ack()
         fetching.close()
     assert consumer.counts().pull_errors == 0

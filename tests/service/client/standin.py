@@ -9,6 +9,10 @@ wrong with the next calls of a method, in order:
     HALF            store, answer half of the frame, close
     GARBAGE, WRONG_SEQUENCE, FAULT, PULL_ERROR             answers of those kinds
 
+With `recognises` it stores what has a key or a sequence once, as docs/wire-additions.md says, else it passes
+over both; `takes_keys` False: it refuses keys. `known` is what it recognises: two that share it and `stored`
+are proxies of one cluster.
+
 A delayed message waits in `delayed` by its uuid; one added, cancelled or fired before is known as such.
 
 A fetch gives one queue for each topic, where the messages have the offsets that they have in `stored`.
@@ -61,6 +65,10 @@ class Standin:
         self.faults: dict[str, deque[Fault]] = defaultdict(deque)
         self.stored: list[Any] = []  # producer Messages, in the order they were stored
         self.calls: list[tuple[str, Any]] = []  # (method, arguments), in order, without heartbeats
+        self.recognises = False
+        self.takes_keys = True
+        self.known: dict[tuple[Any, ...], int] = {}  # identity -> index in `stored`
+        self.below: dict[bytes, int] = defaultdict(int)  # producer -> the highest answeredBelow it said
         self.results: list[Any] = []  # every element of every ConsumeResult taken
         self.leases: dict[int, tuple[str, int]] = {}  # lease -> (topic, offset)
         self.done: set[tuple[str, int]] = set()
@@ -242,13 +250,38 @@ class Standin:
 
     def _store(self, message: Any, code: int) -> Any:
         if code:
-            return producer_idl.Result(code=code, msg=f"FAILED: told to answer {code}")
+            return _refused(code)
+        identity = _identity(message)
+        if identity is None:
+            return _refused(11)
         with self.changed:
-            self.stored.append(message)
-            offset = len(self.stored) - 1
+            if identity and not self.takes_keys and identity[0] == "key":
+                return _refused(11)
+            duplicate = self._duplicate(message, identity)
+            if duplicate == -1:
+                return _refused(11)
+            if not duplicate:
+                self.stored.append(message)
+                if identity:
+                    self.known[identity] = len(self.stored) - 1
+            offset = self.known[identity] if identity else len(self.stored) - 1
             self.changed.notify_all()
         ours = {"messageId": f"{offset:032x}", "queueId": 0, "offset": offset, "durability": 1}
+        if self.recognises and identity:
+            ours["duplicate"] = duplicate
         return producer_idl.Result(code=0, msg="OK", **(ours if message.clientId else {}))
+
+    def _duplicate(self, message: Any, identity: tuple[Any, ...]) -> int:
+        """As on the wire; -1: nobody can tell any more."""
+        if not self.recognises or not identity:
+            return 0
+        if identity in self.known:
+            first = self.stored[self.known[identity]]
+            return 1 if first.body == message.body else 2
+        if message.producerId is not None:
+            self.below[message.producerId] = max(self.below[message.producerId], message.answeredBelow or 0)
+            return -1 if message.sequence < self.below[message.producerId] else 0
+        return 0
 
     def _pull(self, args: Any, fault: Fault | None) -> Any:
         request = args.request
@@ -361,6 +394,20 @@ class Standin:
                     self.leases.pop(lease, None)
                 result = result.nextResult
             self.changed.notify_all()
+
+
+def _refused(code: int) -> Any:
+    return producer_idl.Result(code=code, msg=f"FAILED: told to answer {code}")
+
+
+def _identity(message: Any) -> tuple[Any, ...] | None:
+    """How a second one is recognised, () where it is not; None for both ways at a time."""
+    key = message.idempotencyKey
+    if key is None:
+        key = (message.properties or {}).get("idempotency-key")
+    if key is None:
+        return () if message.sequence is None else ("sequence", message.producerId, message.sequence)
+    return ("key", message.topic, key) if message.sequence is None else None
 
 
 def _unknown_method(method: str, sequence_id: int) -> bytes:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from either import Either
 from standin import AFTER, BEFORE, FAULT, GARBAGE, HALF, WRONG_SEQUENCE, Standin, refuse
 
 from ddmq_client import (
@@ -19,38 +18,14 @@ from ddmq_client import (
     OptionError,
     Producer,
 )
-from ddmq_client.aio import AsyncProducer
 
 HOUR = timedelta(hours=1)
 REPEATED = [AFTER, BEFORE, HALF, GARBAGE, WRONG_SEQUENCE, FAULT, refuse(10), refuse(12), refuse(15)]
 
 
-class Either:
-    """A producer of either kind, called alike."""
-
-    def __init__(self, kind: str, proxy: Standin) -> None:
-        self._loop = asyncio.new_event_loop() if kind == "asyncio" else None
-        made = AsyncProducer if kind == "asyncio" else Producer
-        self._producer: Any = made(proxy.address, client_id="me")
-
-    def __getattr__(self, name: str) -> Any:
-        def call(*args: Any, **fields: Any) -> Any:
-            found = getattr(self._producer, name)(*args, **fields)
-            if self._loop is None or not inspect.isawaitable(found):
-                return found
-            return self._loop.run_until_complete(found)
-
-        return call
-
-    def end(self) -> None:
-        self.close()
-        if self._loop is not None:
-            self._loop.close()
-
-
 @pytest.fixture(params=["blocking", "asyncio"])
 def producer(request: pytest.FixtureRequest, proxy: Standin) -> Any:
-    either = Either(request.param, proxy)
+    either = Either(request.param, proxy.address)
     yield either
     either.end()
 

@@ -17,5 +17,8 @@ def test_what_was_used_before_a_fork_is_refused_after_it(proxy: Standin) -> None
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, SCRIPT, proxy.address], timeout=60, env=env, check=False)
     assert done.returncode == 0
-    assert len(proxy.stored) == 3
+    assert len(proxy.stored) == 5
+    _, fresh, in_child, _, in_parent = (message.producerId for message in proxy.stored)
+    assert len({fresh, in_child, in_parent}) == 3, "one that was not used before is another in each process"
+    assert proxy.stored[2].sequence == proxy.stored[4].sequence == 0
     assert proxy.done == {("t", 0)}

@@ -29,4 +29,4 @@ def test_example(proxy: Standin, number: int, capsys: pytest.CaptureFixture[str]
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == 10
+    assert len(EXAMPLES) == 11
