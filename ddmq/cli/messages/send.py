@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -34,6 +35,7 @@ from ddmq_client import OutgoingMessage, Producer, SendResult, UnknownOutcomeErr
 from ddmq_client.idl.codes import DELAY_PROPERTY
 
 WINDOW = 500  # messages a request when many are sent
+PREFIX_MAX = 235  # characters, so that a key has no more than 255
 
 
 @click.command()
@@ -54,6 +56,9 @@ WINDOW = 500  # messages a request when many are sent
               help="Deliver after this delay level: 1 = 1 s, 5 = 1 min, … 18 = 2 h.")  # fmt: skip
 @click.option("--shard-key", help="Messages with the same one go to the same queue, in order.")
 @click.option("--queue", type=Whole(0), help="Queue number, modulo the topic's queues.")
+@click.option("--idempotency-key-prefix", "prefix", metavar="TEXT",
+              help="Message N has idempotency key TEXT/N: a run that is repeated within the window"
+              " (an hour by default) stores only what is missing.")  # fmt: skip
 @click.option("--repeat", default=1, show_default=True, type=Whole(1), help="Send everything N times.")
 @click.option(
     "--timeout-ms", default=10_000, show_default=True, type=Whole(1), help="How long each request may take."
@@ -72,6 +77,7 @@ def send(
     delay_level: int | None,
     shard_key: str | None,
     queue: int | None,
+    prefix: str | None,
     repeat: int,
     timeout_ms: int,
     producer: HostPort,
@@ -93,8 +99,12 @@ def send(
         raise click.UsageError("--delay-level stands beside another delay; choose one")
     if delay_level is not None:
         named[DELAY_PROPERTY] = str(delay_level)
-    payloads = _payloads(bodies, files, lines, stdin, repeat)
-    messages = (OutgoingMessage(topic, body, key, tags, named or None, shard_key, queue) for body in payloads)
+    keys = _keys(prefix, delayed=bool(wanted))
+    payloads = zip(_payloads(bodies, files, lines, stdin, repeat), keys, strict=False)
+    messages = (
+        OutgoingMessage(topic, body, key, tags, named or None, shard_key, queue, once)
+        for body, once in payloads
+    )
     known = None if lines is not None else (len(bodies) + len(files) + int(stdin)) * repeat
     if known == 0:
         raise click.UsageError("nothing to send: give a BODY, --file, --lines or --stdin")
@@ -119,14 +129,17 @@ class SendReport:
 
     def __init__(self) -> None:
         self.stored = self.failed = self.body_bytes = 0
+        self.before = self.differing = 0  # of the stored: by an earlier run, and with another body
         self.results: list[SendResult] = []
         self.failures: list[tuple[int, SendResult]] = []  # with their places, from 1
         self.began = time.monotonic()
 
-    def add(self, result: SendResult, body_bytes: int) -> None:
+    def add(self, result: SendResult, message: OutgoingMessage) -> None:
         if result.stored:
             self.stored += 1
-            self.body_bytes += body_bytes
+            self.body_bytes += len(message.body)
+            self.before += result.duplicate and message.idempotency_key is not None
+            self.differing += result.body_differs
         else:
             self.failed += 1
             if len(self.failures) < self.SHOWN:
@@ -145,6 +158,8 @@ class SendReport:
         return {
             "stored": self.stored,
             "failed": self.failed,
+            "stored_before": self.before,
+            "body_differs": self.differing,
             "body_bytes": self.body_bytes,
             "seconds": round(time.monotonic() - self.began, 3),
             "results": results,
@@ -159,25 +174,29 @@ class SendReport:
             hint(f"{what}{which}: {result.error}")
         if self.failed > len(self.failures):
             hint(f"… and {self.failed - len(self.failures):,} more that were not stored")
+        if self.differing:
+            hint(f"there already with another body, which stays: {self.differing:,}")
         if total and not self.stored:
             patience.over(one.error for one in self.results)
         if not total:
             hint("nothing to send: the input has no lines")
         elif self.stored == 1 and not self.failed:
-            _tell_one(self.results[0])
+            _tell_one(self.results[0], "there already" if self.before else "stored")
         elif self.stored:
             seconds = max(time.monotonic() - self.began, 1e-6)
-            say(f"stored {self.stored:,} messages in {seconds:.2f} s ({self.stored / seconds:,.0f}/s)")
+            already = f", {self.before:,} of them were there already" if self.before else ""
+            rate = f"({self.stored / seconds:,.0f}/s)"
+            say(f"stored {self.stored:,} messages in {seconds:.2f} s {rate}{already}")
             for place, one in enumerate(self.results, 1):
                 if one.delay_id is not None:
                     say(f"message {place} is delayed, delay id {one.delay_id}")
 
 
-def _tell_one(one: SendResult) -> None:
+def _tell_one(one: SendResult, what: str) -> None:
     """`delay_id`: its topic took properties of it for a delay."""
     where = "delayed" if one.offset is None else f"queue {one.queue_id}, offset {one.offset}"
     by = "" if one.delay_id is None else f", delay id {one.delay_id}"
-    say(f"stored: {where}, id {one.message_id}{by}")
+    say(f"{what}: {where}, id {one.message_id}{by}")
     if one.delay_id is not None:
         hint(f"`ddmq delay cancel {one.delay_id}` takes it back")
 
@@ -199,7 +218,7 @@ def _send_all(
             with patience.waiting():
                 results = client.send_batch(window)
             for message, result in zip(window, results, strict=True):
-                report.add(result, len(message.body))
+                report.add(result, message)
             progress.advance(task, len(window))
     return report
 
@@ -231,6 +250,21 @@ def _payloads(
             yield sys.stdin.buffer.read()
         if lines is not None:
             yield from _lines(lines)
+
+
+def _keys(prefix: str | None, delayed: bool) -> Iterator[str | None]:
+    """The idempotency key of each message, in their order. Raises UsageError."""
+    if prefix is None:
+        return itertools.repeat(None)
+    if not 1 <= len(prefix) <= PREFIX_MAX:
+        raise click.UsageError(
+            f"--idempotency-key-prefix has {len(prefix)} characters; allowed: 1 to {PREFIX_MAX}"
+        )
+    if delayed:
+        raise click.UsageError(
+            "--idempotency-key-prefix stands beside a delay; allowed beside one: --delay-level"
+        )
+    return (f"{prefix}/{number}" for number in itertools.count(1))
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -1,0 +1,101 @@
+"""`ddmq send --idempotency-key-prefix`: a run that is repeated stores only what is missing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from standin import BEFORE, Standin, refuse
+
+from ddmq.cli.root import run
+from tests.support.ports import port_of, reserved
+
+
+class SendCommand:
+    """The command at the stand-in: its standard output; asserts the exit code."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self.error = ""
+
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        assert run(["send", "orders", *arguments]) == code
+        said = self._capsys.readouterr()
+        self.error = said.err
+        return said.out
+
+
+@pytest.fixture
+def send(
+    proxy: Standin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[SendCommand]:
+    proxy.recognises = True
+    with reserved() as nobody:
+        monkeypatch.setenv("DDMQ_PRODUCER", proxy.address)
+        monkeypatch.setenv("DDMQ_ADMIN", f"127.0.0.1:{port_of(nobody)}")
+        yield SendCommand(capsys)
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    path = tmp_path / "lines"
+    path.write_bytes(b"a\n\nb\nc\n")
+    return path
+
+
+def test_a_run_that_is_repeated_stores_only_what_is_missing(
+    send: SendCommand, proxy: Standin, lines: Path
+) -> None:
+    proxy.faults["sendBatch"].append(refuse(11))
+    asked = ("--lines", str(lines), "--idempotency-key-prefix", "import-1")
+    assert "stored 2 messages" in send(*asked, code=1)
+    assert [message.idempotencyKey for message in proxy.stored] == ["import-1/2", "import-1/3"]
+    assert "2 of them were there already" in send(*asked)
+    assert [message.body for message in proxy.stored] == [b"b", b"c", b"a"]
+    report = json.loads(send(*asked, "--json"))
+    assert (report["stored"], report["stored_before"], report["body_differs"]) == (3, 3, 0)
+    assert len(proxy.stored) == 3
+
+
+def test_the_whole_run_is_numbered(send: SendCommand, proxy: Standin) -> None:
+    send("x", "y", "--repeat", "2", "--idempotency-key-prefix", "p")
+    assert [message.idempotencyKey for message in proxy.stored] == ["p/1", "p/2", "p/3", "p/4"]
+
+
+def test_what_a_level_delays_has_a_key_too(send: SendCommand, proxy: Standin) -> None:
+    send("x", "--delay-level", "3", "--idempotency-key-prefix", "p")
+    assert [message.idempotencyKey for message in proxy.stored] == ["p/1"]
+
+
+def test_one_message_and_another_body(send: SendCommand, proxy: Standin) -> None:
+    proxy.faults["sendSync"].append(BEFORE)
+    assert send("x", "--idempotency-key-prefix", "p").startswith("stored: queue 0, offset 0")
+    assert send("x", "--idempotency-key-prefix", "p").startswith("there already: queue 0, offset 0")
+    send("other", "--idempotency-key-prefix", "p")
+    assert "there already with another body, which stays: 1" in send.error
+    assert [message.body for message in proxy.stored] == [b"x"]
+
+
+def test_without_it_no_message_has_a_key(send: SendCommand, proxy: Standin, lines: Path) -> None:
+    for _ in range(2):
+        report: dict[str, Any] = json.loads(send("--lines", str(lines), "--json"))
+        assert (report["stored"], report["stored_before"]) == (3, 0)
+    assert len(proxy.stored) == 6
+    assert {message.idempotencyKey for message in proxy.stored} == {None}
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["--idempotency-key-prefix", ""], "0 characters; allowed: 1 to 235"),
+        (["--idempotency-key-prefix", "x" * 236], "236 characters; allowed: 1 to 235"),
+        (["--idempotency-key-prefix", "p", "--delay", "1h"], "stands beside a delay"),
+    ],
+)
+def test_what_it_cannot_be(send: SendCommand, proxy: Standin, more: list[str], told: str) -> None:
+    assert send("x", *more, code=2) == ""
+    assert told in send.error
+    assert not proxy.calls
