@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 
 class SourceError(Exception):
@@ -35,7 +35,7 @@ READING = (
     "servers", "topic", "topics", "group", "startingOffsets", "endingOffsets", "maxMessagesPerTrigger",
     "maxMessagesPerPartition", "failOnDataLoss", "timeoutMs",
 )  # fmt: skip
-WRITING = ("servers", "topic", "timeoutMs")
+WRITING = ("servers", "topic", "timeoutMs", "storeOnce")
 OF_SPARK = {"checkpointlocation", "queryname"}  # given beside ours, read by Spark
 GROUP = "spark"
 TIMEOUT_MS = 30_000
@@ -43,6 +43,7 @@ PARTITION_MESSAGES = 1_000_000
 TIMEOUT_MS_MAX = 600_000
 
 Edge = Literal["first", "last"]
+StoreOnce = Literal["auto", "true", "false"]
 Default = TypeVar("Default", int, None)
 
 
@@ -72,11 +73,13 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How to write. `topic` None: every row names its own."""
+    """How to write. `topic` None: every row names its own. `store_once`: whether rows have idempotency keys;
+    auto: as long as they are taken."""
 
     servers: str
     topic: str | None
     timeout_ms: int
+    store_once: StoreOnce
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
@@ -102,6 +105,7 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
         servers=_needed(found, "servers", "the producer proxies, host:port with commas between them"),
         topic=found.get("topic"),
         timeout_ms=_number(found, "timeoutMs", TIMEOUT_MS, TIMEOUT_MS_MAX),
+        store_once=_store_once(found.get("storeonce", "auto")),
     )
 
 
@@ -197,6 +201,14 @@ def _number(found: Mapping[str, str], name: str, default: Default, most: int) ->
             f"format ddmq: option {name}={text!r}; allowed: a whole number from 1 to {most}"
         )
     return int(text)
+
+
+def _store_once(text: str) -> StoreOnce:
+    for known in get_args(StoreOnce):
+        if text.strip().lower() == known:
+            found: StoreOnce = known
+            return found
+    raise SourceOptionError(f"format ddmq: option storeOnce={text!r}; allowed: auto, true, false")
 
 
 def _flag(found: Mapping[str, str], name: str) -> bool:

@@ -1,9 +1,13 @@
-"""What Spark calls to write: rows of a DataFrame become messages, at least once.
+"""What Spark calls to write: rows of a DataFrame become messages, at least once, and once where that can be.
 
-Spark repeats a task, or after a crash a whole batch. No engine of this release recognises a repeated append
-(backend/records.py, `idempotent`), so a repetition stores messages again; each says in property
-`spark-batch` which row it was: QUERY/BATCH/PARTITION/ROW, the same in every repetition as long as the query
-itself gives its rows in the same order. For a batch write QUERY is made anew by each write and BATCH is 0.
+Spark repeats a task, or after a crash a whole batch. Each message says in property `spark-batch` which row it
+was: QUERY/BATCH/PARTITION/ROW, the same in every repetition as long as the query itself gives its rows in the
+same order. For a batch write QUERY is made anew by each write and BATCH is 0. With a digest of the row behind
+it, that is the message's idempotency key: what is repeated is not stored again, and a row that comes in
+another one's place is another message.
+
+Engines that cannot do it refuse keys (code 11), and so many keys are remembered and no more (15). Unless the
+application insists (`storeOnce`), a task then goes on without them, and says so.
 """
 
 from __future__ import annotations
@@ -12,7 +16,8 @@ import logging
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
@@ -21,13 +26,29 @@ from pyspark.sql import Row
 from pyspark.sql import types as T  # noqa: N812 - the name everyone uses
 from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter, WriterCommitMessage
 
-from ddmq_client import NotStoredError, OutgoingMessage, Producer, SendResult, UnknownOutcomeError
-from metrics_job.sparksource.options import SourceOptionError, WriteError, WriteOptions, refuse_unknown
+from ddmq_client import (
+    InvalidMessageError,
+    NotStoredError,
+    OutgoingMessage,
+    Producer,
+    SendResult,
+    ThrottledError,
+    UnknownOutcomeError,
+)
+from ddmq_client.idl.codes import IDEMPOTENCY_KEY
+from metrics_job.sparksource.options import (
+    SourceOptionError,
+    StoreOnce,
+    WriteError,
+    WriteOptions,
+    refuse_unknown,
+)
 
 log = logging.getLogger("ddmq.spark")
 
 BATCH_PROPERTY = "spark-batch"
 CHUNK_ROWS = 500
+DIGEST_BYTES = 8
 PAUSE_S = (0.05, 1.0)  # before what was not stored is sent again: first, last
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"  # Spark's local properties of a task
 TEXT: tuple[type[T.DataType], ...] = (T.StringType, T.BinaryType)
@@ -66,7 +87,7 @@ class _Writer:
 
     def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
         """On an executor: all rows of a partition, in their order. WriteError when some are not stored."""
-        place = self._place()
+        place, keyed = self._place()
         total = 0
         with Producer(
             self._options.servers,
@@ -75,23 +96,23 @@ class _Writer:
             selector="key",
             batch_messages=CHUNK_ROWS,
         ) as producer:
+            store = RowStore(producer, self._options.timeout_ms, self._options.store_once, keyed)
             while rows := list(islice(iterator, CHUNK_ROWS)):
-                messages = [
-                    outgoing(row, self._options.topic, f"{place}/{total + n}") for n, row in enumerate(rows)
-                ]
-                _store(producer, messages, self._options.timeout_ms)
+                store.store(
+                    [outgoing(row, self._options.topic, f"{place}/{total + n}") for n, row in enumerate(rows)]
+                )
                 total += len(rows)
         return Written(total)
 
-    def _place(self) -> str:
-        """QUERY/BATCH/PARTITION of this task."""
+    def _place(self) -> tuple[str, bool]:
+        """QUERY/BATCH/PARTITION of this task, and whether no other one has that name."""
         context = TaskContext.get()
         if context is None:
             raise WriteError("format ddmq: rows are written by tasks of Spark only")
         if self._query is not None:
-            return f"{self._query}/0/{context.partitionId()}"
+            return f"{self._query}/0/{context.partitionId()}", True
         query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
-        return f"{query}/{batch}/{context.partitionId()}"
+        return f"{query}/{batch}/{context.partitionId()}", query is not None and batch is not None
 
 
 class BatchWriter(_Writer, DataSourceWriter):
@@ -176,20 +197,70 @@ def _key(given: Any, place: str) -> str | None:
         raise WriteError(f"format ddmq: the key of row {place} is no UTF-8: {error}") from error
 
 
-def _store(producer: Producer, messages: Sequence[OutgoingMessage], timeout_ms: int) -> None:
-    """Send until all are stored; WriteError at once for what cannot be, or when the time is up."""
-    give_up_at = time.monotonic() + timeout_ms / 1000
-    pause = PAUSE_S[0]
-    while True:
-        results = producer.send_batch(messages)
-        left = [message for message, result in zip(messages, results, strict=True) if not result.stored]
-        if not left:
-            return
-        bad = next(result for result in results if not result.stored)
-        if not _worth_again(results) or time.monotonic() + pause > give_up_at:
-            raise WriteError(f"{len(left)} of {len(messages)} messages were not stored, first: {bad.error}")
-        time.sleep(pause)
-        pause, messages = min(2 * pause, PAUSE_S[1]), left
+class RowStore:
+    """Stores groups of rows for one task, each with its key as long as these are taken."""
+
+    def __init__(self, producer: Producer, timeout_ms: int, once: StoreOnce, named: bool) -> None:
+        """`named`: the rows' names are of this task alone. WriteError where keys have to be and cannot."""
+        if once == "true" and not named:
+            raise WriteError("format ddmq: storeOnce=true, but Spark has told no id of the query and batch")
+        self._producer = producer
+        self._timeout_ms = timeout_ms
+        self._timeout_s = timeout_ms / 1000
+        self._insists = once == "true"
+        self._keyed = named and once != "false"
+
+    def store(self, messages: Sequence[OutgoingMessage]) -> None:
+        """Send until all are stored; WriteError at once for what cannot be, or when the time is up."""
+        began = time.monotonic()
+        pause = PAUSE_S[0]
+        left = [with_key(message) for message in messages] if self._keyed else list(messages)
+        while True:
+            results = self._producer.send_batch(left, timeout_ms=self._attempt_ms())
+            bad = [result for result in results if not result.stored]
+            if not bad:
+                return
+            total = len(left)
+            left = [message for message, result in zip(left, results, strict=True) if not result.stored]
+            passed = time.monotonic() - began
+            if self._keyed and not self._insists and _about_keys(bad, passed >= self._timeout_s / 2):
+                self._go_on_without(bad[0])
+                left = [replace(message, idempotency_key=None) for message in left]
+                continue
+            if not _worth_again(results) or passed + pause > self._timeout_s:
+                raise WriteError(f"{len(left)} of {total} messages were not stored, first: {bad[0].error}")
+            time.sleep(pause)
+            pause = min(2 * pause, PAUSE_S[1])
+
+    def _attempt_ms(self) -> int:
+        """How long the producer may try: with keys that may have to be given up, half of the time."""
+        return self._timeout_ms if self._insists or not self._keyed else max(1, self._timeout_ms // 2)
+
+    def _go_on_without(self, bad: SendResult) -> None:
+        self._keyed = False
+        log.warning(
+            "rows are written without idempotency keys, so repeated tasks store them again: %s",
+            bad.error,
+            extra={"error": str(bad.error)},
+        )
+
+
+def with_key(message: OutgoingMessage) -> OutgoingMessage:
+    """The row's message with its key, unless the row brings one."""
+    properties = message.properties or {}
+    if IDEMPOTENCY_KEY in properties:
+        return message
+    row = (message.topic, message.key, message.tags, sorted(properties.items()), message.queue, message.body)
+    digest = blake2b(repr(row).encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).hexdigest()
+    return replace(message, idempotency_key=f"{properties[BATCH_PROPERTY]}/{digest}")
+
+
+def _about_keys(bad: Sequence[SendResult], long: bool) -> bool:
+    """Whether proxies may have refused these for their keys: at once, or for `long` because they are full."""
+    errors = [result.error for result in bad]
+    return any(isinstance(error, InvalidMessageError) and error.proxy for error in errors) or (
+        long and any(isinstance(error, ThrottledError) for error in errors)
+    )
 
 
 def _worth_again(results: Sequence[SendResult]) -> bool:

@@ -22,6 +22,16 @@ def test_names_count_without_regard_to_case_and_those_of_spark_are_passed_over()
     assert write_options({"servers": "a", "topic": "t", "queryName": "q"}).topic == "t"
 
 
+def test_whether_rows_are_stored_once() -> None:
+    given = {"servers": "a", "topic": "t"}
+    assert write_options(given).store_once == "auto"
+    assert [write_options(given | {"storeOnce": text}).store_once for text in ("True", " false")] == [
+        "true", "false",
+    ]  # fmt: skip
+    with pytest.raises(SourceOptionError, match="storeOnce='yes'; allowed: auto, true, false"):
+        write_options(given | {"storeOnce": "yes"})
+
+
 @pytest.mark.parametrize(
     ("text", "where"),
     [
