@@ -1,0 +1,211 @@
+"""What is sent twice is stored once: the library against a real server, answers of which are lost."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddmq_client import OutgoingMessage, Producer
+from ddmq_client.aio import AsyncProducer
+from tests.scenarios.real_server import RealServer, ddmq, running
+from tests.support.waits import until
+
+pytestmark = pytest.mark.slow
+
+PATIENCE_MS = 60_000
+COUNT = 120
+HEARTBEAT = b"carrera_heartbeat"
+
+
+class LossyRelay:
+    """Stands before a producer proxy and passes everything on, but for the answers that it shall lose: then
+    the connection ends instead, when the proxy has answered."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._answers = 0
+        self._lock = threading.Lock()
+        self.every = 0  # which answers are lost: each so many-th, 0 none
+        self.lost = 0
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        """One request after the other, as the library sends them."""
+        try:
+            with client, socket.create_connection(("127.0.0.1", self._target)) as proxy:
+                while True:
+                    request = self._frame(client)
+                    proxy.sendall(request)
+                    answer = self._frame(proxy)
+                    if HEARTBEAT not in request and self._loses():
+                        return
+                    client.sendall(answer)
+        except OSError:
+            return
+
+    def _loses(self) -> bool:
+        with self._lock:
+            self._answers += 1
+            if not self.every or self._answers % self.every:
+                return False
+            self.lost += 1
+            return True
+
+    @staticmethod
+    def _frame(connection: socket.socket) -> bytes:
+        head = connection.recv(4, socket.MSG_WAITALL)
+        if len(head) < 4:
+            raise ConnectionResetError
+        size = int.from_bytes(head, "big")
+        return head + connection.recv(size, socket.MSG_WAITALL)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    with running(tmp_path_factory.mktemp("once")) as started:
+        yield started
+
+
+@pytest.fixture
+def relay(server: RealServer) -> Iterator[LossyRelay]:
+    made = LossyRelay(server.ports["producer"])
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def topic(server: RealServer, request: pytest.FixtureRequest) -> str:
+    name = request.node.name.replace("_", "-").replace("[", "-").strip("]")
+    server.admin("POST", "topics", name, body={"create": True})
+    return str(name)
+
+
+def direct(server: RealServer) -> str:
+    return f"127.0.0.1:{server.ports['producer']}"
+
+
+def bodies(server: RealServer, topic: str) -> list[str]:
+    """All that is stored, sorted."""
+    status, found = server.ask("GET", f"/topics/{topic}/messages?count=1000")
+    assert status == 200
+    return sorted(one["body"] for one in found)
+
+
+def wanted(count: int = COUNT) -> list[str]:
+    return sorted(f"m{at}" for at in range(count))
+
+
+def messages(topic: str, count: int = COUNT, **fields: Any) -> list[OutgoingMessage]:
+    return [OutgoingMessage(topic, f"m{at}", **fields) for at in range(count)]
+
+
+def test_answers_that_are_lost_make_no_second_message(
+    server: RealServer, topic: str, relay: LossyRelay
+) -> None:
+    with Producer(relay.address, timeout_ms=PATIENCE_MS) as producer:
+        assert not producer.send(topic, "m0").duplicate
+        relay.every = 4
+        results = [producer.send_message(message) for message in messages(topic)[1:]]
+        relay.every = 0
+        places = {(result.queue_id, result.offset) for result in results}
+        assert sum(result.duplicate for result in results) == relay.lost > 10
+    assert bodies(server, topic) == wanted()
+    assert len(places) == COUNT - 1, "each has the place of its own"
+
+
+def test_nor_do_those_of_batches_and_of_background_sends(
+    server: RealServer, topic: str, relay: LossyRelay
+) -> None:
+    with Producer(relay.address, timeout_ms=PATIENCE_MS, batch_messages=7) as producer:
+        first, *others = messages(topic)
+        assert producer.send_message(first).stored
+        relay.every = 3
+        half = len(others) // 2
+        results = producer.send_batch(others[:half])
+        futures = [producer.send_async(message) for message in others[half:]]
+        assert all(result.stored for result in results)
+        assert all(future.result(60).stored for future in futures)
+        assert relay.lost > 3
+    assert bodies(server, topic) == wanted()
+
+
+def test_nor_those_of_tasks(server: RealServer, topic: str, relay: LossyRelay) -> None:
+    async def test() -> None:
+        async with AsyncProducer(relay.address, timeout_ms=PATIENCE_MS) as producer:
+            first, *others = messages(topic)
+            assert (await producer.send_message(first)).stored
+            relay.every = 4
+            results = await asyncio.gather(*[producer.send_message(message) for message in others])
+            assert any(result.duplicate for result in results)
+            assert relay.lost > 10
+
+    asyncio.run(test())
+    assert bodies(server, topic) == wanted()
+
+
+def test_a_key_holds_for_whoever_sends(server: RealServer, topic: str) -> None:
+    first = None
+    for attempt in range(3):
+        with Producer(direct(server)) as producer:
+            result = producer.send(topic, "m0", idempotency_key="order/17")
+            first = first or result
+            assert result.duplicate == bool(attempt)
+            assert (result.message_id, result.queue_id, result.offset) == (
+                first.message_id, first.queue_id, first.offset,
+            )  # fmt: skip
+    with Producer(direct(server)) as producer:
+        other = producer.send(topic, "another", properties={"idempotency-key": "order/17"})
+        assert (other.duplicate, other.body_differs, other.offset) == (True, True, first and first.offset)
+        results = producer.send_batch(
+            [OutgoingMessage(topic, "m1", idempotency_key="order/18")] * 2 + messages(topic, 3)[2:]
+        )
+        assert [result.duplicate for result in results] == [False, True, False]
+    assert bodies(server, topic) == wanted(3)
+
+
+def test_a_run_of_the_command_that_is_repeated(server: RealServer, topic: str, tmp_path: Path) -> None:
+    asked = ("send", topic, "--producer", direct(server), "--idempotency-key-prefix", "run-1", "--json")
+    lines = tmp_path / "lines"
+    for count in (40, COUNT):
+        lines.write_text("".join(f"m{at}\n" for at in range(count)))
+        assert ddmq(*asked, "--lines", str(lines)).returncode == 0
+    assert bodies(server, topic) == wanted()
+
+
+def test_a_server_that_is_killed_stores_nothing_twice(tmp_path: Path) -> None:
+    """kill -9 in the middle of sends: each is stored once, without `retry_unknown`. Keys hold, too."""
+    with running(tmp_path) as server:
+        server.admin("POST", "topics", "t", body={"create": True})
+        with Producer(direct(server), timeout_ms=PATIENCE_MS, batch_messages=3) as producer:
+            first, *others = messages("t")
+            assert producer.send_message(first).stored
+            assert not producer.send("u", "keyed", idempotency_key="k").duplicate
+            futures = [producer.send_async(message) for message in others[:60]]
+            until(lambda: any(future.done() for future in futures), "the first answers")
+            server.kill()
+            futures += [producer.send_async(message) for message in others[60:]]
+            server.start()
+            assert all(future.result(60).stored for future in futures)
+            assert producer.send("u", "keyed", idempotency_key="k").duplicate
+        assert bodies(server, "t") == wanted()
+        assert bodies(server, "u") == ["keyed"]
