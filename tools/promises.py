@@ -36,6 +36,7 @@ PROMISES = {
     CONTRACT + "wait": "who waits for messages is woken at once, and never forgotten",
     CONTRACT
     + "commit": "a commit is all or nothing; who has lost a queue is refused; progress is what was finished",
+    CONTRACT + "once": "a message that says who it is is stored once, however often it is sent",
     CONTRACT + "due": "a wait counts from the store time, exactly",
     CONTRACT + "find": "messages are found by time, key and id; store times never go back",
     CONTRACT + "settings": "settings are durable, and who watches them is told",

@@ -27,15 +27,6 @@ def numbered(kit: Kit, sequence: int, below: int = 0, queue_id: int = 0) -> NewR
     return kit.new("orders", queue_id, b"%d" % sequence, system=system)
 
 
-def able(kit: Kit) -> bool:
-    """Whether this engine recognises them; where it does not, each is stored."""
-    if kit.backend.capabilities.idempotent:
-        return True
-    kit.append(with_key(kit, b"1"), with_key(kit, b"1"))
-    assert len(kit.stored(kit.queue("orders"))) == 2
-    return False
-
-
 def first_of(record: NewRecord, offset: int, differs: bool = False) -> FirstStored:
     """What a later one is told of this one."""
     return FirstStored(record.message_id, record.queue_id, offset, differs)
@@ -43,8 +34,6 @@ def first_of(record: NewRecord, offset: int, differs: bool = False) -> FirstStor
 
 def test_a_key_is_stored_once(kit: Kit) -> None:
     kit.make("orders", 2)
-    if not able(kit):
-        return
     kit.send("orders", b"before")
     first, again, other = with_key(kit, b"1"), with_key(kit, b"1", queue_id=1), with_key(kit, b"2")
     assert kit.append(first)[0].first is None
@@ -59,8 +48,6 @@ def test_a_key_is_stored_once(kit: Kit) -> None:
 
 def test_another_body_is_told(kit: Kit) -> None:
     kit.make("orders")
-    if not able(kit):
-        return
     first = with_key(kit, b"1", b"ten")
     kit.append(first)
     assert kit.append(with_key(kit, b"1", b"eleven"))[0].first == first_of(first, 0, differs=True)
@@ -70,8 +57,6 @@ def test_another_body_is_told(kit: Kit) -> None:
 def test_a_key_belongs_to_its_topic(kit: Kit) -> None:
     kit.make("orders")
     kit.make("bills")
-    if not able(kit):
-        return
     kit.append(with_key(kit, b"1"))
     assert kit.append(with_key(kit, b"1", topic="bills"))[0].first is None
     assert len(kit.stored(kit.queue("bills"))) == 1
@@ -80,8 +65,6 @@ def test_a_key_belongs_to_its_topic(kit: Kit) -> None:
 def test_resends_that_are_under_way_together(kit: Kit) -> None:
     """In one append, and in appends that were called before any was answered."""
     kit.make("orders")
-    if not able(kit):
-        return
     together = [with_key(kit, b"1") for _ in range(3)]
     results = kit.append(*together)
     assert [result.first for result in results] == [None, first_of(together[0], 0), first_of(together[0], 0)]
@@ -94,8 +77,6 @@ def test_resends_that_are_under_way_together(kit: Kit) -> None:
 
 def test_sequences_are_stored_once_in_any_order(kit: Kit) -> None:
     kit.make("orders")
-    if not able(kit):
-        return
     sent = {sequence: numbered(kit, sequence) for sequence in (3, 0, 2, 1)}
     for offset, (_, record) in enumerate(sent.items()):
         assert kit.append(record)[0].first is None
@@ -105,8 +86,6 @@ def test_sequences_are_stored_once_in_any_order(kit: Kit) -> None:
 
 def test_what_a_producer_has_an_answer_for_is_forgotten(kit: Kit) -> None:
     kit.make("orders")
-    if not able(kit):
-        return
     kit.append(*(numbered(kit, sequence) for sequence in range(10)))
     kit.append(numbered(kit, 10, below=8))
     assert kit.append(numbered(kit, 8))[0].offset == 8
@@ -119,8 +98,6 @@ def test_what_a_producer_has_an_answer_for_is_forgotten(kit: Kit) -> None:
 
 def test_a_record_that_was_refused_is_not_known(kit: Kit) -> None:
     kit.make("orders")
-    if not able(kit):
-        return
     assert kit.append(with_key(kit, b"1", queue_id=7))[0].status is AppendStatus.REFUSED
     assert kit.append(with_key(kit, b"1"))[0].first is None
 
@@ -128,8 +105,6 @@ def test_a_record_that_was_refused_is_not_known(kit: Kit) -> None:
 @pytest.mark.parametrize("identity", ["", "x", "k12", "s", "sab.1", "sab.z.0", "k" + "g" * 40])
 def test_what_is_no_identity_is_refused(kit: Kit, identity: str) -> None:
     kit.make("orders")
-    if not able(kit):
-        return
     result = kit.append(kit.new("orders", system={IDENTITY: identity}), kit.new("orders"))
     assert [one.status for one in result] == [AppendStatus.REFUSED, AppendStatus.STORED]
     assert isinstance(result[0].error, CallerError)
@@ -137,8 +112,6 @@ def test_what_is_no_identity_is_refused(kit: Kit, identity: str) -> None:
 
 def test_a_topic_made_again_knows_nothing_of_the_one_before(kit: Kit) -> None:
     kit.make("orders")
-    if not able(kit):
-        return
     kit.append(with_key(kit, b"1"), numbered(kit, 1))
     done(kit.backend.delete_topic("orders", kit.soon))
     kit.make("orders")
@@ -149,8 +122,6 @@ def test_a_topic_made_again_knows_nothing_of_the_one_before(kit: Kit) -> None:
 def test_commits_do_not_look_at_it(kit: Kit) -> None:
     """What moves a message, a retry say, stores it whatever it says of itself."""
     kit.make("orders")
-    if not able(kit):
-        return
     kit.append(with_key(kit, b"1"))
     kit.commit(records=[with_key(kit, b"1")])
     assert len(kit.stored(kit.queue("orders"))) == 2
@@ -158,8 +129,6 @@ def test_commits_do_not_look_at_it(kit: Kit) -> None:
 
 def test_they_are_known_after_a_restart(lasting: Kit) -> None:
     lasting.make("orders")
-    if not able(lasting):
-        return
     key, sequence = with_key(lasting, b"1"), numbered(lasting, 4, below=2)
     lasting.append(key, sequence)
     for _ in range(2):

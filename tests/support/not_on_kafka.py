@@ -21,6 +21,7 @@ class Reason(NamedTuple):
 NO_FIND = Reason("Kafka keeps no index by key or message id", "find_by_key")
 NO_ORDER = Reason("Kafka has no position over all topics", "topic_order")
 KEYS_PLACE = Reason("without a position over all topics each message goes where its key goes", "topic_order")
+NO_ONCE = Reason("Kafka cannot tell whether a message was stored before", "idempotent")
 NO_LOG = Reason("the metrics of the file log are not there")
 NO_CLOCK = Reason("the broker stamps records with its own clock, which no test can move")
 NO_MODEL = Reason("offsets have gaps and the broker has its own clock: a naive model cannot foresee them")
@@ -49,6 +50,19 @@ NOT_ON_KAFKA: Mapping[str, Mapping[str, Reason]] = {
     "contract/test_contract_model.py": {
         "test_an_engine_does_what_the_model_does": NO_MODEL,
         "test_an_engine_does_what_the_model_does_at_length": NO_MODEL,
+    },
+    "contract/test_contract_once.py": {
+        "test_a_key_is_stored_once": NO_ONCE,
+        "test_another_body_is_told": NO_ONCE,
+        "test_a_key_belongs_to_its_topic": NO_ONCE,
+        "test_resends_that_are_under_way_together": NO_ONCE,
+        "test_sequences_are_stored_once_in_any_order": NO_ONCE,
+        "test_what_a_producer_has_an_answer_for_is_forgotten": NO_ONCE,
+        "test_a_record_that_was_refused_is_not_known": NO_ONCE,
+        "test_what_is_no_identity_is_refused[*]": NO_ONCE,
+        "test_a_topic_made_again_knows_nothing_of_the_one_before": NO_ONCE,
+        "test_commits_do_not_look_at_it": NO_ONCE,
+        "test_they_are_known_after_a_restart": NO_ONCE,
     },
     "contract/test_contract_lasting.py": {
         "test_everything_is_found_again": NO_FIND,
