@@ -339,6 +339,10 @@ LOG_RESCUES = _counter(
     "ddmq_log_rescues_total", "Failed writes or syncs: moved on, or stayed refused.", "outcome"
 )
 LOG_LATE = _counter("ddmq_log_late_total", "Requests past their deadline: not_stored or unknown.", "outcome")
+LOG_SENDS_FORGOTTEN = _counter(
+    "ddmq_log_sends_forgotten_total",
+    "Sequences of producers that were forgotten before their time, at a bound: they may be stored again, or refused.",
+)
 LOG_CHECKPOINTS = _counter("ddmq_log_checkpoints_total", "Checkpoints, by outcome.", "outcome")
 LOG_SEGMENTS_DELETED = _counter(
     "ddmq_log_segments_deleted_total", "Segments that retention deleted.", "reason"

@@ -271,6 +271,7 @@ class Checkpointer:
     ) -> None:
         self.floor = self.position = position
         self._counts = [metrics.cell(catalogue.LOG_CHECKPOINTS, outcome) for outcome in ("failed", "saved")]
+        self._forgotten = metrics.cell(catalogue.LOG_SENDS_FORGOTTEN)
         self._storage = storage
         self._directory = directory
         self._writer = writer
@@ -308,6 +309,7 @@ class Checkpointer:
         self._saving = True
         data = self._encoder.encode(position, self._segments.first_position)
         parts, staying = self._sends.take(self._writer.state.sends)
+        self._forgotten.value = self._writer.state.sends.forgotten
         self._index.index.flush()
 
         def save() -> None:
