@@ -236,17 +236,12 @@ class MemoryStore:
     def _store_once(self, record: NewRecord, wall_ms: int) -> AppendResult:
         """Store it, unless it says that it was stored before. Raises what KnownSends.first does."""
         identity = record.system.get(IDENTITY) if record.system else None
-        if identity is None:
-            return self._store(record, wall_ms)
-        info = self.topics[record.topic].info
-        first = self.sends.first(identity, info.incarnation, wall_ms)
-        if first is not None:
-            return AppendResult(AppendStatus.STORED, first.offset, info.durability, None, first)
-        result = self._store(record, wall_ms)
-        self.sends.restore(
-            identity, record.message_id, result.offset, record.queue_id, info.incarnation, self.last_ms
-        )
-        return result
+        if identity is not None:
+            info = self.topics[record.topic].info
+            first = self.sends.first(identity, info.incarnation, wall_ms)
+            if first is not None:
+                return AppendResult(AppendStatus.STORED, first.offset, info.durability, None, first)
+        return self._store(record, wall_ms)
 
     def commit(self, batch: CommitBatch, wall_ms: int) -> list[AppendResult]:
         """All of `batch` or nothing. Raises what Backend.commit fails with."""
@@ -292,6 +287,10 @@ class MemoryStore:
         self._position += 1
         self._bytes += len(record.delivery)
         offset = topic.queues[record.queue_id].append(record, self._position, self.last_ms)
+        identity = record.system.get(IDENTITY) if record.system else None
+        if identity is not None:
+            place = record.message_id, offset, record.queue_id, topic.info.incarnation
+            self.sends.restore(identity, *place, self.last_ms)
         return AppendResult(AppendStatus.STORED, offset, topic.info.durability, None)
 
     def _put_settings(self, settings: Mapping[str, bytes | None]) -> None:

@@ -120,11 +120,13 @@ def test_a_topic_made_again_knows_nothing_of_the_one_before(kit: Kit) -> None:
 
 
 def test_commits_do_not_look_at_it(kit: Kit) -> None:
-    """What moves a message, a retry say, stores it whatever it says of itself."""
+    """What copies a message stores it whatever it says of itself; a send that follows is a later one of it."""
     kit.make("orders")
     kit.append(with_key(kit, b"1"))
-    kit.commit(records=[with_key(kit, b"1")])
+    copy = with_key(kit, b"1")
+    kit.commit(records=[copy])
     assert len(kit.stored(kit.queue("orders"))) == 2
+    assert kit.append(with_key(kit, b"1"))[0].first == first_of(copy, 1)
 
 
 def test_they_are_known_after_a_restart(lasting: Kit) -> None:

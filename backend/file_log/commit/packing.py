@@ -250,7 +250,7 @@ class FramePacker:
                 ids.append(message_id)
                 position += size
                 results.append(new(AppendResult, (status, offset, topic.durability, None, None)))
-                if once and record.system:
+                if record.system:
                     self._note(record, topic, offset)
         frame.end = position
         return answers
@@ -273,9 +273,8 @@ class FramePacker:
     def _note(self, record: NewRecord, topic: TopicState, offset: int) -> None:
         identity = record.system.get(IDENTITY) if record.system else None
         if identity is not None:
-            frame, place = self.frame, (record.message_id, offset, record.queue_id, topic.incarnation)
-            self._state.sends.note(identity, *place, frame.stored_ms)
-            frame.sync = True  # what is remembered is never ahead of the disk
+            place = record.message_id, offset, record.queue_id, topic.incarnation
+            self._state.sends.note(identity, *place, self.frame.stored_ms)
 
     def _explain(self, record: NewRecord, error: Exception) -> DdmqError:
         found = self.refusal(record)
