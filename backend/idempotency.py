@@ -7,9 +7,9 @@ durable: `keep` makes it count, `drop` and `back_to` take it back. The state is 
 in their order, so that it can be had again from them (`restore`).
 
 A topic that was deleted and made again is another topic: what was stored in the one before does not count.
-Bounds: `keys_max` keys in all and half of them of one topic, refused above it; SEQUENCES_MAX open sequences
-of one producer, the lowest are forgotten above it; PRODUCERS_MAX producers and `keys_max` sequences of all,
-the producer not heard of for longest is forgotten above it. What was forgotten before its time is counted.
+Bounds: `keys_max` keys in all and half of them of one topic; more are refused. PRODUCERS_MAX producers and
+SEQUENCES_ALL_MAX open sequences, SEQUENCES_MAX of one of them; above these who has many forgets its oldest,
+else whoever was not heard of for longest is forgotten. What was forgotten before its time is counted.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ WINDOW_MS = 3_600_000
 KEYS_MAX = 1_000_000
 PRODUCERS_MAX = 100_000
 SEQUENCES_MAX = 65_536
+SEQUENCES_ALL_MAX = 262_144
+MANY = 16  # who has more than this part of all sequences has many
 SLICE_KEYS = 65_536
 SLICES = 8  # of time; forgetting goes by slice, so a key is known for up to an eighth of the window longer
-PLACE = Struct(
-    "<16sqiIIq"
-)  # message id, offset, queue, incarnation, checksum of the body, stored at (epoch ms)
+# message id, offset, queue, incarnation, checksum of the body, when it was stored (epoch ms)
+PLACE = Struct("<16sqiIIq")
 ROW_BYTES = DIGEST_BYTES + PLACE.size + 4  # a key's digest and place, and their CRC-32C
 
 Numbered = tuple[str, int, int]  # producer, sequence, answered below
@@ -55,13 +56,15 @@ def is_sound(row: bytes) -> bool:
 
 
 class ProducerSequences:
-    """Of one producer: what was stored of those that it may still ask about, by sequence."""
+    """Of one producer: what was stored of those that it may still ask about, by sequence. `encoded`: of
+    whoever saves it, until it changes."""
 
-    __slots__ = ("below", "heard_ms", "places")
+    __slots__ = ("below", "encoded", "heard_ms", "places")
 
     def __init__(self, below: int = 0, heard_ms: int = 0, places: Mapping[int, bytes] | None = None) -> None:
         self.below = below  # nothing is known of lower ones, and nobody may ask
         self.heard_ms = heard_ms
+        self.encoded: object | None = None
         self.places: dict[int, bytes] = dict(places or {})
 
     def raise_below(self, below: int) -> int:
@@ -247,35 +250,34 @@ class KnownSends:
         known = self.producers.get(producer)
         if known is None:
             known = self.producers[producer] = ProducerSequences()
-        elif stored_ms >= known.heard_ms + self.window_ms // SLICES:
+        else:
             self.producers.move_to_end(producer)
-        known.heard_ms = max(known.heard_ms, stored_ms)
+        known.heard_ms, known.encoded = max(known.heard_ms, stored_ms), None
         self._sequences -= known.raise_below(below)
         if sequence >= known.below:
             self._sequences += sequence not in known.places
             known.places[sequence] = place
-        if len(known.places) > SEQUENCES_MAX:
-            self._forget(known.raise_below(min(known.places) + 1))
-        while self._over(stored_ms):
+        self._keep_bounds(known, stored_ms)
+
+    def _keep_bounds(self, known: ProducerSequences, now_ms: int) -> None:
+        """Who has many forgets its own, from its oldest on; else whoever was not heard of for longest
+        goes."""
+        while self._sequences > SEQUENCES_ALL_MAX or len(known.places) > SEQUENCES_MAX:
+            if len(known.places) <= SEQUENCES_ALL_MAX // MANY:
+                break
+            gone = known.raise_below(next(iter(known.places)) + 1)
+            self._sequences -= gone
+            self.forgotten += gone
+        while len(self.producers) > 1 and self._over(now_ms):
             _, oldest = self.producers.popitem(last=False)
             self._sequences -= len(oldest.places)
-            if oldest.heard_ms >= stored_ms - self.window_ms:
+            if oldest.heard_ms >= now_ms - self.window_ms:
                 self.forgotten += 1 + len(oldest.places)
 
-    def _forget(self, count: int) -> None:
-        self._sequences -= count
-        self.forgotten += count
-
     def _over(self, now_ms: int) -> bool:
-        """Whether the producer that was not heard of for longest has to go."""
-        if len(self.producers) < 2:
-            return False
-        if len(self.producers) > PRODUCERS_MAX or self._sequences > self.keys_max:
+        if len(self.producers) > PRODUCERS_MAX or self._sequences > SEQUENCES_ALL_MAX:
             return True
-        oldest_ms = next(iter(self.producers.values())).heard_ms
-        return (
-            oldest_ms < now_ms - self.window_ms - self.window_ms // SLICES
-        )  # their order is as exact as that
+        return next(iter(self.producers.values())).heard_ms < now_ms - self.window_ms
 
     # --- across restarts
 

@@ -38,9 +38,15 @@ class SliceRows(NamedTuple):
 def encode_sends(known: KnownSends) -> bytes:
     """What a checkpoint holds of it; b"" for nothing."""
     slices = [(one.number, one.saved + len(one.unsaved) // ROW_BYTES, one.last_ms) for one in known.slices]
-    producers = [(name, one.below, one.heard_ms, one.places) for name, one in known.producers.items()]
+    producers = [one.encoded or _encoded(name, one) for name, one in known.producers.items()]
     found: bytes = _encode((slices, producers)) if slices or producers else b""
     return found
+
+
+def _encoded(name: str, one: ProducerSequences) -> object:
+    """Kept until it changes: most producers have nothing to do between two checkpoints."""
+    one.encoded = msgspec.Raw(_encode((name, one.below, one.heard_ms, one.places)))
+    return one.encoded
 
 
 def decode_sends(data: bytes, known: KnownSends) -> list[SliceRow]:

@@ -120,7 +120,7 @@ def test_a_topic_made_again_knows_nothing_of_the_one_before(kit: Kit) -> None:
 
 
 def test_commits_do_not_look_at_it(kit: Kit) -> None:
-    """What copies a message stores it whatever it says of itself; a send that follows is a later one of it."""
+    """What copies a message stores it whatever it says of itself; a send that follows is recognised."""
     kit.make("orders")
     kit.append(with_key(kit, b"1"))
     copy = with_key(kit, b"1")

@@ -1,0 +1,78 @@
+"""What is forgotten at the bounds of sends that are known, and of whom."""
+
+from __future__ import annotations
+
+import pytest
+
+from backend import idempotency
+from backend.idempotency import KnownSends
+from ddmq_common.errors import BoundReachedError, CallerError
+from ddmq_common.send_identity import key_identity, sequence_identity
+
+NOW_MS = 1_000_000
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idempotency, "PRODUCERS_MAX", 4)
+    monkeypatch.setattr(idempotency, "SEQUENCES_MAX", 20)
+    monkeypatch.setattr(idempotency, "SEQUENCES_ALL_MAX", 32)
+
+
+def store(known: KnownSends, producer: int, *sequences: int, at_ms: int = NOW_MS) -> None:
+    for sequence in sequences:
+        text = sequence_identity(b"%d" % producer, sequence, 0)
+        known.restore(text, bytes(16), sequence, 0, 1, at_ms)
+
+
+def is_known(known: KnownSends, producer: int, sequence: int) -> bool:
+    return known.first(sequence_identity(b"%d" % producer, sequence, 0), 1, NOW_MS) is not None
+
+
+def test_of_one_producer_the_oldest_are_forgotten_and_refused() -> None:
+    known = KnownSends()
+    store(known, 1, *range(25))
+    assert known.forgotten == 5
+    assert [is_known(known, 1, sequence) for sequence in (5, 24)] == [True, True]
+    with pytest.raises(CallerError, match=r"sequence 4 .*below 5"):
+        is_known(known, 1, 4)
+
+
+def test_who_has_many_pays_for_all() -> None:
+    """A producer with one open sequence keeps it, however many another one opens."""
+    known = KnownSends()
+    store(known, 1, 0)
+    store(known, 2, *range(19))
+    store(known, 3, *range(19))
+    assert is_known(known, 1, 0)
+    assert is_known(known, 2, 18)
+    assert is_known(known, 3, 18)
+    assert known.forgotten == 1 + 19 + 19 - 32
+
+
+def test_of_too_many_producers_the_one_that_was_not_heard_of_for_longest_goes() -> None:
+    known = KnownSends()
+    for producer in (1, 2, 3, 4):
+        store(known, producer, 0)
+    store(known, 1, 1)
+    store(known, 5, 0)
+    assert [is_known(known, producer, 0) for producer in (1, 2, 3, 4, 5)] == [True, False, True, True, True]
+    assert known.forgotten == 2
+
+
+def test_who_is_silent_for_the_window_is_forgotten_and_not_missed() -> None:
+    known = KnownSends(window_ms=1_000)
+    store(known, 1, 0)
+    store(known, 2, 0, at_ms=NOW_MS + 1_001)
+    assert not is_known(known, 1, 0)
+    assert known.forgotten == 0
+
+
+def test_one_topic_has_half_of_the_keys() -> None:
+    known = KnownSends(keys_max=8)
+    for number in range(4):
+        known.restore(key_identity(b"a", b"%d" % number, b""), bytes(16), number, 0, 1, NOW_MS)
+    with pytest.raises(BoundReachedError, match=r"4 idempotency keys .* 4 of this topic; allowed: 8"):
+        known.first(key_identity(b"a", b"more", b""), 1, NOW_MS)
+    assert known.first(key_identity(b"b", b"more", b""), 2, NOW_MS) is None
+    assert known.first(key_identity(b"a", b"more", b""), 1, NOW_MS + known.window_ms + 1) is None
