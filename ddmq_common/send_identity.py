@@ -15,7 +15,6 @@ from hashlib import blake2b
 import google_crc32c
 
 IDENTITY = "IDENTITY"  # system property
-IDEMPOTENCY_KEY = "idempotency-key"  # property of a message that asks for it
 KEY_CHARACTERS_MAX = 255
 PRODUCER_BYTES_MAX = 32
 SEQUENCE_MAX = (1 << 63) - 1

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import Any
 
+from ddmq_client.idl.codes import IDEMPOTENCY_KEY
 from ddmq_common.send_identity import (
-    IDEMPOTENCY_KEY,
     KEY_CHARACTERS_MAX,
     PRODUCER_BYTES_MAX,
     SEQUENCE_MAX,
