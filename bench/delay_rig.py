@@ -14,11 +14,11 @@ import select
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bench import delay_orders, frames, groups, load
 from bench.delay_orders import stamps
@@ -38,6 +38,8 @@ LOG_BYTES_EACH, STORE_BYTES_EACH = 750, 300  # of disk; the store twice while it
 STORED_S = 1e-4  # what one order may take until it is in the store, and
 STORED_S_MIN = 60.0
 SILENCE_S = 30.0
+LEADS = 4  # tries to have everything stored before it is due
+Chosen = TypeVar("Chosen")
 CONSUMERS = 4
 LINGER_MS = 500
 EDGES_MS = (1, 2, 5, 10, 20, 50, 100, 1_000)
@@ -101,6 +103,26 @@ def wait_stored(service: Running, wanted: int, count: int) -> None:
         if time.monotonic() > give_up:
             raise AssertionError(f"{wanted} are to be pending, {found} are")
         time.sleep(0.02)
+
+
+def stored_ahead(
+    service: Running, lead_s: float, count: int, put: Callable[[float], Chosen]
+) -> tuple[Chosen, float]:
+    """Have `put` add so many messages, the first due at the time that it is given; all of them are in the
+    store before that. What it chose (topics, a new one each time) and when the first is due. On a machine
+    that was too slow it is done again with more time, when those that came too late are gone.
+    """
+    before = pending(service)
+    for _ in range(LEADS):
+        due_s = time.time() + lead_s
+        chosen = put(due_s)
+        while pending(service) != before + count and time.time() < due_s:
+            time.sleep(0.02)
+        if time.time() < due_s:
+            return chosen, due_s
+        wait_stored(service, before, count)
+        lead_s *= 4
+    raise AssertionError(f"the machine is too slow: {count} messages were due before all were stored")
 
 
 @contextmanager

@@ -6,12 +6,11 @@ servers in the same run. Lateness is from the due time to the moment that a wait
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 from bench import frames, groups
 from bench.delay_orders import stamped, uuid_of
-from bench.delay_rig import Receiver, Rig, delay_add, lateness, pending, rig, send, wait_stored
+from bench.delay_rig import Receiver, Rig, delay_add, lateness, rig, send, stored_ahead
 from bench.harness import CLIENT_CORE, Series, percentiles, pin, run, sized
 from bench.servers import Running
 from bench.t04_latency import LINGER_MS, MARK, STAMP, OpenLoop
@@ -44,20 +43,20 @@ def adds(topic: bytes, first: int, count: int, due_s: float, rate: float = RATE)
         yield delay_add(topic, stamped(due_ms, BODY), due_ms, uuid_of(first + index).encode())
 
 
-def sent(one: Rig, topic: bytes, count: int, rate: float = RATE) -> float:
-    """Send them; when the first one is due. All are in the store before that."""
-    before, first = pending(one.service), one.numbers(count)
-    due_s = time.time() + 3 + count / SENT_PER_S
-    send(one.server, adds(topic, first, count, due_s, rate))
-    wait_stored(one.service, before + count, count)
-    if time.time() > due_s:
-        raise AssertionError("the machine is too slow: the first were due before all were sent")
-    return due_s
+def sent(one: Rig, name: str, count: int, rate: float = RATE) -> tuple[bytes, float]:
+    """Send them; to which topic, and when the first one is due. All are in the store before that."""
+
+    def put(due_s: float) -> bytes:
+        topic = one.topic(name)
+        send(one.server, adds(topic, one.numbers(count), count, due_s, rate))
+        return topic
+
+    return stored_ahead(one.service, 3 + count / SENT_PER_S, count, put)
 
 
 def measure(one: Rig) -> dict[str, float]:
-    count, topic = int(RATE * SECONDS), one.topic("late")
-    due_s = sent(one, topic, count)
+    count = int(RATE * SECONDS)
+    topic, due_s = sent(one, "late", count)
     receiver = Receiver(one.server, {topic: count})
     before = one.service.cpu_seconds()
     receiver.run(due_s + SECONDS)

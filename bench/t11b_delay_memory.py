@@ -51,8 +51,8 @@ def started(one: Rig) -> dict[str, float]:
 
 
 def at_work(one: Rig) -> dict[str, float]:
-    memory, count, topic = Memory(one), int(RATE * SECONDS), one.topic("memory")
-    due_s = sent(one, topic, count)
+    memory, count = Memory(one), int(RATE * SECONDS)
+    topic, due_s = sent(one, "memory", count)
     memory.look()
     receiver = Receiver(one.server, {topic: count})
     receiver.run(due_s + SECONDS)

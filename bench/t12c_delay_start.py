@@ -22,8 +22,8 @@ REACH = "first due message ≤ 2 s"
 
 
 def measure(one: Rig, every_process: bool) -> dict[str, float]:
-    before, topic = pending(one.service), one.topic("start")
-    due_s = sent(one, topic, COUNT, RATE)
+    before = pending(one.service)
+    topic, due_s = sent(one, "start", COUNT, RATE)
     time.sleep(max(due_s - KILLED_S - time.time(), 0))
     one.service.kill()
     began, server_s = time.time(), 0.0

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from bench import frames, groups, load
-from bench.delay_rig import MADE, Receiver, lateness, pending, send, wait_stored
+from bench.delay_rig import MADE, Receiver, lateness, send, stored_ahead
 from bench.delay_rig import Rig as DelayRig
 from bench.harness import SERVER_CORE, Series, sized
 from bench.kafka.latency import floor as produce_to_poll
@@ -62,12 +62,13 @@ def delivered(one: DelayRig, count: int, rate: float) -> tuple[dict[str, float],
 
     Raises unless each came once, none early, and all were in the store before the first was due.
     """
-    topic, before, first = one.topic("delayed"), pending(one.service), one.numbers(count)
-    due_s = math.ceil(time.time() + LEAD_S + count / SENT_PER_S)
-    send(one.server, adds(topic, first, count, due_s, rate))
-    wait_stored(one.service, before + count, count)
-    if time.time() > due_s:
-        raise AssertionError("the machine is too slow: the first were due before all were sent")
+
+    def put(due_s: float) -> bytes:
+        topic = one.topic("delayed")
+        send(one.server, adds(topic, one.numbers(count), count, due_s, rate))
+        return topic
+
+    topic, due_s = stored_ahead(one.service, LEAD_S + count / SENT_PER_S, count, put)
     receiver, spent = Receiver(one.server, {topic: count}, gaps=True), one.service.cpu_seconds()
     receiver.run(due_s + count / rate)
     spent = one.service.cpu_seconds() - spent
