@@ -2,7 +2,8 @@
 
 The records of the log say who they are, so the tail brings back what was stored since the checkpoint; the
 files hold what stood there before it, row after row. A checkpoint names the slices and how many rows of
-each count; it is written when those are durable. Files that are not as it says are made again from the log.
+each count; it is written when those are durable. What neither it nor the one before names goes afterwards.
+Files that are not as it says are made again from the log.
 Sequences of producers are few and change all the time: they stand in the checkpoint itself
 (`encode_sends`).
 """
@@ -68,6 +69,9 @@ class SendFiles:
         self._storage = storage
         self._folder = f"{directory}/{names.SENDS}"
         self._made = False
+        self._named: set[str] | None = (
+            None  # by the checkpoint that was saved last, None: by an older start's
+        )
 
     def load(self, known: KnownSends, slices: Sequence[SliceRow], now_ms: int, found: Found) -> bool:
         """What a checkpoint says was there; False: some of it is missing or damaged, which is told."""
@@ -81,6 +85,8 @@ class SendFiles:
                     sound, lost = False, rows - len(good)
                     found(names.SENDS, number, lost * ROW_BYTES, f"{lost} of {rows} idempotency keys")
                 known.put_slice(number, good)
+            else:
+                known.put_slice(number, ())
         return sound
 
     def _read(self, number: int) -> bytes:
@@ -94,11 +100,11 @@ class SendFiles:
             file.close()
 
     def take(self, known: KnownSends) -> tuple[list[SliceRows], set[str]]:
-        """On the hub: what is to be written now, and the names of the files that stay."""
+        """On the hub: what is to be written now, and the names of all files then."""
         parts = [SliceRows(one, one.saved, bytes(one.unsaved)) for one in known.slices if one.unsaved]
         return parts, {names.slice_name(one.number) for one in known.slices}
 
-    def write(self, parts: Sequence[SliceRows], staying: set[str]) -> None:
+    def write(self, parts: Sequence[SliceRows]) -> None:
         """Durable on return. Raises OSError."""
         if parts and not self._made:
             self._storage.make_folder(self._folder)
@@ -114,9 +120,16 @@ class SendFiles:
                 file.close()
         if any(not part.at for part in parts):
             self._storage.sync_folder(self._folder)
+
+    def tidy(self, named: set[str]) -> None:
+        """The checkpoint that was saved just now names these; the older one those before, and both may be
+        read."""
+        before, self._named = self._named, named
+        if before is None:
+            return
         with suppress(OSError):  # what stays too long takes space, no more
             for name in self._storage.list(self._folder):
-                if name not in staying:
+                if name not in named and name not in before:
                     self._storage.remove(f"{self._folder}/{name}")
 
     def written(self, parts: Sequence[SliceRows]) -> None:

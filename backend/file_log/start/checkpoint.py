@@ -308,26 +308,27 @@ class Checkpointer:
             return
         self._saving = True
         data = self._encoder.encode(position, self._segments.first_position)
-        parts, staying = self._sends.take(self._writer.state.sends)
+        parts, named = self._sends.take(self._writer.state.sends)
         self._forgotten.value = self._writer.state.sends.forgotten
         self._index.index.flush()
 
         def save() -> None:
-            self._save(data, writes, parts, staying)
+            self._save(data, writes, parts, named)
 
         writes = self._tails.take()
         off_hub(save, lambda _, error: self._saved(position, parts, error))
 
-    def _save(self, data: bytes, writes: list[Write], parts: list[SliceRows], staying: set[str]) -> None:
+    def _save(self, data: bytes, writes: list[Write], parts: list[SliceRows], named: set[str]) -> None:
         """Blocking. Raises DrainingError when its turn comes after the log was closed."""
         if self.closed:
             raise DrainingError("the log was closed before it began")
         for write in writes:
             self._tails.put(write)
         self._files.sync()
-        self._sends.write(parts, staying)
+        self._sends.write(parts)
         self._index.index.sync()
         save_checkpoint(self._storage, self._directory, data)
+        self._sends.tidy(named)
 
     def _saved(self, position: int, parts: list[SliceRows], error: Exception | None) -> None:
         self._saving = False

@@ -1,0 +1,108 @@
+"""The file log and sends that are stored once: its files beside two checkpoints, and what it waits for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from backend.completion import Completion
+from backend.records import AppendResult, AppendStatus, Durability
+from ddmq_common.metrics import catalogue
+from ddmq_common.send_identity import IDENTITY, key_identity, sequence_identity
+from tests.support.waits import done
+from tests.unit.file_log.log_rig import LogRig, record
+
+WINDOW_MS = 8_000
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> LogRig:
+    return LogRig(tmp_path / "log", idempotency_window_ms=WINDOW_MS)
+
+
+def send_key(rig: LogRig, number: int) -> AppendResult:
+    body = b"key %d" % number
+    identity = {IDENTITY: key_identity(b"orders", body, body)}
+    return done(rig.log.append([record(body, system=identity)], rig.soon))[0]
+
+
+def send_number(rig: LogRig, number: int, topic: str = "orders") -> Completion[list[AppendResult]]:
+    identity = {IDENTITY: sequence_identity(b"producer", number, 0)}
+    return rig.log.append([record(b"number %d" % number, topic, system=identity)], rig.soon)
+
+
+def files(rig: LogRig) -> set[str]:
+    return {path.name for path in (rig.directory / "sends").iterdir()}
+
+
+def damaged(rig: LogRig) -> float:
+    return rig.metrics.cell(catalogue.LOG_DAMAGED, "sends").value
+
+
+def over(rig: LogRig) -> None:
+    rig.clock.advance(2 * WINDOW_MS / 1_000)
+
+
+def test_files_stay_as_long_as_a_checkpoint_names_them(rig: LogRig) -> None:
+    """The older of two may be the one that is read."""
+    rig.make()
+    send_key(rig, 1)
+    rig.checkpoint()
+    rig.checkpoint()
+    first = files(rig)
+    over(rig)
+    send_key(rig, 2)
+    rig.checkpoint()
+    assert first < files(rig)
+    (rig.directory / "checkpoint").write_bytes(b"of no use")
+    rig.reopen()
+    assert damaged(rig) == 0, "nothing of it was lost"
+    assert send_key(rig, 2).first is not None
+    assert send_key(rig, 1).first is None
+    for _ in range(3):
+        done(rig.append(b"more"))
+        rig.checkpoint()
+    assert first.isdisjoint(files(rig))
+    rig.close()
+
+
+def test_a_start_after_the_window_numbers_its_files_anew(rig: LogRig) -> None:
+    rig.make()
+    send_key(rig, 1)
+    rig.checkpoint()
+    first = files(rig)
+    over(rig)
+    done(rig.append(b"later"))
+    rig.checkpoint()
+    rig.reopen()
+    send_key(rig, 2)
+    rig.checkpoint()
+    assert files(rig) > first, "the older checkpoint may name the file of before"
+    rig.close()
+
+
+def test_a_number_waits_for_no_sync_that_its_topic_does_not(rig: LogRig) -> None:
+    """The client library numbers all it sends; a topic of class "written" is fast all the same."""
+    rig.make("events", durability=Durability.WRITTEN)
+    rig.storage.hold()
+    (result,) = done(send_number(rig, 1, "events"))
+    assert (result.status, result.durability, result.first) == (AppendStatus.STORED, Durability.WRITTEN, None)
+    (again,) = done(send_number(rig, 1, "events"))
+    assert (again.offset, again.first is not None) == (result.offset, True)
+    rig.close()
+
+
+def test_of_a_durable_one_nothing_is_answered_before_it_is(rig: LogRig) -> None:
+    ref = rig.make()
+    rig.storage.hold()
+    first = send_number(rig, 1)
+    rig.in_flight()
+    again = send_number(rig, 1)
+    assert not first.done
+    assert not again.done
+    rig.storage.let_go()
+    assert done(first)[0].first is None
+    assert done(again)[0].first is not None
+    assert len(rig.stored(ref)) == 1
+    rig.close()
