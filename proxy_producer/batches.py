@@ -238,13 +238,15 @@ class PendingBatch(Completion[list[AppendResult]]):
                 self.faults[self.members[at].place] = failure_of(results[at])
             stored = [member for member in stored if member.place not in self.faults]
         latency_us = (self.flow.monotonic() - self.call.received_at) * 1e6
-        for member, result in zip(self.members, results, strict=False):
-            if result.first is not None:
-                self.topics[member.record.topic].counts.duplicates.value += 1
         for topic, (messages, body_bytes) in self._tally(stored).items():
             topic.counts.latency.observe(latency_us)
             topic.counts.stored.value += messages
             topic.counts.stored_bytes.value += body_bytes
+        for member, result in zip(self.members, results, strict=False):
+            if result.first is not None:
+                counts = self.topics[member.record.topic].counts
+                counts.duplicates.value += 1
+                counts.stored_bytes.value -= member.body_bytes
         return len(stored)
 
     def _count_faults(self) -> None:

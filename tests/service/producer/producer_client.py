@@ -12,6 +12,6 @@ class Client(apache_client.Client):
     """One connection to a producer proxy, by Apache's own Thrift library."""
 
     def send(
-        self, topic: str = "orders", body: bytes = b"body", timeout: int = 5_000, **fields: Any
+        self, topic: str = "orders", body: bytes = b"body", timeout: int = 60_000, **fields: Any
     ) -> Result:
         return super().send(topic, body, timeout, **{"key": "k", **fields})

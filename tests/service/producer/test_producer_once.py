@@ -1,0 +1,262 @@
+"""Sends that are stored once, at the wire: who is answered what, and what is stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from once_kit import NUMBERS, OLD_KEY, TIMEOUT_MS, keyed, numbered, place, sent
+from producer_client import Client
+from producer_server import ProducerServer
+
+from backend.records import AppendStatus
+from ddmq_common.delivery import decode
+from ddmq_common.errors import StorageError
+from tests.interop import apache_client
+from tests.interop.apache_client import Message, Result
+from tests.support.waits import until
+
+
+class TestKeys:
+    def test_an_old_client_has_only_properties(self, server: ProducerServer, client: Client, topic: str):
+        for _ in range(3):
+            assert client.send(topic=topic, properties={OLD_KEY: "a"}).given() == {"code": 0, "msg": "OK"}
+        client.send(topic=topic, properties={OLD_KEY: "b"})
+        assert len(server.stored(topic)) == 2
+
+    def test_the_second_hears_of_the_first(self, server: ProducerServer, client: Client, topic: str):
+        first = sent(client, keyed(topic, "a"))
+        assert set(first.given()) == {
+            "code", "msg", "messageId", "queueId", "offset", "durability", "duplicate",
+        }  # fmt: skip
+        again = sent(client, keyed(topic, "a"))
+        assert (first.duplicate, again.duplicate, place(again)) == (0, 1, place(first))
+        (record,) = server.stored(topic)
+        assert record.message_id.hex() == first.messageId
+
+    def test_another_body_is_told_and_not_stored(self, server: ProducerServer, client: Client, topic: str):
+        first = sent(client, keyed(topic, "a", b"ten"))
+        other = sent(client, keyed(topic, "a", b"eleven"))
+        assert (other.duplicate, place(other)) == (2, place(first))
+        (record,) = server.stored(topic)
+        assert decode(record.delivery).value == b"ten"
+
+    def test_the_field_goes_before_the_property(self, server: ProducerServer, client: Client, topic: str):
+        both = {"idempotencyKey": "field", "properties": {OLD_KEY: "property"}}
+        assert client.send(topic=topic, **both).duplicate == 0
+        assert sent(client, keyed(topic, "field")).duplicate == 1
+        assert sent(client, keyed(topic, "property")).duplicate == 0
+        assert len(server.stored(topic)) == 2
+
+    def test_a_key_goes_before_a_sequence(self, server: ProducerServer, client: Client, topic: str, key: str):
+        first = sent(client, numbered(topic, 1, idempotencyKey=key))
+        other = sent(client, numbered(topic, 2, idempotencyKey=key))
+        assert (other.duplicate, place(other)) == (2, place(first))
+        assert sent(client, numbered(topic, 1)).duplicate == 0, "its sequence was not looked at"
+        assert len(server.stored(topic)) == 2
+
+    def test_a_key_in_a_property_goes_before_a_sequence(self, client: Client, topic: str, key: str):
+        first = sent(client, numbered(topic, 11, properties={OLD_KEY: key}))
+        again = sent(client, numbered(topic, 12, properties={OLD_KEY: key}))
+        assert (first.duplicate, again.duplicate, place(again)) == (0, 2, place(first))
+
+    def test_they_are_long_and_in_any_script(self, server: ProducerServer, client: Client, topic: str):
+        for text in ("x" * 255, "ключ" * 63, "𝄞" * 255, " a ", "a\x00b"):
+            assert [sent(client, keyed(topic, text)).duplicate for _ in range(2)] == [0, 1]
+        assert len(server.stored(topic)) == 5
+
+    def test_of_a_refused_message_nothing_is_known(self, server: ProducerServer, client: Client, topic: str):
+        assert client.call("sendSync", message=keyed(topic, "a", b""), timeout=TIMEOUT_MS).code == 11
+        sent(client, keyed(topic, "before"))
+        server.do(lambda: server.backend.fail_next(StorageError("no"), AppendStatus.NOT_STORED))
+        assert client.call("sendSync", message=keyed(topic, "a"), timeout=TIMEOUT_MS).code == 10
+        assert sent(client, keyed(topic, "a")).duplicate == 0
+
+    def test_two_that_make_the_topic_together(self, server: ProducerServer, topic: str):
+        with Client(server.port) as one, Client(server.port) as two:
+            for each in (one, two):
+                each.ask("sendSync", message=keyed(topic, "a"), timeout=TIMEOUT_MS)
+            results = [each.answer("sendSync") for each in (one, two)]
+        assert sorted(result.duplicate for result in results) == [0, 1]
+        assert place(results[0]) == place(results[1])
+        assert len(server.stored(topic)) == 1
+
+    def test_two_while_the_engine_is_silent(self, server: ProducerServer, topic: str):
+        """Both are on their way when the first is stored."""
+        with Client(server.port) as one, Client(server.port) as two:
+            sent(one, keyed(topic, "before"))
+            server.do(server.backend.hold)
+            for each in (one, two):
+                each.ask("sendSync", message=keyed(topic, "a"), timeout=TIMEOUT_MS)
+            until(lambda: server.do(lambda: server.proxy.flow.inflight) >= 2)
+            server.do(server.backend.release_held)
+            results = [each.answer("sendSync") for each in (one, two)]
+        assert sorted(result.duplicate for result in results) == [0, 1]
+        assert place(results[0]) == place(results[1])
+        assert len(server.stored(topic)) == 2
+
+
+class AnyMessage(Message):
+    """One whose key may be any bytes."""
+
+    fields = {**Message.fields, 102: ("idempotencyKey", *apache_client.BINARY)}
+
+
+class TestIllegal:
+    @pytest.mark.parametrize(
+        ("key", "shown"),
+        [
+            (b"", "''"),
+            (b"   ", "'   '"),
+            ("\u2003\t".encode(), "bytes"),
+            (b"x" * 256, "256 bytes"),
+            ("é".encode() * 256, "512 bytes"),
+            (b"a\xff", "xff"),
+        ],
+    )
+    def test_keys(self, server: ProducerServer, client: Client, key: bytes, shown: str):
+        before = len(server.stored("orders"))
+        given = {"topic": "orders", "body": b"b", "idempotencyKey": key}
+        result = client.call("sendSync", message=AnyMessage(**given), timeout=TIMEOUT_MS)
+        assert set(result.given()) == {"code", "msg"}
+        assert result.code == 11
+        assert result.msg.startswith("FAILED: ")
+        assert shown in result.msg
+        assert "1 to 255 characters" in result.msg
+        fresh = AnyMessage(**{**given, "topic": f"never-{next(NUMBERS)}"})
+        assert client.call("sendSync", message=fresh, timeout=TIMEOUT_MS).msg == result.msg, (
+            "nor makes it a topic"
+        )
+        assert server.stored(fresh.topic) == []
+        (first, second) = client.call(
+            "sendBatch",
+            messages=[AnyMessage(**given), Message(topic="orders", body=b"x")],
+            timeout=TIMEOUT_MS,
+        )
+        assert (first.msg, second.code) == (result.msg, 0)
+        assert len(server.stored("orders")) == before + 1
+
+    @pytest.mark.parametrize("text", [" ", "x" * 256, "\u00a0"])
+    def test_keys_in_properties(self, client: Client, text: str):
+        result = client.send(properties={OLD_KEY: text})
+        assert (result.code, "allowed: " in result.msg, "idempotency" in result.msg) == (11, True, True)
+
+    @pytest.mark.parametrize(
+        ("fields", "said"),
+        [
+            ({"producerId": b""}, ("producerId of 0 bytes", "1 to 32 bytes")),
+            ({"producerId": None}, ("producerId of 0 bytes", "1 to 32 bytes")),
+            ({"producerId": b"x" * 33}, ("producerId of 33 bytes", "1 to 32 bytes")),
+            ({"sequence": -1}, ("sequence -1", "0 <= answeredBelow <= sequence")),
+            ({"sequence": -(1 << 63)}, (f"sequence {-(1 << 63)}", "0 <= answeredBelow <= sequence")),
+            ({"answeredBelow": 8}, ("sequence 7", "answeredBelow 8", "0 <= answeredBelow <= sequence")),
+            ({"answeredBelow": -1}, ("sequence 7", "answeredBelow -1", "0 <= answeredBelow <= sequence")),
+        ],
+    )
+    def test_sequences(self, client: Client, topic: str, fields: dict[str, Any], said: tuple[str, ...]):
+        message = numbered("orders", 7)
+        for name, value in fields.items():
+            setattr(message, name, value)
+        for name in ("orders", topic):
+            message.topic = name
+            result = client.call("sendSync", message=message, timeout=TIMEOUT_MS)
+            assert (result.code, set(result.given())) == (11, {"code", "msg"})
+            assert all(text in result.msg for text in said), result.msg
+            assert client.call("sendBatchSync", messages=[message]).code == 11
+
+    def test_all_that_is_allowed(self, client: Client, topic: str):
+        message = numbered(topic, (1 << 63) - 1, (1 << 63) - 1)
+        for producer in (b"x", b"x" * 32, bytes(32)):
+            message.producerId = producer
+            assert [sent(client, message).duplicate for _ in range(2)] == [0, 1]
+
+    def test_a_producer_without_a_sequence_says_nothing(self, client: Client, topic: str):
+        given = Message(topic=topic, body=b"b", producerId=b"x" * 99, answeredBelow=-5)
+        for _ in range(2):
+            assert sent(client, given).given() == {"code": 0, "msg": "OK"}
+
+
+class TestSequences:
+    def test_once_each_in_any_order(self, server: ProducerServer, client: Client, topic: str):
+        start = next(NUMBERS) << 20
+        order = [3, 1, 3, 0, 0, 2, 1]
+        results = [sent(client, numbered(topic, start + at)) for at in order]
+        assert [result.duplicate for result in results] == [0, 0, 1, 0, 1, 0, 1]
+        assert place(results[6]) == place(results[1])
+        assert len(server.stored(topic)) == 4
+
+    def test_what_was_given_up_is_refused(self, server: ProducerServer, client: Client, topic: str):
+        start = next(NUMBERS) << 20
+        message = numbered(topic, start + 5, start + 5)
+        message.producerId = old = numbered(topic, start + 4)
+        message.producerId = old.producerId = b"gave-up-%d" % start
+        sent(client, message)
+        result = client.call("sendSync", message=old, timeout=TIMEOUT_MS)
+        assert result.code == 11
+        assert f"sequence {start + 4}" in result.msg
+        assert f"below {start + 5}" in result.msg
+        assert len(server.stored(topic)) == 1
+
+
+class TestBatches:
+    def test_inside_one_and_across(self, server: ProducerServer, client: Client, topic: str):
+        own = {"producerId": b"batches-%d" % next(NUMBERS)}
+
+        def batch(*messages: Message) -> list[Result]:
+            for message in messages:
+                if message.sequence is not None:
+                    message.producerId = own["producerId"]
+            found: list[Result] = client.call("sendBatch", messages=list(messages), timeout=TIMEOUT_MS)
+            assert [result.code for result in found] == [0] * len(messages)
+            return found
+
+        plain = Message(topic=topic, body=b"plain", clientId="me")
+        first = batch(
+            keyed(topic, "a"), numbered(topic, 1), plain, keyed(topic, "a"), keyed(topic, "a", b"other"),
+            numbered(topic, 1), keyed(topic, "b"),
+        )  # fmt: skip
+        assert [result.duplicate for result in first] == [0, 0, None, 1, 2, 1, 0]
+        assert place(first[0]) == place(first[3]) == place(first[4])
+        assert place(first[1]) == place(first[5])
+        assert len(server.stored(topic)) == 4
+        second = batch(numbered(topic, 1), numbered(topic, 2), keyed(topic, "b"), keyed(topic, "a", b"x"))
+        assert [result.duplicate for result in second] == [1, 0, 1, 2]
+        assert [place(second[at]) for at in (0, 2, 3)] == [place(first[at]) for at in (1, 6, 0)]
+        assert len(server.stored(topic)) == 5
+        records = {record.message_id.hex(): record for record in server.stored(topic)}
+        for result in (*first, *second):
+            record = records[result.messageId]
+            assert (record.queue_id, record.offset) == (result.queueId, result.offset)
+
+    def test_the_methods_know_each_others(self, server: ProducerServer, client: Client, topic: str, key: str):
+        message, old = keyed(topic, key), Message(topic=topic, body=b"body", properties={OLD_KEY: key})
+        assert client.call("sendBatchSync", messages=[old, message, old]).given() == {"code": 0, "msg": "OK"}
+        assert client.call("sendAsync", message=old).given() == {"code": 0, "msg": "OK"}
+        assert client.call("sendAsync", message=message).duplicate == 1
+        for _ in range(2):
+            client.call("sendOneway", message=message)
+            client.call("sendOneway", message=old)
+        assert sent(client, message).duplicate == 1
+        assert len(server.stored(topic)) == 1
+
+    def test_oneway_comes_first(self, server: ProducerServer, client: Client, topic: str):
+        client.call("sendOneway", message=keyed(topic, "a"))
+        assert sent(client, keyed(topic, "a")).duplicate == 1
+        assert len(server.stored(topic)) == 1
+
+    def test_to_topics_that_do_not_exist(self, server: ProducerServer, client: Client, topic: str):
+        messages = [keyed(f"{topic}-{name}", "a") for name in "xyxy"]
+        results = client.call("sendBatch", messages=messages, timeout=TIMEOUT_MS)
+        assert [result.duplicate for result in results] == [0, 0, 1, 1]
+        assert [len(server.stored(f"{topic}-{name}")) for name in "xy"] == [1, 1]
+
+    def test_a_member_that_fails_leaves_the_others(self, server: ProducerServer, client: Client, topic: str):
+        sent(client, keyed(topic, "a"))
+        results = client.call(
+            "sendBatch",
+            messages=[keyed(topic, "a"), keyed(topic, "b", b""), numbered(topic, -1), keyed(topic, "c")],
+            timeout=TIMEOUT_MS,
+        )
+        assert [(result.code, result.duplicate) for result in results] == [
+            (0, 1), (11, None), (11, None), (0, 0),
+        ]  # fmt: skip
