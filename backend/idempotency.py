@@ -68,17 +68,23 @@ class ProducerSequences:
         self.places: dict[int, bytes] = dict(places or {})
 
     def raise_below(self, below: int) -> int:
-        """Forget lower ones; how many that were."""
-        if below <= self.below:
-            return 0
+        """Forget lower ones; how many that were. Those that lie far apart go in the order in which they were
+        stored, some of them later: nobody's numbers cost others much."""
         places, before = self.places, len(self.places)
         if below - self.below <= before:
             for sequence in range(self.below, below):
                 places.pop(sequence, None)
         else:
-            self.places = {sequence: place for sequence, place in places.items() if sequence >= below}
-        self.below = below
-        return before - len(self.places)
+            while places and (oldest := next(iter(places))) < below:
+                del places[oldest]
+        self.below = max(self.below, below)
+        return before - len(places)
+
+    def forget_oldest(self) -> None:
+        """The one that was stored first, and all that are lower."""
+        oldest = next(iter(self.places))
+        del self.places[oldest]
+        self.below = max(self.below, oldest + 1)
 
 
 class KeySlice:
@@ -165,11 +171,11 @@ class KnownSends:
     ) -> FirstStored | None:
         place, known = self._ahead.get((producer, sequence)), self.producers.get(producer)
         if place is None and known is not None:
-            place = known.places.get(sequence)
-            if place is None and sequence < known.below:
+            if sequence < known.below:
                 raise CallerError(
                     f"sequence {sequence} of producer {producer}: below {known.below} nothing is known"
                 )
+            place = known.places.get(sequence)
         if place is None:
             return None
         message_id, offset, queue_id, found, _, _ = PLACE.unpack(place)
@@ -265,9 +271,9 @@ class KnownSends:
         while self._sequences > SEQUENCES_ALL_MAX or len(known.places) > SEQUENCES_MAX:
             if len(known.places) <= SEQUENCES_ALL_MAX // MANY:
                 break
-            gone = known.raise_below(next(iter(known.places)) + 1)
-            self._sequences -= gone
-            self.forgotten += gone
+            known.forget_oldest()
+            self._sequences -= 1
+            self.forgotten += 1
         while len(self.producers) > 1 and self._over(now_ms):
             _, oldest = self.producers.popitem(last=False)
             self._sequences -= len(oldest.places)

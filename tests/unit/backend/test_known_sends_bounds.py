@@ -38,6 +38,19 @@ def test_of_one_producer_the_oldest_are_forgotten_and_refused() -> None:
         is_known(known, 1, 4)
 
 
+def test_sequences_that_lie_far_apart_cost_no_more() -> None:
+    """Each step is over a large range; what is lower is refused all the same."""
+    known, step = KnownSends(), 1 << 40
+    for number in range(1_000):
+        text = sequence_identity(b"1", number * step, max(0, number - 2) * step)
+        known.restore(text, bytes(16), number, 0, 1, NOW_MS)
+    assert len(known.producers[b"1".hex()].places) == 3
+    assert is_known(known, 1, 998 * step)
+    with pytest.raises(CallerError, match="below"):
+        is_known(known, 1, 990 * step)
+    assert known.forgotten == 0
+
+
 def test_who_has_many_pays_for_all() -> None:
     """A producer with one open sequence keeps it, however many another one opens."""
     known = KnownSends()
