@@ -36,12 +36,15 @@ SLICES = 8  # of time; forgetting goes by slice, so a key is known for up to an 
 PLACE = Struct("<16sqiIIq")
 ROW_BYTES = DIGEST_BYTES + PLACE.size + 4  # a key's digest and place, and their CRC-32C
 
-Numbered = tuple[str, int, int]  # producer, sequence, answered below
+Name = bytes | tuple[str, int]  # what tells a send from all others: a key's digest, or producer and sequence
 
 
-def _name(identity: bytes | Numbered) -> bytes | tuple[str, int]:
-    """What tells it from all others: a key's digest, or producer and sequence."""
-    return identity if isinstance(identity, bytes) else identity[:2]
+def _parse(text: str) -> tuple[Name, int]:
+    """Its name, and the checksum of the body or below what the producer has answers. Raises ValueError."""
+    if is_key(text):
+        return parse_key(text)
+    producer, sequence, below = parse_sequence(text)
+    return (producer, sequence), below
 
 
 def row_of(key: bytes) -> bytes:
@@ -121,8 +124,9 @@ class KnownSends:
         self._counts: Counter[int] = Counter()
         self._keys = self._sequences = 0
         self._next_slice = 0
-        self._ahead: dict[bytes | tuple[str, int], bytes] = {}
-        self._noted: list[tuple[bytes | Numbered, bytes]] = []
+        self._asked: tuple[str, Name, int] = ("", b"", 0)  # last, as it was parsed: `note` follows `first`
+        self._ahead: dict[Name, bytes] = {}
+        self._noted: list[tuple[Name, int, bytes, int, int]] = []  # …, place, incarnation, stored at
 
     def bounds(self, window_ms: int, keys_max: int) -> None:
         """Others from now on."""
@@ -133,11 +137,13 @@ class KnownSends:
     def first(self, text: str, incarnation: int, now_ms: int) -> FirstStored | None:
         """What was stored as the send `text` before, None: nothing. Raises CallerError, BoundReachedError."""
         try:
-            if is_key(text):
-                return self._first_of_key(*parse_key(text), incarnation, now_ms)
-            return self._first_of_sequence(*parse_sequence(text), incarnation)
+            name, rest = _parse(text)
         except ValueError as error:
             raise CallerError(f"identity {text[:100]!r} of a send: {error}") from error
+        self._asked = text, name, rest
+        if isinstance(name, bytes):
+            return self._first_of_key(name, rest, incarnation, now_ms)
+        return self._first_of_sequence(name, incarnation)
 
     def _first_of_key(
         self, digest: bytes, checksum: int, incarnation: int, now_ms: int
@@ -158,7 +164,7 @@ class KnownSends:
         return None
 
     def _check_room(self, incarnation: int) -> None:
-        topics = [PLACE.unpack(place)[3] for name, place in self._noted if isinstance(name, bytes)]
+        topics = [noted[3] for noted in self._noted if isinstance(noted[0], bytes)]
         keys, own = self._keys + len(topics), self._counts[incarnation] + topics.count(incarnation)
         if keys >= self.keys_max or own >= self.keys_max // 2:
             raise BoundReachedError(
@@ -166,16 +172,16 @@ class KnownSends:
                 f" allowed: {self.keys_max}, of one topic {self.keys_max // 2}"
             )
 
-    def _first_of_sequence(
-        self, producer: str, sequence: int, _: int, incarnation: int
-    ) -> FirstStored | None:
-        place, known = self._ahead.get((producer, sequence)), self.producers.get(producer)
-        if place is None and known is not None:
-            if sequence < known.below:
-                raise CallerError(
-                    f"sequence {sequence} of producer {producer}: below {known.below} nothing is known"
-                )
-            place = known.places.get(sequence)
+    def _first_of_sequence(self, name: tuple[str, int], incarnation: int) -> FirstStored | None:
+        place, (producer, sequence) = self._ahead.get(name), name
+        if place is None:
+            known = self.producers.get(producer)
+            if known is not None:
+                if sequence < known.below:
+                    raise CallerError(
+                        f"sequence {sequence} of producer {producer}: below {known.below} nothing is known"
+                    )
+                place = known.places.get(sequence)
         if place is None:
             return None
         message_id, offset, queue_id, found, _, _ = PLACE.unpack(place)
@@ -185,11 +191,13 @@ class KnownSends:
         self, text: str, message_id: bytes, offset: int, queue_id: int, incarnation: int, stored_ms: int
     ) -> None:
         """The send `text`, of which `first` knew nothing, has this place."""
-        identity: bytes | Numbered
-        identity, checksum = parse_key(text) if is_key(text) else (parse_sequence(text), 0)
+        asked, name, rest = self._asked
+        if asked != text:
+            name, rest = _parse(text)
+        checksum = rest if isinstance(name, bytes) else 0
         place = PLACE.pack(message_id, offset, queue_id, incarnation, checksum, stored_ms)
-        self._ahead[_name(identity)] = place
-        self._noted.append((identity, place))
+        self._ahead[name] = place
+        self._noted.append((name, rest, place, incarnation, stored_ms))
 
     @property
     def noted(self) -> int:
@@ -199,7 +207,7 @@ class KnownSends:
     def back_to(self, mark: int) -> None:
         """Take back what was noted since `noted` was `mark`."""
         del self._noted[mark:]
-        self._ahead = {_name(identity): place for identity, place in self._noted}
+        self._ahead = {noted[0]: noted[2] for noted in self._noted}
 
     def drop(self) -> None:
         """Take back all that was noted: none of it was stored."""
@@ -208,8 +216,12 @@ class KnownSends:
     def keep(self) -> None:
         """All that was noted is stored."""
         if self._noted:
-            for identity, place in self._noted:
-                self._keep_one(identity, place)
+            for name, rest, place, incarnation, stored_ms in self._noted:
+                if isinstance(name, bytes):
+                    self._keep_key(name, place, incarnation, stored_ms)
+                else:
+                    self._keep_sequence(*name, rest, place, stored_ms)
+            self._forget_producers(self._noted[-1][4])
             self._noted, self._ahead = [], {}
 
     def restore(
@@ -220,13 +232,6 @@ class KnownSends:
         self.keep()
 
     # --- what counts
-
-    def _keep_one(self, identity: bytes | Numbered, place: bytes) -> None:
-        incarnation, stored_ms = PLACE.unpack(place)[3], PLACE.unpack(place)[5]
-        if isinstance(identity, bytes):
-            self._keep_key(identity, place, incarnation, stored_ms)
-        else:
-            self._keep_sequence(*identity, place, stored_ms)
 
     def _keep_key(self, digest: bytes, place: bytes, incarnation: int, stored_ms: int) -> None:
         last = self.slices[-1] if self.slices else None
@@ -258,22 +263,29 @@ class KnownSends:
             known = self.producers[producer] = ProducerSequences()
         else:
             self.producers.move_to_end(producer)
-        known.heard_ms, known.encoded = max(known.heard_ms, stored_ms), None
-        self._sequences -= known.raise_below(below)
+        known.encoded = None
+        if stored_ms > known.heard_ms:
+            known.heard_ms = stored_ms
+        if below > known.below:
+            self._sequences -= known.raise_below(below)
         if sequence >= known.below:
-            self._sequences += sequence not in known.places
-            known.places[sequence] = place
-        self._keep_bounds(known, stored_ms)
+            places = known.places
+            self._sequences += sequence not in places
+            places[sequence] = place
+            if len(places) > SEQUENCES_MAX or self._sequences > SEQUENCES_ALL_MAX:
+                self._forget_own(known)
 
-    def _keep_bounds(self, known: ProducerSequences, now_ms: int) -> None:
-        """Who has many forgets its own, from its oldest on; else whoever was not heard of for longest
-        goes."""
-        while self._sequences > SEQUENCES_ALL_MAX or len(known.places) > SEQUENCES_MAX:
-            if len(known.places) <= SEQUENCES_ALL_MAX // MANY:
-                break
+    def _forget_own(self, known: ProducerSequences) -> None:
+        """Who has many forgets its own, from its oldest on."""
+        while len(known.places) > SEQUENCES_MAX or (
+            self._sequences > SEQUENCES_ALL_MAX and len(known.places) > SEQUENCES_ALL_MAX // MANY
+        ):
             known.forget_oldest()
             self._sequences -= 1
             self.forgotten += 1
+
+    def _forget_producers(self, now_ms: int) -> None:
+        """Whoever was not heard of for longest goes."""
         while len(self.producers) > 1 and self._over(now_ms):
             _, oldest = self.producers.popitem(last=False)
             self._sequences -= len(oldest.places)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import google_crc32c
@@ -22,6 +23,7 @@ import google_crc32c
 from ddmq_common.delivery import decode, encode_properties
 from ddmq_common.errors import DamagedError
 
+_SIZES = [bytes([size]) for size in range(128)]  # varints of one byte
 FRAME_MAGIC = b"DQF1"
 FRAME_VERSION = 2  # with a salt
 UNSALTED_VERSION = 1
@@ -319,13 +321,24 @@ def encode_system(system: dict[str, str] | None) -> bytes:
     """System properties as they are stored; b"" for none."""
     if not system:
         return b""
+    if len(system) == 1:
+        ((name, value),) = system.items()
+        data = value.encode()
+        if len(data) < len(_SIZES):
+            return _head_of(name) + _SIZES[len(data)] + data
     return encode_properties({name.encode(): value.encode() for name, value in system.items()})
+
+
+@lru_cache(64)  # there are fewer names
+def _head_of(name: str) -> bytes:
+    """What stands before the value's length where it is the only one."""
+    return encode_properties({name.encode(): b""})[:-1]
 
 
 def system_finder(name: str) -> Callable[[bytes], bytes]:
     """For many records: gives the value (UTF-8) of one system property out of their stored form, b"" where
     it is missing. Raises DamagedError. One that stands alone is taken without decoding anything."""
-    head = encode_system({name: ""})[:-1]  # without the value's length
+    head = _head_of(name)
     start = len(head)
 
     def find(data: bytes) -> bytes:
