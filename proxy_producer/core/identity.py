@@ -22,6 +22,7 @@ from ddmq_common.send_identity import (
     sequence_identity,
 )
 from proxy_producer.core.refusals import SendRefusal, illegal, shown
+from proxy_producer.core.validation import DELAY
 
 KEY_PROPERTY = IDEMPOTENCY_KEY.encode()
 _KEY_ALLOWED = f"allowed: 1 to {KEY_CHARACTERS_MAX} characters of UTF-8 that are not all blank"
@@ -35,7 +36,7 @@ def identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> str |
     if key is None and properties:
         key = properties.get(KEY_PROPERTY)
     if key is not None:
-        return _key(message, key)
+        return _key(message, key, leveled=properties is not None and DELAY in properties)
     sequence = message.sequence
     return None if sequence is None else _sequence(message.producerId or b"", sequence, message.answeredBelow)
 
@@ -55,7 +56,8 @@ def no_identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> st
     )
 
 
-def _key(message: Any, key: bytes) -> str | SendRefusal:
+def _key(message: Any, key: bytes, *, leveled: bool) -> str | SendRefusal:
+    """With a delay level it stands in another topic first: it is another message than one without."""
     try:
         text = key.decode()
     except UnicodeDecodeError:
@@ -63,7 +65,8 @@ def _key(message: Any, key: bytes) -> str | SendRefusal:
     if not text.strip() or len(text) > KEY_CHARACTERS_MAX:
         what = f"the idempotency key {shown(key)} has {len(key)} bytes"
         return illegal("idempotency_key", what, _KEY_ALLOWED)
-    return key_identity(message.topic or b"", key, message.body or message.value or b"")
+    topic = message.topic or b""
+    return key_identity(b"\x00" + topic if leveled else topic, key, message.body or message.value or b"")
 
 
 def _sequence(producer: bytes, sequence: int, below: int | None) -> str | SendRefusal:

@@ -62,6 +62,14 @@ class TestDelayed:
         other = client.send(body=b"eleven", **given)
         assert (first.duplicate, other.duplicate, other.messageId) == (0, 2, first.messageId)
 
+    def test_a_key_with_a_level_and_without(self, server: ProducerServer, client: Client, topic: str):
+        """They are two, and neither makes the other be forgotten."""
+        for duplicate in (0, 1, 1):
+            assert sent(client, keyed(topic, "a")).duplicate == duplicate
+            later = Message(topic=topic, body=b"body", idempotencyKey="a", properties={"DELAY": "3"})
+            assert sent(client, later).duplicate == duplicate
+        assert len(server.stored(topic)) == 1
+
     @pytest.mark.parametrize(
         "asked", [{"AMQ_SCHEDULED_DELAY": "60000"}, {"deliver-after": "60000"}, {"x-delay": "60000"}]
     )
