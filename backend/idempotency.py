@@ -22,7 +22,7 @@ import google_crc32c
 
 from backend.records import FirstStored
 from ddmq_common.errors import BoundReachedError, CallerError
-from ddmq_common.send_identity import DIGEST_BYTES, is_key, parse_key, parse_sequence
+from ddmq_common.send_identity import DIGEST_BYTES, parse_key, parse_sequence
 
 WINDOW_MS = 3_600_000
 KEYS_MAX = 1_000_000
@@ -41,10 +41,7 @@ Name = bytes | tuple[str, int]  # what tells a send from all others: a key's dig
 
 def _parse(text: str) -> tuple[Name, int]:
     """Its name, and the checksum of the body or below what the producer has answers. Raises ValueError."""
-    if is_key(text):
-        return parse_key(text)
-    producer, sequence, below = parse_sequence(text)
-    return (producer, sequence), below
+    return parse_key(text) if text[:1] == "k" else parse_sequence(text)
 
 
 def row_of(key: bytes) -> bytes:

@@ -46,10 +46,10 @@ def parse_key(text: str) -> tuple[bytes, int]:
     return digest, checksum
 
 
-def parse_sequence(text: str) -> tuple[str, int, int]:
-    """(producer, sequence, answered below). Raises ValueError."""
+def parse_sequence(text: str) -> tuple[tuple[str, int], int]:
+    """(producer, sequence), answered below. Raises ValueError."""
     producer, first, second = text.split(".")
     sequence, below = int(first, 16), int(second, 16)
-    if not (producer.startswith("s") and 0 <= below <= sequence):
+    if producer[:1] != "s" or not 0 <= below <= sequence:
         raise ValueError("a producer, a sequence and what it has answers below are wanted")
-    return producer[1:], sequence, below
+    return (producer[1:], sequence), below

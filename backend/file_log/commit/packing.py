@@ -198,7 +198,7 @@ class FramePacker:
         crc, add_crc, pack_rest, pack_front = google_crc32c.value, google_crc32c.extend, REST.pack, FRONT.pack
         salt = self._salt
         pack_entry, pack_crc, bytes_max = ENTRY.pack, ENTRY_CRC.pack, self._delivery_bytes_max
-        new, status = tuple.__new__, AppendStatus.STORED
+        new, status, note = tuple.__new__, AppendStatus.STORED, self._state.sends.note
         answers: list[Results] = []
         for records in lists:
             results: Results = []
@@ -217,11 +217,11 @@ class FramePacker:
                     tag = tags.get(record.tags)
                     if tag is None:
                         tag = self._tag(record.tags)
-                    tail = topic.name_bytes + key
-                    if record.system:
-                        if once and self._answered_before(record, topic, results):
-                            continue
-                        tail += encode_system(dict(record.system))
+                    system = record.system
+                    identity = system.get(IDENTITY) if system else None
+                    if once and identity is not None and self._answered_before(identity, topic, results):
+                        continue
+                    tail = topic.name_bytes + key + (encode_system(dict(system)) if system else b"")
                     meta_bytes = RECORD_BYTES + len(tail)
                     size = meta_bytes + len(delivery)
                     packed, offset, due_ms = meta_bytes << 8 | record.flags, queue.assigned, record.due_ms
@@ -250,16 +250,13 @@ class FramePacker:
                 ids.append(message_id)
                 position += size
                 results.append(new(AppendResult, (status, offset, topic.durability, None, None)))
-                if record.system:
-                    self._note(record, topic, offset)
+                if identity is not None:
+                    note(identity, message_id, offset, record.queue_id, topic.incarnation, stored_ms)
         frame.end = position
         return answers
 
-    def _answered_before(self, record: NewRecord, topic: TopicState, results: Results) -> bool:
-        """Whether it says who it is, and is answered by that: it was stored before, or cannot be known."""
-        identity = record.system.get(IDENTITY) if record.system else None
-        if identity is None:
-            return False
+    def _answered_before(self, identity: str, topic: TopicState, results: Results) -> bool:
+        """Whether it is answered by what it says it is: it was stored before, or cannot be known."""
         try:
             first = self._state.sends.first(identity, topic.incarnation, self.frame.stored_ms)
         except DdmqError as error:
@@ -269,12 +266,6 @@ class FramePacker:
             found = AppendResult(AppendStatus.STORED, first.offset, topic.durability, None, first)
             results.append(found)
         return first is not None
-
-    def _note(self, record: NewRecord, topic: TopicState, offset: int) -> None:
-        identity = record.system.get(IDENTITY) if record.system else None
-        if identity is not None:
-            place = record.message_id, offset, record.queue_id, topic.incarnation
-            self._state.sends.note(identity, *place, self.frame.stored_ms)
 
     def _explain(self, record: NewRecord, error: Exception) -> DdmqError:
         found = self.refusal(record)
