@@ -3,7 +3,7 @@
 A send says which one it is (ddmq_common/send_identity.py): by a key, remembered for the window after it was
 stored, or by a producer's sequence, remembered until the producer has its answer. An engine asks `first`
 before it stores a record and says `note` when it has given it an offset. What was noted is ahead of what is
-durable: `keep` makes it count, `drop` and `back_to` take it back. The state is what the stored records say,
+durable: `keep` makes it count, `back_to` takes it back. The state is what the stored records say,
 in their order, so that it can be had again from them (`restore`).
 
 A topic that was deleted and made again is another topic: what was stored in the one before does not count.
@@ -123,7 +123,8 @@ class KnownSends:
         self._next_slice = 0
         self._asked: tuple[str, Name, int] = ("", b"", 0)  # last, as it was parsed: `note` follows `first`
         self._ahead: dict[Name, bytes] = {}
-        self._noted: list[tuple[Name, int, bytes, int, int]] = []  # …, place, incarnation, stored at
+        # What was noted and does not count yet: name, the rest of its text, place, incarnation, stored at.
+        self.notes: list[tuple[Name, int, bytes, int, int]] = []
 
     def bounds(self, window_ms: int, keys_max: int) -> None:
         """Others from now on."""
@@ -156,12 +157,12 @@ class KnownSends:
             if found == incarnation and stored_ms >= now_ms - self.window_ms:
                 return FirstStored(message_id, queue_id, offset, checksum != sum_before)
         self._expire(now_ms)
-        if self._keys + len(self._noted) >= self.keys_max // 2:
+        if self._keys + len(self.notes) >= self.keys_max // 2:
             self._check_room(incarnation)
         return None
 
     def _check_room(self, incarnation: int) -> None:
-        topics = [noted[3] for noted in self._noted if isinstance(noted[0], bytes)]
+        topics = [noted[3] for noted in self.notes if isinstance(noted[0], bytes)]
         keys, own = self._keys + len(topics), self._counts[incarnation] + topics.count(incarnation)
         if keys >= self.keys_max or own >= self.keys_max // 2:
             raise BoundReachedError(
@@ -194,32 +195,22 @@ class KnownSends:
         checksum = rest if isinstance(name, bytes) else 0
         place = PLACE.pack(message_id, offset, queue_id, incarnation, checksum, stored_ms)
         self._ahead[name] = place
-        self._noted.append((name, rest, place, incarnation, stored_ms))
-
-    @property
-    def noted(self) -> int:
-        """A mark for `back_to`."""
-        return len(self._noted)
+        self.notes.append((name, rest, place, incarnation, stored_ms))
 
     def back_to(self, mark: int) -> None:
-        """Take back what was noted since `noted` was `mark`."""
-        del self._noted[mark:]
-        self._ahead = {noted[0]: noted[2] for noted in self._noted}
-
-    def drop(self) -> None:
-        """Take back all that was noted: none of it was stored."""
-        self.back_to(0)
+        """Take back all notes but the first `mark`."""
+        del self.notes[mark:]
+        self._ahead = {noted[0]: noted[2] for noted in self.notes}
 
     def keep(self) -> None:
         """All that was noted is stored."""
-        if self._noted:
-            for name, rest, place, incarnation, stored_ms in self._noted:
-                if isinstance(name, bytes):
-                    self._keep_key(name, place, incarnation, stored_ms)
-                else:
-                    self._keep_sequence(*name, rest, place, stored_ms)
-            self._forget_producers(self._noted[-1][4])
-            self._noted, self._ahead = [], {}
+        for name, rest, place, incarnation, stored_ms in self.notes:
+            if isinstance(name, bytes):
+                self._keep_key(name, place, incarnation, stored_ms)
+            else:
+                self._keep_sequence(*name, rest, place, stored_ms)
+        self._forget_producers(self.notes[-1][4] if self.notes else 0)
+        self.notes, self._ahead = [], {}
 
     def restore(
         self, text: str, message_id: bytes, offset: int, queue_id: int, incarnation: int, stored_ms: int

@@ -139,7 +139,7 @@ class KnownSendsMachine(RuleBasedStateMachine):
 
     @rule()
     def frame_is_taken_back(self) -> None:
-        self.known.drop()
+        self.known.back_to(0)
         self.frame = []
 
     @precondition(lambda self: self.frame)
@@ -147,7 +147,7 @@ class KnownSendsMachine(RuleBasedStateMachine):
     def last_of_frame_is_taken_back(self) -> None:
         """As when one request of a frame cannot be packed."""
         self.frame.pop()
-        self.known.back_to(self.known.noted - 1)
+        self.known.back_to(len(self.known.notes) - 1)
 
     @precondition(lambda self: not self.frame)
     @rule(ms=st.sampled_from([1, 500, 1_000, 2_500, 8_001]))

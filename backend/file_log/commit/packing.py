@@ -138,7 +138,7 @@ class FramePacker:
     def mark(self) -> Mark:
         """Where the frame stands now, for `back_to`."""
         frame = self.frame
-        parts, records, noted = len(self._parts), len(frame.columns[0]), self._state.sends.noted
+        parts, records, noted = len(self._parts), len(frame.columns[0]), len(self._state.sends.notes)
         return Mark(frame.end, parts, records, len(frame.applies), frame.sync, noted)
 
     def back_to(self, mark: Mark) -> None:

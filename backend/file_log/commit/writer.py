@@ -237,7 +237,8 @@ class Writer:
             self.store_clock.stored()
         for queue, _ in frame.touched:
             queue.show()
-        self.state.sends.keep()
+        if self.state.sends.notes:
+            self.state.sends.keep()
         for apply in frame.applies:
             self.guarded(apply)
         if frame.sync:
@@ -275,7 +276,7 @@ class Writer:
 
     def _take_back(self, frame: PackedFrame, error: NotStartedError) -> None:
         frame.undo()
-        self.state.sends.drop()
+        self.state.sends.back_to(0)
         self.state.batch_id = frame.batch_id
         text = f"the log cannot grow: {error}; nothing was stored"
         refusal: DdmqError = DiskFullError(text) if is_full(error.__cause__) else StorageError(text)
