@@ -89,14 +89,6 @@ TRANSITIONS: Mapping[JobState, Mapping[JobEvent, JobState]] = {
 }
 
 
-def after(state: JobState, event: JobEvent) -> JobState:
-    """The state that follows; IllegalJobEventError where the event cannot happen."""
-    following = TRANSITIONS[state].get(event)
-    if following is None:
-        raise IllegalJobEventError(state, event)
-    return following
-
-
 FAILS_MAX = (1 << 16) - 1
 
 
@@ -146,6 +138,28 @@ def unpack_attempts(packed: int) -> tuple[int, int]:
 _RETRYING = (JobState.WAITING, JobState.READY, JobState.SPENT)
 _DUE = (JobState.READY, JobState.RELEASED)  # what delivery takes: others, parked ones too, it passes over
 _STALE_ENTRIES_MAX = 1_024
+_Counts = tuple[int, int, int]  # of retrying, released and recorded jobs
+
+
+def _counts(state: JobState, count: int) -> _Counts:
+    """What a job in this state adds to those of its table."""
+    return (
+        count if state in _RETRYING else 0,
+        count if state is JobState.RELEASED else 0,
+        count if state is JobState.RECORDED else 0,
+    )
+
+
+def _step(state: JobState, following: JobState) -> tuple[JobState, int, int, int]:
+    retrying, released, recorded = map(sum, zip(_counts(state, -1), _counts(following, 1), strict=True))
+    return following, retrying, released, recorded
+
+
+_ADDED = {state: _counts(state, 1) for state in JobState}
+_STEPS = {
+    state: {event: _step(state, following) for event, following in row.items()}
+    for state, row in TRANSITIONS.items()
+}  # TRANSITIONS, with what each changes in the counts of a table
 
 
 class JobTable:
@@ -204,14 +218,24 @@ class JobTable:
     def add(self, offset: int, state: JobState, fails: int = 0, timeouts: int = 0) -> UpstreamJob:
         """A message becomes a job."""
         job = self.jobs[offset] = UpstreamJob(offset, state, fails, timeouts)
-        self._count(state, 1)
+        retrying, released, recorded = _ADDED[state]
+        self.retrying += retrying
+        self._budget.retrying += retrying
+        self.released += released
+        self.recorded += recorded
         return job
 
     def change(self, job: UpstreamJob, event: JobEvent) -> None:
         """Something happened to a job; IllegalJobEventError, and nothing changed, where it cannot."""
-        following = after(job.state, event)
-        self._count(job.state, -1)
-        self._count(following, 1)
+        step = _STEPS[job.state].get(event)
+        if step is None:
+            raise IllegalJobEventError(job.state, event)
+        following, retrying, released, recorded = step
+        if retrying:
+            self.retrying += retrying
+            self._budget.retrying += retrying
+        self.released += released
+        self.recorded += recorded
         job.state = following
         if following is JobState.GONE:
             del self.jobs[job.offset]
@@ -292,15 +316,6 @@ class JobTable:
         job = self.jobs.get(entry[1])
         waits = job is not None and job.state is JobState.WAITING and job.due == entry[0]
         return job if waits else None
-
-    def _count(self, state: JobState, change: int) -> None:
-        if state in _RETRYING:
-            self.retrying += change
-            self._budget.retrying += change
-        elif state is JobState.RELEASED:
-            self.released += change
-        elif state is JobState.RECORDED:
-            self.recorded += change
 
 
 class RetryPolicy:
