@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from struct import Struct
 
 import google_crc32c
@@ -75,8 +76,8 @@ class ProducerSequences:
             for sequence in range(self.below, below):
                 places.pop(sequence, None)
         else:
-            while places and (oldest := next(iter(places))) < below:
-                del places[oldest]
+            for sequence in list(takewhile(below.__gt__, places)):  # one pass: a new one starts at the front
+                del places[sequence]
         self.below = max(self.below, below)
         return before - len(places)
 
@@ -125,6 +126,8 @@ class KnownSends:
         self._ahead: dict[Name, bytes] = {}
         # What was noted and does not count yet: name, the rest of its text, place, incarnation, stored at.
         self.notes: list[tuple[Name, int, bytes, int, int]] = []
+        self._noted: Counter[int] = Counter()  # keys among the notes, by incarnation
+        self._noted_keys = 0  # all of these
 
     def bounds(self, window_ms: int, keys_max: int) -> None:
         """Others from now on."""
@@ -162,8 +165,8 @@ class KnownSends:
         return None
 
     def _check_room(self, incarnation: int) -> None:
-        topics = [noted[3] for noted in self.notes if isinstance(noted[0], bytes)]
-        keys, own = self._keys + len(topics), self._counts[incarnation] + topics.count(incarnation)
+        keys = self._keys + self._noted_keys
+        own = self._counts[incarnation] + self._noted[incarnation]
         if keys >= self.keys_max or own >= self.keys_max // 2:
             raise BoundReachedError(
                 f"{keys} idempotency keys of the last {self.window_ms} ms are known, {own} of this topic;"
@@ -192,7 +195,11 @@ class KnownSends:
         asked, name, rest = self._asked
         if asked != text:
             name, rest = _parse(text)
-        checksum = rest if isinstance(name, bytes) else 0
+        checksum = 0
+        if isinstance(name, bytes):
+            checksum = rest
+            self._noted[incarnation] += 1
+            self._noted_keys += 1
         place = PLACE.pack(message_id, offset, queue_id, incarnation, checksum, stored_ms)
         self._ahead[name] = place
         self.notes.append((name, rest, place, incarnation, stored_ms))
@@ -201,6 +208,8 @@ class KnownSends:
         """Take back all notes but the first `mark`."""
         del self.notes[mark:]
         self._ahead = {noted[0]: noted[2] for noted in self.notes}
+        self._noted = Counter([noted[3] for noted in self.notes if isinstance(noted[0], bytes)])
+        self._noted_keys = self._noted.total()
 
     def keep(self) -> None:
         """All that was noted is stored."""
@@ -211,6 +220,8 @@ class KnownSends:
                 self._keep_sequence(*name, rest, place, stored_ms)
         self._forget_producers(self.notes[-1][4] if self.notes else 0)
         self.notes, self._ahead = [], {}
+        self._noted.clear()
+        self._noted_keys = 0
 
     def restore(
         self, text: str, message_id: bytes, offset: int, queue_id: int, incarnation: int, stored_ms: int

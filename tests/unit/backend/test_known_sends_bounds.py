@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from backend import idempotency
@@ -49,6 +52,62 @@ def test_sequences_that_lie_far_apart_cost_no_more() -> None:
     with pytest.raises(CallerError, match="below"):
         is_known(known, 1, 990 * step)
     assert known.forgotten == 0
+
+
+class PassedOver(dict[int, bytes]):
+    """How often it was gone through from its front, which costs what was deleted there."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.passes += 1
+        return super().__iter__()
+
+
+def test_all_that_a_producer_has_answers_of_go_in_one_pass() -> None:
+    known = KnownSends()
+    store(known, 1, *[number << 40 for number in range(20)])
+    places = known.producers[b"1".hex()].places = PassedOver(known.producers[b"1".hex()].places)
+    known.restore(sequence_identity(b"1", 20 << 40, 20 << 40), bytes(16), 20, 0, 1, NOW_MS)
+    assert list(places) == [20 << 40]
+    assert places.passes == 2
+
+
+class Notes(list[Any]):
+    """Nobody may go through them for each send: a frame has thousands."""
+
+    def __iter__(self) -> Iterator[Any]:
+        pytest.fail("all notes are looked at")
+
+
+def test_a_key_costs_no_more_when_many_are_known_and_noted() -> None:
+    known = KnownSends(keys_max=20)
+    for number in range(10):
+        known.restore(key_identity(b"t", b"%d" % number, b""), bytes(16), number, 0, 1 + number % 2, NOW_MS)
+    known.notes = Notes()
+    for number in range(10):
+        text = key_identity(b"u", b"%d" % number, b"")
+        assert known.first(text, 3, NOW_MS) is None
+        known.note(text, bytes(16), number, 0, 3, NOW_MS)
+    with pytest.raises(BoundReachedError, match=r"20 idempotency keys .*10 of this topic"):
+        known.first(key_identity(b"v", b"0", b""), 3, NOW_MS)
+
+
+def test_what_is_taken_back_makes_room_again() -> None:
+    known = KnownSends(keys_max=8)
+    for number in range(4):
+        text = key_identity(b"t", b"%d" % number, b"")
+        assert known.first(text, 1, NOW_MS) is None
+        known.note(text, bytes(16), number, 0, 1, NOW_MS)
+    known.back_to(3)
+    text = key_identity(b"t", b"4", b"")
+    assert known.first(text, 1, NOW_MS) is None
+    known.note(text, bytes(16), 3, 0, 1, NOW_MS)
+    with pytest.raises(BoundReachedError, match=r"4 idempotency keys .*4 of this topic"):
+        known.first(key_identity(b"t", b"5", b""), 1, NOW_MS)
+    known.keep()
+    with pytest.raises(BoundReachedError, match=r"4 idempotency keys .*4 of this topic"):
+        known.first(key_identity(b"t", b"5", b""), 1, NOW_MS)
 
 
 def test_who_has_many_pays_for_all() -> None:
