@@ -46,16 +46,20 @@ def load_keys(
         return
     log.warning("idempotency keys of the last %d ms are added again from the log", known.window_ms)
     known.forget_keys()
-    parts: list[list[Record]] = []
+    for item in items(_window_start(segments, items, end, now_ms - known.window_ms), end):
+        if isinstance(item, Record) and _has_key(item):  # one after the other: a window may have many
+            apply_identity(item, known)
+
+
+def _window_start(segments: SegmentSet, items: Items, end: int, since_ms: int) -> int:
+    """The log position of the last segment below `end` that begins with a frame from before `since_ms`, else
+    of the first one."""
     for segment in reversed(segments.segments):
-        held = list(items(segment.start, min(segment.end, end))) if segment.start < end else []
-        parts.append([one for one in held if isinstance(one, Record) and _has_key(one)])
-        stored = [one.stored_ms for one in held if isinstance(one, Frame)]
-        if stored and stored[0] < now_ms - known.window_ms:
-            break
-    for part in reversed(parts):
-        for record in part:
-            apply_identity(record, known)
+        within = items(segment.start, min(segment.end, end)) if segment.start < end else ()
+        first = next((one.stored_ms for one in within if isinstance(one, Frame)), since_ms)
+        if first < since_ms:
+            return segment.start
+    return segments.starts[0] if segments.segments else end
 
 
 def _has_key(record: Record) -> bool:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from backend.completion import Completion
+from backend.file_log.core.layout import Frame, Record
+from backend.file_log.core.scan import Bad, walk
+from backend.file_log.start.keys import apply_identity
+from backend.idempotency import KnownSends
 from backend.records import AppendResult, AppendStatus, Durability
 from ddmq_common.metrics import catalogue
 from ddmq_common.send_identity import IDENTITY, key_identity, sequence_identity
@@ -105,4 +111,41 @@ def test_of_a_durable_one_nothing_is_answered_before_it_is(rig: LogRig) -> None:
     assert done(first)[0].first is None
     assert done(again)[0].first is not None
     assert len(rig.stored(ref)) == 1
+    rig.close()
+
+
+def test_keys_whose_files_are_lost_come_from_all_segments_of_the_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One record after the other: the log of a window is larger than the memory."""
+    rig = LogRig(tmp_path / "log", idempotency_window_ms=WINDOW_MS, segment_bytes=16 << 10)
+    rig.make()
+    send_key(rig, 0)
+    over(rig)
+    for number in range(1, 61):
+        send_key(rig, number)
+        done(rig.append(bytes(1_000)))
+    segments = len(list((rig.directory / "commitlog").glob("0*")))
+    assert segments > 3
+    rig.checkpoint()
+    for path in (rig.directory / "sends").iterdir():
+        path.unlink()
+    read: list[Frame | Record | Bad] = []
+    read_before: list[int] = []
+
+    def counted(*where: Any) -> Iterator[Frame | Record | Bad]:
+        for item in walk(*where):
+            read.append(item)
+            yield item
+
+    def applied(found: Record, known: KnownSends) -> None:
+        read_before.append(len(read))
+        apply_identity(found, known)
+
+    monkeypatch.setattr("backend.file_log.start.recovery.walk", counted)
+    monkeypatch.setattr("backend.file_log.start.keys.apply_identity", applied)
+    rig.reopen()
+    assert damaged(rig) >= 1
+    assert [number for number in range(61) if send_key(rig, number).first is None] == [0]
+    assert read_before[0] < 2 * segments + 4 < read_before[-1]
     rig.close()
