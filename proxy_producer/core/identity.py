@@ -22,7 +22,7 @@ from ddmq_common.send_identity import (
     sequence_identity,
 )
 from proxy_producer.core.refusals import SendRefusal, illegal, shown
-from proxy_producer.core.validation import DELAY
+from proxy_producer.core.validation import CHRONOS, DELAY
 
 KEY_PROPERTY = IDEMPOTENCY_KEY.encode()
 _KEY_ALLOWED = f"allowed: 1 to {KEY_CHARACTERS_MAX} characters of UTF-8 that are not all blank"
@@ -32,9 +32,7 @@ IdentityOf = Callable[[Any, Mapping[bytes, bytes] | None], str | SendRefusal | N
 def identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> str | SendRefusal | None:
     """Of a wire Message, None: it says nothing. The body may be None: then the message is refused for
     that."""
-    key = message.idempotencyKey
-    if key is None and properties:
-        key = properties.get(KEY_PROPERTY)
+    key = _key_of(message, properties)
     if key is not None:
         return _key(message, key, leveled=properties is not None and DELAY in properties)
     sequence = message.sequence
@@ -43,9 +41,7 @@ def identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> str |
 
 def no_identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> str | SendRefusal | None:
     """The same on an engine that does not recognise messages."""
-    key = message.idempotencyKey
-    if key is None and properties:
-        key = properties.get(KEY_PROPERTY)
+    key = _key_of(message, properties)
     if key is None:
         return None
     return illegal(
@@ -54,6 +50,15 @@ def no_identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> st
         " whether it was stored before",
         "allowed here: messages without one; the file log can",
     )
+
+
+def _key_of(message: Any, properties: Mapping[bytes, bytes] | None) -> bytes | None:
+    """What a delay server sends has the properties that its client gave to the first of maybe many: there
+    they are no key."""
+    key: bytes | None = message.idempotencyKey
+    if key is None and properties and CHRONOS not in properties:
+        key = properties.get(KEY_PROPERTY)
+    return key
 
 
 def _key(message: Any, key: bytes, *, leveled: bool) -> str | SendRefusal:

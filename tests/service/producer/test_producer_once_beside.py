@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from once_kit import (
@@ -23,6 +23,7 @@ from producer_client import Client
 from producer_server import ProducerServer
 
 from backend.records import AppendStatus
+from ddmq_client.idl.codes import FROM_CHRONOS
 from ddmq_common.delays.command import COMMAND_PROPERTY, decode_command
 from ddmq_common.errors import StorageError
 from ddmq_common.metrics import catalogue
@@ -94,6 +95,23 @@ class TestDelayed:
         assert len({command.shard for command in commands}) == 1, "one shard decides"
         other = client.send(**{**given, "idempotencyKey": f"{key}-other"})
         assert other.delayId[-36:] != uuids[0]
+
+
+class TestOfDelayServers:
+    """What an old one sends again and again has the properties that its client gave to a loop."""
+
+    PROPERTIES: ClassVar = {OLD_KEY: "a", FROM_CHRONOS: FROM_CHRONOS}
+
+    def test_each_is_a_message(self, server: ProducerServer, client: Client, topic: str):
+        for _ in range(2):
+            assert client.send(topic=topic, properties=self.PROPERTIES).code == 0
+        message = Message(topic=topic, body=b"body", properties=self.PROPERTIES)
+        assert client.call("sendBatchSync", messages=[message, message]).code == 0
+        assert len(server.stored(topic)) == 4
+
+    def test_an_engine_that_cannot_takes_them(self, keyless: ProducerServer):
+        with Client(keyless.port) as client:
+            assert client.send(topic="orders", properties=self.PROPERTIES).code == 0
 
 
 class TestRefused:
