@@ -218,10 +218,9 @@ class GroupOrdering:
         tried = job is not None and (job.tried or job.state in (JobState.PARKED, JobState.SPENT))
         if not tried and not chain.waits:
             return None
-        config = held_of(state).subscription.config
         since = job.since if job is not None and job.since else self._runtime.now()
         if lease is not None:
-            since = min(since, lease.deadline - config.ack_timeout_ms / 1000)
+            since = min(since, lease.since)
         shown = (
             "in flight" if lease is not None else _STATES[job.state] if job is not None and tried else READY
         )

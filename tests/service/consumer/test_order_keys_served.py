@@ -283,6 +283,19 @@ def test_a_key_whose_head_lies_ready_where_nobody_pulls_is_shown_with_its_own_wo
     assert shown() == [*ready, ('"c"', "ready", "U", 0, 1)]  # let out by its chain, not read again yet
 
 
+def test_a_head_is_as_old_as_its_delivery_whatever_was_extended_or_changed(rig: ConsumerRig) -> None:
+    rig.ready(config=replace(BY_KEY, ack_timeout_ms=10_000))
+    rig.keyed("a1", "a2")
+    held = rig.pull(clientId=b"me")
+    began_ms = rig.clock.wall_ms()
+    rig.advance(8)
+    rig.submit(IDL.ConsumeResult(context=held.result.context, extendLeases=[held.result.messages[0].leaseId]))
+    rig.wait(rig.service.change_subscription("G", "T", {"ack_timeout_ms": 60_000}))
+    rig.advance(5)
+    (row,) = keys.rows(rig.service, "G", 20)
+    assert (row["state"], row["since_ms"]) == ("in flight", pytest.approx(began_ms, abs=1_000))
+
+
 def test_keys_that_are_not_blocked_are_said_so(rig: ConsumerRig) -> None:
     rig.ready(config=BY_KEY)
     rig.pull()
