@@ -248,13 +248,21 @@ class KnownSends:
             last.unsaved += row_of(digest + place)
         self._counts[incarnation] += 1
         self._keys += 1
+        while self._keys > self.keys_max and len(self.slices) > 1:  # commits were not asked for room
+            self.forgotten += self._forget_slice()
 
     def _expire(self, now_ms: int) -> None:
         """Slices all of whose keys are older than the window go."""
         while self.slices and self.slices[0].last_ms < now_ms - self.window_ms:
-            gone = self.slices.popleft()
-            self._keys -= sum(gone.counts.values())
-            self._counts -= gone.counts
+            self._forget_slice()
+
+    def _forget_slice(self) -> int:
+        """The oldest; how many keys that were."""
+        gone = self.slices.popleft()
+        count = sum(gone.counts.values())
+        self._keys -= count
+        self._counts -= gone.counts
+        return count
 
     def _keep_sequence(self, producer: str, sequence: int, below: int, place: bytes, stored_ms: int) -> None:
         known = self.producers.get(producer)

@@ -341,7 +341,7 @@ LOG_RESCUES = _counter(
 LOG_LATE = _counter("ddmq_log_late_total", "Requests past their deadline: not_stored or unknown.", "outcome")
 LOG_SENDS_FORGOTTEN = _counter(
     "ddmq_log_sends_forgotten_total",
-    "Sequences of producers forgotten at a bound, before their time: they may be stored again, or refused.",
+    "Sequences and keys forgotten at a bound, before their time: they may be stored again, or refused.",
 )
 LOG_CHECKPOINTS = _counter("ddmq_log_checkpoints_total", "Checkpoints, by outcome.", "outcome")
 LOG_SEGMENTS_DELETED = _counter(

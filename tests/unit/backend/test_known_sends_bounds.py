@@ -148,3 +148,16 @@ def test_one_topic_has_half_of_the_keys() -> None:
         known.first(key_identity(b"a", b"more", b""), 1, NOW_MS)
     assert known.first(key_identity(b"b", b"more", b""), 2, NOW_MS) is None
     assert known.first(key_identity(b"a", b"more", b""), 1, NOW_MS + known.window_ms + 1) is None
+
+
+def test_copies_that_nobody_had_to_make_room_for_push_out_the_oldest_keys() -> None:
+    """`ddmq move` stores by commits, which do not ask."""
+    known = KnownSends(window_ms=8_000, keys_max=10)
+    for number in range(50):
+        place = bytes(16), number, 0, 1, NOW_MS + 100 * number
+        known.restore(key_identity(b"t", b"%d" % number, b""), *place)
+    kept = sum(len(one.places) for one in known.slices)
+    assert 0 < kept <= 10
+    assert known.forgotten == 50 - kept
+    for number in range(50 - kept, 50):
+        assert known.first(key_identity(b"t", b"%d" % number, b""), 1, NOW_MS) is not None
