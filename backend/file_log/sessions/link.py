@@ -245,7 +245,9 @@ class Link:
         self._owner.on_ready()
         self._caught_up()
         while outstanding.held and self._pipe is not None:
-            self._unhold(next(iter(outstanding.held)))
+            for request in list(outstanding.held):  # one pass: each new one starts at the front
+                if self._pipe is not None and request in outstanding.held:
+                    self._unhold(request)
 
     def _caught_up(self) -> None:
         if self.ready and not self._has_caught_up and not self.outstanding.resent:

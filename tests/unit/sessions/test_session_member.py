@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from backend.completion import Completion
 from backend.file_log.sessions import codec
 from backend.file_log.sessions.member import MemberBackend
 from backend.file_log.sessions.pipe import FrameKind, SessionLimits, frame
+from backend.file_log.sessions.requests import SessionRequest
 from backend.file_log.sessions.server import connect
 from backend.port import Join, Sharing
 from backend.records import AppendResult, AppendStatus, CommitBatch, Durability, ProgressDelta, TopicInfo
@@ -168,6 +170,35 @@ def test_progress_reads_and_waits_go_to_the_next_writer(tmp_path: Path) -> None:
     assert statuses(held) == [AppendStatus.STORED]
     assert done(wait) is True
     assert done(home.engine.progress("g", [queue()]))[0].committed == 1
+
+
+class PassedOver(dict[SessionRequest, None]):
+    """How often it was gone through from its front, which costs what was deleted there."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[SessionRequest]:
+        self.passes += 1
+        return super().__iter__()
+
+
+def test_what_was_held_goes_to_the_next_writer_in_one_pass(tmp_path: Path) -> None:
+    """Tens of thousands may be held; the hub answers nobody meanwhile."""
+    home = house(tmp_path)
+    home.make()
+    server = home.serve()
+    member = home.member()
+    server.close()
+    until(lambda: not member.link.attached, "the session is lost")
+    waits = [member.wait(queue(), 0, soon()) for _ in range(50)]
+    outstanding = member.link.outstanding
+    held = outstanding.held = PassedOver(outstanding.held)
+    home.serve()
+    home.attach(member)
+    assert statuses(member.append([record()], soon())) == [AppendStatus.STORED]
+    assert all(done(wait) for wait in waits)
+    assert not held
+    assert held.passes < 5
 
 
 def test_what_was_never_sent_is_not_stored(tmp_path: Path) -> None:
