@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import TypeVar
 
 from ddmq_client.core.pipeline import Pipeline, QueuedSend
 from ddmq_client.core.sending import result_of
@@ -18,6 +19,7 @@ from ddmq_client.outgoing import SendResult
 
 _log = logging.getLogger("ddmq_client.producer")
 SendFuture = Future[SendResult]
+T = TypeVar("T")
 
 
 class Background:
@@ -121,9 +123,9 @@ class Background:
     def _complete(self, batch: list[QueuedSend[SendFuture]], results: list[SendResult]) -> None:
         for waiting, result in zip(batch, results, strict=True):
             if result.error is None:
-                waiting.future.set_result(result)
+                _call_back(waiting.future.set_result, result)
             else:
-                waiting.future.set_exception(result.error)
+                _call_back(waiting.future.set_exception, result.error)
             if waiting.on_done is not None:
                 _call_back(waiting.on_done, result)
         self._done(len(batch))
@@ -134,8 +136,9 @@ class Background:
             self._freed.notify_all()
 
 
-def _call_back(on_done: Callable[[SendResult], None], result: SendResult) -> None:
+def _call_back(call: Callable[[T], object], value: T) -> None:
+    """A future calls the application's functions, too."""
     try:
-        on_done(result)
+        call(value)
     except BaseException:  # also SystemExit: the worker goes on
-        _log.exception("the on_done callback of a send raised")
+        _log.exception("a callback of a send raised")

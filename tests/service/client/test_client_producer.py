@@ -2,7 +2,7 @@
 
 import threading
 import time
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from datetime import timedelta
 
 import pytest
@@ -308,6 +308,18 @@ def test_a_callback_that_exits_ends_no_worker(proxy: Standin) -> None:
     with Producer(proxy.address, async_workers=1) as producer:
         for message in messages(3):
             assert producer.send_async(message, on_done=leave).result(20).stored
+        assert producer.flush()
+
+
+def test_a_callback_of_a_future_that_exits_ends_no_worker(proxy: Standin) -> None:
+    def leave(future: Future[SendResult]) -> None:
+        raise SystemExit(1)
+
+    proxy.faults["sendSync"].append(HOLD)
+    with Producer(proxy.address, async_workers=1) as producer:
+        producer.send_async(messages(1)[0]).add_done_callback(leave)
+        proxy.release()
+        assert producer.send_async(messages(1)[0]).result(20).stored
         assert producer.flush()
 
 
