@@ -47,6 +47,14 @@ class HandingOver(NamedTuple):
     then: Callable[[], None]
 
 
+class HeldLease(NamedTuple):
+    """A lease, how many of its messages are still here, and how long each extension of it lasts."""
+
+    state: BufferedQueue
+    left: int
+    length_s: float
+
+
 class PushRunner(Pusher):
     """Also a task of the timer queue, for leases and for what waits for its next try."""
 
@@ -71,7 +79,7 @@ class PushRunner(Pusher):
         self._runtime = runtime
         self._room = group.waiting
         self._in_line = False
-        self._leases: dict[int, tuple[BufferedQueue, int]] = {}  # lease id → how many messages are still here
+        self._leases: dict[int, HeldLease] = {}  # by their ids
         self.here = 0  # messages taken and not concluded
         self._parked: list[tuple[float, int, Pushed]] = []
         self._sequence = itertools.count()
@@ -110,14 +118,15 @@ class PushRunner(Pusher):
     def deliver(self, delivery: Delivery) -> None:
         """Messages for the sink."""
         messages, state = delivery.messages, delivery.state
-        self._leases[delivery.lease.id] = (state, len(messages.offsets))
-        self.here += len(messages.offsets)
+        lease, count = delivery.lease, len(messages.offsets)
+        self._leases[lease.id] = HeldLease(state, count, lease.length_s)
+        self.here += count
         rows = zip(messages.indexes, messages.deliveries, messages.offsets, delivery.attempts(), strict=True)
         for index, raw, offset, attempt in rows:
             if state.retry_queue:
                 attempt += attempts_before(messages.batch.record(index).system)
-            gevent.spawn(self._begin, raw, state, offset, delivery.lease.id, attempt)
-        self._extend_later()
+            gevent.spawn(self._begin, raw, state, offset, lease.id, attempt)
+        self._extend_later(lease.length_s)
         self._stand()
 
     def _stand(self) -> None:
@@ -145,7 +154,7 @@ class PushRunner(Pusher):
         self._move(self._runtime.now())
 
     def _move(self, now: float) -> None:
-        busy = {state.queue for state, _ in self._leases.values()}
+        busy = {held.state.queue for held in self._leases.values()}
         over = [each for each in self._moving if each.until <= now or busy.isdisjoint(each.queues)]
         self._moving = [each for each in self._moving if each not in over]
         for each in over:
@@ -248,10 +257,10 @@ class PushRunner(Pusher):
         self._leave(pushed.lease_id)
 
     def _leave(self, lease_id: int) -> None:
-        state, left = self._leases[lease_id]
+        held = self._leases[lease_id]
         self.here -= 1
-        if left > 1:
-            self._leases[lease_id] = (state, left - 1)
+        if held.left > 1:
+            self._leases[lease_id] = held._replace(left=held.left - 1)
         else:
             del self._leases[lease_id]
             if self._moving:
@@ -321,16 +330,15 @@ class PushRunner(Pusher):
 
     def _extend(self, now: float) -> None:
         by_state: dict[int, tuple[BufferedQueue, list[int]]] = {}
-        for lease_id, (state, _) in self._leases.items():
-            by_state.setdefault(id(state), (state, []))[1].append(lease_id)
+        for lease_id, held in self._leases.items():
+            by_state.setdefault(id(held.state), (held.state, []))[1].append(lease_id)
         for state, lease_ids in by_state.values():
             if self.subscription.holds(state):
                 state.jobs.extend(lease_ids, now)
         self._extend_at = NEVER
-        self._extend_later()
+        self._extend_later(min((held.length_s for held in self._leases.values()), default=NEVER))
 
-    def _extend_later(self) -> None:
-        if self._leases and self._extend_at == NEVER:
-            ack_timeout_s = self.subscription.config.ack_timeout_ms / 1000
-            self._extend_at = self._runtime.now() + ack_timeout_s / EXTENSIONS_PER_LEASE
-            self._runtime.timers.set(self, self._extend_at)
+    def _extend_later(self, length_s: float) -> None:
+        """In time for a lease of this length: the ack time-out may have changed since it was given."""
+        self._extend_at = min(self._extend_at, self._runtime.now() + length_s / EXTENSIONS_PER_LEASE)
+        self._runtime.timers.set(self, self._extend_at)

@@ -58,6 +58,26 @@ def test_leases_are_extended_while_a_receiver_takes_its_time(rig: PushRig, recei
     assert receiver.counts == ["0"]
 
 
+@pytest.mark.parametrize(("before_ms", "after_ms"), [(600_000, 1_000), (1_000, 600_000)])
+def test_each_lease_is_extended_in_its_own_time(
+    rig: PushRig, receiver: Receiver, before_ms: int, after_ms: int
+) -> None:
+    """The ack time-out changes while some are under way: those that are keep the length that they had."""
+    receiver.hold.clear()
+    rig.http(receiver.url(), ack_timeout_ms=before_ms)
+    rig.put(b"one")
+    until(lambda: len(receiver.seen) == 1)
+    rig.wait(rig.service.change_subscription("G", "T", {"ack_timeout_ms": after_ms}))
+    rig.put(b"two")
+    until(lambda: len(receiver.seen) == 2)
+    for _ in range(50):
+        rig.advance(0.1)
+    assert rig.counted("ddmq_lease_timeouts_total") == 0
+    receiver.hold.set()
+    rig.until_committed(2)
+    assert len(receiver.seen) == 2
+
+
 def test_messages_of_one_key_go_one_after_the_other(rig: PushRig, receiver: Receiver) -> None:
     receiver.answers.extend([(200, b'{"errno":1}'), (500, b"")])
     rig.http(receiver.url(), order_key="KEY")
