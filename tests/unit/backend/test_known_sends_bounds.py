@@ -11,6 +11,7 @@ from backend import idempotency
 from backend.idempotency import KnownSends
 from ddmq_common.errors import BoundReachedError, CallerError
 from ddmq_common.send_identity import key_identity, sequence_identity
+from tests.support.passed_over import PassedOver
 
 NOW_MS = 1_000_000
 
@@ -52,16 +53,6 @@ def test_sequences_that_lie_far_apart_cost_no_more() -> None:
     with pytest.raises(CallerError, match="below"):
         is_known(known, 1, 990 * step)
     assert known.forgotten == 0
-
-
-class PassedOver(dict[int, bytes]):
-    """How often it was gone through from its front, which costs what was deleted there."""
-
-    passes = 0
-
-    def __iter__(self) -> Iterator[int]:
-        self.passes += 1
-        return super().__iter__()
 
 
 def test_all_that_a_producer_has_answers_of_go_in_one_pass() -> None:

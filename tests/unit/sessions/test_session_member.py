@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,13 +10,13 @@ from backend.completion import Completion
 from backend.file_log.sessions import codec
 from backend.file_log.sessions.member import MemberBackend
 from backend.file_log.sessions.pipe import FrameKind, SessionLimits, frame
-from backend.file_log.sessions.requests import SessionRequest
 from backend.file_log.sessions.server import connect
 from backend.port import Join, Sharing
 from backend.records import AppendResult, AppendStatus, CommitBatch, Durability, ProgressDelta, TopicInfo
 from ddmq_common.errors import BoundReachedError, DrainingError, RemoteError, TryLaterError
 from ddmq_common.metrics.registry import Registry
 from tests.support.heard import Heard
+from tests.support.passed_over import PassedOver
 from tests.support.waits import done, soon, until
 from tests.unit.sessions.session_kit import CLOCK, Engine, RawServer, house, queue, record
 
@@ -170,16 +169,6 @@ def test_progress_reads_and_waits_go_to_the_next_writer(tmp_path: Path) -> None:
     assert statuses(held) == [AppendStatus.STORED]
     assert done(wait) is True
     assert done(home.engine.progress("g", [queue()]))[0].committed == 1
-
-
-class PassedOver(dict[SessionRequest, None]):
-    """How often it was gone through from its front, which costs what was deleted there."""
-
-    passes = 0
-
-    def __iter__(self) -> Iterator[SessionRequest]:
-        self.passes += 1
-        return super().__iter__()
 
 
 def test_what_was_held_goes_to_the_next_writer_in_one_pass(tmp_path: Path) -> None:
