@@ -248,8 +248,10 @@ class KnownSends:
             last.unsaved += row_of(digest + place)
         self._counts[incarnation] += 1
         self._keys += 1
-        while self._keys > self.keys_max and len(self.slices) > 1:  # commits were not asked for room
-            self.forgotten += self._forget_slice()
+        if self._keys > self.keys_max:  # commits were not asked for room
+            self._expire(stored_ms)
+            while self._keys > self.keys_max and len(self.slices) > 1:
+                self.forgotten += self._forget_slice()
 
     def _expire(self, now_ms: int) -> None:
         """Slices all of whose keys are older than the window go."""

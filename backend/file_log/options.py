@@ -54,6 +54,10 @@ class FileLogOptions:
                     f"log: {name} is {getattr(self, name)}; allowed: at least body_bytes_max,"
                     f" {self.body_bytes_max}, or such a message could never be stored"
                 )
+        if self.idempotency_keys_max < 2:  # half of them of one topic
+            raise ConfigError(
+                f"log: idempotency_keys_max is {self.idempotency_keys_max}; allowed: at least 2"
+            )
         if not SEGMENT_BYTES_MIN <= self.segment_bytes <= SEGMENT_BYTES_MAX:
             raise ConfigError(
                 f"log: segment_bytes is {self.segment_bytes}; "

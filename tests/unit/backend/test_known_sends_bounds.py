@@ -152,3 +152,13 @@ def test_copies_that_nobody_had_to_make_room_for_push_out_the_oldest_keys() -> N
     assert known.forgotten == 50 - kept
     for number in range(50 - kept, 50):
         assert known.first(key_identity(b"t", b"%d" % number, b""), 1, NOW_MS) is not None
+
+
+def test_what_is_over_is_not_counted_as_forgotten() -> None:
+    """An older start adds what the log's tail says to keys that were over by then."""
+    known = KnownSends(window_ms=8_000, keys_max=4)
+    for number, stored_ms in enumerate((0, 0, 0, 7_900, 8_100)):
+        place = bytes(16), number, 0, 1, NOW_MS + stored_ms
+        known.restore(key_identity(b"t", b"%d" % number, b""), *place)
+    assert known.forgotten == 0
+    assert sum(len(one.places) for one in known.slices) == 2

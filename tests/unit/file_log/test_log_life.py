@@ -225,6 +225,8 @@ def test_a_record_that_cannot_be_stored_is_refused_alone(rig: LogRig, change: di
 
 
 def test_options_are_checked() -> None:
+    with pytest.raises(ConfigError, match="idempotency_keys_max is 1; allowed: at least 2"):
+        FileLogOptions(idempotency_keys_max=1)
     with pytest.raises(ConfigError, match="segment_bytes is 0"):
         FileLogOptions(segment_bytes=0)
     for size in (10, 4095, 1 << 40):
