@@ -10,6 +10,7 @@ Sequences of producers are few and change all the time: they stand in the checkp
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -17,10 +18,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from backend.file_log.core import names
-from backend.file_log.storage import Storage
+from backend.file_log.storage import Storage, is_full
 from backend.idempotency import ROW_BYTES, KeySlice, KnownSends, ProducerSequences, is_sound
 from ddmq_common.errors import DamagedError
 
+log = logging.getLogger(__name__)
 SliceRow = tuple[int, int, int]  # number, rows, store time of the last one (epoch ms)
 ProducerRow = tuple[str, int, int, dict[int, bytes]]
 _decode: Any = msgspec.msgpack.Decoder(tuple[list[SliceRow], list[ProducerRow]]).decode
@@ -104,22 +106,43 @@ class SendFiles:
         parts = [SliceRows(one, one.saved, bytes(one.unsaved)) for one in known.slices if one.unsaved]
         return parts, {names.slice_name(one.number) for one in known.slices}
 
-    def write(self, parts: Sequence[SliceRows]) -> None:
-        """Durable on return. Raises OSError."""
-        if parts and not self._made:
+    def write(self, parts: Sequence[SliceRows]) -> Sequence[SliceRows]:
+        """Return those that are durable now: not all of them where the disk is full. Raises other OSErrors.
+
+        A checkpoint is not to wait for them: only when it is saved may segments go, and space come. What is
+        not written stays in memory for the next one; a start before that takes it from the log.
+        """
+        try:
+            if parts:
+                self._make()
+            for part in parts:
+                self._write(part)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            log.warning("idempotency keys are not written, the disk is full; the next checkpoint tries again")
+            return ()
+        if any(not part.at for part in parts):
+            self._storage.sync_folder(self._folder)
+        return parts
+
+    def _make(self) -> None:
+        if not self._made:
             self._storage.make_folder(self._folder)
             self._storage.sync_folder(self._folder.rpartition("/")[0])
             self._made = True
-        for part in parts:
-            path = f"{self._folder}/{names.slice_name(part.slice.number)}"
-            file = self._storage.open(path, write=True)
-            try:
-                file.pwrite(part.rows, part.at * ROW_BYTES)
-                file.sync_all()
-            finally:
-                file.close()
-        if any(not part.at for part in parts):
-            self._storage.sync_folder(self._folder)
+
+    def _write(self, part: SliceRows) -> None:
+        file = self._storage.open(f"{self._folder}/{names.slice_name(part.slice.number)}", write=True)
+        try:
+            file.pwrite(part.rows, part.at * ROW_BYTES)
+            file.sync_all()
+        except OSError as error:
+            if is_full(error):
+                file.truncate(part.at * ROW_BYTES)  # the checkpoint needs what this has taken
+            raise
+        finally:
+            file.close()
 
     def tidy(self, named: set[str]) -> None:
         """The checkpoint that was saved just now names these; the older one those before, and both may be

@@ -312,29 +312,33 @@ class Checkpointer:
         self._forgotten.value = self._writer.state.sends.forgotten
         self._index.index.flush()
 
-        def save() -> None:
-            self._save(data, writes, parts, named)
+        def save() -> Sequence[SliceRows]:
+            return self._save(data, writes, parts, named)
 
         writes = self._tails.take()
-        off_hub(save, lambda _, error: self._saved(position, parts, error))
+        off_hub(save, lambda written, error: self._saved(position, written or (), error))
 
-    def _save(self, data: bytes, writes: list[Write], parts: list[SliceRows], named: set[str]) -> None:
-        """Blocking. Raises DrainingError when its turn comes after the log was closed."""
+    def _save(
+        self, data: bytes, writes: list[Write], parts: list[SliceRows], named: set[str]
+    ) -> Sequence[SliceRows]:
+        """Blocking; the rows that are in their files. Raises DrainingError when its turn comes after the log
+        was closed."""
         if self.closed:
             raise DrainingError("the log was closed before it began")
         for write in writes:
             self._tails.put(write)
         self._files.sync()
-        self._sends.write(parts)
+        written = self._sends.write(parts)
         self._index.index.sync()
         save_checkpoint(self._storage, self._directory, data)
         self._sends.tidy(named)
+        return written
 
-    def _saved(self, position: int, parts: list[SliceRows], error: Exception | None) -> None:
+    def _saved(self, position: int, written: Sequence[SliceRows], error: Exception | None) -> None:
         self._saving = False
         self._counts[error is None].value += 1
         if error is None:
-            self._sends.written(parts)
+            self._sends.written(written)
             self.floor, self.position = self.position, position
         else:
             if not self._failing:

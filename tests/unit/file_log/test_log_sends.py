@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from backend.completion import Completion
 from backend.file_log.core.layout import Frame, Record
 from backend.file_log.core.scan import Bad, walk
 from backend.file_log.start.keys import apply_identity
+from backend.file_log.storage import File
 from backend.idempotency import KnownSends
 from backend.records import AppendResult, AppendStatus, Durability
 from ddmq_common.metrics import catalogue
@@ -148,4 +150,31 @@ def test_keys_whose_files_are_lost_come_from_all_segments_of_the_window(
     assert damaged(rig) >= 1
     assert [number for number in range(61) if send_key(rig, number).first is None] == [0]
     assert read_before[0] < 2 * segments + 4 < read_before[-1]
+    rig.close()
+
+
+@pytest.mark.parametrize("space_again", [False, True])
+def test_a_full_disk_holds_up_no_checkpoint(
+    rig: LogRig, monkeypatch: pytest.MonkeyPatch, space_again: bool
+) -> None:
+    """Only behind a checkpoint may segments go: on a disk that keys have filled nothing else makes room."""
+    rig.make()
+    send_key(rig, 1)
+    plain, full = rig.storage.open, [True]
+
+    def opened(path: str, *, write: bool = False) -> File:
+        if write and full[0] and "/sends/" in path:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return plain(path, write=write)
+
+    monkeypatch.setattr(rig.storage, "open", opened)
+    rig.checkpoint()
+    assert rig.metrics.cell(catalogue.LOG_CHECKPOINTS, "saved").value == 1
+    assert send_key(rig, 1).first is not None
+    full[0] = not space_again
+    send_key(rig, 2)
+    rig.checkpoint()
+    rig.reopen()
+    assert bool(damaged(rig)) is not space_again
+    assert [send_key(rig, number).first is None for number in (1, 2, 3)] == [False, False, True]
     rig.close()
