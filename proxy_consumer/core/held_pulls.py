@@ -7,6 +7,7 @@ one look per tick. A pull that is answered or whose client goes is taken out of 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import count
@@ -16,23 +17,33 @@ from proxy_consumer.core.steps import Delivery
 _SEQUENCE = count()
 
 
-class HeldPull:
-    """One waiting pull. `topic` None: any; `count`: messages wanted. Subclassed by the shell's request."""
+class Lingering(ABC):
+    """A call that waits until its time is over. Subclassed by the shell's requests."""
 
-    __slots__ = ("bucket", "count", "sequence", "topic")
+    __slots__ = ("bucket", "sequence")
+
+    def __init__(self) -> None:
+        self.sequence = -1
+        self.bucket: set[Lingering] | None = None
+
+    @abstractmethod
+    def give_up(self) -> None:
+        """Answer the client empty."""
+
+
+class HeldPull(Lingering):
+    """One waiting pull. `topic` None: any; `count`: messages wanted."""
+
+    __slots__ = ("count", "topic")
 
     def __init__(self, topic: str | None, count: int = 0) -> None:
+        super().__init__()
         self.topic = topic
         self.count = count
-        self.sequence = -1
-        self.bucket: set[HeldPull] | None = None
 
+    @abstractmethod
     def deliver(self, delivery: Delivery) -> None:
         """Messages came while it waited."""
-        raise NotImplementedError
-
-    def give_up(self) -> None:
-        """Answer a client empty; there is none at a push."""
 
 
 class HeldPulls:
@@ -83,35 +94,35 @@ class HeldPulls:
 
 
 class LingerWheel:
-    """Deadlines of pulls, exact to one tick (never early)."""
+    """Deadlines of calls, exact to one tick (never early)."""
 
     __slots__ = ("_buckets", "_done", "_tick_s", "count")
 
     def __init__(self, tick_s: float, now: float) -> None:
         self._tick_s = tick_s
         self._done = int(now / tick_s)
-        self._buckets: dict[int, set[HeldPull]] = {}
+        self._buckets: dict[int, set[Lingering]] = {}
         self.count = 0
 
-    def add(self, pull: HeldPull, deadline: float) -> None:
+    def add(self, call: Lingering, deadline: float) -> None:
         """Give up at `deadline`."""
         slot = max(int(deadline / self._tick_s) + 1, self._done + 1)
         bucket = self._buckets.get(slot)
         if bucket is None:
             bucket = self._buckets[slot] = set()
-        bucket.add(pull)
-        pull.bucket = bucket
+        bucket.add(call)
+        call.bucket = bucket
         self.count += 1
 
-    def remove(self, pull: HeldPull) -> None:
+    def remove(self, call: Lingering) -> None:
         """No deadline any more; harmless when it has none."""
-        bucket = pull.bucket
+        bucket = call.bucket
         if bucket is not None:
-            pull.bucket = None
-            bucket.discard(pull)
+            call.bucket = None
+            bucket.discard(call)
             self.count -= 1
 
-    def over(self, now: float) -> list[HeldPull]:
+    def over(self, now: float) -> list[Lingering]:
         """Those whose deadline has come, in order of arrival; they are in the wheel no more."""
         slot = int(now / self._tick_s)
         if slot - self._done > len(self._buckets):
@@ -119,14 +130,14 @@ class LingerWheel:
         else:
             slots = [known for known in range(self._done + 1, slot + 1) if known in self._buckets]
         self._done = max(self._done, slot)
-        found: list[HeldPull] = []
+        found: list[Lingering] = []
         for known in slots:
             found += sorted(self._buckets.pop(known), key=_by_arrival)
-        for pull in found:
-            pull.bucket = None
+        for call in found:
+            call.bucket = None
         self.count -= len(found)
         return found
 
 
-def _by_arrival(pull: HeldPull) -> int:
-    return pull.sequence
+def _by_arrival(call: Lingering) -> int:
+    return call.sequence

@@ -18,7 +18,7 @@ from backend.records import FLAG_PRESSURE, Bounds, QueueRef, ReadBatch, ReadStat
 from ddmq_common.errors import DdmqError
 from ddmq_common.metrics.catalogue import FETCHED
 from ddmq_rpc.api import Call
-from proxy_consumer.core.held_pulls import HeldPull, LingerWheel
+from proxy_consumer.core.held_pulls import Lingering, LingerWheel
 from proxy_consumer.fetches.answers import Target, answer
 from proxy_consumer.runtime import Runtime, log
 
@@ -146,7 +146,7 @@ class _Wake(Wait):
             self.fetch.woken()
 
 
-class Fetch(HeldPull):
+class Fetch(Lingering):
     """It is on the linger wheel until it is answered; `give_up` ends its waiting.
 
     `one_queue`: reading stops at the first queue that has something.
@@ -168,7 +168,7 @@ class Fetch(HeldPull):
         done: Callable[[Fetch, Sequence[Target]], None],
     ) -> None:
         """`done` runs once, when it is answered (with what) or its client has gone (with nothing)."""
-        super().__init__(None)
+        super().__init__()
         self._runtime = runtime
         self.call = call
         self.consumer = consumer

@@ -11,6 +11,7 @@ Settings, the same at every proxy of one backend, JSON:
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
@@ -39,9 +40,12 @@ BROADCASTING = "broadcasting"
 class Pusher(HeldPull):
     """What pushes a topic, as its group sees it."""
 
+    def give_up(self) -> None:
+        """It has no client to answer."""
+
+    @abstractmethod
     def hand_over(self, queues: Collection[QueueRef], until: float, then: Callable[[], None]) -> None:
         """Queues move: `then` runs when it has nothing of them any more, at `until` at the latest."""
-        raise NotImplementedError
 
 
 class Group:

@@ -14,6 +14,7 @@ from proxy_consumer.core.jobs import RetryPolicy, pack_attempts, unpack_attempts
 from proxy_consumer.core.leases import Lease, LeaseTable, by_lease
 from proxy_consumer.core.progress import ascending_ranges, between, ranges_of
 from proxy_consumer.core.queue_feed import Slice
+from proxy_consumer.core.steps import Delivery
 from proxy_consumer.core.tally import Budget
 from proxy_consumer.core.timer_queue import NEVER, TimerQueue
 
@@ -165,9 +166,17 @@ def test_both_counters_fit_in_one_number_that_rises() -> None:
 # --- waiting
 
 
+class Waiter(HeldPull):
+    def give_up(self) -> None:
+        raise AssertionError("the wheel only says whose time is over")
+
+    def deliver(self, delivery: Delivery) -> None:
+        raise AssertionError("nothing comes")
+
+
 def test_the_oldest_of_a_topic_and_of_anyone() -> None:
     held = HeldPulls()
-    waiters = [HeldPull(topic) for topic in ("T", None, "U", "T")]
+    waiters = [Waiter(topic) for topic in ("T", None, "U", "T")]
     for waiter in waiters:
         held.enter(waiter)
     assert held.oldest("T") is waiters[0]
@@ -186,7 +195,7 @@ def test_lingers_end_in_their_tick_and_never_early() -> None:
     wheel, now = LingerWheel(0.005, 100.0), 100.0
     deadlines = {}
     for _ in range(500):
-        waiter = HeldPull(None)
+        waiter = Waiter(None)
         deadlines[waiter] = now + random.random() * 2
         wheel.add(waiter, deadlines[waiter])
     gone = list(deadlines)[:100]
@@ -204,7 +213,7 @@ def test_lingers_end_in_their_tick_and_never_early() -> None:
 
 def test_an_empty_wheel_jumps_over_a_long_pause() -> None:
     wheel = LingerWheel(0.005, 0.0)
-    waiter = HeldPull(None)
+    waiter = Waiter(None)
     wheel.add(waiter, 10**6)
     assert wheel.over(10**6 - 1) == []
     assert wheel.over(10**6 + 1) == [waiter]

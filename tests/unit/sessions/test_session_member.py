@@ -18,7 +18,7 @@ from ddmq_common.metrics.registry import Registry
 from tests.support.heard import Heard
 from tests.support.passed_over import PassedOver
 from tests.support.waits import done, soon, until
-from tests.unit.sessions.session_kit import CLOCK, Engine, RawServer, house, queue, record
+from tests.unit.sessions.session_kit import CLOCK, Engine, RawServer, SessionsRig, house, queue, record
 
 FINISH = CommitBatch(progress=[ProgressDelta("g", queue(), 0, 0, [(0, 1)])])
 
@@ -171,14 +171,20 @@ def test_progress_reads_and_waits_go_to_the_next_writer(tmp_path: Path) -> None:
     assert done(home.engine.progress("g", [queue()]))[0].committed == 1
 
 
-def test_what_was_held_goes_to_the_next_writer_in_one_pass(tmp_path: Path) -> None:
-    """Tens of thousands may be held; the hub answers nobody meanwhile."""
+def without_writer(tmp_path: Path) -> tuple[SessionsRig, MemberBackend]:
+    """A member whose session is lost: what it is asked for is held."""
     home = house(tmp_path)
     home.make()
     server = home.serve()
     member = home.member()
     server.close()
     until(lambda: not member.link.attached, "the session is lost")
+    return home, member
+
+
+def test_what_was_held_goes_to_the_next_writer_in_one_pass(tmp_path: Path) -> None:
+    """Tens of thousands may be held; the hub answers nobody meanwhile."""
+    home, member = without_writer(tmp_path)
     waits = [member.wait(queue(), 0, soon()) for _ in range(50)]
     outstanding = member.link.outstanding
     held = outstanding.held = PassedOver(outstanding.held)
@@ -191,12 +197,7 @@ def test_what_was_held_goes_to_the_next_writer_in_one_pass(tmp_path: Path) -> No
 
 
 def test_what_was_never_sent_is_not_stored(tmp_path: Path) -> None:
-    home = house(tmp_path)
-    home.make()
-    server = home.serve()
-    member = home.member()
-    server.close()
-    until(lambda: not member.link.attached, "the session is lost")
+    _, member = without_writer(tmp_path)
     deadline = CLOCK.monotonic() + 0.1
     append, commit = member.append([record()], deadline), member.commit(FINISH, deadline)
     wait = member.wait(queue(), 0, deadline)
