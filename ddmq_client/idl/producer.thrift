@@ -100,6 +100,80 @@ struct DelayResult {
     102: optional i64 dueMs
 }
 
+/* A part of a transaction, ours: its messages are stored, and invisible until it is committed. */
+struct PrepareRequest {
+    /* 32 hexadecimal digits of a UUID of version 7 that the caller made; more calls with it add messages */
+    1: string transactionId
+    /* whose members are asked when nobody says how it ended */
+    2: string producerGroup
+    3: list<Message> messages
+    4: string clientId
+    /* ms; absent or <= 0: the proxy's cap of 10 s */
+    5: optional i64 timeout
+    /* of the first call: ms until the group is first asked; goes before CHECK_IMMUNITY_TIME_IN_SECONDS */
+    6: optional i64 checkAfterMs
+}
+
+struct PrepareResponse {
+    /* 0: all messages are stored, else none is part of the transaction */
+    1: i32 code
+    2: string msg
+    /* one per message, with messageId */
+    3: list<Result> results
+    /* for endTransaction: how far its messages reach in the half topic's queue */
+    4: optional i64 throughOffset
+}
+
+struct EndTransactionRequest {
+    1: string transactionId
+    2: string producerGroup
+    /* RocketMQ's: 8 commit, 12 rollback, 0 not known yet */
+    3: i32 action
+    4: string clientId
+    5: optional i64 timeout
+    /* the highest that any answer of the transaction named */
+    6: optional i64 throughOffset
+    /* of an answer to a check: its number */
+    7: optional i32 check
+    /* the proxy that passes a client's call on; such a call is never passed on again */
+    8: optional string forwardedBy
+}
+
+struct EndTransactionResponse {
+    /* 0: it is as `action` asked, by this call or before */
+    1: i32 code
+    2: string msg
+    /* 1 committed, 2 rolled back, 3 never there, 4 no longer known, 5 a dead letter, 6 still open */
+    3: optional i32 outcome
+    /* where each message of it landed, in the order they were prepared; only from the call that committed it */
+    4: optional list<Result> results
+}
+
+struct PollChecksRequest {
+    1: string producerGroup
+    2: string clientId
+    3: i32 countMax
+    /* ms that the call may wait for a check */
+    4: i64 timeout
+    5: optional string forwardedBy
+}
+
+/* Asks whether a transaction was committed; answered by endTransaction with `check`. */
+struct TransactionCheck {
+    1: string transactionId
+    /* 1 first, 15 last */
+    2: i32 check
+    3: list<Message> messages
+    4: i64 preparedMs
+    5: i64 throughOffset
+}
+
+struct PollChecksResponse {
+    1: i32 code
+    2: string msg
+    3: list<TransactionCheck> checks
+}
+
 /* Used inside client libraries only; no method takes it. */
 struct DelayMeta {
     1: i64 timestamp
@@ -140,4 +214,9 @@ service ProducerService {
 
     /* ours: no answer; what is refused is counted */
     oneway void sendOneway(1: Message message)
+
+    /* ours: transactions, docs/transactions.md */
+    PrepareResponse sendPrepared(1: PrepareRequest request)
+    EndTransactionResponse endTransaction(1: EndTransactionRequest request)
+    PollChecksResponse pollTransactionChecks(1: PollChecksRequest request)
 }
