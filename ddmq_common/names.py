@@ -22,6 +22,13 @@ FIRED_GROUP = "%DELAY-FIRED"  # whose progress there is what was fired or cancel
 OUTCOME_TOPIC = "%DELAY-OUTCOMES"  # what became of orders; a queue is one producer proxy's
 OUTCOME_GROUP = OUTCOME_TOPIC
 DELAY_DLQ_TOPIC = "%DLQ%" + "%DELAY"  # delay messages that can never be appended
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"  # messages of transactions that are not decided; queue = shard
+OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"  # how transactions ended; the same queue
+TRANSACTION_GROUP = HALF_TOPIC  # whose progress on HALF_TOPIC is what was decided
+TRANSACTION_DEAD_TOPIC = (
+    "TRANS_CHECK_MAX_TIME_TOPIC"  # transactions that nobody decided, or nobody can commit
+)
+TRANSACTIONS_FULL_PREFIX = "transactions-full/"  # settings: by shard, the groups that may begin no more now
 HEARTBEAT_TOPIC = "carrera_heartbeat"
 DELAY_DIALECTS = ("amq", "rabbit", "rocketmq", "ddmq")  # words for delays in properties; docs/delay.md
 QUEUES_DEFAULT = 4
@@ -32,10 +39,13 @@ LAG_GROUP = "%SPEAKER"  # who holds queue 0 of SCHEDULE_TOPIC in it speaks for w
 DONE_GROUP = "%DONE"  # whose progress on a dead-letter topic says which letters were resent or purged
 
 _OWN_GROUPS = frozenset(
-    (LEVELS_GROUP, DELAY_GROUP, FIRED_GROUP, OUTCOME_GROUP, TURN_GROUP, DONE_GROUP, LAG_GROUP)
-)
+    (
+        LEVELS_GROUP, DELAY_GROUP, FIRED_GROUP, OUTCOME_GROUP, TURN_GROUP, DONE_GROUP, LAG_GROUP,
+        TRANSACTION_GROUP,
+    )
+)  # fmt: skip
 _NAME = re.compile(r"[A-Za-z0-9_\-%|]+\Z")
-_INTERNAL = (RETRY_PREFIX, DLQ_PREFIX, "%", "RMQ_SYS_", SCHEDULE_TOPIC)
+_INTERNAL = (RETRY_PREFIX, DLQ_PREFIX, "%", "RMQ_SYS_", SCHEDULE_TOPIC, TRANSACTION_DEAD_TOPIC)
 
 
 def topic_fault(name: str) -> str | None:
@@ -63,6 +73,11 @@ def _fault(kind: str, name: str, bytes_max: int) -> str | None:
 def is_internal(topic: str) -> bool:
     """True for topics that only the system itself appends to."""
     return topic.startswith(_INTERNAL)
+
+
+def is_dead_letters(topic: str) -> bool:
+    """True for topics of dead letters."""
+    return topic.startswith(DLQ_PREFIX) or topic == TRANSACTION_DEAD_TOPIC
 
 
 def retry_topic(group: str) -> str:

@@ -19,7 +19,7 @@ from ddmq_common.delivery import encode
 from ddmq_common.send_identity import IDENTITY
 from proxy_producer.config import ProducerConfig
 from proxy_producer.core.delay_requests import delay_fault
-from proxy_producer.core.dialects import dialect_of, without_dialects
+from proxy_producer.core.dialects import counts_from_now, dialect_of, without_dialects
 from proxy_producer.core.identity import KEY_PROPERTY, IdentityOf
 from proxy_producer.core.refusals import SendRefusal, illegal, refusal
 from proxy_producer.core.validation import (
@@ -65,12 +65,12 @@ class Admission:
         new_id: Callable[[], bytes],
         identity_of: IdentityOf,
     ) -> None:
-        self._identity_of = identity_of
+        self.identity_of = identity_of
         self._config = config
         self._topics = topics
         self._flow = flow
         self._delay = delay
-        self._known = topics.known
+        self.known = topics.known
         self._spoken = delay.dialects.spoken
         self._wall_ms = wall_ms
         self._new_id = new_id
@@ -95,7 +95,7 @@ class Admission:
     def legal_name(self, request: SendRequest) -> SendRefusal | None:
         """Finds the topic, too, where it exists."""
         name = request.name
-        topic = self._known.get(name)
+        topic = self.known.get(name)
         if topic is None and (name or request.kind is not RequestKind.CHANGE):
             fault = topic_name_fault(name)
             if fault is not None:
@@ -122,6 +122,11 @@ class Admission:
             asked = dialect_of(properties, spoken, request.now_ms, self._delay.limits)
             if isinstance(asked, SendRefusal):
                 return asked
+            request.relative = (
+                request.kind is RequestKind.PREPARED
+                and asked is not None
+                and counts_from_now(properties, spoken, request.now_ms)
+            )
             request.command, properties = asked, without_dialects(properties, spoken)
         request.chronos = CHRONOS in properties
         if DELAY in properties:
@@ -203,7 +208,7 @@ class Admission:
             or message.idempotencyKey is not None
             or (properties and KEY_PROPERTY in properties)
         ):
-            identity = self._identity_of(message, properties)
+            identity = self.identity_of(message, properties)
             if isinstance(identity, SendRefusal):
                 return identity
             system = None if identity is None else {IDENTITY: identity}
@@ -223,12 +228,12 @@ class Admission:
         """The legal messages, and by place what is wrong with others; without `each` up to the first."""
         members: list[BatchMember] = []
         faults: dict[int, SendRefusal] = {}
-        born_ms, known, usual, new = self._wall_ms(), self._known, self.usual, tuple.__new__
+        born_ms, known, usual, new = self._wall_ms(), self.known, self.usual, tuple.__new__
         for place, message in enumerate(messages):
             topic = known.get(message.topic)
             chronos, found = False, None if topic is None else usual(message, topic, born_ms)
             if found is None:
-                identity = self._identity_of(message, message.properties)
+                identity = self.identity_of(message, message.properties)
                 request = request_of(RequestKind.MEMBER, message, born_ms, 0, identity)
                 found = self.fault(request) or request.record(self._new_id())
                 chronos = request.chronos
@@ -252,19 +257,20 @@ class CheckRow(NamedTuple):
 
 
 _S, _M, _D, _C = RequestKind.SINGLE, RequestKind.MEMBER, RequestKind.DELAY, RequestKind.CHANGE
+_P = RequestKind.PREPARED
 TABLE = (
-    CheckRow("20",       Admission.not_draining,      (_S, _M, _D, _C)),
-    CheckRow("11",       Admission.legal_name,        (_S, _M, _D, _C)),
-    CheckRow("11",       Admission.legal_content,     (_S, _M, _D)),
-    CheckRow("11",       Admission.legal_properties,  (_S, _M)),
-    CheckRow("11",       Admission.legal_identity,    (_S, _M)),
+    CheckRow("20",       Admission.not_draining,      (_S, _M, _D, _C, _P)),
+    CheckRow("11",       Admission.legal_name,        (_S, _M, _D, _C, _P)),
+    CheckRow("11",       Admission.legal_content,     (_S, _M, _D, _P)),
+    CheckRow("11",       Admission.legal_properties,  (_S, _M, _P)),
+    CheckRow("11",       Admission.legal_identity,    (_S, _M, _P)),
     CheckRow("11",       Admission.no_delay,          (_M,)),
     CheckRow("11",       Admission.no_delay_property, (_D,)),
-    CheckRow("13 15",    Admission.writable,          (_S, _M, _D)),
-    CheckRow("18 19",    Admission.mode,              (_S, _M, _D)),
+    CheckRow("13 15",    Admission.writable,          (_S, _M, _D, _P)),
+    CheckRow("18 19",    Admission.mode,              (_S, _M, _D, _P)),
     CheckRow("30-38 11", Admission.delay_fields,      (_D, _C)),
-    CheckRow("21",       Admission.delay_service,     (_S, _D, _C)),
-    CheckRow("15",       Admission.delay_room,        (_S, _D)),
+    CheckRow("21",       Admission.delay_service,     (_S, _D, _C, _P)),
+    CheckRow("15",       Admission.delay_room,        (_S, _D, _P)),
     CheckRow("15",       Admission.bounds,            (_S, _D, _C)),
 )  # fmt: skip
 _CHECKS = tuple(tuple(row.check for row in TABLE if kind in row.kinds) for kind in RequestKind)

@@ -47,6 +47,37 @@ class DelayLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class TransactionLimits:
+    """Bounds and periods of transactions; those of a shard hold at the proxy that owns it."""
+
+    shards: int = field(default=16, metadata=rules(low=1, high=1_024))
+    """Queues of the half topic when it is made; later it keeps what it has."""
+    open_max: int = field(default=5_000, metadata=rules(low=2, high=1_000_000))
+    """Transactions of one shard that are not decided; a producer group may have half of them. Above: 15."""
+    messages_max: int = field(default=1_000, metadata=rules(low=1, high=4_096))
+    """Messages of one transaction, as far as one proxy took them in. Above: code 11."""
+    bytes_max: int = field(default=4 << 20, metadata=rules(low=1, high=4 << 20))
+    """Their bodies, keys, tags and properties together. Above: code 11."""
+    check_after_ms: int = field(default=60_000, metadata=rules(low=0, high=86_400_000))
+    """After so long the producer group is asked how a transaction ended, unless its sender says otherwise."""
+    check_interval_ms: int = field(default=60_000, metadata=rules(low=1, high=86_400_000))
+    """Between two such checks."""
+    checks_max: int = field(default=15, metadata=rules(low=1, high=1_000))
+    """Checks of one transaction; after the last it goes to the dead letters."""
+    age_ms_max: int = field(default=86_400_000, metadata=rules(low=1, high=30 * 86_400_000))
+    """A transaction that is open for so long goes there, whoever was asked about it."""
+    outcomes_max: int = field(default=10_000, metadata=rules(low=1, high=1_000_000))
+    """Ended transactions of one shard that are remembered; older ones are looked up, where the engine can."""
+
+    def __post_init__(self) -> None:
+        if self.check_after_ms > self.age_ms_max:
+            raise ValueError(
+                f"transactions: check_after_ms is {self.check_after_ms}; allowed: at most age_ms_max"
+                f" ({self.age_ms_max})"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class ProducerConfig:
     """All settings of one producer proxy; the defaults are what wire.md and behaviour.md give."""
 
@@ -87,6 +118,7 @@ class ProducerConfig:
     """Limits by topic name; topics need not exist yet."""
 
     delay: DelayLimits = field(default_factory=DelayLimits)
+    transactions: TransactionLimits = field(default_factory=TransactionLimits)
 
     def __post_init__(self) -> None:
         if self.body_bytes_max > self.batch_bytes_max:

@@ -17,7 +17,7 @@ from typing import Any
 
 import gevent
 
-from backend.completion import Completion
+from backend.completion import Completion, followed
 from backend.port import Backend
 from ddmq_client.idl import producer
 from ddmq_common.clock import Clock
@@ -49,6 +49,8 @@ from proxy_producer.pending import (
     refuse,
 )
 from proxy_producer.topics import TopicTable
+from proxy_producer.transactions.prepare import PreparedSends
+from proxy_producer.transactions.service import Transactions
 from proxy_producer.wire import RequestKind, SendRequest, delay_request_of, is_ours, request_of
 
 PREFIX_BYTES = 8  # of message ids
@@ -58,7 +60,8 @@ class ProducerService:
     """One producer proxy over one backend.
 
     `new_id` gives 16 bytes, unique across proxies and restarts; by default 8 drawn from `random` (seed
-    it from the system, as Random() does) and a counter. `timer` drives the sweep, by default one of the hub.
+    it from the system, as Random() does) and a counter. `timer` drives the sweep and `beat` the
+    transactions, by default timers of the hub.
     `levels`: what property DELAY=n means, the same as at the level scheduler.
     """
 
@@ -73,6 +76,7 @@ class ProducerService:
         timer: SweepTimer | None = None,
         levels: Levels = DEFAULT_LEVELS,
         later: Later = gevent.spawn_later,
+        beat: SweepTimer | None = None,
     ) -> None:
         self._new_id = new_id or message_ids(random.randbytes(PREFIX_BYTES))
         self._wall_ms = clock.wall_ms
@@ -90,6 +94,13 @@ class ProducerService:
         self._delay_sends = DelaySends(
             self.delay, config, clock, random, self.flow, self.topics.known, self._new_id
         )
+        self.transactions = Transactions(
+            config, clock, metrics, self.flow, self._levels, self.delay.commands, beat or HubTimer(ref=False)
+        )
+        self._prepared = PreparedSends(
+            self.transactions, self.admission, self.delay, self._delay_sends, self._levels, config,
+            self._new_id, clock.wall_ms,
+        )  # fmt: skip
         self._known = self.topics.known
         self._config = config
         self._use(config)
@@ -117,15 +128,19 @@ class ProducerService:
             "sendBatch": self.send_batch,
             "sendOneway": self.send_oneway,
             "sendDelaySync": self.send_delay_sync,
+            "sendPrepared": self.send_prepared,
+            "endTransaction": self.end_transaction,
+            "pollTransactionChecks": self.transactions.poll,
         }
         return Service(producer, wire.SERVICE, handlers)
 
     def drain(self, deadline: float) -> Completion[None]:
         """Refuse what is new (code 20), wait for what is pending, at most until `deadline` (monotonic)."""
-        return self.flow.drain(deadline)
+        return followed(self.flow.drain(deadline), self.transactions.drain)
 
     def close(self) -> None:
         """Stop listening to the backend; call after drain."""
+        self.transactions.close()
         self.topics.close()
         self.delay.close()
         self._levels.topic.close()
@@ -225,6 +240,18 @@ class ProducerService:
         if not timeout_ms or timeout_ms < 0 or timeout_ms > self._cap_ms:
             timeout_ms = self._cap_ms
         return call.received_at + timeout_ms * 0.001
+
+    # --- transactions
+
+    def send_prepared(self, call: Call) -> None:
+        """Ours: messages of a transaction, stored and not visible yet."""
+        request = call.args.request
+        self._prepared.prepare(call, self._deadline(call, None if request is None else request.timeout))
+
+    def end_transaction(self, call: Call) -> None:
+        """Ours: commit, roll back, or say that it is not known yet."""
+        request = call.args.request
+        self.transactions.end(call, self._deadline(call, None if request is None else request.timeout))
 
     # --- batches
 

@@ -8,9 +8,12 @@ from ddmq_client.idl import producer
 from ddmq_client.idl.codes import Code
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, Handler, Service
+from ddmq_rpc.codec import structs
 from proxy_producer import wire
 from proxy_producer.core.refusals import SendRefusal, refusal
 from proxy_producer.counts import SendCounts
+
+IDL = structs(producer)
 
 
 def starting(why: Callable[[], str], metrics: Registry) -> Service:
@@ -37,8 +40,24 @@ def starting(why: Callable[[], str], metrics: Registry) -> Service:
         size = len(call.args.messages)
         call.reply([wire.refused(refused(size))] * size)
 
+    def prepared(call: Call) -> None:
+        request = call.args.request
+        size = 0 if request is None else len(request.messages or ())
+        fault = refused(max(size, 1))
+        results = [wire.refused(fault)] * size
+        call.reply(IDL.PrepareResponse(code=int(fault.code), msg=fault.text, results=results))
+
+    def ended(call: Call) -> None:
+        fault = refused(0)
+        call.reply(IDL.EndTransactionResponse(code=int(fault.code), msg=fault.text))
+
+    def polled(call: Call) -> None:
+        fault = refused(0)
+        call.reply(IDL.PollChecksResponse(code=int(fault.code), msg=fault.text, checks=[]))
+
     handlers: dict[str, Handler] = {
         "sendSync": one, "sendAsync": one, "sendOneway": one, "sendBatchSync": together, "sendBatch": each,
-        "sendDelaySync": delayed,
+        "sendDelaySync": delayed, "sendPrepared": prepared, "endTransaction": ended,
+        "pollTransactionChecks": polled,
     }  # fmt: skip
     return Service(producer, wire.SERVICE, handlers)

@@ -36,6 +36,7 @@ class RequestKind(IntEnum):
     MEMBER = 1  # of a batch
     DELAY = 2  # sendDelaySync
     CHANGE = 3  # the same, of what waits already, by a caller of ours: the id says it all
+    PREPARED = 4  # of a transaction
 
 
 @dataclass(slots=True)
@@ -66,6 +67,7 @@ class SendRequest:
     chronos: bool = False  # a delay service sends it
     command: DelayCommand | None = None  # what it asks of the delay service in the words of a dialect
     identity: str | SendRefusal | None = None  # by what a second send is recognised, or a fault
+    relative: bool = False  # the due time of `command` counts from now
 
     @property
     def now_ms(self) -> int:

@@ -1,4 +1,5 @@
-"""What keeps segments from being deleted: young dead letters, delayed messages that have not fired.
+"""What keeps segments from being deleted: young dead letters, delayed messages that have not fired, and those
+of transactions that are not decided.
 
 Dead letters stay for three days, delay commands until the delay service has stored them.
 
@@ -18,7 +19,7 @@ from backend.file_log.core.retention import Hold, Letters, OldSegment
 from backend.port import Backend
 from backend.records import QueueRef, ReadStatus
 from ddmq_common.clock import Clock
-from ddmq_common.names import DLQ_PREFIX, LEVELS_GROUP, SCHEDULE_TOPIC
+from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC, is_dead_letters
 
 WAIT_S = 30.0
 
@@ -125,7 +126,7 @@ class DeadLetters:
 
     def _queues(self) -> Iterator[tuple[QueueRef, int]]:
         topics = self._backend.topics().values()
-        refs = [ref for info in topics if info.name.startswith(DLQ_PREFIX) for ref in info.refs()]
+        refs = [ref for info in topics if is_dead_letters(info.name) for ref in info.refs()]
         if refs:
             bounds = self._backend.bounds(refs).wait(WAIT_S)
             yield from (

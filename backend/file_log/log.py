@@ -43,11 +43,20 @@ from ddmq_common.clock import Clock
 from ddmq_common.errors import DdmqError, DrainingError, StorageError, TryLaterError, UnknownTopicError
 from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics.registry import Registry
-from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC, SCHEDULE_TOPIC, is_internal
+from ddmq_common.names import (
+    DELAY_GROUP,
+    DELAY_TOPIC,
+    HALF_TOPIC,
+    SCHEDULE_TOPIC,
+    TRANSACTION_GROUP,
+    is_internal,
+)
 from ddmq_common.native_threads import wait_for_native_work
 
 log = logging.getLogger(__name__)
-_OF_CLIENTS = frozenset((SCHEDULE_TOPIC, DELAY_TOPIC))  # delayed sends stand there; retries come by commit
+_OF_CLIENTS = frozenset(
+    (SCHEDULE_TOPIC, DELAY_TOPIC, HALF_TOPIC)
+)  # sends stand there; retries come by commit
 GRANT_S, GRANT_RETRY_S = 10.0, 0.1  # how long raising an epoch may wait for the disk; after that failed
 CLOSE_WAIT_S = 10.0  # for native threads; while one works the directory is not given back
 
@@ -88,6 +97,7 @@ class FileLog(Backend):
             LevelHolds(
                 self, DELAY_TOPIC, DELAY_GROUP, "delay commands that the delay service has not stored"
             ),
+            LevelHolds(self, HALF_TOPIC, TRANSACTION_GROUP, "messages of transactions that are not decided"),
         ]
         self._watchers = Watchers(self._later)
         self._lock_lost: StorageError | None = None

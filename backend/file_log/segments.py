@@ -23,7 +23,7 @@ from backend.file_log.core import names
 from backend.file_log.core.layout import FRAME_BYTES, UNSALTED, unpack_frame
 from backend.file_log.storage import PAGE_BYTES, File, Storage
 from ddmq_common.errors import StorageError
-from ddmq_common.names import DLQ_PREFIX
+from ddmq_common.names import is_dead_letters
 
 SPARE_BYTES_MAX = 1 << 20  # a file system's own rounding; more behind a segment's end is given back
 
@@ -172,7 +172,7 @@ class SegmentSet:
 
     def first_of(self, topic: str) -> int:
         """Where it starts for a topic: dead letters also stand in what is kept."""
-        return self.starts[0] if self._kept and topic.startswith(DLQ_PREFIX) else self.first_position
+        return self.starts[0] if self._kept and is_dead_letters(topic) else self.first_position
 
     @property
     def empty(self) -> bool:

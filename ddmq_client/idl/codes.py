@@ -73,6 +73,25 @@ class DelayOutcome(IntEnum):
     PENDING = 6  # the caller's time ran out first
 
 
+class TransactionAction(IntEnum):
+    """`action` of EndTransactionRequest; RocketMQ's."""
+
+    NOT_KNOWN_YET = 0
+    COMMIT = 8
+    ROLLBACK = 12
+
+
+class TransactionOutcome(IntEnum):
+    """`outcome` of EndTransactionResponse."""
+
+    COMMITTED = 1
+    ROLLED_BACK = 2
+    NEVER_THERE = 3
+    NO_LONGER_KNOWN = 4
+    DEAD_LETTER = 5
+    OPEN = 6
+
+
 OK_TEXT: Final = "OK"
 FAILED_PREFIX: Final = "FAILED:"
 

@@ -96,6 +96,26 @@ DELAY_OUTCOMES = _counter(
     "cancel or change that could not be: it is no send).",
     "what",
 )
+TRANSACTIONS_OPEN = _gauge(
+    "ddmq_transactions_open", "Transactions that are not decided, of the shards that this proxy owns."
+)
+TRANSACTIONS_AGE = _gauge(
+    "ddmq_transactions_oldest_ms", "How long the oldest of them is open; 0: there is none.", unit="ms"
+)
+TRANSACTIONS_ENDED = _counter(
+    "ddmq_transactions_ended_total",
+    "Transactions that ended, by outcome: committed, rolled back, or why it became a dead letter.",
+    "outcome",
+)
+TRANSACTIONS_CHECKS = _counter(
+    "ddmq_transactions_checks_total", "Checks handed out: members of a producer group asked how one ended."
+)
+TRANSACTIONS_REFUSED = _counter(
+    "ddmq_transactions_refused_total",
+    "Ends and polls answered with another code than 0, and half messages that are no part of any transaction "
+    "(their transaction had ended, is another group's, or they are second copies), by reason.",
+    "reason",
+)
 TOPICS_CREATED = _counter("ddmq_topics_created_total", "Topics created on first use.", "outcome")
 # --- consumer proxy
 DELIVERED = _counter("ddmq_delivered_total", "Messages handed to clients.", "group", "topic")

@@ -16,7 +16,7 @@ from backend.completion import Completion, all_of, failed, followed, gather, suc
 from backend.port import Backend
 from backend.records import AppendResult, CommitBatch, ProgressDelta, QueueRef
 from ddmq_common.errors import BoundReachedError, CallerError, ConfigError, FencedError, TryLaterError
-from ddmq_common.names import DLQ_PREFIX, group_fault, is_internal, topic_fault
+from ddmq_common.names import group_fault, is_dead_letters, is_internal, topic_fault
 from ddmq_common.token_bucket import CREATIONS_PER_S, creations
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.filters.message_filters import check_stated
@@ -199,7 +199,7 @@ class Directory:
         fault = group_fault(name) or topic_fault(topic)
         if fault is not None:
             raise CallerError(fault)
-        if is_internal(topic) and not topic.startswith(DLQ_PREFIX):
+        if is_internal(topic) and not is_dead_letters(topic):
             raise CallerError(f"topic {topic!r} is internal; nobody subscribes to it")
         config = self._runtime.config
         group = self.groups.get(name.encode())

@@ -102,6 +102,13 @@ def dialect_of(
     return None if parsed is None else _command(parsed, now_ms, limits)
 
 
+def counts_from_now(properties: Properties, enabled: Dialects, now_ms: int) -> bool:
+    """Whether the due time of what `dialect_of` made a command of counts from the moment of the send."""
+    found = next(name for name in enabled.spoken if not _DIALECTS[name].properties.isdisjoint(properties))
+    parsed = _DIALECTS[found].read(properties, now_ms)
+    return parsed is not None and (parsed.relative or parsed.due_ms is None)
+
+
 def without_dialects(properties: Properties, enabled: Dialects) -> Properties:
     """The properties that are delivered."""
     return {name: value for name, value in properties.items() if name not in enabled.properties}

@@ -162,7 +162,7 @@ class DelaySends:
         if request.delay is not None:
             return self._delayed(request, request.delay)
         if request.command is not None:
-            return self._plain(request.record(self._new_id()), self._placed(request, request.command))
+            return self._plain(request.record(self._new_id()), self.placed(request, request.command))
         if request.chronos:
             record = request.record(self._new_id())
             command = self._context.relays.command(record, request.place)
@@ -204,7 +204,7 @@ class DelaySends:
         )
         return record, ToDelayService(self._commands, command), SendAnswers(partial(_told, command))
 
-    def _placed(self, request: SendRequest, asked: DelayCommand) -> DelayCommand:
+    def placed(self, request: SendRequest, asked: DelayCommand) -> DelayCommand:
         """What a dialect asked for, with what is only known here."""
         identity, shards = request.identity, self._commands.queues
         drawn = delay_uuid(identity) if isinstance(identity, str) else self._random.randbytes(16)

@@ -44,7 +44,7 @@ from backend.file_log.storage import Storage, is_full
 from backend.progress.codec import decode_delta
 from backend.records import QueueRef, TopicInfo
 from ddmq_common.errors import DamagedError
-from ddmq_common.names import DLQ_PREFIX, QUEUES_DEFAULT
+from ddmq_common.names import QUEUES_DEFAULT, is_dead_letters
 
 log = logging.getLogger(__name__)
 FLUSH_BYTES = 8 << 20  # entries in memory before they go to their files; the rest goes when the log is open
@@ -208,7 +208,7 @@ class Recovery:
         """What is kept has dead letters; all else that it says may have been changed by what is gone."""
         message = RecordKind.MESSAGE
         for item in self.items(self._segments.starts[0], end):
-            if isinstance(item, Record) and item.kind == message and item.topic.startswith(DLQ_PREFIX):
+            if isinstance(item, Record) and item.kind == message and is_dead_letters(item.topic):
                 self._apply_message(item)
 
     def items(self, start: int, end: int) -> Iterator[Frame | Record | Bad]:

@@ -16,7 +16,7 @@ from backend.kafka.faults import LastError, client_settings, has_code, is_gone
 from backend.kafka.following.system_topics import SystemTopics
 from backend.kafka.options import KafkaOptions
 from backend.kafka.state import SettingsState
-from backend.kafka.topics.cluster import OF_DELAYED
+from backend.kafka.topics.cluster import OF_WAITING
 from ddmq_common.errors import DdmqError, RemoteError
 from ddmq_common.names import COMPACTED_TOPICS, is_internal
 
@@ -84,7 +84,7 @@ class Look:
             return None
         if ours in COMPACTED_TOPICS:
             return Kind.STATE
-        if ours in OF_DELAYED:
+        if ours in OF_WAITING:
             return Kind.DELAYED
         if is_internal(ours):
             return Kind.INNER

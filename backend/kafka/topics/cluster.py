@@ -30,7 +30,7 @@ from backend.kafka.options import KafkaOptions
 from backend.kafka.topics.info import FoundTopic, kafka_settings
 from backend.records import Durability, TopicInfo
 from ddmq_common.errors import CallerError, RemoteError, UnknownTopicError
-from ddmq_common.names import COMPACTED_TOPICS, DELAY_TOPIC, SCHEDULE_TOPIC
+from ddmq_common.names import COMPACTED_TOPICS, DELAY_TOPIC, HALF_TOPIC, SCHEDULE_TOPIC
 
 T = TypeVar("T")
 Done = Callable[[T | None, Exception | None], None]
@@ -40,8 +40,9 @@ SURVEY_S = 3.0  # then the cluster counts as not answering
 CHANGE_S = 20.0  # for one change: a controller may have to be elected first
 SETTLE_S = 20.0  # for what Kafka does after it has answered: a topic's end, a partition's first leader
 PAUSE_S = 0.02
-OF_DELAYED = frozenset((DELAY_TOPIC, SCHEDULE_TOPIC))  # what waits there is older than any retention
-KEPT = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}  # of delayed messages
+# what waits there may be older than any retention
+OF_WAITING = frozenset((DELAY_TOPIC, SCHEDULE_TOPIC, HALF_TOPIC))
+KEPT = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}  # of waiting messages
 COMPACTED = {**SYSTEM_COMPACTED, "max.message.bytes": str(RECORD_BYTES_MAX)}  # of COMPACTED_TOPICS
 
 
@@ -246,14 +247,14 @@ def flush_each(admin: AdminClient, found: FoundTopic) -> FoundTopic:
 
 def keeping(name: str) -> Mapping[str, str]:
     """The settings that a topic (by our name) must have so that nothing in it goes too soon; mostly none."""
-    if name in OF_DELAYED:
+    if name in OF_WAITING:
         return KEPT
     return COMPACTED if name in COMPACTED_TOPICS else {}
 
 
 def keeps(name: str, found: FoundTopic) -> bool:
     """Whether it has them."""
-    return (found.kept or name not in OF_DELAYED) and (found.compacted or name not in COMPACTED_TOPICS)
+    return (found.kept or name not in OF_WAITING) and (found.compacted or name not in COMPACTED_TOPICS)
 
 
 def keep(admin: AdminClient, name: str, found: FoundTopic) -> FoundTopic:

@@ -212,6 +212,7 @@ class ServerProcess:
         if "producer" in self.parts:
             self.producer = ProducerService(backend, self.config.producer, **common)
             self._listen("producer", self.producer.service())
+            self.producer.transactions.advertise(str(reachable(self.addresses["producer"])))
         if "consumer" in self.parts:
             self.consumer = ConsumerService(backend, self.config.consumer, **common)
             self.consumer.start()

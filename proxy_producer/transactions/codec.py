@@ -1,0 +1,204 @@
+"""Half records, op records and dead records of transactions (docs/formats-transactions.md). Pure.
+
+A half record is the message's own, as its consumers will get it, in another topic; where it goes stands in
+one system property. An op record's message id is the transaction's id, so that it can be found by it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any, NamedTuple, Protocol
+from zlib import crc32
+
+import msgspec
+
+from backend import internal_topics as dead
+from backend.records import NewRecord
+from ddmq_client.idl.codes import TransactionOutcome
+from ddmq_common.delays.command import DelayCommand
+from ddmq_common.delivery import encode, key_and_tags, value_of
+from ddmq_common.errors import DamagedError
+from ddmq_common.names import HALF_TOPIC, OP_TOPIC, TRANSACTION_DEAD_TOPIC
+from ddmq_common.send_identity import IDENTITY, is_key, parse_key
+
+TRANSACTION = "transaction"  # system property of a half record
+DEAD_TRANSACTION, DEAD_GROUP = dead.PREFIX + "transaction", dead.PREFIX + "producer-group"
+_ID = re.compile(rb"[0-9a-f]{12}7[0-9a-f]{3}[89ab][0-9a-f]{15}\Z")
+
+
+def parse_id(text: bytes) -> bytes | None:
+    """16 bytes of a transaction's id; None: it is not 32 hexadecimal digits of a UUID of version 7."""
+    lower = text.lower()
+    return bytes.fromhex(lower.decode()) if _ID.match(lower) else None
+
+
+def began_ms(transaction: bytes) -> int:
+    """When its id was made, epoch milliseconds by its maker's clock."""
+    return int.from_bytes(transaction[:6], "big")
+
+
+def shard_of(transaction: bytes, shards: int) -> int:
+    """The queue of the half topic, and of the op topic."""
+    return crc32(transaction) % shards
+
+
+class HalfMark(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a half record says of its transaction, and of where its message goes.
+
+    `id`: 32 digits. `queue`: of `topic`, chosen when it was prepared. `level`: of a delay; or `command`: what
+    the delay service is asked for, due `wait_ms` after the commit where that is not negative.
+    `check_after_ms`: after which the group is first asked, negative: as the proxy is set.
+    """
+
+    id: str
+    group: str
+    topic: str
+    queue: int
+    level: int = 0
+    command: DelayCommand | None = None
+    wait_ms: int = -1
+    check_after_ms: int = -1
+
+
+_MARKS = msgspec.json.Decoder(HalfMark)
+_encode = msgspec.json.Encoder().encode
+
+
+class HalfMessage(NamedTuple):
+    """A half record as its shard holds it; it has what `dead_record` asks for. `identity` "": it has none."""
+
+    offset: int
+    message_id: bytes
+    born_ms: int
+    flags: int
+    delivery: bytes
+    mark: HalfMark
+    key: bytes
+    tags: bytes
+    identity: str
+
+
+def half_record(shard: int, record: NewRecord, mark: HalfMark) -> NewRecord:
+    """The record of the half topic; `record`: the message's own, with the IDENTITY that counts here."""
+    system = {TRANSACTION: _encode(mark).decode()}
+    if record.system:
+        system[IDENTITY] = record.system[IDENTITY]
+    return NewRecord(
+        HALF_TOPIC,
+        shard,
+        record.message_id,
+        record.born_ms,
+        record.delivery,
+        b"",
+        b"",
+        record.flags,
+        0,
+        system,
+    )
+
+
+class StoredHalf(Protocol):
+    """A record of the half topic, as it was read."""
+
+    @property
+    def offset(self) -> int: ...
+    @property
+    def message_id(self) -> bytes: ...
+    @property
+    def born_ms(self) -> int: ...
+    @property
+    def flags(self) -> int: ...
+    @property
+    def delivery(self) -> bytes: ...
+    @property
+    def system(self) -> Mapping[str, str]: ...
+
+
+def read_half(record: StoredHalf) -> HalfMessage:
+    """Raises DamagedError for what `half_record` does not write."""
+    mark = parse_mark(record.system.get(TRANSACTION, ""))
+    delivery, identity = bytes(record.delivery), record.system.get(IDENTITY, "")
+    key, tags = key_and_tags(delivery)
+    return HalfMessage(
+        record.offset, record.message_id, record.born_ms, record.flags, delivery, mark, key, tags, identity
+    )
+
+
+def parse_mark(text: str | bytes) -> HalfMark:
+    """Raises DamagedError."""
+    try:
+        mark = _MARKS.decode(text)
+    except msgspec.DecodeError as error:
+        raise DamagedError(f"half record's mark {text[:80]!r} does not parse: {error}") from error
+    if not _ID.match(mark.id.encode()):
+        raise DamagedError(f"half record's transaction is {mark.id[:80]!r}; a UUID of version 7 is wanted")
+    return mark
+
+
+def identity_in(identity: str, transaction: bytes) -> str:
+    """What a message is known by among half messages. A key counts once for each transaction and topic, so
+    that the key of one that was rolled back may be used again; a sequence is unique as it is."""
+    if not is_key(identity):
+        return identity
+    digest, checksum = parse_key(identity)
+    return f"k{blake2b(transaction + digest, digest_size=16).hexdigest()}{checksum:08x}"
+
+
+def id_by(identity: str) -> bytes:
+    """The message id of whatever says that it is this one: a resend has the same. By `identity_in`, so
+    without what changes from one send to the next."""
+    name = identity[:33] if is_key(identity) else identity.rpartition(".")[0]
+    return blake2b(name.encode(), digest_size=16, person=b"transaction").digest()
+
+
+class Op(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a transaction ended: the body of an op record. `reason`: of a dead letter."""
+
+    outcome: int
+    group: str
+    at_ms: int
+    messages: int = 0
+    reason: str = ""
+
+
+_OPS = msgspec.json.Decoder(Op)
+
+
+def op_record(shard: int, transaction: bytes, op: Op) -> NewRecord:
+    """The record of the op topic."""
+    return NewRecord(OP_TOPIC, shard, transaction, op.at_ms, encode(b"", _encode(op), b"", None))
+
+
+def read_op(delivery: bytes) -> Op:
+    """Raises DamagedError for what `op_record` does not write."""
+    try:
+        op = _OPS.decode(value_of(bytes(delivery)))
+        TransactionOutcome(op.outcome)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise DamagedError(f"op record of {len(delivery)} bytes does not parse: {error}") from error
+    return op
+
+
+def dead_half(half: HalfMessage, reason: str, checks: int, error: str, now_ms: int) -> NewRecord:
+    """Its record in the dead-letter topic of transactions."""
+    mark = half.mark
+    texts: dict[str, Any] = {
+        dead.REASON: reason,
+        dead.ERROR: error,
+        dead.TOPIC: mark.topic,
+        dead.PLACE: str(mark.queue),
+        dead.ATTEMPTS: str(checks),
+        dead.TIME: str(now_ms),
+        DEAD_TRANSACTION: mark.id,
+        DEAD_GROUP: mark.group,
+    }
+    facts = {name: text for name, text in texts.items() if text}
+    return dead.dead_record(TRANSACTION_DEAD_TOPIC, half, facts, {})
+
+
+def dead_unreadable(record: StoredHalf, now_ms: int) -> NewRecord:
+    """The same of a half record that does not parse; its bytes stay as they are."""
+    facts = {dead.REASON: "unreadable", dead.ATTEMPTS: "0", dead.TIME: str(now_ms)}
+    return dead.dead_record(TRANSACTION_DEAD_TOPIC, record, facts, dict(record.system), bare=True)

@@ -1,0 +1,113 @@
+"""What the shards of one producer proxy share: the backend, bounds, counts, the topics that they need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from backend.completion import Completion
+from backend.internal_topics import ready_topic
+from backend.port import Backend
+from backend.records import TopicInfo
+from ddmq_client.idl.codes import TransactionOutcome
+from ddmq_common.clock import Clock
+from ddmq_common.metrics import catalogue
+from ddmq_common.metrics.registry import Registry
+from ddmq_common.names import HALF_TOPIC, OP_TOPIC
+from proxy_producer.config import ProducerConfig
+from proxy_producer.core.refusals import SendRefusal, refusal_of
+from proxy_producer.pending import DelayLevels
+from proxy_producer.topics import InternalTopic
+from proxy_producer.transactions.core.shard import TransactionRules
+
+OUTCOMES = {TransactionOutcome.COMMITTED: "committed", TransactionOutcome.ROLLED_BACK: "rolled back"}
+
+
+class TransactionCounts:
+    """All cells of the transactions of one producer proxy."""
+
+    def __init__(self, metrics: Registry) -> None:
+        self._metrics = metrics
+        ended = catalogue.TRANSACTIONS_ENDED
+        self._ended = {kind: metrics.cell(ended, name) for kind, name in OUTCOMES.items()}
+        self.open = metrics.cell(catalogue.TRANSACTIONS_OPEN)
+        self.oldest_ms = metrics.cell(catalogue.TRANSACTIONS_AGE)
+        self.checks = metrics.cell(catalogue.TRANSACTIONS_CHECKS)
+
+    def ended(self, outcome: TransactionOutcome, reason: str) -> None:
+        """One ended; `reason`: of a dead letter."""
+        cell = self._ended.get(outcome) or self._metrics.cell(catalogue.TRANSACTIONS_ENDED, reason)
+        cell.value += 1
+
+    def refused(self, reason: str) -> None:
+        """A call was answered with another code than 0, or a half message is no part of anything."""
+        self._metrics.cell(catalogue.TRANSACTIONS_REFUSED, reason).value += 1
+
+
+class TransactionTopics:
+    """The half topic and the op topic, made when they are first needed; they keep the queues they have."""
+
+    def __init__(self, backend: Backend, shards: int, clock: Clock, timeout_s: float) -> None:
+        self._backend = backend
+        self._shards = shards
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._waiting: list[Callable[[SendRefusal | None], None]] | None = None  # bounded as all in flight
+
+    @property
+    def shards(self) -> int:
+        """Queues of the half topic; 0: it is not there."""
+        info = self._backend.topic(HALF_TOPIC)
+        return 0 if info is None or self._backend.topic(OP_TOPIC) is None else info.queues
+
+    def when_ready(self, call: Callable[[SendRefusal | None], None]) -> None:
+        """`call(None)` follows, at once when they are there; else a refusal follows."""
+        if self.shards:
+            call(None)
+        elif self._waiting is not None:
+            self._waiting.append(call)
+        else:
+            self._waiting = [call]
+            self._make(HALF_TOPIC, self._half_made)
+
+    def _make(self, name: str, made: Callable[[Completion[TopicInfo]], None]) -> None:
+        half = self._backend.topic(HALF_TOPIC)
+        queues = self._shards if half is None else half.queues
+        ready_topic(self._backend, name, queues, self._clock.monotonic() + self._timeout_s).then(made)
+
+    def _half_made(self, made: Completion[TopicInfo]) -> None:
+        if made.error is None:
+            self._make(OP_TOPIC, self._made)
+        else:
+            self._made(made)
+
+    def _made(self, made: Completion[TopicInfo]) -> None:
+        fault = None if made.error is None else refusal_of(made.error)
+        waiting, self._waiting = self._waiting or [], None
+        for call in waiting:
+            call(fault)
+
+
+class TransactionContext(NamedTuple):
+    """`unsure()`: our claim to a shard is over, or nobody knows what became of a commit; it has to be had
+    anew. `commands`: the delay service's topic."""
+
+    backend: Backend
+    config: ProducerConfig
+    clock: Clock
+    counts: TransactionCounts
+    levels: DelayLevels
+    commands: InternalTopic
+    unsure: Callable[[], None]
+
+    @property
+    def rules(self) -> TransactionRules:
+        limits = self.config.transactions
+        return TransactionRules(
+            limits.open_max, limits.outcomes_max, limits.checks_max, limits.check_after_ms,
+            limits.check_interval_ms, limits.age_ms_max,
+        )  # fmt: skip
+
+    def deadline(self) -> float:
+        """Of one request to the backend, monotonic seconds."""
+        return self.clock.monotonic() + self.config.timeout_ms_max / 1e3

@@ -1,0 +1,48 @@
+"""How transactions ended, as far as it is remembered: the newest of one shard, oldest forgotten first.
+
+`covers` tells "never there" from "no longer known": every transaction that ended at or after
+`covered_from_ms` is here.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from ddmq_client.idl.codes import TransactionOutcome
+
+
+class Ended(NamedTuple):
+    """How one ended. `at_ms`: when, on the store's clock."""
+
+    outcome: TransactionOutcome
+    group: str
+    at_ms: int
+
+
+class EndedTransactions:
+    """At most `count_max`. `covered_from_ms` 0: nothing was ever forgotten."""
+
+    def __init__(self, count_max: int, covered_from_ms: int = 0) -> None:
+        self._count_max = count_max
+        self._known: OrderedDict[bytes, Ended] = OrderedDict()
+        self.covered_from_ms = covered_from_ms
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, transaction: bytes) -> Ended | None:
+        return self._known.get(transaction)
+
+    def remember(self, transaction: bytes, ended: Ended) -> None:
+        """The first end of a transaction is the one that counts."""
+        if transaction in self._known:
+            return
+        self._known[transaction] = ended
+        if len(self._known) > self._count_max:
+            _, oldest = self._known.popitem(last=False)
+            self.covered_from_ms = max(self.covered_from_ms, oldest.at_ms + 1)
+
+    def covers(self, began_ms: int) -> bool:
+        """Whether one that began then would be known here if it had ended."""
+        return began_ms >= self.covered_from_ms

@@ -1,0 +1,283 @@
+"""One accepted endTransaction: to the shard that this proxy owns, or to the proxy that does, and its answer.
+
+It is answered once. Who ends what has ended is told how it did: code 0 where that is what was asked for, else
+11. What is not known is looked up among the op records before it is called never there, or no longer known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from backend.completion import Completion
+from backend.records import Bounds, QueueRef, ReadBatch, StoredRecord
+from ddmq_client.idl import producer
+from ddmq_client.idl.codes import FAILED_PREFIX, OK_TEXT, Code, TransactionAction, TransactionOutcome
+from ddmq_common.errors import DamagedError, TryLaterError
+from ddmq_common.names import OP_TOPIC
+from ddmq_rpc.api import Call
+from ddmq_rpc.codec import structs
+from proxy_producer.core.refusals import SendRefusal, illegal, refusal, refusal_of
+from proxy_producer.flow import Flow
+from proxy_producer.transactions.codec import began_ms, read_op, shard_of
+from proxy_producer.transactions.context import TransactionCounts, TransactionTopics
+from proxy_producer.transactions.core.ended import Ended
+from proxy_producer.transactions.core.shard import OpenTransaction
+from proxy_producer.transactions.deciding import Came, OwnedShard
+from proxy_producer.transactions.owners import Holders, Owners
+
+IDL = structs(producer)
+ASKED = {
+    TransactionAction.COMMIT: TransactionOutcome.COMMITTED,
+    TransactionAction.ROLLBACK: TransactionOutcome.ROLLED_BACK,
+}
+TOLD = {
+    TransactionOutcome.COMMITTED: "was committed",
+    TransactionOutcome.ROLLED_BACK: "was rolled back",
+    TransactionOutcome.NEVER_THERE: "was never there: no message of it is stored",
+    TransactionOutcome.NO_LONGER_KNOWN: "is no longer known: it is older than what is remembered",
+    TransactionOutcome.DEAD_LETTER: "is in the dead-letter topic of transactions",
+    TransactionOutcome.OPEN: "is open",
+}
+
+
+class EndContext(NamedTuple):
+    """What ends need of the service. `owned(number)`: that shard, if this proxy owns it and is through."""
+
+    flow: Flow
+    topics: TransactionTopics
+    owners: Owners
+    counts: TransactionCounts
+    owned: Callable[[int], OwnedShard | None]
+
+
+class PendingEnd:
+    """State of one; `accept` follows. `action`: None for what is none. `deadline`: monotonic seconds."""
+
+    __slots__ = (
+        "_began", "_service", "action", "answered", "call", "deadline", "group", "request", "transaction",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        service: EndContext,
+        call: Call,
+        transaction: bytes,
+        group: str,
+        action: TransactionAction,
+        deadline: float,
+    ) -> None:
+        self._service = service
+        self._began = False  # whether this call decided it
+        self.call = call
+        self.request: Any = call.args.request
+        self.transaction = transaction
+        self.group = group
+        self.action = action
+        self.deadline = deadline
+        self.answered = False
+
+    def start(self) -> None:
+        """It is accepted: to whom it belongs."""
+        service, flow = self._service, self._service.flow
+        flow.inflight += 1
+        flow.inflight_bytes += self.call.frame_bytes
+        shards = service.topics.shards
+        if not shards:
+            self._answer(TransactionOutcome.NEVER_THERE)
+            return
+        number = shard_of(self.transaction, shards)
+        owned = service.owned(number)
+        if owned is not None:
+            through = -1 if self.request.throughOffset is None else self.request.throughOffset
+            owned.held.when_read(through, lambda error: self._read(owned, error))
+        elif self.request.forwardedBy is not None:
+            self._nobody(number)
+        else:
+            service.owners.holders().then(lambda found: self._pass_on(number, found))
+        if not self.answered:
+            flow.watch(self)
+
+    def expire(self) -> None:
+        """Out of time: what was begun goes on."""
+        what = "no answer in time; the transaction may have ended"
+        self._refuse(refusal(Code.TIMED_OUT, "swept", what, "ask again"))
+
+    # --- elsewhere
+
+    def _nobody(self, number: int) -> None:
+        self._service.owners.forget()
+        text = f"shard {number} of transactions is between two owners; ask again"
+        self._refuse(refusal_of(TryLaterError(text)))
+
+    def _pass_on(self, number: int, found: Completion[Holders]) -> None:
+        if self.answered:
+            return
+        owners = self._service.owners
+        address = "" if found.error is not None else found.value.get(number, "")
+        if not address or address == owners.address:
+            self._nobody(number)
+            return
+        asked = self.request
+        request = IDL.EndTransactionRequest(
+            **{name: getattr(asked, name) for name in PASSED_ON}, forwardedBy=owners.address or "-"
+        )
+        owners.call(address, "endTransaction", request, self._passed_on)
+
+    def _passed_on(self, answer: Any, error: Exception | None) -> None:
+        if self.answered:
+            return
+        if error is not None or answer is None:
+            self._service.owners.forget()  # it may have moved
+            self._refuse(refusal_of(error or TryLaterError("the other proxy said nothing; ask again")))
+        else:
+            self._finish(answer)
+
+    # --- here
+
+    def _read(self, owned: OwnedShard, error: Exception | None) -> None:
+        if self.answered:
+            return
+        if error is not None:
+            self._refuse(refusal_of(error))
+            return
+        core = owned.held.core
+        found = core.open.get(self.transaction)
+        if found is not None:
+            self._end(owned, found)
+            return
+        ended = core.ended.get(self.transaction)
+        if ended is not None:
+            self._told(ended)
+        elif core.ended.covers(began_ms(self.transaction)):
+            self._answer(TransactionOutcome.NEVER_THERE)
+        else:
+            Lookup(self, self._service, owned.held.number).start()
+
+    def _end(self, owned: OwnedShard, found: OpenTransaction) -> None:
+        outcome = ASKED.get(self.action)
+        check = self.request.check
+        if found.group != self.group:
+            self._refuse(foreign(self.group))
+        elif check is not None and not 1 <= check <= found.checks:
+            what = f"check is {check}, and {found.checks} checks of this transaction were handed out"
+            self._refuse(illegal("check_unknown", what, "allowed: the number of one of these"))
+        elif outcome is None:
+            self._answer(TransactionOutcome.OPEN)
+        elif found.deciding is not None:
+            owned.deciding.wait(found, self._came)
+        else:
+            self._began = True
+            owned.deciding.end(found, outcome, self._came)
+
+    def _came(self, came: Came) -> None:
+        if self.answered:
+            return
+        if came.ended is None:
+            self._refuse(came.fault or refusal_of(TryLaterError("the transaction is open; ask again")))
+        else:
+            self._told(came.ended, came.reason, came.results if self._began else None)
+
+    # --- the answer
+
+    def _told(self, ended: Ended, reason: str = "", results: list[Any] | None = None) -> None:
+        if ended.group != self.group:
+            self._refuse(foreign(self.group))
+        else:
+            self._answer(ended.outcome, reason, results)
+
+    def _answer(
+        self, outcome: TransactionOutcome, reason: str = "", results: list[Any] | None = None
+    ) -> None:
+        """Code 0 where it is as was asked for, else what it is instead."""
+        wanted = ASKED.get(self.action, TransactionOutcome.OPEN)
+        if outcome is wanted:
+            text, code = OK_TEXT, 0
+        else:
+            why = f" ({reason})" if reason else ""
+            code = int(Code.ILLEGAL_MESSAGE)
+            text = f"{FAILED_PREFIX} transaction {self.transaction.hex()} {TOLD[outcome]}{why}"
+            self._service.counts.refused(f"end: {outcome.name.lower().replace('_', ' ')}")
+        self._finish(IDL.EndTransactionResponse(code=code, msg=text, outcome=int(outcome), results=results))
+
+    def _refuse(self, fault: SendRefusal) -> None:
+        self._service.counts.refused(f"end: {fault.reason}")
+        self._finish(IDL.EndTransactionResponse(code=int(fault.code), msg=fault.text))
+
+    def _finish(self, response: Any) -> None:
+        self.answered = True
+        self._service.flow.settled(self, self.call.frame_bytes)
+        self.call.reply(response)
+
+    # --- what Lookup says
+
+    def found(self, ended: Ended, reason: str) -> None:
+        """An op record says how it ended."""
+        if not self.answered:
+            self._told(ended, reason)
+
+    def not_found(self, outcome: TransactionOutcome) -> None:
+        if not self.answered:
+            self._answer(outcome)
+
+    def not_looked_up(self, error: Exception) -> None:
+        if not self.answered:
+            self._refuse(refusal_of(error))
+
+
+PASSED_ON = ("transactionId", "producerGroup", "action", "clientId", "timeout", "throughOffset", "check")
+
+
+def foreign(group: str) -> SendRefusal:
+    """The transaction belongs to another producer group."""
+    what = f"the transaction is not one of producer group {group!r}"
+    return illegal("producer_group", what, "allowed: the group that prepared it")
+
+
+class Lookup:
+    """Looks among the op records of a shard for one that is not remembered any more."""
+
+    def __init__(self, end: PendingEnd, service: EndContext, number: int) -> None:
+        self._end = end
+        self._backend = service.flow.backend
+        info = self._backend.topic(OP_TOPIC)
+        self._queue = None if info is None else QueueRef(OP_TOPIC, info.incarnation, number)
+
+    def start(self) -> None:
+        if self._queue is None or not self._backend.capabilities.find_by_key:
+            self._end.not_found(TransactionOutcome.NO_LONGER_KNOWN)
+            return
+        self._backend.find(OP_TOPIC, message_id=self._end.transaction, count_max=1).then(self._looked)
+
+    def _looked(self, answer: Completion[list[StoredRecord]]) -> None:
+        if answer.error is not None:
+            self._end.not_looked_up(answer.error)
+            return
+        for record in answer.value:
+            try:
+                op = read_op(bytes(record.delivery))
+            except DamagedError as error:
+                self._end.not_looked_up(error)
+                return
+            self._end.found(Ended(TransactionOutcome(op.outcome), op.group, op.at_ms), op.reason)
+            return
+        assert self._queue is not None
+        self._backend.bounds((self._queue,)).then(self._bounded)
+
+    def _bounded(self, answer: Completion[list[Bounds | None]]) -> None:
+        bounds = None if answer.error is not None else answer.value[0]
+        if bounds is None:
+            self._end.not_looked_up(answer.error or TryLaterError("the op topic is gone; ask again"))
+        elif bounds.min == 0 or self._queue is None:
+            self._end.not_found(TransactionOutcome.NEVER_THERE)
+        else:
+            self._backend.read(self._queue, bounds.min, 1, 0).then(self._oldest)
+
+    def _oldest(self, answer: Completion[ReadBatch]) -> None:
+        if answer.error is not None:
+            self._end.not_looked_up(answer.error)
+            return
+        batch = answer.value
+        oldest_ms = batch.stored_ms(0) if len(batch.offsets) else 0
+        known = oldest_ms and oldest_ms <= began_ms(self._end.transaction)
+        self._end.not_found(TransactionOutcome.NEVER_THERE if known else TransactionOutcome.NO_LONGER_KNOWN)

@@ -1,0 +1,289 @@
+"""One shard that this proxy owns: it is read, and what is decided of it is committed under its epoch.
+
+Taking over: the newest op records are read, then the half messages that are not finished; until both are done
+callers are told to try later. A commit that nobody knows the outcome of, or whose epoch is over, ends the
+claim (`unsure`): the next owner, mostly this proxy again, reads what happened.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from backend.completion import Completion
+from backend.internal_topics import ready_topic
+from backend.progress.ack_map import AckMap
+from backend.records import (
+    AppendResult,
+    CommitBatch,
+    NewRecord,
+    ProgressDelta,
+    QueueRef,
+    ReadBatch,
+    ReadStatus,
+    StoredRecord,
+    TopicInfo,
+)
+from ddmq_common.errors import DdmqError, FencedError, RemoteError, TryLaterError
+from ddmq_common.names import OP_TOPIC, TRANSACTION_DEAD_TOPIC, TRANSACTION_GROUP
+from proxy_producer.transactions.codec import HalfMessage, dead_unreadable
+from proxy_producer.transactions.context import TransactionContext
+from proxy_producer.transactions.core.ended import EndedTransactions
+from proxy_producer.transactions.core.shard import HalfTaken, TransactionShard, ranges_of
+from proxy_producer.transactions.reading import (
+    BYTES_MAX,
+    COUNT_MAX,
+    WAIT_S,
+    InTurn,
+    KeptMessages,
+    OpReader,
+    half_batch,
+    read_error,
+    seen,
+)
+
+log = logging.getLogger("ddmq.producer")
+Read = Callable[[Exception | None], None]
+Stored = Callable[[Sequence[AppendResult], Exception | None], None]
+
+
+class HeldShard:
+    """Runs until `stop`; what is being committed then ends by itself, and `idle(shard)` follows."""
+
+    def __init__(
+        self,
+        context: TransactionContext,
+        queue: QueueRef,
+        epoch: int,
+        generation: int,
+        acks: AckMap,
+        end: int,
+    ) -> None:
+        self.context = context
+        self.queue = queue
+        self.epoch = epoch
+        self.kept = KeptMessages()
+        self.running = True
+        self.ready = False  # it knows what the owner before it knew
+        self._generation = generation
+        self._acks = acks
+        self._end = end  # of the queue when it was taken over
+        self._committing = 0
+        self._idle: Callable[[HeldShard], None] | None = None
+        self._reading = self._waiting_for_data = False
+        self._readers: list[tuple[int, Read]] = []  # how far it is to be read, and who waits for that
+        self._turns = InTurn(self._read)
+        self._unreadable: list[StoredRecord] = []
+        self.core = self._core(EndedTransactions(1))
+
+    def _core(self, ended: EndedTransactions) -> TransactionShard:
+        context = self.context
+        return TransactionShard(
+            context.rules, self._acks, self._acks.committed, ended, context.backend.clock_ms()
+        )
+
+    @property
+    def number(self) -> int:
+        return self.queue.queue_id
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being committed."""
+        return self._committing > 0
+
+    def stop(self, idle: Callable[[HeldShard], None]) -> None:
+        """Begin nothing more; who waits is told. May be called twice."""
+        self.running = self.ready = False
+        self._idle = idle
+        self._tell(TryLaterError(f"shard {self.number} of transactions moves to another proxy; ask again"))
+
+    # --- taking it over
+
+    def start(self) -> None:
+        """Learn what the owner before knew."""
+        info = self.context.backend.topic(OP_TOPIC)
+        queue = None
+        if info is not None and self.number < info.queues:
+            queue = QueueRef(OP_TOPIC, info.incarnation, self.number)
+        OpReader(self.context.backend, queue, self.context.rules.ended_max, self._ops_read).start()
+
+    def _ops_read(self, ended: EndedTransactions, error: Exception | None) -> None:
+        if not self.running:
+            return
+        if error is not None:
+            self._failed("what transactions came to was not read", error)
+            self.context.unsure()
+            return
+        self.core = self._core(ended)
+        self.core.ends_at(self._end)
+        self.when_read(self._end - 1, self._restored)
+
+    def _restored(self, error: Exception | None) -> None:
+        if error is None:
+            self.ready = True
+        elif self.running:
+            self._failed("half messages were not read", error)
+            self.context.unsure()
+
+    def _failed(self, what: str, error: Exception) -> None:
+        self.context.counts.refused("read failed")
+        log.warning("transactions: %s", what, extra={"shard": self.number, "error": str(error)})
+
+    # --- half messages
+
+    def appended(self, half: HalfMessage, transaction: bytes) -> HalfTaken:
+        """This proxy appended it, and it is durable."""
+        taken = self.core.stored(seen(half, transaction, self.context.backend.clock_ms()))
+        if taken in (HalfTaken.PART, HalfTaken.AHEAD, HalfTaken.LATE):
+            self.kept.put(half)
+        else:
+            self._stray(taken)
+        return taken
+
+    def when_read(self, through: int, then: Read) -> None:
+        """`then` follows, at once when everything up to the offset `through`, and all that is known to be
+        there, is taken in."""
+        if not self.core.must_read(through):
+            then(None)
+            return
+        self._readers.append((through, then))
+        if not self._reading and not self._waiting_for_data:
+            self._turns.go()
+
+    def _read(self) -> None:
+        start, end = self.core.next_read()
+        self._reading = True
+        count = min(COUNT_MAX, end - start)
+        self.context.backend.read(self.queue, start, count, BYTES_MAX).then(self._arrived)
+
+    def _arrived(self, answer: Completion[ReadBatch]) -> None:
+        self._reading = False
+        if not self.running:
+            return
+        if answer.error is not None:
+            self._failed("half messages were not read", answer.error)
+            self._tell(answer.error)
+            return
+        batch, core = answer.value, self.core
+        if batch.status in (ReadStatus.DATA, ReadStatus.NONE):
+            self._take(batch)
+        elif batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds and batch.bounds.min > core.read_to:
+            lost = core.moved_on(batch.bounds.min)
+            log.error("half messages are gone from the log", extra={"shard": self.number, "count": lost})
+        else:
+            self._tell(read_error(batch, core.read_to))
+            return
+        self._go_on(at_end=batch.status is ReadStatus.NONE)
+
+    def _take(self, batch: ReadBatch) -> None:
+        found = half_batch(batch)
+        self._unreadable += [one for one in found.unreadable if one.offset >= self.core.read_to]
+        halves = [seen(half, bytes.fromhex(half.mark.id), at_ms) for half, at_ms in found.halves]
+        for _, taken in self.core.read(halves, batch.next_offset):
+            self._stray(taken)
+
+    def _stray(self, taken: HalfTaken) -> None:
+        """One that is no part of anything is counted; its sender had its answer, or gets it now."""
+        if taken not in (HalfTaken.PART, HalfTaken.AHEAD, HalfTaken.LATE):
+            self.context.counts.refused(f"half message: {taken.value}")
+
+    def _go_on(self, *, at_end: bool) -> None:
+        """Tell who has waited for what is read by now; the others wait on."""
+        waiting, self._readers = self._readers, []
+        for through, then in waiting:
+            if self.core.must_read(through):
+                self._readers.append((through, then))
+            else:
+                then(None)
+        if not self._readers or self._reading or self._waiting_for_data:
+            return
+        if not at_end:
+            self._turns.go()
+            return
+        self._waiting_for_data = True  # somebody knows of more than this process has heard of yet
+        deadline = self.context.clock.monotonic() + WAIT_S
+        self.context.backend.wait(self.queue, self.core.read_to, deadline).then(self._data_came)
+
+    def _data_came(self, wait: Completion[bool]) -> None:
+        self._waiting_for_data = False
+        if not self.running or not self._readers:
+            return
+        if wait.error is None and wait.value:
+            self._turns.go()
+        else:
+            behind = f"shard {self.number} of transactions is read up to {self.core.read_to} here; ask again"
+            self._tell(wait.error or TryLaterError(behind))
+
+    def _tell(self, error: Exception) -> None:
+        waiting, self._readers = self._readers, []
+        for _, then in waiting:
+            then(error)
+
+    # --- commits
+
+    def commit(
+        self,
+        records: Sequence[NewRecord],
+        offsets: Iterable[int],
+        then: Stored,
+        attempts: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """One commit under our epoch: the records, the finish of `offsets` (and of what is no part of
+        anything), `attempts`. `then(results, error)` follows once."""
+        context, epoch = self.context, self.epoch
+        loose = [] if self._unreadable else self.core.take_loose()
+        finished = ranges_of(offsets) + loose
+        delta = ProgressDelta(TRANSACTION_GROUP, self.queue, epoch, self._generation, finished, attempts)
+        self._committing += 1
+
+        def ended(answer: Completion[list[AppendResult]]) -> None:
+            self._committing -= 1
+            error = answer.error
+            if error is None:
+                self.core.loosed(loose)
+            else:
+                self.core.put_back(loose)
+            then(answer.value if error is None else (), error)
+            if error is not None and self.running and in_doubt(error, epoch < self.epoch):
+                log.warning("a shard of transactions is had anew", extra={"error": str(error)})
+                context.unsure()
+            if not self.running and not self._committing and self._idle is not None:
+                self._idle(self)
+
+        try:
+            answer = context.backend.commit(CommitBatch(records, (delta,)), context.deadline())
+        except DdmqError as error:
+            answer = Completion()
+            answer.fail(error)
+        answer.then(ended)
+
+    def flush(self) -> None:
+        """Finish what is no part of anything, if nothing else does; what cannot be read is kept as dead
+        letters."""
+        if self._unreadable:
+            made = ready_topic(self.context.backend, TRANSACTION_DEAD_TOPIC, 1, self.context.deadline())
+            made.then(self._flush_unreadable)
+        elif self.core.has_loose and not self._committing:
+            self.commit((), (), lambda results, error: None)
+
+    def _flush_unreadable(self, made: Completion[TopicInfo]) -> None:
+        unreadable, self._unreadable = self._unreadable, []
+        if made.error is not None or not self.running or not unreadable:
+            self._unreadable = unreadable
+            return
+        now_ms = self.context.clock.wall_ms()
+
+        def then(results: Sequence[AppendResult], error: Exception | None) -> None:
+            if error is not None:
+                self._unreadable += unreadable
+            else:
+                for _ in unreadable:
+                    self.context.counts.refused("half message: unreadable")
+
+        self.commit([dead_unreadable(one, now_ms) for one in unreadable], (), then)
+
+
+def in_doubt(error: Exception, regranted: bool) -> bool:
+    """Whether our claim is over, or nobody knows what was committed. `regranted`: the commit named an older
+    epoch than the one that we have by now."""
+    return isinstance(error, RemoteError) or (isinstance(error, FencedError) and not regranted)

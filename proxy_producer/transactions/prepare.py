@@ -1,0 +1,385 @@
+"""sendPrepared: messages become half messages of a transaction, all of them or none.
+
+They pass the checks, limits and rates of plain sends (admission.py, PREPARED). One message is appended, so
+that the engine recognises a resend; several are committed together, and the shard recognises it. Either way
+a message that says which one it is (sequence, key) has the same message id in each send. The bounds of one
+transaction are kept by each proxy for what went through it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from backend.records import AppendResult, AppendStatus, CommitBatch, NewRecord
+from ddmq_client.idl import producer
+from ddmq_client.idl.codes import OK_TEXT, Code
+from ddmq_common.queue_choice import choose
+from ddmq_common.send_identity import IDENTITY
+from ddmq_rpc.api import Call, Fault
+from ddmq_rpc.codec import structs
+from proxy_producer import wire
+from proxy_producer.admission import DRAINING, Admission
+from proxy_producer.batches import PendingBatch, worst
+from proxy_producer.config import ProducerConfig
+from proxy_producer.core.identity import identity_of
+from proxy_producer.core.refusals import SendRefusal, illegal, refusal, shown
+from proxy_producer.delay.context import DelayContext
+from proxy_producer.delay.sends import DelaySends
+from proxy_producer.pending import DelayLevels
+from proxy_producer.transactions.codec import HalfMark, HalfMessage, half_record, id_by, identity_in, shard_of
+from proxy_producer.transactions.core.shard import HalfTaken
+from proxy_producer.transactions.ends import TOLD, foreign
+from proxy_producer.transactions.service import Transactions, legal_group, legal_id
+from proxy_producer.wire import BatchMember, RequestKind, SendRequest, request_of
+
+IDL = structs(producer)
+IMMUNITY = b"CHECK_IMMUNITY_TIME_IN_SECONDS"
+TALLIED_MAX = 10_000  # transactions of which a proxy knows how much it took in
+
+
+class PreparedSends:
+    """They belong to one producer proxy."""
+
+    def __init__(
+        self,
+        transactions: Transactions,
+        admission: Admission,
+        delay: DelayContext,
+        delay_sends: DelaySends,
+        levels: DelayLevels,
+        config: ProducerConfig,
+        new_id: Callable[[], bytes],
+        wall_ms: Callable[[], int],
+    ) -> None:
+        self.transactions = transactions
+        self.levels = levels
+        self.commands = delay.commands
+        self.limits = config.transactions
+        self._admission = admission
+        self._relays = delay.relays
+        self._placed = delay_sends.placed
+        self._new_id = new_id
+        self._wall_ms = wall_ms
+        self._tally: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+
+    def prepare(self, call: Call, deadline: float) -> None:
+        """One call of sendPrepared."""
+        found = self._legal(call)
+        size = 0 if call.args.request is None else len(call.args.request.messages or ())
+        if isinstance(found, SendRefusal):
+            refuse(self.transactions, call, found, size)
+            return
+        prepared = self._members(found)
+        if isinstance(prepared, SendRefusal):
+            refuse(self.transactions, call, prepared, size)
+            return
+        members, asked = prepared
+        PendingPrepare(self, call, deadline, members, asked, found).start()
+
+    def _legal(self, call: Call) -> SendRefusal | Prepare:
+        transactions, request = self.transactions, call.args.request
+        if transactions.flow.draining:
+            return DRAINING
+        if request is None or not request.messages:
+            return illegal("prepare", "the request has no messages", "allowed: 1 or more")
+        fault = transactions.atomic_fault()
+        transaction = legal_id(request.transactionId)
+        fault = fault or (transaction if isinstance(transaction, SendRefusal) else None)
+        fault = fault or legal_group(request.producerGroup)
+        after_ms = self._check_after(request)
+        if fault is not None or isinstance(after_ms, SendRefusal) or isinstance(transaction, SendRefusal):
+            return fault or (after_ms if isinstance(after_ms, SendRefusal) else DRAINING)
+        if len(request.messages) > self.limits.messages_max:
+            return self._long(f"{len(request.messages)} messages", 0)
+        fault = transactions.flow.bound_fault(call.frame_bytes)
+        group = request.producerGroup.decode()
+        return fault or Prepare(transaction, group, after_ms, request.messages)
+
+    def _check_after(self, request: Any) -> int | SendRefusal:
+        """After how many ms the group is first asked; -1: as the proxy is set."""
+        after_ms, most = request.checkAfterMs, self.limits.age_ms_max
+        if after_ms is not None:
+            if 0 <= after_ms <= most:
+                return int(after_ms)
+            return illegal("check_after", f"checkAfterMs is {after_ms}", f"allowed: 0 to {most}")
+        for message in request.messages:
+            if message.properties and IMMUNITY in message.properties:
+                text = message.properties[IMMUNITY]
+                if text.isdigit() and len(text) < 10 and int(text) * 1_000 <= most:
+                    return int(text) * 1_000
+                what = f"property {IMMUNITY.decode()} has the value {shown(text)}"
+                return illegal("check_after", what, f"allowed: whole seconds from 0 to {most // 1_000}")
+        return -1
+
+    def _members(self, prepare: Prepare) -> SendRefusal | tuple[list[BatchMember], dict[int, SendRequest]]:
+        """The legal messages, and by place what those asked for that wait; or the first fault."""
+        admission, born_ms = self._admission, self._wall_ms()
+        members: list[BatchMember] = []
+        asked: dict[int, SendRequest] = {}
+        for place, message in enumerate(prepare.messages):
+            topic, request = admission.known.get(message.topic), None
+            found = None if topic is None else admission.usual(message, topic, born_ms)
+            if found is None:
+                identity = admission.identity_of(message, message.properties)
+                request = request_of(RequestKind.PREPARED, message, born_ms, 0, identity)
+                found = admission.fault(request) or request.record(self._new_id())
+            if isinstance(found, SendRefusal):
+                return (
+                    found if len(prepare.messages) == 1 else worst({place: found}, len(prepare.messages), 0)
+                )
+            self._identify(found, message, prepare.transaction)
+            if request is not None and (request.level or request.command is not None):
+                asked[place] = request
+                request.identity = (found.system or {}).get(IDENTITY)
+            body = message.body or message.value
+            chronos = request is not None and request.chronos
+            members.append(BatchMember(place, found, len(body), message.partitionId, message.hashId, chronos))
+        return members, asked
+
+    def _identify(self, record: NewRecord, message: Any, transaction: bytes) -> None:
+        """What it is known by among the half messages; also where the engine itself knows no message again:
+        there its shard does."""
+        identity = None if not record.system else record.system[IDENTITY]
+        if identity is None and message.sequence is not None:
+            found = identity_of(message, None)
+            identity = found if isinstance(found, str) else None
+        if identity is not None:
+            identity = identity_in(identity, transaction)
+            record.system = {IDENTITY: identity}
+            record.message_id = id_by(identity)
+
+    # --- one that was accepted, and whose topics are there
+
+    def fault(self, prepare: Prepare, shard: int, messages: int, size: int) -> SendRefusal | None:
+        """Whether so much may be added to the transaction now."""
+        fault = self._ended_fault(prepare, shard)
+        known, known_bytes = self._tally.get(prepare.transaction, (0, 0))
+        if fault is not None:
+            return fault
+        if known + messages > self.limits.messages_max:
+            return self._long(f"{known + messages} messages", known)
+        if known_bytes + size > self.limits.bytes_max:
+            return self._long(f"{known_bytes + size} bytes", known)
+        self._tally[prepare.transaction] = known + messages, known_bytes + size
+        if len(self._tally) > TALLIED_MAX:
+            self._tally.popitem(last=False)
+        return None
+
+    def _ended_fault(self, prepare: Prepare, shard: int) -> SendRefusal | None:
+        transactions, transaction = self.transactions, prepare.transaction
+        owned = transactions.owned(shard)
+        if owned is not None:
+            found, ended = owned.held.core.open.get(transaction), owned.held.core.ended.get(transaction)
+            if (found or ended) is not None:
+                if (found or ended).group != prepare.group:  # type: ignore[union-attr]
+                    return foreign(prepare.group)
+                if found is not None:
+                    return None if found.deciding is None else late(transaction, "is being ended")
+                return late(transaction, TOLD[ended.outcome])  # type: ignore[union-attr]
+        elif transaction in self._tally:
+            return None
+        if not transactions.is_full(shard, prepare.group):
+            return None
+        what = f"producer group {prepare.group!r} or its shard has as many open transactions as it may"
+        return refusal(
+            Code.BUSY, "transactions_open", what, "allowed: later, when some have ended (open_max)"
+        )
+
+    def _long(self, what: str, known: int) -> SendRefusal:
+        limits = self.limits
+        allowed = f"allowed: at most {limits.messages_max} messages and {limits.bytes_max} bytes together"
+        before = f", {known} of them from before" if known else ""
+        return illegal("transaction_long", f"the transaction would have {what}{before}", allowed)
+
+    @property
+    def relays(self) -> Any:
+        return self._relays
+
+    def mark(self, prepare: Prepare, record: NewRecord, request: SendRequest | None) -> HalfMark:
+        """What the half record says."""
+        digits, level, command, wait_ms = prepare.transaction.hex(), 0, None, -1
+        if request is not None and request.command is not None:
+            command = self._placed(request, request.command)
+            wait_ms = max(command.due_ms - request.now_ms, 0) if request.relative else -1
+        elif request is not None:
+            level = request.level
+        return HalfMark(
+            digits,
+            prepare.group,
+            record.topic,
+            record.queue_id,
+            level,
+            command,
+            wait_ms,
+            prepare.check_after_ms,
+        )
+
+
+class Prepare(NamedTuple):
+    """One call, checked but for its messages."""
+
+    transaction: bytes
+    group: str
+    check_after_ms: int
+    messages: Sequence[Any]
+
+
+def late(transaction: bytes, why: str) -> SendRefusal:
+    """A message came for a transaction that takes no more."""
+    what = f"transaction {transaction.hex()} {why}"
+    return illegal("transaction_ended", what, "allowed: messages of an open one, or of a new one")
+
+
+def refuse(transactions: Transactions, call: Call, fault: SendRefusal, messages: int) -> None:
+    """None of the call's messages is stored."""
+    transactions.flow.counts.refused(None, fault, max(messages, 1))
+    answer = wire.refused(fault)
+    call.reply(IDL.PrepareResponse(code=int(fault.code), msg=fault.text, results=[answer] * messages))
+
+
+class PendingPrepare(PendingBatch):
+    """State of one call; making one accepts it."""
+
+    __slots__ = ("_asked", "_halves", "_prepare", "_sends", "_shard")
+
+    def __init__(
+        self,
+        sends: PreparedSends,
+        call: Call,
+        deadline: float,
+        members: list[BatchMember],
+        asked: Mapping[int, SendRequest],
+        prepare: Prepare,
+    ) -> None:
+        flow = sends.transactions.flow
+        super().__init__(flow, sends.relays, call, deadline, len(members), members, {}, each=False)
+        self._sends = sends
+        self._asked = asked
+        self._prepare = prepare
+        self._shard = 0
+        self._halves: list[tuple[NewRecord, HalfMark]] = []
+
+    def _check_modes(self) -> None:
+        """Topics that did not exist when the messages were checked may have come with other rules."""
+        for member in self.members:
+            topic = self.topics[member.record.topic]
+            plain = member.place not in self._asked
+            fault = topic.write_fault()
+            fault = fault or (topic.plain_fault(member.chronos) if plain else topic.delayed_fault())
+            if fault is not None:
+                self._drop_topic(topic.name, fault)
+                return
+
+    def release(self) -> None:
+        """No limit holds it any more: the internal topics that it needs, then the store."""
+        sends = self._sends
+        requests = self._asked.values()
+        if not sends.transactions.topics.shards:
+            sends.transactions.topics.when_ready(self._topic_ready)
+        elif not sends.levels.topic.ready and any(request.level for request in requests):
+            sends.levels.topic.when_ready(self._topic_ready)
+        elif not sends.commands.ready and any(request.command is not None for request in requests):
+            sends.commands.when_ready(self._topic_ready)
+        else:
+            self._store()
+
+    def _topic_ready(self, fault: SendRefusal | None) -> None:
+        if self.answered:
+            return
+        if fault is None:
+            self.release()
+        else:
+            self._fail_all(fault)
+            self._finish_unsent()
+
+    def _store(self) -> None:
+        sends, prepare = self._sends, self._prepare
+        sends.transactions.begin()
+        self._shard = shard_of(prepare.transaction, sends.transactions.topics.shards)
+        size = sum([len(member.record.delivery) for member in self.members])
+        fault = sends.fault(prepare, self._shard, len(self.members), size)
+        health = None if fault is not None or len(self.members) == 1 else self.flow.backend.health()
+        if health is not None and not health.ready:  # a commit would get past a disk that is nearly full
+            fault = refusal(Code.BUSY, "backend_bound", health.reason, "send it again")
+        if fault is not None:
+            self._fail_all(fault)
+            self._finish_unsent()
+            return
+        self._choose_queues()
+        records = [half_record(self._shard, record, mark) for record, mark in self._halves]
+        self.sent = True
+        try:
+            if len(records) == 1:
+                self.flow.backend.append(records, self.deadline, self)
+            else:
+                self.flow.backend.commit(CommitBatch(records), self.deadline, self)
+        except BaseException:
+            self._forget()
+            raise
+
+    def _choose_queues(self) -> None:
+        """As a batch does: one queue for all of a topic that mind none."""
+        turns: dict[str, int] = {}
+        for place, record, _, partition_id, hash_id, _ in self.members:
+            topic = self.topics[record.topic]
+            turn = turns.get(record.topic)
+            if turn is None:
+                topic.turn = turn = turns[record.topic] = topic.turn + 1
+            key = record.key if topic.by_key else b""
+            record.queue_id = choose(partition_id, hash_id, topic.queues, turn, key)
+            mark = self._sends.mark(self._prepare, record, self._asked.get(place))
+            self._halves.append((record, mark))
+
+    # --- the answer
+
+    def _finish(self, results: Sequence[AppendResult]) -> None:
+        """Count, tell the shard if it is ours, and answer."""
+        if results and not self.faults and all(one.status is AppendStatus.STORED for one in results):
+            fault = self._hand_over(results)
+            if fault is not None:
+                self._fail_all(fault)
+                results = ()
+        self.answered = True
+        stored = self._count_stored(results)
+        if self.faults:
+            fault = worst(self.faults, self.size, stored) if self.size > 1 else self.faults[0]
+            refuse(self._sends.transactions, self.call, fault, self.size)
+            return
+        pairs = zip(self.members, results, strict=True)
+        self.call.reply(
+            IDL.PrepareResponse(
+                code=0,
+                msg=OK_TEXT,
+                results=[wire.scheduled(member.record, result) for member, result in pairs],
+                throughOffset=max(result.offset for result in results),
+            )
+        )
+
+    def _hand_over(self, results: Sequence[AppendResult]) -> SendRefusal | None:
+        """The shard takes them in at once, where it is ours; it may say that they are no part of anything."""
+        owned = self._sends.transactions.owned(self._shard)
+        if owned is None:
+            return None
+        transaction, fault = self._prepare.transaction, None
+        for (record, mark), result in zip(self._halves, results, strict=True):
+            identity = record.system[IDENTITY] if record.system else ""
+            half = HalfMessage(
+                result.offset, record.message_id, record.born_ms, record.flags, record.delivery, mark,
+                record.key, record.tags, identity,
+            )  # fmt: skip
+            taken = owned.held.appended(half, transaction)
+            if taken is HalfTaken.FOREIGN:
+                fault = foreign(self._prepare.group)
+            elif taken in (HalfTaken.ENDED, HalfTaken.LATE):
+                fault = late(transaction, "has ended, or is being ended")
+        return fault
+
+    def _forget(self) -> None:
+        """The backend raised: it will not settle this."""
+        if not self.done:
+            self.done = True
+            self.answered = True
+            self.flow.settled(self, self.frame_bytes)
+            self.call.fault(Fault.INTERNAL_ERROR, "the prepare failed inside the proxy")

@@ -1,0 +1,239 @@
+"""How one shard is read: from its progress at a take-over, and whatever other proxies append later.
+
+Nothing is read by the second as long as nobody else appends: who asks for the end of a transaction says how
+far it has to be read, and the service's tick tells what there is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from backend.completion import Completion
+from backend.port import Backend
+from backend.progress.ack_map import AckMap
+from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, ReadStatus, StoredRecord
+from ddmq_client.idl.codes import TransactionOutcome
+from ddmq_common.errors import DamagedError, StorageError, TryLaterError
+from proxy_producer.transactions.codec import HalfMessage, read_half, read_op
+from proxy_producer.transactions.core.ended import Ended, EndedTransactions
+from proxy_producer.transactions.core.shard import HalfSeen
+
+log = logging.getLogger("ddmq.producer")
+COUNT_MAX, BYTES_MAX = 1_000, 4 << 20
+WAIT_S = 1.0  # for what another proxy was answered that it stored
+KEPT_BYTES_MAX = 4 << 20  # of a shard's messages, so that what was just appended need not be read again
+
+
+class InTurn:
+    """Calls `step` once for each `go`, one after the other, also when a step is answered at once and calls
+    `go` from within: thousands of reads are no deep recursion."""
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self._step = step
+        self._running = self._again = False
+
+    def go(self) -> None:
+        self._again = True
+        if self._running:
+            return
+        self._running = True
+        try:
+            while self._again:
+                self._again = False
+                self._step()
+        finally:
+            self._running = False
+
+
+def seen(half: HalfMessage, transaction: bytes, stored_ms: int) -> HalfSeen:
+    """What is decided by."""
+    mark = half.mark
+    return HalfSeen(
+        half.offset,
+        transaction,
+        mark.group,
+        stored_ms,
+        len(half.delivery),
+        half.identity,
+        mark.check_after_ms,
+    )
+
+
+def acks_of(view: ProgressView, bounds: Bounds) -> AckMap:
+    """What the progress says; where it says nothing, from the queue's begin."""
+    acks = AckMap(bounds.min if view.committed is None else view.committed)
+    acks.finish(view.finished)
+    for offset, attempts in view.attempts.items():
+        acks.attempt(offset, attempts)
+    return acks
+
+
+class HalfBatch(NamedTuple):
+    """What one read found: half records, and those that do not parse."""
+
+    halves: list[tuple[HalfMessage, int]]  # with store times
+    unreadable: list[StoredRecord]
+
+
+def half_batch(batch: ReadBatch) -> HalfBatch:
+    """Take it apart; a damaged record is a gap, which the engine has counted."""
+    found = HalfBatch([], [])
+    for index in range(len(batch.offsets)):
+        try:
+            record = batch.record(index)
+        except DamagedError:
+            continue
+        try:
+            found.halves.append((read_half(record), record.stored_ms))
+        except DamagedError as error:
+            log.error("a half message does not parse: %s", error)
+            found.unreadable.append(record._replace(delivery=bytes(record.delivery)))
+    return found
+
+
+class KeptMessages:
+    """The newest messages of one shard, by offset, so many bytes of them."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, HalfMessage] = {}
+        self._size = 0
+
+    def get(self, offset: int) -> HalfMessage | None:
+        return self._kept.get(offset)
+
+    def put(self, half: HalfMessage) -> None:
+        self.drop(half.offset)
+        self._kept[half.offset] = half
+        self._size += len(half.delivery)
+        while self._size > KEPT_BYTES_MAX:
+            self.drop(next(iter(self._kept)))
+
+    def drop(self, offset: int) -> None:
+        half = self._kept.pop(offset, None)
+        if half is not None:
+            self._size -= len(half.delivery)
+
+
+Fetched = Callable[[list[HalfMessage], int, Exception | None], None]
+
+
+def fetch(backend: Backend, queue: QueueRef, kept: KeptMessages, offsets: list[int], then: Fetched) -> None:
+    """`then(messages, missing, error)` follows: what stands at these offsets, and how many are damaged."""
+    found: dict[int, HalfMessage] = {}
+    for offset in offsets:
+        half = kept.get(offset)
+        if half is not None:
+            found[offset] = half
+    left = [offset for offset in offsets if offset not in found]
+
+    def step() -> None:
+        if not left:
+            whole = [found[offset] for offset in offsets if offset in found]
+            then(whole, len(offsets) - len(whole), None)
+            return
+        start, count = left[0], 1
+        while count < min(len(left), COUNT_MAX) and left[count] == start + count:
+            count += 1
+        backend.read(queue, start, count, BYTES_MAX).then(arrived)
+
+    def arrived(answer: Completion[ReadBatch]) -> None:
+        if answer.error is None and answer.value.status in (ReadStatus.GONE, ReadStatus.MOVED):
+            then([], 0, TryLaterError(f"the half topic's queue is {answer.value.status.value}"))
+        elif answer.error is not None:
+            then([], 0, answer.error)
+        else:
+            batch = answer.value
+            found.update((half.offset, half) for half, _ in half_batch(batch).halves)
+            end = left[0] + 1
+            if batch.status is ReadStatus.DATA:
+                end = max(end, batch.next_offset)
+            while left and left[0] < end:
+                del left[0]
+            turns.go()
+
+    turns = InTurn(step)
+    turns.go()
+
+
+class OpReader:
+    """Reads the newest op records of one shard; `done(ended, error)` follows once."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        queue: QueueRef | None,
+        count_max: int,
+        done: Callable[[EndedTransactions, Exception | None], None],
+    ) -> None:
+        self._backend = backend
+        self._queue = queue
+        self._count_max = count_max
+        self._done = done
+        self._ended = EndedTransactions(count_max)
+        self._first = True  # whether what comes next is the first record that counts
+        self._partly = False  # whether older ones are left out, or gone
+        self._offset = 0
+        self._turns = InTurn(self._read)
+
+    def start(self) -> None:
+        if self._queue is None:
+            self._done(self._ended, None)
+        else:
+            self._backend.bounds((self._queue,)).then(self._bounded)
+
+    def _bounded(self, answer: Completion[list[Bounds | None]]) -> None:
+        if answer.error is not None:
+            self._done(self._ended, answer.error)
+        elif answer.value[0] is None:
+            self._done(self._ended, None)
+        else:
+            low, end = answer.value[0]
+            start = max(low, end - self._count_max)
+            self._partly = start > 0
+            self._go_on(start)
+
+    def _go_on(self, offset: int) -> None:
+        self._offset = offset
+        self._turns.go()
+
+    def _read(self) -> None:
+        assert self._queue is not None
+        self._backend.read(self._queue, self._offset, COUNT_MAX, BYTES_MAX).then(self._arrived)
+
+    def _arrived(self, answer: Completion[ReadBatch]) -> None:
+        if answer.error is not None:
+            self._done(self._ended, answer.error)
+            return
+        batch = answer.value
+        if batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds is not None:
+            self._partly = True
+            self._go_on(batch.bounds.min)
+        elif batch.status is ReadStatus.DATA:
+            self._take(batch)
+            self._go_on(batch.next_offset)
+        elif batch.status is ReadStatus.NONE:
+            self._done(self._ended, None)
+        else:
+            self._done(self._ended, TryLaterError(f"the op topic's queue is {batch.status.value}"))
+
+    def _take(self, batch: ReadBatch) -> None:
+        for index in range(len(batch.offsets)):
+            try:
+                record = batch.record(index)
+                op = read_op(bytes(record.delivery))
+            except DamagedError as error:
+                log.error("how a transaction ended cannot be read: %s", error)
+                continue
+            if self._first and self._partly:
+                self._ended.covered_from_ms = op.at_ms
+            self._first = False
+            self._ended.remember(record.message_id, Ended(TransactionOutcome(op.outcome), op.group, op.at_ms))
+
+
+def read_error(batch: ReadBatch, position: int) -> Exception:
+    """Why a read of the half topic says neither records nor the end."""
+    if batch.status is ReadStatus.OUT_OF_RANGE:
+        return StorageError(f"a shard of transactions stands at {position}, its queue has {batch.bounds}")
+    return TryLaterError(f"the half topic's queue is {batch.status.value}")

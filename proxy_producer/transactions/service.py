@@ -1,0 +1,377 @@
+"""Transactions: those of one producer proxy; which shards it owns, and the calls that come to it.
+
+It makes the half topic and the op topic at the first prepare; where they are there already it takes part from
+the moment on when others can reach it (`advertise`). Nothing of it runs before. Each second it looks at what
+other proxies appended, which checks are due, and what became of shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from backend.claims import ClaimOwner, QueueClaims, Release
+from backend.completion import Completion
+from backend.port import Join
+from backend.records import AppendResult, Bounds, CommitBatch, ProgressView, QueueRef
+from ddmq_client.idl.codes import Code, TransactionAction, TransactionOutcome
+from ddmq_common.clock import Clock
+from ddmq_common.delays.command import decode_full, encode_full
+from ddmq_common.errors import DdmqError
+from ddmq_common.metrics.registry import Registry
+from ddmq_common.names import (
+    HALF_TOPIC,
+    OP_TOPIC,
+    TRANSACTION_GROUP,
+    TRANSACTIONS_FULL_PREFIX,
+    group_fault,
+)
+from ddmq_rpc.api import Call
+from proxy_producer.admission import DRAINING
+from proxy_producer.config import ProducerConfig
+from proxy_producer.core.refusals import SendRefusal, illegal, refusal, shown
+from proxy_producer.flow import Flow, SweepTimer
+from proxy_producer.pending import DelayLevels
+from proxy_producer.topics import InternalTopic
+from proxy_producer.transactions.asking import COUNT_MAX, IDL, POLLS_MAX
+from proxy_producer.transactions.codec import parse_id
+from proxy_producer.transactions.context import TransactionContext, TransactionCounts, TransactionTopics
+from proxy_producer.transactions.deciding import Deciding, OwnedShard
+from proxy_producer.transactions.ends import EndContext, PendingEnd
+from proxy_producer.transactions.held import HeldShard
+from proxy_producer.transactions.owners import Owners
+from proxy_producer.transactions.polls import Polls
+from proxy_producer.transactions.reading import acks_of
+
+BEAT_S, BEATS = 0.1, 10  # polls end to a tenth of a second; everything else is looked at each second
+TRIM_LOOKS = 30  # looks between two times that the log is told what nobody needs any more
+POLL_MS_MAX = 30_000
+TOPIC_KEYS = (f"topic/{HALF_TOPIC}", f"topic/{OP_TOPIC}")
+ALL = ""  # among the groups that may begin no more: every group
+
+
+class Transactions(ClaimOwner):
+    """They belong to one producer proxy. `timer`: of its beat."""
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        clock: Clock,
+        metrics: Registry,
+        flow: Flow,
+        levels: DelayLevels,
+        commands: InternalTopic,
+        timer: SweepTimer,
+    ) -> None:
+        backend = self.backend = flow.backend
+        self.flow = flow
+        self.counts = TransactionCounts(metrics)
+        self.topics = TransactionTopics(
+            backend, config.transactions.shards, clock, config.timeout_ms_max / 1_000
+        )
+        self.owners = Owners(backend, clock)
+        self.polls = Polls(self.owners, clock, self.counts, self.ready)
+        self._ends = EndContext(flow, self.topics, self.owners, self.counts, self.owned)
+        self._clock = clock
+        self._timer = timer
+        self._context = TransactionContext(
+            backend, config, clock, self.counts, levels, commands, self._rejoin
+        )
+        self._claims = QueueClaims(backend, self, clock.monotonic)
+        self._shards: dict[QueueRef, OwnedShard] = {}
+        self._letting_go: dict[HeldShard, Release] = {}  # revoked while committing
+        self._ending: set[HeldShard] = set()  # stopped while committing
+        self._told_full: dict[int, list[str]] = {}
+        self._beats = self._looks = 0
+        self._begun = self._stopping = False
+        self._drained: Completion[None] | None = None
+        self._unwatch: Callable[[], None] = backend.watch_settings(self._changed)
+
+    # --- beginning and ending
+
+    def advertise(self, address: str) -> None:
+        """Others reach this proxy at `address` (HOST:PORT of its RPC server); it takes part from now on where
+        there are transactions."""
+        self.owners.address = address
+        if self._claims.joined:
+            self._rejoin()
+        elif self.topics.shards:
+            self.begin()
+
+    def _changed(self, key: str) -> None:
+        """Another process made the topic."""
+        if key in TOPIC_KEYS and self.owners.address and not self._begun and self.topics.shards:
+            self.begin()
+
+    def begin(self) -> None:
+        """Take part, as soon as the topics are there. May be called again."""
+        if not self._begun and not self._stopping:
+            self._begun = True
+            self._timer.every(BEAT_S, self.beat)
+        self._join()
+
+    def _join(self) -> None:
+        if self.topics.shards and not self._stopping:
+            self._claims.join(Join(TRANSACTION_GROUP, HALF_TOPIC, address=self.owners.address))
+
+    def _rejoin(self) -> None:
+        """Our claim to a shard is in doubt: a new epoch decides."""
+        if not self._stopping:
+            self._leave()
+            self._join()
+
+    def drain(self) -> Completion[None]:
+        """Hand out nothing new; what is being committed ends, then the shards are given up."""
+        if self._drained is None:
+            self._drained = Completion()
+            self._stopping = True
+            self.polls.end(DRAINING)
+            for owned in self._shards.values():
+                self._end(owned.held)
+            self._end_when_idle()
+        return self._drained
+
+    def _end_when_idle(self) -> None:
+        if self._drained is not None and not self._drained.done and not self._ending:
+            self._leave()
+            self._drained.succeed(None)
+
+    def close(self) -> None:
+        """Stop at once; what is being committed counts or not, and the next owner sees which."""
+        self._stopping = True
+        self._unwatch()
+        if self._begun:
+            self._timer.stop()
+        self.owners.close()
+        self._leave()
+
+    def _leave(self) -> None:
+        self._letting_go.clear()
+        for queue in list(self._shards):
+            self._drop(queue)
+        self._claims.leave()
+        self.owners.forget()
+
+    # --- ClaimOwner
+
+    def loaded(self, queue: QueueRef, epoch: int, view: ProgressView, bounds: Bounds) -> None:
+        """A shard is ours: it is read before anything is decided."""
+        held = HeldShard(self._context, queue, epoch, view.generation, acks_of(view, bounds), bounds.next)
+        self._shards[queue] = OwnedShard(held, Deciding(held))
+        held.start()
+
+    def may_load(self, queue: QueueRef) -> bool:
+        return not self._stopping
+
+    def raised(self, queue: QueueRef, epoch: int) -> None:
+        self._shards[queue].held.epoch = epoch
+
+    def revoked(self, queues: Sequence[QueueRef], deadline: float, release: Release) -> None:
+        """Give them up as soon as nothing of theirs is being committed."""
+        free = []
+        for queue in queues:
+            held = self._drop(queue)
+            if held is not None and held.busy:
+                self._letting_go[held] = release
+            else:
+                free.append(queue)
+        if free:
+            release(free)
+
+    def lost(self, queues: Sequence[QueueRef]) -> None:
+        """They are someone else's; what we are committing of theirs counted in time, or is refused."""
+        for queue in queues:
+            self._drop(queue)
+        self.owners.forget()
+
+    def _drop(self, queue: QueueRef) -> HeldShard | None:
+        owned = self._shards.pop(queue, None)
+        if owned is None:
+            return None
+        self._told_full.pop(queue.queue_id, None)
+        self._end(owned.held)
+        return owned.held
+
+    def _end(self, held: HeldShard) -> None:
+        if held.busy:
+            self._ending.add(held)
+        held.stop(self._idle)
+
+    def _idle(self, held: HeldShard) -> None:
+        self._ending.discard(held)
+        release = self._letting_go.pop(held, None)
+        if release is not None:
+            release((held.queue,))
+        self._end_when_idle()
+
+    # --- who owns what
+
+    def ready(self) -> Iterator[OwnedShard]:
+        """The shards that this proxy owns and knows all of."""
+        return (owned for owned in list(self._shards.values()) if owned.held.ready)
+
+    def owned(self, number: int) -> OwnedShard | None:
+        """That shard, if it is among them."""
+        info = self.backend.topic(HALF_TOPIC)
+        if info is None:
+            return None
+        owned = self._shards.get(QueueRef(HALF_TOPIC, info.incarnation, number))
+        return owned if owned is not None and owned.held.ready else None
+
+    def is_full(self, number: int, group: str) -> bool:
+        """Whether the group may begin no more in that shard, as its owner says."""
+        owned = self.owned(number)
+        if owned is not None:
+            return owned.held.core.full_for(group)
+        told = self.backend.setting(f"{TRANSACTIONS_FULL_PREFIX}{number}")
+        return told is not None and not {ALL, group}.isdisjoint(decode_full(told))
+
+    # --- what comes over the wire
+
+    def atomic_fault(self) -> SendRefusal | None:
+        """Whether the engine can do it at all."""
+        if self.backend.capabilities.atomic:
+            return None
+        what = f"the engine {self.backend.capabilities.engine} cannot commit several topics as one"
+        return illegal("not_atomic", what, "allowed here: sends without a transaction")
+
+    def end(self, call: Call, deadline: float) -> None:
+        """endTransaction."""
+        request = call.args.request
+        found = self._legal_end(call)
+        if isinstance(found, SendRefusal):
+            self.counts.refused(f"end: {found.reason}")
+            call.reply(IDL.EndTransactionResponse(code=int(found.code), msg=found.text))
+            return
+        transaction, action = found
+        group = request.producerGroup.decode()
+        self.begin()
+        PendingEnd(self._ends, call, transaction, group, action, deadline).start()
+
+    def _legal_end(self, call: Call) -> SendRefusal | tuple[bytes, TransactionAction]:
+        request = call.args.request
+        fault = DRAINING if self.flow.draining else self.atomic_fault()
+        if fault is not None or request is None:
+            return fault or illegal("request", "the request is absent", "allowed: an EndTransactionRequest")
+        transaction = legal_id(request.transactionId)
+        fault = transaction if isinstance(transaction, SendRefusal) else legal_group(request.producerGroup)
+        if fault is not None or isinstance(transaction, SendRefusal):
+            return fault or DRAINING
+        try:
+            action = TransactionAction(request.action)
+        except ValueError:
+            what = f"action is {request.action}"
+            return illegal("action", what, "allowed: 8 (commit), 12 (rollback), 0 (not known yet)")
+        return self.flow.bound_fault(call.frame_bytes) or (transaction, action)
+
+    def poll(self, call: Call) -> None:
+        """pollTransactionChecks."""
+        request = call.args.request
+        fault = self._poll_fault(call)
+        if fault is not None:
+            self.counts.refused(f"poll: {fault.reason}")
+            call.reply(IDL.PollChecksResponse(code=int(fault.code), msg=fault.text, checks=[]))
+            return
+        self.begin()
+        count = min(max(request.countMax or 1, 1), COUNT_MAX)
+        timeout_s = min(max(request.timeout or 0, 0), POLL_MS_MAX) / 1_000
+        group = request.producerGroup.decode()
+        self.polls.poll(call, group, count, timeout_s, forwarded=request.forwardedBy is not None)
+
+    def _poll_fault(self, call: Call) -> SendRefusal | None:
+        request = call.args.request
+        if self.flow.draining or self._stopping:
+            return DRAINING
+        if request is None:
+            return illegal("request", "the request is absent", "allowed: a PollChecksRequest")
+        if self.polls.held.full:
+            what = f"{POLLS_MAX} polls for checks are held"
+            return refusal(Code.BUSY, "polls_max", what, "that is the bound; poll again later")
+        return self.atomic_fault() or legal_group(request.producerGroup)
+
+    # --- looking
+
+    def beat(self) -> None:
+        """Ten times a second."""
+        self.polls.beat()
+        self._beats += 1
+        if self._beats % BEATS == 0:
+            self.look()
+
+    def look(self) -> None:
+        """Each second."""
+        if self._stopping:
+            return
+        self._join()
+        queues = [queue for queue, owned in self._shards.items() if owned.held.ready]
+        if queues:
+            self.backend.bounds(queues).then(lambda answer: self._bounded(queues, answer))
+        now_ms = self.backend.clock_ms()
+        for owned in self.ready():
+            core = owned.held.core
+            core.look(now_ms)
+            for transaction, reason in core.overdue():
+                owned.deciding.end(transaction, TransactionOutcome.DEAD_LETTER, None, reason)
+            owned.held.flush()
+            self._tell_full(owned.held)
+        self.polls.look()
+        self._gauges(now_ms)
+        self._looks += 1
+        if self._looks % TRIM_LOOKS == 0:
+            for owned in self.ready():
+                self.backend.trim(owned.held.queue, owned.held.core.position)
+
+    def _bounded(self, queues: list[QueueRef], answer: Completion[list[Bounds | None]]) -> None:
+        """Read what others appended."""
+        if answer.error is not None:
+            return
+        for queue, bounds in zip(queues, answer.value, strict=True):
+            owned = self._shards.get(queue)
+            if owned is not None and bounds is not None and owned.held.ready:
+                owned.held.core.ends_at(bounds.next)
+                owned.held.when_read(-1, lambda error: None)
+
+    def _tell_full(self, held: HeldShard) -> None:
+        """Tell the other proxies which groups may begin no more in a shard."""
+        groups, key = held.core.full_groups(), f"{TRANSACTIONS_FULL_PREFIX}{held.number}"
+        told = self._told_full.get(held.number)
+        if told is None:
+            there = self.backend.setting(key)
+            told = [] if there is None else decode_full(there)
+        self._told_full[held.number] = told
+        if groups == told:
+            return
+        self._told_full[held.number] = groups
+        change = CommitBatch(settings={key: encode_full(groups) if groups else None})
+
+        def told_them(answer: Completion[list[AppendResult]]) -> None:
+            if answer.error is not None:
+                self._told_full.pop(held.number, None)  # again at the next look
+
+        try:
+            self.backend.commit(change, self._context.deadline()).then(told_them)
+        except DdmqError:
+            self._told_full.pop(held.number, None)
+
+    def _gauges(self, now_ms: int) -> None:
+        cores = [owned.held.core for owned in self._shards.values()]
+        self.counts.open.value = sum(len(core.open) for core in cores)
+        oldest = [core.oldest_ms for core in cores if core.oldest_ms is not None]
+        self.counts.oldest_ms.value = max(now_ms - min(oldest), 0) if oldest else 0
+
+
+def legal_id(text: bytes | None) -> bytes | SendRefusal:
+    """16 bytes of a transaction's id."""
+    found = parse_id(text or b"")
+    if found is not None:
+        return found
+    what = f"transactionId is {shown(text or b'')}"
+    return illegal("transaction_id", what, "allowed: 32 hexadecimal digits of a UUID of version 7")
+
+
+def legal_group(name: bytes | None) -> SendRefusal | None:
+    """A producer group is called as a consumer group may be."""
+    fault = group_fault((name or b"").decode("utf-8", "backslashreplace"))
+    if fault is None:
+        return None
+    what, _, allowed = fault.partition("; ")
+    return illegal("producer_group", f"producerGroup: {what}", allowed or "allowed: another name")
