@@ -89,8 +89,11 @@ class PendingEnd:
         number = shard_of(self.transaction, shards)
         owned = service.owned(number)
         if owned is not None:
-            through = -1 if self.request.throughOffset is None else self.request.throughOffset
-            owned.held.when_read(through, lambda error: self._read(owned, error))
+            through = self.request.throughOffset
+            if through is None:
+                owned.held.when_all_read(lambda error: self._read(owned, error))
+            else:
+                owned.held.when_read(through, lambda error: self._read(owned, error))
         elif self.request.forwardedBy is not None:
             self._nobody(number)
         else:

@@ -15,6 +15,7 @@ from backend.internal_topics import ready_topic
 from backend.progress.ack_map import AckMap
 from backend.records import (
     AppendResult,
+    Bounds,
     CommitBatch,
     NewRecord,
     ProgressDelta,
@@ -149,6 +150,22 @@ class HeldShard:
         self._readers.append((through, then))
         if not self._reading and not self._waiting_for_data:
             self._turns.go()
+
+    def when_all_read(self, then: Read) -> None:
+        """The same for everything that is there by now, also what others appended."""
+
+        def bounded(answer: Completion[list[Bounds | None]]) -> None:
+            bounds = None if answer.error is not None else answer.value[0]
+            if bounds is None or not self.running:
+                again = TryLaterError(
+                    f"shard {self.number} of transactions moves to another proxy; ask again"
+                )
+                then(answer.error or again)
+                return
+            self.core.ends_at(bounds.next)
+            self.when_read(-1, then)
+
+        self.context.backend.bounds((self.queue,)).then(bounded)
 
     def _read(self) -> None:
         start, end = self.core.next_read()

@@ -1,0 +1,208 @@
+"""A shard of transactions against a naive model: the queue as a list, and how each transaction ended.
+
+The machine plays the proxies and the log: it appends half messages (its own, and others' that have to be
+read, resends and gaps among them), asks for ends, makes commits durable or lets them fail, lets
+time pass, asks the groups, and takes the shard over from what is durable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from backend.progress.ack_map import AckMap
+from ddmq_client.idl.codes import TransactionOutcome
+from proxy_producer.transactions.core.ended import Ended, EndedTransactions
+from proxy_producer.transactions.core.shard import HalfSeen, HalfTaken, TransactionRules, TransactionShard
+from tests.examples import examples
+
+RULES = TransactionRules(6, 4, 3, 60, 60, 1_000)
+GROUPS = ("bank", "shop")
+COMMITTED = TransactionOutcome.COMMITTED
+IDS = st.integers(0, 5).map(lambda number: bytes([number]) * 16)
+
+
+@dataclass
+class Naive:
+    """One transaction as the log tells it. `parts`: offsets that are of it."""
+
+    group: str
+    parts: list[int] = field(default_factory=list)
+
+
+class TransactionShardMachine(RuleBasedStateMachine):
+    @initialize()
+    def begin(self) -> None:
+        self.now_ms = 10_000
+        self.queue: list[HalfSeen | None] = []  # None: a gap
+        self.durable = AckMap()
+        self.ops: list[tuple[bytes, Ended]] = []
+        self.shard = self._taken_over()
+
+    def _taken_over(self) -> TransactionShard:
+        ended = EndedTransactions(RULES.ended_max)
+        for transaction, one in self.ops:
+            ended.remember(transaction, one)
+        return TransactionShard(RULES, self.durable.copy(), self.durable.committed, ended, self.now_ms)
+
+    # --- the model
+
+    def _open(self, end: int) -> dict[bytes, Naive]:
+        """What is open when everything below `end` counts, by looking through all of it."""
+        found: dict[bytes, Naive] = {}
+        strays = self.strays
+        for half in self.queue[:end]:
+            if half is None or self.durable.is_finished(half.offset) or half.offset in strays:
+                continue
+            naive = found.setdefault(half.transaction, Naive(half.group))
+            naive.parts.append(half.offset)
+        return found
+
+    @property
+    def strays(self) -> set[int]:
+        """Offsets that are no part of anything, as the shard says."""
+        ranges = self.shard.take_loose()
+        self.shard.put_back(ranges)
+        late = {half.offset for one in self.shard.open.values() for half in one.late}
+        return {offset for start, end in ranges for offset in range(start, end)} | late
+
+    # --- half messages
+
+    def _half(self, transaction: bytes, group: str, identity: str) -> HalfSeen:
+        half = HalfSeen(len(self.queue), transaction, group, self.now_ms, 10, identity)
+        self.queue.append(half)
+        return half
+
+    @rule(transaction=IDS, group=st.sampled_from(GROUPS), identity=st.sampled_from(("", "", "a", "b")))
+    def append_here(self, transaction: bytes, group: str, identity: str) -> None:
+        was_read = self.shard.read_to == len(self.queue)
+        before = self.shard.open.get(transaction)
+        copies = identity and before is not None and identity in before.identities
+        ended = self.shard.ended.get(transaction)
+        half = self._half(transaction, group, identity)
+        taken = self.shard.stored(half)
+        if not was_read:
+            assert taken is HalfTaken.AHEAD
+            assert self.shard.must_read()
+        elif before is None:
+            assert taken is (HalfTaken.PART if ended is None else HalfTaken.ENDED)
+        elif before.group != group:
+            assert taken is HalfTaken.FOREIGN
+        elif copies:
+            assert taken is HalfTaken.COPY
+        else:
+            assert taken is (HalfTaken.PART if before.deciding is None else HalfTaken.LATE)
+
+    @rule(transaction=IDS, group=st.sampled_from(GROUPS), identity=st.sampled_from(("", "a")))
+    def append_elsewhere(self, transaction: bytes, group: str, identity: str) -> None:
+        self._half(transaction, group, identity)
+
+    @rule()
+    def damage(self) -> None:
+        self.queue.append(None)
+
+    @rule(count=st.integers(1, 4))
+    def read(self, count: int) -> None:
+        self.shard.ends_at(len(self.queue))
+        start, end = self.shard.next_read()
+        found = [half for half in self.queue[start : min(start + count, end)] if half is not None]
+        self.shard.read(found, min(start + count, end, len(self.queue)))
+
+    def read_all(self, count: int) -> None:
+        while self.shard.must_read(len(self.queue) - 1):
+            self.read(count)
+
+    # --- ends
+
+    @precondition(lambda self: any(one.deciding is None for one in self.shard.open.values()))
+    @rule(data=st.data(), outcome=st.sampled_from((COMMITTED, TransactionOutcome.ROLLED_BACK)))
+    def ask_for_the_end(self, data: st.DataObject, outcome: TransactionOutcome) -> None:
+        self.read_all(4)
+        choice = [one for one in self.shard.open.values() if one.deciding is None]
+        found = data.draw(st.sampled_from(choice))
+        assert self._open(len(self.queue))[found.id].parts == found.offsets
+        self.shard.begin(found, outcome)
+
+    @precondition(lambda self: any(one.deciding is not None for one in self.shard.open.values()))
+    @rule(data=st.data(), stored=st.booleans())
+    def commit(self, data: st.DataObject, stored: bool) -> None:
+        choice = [one for one in self.shard.open.values() if one.deciding is not None]
+        found = data.draw(st.sampled_from(choice))
+        loose = self.shard.take_loose()
+        if not stored:
+            self.shard.put_back(loose)
+            self.shard.not_decided(found, self.now_ms)
+            return
+        outcome = found.deciding
+        assert outcome is not None
+        late = [half.offset for half in found.late]
+        self.durable.finish([(offset, offset + 1) for offset in found.offsets])
+        self.durable.finish(loose)
+        self.ops.append((found.id, Ended(outcome, found.group, self.now_ms)))
+        self.shard.loosed(loose)
+        assert [half.offset for half in self.shard.decided(found, outcome, self.now_ms)] == late
+        assert self.shard.ended.get(found.id) is not None
+
+    @rule()
+    def finish_strays(self) -> None:
+        loose = self.shard.take_loose()
+        self.durable.finish(loose)
+        self.shard.loosed(loose)
+
+    # --- time and checks
+
+    @rule(ms=st.integers(1, 90))
+    def time_passes(self, ms: int) -> None:
+        self.now_ms += ms
+        self.shard.look(self.now_ms)
+        for one, _ in self.shard.overdue():
+            too_old = one.began_ms + RULES.age_ms_max <= self.now_ms
+            assert too_old or one.checks >= RULES.checks_max
+            self.shard.begin(one, TransactionOutcome.DEAD_LETTER)
+
+    @rule(group=st.sampled_from(GROUPS), stored=st.booleans())
+    def ask_a_group(self, group: str, stored: bool) -> None:
+        for one in self.shard.ask(group, 2, 1_000):
+            assert one.group == group
+            assert one.due_ms <= self.now_ms
+            assert one.checks < RULES.checks_max
+            if stored:
+                self.durable.attempt(one.offsets[0], one.checks + 1)
+                assert self.shard.asked(one, self.now_ms)
+            else:
+                self.shard.not_asked(one)
+                assert self.shard.offered(group)
+
+    @rule()
+    def take_over(self) -> None:
+        before = {one.id: (one.offsets, one.checks) for one in self.shard.open.values()}
+        whole = not self.shard.must_read(len(self.queue) - 1)
+        deciding = any(one.late for one in self.shard.open.values()) or self.shard.has_loose
+        self.shard = self._taken_over()
+        self.read_all(3)
+        if whole and not deciding:
+            assert {one.id: (one.offsets, one.checks) for one in self.shard.open.values()} == before
+
+    # --- always
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        parts = {offset for one in self.shard.open.values() for offset in one.offsets}
+        strays = self.strays
+        for offset in range(self.shard.read_to):
+            places = (self.durable.is_finished(offset), offset in parts, offset in strays)
+            assert sum(places) == 1, (offset, places)
+
+    @invariant()
+    def the_groups_are_counted(self) -> None:
+        for group in GROUPS:
+            count = sum(one.group == group for one in self.shard.open.values())
+            assert self.shard.by_group[group] == count
+            assert self.shard.full_for(group) == (count >= 3 or len(self.shard.open) >= 6)
+
+
+TestTransactionShard = TransactionShardMachine.TestCase
+TestTransactionShard.settings = settings(max_examples=examples(150), stateful_step_count=60, deadline=None)

@@ -1,0 +1,238 @@
+"""Several proxies over one log: whichever is asked, the owner of the shard decides; it knows what its
+predecessor knew."""
+
+from __future__ import annotations
+
+import pytest
+from transaction_rig import (
+    COMMIT,
+    COMMITTED,
+    NEVER_THERE,
+    NO_LONGER_KNOWN,
+    ROLLBACK,
+    ROLLED_BACK,
+    SHARDS,
+    TransactionProxy,
+    TransactionRig,
+    body,
+)
+
+from backend.records import AppendStatus, QueueRef
+from ddmq_common.errors import RemoteError
+from ddmq_common.names import HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP
+from tests.played_memory import PlayedMemory
+from tests.support.waits import until
+
+
+def two(rig: TransactionRig) -> tuple[TransactionProxy, TransactionProxy]:
+    """Two that serve, each with half of the shards."""
+    rig.proxy.kill()
+    rig.proxies.clear()
+    first, second = rig.beside(), rig.beside()
+    rig.proxy = first
+    assert first.prepare(rig.new_id()).code == 0
+    until(lambda: len(first.shards) == len(second.shards) == SHARDS // 2 or rig.look(), "they share")
+    return first, second
+
+
+def owned_by(rig: TransactionRig, proxy: TransactionProxy) -> bytes:
+    return rig.new_id(shard=min(proxy.shards))
+
+
+def test_the_wrong_proxy_passes_the_end_on(rig: TransactionRig) -> None:
+    first, second = two(rig)
+    for owner, other in ((first, second), (second, first)):
+        transaction = owned_by(rig, owner)
+        prepared = [proxy.prepare(transaction, body(b"x")) for proxy in (owner, other)]
+        through = max(one.throughOffset for one in prepared)
+        ended = other.end(transaction, COMMIT, throughOffset=through)
+        assert (ended.code, ended.outcome, len(ended.results)) == (0, COMMITTED, 2)
+        assert ended.results[1].queueId == 0
+        assert owner.end(transaction, COMMIT).outcome == COMMITTED
+        refused = other.end(transaction, ROLLBACK)
+        assert (refused.code, refused.outcome) == (11, COMMITTED)
+    assert rig.bodies() == [b"x"] * 4
+
+
+def test_what_was_passed_on_is_not_passed_on_again(rig: TransactionRig) -> None:
+    first, second = two(rig)
+    call = first.ending(owned_by(rig, second), COMMIT, forwardedBy=b"127.0.0.1:1")
+    assert call.answer.code == 15
+    assert "two owners" in call.answer.msg
+
+
+def test_a_prepare_elsewhere_is_part_of_it_also_where_the_caller_forgot_how_far_it_reaches(
+    rig: TransactionRig,
+) -> None:
+    first, second = two(rig)
+    transaction = owned_by(rig, first)
+    assert first.prepare(transaction, body(b"1")).code == 0
+    assert second.prepare(transaction, body(b"2")).code == 0
+    assert first.end(transaction, COMMIT).code == 0
+    assert rig.bodies() == [b"1", b"2"]
+
+
+def test_a_late_message_elsewhere_is_counted(rig: TransactionRig) -> None:
+    first, second = two(rig)
+    transaction = owned_by(rig, first)
+    assert first.prepare(transaction, body(b"1")).code == 0
+    assert first.end(transaction, ROLLBACK).code == 0
+    assert second.prepare(transaction, body(b"late")).code == 0  # it cannot know
+    reason = {"reason": "half message: ended"}
+    until(
+        lambda: first.counted("ddmq_transactions_refused_total", **reason) == 1 or rig.look(), "it is counted"
+    )
+    until(lambda: rig.look() or rig.unfinished() == 1, "all but the first one's are finished")
+    assert rig.bodies() == []
+
+
+def test_checks_of_the_other_proxys_shards_come_here(rig: TransactionRig) -> None:
+    first, second = two(rig)
+    transaction = owned_by(rig, second)
+    assert first.prepare(transaction, group=b"shop").code == 0
+    rig.look()
+    poll = first.polling(timeout=30_000, group=b"shop")
+    rig.advance(60)
+    until(lambda: bool(poll.answers) or rig.look(), "the check comes")
+    assert [check.transactionId for check in poll.answer.checks] == [transaction]
+    assert first.end(transaction, COMMIT, group=b"shop", check=1).code == 0
+
+
+def test_the_next_owner_knows_what_was_open_and_what_had_ended(rig: TransactionRig) -> None:
+    first, second = two(rig)
+    committed, rolled_back, left = (owned_by(rig, second) for _ in range(3))
+    for one in (committed, rolled_back, left):
+        assert second.prepare(one, body(one)).code == 0
+    assert second.end(committed, COMMIT).code == 0
+    assert second.end(rolled_back, ROLLBACK).code == 0
+    second.kill()
+    until(lambda: len(first.shards) == SHARDS or rig.look(), "the first one has all")
+    assert first.end(committed, COMMIT).outcome == COMMITTED
+    assert first.end(rolled_back, ROLLBACK).outcome == ROLLED_BACK
+    assert first.end(left, COMMIT).outcome == COMMITTED
+    assert first.end(owned_by(rig, first), COMMIT).outcome == NEVER_THERE
+    assert rig.bodies() == [committed, left]
+
+
+def test_a_proxy_that_drains_gives_its_shards_up(rig: TransactionRig) -> None:
+    first, second = two(rig)
+    transaction = owned_by(rig, second)
+    assert second.prepare(transaction, body(b"x")).code == 0
+    poll = second.polling()
+    drained = second.proxy.drain(rig.clock.monotonic() + 10)
+    assert second.timer.sweep is None or second.timer.sweep() is None
+    until(lambda: drained.done, "it is drained")
+    assert poll.answer.code == 20
+    assert second.prepare(transaction).code == second.ending(transaction, COMMIT).answer.code == 20
+    until(lambda: len(first.shards) == SHARDS or rig.look(), "the first one has all")
+    assert first.end(transaction, COMMIT).outcome == COMMITTED
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_an_end_that_nobody_knows_the_outcome_of_is_looked_up(
+    memory: TransactionRig, *, stored: bool
+) -> None:
+    backend = memory.backend
+    assert isinstance(backend, PlayedMemory)
+    transaction = memory.begin(body(b"x"))
+    backend.fail_next(RemoteError("no answer"), AppendStatus.UNKNOWN, stored=stored)
+    call = memory.proxy.ending(transaction, COMMIT)
+    until(lambda: bool(call.answers), "it is answered")
+    assert call.answer.code == 15
+    ended = memory.proxy.end(transaction, COMMIT)
+    assert (ended.code, ended.outcome) == (0, COMMITTED)
+    assert memory.bodies() == [b"x"]
+    assert len(memory.ops()) == 1
+
+
+def test_a_deposed_owner_decides_nothing(memory: TransactionRig) -> None:
+    backend = memory.backend
+    assert isinstance(backend, PlayedMemory)
+    transaction = memory.begin(body(b"x"))
+    backend.hold()
+    call = memory.proxy.ending(transaction, COMMIT, throughOffset=0)
+    backend.depose(TRANSACTION_GROUP, HALF_TOPIC)
+    backend.release_held()
+    until(lambda: bool(call.answers), "it is answered")
+    assert call.answer.code in (0, 15)
+    assert memory.proxy.end(transaction, COMMIT).outcome == COMMITTED
+    assert memory.bodies() == [b"x"]
+    assert len(memory.ops()) == 1
+
+
+def test_a_shard_is_released_after_what_is_under_way(memory: TransactionRig) -> None:
+    backend = memory.backend
+    assert isinstance(backend, PlayedMemory)
+    transaction = memory.begin(body(b"x"))
+    backend.hold()
+    call = memory.proxy.ending(transaction, COMMIT, throughOffset=0)
+    backend.revoke(TRANSACTION_GROUP, HALF_TOPIC, memory.clock.monotonic() + 30)
+    memory.settle()
+    assert not call.answers
+    backend.release_held()
+    until(lambda: bool(call.answers), "it is answered")
+    assert (call.answer.code, call.answer.outcome) == (0, COMMITTED)
+    assert memory.bodies() == [b"x"]
+
+
+def test_what_is_no_longer_remembered_is_looked_up(rig: TransactionRig) -> None:
+    rig.proxy.kill()
+    few = TransactionProxy(rig, served=False, outcomes_max=2)
+    rig.proxies.append(few)
+    rig.proxy = few
+    shard = 1
+    ids = []
+    for _ in range(5):
+        ids.append(rig.new_id(shard))
+        assert few.prepare(ids[-1]).code == 0
+        rig.clock.advance(1)
+        assert few.end(ids[-1], COMMIT).code == 0
+    old = rig.new_id(shard)
+    rig.clock.advance(1)
+    until(lambda: len(rig.backend.find(OP_TOPIC, message_id=bytes.fromhex(ids[0].decode())).wait(60)) == 1)
+    assert few.end(ids[0], ROLLBACK).outcome == COMMITTED
+    assert few.end(ids[0], COMMIT).code == 0
+    assert few.end(old, COMMIT).outcome == NEVER_THERE
+
+
+def test_what_retention_took_is_no_longer_known(memory: TransactionRig) -> None:
+    memory.proxy.kill()
+    few = TransactionProxy(memory, served=False, outcomes_max=2)
+    memory.proxies.append(few)
+    ids = [memory.new_id(1) for _ in range(4)]
+    for one in ids:
+        assert few.prepare(one).code == 0
+        memory.clock.advance(10)
+        assert few.end(one, COMMIT).code == 0
+    info = memory.backend.topic(OP_TOPIC)
+    assert info is not None
+    memory.memory.expire(QueueRef(OP_TOPIC, info.incarnation, 1), 2)
+    answer = few.end(ids[0], COMMIT)
+    assert (answer.code, answer.outcome) == (11, NO_LONGER_KNOWN)
+    assert few.end(memory.new_id(1), COMMIT).outcome == NEVER_THERE
+
+
+def test_a_message_that_is_damaged_makes_a_dead_letter_of_the_rest(memory: TransactionRig) -> None:
+    transaction = memory.begin(body(b"one"), body(b"two"))
+    (half, _) = memory.everything(HALF_TOPIC)
+    info = memory.backend.topic(HALF_TOPIC)
+    assert info is not None
+    memory.memory.lose(QueueRef(HALF_TOPIC, info.incarnation, half.queue_id), half.offset)
+    owner = memory.beside(served=False)  # it has no copy of the messages in its memory
+    memory.proxy.kill()
+    memory.proxy = owner
+    ended = owner.end(memory.begin(body(b"other")), COMMIT)
+    assert ended.code == 0
+    assert owner.end(transaction, COMMIT).code == 0
+    assert memory.bodies() == [b"other", b"two"]
+
+
+def test_it_costs_nothing_where_there_are_no_transactions(memory: TransactionRig) -> None:
+    served = memory.beside()
+    memory.settle()
+    assert served.beat_timer.sweep is None
+    assert memory.proxy.beat_timer.sweep is None
+    assert memory.backend.topic(HALF_TOPIC) is None
+    served.prepare(memory.new_id())
+    assert served.beat_timer.sweep is not None
+    until(lambda: len(served.shards) == SHARDS or served.look(), "it owns all shards")
