@@ -103,6 +103,7 @@ class ProducerService:
         )  # fmt: skip
         self._known = self.topics.known
         self._config = config
+        self._drained: Completion[None] | None = None
         self._use(config)
 
     def _use(self, config: ProducerConfig) -> None:
@@ -136,7 +137,10 @@ class ProducerService:
 
     def drain(self, deadline: float) -> Completion[None]:
         """Refuse what is new (code 20), wait for what is pending, at most until `deadline` (monotonic)."""
-        return followed(self.flow.drain(deadline), self.transactions.drain)
+        flow = self.flow.drain(deadline)
+        if self._drained is None:
+            self._drained = followed(flow, self.transactions.drain)
+        return self._drained
 
     def close(self) -> None:
         """Stop listening to the backend; call after drain."""
