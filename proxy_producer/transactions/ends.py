@@ -22,7 +22,7 @@ from proxy_producer.flow import Flow
 from proxy_producer.transactions.codec import began_ms, read_op, shard_of
 from proxy_producer.transactions.context import TransactionCounts, TransactionTopics
 from proxy_producer.transactions.core.ended import Ended
-from proxy_producer.transactions.core.shard import OpenTransaction
+from proxy_producer.transactions.core.shard import HalfTaken, OpenTransaction
 from proxy_producer.transactions.deciding import Came, OwnedShard
 from proxy_producer.transactions.owners import Holders, Owners
 
@@ -235,6 +235,21 @@ def foreign(group: str) -> SendRefusal:
     """The transaction belongs to another producer group."""
     what = f"the transaction is not one of producer group {group!r}"
     return illegal("producer_group", what, "allowed: the group that prepared it")
+
+
+def late_fault(taken: HalfTaken, transaction: bytes, group: str) -> SendRefusal | None:
+    """Why a message that was appended is no part of its transaction; None: it is."""
+    if taken is HalfTaken.FOREIGN:
+        return foreign(group)
+    if taken in (HalfTaken.ENDED, HalfTaken.LATE):
+        return late(transaction, "has ended, or is being ended")
+    return None
+
+
+def late(transaction: bytes, why: str) -> SendRefusal:
+    """A message came for a transaction that takes no more."""
+    what = f"transaction {transaction.hex()} {why}"
+    return illegal("transaction_ended", what, "allowed: messages of an open one, or of a new one")
 
 
 class Lookup:

@@ -8,7 +8,6 @@ transaction are kept by each proxy for what went through it.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,15 +27,14 @@ from proxy_producer.core.refusals import SendRefusal, illegal, refusal, shown
 from proxy_producer.delay.context import DelayContext
 from proxy_producer.delay.sends import DelaySends
 from proxy_producer.pending import DelayLevels
-from proxy_producer.transactions.codec import HalfMark, HalfMessage, half_record, id_by, identity_in, shard_of
-from proxy_producer.transactions.core.shard import HalfTaken
-from proxy_producer.transactions.ends import TOLD, foreign
-from proxy_producer.transactions.service import Transactions, legal_group, legal_id
+from proxy_producer.transactions.codec import HalfMark, half_record, id_by, identity_in, shard_of
+from proxy_producer.transactions.ends import TOLD, foreign, late, late_fault
+from proxy_producer.transactions.service import Transactions, legal_id
+from proxy_producer.transactions.tally import IMMUNITY, PreparedTally
+from proxy_producer.transactions.usual import UsualPrepares, half_message
 from proxy_producer.wire import BatchMember, RequestKind, SendRequest, request_of
 
 IDL = structs(producer)
-IMMUNITY = b"CHECK_IMMUNITY_TIME_IN_SECONDS"
-TALLIED_MAX = 10_000  # transactions of which a proxy knows how much it took in
 
 
 class PreparedSends:
@@ -62,10 +60,13 @@ class PreparedSends:
         self._placed = delay_sends.placed
         self._new_id = new_id
         self._wall_ms = wall_ms
-        self._tally: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+        self._tally = PreparedTally(config.transactions)
+        self._short = UsualPrepares(transactions, admission, config, self._tally)
 
     def prepare(self, call: Call, deadline: float) -> None:
         """One call of sendPrepared."""
+        if self._short.prepare(call, deadline):
+            return
         found = self._legal(call)
         size = 0 if call.args.request is None else len(call.args.request.messages or ())
         if isinstance(found, SendRefusal):
@@ -87,12 +88,12 @@ class PreparedSends:
         fault = transactions.atomic_fault()
         transaction = legal_id(request.transactionId)
         fault = fault or (transaction if isinstance(transaction, SendRefusal) else None)
-        fault = fault or legal_group(request.producerGroup)
+        fault = fault or transactions.group_fault(request.producerGroup)
         after_ms = self._check_after(request)
         if fault is not None or isinstance(after_ms, SendRefusal) or isinstance(transaction, SendRefusal):
             return fault or (after_ms if isinstance(after_ms, SendRefusal) else DRAINING)
         if len(request.messages) > self.limits.messages_max:
-            return self._long(f"{len(request.messages)} messages", 0)
+            return self._tally.fault(transaction, len(request.messages), 0)  # type: ignore[return-value]
         fault = transactions.flow.bound_fault(call.frame_bytes)
         group = request.producerGroup.decode()
         return fault or Prepare(transaction, group, after_ms, request.messages)
@@ -155,16 +156,10 @@ class PreparedSends:
     def fault(self, prepare: Prepare, shard: int, messages: int, size: int) -> SendRefusal | None:
         """Whether so much may be added to the transaction now."""
         fault = self._ended_fault(prepare, shard)
-        known, known_bytes = self._tally.get(prepare.transaction, (0, 0))
+        fault = fault or self._tally.fault(prepare.transaction, messages, size)
         if fault is not None:
             return fault
-        if known + messages > self.limits.messages_max:
-            return self._long(f"{known + messages} messages", known)
-        if known_bytes + size > self.limits.bytes_max:
-            return self._long(f"{known_bytes + size} bytes", known)
-        self._tally[prepare.transaction] = known + messages, known_bytes + size
-        if len(self._tally) > TALLIED_MAX:
-            self._tally.popitem(last=False)
+        self._tally.add(prepare.transaction, messages, size)
         return None
 
     def _ended_fault(self, prepare: Prepare, shard: int) -> SendRefusal | None:
@@ -186,12 +181,6 @@ class PreparedSends:
         return refusal(
             Code.BUSY, "transactions_open", what, "allowed: later, when some have ended (open_max)"
         )
-
-    def _long(self, what: str, known: int) -> SendRefusal:
-        limits = self.limits
-        allowed = f"allowed: at most {limits.messages_max} messages and {limits.bytes_max} bytes together"
-        before = f", {known} of them from before" if known else ""
-        return illegal("transaction_long", f"the transaction would have {what}{before}", allowed)
 
     @property
     def relays(self) -> Any:
@@ -224,12 +213,6 @@ class Prepare(NamedTuple):
     group: str
     check_after_ms: int
     messages: Sequence[Any]
-
-
-def late(transaction: bytes, why: str) -> SendRefusal:
-    """A message came for a transaction that takes no more."""
-    what = f"transaction {transaction.hex()} {why}"
-    return illegal("transaction_ended", what, "allowed: messages of an open one, or of a new one")
 
 
 def refuse(transactions: Transactions, call: Call, fault: SendRefusal, messages: int) -> None:
@@ -362,18 +345,11 @@ class PendingPrepare(PendingBatch):
         owned = self._sends.transactions.owned(self._shard)
         if owned is None:
             return None
-        transaction, fault = self._prepare.transaction, None
+        transaction, group = self._prepare.transaction, self._prepare.group
+        fault: SendRefusal | None = None
         for (record, mark), result in zip(self._halves, results, strict=True):
-            identity = record.system[IDENTITY] if record.system else ""
-            half = HalfMessage(
-                result.offset, record.message_id, record.born_ms, record.flags, record.delivery, mark,
-                record.key, record.tags, identity,
-            )  # fmt: skip
-            taken = owned.held.appended(half, transaction)
-            if taken is HalfTaken.FOREIGN:
-                fault = foreign(self._prepare.group)
-            elif taken in (HalfTaken.ENDED, HalfTaken.LATE):
-                fault = late(transaction, "has ended, or is being ended")
+            taken = owned.held.appended(half_message(record, mark, result.offset), transaction)
+            fault = fault or late_fault(taken, transaction, group)
         return fault
 
     def _forget(self) -> None:

@@ -45,6 +45,8 @@ from proxy_producer.transactions.reading import acks_of
 BEAT_S, BEATS = 0.1, 10  # polls end to a tenth of a second; everything else is looked at each second
 TRIM_LOOKS = 30  # looks between two times that the log is told what nobody needs any more
 POLL_MS_MAX = 30_000
+ACTIONS = {int(action): action for action in TransactionAction}
+GROUPS_MAX = 1_000
 TOPIC_KEYS = (f"topic/{HALF_TOPIC}", f"topic/{OP_TOPIC}")
 ALL = ""  # among the groups that may begin no more: every group
 
@@ -78,6 +80,9 @@ class Transactions(ClaimOwner):
         )
         self._claims = QueueClaims(backend, self, clock.monotonic)
         self._shards: dict[QueueRef, OwnedShard] = {}
+        self._by_number: dict[int, OwnedShard] = {}
+        self._shard_count = 0
+        self.groups: dict[bytes, str] = {}  # legal producer groups that were named lately
         self._letting_go: dict[HeldShard, Release] = {}  # revoked while committing
         self._ending: set[HeldShard] = set()  # stopped while committing
         self._told_full: dict[int, list[str]] = {}
@@ -104,6 +109,8 @@ class Transactions(ClaimOwner):
 
     def begin(self) -> None:
         """Take part, as soon as the topics are there. May be called again."""
+        if self._claims.joined:
+            return
         if not self._begun and not self._stopping:
             self._begun = True
             self._timer.every(BEAT_S, self.beat)
@@ -156,7 +163,7 @@ class Transactions(ClaimOwner):
     def loaded(self, queue: QueueRef, epoch: int, view: ProgressView, bounds: Bounds) -> None:
         """A shard is ours: it is read before anything is decided."""
         held = HeldShard(self._context, queue, epoch, view.generation, acks_of(view, bounds), bounds.next)
-        self._shards[queue] = OwnedShard(held, Deciding(held))
+        self._shards[queue] = self._by_number[queue.queue_id] = OwnedShard(held, Deciding(held))
         held.start()
 
     def may_load(self, queue: QueueRef) -> bool:
@@ -188,6 +195,7 @@ class Transactions(ClaimOwner):
         if owned is None:
             return None
         self._told_full.pop(queue.queue_id, None)
+        del self._by_number[queue.queue_id]
         self._end(owned.held)
         return owned.held
 
@@ -205,16 +213,20 @@ class Transactions(ClaimOwner):
 
     # --- who owns what
 
+    @property
+    def shards(self) -> int:
+        """How many there are; 0: none yet. They never become more or fewer."""
+        if not self._shard_count:
+            self._shard_count = self.topics.shards
+        return self._shard_count
+
     def ready(self) -> Iterator[OwnedShard]:
         """The shards that this proxy owns and knows all of."""
         return (owned for owned in list(self._shards.values()) if owned.held.ready)
 
     def owned(self, number: int) -> OwnedShard | None:
         """That shard, if it is among them."""
-        info = self.backend.topic(HALF_TOPIC)
-        if info is None:
-            return None
-        owned = self._shards.get(QueueRef(HALF_TOPIC, info.incarnation, number))
+        owned = self._by_number.get(number)
         return owned if owned is not None and owned.held.ready else None
 
     def is_full(self, number: int, group: str) -> bool:
@@ -234,6 +246,17 @@ class Transactions(ClaimOwner):
         what = f"the engine {self.backend.capabilities.engine} cannot commit several topics as one"
         return illegal("not_atomic", what, "allowed here: sends without a transaction")
 
+    def group_fault(self, name: bytes | None) -> SendRefusal | None:
+        """Whether it can be a producer group; `groups` has it then."""
+        if name in self.groups:
+            return None
+        fault = legal_group(name)
+        if fault is None and name is not None:
+            if len(self.groups) >= GROUPS_MAX:
+                self.groups.clear()
+            self.groups[name] = name.decode()
+        return fault
+
     def end(self, call: Call, deadline: float) -> None:
         """endTransaction."""
         request = call.args.request
@@ -243,7 +266,7 @@ class Transactions(ClaimOwner):
             call.reply(IDL.EndTransactionResponse(code=int(found.code), msg=found.text))
             return
         transaction, action = found
-        group = request.producerGroup.decode()
+        group = self.groups[request.producerGroup]
         self.begin()
         PendingEnd(self._ends, call, transaction, group, action, deadline).start()
 
@@ -253,12 +276,13 @@ class Transactions(ClaimOwner):
         if fault is not None or request is None:
             return fault or illegal("request", "the request is absent", "allowed: an EndTransactionRequest")
         transaction = legal_id(request.transactionId)
-        fault = transaction if isinstance(transaction, SendRefusal) else legal_group(request.producerGroup)
+        fault = (
+            transaction if isinstance(transaction, SendRefusal) else self.group_fault(request.producerGroup)
+        )
         if fault is not None or isinstance(transaction, SendRefusal):
             return fault or DRAINING
-        try:
-            action = TransactionAction(request.action)
-        except ValueError:
+        action = ACTIONS.get(request.action)
+        if action is None:
             what = f"action is {request.action}"
             return illegal("action", what, "allowed: 8 (commit), 12 (rollback), 0 (not known yet)")
         return self.flow.bound_fault(call.frame_bytes) or (transaction, action)
@@ -286,7 +310,7 @@ class Transactions(ClaimOwner):
         if self.polls.held.full:
             what = f"{POLLS_MAX} polls for checks are held"
             return refusal(Code.BUSY, "polls_max", what, "that is the bound; poll again later")
-        return self.atomic_fault() or legal_group(request.producerGroup)
+        return self.atomic_fault() or self.group_fault(request.producerGroup)
 
     # --- looking
 
