@@ -41,6 +41,7 @@ COMMANDS = {
     "message": ("ddmq.cli.messages.message", "message", "Find messages by id, key, offset or time."),
     "delay": ("ddmq.cli.messages.delay", "delay", "Later deliveries: add, list, cancel, move, back up."),
     "dlq": ("ddmq.cli.operate.dlq", "dlq", "Dead letters: list, show, resend, purge."),
+    "tx": ("ddmq.cli.operate.tx", "tx", "Transactions: list, show, commit, roll back."),
     "move": ("ddmq.cli.move", "move", "Copy an installation to another engine: file log, Kafka."),
     "doctor": ("ddmq.cli.doctor", "doctor", "Check machine, directory, ports and configuration."),
     "bench": ("ddmq.cli.bench", "bench", "Run a benchmark with its floor."),

@@ -15,6 +15,7 @@ from ddmq.server.admin import dlq, dlq_changes, keys, offsets, topics
 from ddmq.server.admin.figures import MetricsPage, OtherParts
 from ddmq.server.admin.groups import AdminGroups
 from ddmq.server.admin.messages import MessageSearch
+from ddmq.server.admin.transactions import AdminTransactions
 from ddmq.server.config import BACKUPS
 from ddmq.server.delays.queries import DelayQueries
 from ddmq.server.http.pace import paced
@@ -57,6 +58,7 @@ class AdminApi:
         self._groups = None if consumer is None else AdminGroups(backend, consumer, metrics, clock)
         self.delays = DelayQueries(backend, timers, clock, backups)
         self.messages = MessageSearch(backend, None if consumer is None else consumer.message_state)
+        self.transactions = AdminTransactions(backend, clock)
         self.page = MetricsPage(metrics, clock)
         self.router = AdminRouter(names)
         for route in ROUTES:
@@ -191,6 +193,10 @@ ROUTES = (
           lambda api, r: dlq_changes.resend(api.backend, api.clock, r.group, r.body)),
     Route("POST", "/dlq/{group}/purge", "how many are done with",
           lambda api, r: dlq_changes.purge(api.backend, api.clock, r.group, r.body)),
+    Route("GET", "/transactions", "those that are open; group, count",
+          lambda api, r: api.transactions.rows(r)),
+    Route("GET", "/transactions/{id}", "one, or how it ended", lambda api, r: api.transactions.show(r)),
+    Route("POST", "/transactions/{id}", "how it ended", lambda api, r: api.transactions.end(r)),
     Route("GET", "/delay", "what waits, counted",
           lambda api, r: api.delays.anywhere(r, api.delays.overview)),
     Route("GET", "/delay/messages", "by due time; topic, from_ms, to_ms, count, after",

@@ -1,0 +1,122 @@
+"""`ddmq tx …`: transactions that are not decided, and an operator's word on one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ddmq.cli.admin_client import AdminClient, admin_options
+from ddmq.cli.output import confirm, hint, print_facts, print_json, print_table, say, show_body
+from ddmq.cli.values import Name, Whole
+from ddmq.moments import shown
+
+COLUMNS = ("transaction", "group", "began", "messages", "bytes", "checks", "topics")
+MESSAGE_COLUMNS = ("topic", "queue", "key", "delay", "body")
+ID = Name()
+
+
+@click.group()
+def tx() -> None:
+    """List, show, commit and roll back transactions.
+
+    One that its application leaves undecided is asked about fifteen times, a minute apart, and then goes to
+    the topic TRANS_CHECK_MAX_TIME_TOPIC.
+    """
+
+
+@tx.command("list", short_help="Transactions that are not decided, oldest first.")
+@click.option("--group", help="Only those of this producer group.")
+@click.option("--limit", default=20, show_default=True, type=Whole(1, 1000), help="At most.")
+@admin_options
+def list_open(group: str | None, limit: int, admin: AdminClient, as_json: bool) -> None:
+    """Transactions that are neither committed nor rolled back, oldest first.
+
+    `checks` counts how often the producer group was asked how it ended.
+    """
+    found = admin.get("transactions", group=group, count=limit)
+    if as_json:
+        return print_json(found)
+    print_table("", COLUMNS, [_cells(row) for row in found["transactions"]])
+    many = f"{found['open']:,} open" if found["whole"] else f"more than {found['open']:,} open"
+    if not found["transactions"]:
+        hint("no open transactions" + ("" if group is None else f" of group {group}"))
+    elif len(found["transactions"]) < found["open"] or not found["whole"]:
+        hint(f"{many}; --limit shows more")
+    else:
+        hint("`ddmq tx show ID` has the messages of one")
+    return None
+
+
+def _cells(row: dict[str, Any]) -> list[Any]:
+    return [
+        row["transaction"], row["group"], shown(row["began_ms"]), row["messages"], row["bytes"],
+        row["checks"], row["topics"],
+    ]  # fmt: skip
+
+
+@tx.command("show", short_help="One transaction: its messages, or how it ended.")
+@click.argument("transaction", type=ID)
+@admin_options
+def show_one(transaction: str, admin: AdminClient, as_json: bool) -> None:
+    """TRANSACTION in full: while it is open its messages and who decides it, else how it ended.
+
+    How one ended is known as long as the log keeps its record.
+    """
+    found = admin.get("transactions", transaction)
+    if as_json:
+        return print_json(found)
+    if found["state"] == "unknown":
+        raise click.ClickException(
+            f"transaction {transaction} is not open, and how it ended is not known (any more)"
+        )
+    facts = {name: found[name] for name in ("transaction", "state", "group")}
+    if "ended_ms" in found:
+        facts |= {"ended": shown(found["ended_ms"]), "messages": found["messages"]}
+        print_facts(facts | ({"reason": found["reason"]} if found["reason"] else {}))
+        return None
+    facts |= {"began": shown(found["began_ms"]), "checks": found["checks"], "shard": found["shard"]}
+    print_facts(facts | {"decided by": found["owner"] or None})
+    print_table("", MESSAGE_COLUMNS, [_message_cells(row) for row in found["contents"]])
+    hint(f"`ddmq tx commit {transaction}` makes them visible, `ddmq tx rollback {transaction}` drops them")
+    return None
+
+
+def _message_cells(row: dict[str, Any]) -> list[Any]:
+    delay = f"level {row['level']}" if row["level"] else "by its properties" if row["delayed"] else None
+    body = show_body(row["preview"].encode(), row["body_bytes"])
+    return [row["topic"], str(row["queue"]), row["key"] or None, delay, body[:60]]
+
+
+@tx.command("commit", short_help="Make the messages of a transaction visible.")
+@click.argument("transaction", type=ID)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@admin_options
+def commit(transaction: str, yes: bool, admin: AdminClient, as_json: bool) -> None:
+    """Commit TRANSACTION in the name of its producer group: all its messages become visible at once.
+
+    Exit code 1 when it had ended otherwise.
+    """
+    _end(admin, transaction, "commit", "its messages become visible", yes, as_json)
+
+
+@tx.command("rollback", short_help="Drop the messages of a transaction.")
+@click.argument("transaction", type=ID)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@admin_options
+def rollback(transaction: str, yes: bool, admin: AdminClient, as_json: bool) -> None:
+    """Roll TRANSACTION back in the name of its producer group: its messages never become visible.
+
+    Exit code 1 when it had ended otherwise.
+    """
+    _end(admin, transaction, "rollback", "its messages are dropped", yes, as_json)
+
+
+def _end(admin: AdminClient, transaction: str, action: str, what: str, yes: bool, as_json: bool) -> None:
+    if not yes:
+        confirm(f"{action} transaction {transaction}: {what}, whatever its application did; go on?")
+    found = admin.post("transactions", transaction, body={"action": action})
+    if as_json:
+        print_json(found)
+    else:
+        say(f"{found['state']}: transaction {found['transaction']} of group {found['group']}")

@@ -1,0 +1,235 @@
+"""Transactions as operators see them, and an operator's word on how one ends.
+
+What is open stands in the log: half messages that are not finished. So any process can tell it. Who ends one
+is the proxy that owns its shard; it is asked as a client asks it, with the group that prepared it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gevent
+from gevent.event import AsyncResult
+
+from backend.port import Backend
+from backend.progress.ack_map import OFFSET_END, AckMap
+from backend.records import Bounds, ProgressView, QueueRef, ReadStatus
+from ddmq.server.admin.topics import WAIT_S
+from ddmq.server.http.pace import paced
+from ddmq.server.http.routing import AdminRequest
+from ddmq_client.idl.codes import FAILED_PREFIX, Code, TransactionAction, TransactionOutcome
+from ddmq_common.clock import Clock
+from ddmq_common.delivery import decode
+from ddmq_common.errors import CallerError, DamagedError, DdmqError, TryLaterError
+from ddmq_common.names import HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP
+from proxy_producer.transactions.asking import IDL
+from proxy_producer.transactions.codec import HalfMessage, parse_id, read_half, read_op, shard_of
+from proxy_producer.transactions.ends import TOLD
+from proxy_producer.transactions.owners import Owners
+
+BATCH, BATCH_BYTES = 1_000, 4 << 20
+SHOWN_MAX, COUNT_DEFAULT = 1_000, 20
+SCANNED_MAX = 200_000  # half messages of one question
+PREVIEW_CHARS = 80
+TRIES, PAUSE_S = 25, 0.2  # of a change, while shards move
+ACTIONS = {"commit": TransactionAction.COMMIT, "rollback": TransactionAction.ROLLBACK}
+WORDS = {kind: kind.name.lower().replace("_", " ") for kind in TransactionOutcome}
+
+
+class AdminTransactions:
+    """The transactions of an installation."""
+
+    def __init__(self, backend: Backend, clock: Clock) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._owners = Owners(backend, clock)
+
+    # --- what there is
+
+    def rows(self, request: AdminRequest) -> dict[str, Any]:
+        """Those that are open, oldest first. `whole` is False when there are more than were looked at."""
+        group = request.query.get("group")
+        count = min(max(request.number("count", COUNT_DEFAULT), 1), SHOWN_MAX)
+        found: dict[str, dict[str, Any]] = {}
+        scanned = 0
+        for queue, view, limits in self._shards():
+            for half, stored_ms in paced(self._unfinished(queue, view, limits)):
+                scanned += 1
+                if scanned > SCANNED_MAX:
+                    break
+                if group in (None, half.mark.group):
+                    _add(found, half, stored_ms, view, queue.queue_id)
+        rows = sorted(found.values(), key=lambda row: (row["began_ms"], row["transaction"]))
+        return {"open": len(rows), "whole": scanned <= SCANNED_MAX, "transactions": rows[:count]}
+
+    def show(self, request: AdminRequest) -> dict[str, Any]:
+        """One in full: its messages while it is open, else how it ended."""
+        transaction = _legal(request.path["id"])
+        found: dict[str, dict[str, Any]] = {}
+        messages = []
+        for queue, view, limits in self._shards(transaction):
+            for half, stored_ms in paced(self._unfinished(queue, view, limits)):
+                if half.mark.id == transaction.hex():
+                    _add(found, half, stored_ms, view, queue.queue_id)
+                    messages.append(_message(half))
+        ended = self._ended(transaction)
+        if ended is not None:
+            return ended
+        for row in found.values():
+            more = {"owner": self._owner(row), "contents": messages[:SHOWN_MAX]}
+            return row | {"state": WORDS[TransactionOutcome.OPEN]} | more
+        return {"transaction": transaction.hex(), "state": "unknown"}
+
+    def _owner(self, row: dict[str, Any]) -> str:
+        """Where the proxy listens that owns its shard; "": nobody, or nobody knows."""
+        try:
+            return self._owners.holders().wait(WAIT_S).get(row["shard"], "")
+        except (DdmqError, TimeoutError):
+            return ""
+
+    def _shards(self, transaction: bytes | None = None) -> Iterator[tuple[QueueRef, ProgressView, Bounds]]:
+        """Queues with what is recorded of them; of one transaction only its own."""
+        info = self._backend.topic(HALF_TOPIC)
+        refs = [] if info is None else info.refs()
+        if transaction is not None and refs:
+            refs = [refs[shard_of(transaction, len(refs))]]
+        if not refs:
+            return
+        views = self._backend.progress(TRANSACTION_GROUP, refs).wait(WAIT_S)
+        bounds = self._backend.bounds(refs).wait(WAIT_S)
+        for ref, view, limits in zip(refs, views, bounds, strict=True):
+            if limits is not None:
+                yield ref, view, limits
+
+    def _unfinished(
+        self, queue: QueueRef, view: ProgressView, limits: Bounds
+    ) -> Iterator[tuple[HalfMessage, int]]:
+        acks = AckMap(limits.min if view.committed is None else max(view.committed, limits.min))
+        acks.finish(view.finished)
+        at = acks.committed
+        while at < limits.next:
+            start, end = acks.unfinished_from(at, 1)[0]
+            at = max(at, start)
+            if at >= limits.next:
+                return
+            count = min(BATCH, (limits.next if end == OFFSET_END else end) - at)
+            batch = self._backend.read(queue, at, count, BATCH_BYTES).wait(WAIT_S)
+            if batch.status is not ReadStatus.DATA:
+                return
+            for index in range(len(batch.offsets)):
+                try:
+                    record = batch.record(index)
+                    if not acks.is_finished(record.offset):
+                        yield read_half(record), record.stored_ms
+                except DamagedError:
+                    continue
+            at = batch.next_offset
+
+    def _ended(self, transaction: bytes) -> dict[str, Any] | None:
+        """How it ended, where the engine finds that."""
+        if not self._backend.capabilities.find_by_key or self._backend.topic(OP_TOPIC) is None:
+            return None
+        for record in self._backend.find(OP_TOPIC, message_id=transaction, count_max=1).wait(WAIT_S):
+            op = read_op(bytes(record.delivery))
+            return {
+                "transaction": transaction.hex(),
+                "state": WORDS[TransactionOutcome(op.outcome)],
+                "group": op.group,
+                "ended_ms": op.at_ms,
+                "messages": op.messages,
+                "reason": op.reason,
+            }
+        return None
+
+    # --- an operator's word
+
+    def end(self, request: AdminRequest) -> dict[str, Any]:
+        """Commit it or roll it back, in its group's name. Raises CallerError where it ended otherwise."""
+        action = ACTIONS.get(str(request.body.get("action")))
+        if action is None:
+            raise CallerError(f"action is {request.body.get('action')!r}; allowed: {', '.join(ACTIONS)}")
+        transaction = _legal(request.path["id"])
+        known = self.show(request)
+        if known["state"] == "unknown":
+            raise CallerError(f"transaction {transaction.hex()} is not open, and how it ended is not known")
+        answer: Any = None
+        for _ in range(TRIES):
+            answer = self._ask(transaction, known["group"], action)
+            if answer is not None and answer.code not in (Code.BUSY, Code.SHUTTING_DOWN):
+                break
+            self._owners.forget()
+            gevent.sleep(PAUSE_S)
+        if answer is None:
+            raise TryLaterError("no producer proxy owns its shard; start one, or try again")
+        if answer.code:
+            raise CallerError(_said(answer, transaction))
+        outcome = TransactionOutcome(answer.outcome)
+        return {"transaction": transaction.hex(), "state": WORDS[outcome], "group": known["group"]}
+
+    def _ask(self, transaction: bytes, group: str, action: TransactionAction) -> Any:
+        """The owner's answer; None: there is none."""
+        info = self._backend.topic(HALF_TOPIC)
+        try:
+            holders = self._owners.holders().wait(WAIT_S)
+        except (DdmqError, TimeoutError):
+            return None
+        address = "" if info is None else holders.get(shard_of(transaction, info.queues), "")
+        if not address:
+            return None
+        request = IDL.EndTransactionRequest(
+            transactionId=transaction.hex(),
+            producerGroup=group,
+            action=int(action),
+            clientId="operator",
+            forwardedBy="operator",
+        )
+        answered: AsyncResult[Any] = AsyncResult()
+        self._owners.call(
+            address, "endTransaction", request, lambda answer, error: answered.set(error or answer)
+        )
+        found = answered.get()
+        return None if isinstance(found, Exception) else found
+
+
+def _legal(text: str) -> bytes:
+    transaction = parse_id(text.encode("utf-8", "replace"))
+    if transaction is None:
+        raise CallerError(
+            f"transaction {text[:80]!r}: 32 hexadecimal digits of a UUID of version 7 are wanted"
+        )
+    return transaction
+
+
+def _add(
+    found: dict[str, dict[str, Any]], half: HalfMessage, stored_ms: int, view: ProgressView, shard: int
+) -> None:
+    mark = half.mark
+    row = found.setdefault(
+        mark.id,
+        {
+            "transaction": mark.id, "group": mark.group, "shard": shard, "began_ms": stored_ms, "messages": 0,
+            "bytes": 0, "checks": view.attempts.get(half.offset, 0), "topics": [],
+        },
+    )  # fmt: skip
+    row["messages"] += 1
+    row["bytes"] += len(half.delivery)
+    if mark.topic not in row["topics"]:
+        row["topics"].append(mark.topic)
+
+
+def _message(half: HalfMessage) -> dict[str, Any]:
+    mark, content = half.mark, decode(half.delivery)
+    return {
+        "topic": mark.topic, "queue": mark.queue, "message_id": half.message_id.hex(),
+        "key": content.key.decode("utf-8", "replace"), "tags": content.tag.decode("utf-8", "replace"),
+        "level": mark.level, "delayed": mark.command is not None, "body_bytes": len(content.value),
+        "preview": content.value[:PREVIEW_CHARS].decode("utf-8", "replace"),
+    }  # fmt: skip
+
+
+def _said(answer: Any, transaction: bytes) -> str:
+    if answer.outcome is not None:
+        return f"transaction {transaction.hex()} {TOLD[TransactionOutcome(answer.outcome)]}"
+    text = answer.msg.decode("utf-8", "replace") if isinstance(answer.msg, bytes) else str(answer.msg)
+    return text.removeprefix(FAILED_PREFIX).strip()

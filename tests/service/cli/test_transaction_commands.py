@@ -1,0 +1,108 @@
+"""`ddmq tx`: what is open is listed and shown, at any process; an operator's word ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.real_server import RealServer, running
+from tests.service.cli.conftest import Shell
+from tests.support.installations import Installation
+from tests.support.transaction_calls import COMMIT, TransactionCalls, message, new_id
+from tests.support.waits import until
+
+
+@pytest.fixture
+def calls(shell: Shell) -> Iterator[TransactionCalls]:
+    found = TransactionCalls(shell.server.ports["producer"])
+    yield found
+    found.close()
+
+
+def bodies(shell: Shell, topic: str) -> list[str]:
+    return [row["body"] for row in shell.json("message", topic, "--count", "100")]
+
+
+def begun(calls: TransactionCalls, topic: str, *texts: bytes, group: str = "bank") -> str:
+    transaction = new_id()
+    sent = [message(topic, text, key="k1", tags="red") for text in texts]
+    assert calls.prepare(transaction, *sent, group=group).code == 0
+    return transaction
+
+
+def test_open_ones_are_listed_and_shown(shell: Shell, topic: str, calls: TransactionCalls) -> None:
+    group = f"g-{topic}"[:100]
+    assert shell("tx", "list", "--group", group).count("\n") <= 1
+    assert shell.error == f"no open transactions of group {group}\n"
+    first = begun(calls, topic, b"one", b"two\nlines", group=group)
+    second = begun(calls, topic, b"three", group=group)
+    found = shell.json("tx", "list", "--group", group)
+    assert [row["transaction"] for row in found["transactions"]] == [first, second]
+    row = found["transactions"][0]
+    assert (row["group"], row["messages"], row["checks"], row["topics"]) == (group, 2, 0, [topic])
+    assert first in shell("tx", "list", "--group", group)
+    shell("tx", "list", "--group", group, "--limit", "1")
+    assert shell.error == "2 open; --limit shows more\n"
+    shown = shell("tx", "show", first)
+    assert all(text in shown for text in ("two\\nlines", "open", group, "k1"))
+    found = shell.json("tx", "show", first)
+    assert [row["preview"] for row in found["contents"]] == ["one", "two\nlines"]
+    assert found["owner"] == f"127.0.0.1:{shell.server.ports['producer']}"
+
+
+def test_an_operator_commits_and_rolls_back(
+    shell: Shell, topic: str, calls: TransactionCalls, engine: str
+) -> None:
+    kept, dropped = begun(calls, topic, b"kept"), begun(calls, topic, b"dropped")
+    assert shell("tx", "commit", kept, "--yes") == f"committed: transaction {kept} of group bank\n"
+    assert shell.json("tx", "rollback", dropped, "--yes")["state"] == "rolled back"
+    assert bodies(shell, topic) == ["kept"]
+    assert calls.end(kept, COMMIT).outcome == 1
+    if engine != "kafka":  # nothing finds how one ended there
+        shown = shell("tx", "show", kept)
+        assert "committed" in shown
+        assert shell.json("tx", "commit", kept, "--yes")["state"] == "committed"
+        assert "was committed" in shell.refused("tx", "rollback", kept, "--yes")
+
+
+def test_without_a_yes_nothing_happens(
+    shell: Shell, topic: str, calls: TransactionCalls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import io
+    import sys
+
+    transaction = begun(calls, topic, b"x")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
+    shell("tx", "commit", transaction, code=1)
+    assert "nothing was done" in shell.error
+    assert shell.json("tx", "show", transaction)["state"] == "open"
+
+
+def test_what_is_not_there_is_said(shell: Shell) -> None:
+    never = new_id()
+    assert "not known" in shell.refused("tx", "show", never)
+    assert "not known" in shell.refused("tx", "commit", never, "--yes")
+    assert "UUID of version 7" in shell.refused("tx", "show", "nonsense")
+    status, answer = shell.server.ask("POST", f"/transactions/{never}", body={"action": "destroy"})
+    assert status == 400
+    assert "commit, rollback" in str(answer)
+
+
+@pytest.mark.slow
+def test_every_process_tells_and_ends_them(installation: Installation, tmp_path: Path) -> None:
+    with running(tmp_path, installation=installation) as server:
+        other = RealServer(tmp_path, command="consumer", installation=installation)
+        try:
+            other.start()
+            calls = TransactionCalls(server.ports["producer"])
+            transaction = begun(calls, "orders", b"x")
+            until(lambda: other.ask("GET", f"/transactions/{transaction}")[0] == 200)
+            assert other.admin("GET", "transactions", transaction)["state"] == "open"
+            ended = other.admin("POST", "transactions", transaction, body={"action": "commit"})
+            assert ended["state"] == "committed"
+            assert calls.end(transaction, COMMIT).code == 0
+            calls.close()
+        finally:
+            other.end()
