@@ -48,14 +48,17 @@ class TransactionCalls:
         )
         return self.call("sendPrepared", request=request)
 
+    def end_once(self, transaction: str, action: int, group: str = "bank", **fields: Any) -> Any:
+        request = S.EndTransactionRequest(
+            transactionId=transaction, producerGroup=group, action=action, clientId="test", **fields
+        )
+        return self.call("endTransaction", request=request)
+
     def end(self, transaction: str, action: int, group: str = "bank", **fields: Any) -> Any:
         """Asked again as long as it is to be."""
         deadline = time.monotonic() + 60
         while True:
-            request = S.EndTransactionRequest(
-                transactionId=transaction, producerGroup=group, action=action, clientId="test", **fields
-            )
-            answer = self.call("endTransaction", request=request)
+            answer = self.end_once(transaction, action, group, **fields)
             if answer.code not in (12, 15) or time.monotonic() > deadline:
                 return answer
             time.sleep(0.05)
