@@ -49,7 +49,7 @@ from proxy_producer.pending import (
     refuse,
 )
 from proxy_producer.topics import TopicTable
-from proxy_producer.transactions.prepare import PreparedSends
+from proxy_producer.transactions.prepared.sends import PreparedSends
 from proxy_producer.transactions.service import Transactions
 from proxy_producer.wire import RequestKind, SendRequest, delay_request_of, is_ours, request_of
 

@@ -19,6 +19,7 @@ from proxy_producer.core.refusals import SendRefusal, refusal_of
 from proxy_producer.pending import DelayLevels
 from proxy_producer.topics import InternalTopic
 from proxy_producer.transactions.core.shard import TransactionRules
+from proxy_producer.transactions.gathered import GatheredCommits
 
 OUTCOMES = {TransactionOutcome.COMMITTED: "committed", TransactionOutcome.ROLLED_BACK: "rolled back"}
 
@@ -90,7 +91,7 @@ class TransactionTopics:
 
 class TransactionContext(NamedTuple):
     """`unsure()`: our claim to a shard is over, or nobody knows what became of a commit; it has to be had
-    anew. `commands`: the delay service's topic."""
+    anew. `commands`: the delay service's topic. `commits`: the way of all commits."""
 
     backend: Backend
     config: ProducerConfig
@@ -98,6 +99,7 @@ class TransactionContext(NamedTuple):
     counts: TransactionCounts
     levels: DelayLevels
     commands: InternalTopic
+    commits: GatheredCommits
     unsure: Callable[[], None]
 
     @property

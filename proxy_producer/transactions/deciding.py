@@ -63,30 +63,41 @@ class Deciding:
     ) -> None:
         """It ends like this, unless its messages cannot be visible; `then` follows. `why`: of a dead
         letter."""
-        self._held.core.begin(found, outcome)
+        held = self._held
+        held.core.begin(found, outcome)
         if then is not None:
             self.wait(found, then)
         if outcome is TransactionOutcome.ROLLED_BACK:
             self._commit(found, outcome, [], [])
-        else:
-            self._fetch(found, outcome, why)
-
-    def _fetch(self, found: OpenTransaction, outcome: TransactionOutcome, why: str) -> None:
-        held = self._held
+            return
+        halves = held.kept.all_of(found.offsets)
+        if halves is not None:
+            self._fetched(found, outcome, why, halves)
+            return
 
         def fetched(halves: list[HalfMessage], missing: int, error: Exception | None) -> None:
-            if error is not None or not held.running:
-                error = error or TryLaterError(f"the shard moves to another proxy; {_AGAIN}")
-                self._not_now(found, refusal_of(error))
-            elif missing and outcome is _COMMITTED:
-                text = f"{missing} of {len(found.offsets)} messages are damaged"
-                self._die(found, halves, DAMAGED, text)
-            elif outcome is _COMMITTED:
-                self._publish(found, halves)
-            else:
-                self._die(found, halves, why, "")
+            self._fetched(found, outcome, why, halves, missing, error)
 
         fetch(held.context.backend, held.queue, held.kept, found.offsets, fetched)
+
+    def _fetched(
+        self,
+        found: OpenTransaction,
+        outcome: TransactionOutcome,
+        why: str,
+        halves: list[HalfMessage],
+        missing: int = 0,
+        error: Exception | None = None,
+    ) -> None:
+        if error is not None or not self._held.running:
+            error = error or TryLaterError(f"the shard moves to another proxy; {_AGAIN}")
+            self._not_now(found, refusal_of(error))
+        elif outcome is not _COMMITTED:
+            self._die(found, halves, why, "")
+        elif missing:
+            self._die(found, halves, DAMAGED, f"{missing} of {len(found.offsets)} messages are damaged")
+        else:
+            self._publish(found, halves)
 
     # --- a commit
 
@@ -97,9 +108,9 @@ class Deciding:
             self._die(found, halves, TOPIC_GONE, f"topic {fault.topic!r} does not exist (any more)")
         elif isinstance(fault, NotWritable):
             self._closed(found, fault.topic)
-        elif any(half.mark.level for half in halves) and not context.levels.topic.ready:
+        elif not context.levels.topic.ready and any(half.mark.level for half in halves):
             context.levels.topic.when_ready(lambda fault: self._ready(found, halves, fault))
-        elif any(half.mark.command for half in halves) and not context.commands.ready:
+        elif not context.commands.ready and any(half.mark.command for half in halves):
             context.commands.when_ready(lambda fault: self._ready(found, halves, fault))
         else:
             self._store(found, halves)

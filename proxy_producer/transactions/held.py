@@ -16,7 +16,6 @@ from backend.progress.ack_map import AckMap
 from backend.records import (
     AppendResult,
     Bounds,
-    CommitBatch,
     NewRecord,
     ProgressDelta,
     QueueRef,
@@ -25,12 +24,13 @@ from backend.records import (
     StoredRecord,
     TopicInfo,
 )
-from ddmq_common.errors import DdmqError, FencedError, RemoteError, TryLaterError
+from ddmq_common.errors import FencedError, RemoteError, TryLaterError
 from ddmq_common.names import OP_TOPIC, TRANSACTION_DEAD_TOPIC, TRANSACTION_GROUP
 from proxy_producer.transactions.codec import HalfMessage, dead_unreadable
 from proxy_producer.transactions.context import TransactionContext
 from proxy_producer.transactions.core.ended import EndedTransactions
 from proxy_producer.transactions.core.shard import HalfTaken, TransactionShard, ranges_of
+from proxy_producer.transactions.gathered import CommitPart, Stored
 from proxy_producer.transactions.reading import (
     BYTES_MAX,
     COUNT_MAX,
@@ -45,7 +45,6 @@ from proxy_producer.transactions.reading import (
 
 log = logging.getLogger("ddmq.producer")
 Read = Callable[[Exception | None], None]
-Stored = Callable[[Sequence[AppendResult], Exception | None], None]
 
 
 class HeldShard:
@@ -248,31 +247,27 @@ class HeldShard:
         """One commit under our epoch: the records, the finish of `offsets` (and of what is no part of
         anything), `attempts`. `then(results, error)` follows once."""
         context, epoch = self.context, self.epoch
-        loose = [] if self._unreadable else self.core.take_loose()
+        core = self.core
+        loose = core.take_loose() if core.has_loose and not self._unreadable else []
         finished = ranges_of(offsets) + loose
         delta = ProgressDelta(TRANSACTION_GROUP, self.queue, epoch, self._generation, finished, attempts)
         self._committing += 1
 
-        def ended(answer: Completion[list[AppendResult]]) -> None:
+        def ended(results: Sequence[AppendResult], error: Exception | None) -> None:
             self._committing -= 1
-            error = answer.error
             if error is None:
-                self.core.loosed(loose)
+                if loose:
+                    self.core.loosed(loose)
             else:
                 self.core.put_back(loose)
-            then(answer.value if error is None else (), error)
+            then(results, error)
             if error is not None and self.running and in_doubt(error, epoch < self.epoch):
                 log.warning("a shard of transactions is had anew", extra={"error": str(error)})
                 context.unsure()
             if not self.running and not self._committing and self._idle is not None:
                 self._idle(self)
 
-        try:
-            answer = context.backend.commit(CommitBatch(records, (delta,)), context.deadline())
-        except DdmqError as error:
-            answer = Completion()
-            answer.fail(error)
-        answer.then(ended)
+        context.commits.add(CommitPart(records, delta, ended))
 
     def flush(self) -> None:
         """Finish what is no part of anything, if nothing else does; what cannot be read is kept as dead

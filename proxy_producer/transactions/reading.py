@@ -7,7 +7,7 @@ far it has to be read, and the service's tick tells what there is.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from backend.completion import Completion
@@ -102,6 +102,12 @@ class KeptMessages:
 
     def get(self, offset: int) -> HalfMessage | None:
         return self._kept.get(offset)
+
+    def all_of(self, offsets: Sequence[int]) -> list[HalfMessage] | None:
+        """What stands at these; None: not all of it is here."""
+        kept = self._kept
+        found = [kept[offset] for offset in offsets if offset in kept]
+        return found if len(found) == len(offsets) else None
 
     def put(self, half: HalfMessage) -> None:
         self.drop(half.offset)

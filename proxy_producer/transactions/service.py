@@ -12,17 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from backend.claims import ClaimOwner, QueueClaims, Release
 from backend.completion import Completion
 from backend.port import Join
-from backend.records import AppendResult, Bounds, CommitBatch, ProgressView, QueueRef
+from backend.records import Bounds, ProgressView, QueueRef
 from ddmq_client.idl.codes import Code, TransactionAction, TransactionOutcome
 from ddmq_common.clock import Clock
-from ddmq_common.delays.command import decode_full, encode_full
-from ddmq_common.errors import DdmqError
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import (
     HALF_TOPIC,
     OP_TOPIC,
     TRANSACTION_GROUP,
-    TRANSACTIONS_FULL_PREFIX,
     group_fault,
 )
 from ddmq_rpc.api import Call
@@ -37,6 +34,8 @@ from proxy_producer.transactions.codec import parse_id
 from proxy_producer.transactions.context import TransactionContext, TransactionCounts, TransactionTopics
 from proxy_producer.transactions.deciding import Deciding, OwnedShard
 from proxy_producer.transactions.ends import EndContext, PendingEnd
+from proxy_producer.transactions.fullness import ShardFullness
+from proxy_producer.transactions.gathered import GatheredCommits
 from proxy_producer.transactions.held import HeldShard
 from proxy_producer.transactions.owners import Owners
 from proxy_producer.transactions.polls import Polls
@@ -48,7 +47,6 @@ POLL_MS_MAX = 30_000
 ACTIONS = {int(action): action for action in TransactionAction}
 GROUPS_MAX = 1_000
 TOPIC_KEYS = (f"topic/{HALF_TOPIC}", f"topic/{OP_TOPIC}")
-ALL = ""  # among the groups that may begin no more: every group
 
 
 class Transactions(ClaimOwner):
@@ -75,9 +73,12 @@ class Transactions(ClaimOwner):
         self._ends = EndContext(flow, self.topics, self.owners, self.counts, self.owned)
         self._clock = clock
         self._timer = timer
+        timeout_s = config.timeout_ms_max / 1_000
+        commits = GatheredCommits(backend, lambda: clock.monotonic() + timeout_s)
         self._context = TransactionContext(
-            backend, config, clock, self.counts, levels, commands, self._rejoin
+            backend, config, clock, self.counts, levels, commands, commits, self._rejoin
         )
+        self._fullness = ShardFullness(backend, self._context.deadline)
         self._claims = QueueClaims(backend, self, clock.monotonic)
         self._shards: dict[QueueRef, OwnedShard] = {}
         self._by_number: dict[int, OwnedShard] = {}
@@ -85,7 +86,6 @@ class Transactions(ClaimOwner):
         self.groups: dict[bytes, str] = {}  # legal producer groups that were named lately
         self._letting_go: dict[HeldShard, Release] = {}  # revoked while committing
         self._ending: set[HeldShard] = set()  # stopped while committing
-        self._told_full: dict[int, list[str]] = {}
         self._beats = self._looks = 0
         self._begun = self._stopping = False
         self._drained: Completion[None] | None = None
@@ -194,7 +194,7 @@ class Transactions(ClaimOwner):
         owned = self._shards.pop(queue, None)
         if owned is None:
             return None
-        self._told_full.pop(queue.queue_id, None)
+        self._fullness.forget(queue.queue_id)
         del self._by_number[queue.queue_id]
         self._end(owned.held)
         return owned.held
@@ -234,8 +234,7 @@ class Transactions(ClaimOwner):
         owned = self.owned(number)
         if owned is not None:
             return owned.held.core.full_for(group)
-        told = self.backend.setting(f"{TRANSACTIONS_FULL_PREFIX}{number}")
-        return told is not None and not {ALL, group}.isdisjoint(decode_full(told))
+        return self._fullness.said(number, group)
 
     # --- what comes over the wire
 
@@ -336,7 +335,7 @@ class Transactions(ClaimOwner):
             for transaction, reason in core.overdue():
                 owned.deciding.end(transaction, TransactionOutcome.DEAD_LETTER, None, reason)
             owned.held.flush()
-            self._tell_full(owned.held)
+            self._fullness.tell(owned.held)
         self.polls.look()
         self._gauges(now_ms)
         self._looks += 1
@@ -353,28 +352,6 @@ class Transactions(ClaimOwner):
             if owned is not None and bounds is not None and owned.held.ready:
                 owned.held.core.ends_at(bounds.next)
                 owned.held.when_read(-1, lambda error: None)
-
-    def _tell_full(self, held: HeldShard) -> None:
-        """Tell the other proxies which groups may begin no more in a shard."""
-        groups, key = held.core.full_groups(), f"{TRANSACTIONS_FULL_PREFIX}{held.number}"
-        told = self._told_full.get(held.number)
-        if told is None:
-            there = self.backend.setting(key)
-            told = [] if there is None else decode_full(there)
-        self._told_full[held.number] = told
-        if groups == told:
-            return
-        self._told_full[held.number] = groups
-        change = CommitBatch(settings={key: encode_full(groups) if groups else None})
-
-        def told_them(answer: Completion[list[AppendResult]]) -> None:
-            if answer.error is not None:
-                self._told_full.pop(held.number, None)  # again at the next look
-
-        try:
-            self.backend.commit(change, self._context.deadline()).then(told_them)
-        except DdmqError:
-            self._told_full.pop(held.number, None)
 
     def _gauges(self, now_ms: int) -> None:
         cores = [owned.held.core for owned in self._shards.values()]

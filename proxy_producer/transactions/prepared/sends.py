@@ -29,9 +29,9 @@ from proxy_producer.delay.sends import DelaySends
 from proxy_producer.pending import DelayLevels
 from proxy_producer.transactions.codec import HalfMark, half_record, id_by, identity_in, shard_of
 from proxy_producer.transactions.ends import TOLD, foreign, late, late_fault
+from proxy_producer.transactions.prepared.tally import IMMUNITY, PreparedTally
+from proxy_producer.transactions.prepared.usual import UsualPrepares, half_message
 from proxy_producer.transactions.service import Transactions, legal_id
-from proxy_producer.transactions.tally import IMMUNITY, PreparedTally
-from proxy_producer.transactions.usual import UsualPrepares, half_message
 from proxy_producer.wire import BatchMember, RequestKind, SendRequest, request_of
 
 IDL = structs(producer)

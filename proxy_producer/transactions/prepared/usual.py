@@ -30,8 +30,8 @@ from proxy_producer.transactions.codec import (
 )
 from proxy_producer.transactions.deciding import OwnedShard
 from proxy_producer.transactions.ends import late_fault
+from proxy_producer.transactions.prepared.tally import IMMUNITY, PreparedTally
 from proxy_producer.transactions.service import Transactions
-from proxy_producer.transactions.tally import IMMUNITY, PreparedTally
 
 
 class UsualPrepares:

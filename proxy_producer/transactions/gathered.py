@@ -1,0 +1,108 @@
+"""Commits of one turn of the hub, as one commit of the backend.
+
+Many transactions end at the same time, and what a commit costs beside its records need not be paid for each.
+Where the whole is refused, each goes by itself, so that none suffers from another; nothing was stored then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import gevent
+
+from backend.completion import Completion
+from backend.port import Backend
+from backend.records import AppendResult, CommitBatch, NewRecord, ProgressDelta
+from ddmq_common.errors import CallerError, DdmqError
+
+PARTS_MAX = 256
+BYTES_MAX = 1 << 20  # of records, before the next part begins another commit
+
+Stored = Callable[[Sequence[AppendResult], Exception | None], None]
+
+
+class CommitPart(NamedTuple):
+    """What one transaction wants to be durable."""
+
+    records: Sequence[NewRecord]
+    delta: ProgressDelta
+    then: Stored
+
+
+class GatheredCommits:
+    """Of one producer proxy. `deadline()`: of a commit that begins now, monotonic seconds."""
+
+    def __init__(self, backend: Backend, deadline: Callable[[], float]) -> None:
+        self._backend = backend
+        self._deadline = deadline
+        self._parts: list[CommitPart] = []
+        self._bytes = 0
+
+    def add(self, part: CommitPart) -> None:
+        """`part.then(results, error)` follows once."""
+        size = sum([len(record.delivery) for record in part.records])
+        if self._parts and self._bytes + size > BYTES_MAX:
+            self._flush()
+        if not self._parts:
+            gevent.get_hub().loop.run_callback(self._flush)
+        self._parts.append(part)
+        self._bytes += size
+        if len(self._parts) >= PARTS_MAX:
+            self._flush()
+
+    def _flush(self) -> None:
+        parts, self._parts, self._bytes = self._parts, [], 0
+        if len(parts) == 1:
+            self._alone(parts[0])
+        elif parts:
+            self._together(parts)
+
+    def _alone(self, part: CommitPart) -> None:
+        def ended(answer: Completion[list[AppendResult]]) -> None:
+            part.then(answer.value if answer.error is None else (), answer.error)
+
+        self._commit(CommitBatch(part.records, (part.delta,)), ended)
+
+    def _together(self, parts: list[CommitPart]) -> None:
+        def ended(answer: Completion[list[AppendResult]]) -> None:
+            error = answer.error
+            if isinstance(error, CallerError):
+                for part in parts:
+                    self._alone(part)
+                return
+            at = 0
+            for part in parts:
+                end = at + len(part.records)
+                part.then(answer.value[at:end] if error is None else (), error)
+                at = end
+
+        records = [record for part in parts for record in part.records]
+        self._commit(CommitBatch(records, merged([part.delta for part in parts])), ended)
+
+    def _commit(self, batch: CommitBatch, ended: Callable[[Completion[list[AppendResult]]], None]) -> None:
+        try:
+            answer = self._backend.commit(batch, self._deadline())
+        except DdmqError as error:
+            answer = Completion()
+            answer.fail(error)
+        answer.then(ended)
+
+
+def merged(deltas: Sequence[ProgressDelta]) -> list[ProgressDelta]:
+    """The same progress with one delta for each queue and epoch."""
+    whole: dict[tuple[object, int], ProgressDelta] = {}
+    finished: dict[tuple[object, int], list[tuple[int, int]]] = {}
+    attempts: dict[tuple[object, int], list[tuple[int, int]]] = {}
+    for delta in deltas:
+        key = delta.queue, delta.epoch
+        if key not in whole:
+            whole[key] = delta
+            finished[key], attempts[key] = list(delta.finished), list(delta.attempts)
+        else:
+            finished[key] += delta.finished
+            attempts[key] += delta.attempts
+    return [
+        ProgressDelta(delta.group, delta.queue, delta.epoch, delta.generation, finished[key], attempts[key])
+        for key, delta in whole.items()
+    ]
