@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import NamedTuple
 
 from backend.port import Backend
@@ -26,17 +27,21 @@ from ddmq.move.core.scope import groups_of, readers_of
 from ddmq.move.delays import DelayMove
 from ddmq.move.messages import TopicCopies, at_once
 from ddmq.move.notes import FINISHED, FINISHING, MoveNotes
+from ddmq.server.admin.transactions import open_halves
 from ddmq_common.errors import FencedError
 from ddmq_common.names import (
     DELAY_GROUP,
     DELAY_TOPIC,
+    HALF_TOPIC,
     LEVELS_GROUP,
     MOVED_PROPERTY,
     SCHEDULE_TOPIC,
+    TRANSACTION_GROUP,
 )
 
 SETTINGS_AT_ONCE = 500
 SHOWN_MAX = 5
+OPEN_LOOKED_AT = 10_000  # half messages of transactions at the source
 
 
 class GroupPlace(NamedTuple):
@@ -95,9 +100,16 @@ class Finish:
         reading = sorted((group, topic) for topic, names in groups.items() for group in names)
         if not self._exclusive:
             firing = [(LEVELS_GROUP, SCHEDULE_TOPIC), (DELAY_GROUP, DELAY_TOPIC)]
+            firing.append((TRANSACTION_GROUP, HALF_TOPIC))
             busy = self._busy(context.source, [*reading, *firing])
             if busy:
                 raise MoveError(f"the source is still at work: {busy}; stop all its servers, then finish")
+        opened = {each.half.mark.id for each in islice(open_halves(context.source), OPEN_LOOKED_AT)}
+        if opened:
+            raise MoveError(
+                f"{len(opened)} transactions are open at the source, {min(opened)} among them, and are not"
+                " moved: commit them or roll them back (`ddmq tx list` at the source), then finish"
+            )
         busy = self._busy(context.target, reading)
         if busy:
             raise MoveError(

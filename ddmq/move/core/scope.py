@@ -3,8 +3,9 @@
 Without patterns everything does. With patterns: the topics of applications that one of them matches, the
 subscriptions to these, and of the system's own topics (retries, dead letters, delays) what is theirs. Never
 taken: which cluster a Kafka installation belongs to (`kafka/`), what clients have at this moment (`leases/`),
-what a delay service works out anew (`delay-full/`), where offsets of the source stand as numbers (`reset/`),
-and the notes of moves.
+what a delay service or a shard of transactions works out anew (`delay-full/`, `transactions-full/`), how
+transactions ended (none may be open when a move is finished), where offsets of the source stand as numbers
+(`reset/`), and the notes of moves.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from ddmq_common.names import (
     DELAY_TOPIC,
     DLQ_PREFIX,
     DONE_GROUP,
+    HALF_TOPIC,
     HEARTBEAT_TOPIC,
+    OP_TOPIC,
     OUTCOME_TOPIC,
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
+    TRANSACTIONS_FULL_PREFIX,
     WAITING_TOPIC,
     is_internal,
     retry_topic,
@@ -34,9 +38,11 @@ from proxy_consumer.retries.retry_queues import SETTING_PREFIX as RETRY_SETTING
 from proxy_consumer.subscription.membership import LEASES_PREFIX
 
 NOTES_PREFIX = "move/"  # settings of a target: what stands there about moves into it
-LEFT_SETTINGS = (NOTES_PREFIX, "kafka/", LEASES_PREFIX, DELAY_FULL_PREFIX, RESET_PREFIX)
+LEFT_SETTINGS = (
+    NOTES_PREFIX, "kafka/", LEASES_PREFIX, DELAY_FULL_PREFIX, TRANSACTIONS_FULL_PREFIX, RESET_PREFIX,
+)  # fmt: skip
 AT_THE_END = frozenset((SCHEDULE_TOPIC, DELAY_TOPIC))  # what waits there goes when nobody fires it any more
-LEFT_TOPICS = frozenset((OUTCOME_TOPIC, HEARTBEAT_TOPIC, WAITING_TOPIC))
+LEFT_TOPICS = frozenset((OUTCOME_TOPIC, HEARTBEAT_TOPIC, WAITING_TOPIC, HALF_TOPIC, OP_TOPIC))
 
 
 class Scope:

@@ -7,7 +7,8 @@ is the proxy that owns its shard; it is asked as a client asks it, with the grou
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import gevent
 from gevent.event import AsyncResult
@@ -37,6 +38,52 @@ ACTIONS = {"commit": TransactionAction.COMMIT, "rollback": TransactionAction.ROL
 WORDS = {kind: kind.name.lower().replace("_", " ") for kind in TransactionOutcome}
 
 
+class OpenHalf(NamedTuple):
+    """A half message that is not finished. `checks`: so far, where it is the first of its transaction."""
+
+    shard: int
+    half: HalfMessage
+    stored_ms: int
+    checks: int
+
+
+def open_halves(backend: Backend, transaction: bytes | None = None) -> Iterator[OpenHalf]:
+    """All of them, shard by shard; with `transaction` those of its own shard."""
+    info = backend.topic(HALF_TOPIC)
+    refs = [] if info is None else info.refs()
+    if transaction is not None and refs:
+        refs = [refs[shard_of(transaction, len(refs))]]
+    if not refs:
+        return
+    views = backend.progress(TRANSACTION_GROUP, refs).wait(WAIT_S)
+    bounds = backend.bounds(refs).wait(WAIT_S)
+    for ref, view, limits in zip(refs, views, bounds, strict=True):
+        if limits is not None:
+            yield from _unfinished(backend, ref, view, limits)
+
+
+def _unfinished(backend: Backend, queue: QueueRef, view: ProgressView, limits: Bounds) -> Iterator[OpenHalf]:
+    acks = AckMap(limits.min if view.committed is None else max(view.committed, limits.min))
+    acks.finish(view.finished)
+    at = acks.committed
+    while at < limits.next:
+        start, end = acks.unfinished_from(at, 1)[0]
+        at = max(at, start)
+        if at >= limits.next:
+            return
+        count = min(BATCH, (limits.next if end == OFFSET_END else end) - at)
+        batch = backend.read(queue, at, count, BATCH_BYTES).wait(WAIT_S)
+        if batch.status is not ReadStatus.DATA:
+            return
+        for index in range(len(batch.offsets)):
+            with suppress(DamagedError):
+                record = batch.record(index)
+                if not acks.is_finished(record.offset):
+                    checks = view.attempts.get(record.offset, 0)
+                    yield OpenHalf(queue.queue_id, read_half(record), record.stored_ms, checks)
+        at = batch.next_offset
+
+
 class AdminTransactions:
     """The transactions of an installation."""
 
@@ -53,13 +100,12 @@ class AdminTransactions:
         count = min(max(request.number("count", COUNT_DEFAULT), 1), SHOWN_MAX)
         found: dict[str, dict[str, Any]] = {}
         scanned = 0
-        for queue, view, limits in self._shards():
-            for half, stored_ms in paced(self._unfinished(queue, view, limits)):
-                scanned += 1
-                if scanned > SCANNED_MAX:
-                    break
-                if group in (None, half.mark.group):
-                    _add(found, half, stored_ms, view, queue.queue_id)
+        for each in paced(open_halves(self._backend)):
+            scanned += 1
+            if scanned > SCANNED_MAX:
+                break
+            if group in (None, each.half.mark.group):
+                _add(found, each)
         rows = sorted(found.values(), key=lambda row: (row["began_ms"], row["transaction"]))
         return {"open": len(rows), "whole": scanned <= SCANNED_MAX, "transactions": rows[:count]}
 
@@ -68,11 +114,10 @@ class AdminTransactions:
         transaction = _legal(request.path["id"])
         found: dict[str, dict[str, Any]] = {}
         messages = []
-        for queue, view, limits in self._shards(transaction):
-            for half, stored_ms in paced(self._unfinished(queue, view, limits)):
-                if half.mark.id == transaction.hex():
-                    _add(found, half, stored_ms, view, queue.queue_id)
-                    messages.append(_message(half))
+        for each in paced(open_halves(self._backend, transaction)):
+            if each.half.mark.id == transaction.hex():
+                _add(found, each)
+                messages.append(_message(each.half))
         ended = self._ended(transaction)
         if ended is not None:
             return ended
@@ -87,44 +132,6 @@ class AdminTransactions:
             return self._owners.holders().wait(WAIT_S).get(row["shard"], "")
         except (DdmqError, TimeoutError):
             return ""
-
-    def _shards(self, transaction: bytes | None = None) -> Iterator[tuple[QueueRef, ProgressView, Bounds]]:
-        """Queues with what is recorded of them; of one transaction only its own."""
-        info = self._backend.topic(HALF_TOPIC)
-        refs = [] if info is None else info.refs()
-        if transaction is not None and refs:
-            refs = [refs[shard_of(transaction, len(refs))]]
-        if not refs:
-            return
-        views = self._backend.progress(TRANSACTION_GROUP, refs).wait(WAIT_S)
-        bounds = self._backend.bounds(refs).wait(WAIT_S)
-        for ref, view, limits in zip(refs, views, bounds, strict=True):
-            if limits is not None:
-                yield ref, view, limits
-
-    def _unfinished(
-        self, queue: QueueRef, view: ProgressView, limits: Bounds
-    ) -> Iterator[tuple[HalfMessage, int]]:
-        acks = AckMap(limits.min if view.committed is None else max(view.committed, limits.min))
-        acks.finish(view.finished)
-        at = acks.committed
-        while at < limits.next:
-            start, end = acks.unfinished_from(at, 1)[0]
-            at = max(at, start)
-            if at >= limits.next:
-                return
-            count = min(BATCH, (limits.next if end == OFFSET_END else end) - at)
-            batch = self._backend.read(queue, at, count, BATCH_BYTES).wait(WAIT_S)
-            if batch.status is not ReadStatus.DATA:
-                return
-            for index in range(len(batch.offsets)):
-                try:
-                    record = batch.record(index)
-                    if not acks.is_finished(record.offset):
-                        yield read_half(record), record.stored_ms
-                except DamagedError:
-                    continue
-            at = batch.next_offset
 
     def _ended(self, transaction: bytes) -> dict[str, Any] | None:
         """How it ended, where the engine finds that."""
@@ -201,19 +208,17 @@ def _legal(text: str) -> bytes:
     return transaction
 
 
-def _add(
-    found: dict[str, dict[str, Any]], half: HalfMessage, stored_ms: int, view: ProgressView, shard: int
-) -> None:
-    mark = half.mark
+def _add(found: dict[str, dict[str, Any]], one: OpenHalf) -> None:
+    mark = one.half.mark
     row = found.setdefault(
         mark.id,
         {
-            "transaction": mark.id, "group": mark.group, "shard": shard, "began_ms": stored_ms, "messages": 0,
-            "bytes": 0, "checks": view.attempts.get(half.offset, 0), "topics": [],
+            "transaction": mark.id, "group": mark.group, "shard": one.shard, "began_ms": one.stored_ms,
+            "messages": 0, "bytes": 0, "checks": one.checks, "topics": [],
         },
     )  # fmt: skip
     row["messages"] += 1
-    row["bytes"] += len(half.delivery)
+    row["bytes"] += len(one.half.delivery)
     if mark.topic not in row["topics"]:
         row["topics"].append(mark.topic)
 
