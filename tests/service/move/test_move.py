@@ -10,8 +10,9 @@ from backend.records import CommitBatch, ProgressDelta
 from ddmq.move.context import MoveError
 from ddmq.move.notes import FINISHED
 from ddmq_common.errors import DdmqError, RemoteError
-from ddmq_common.names import DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
+from ddmq_common.names import DLQ_PREFIX, HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, TRANSACTION_GROUP
 from proxy_consumer.groups.group import GROUP_PREFIX
+from proxy_producer.transactions.codec import HalfMark, half_record
 from tests.played_memory import PlayedMemory
 from tests.service.move.move_kit import TOPICS, MoveSide, message, moved
 from tests.service.move.seats import seated
@@ -195,3 +196,18 @@ def test_progress_that_the_target_had_is_replaced(sides):  # type: ignore[no-unt
     target.commit(CommitBatch(progress=[ProgressDelta("audit", queue, 3, 0, ((0, 500),))]))
     assert moved(source, target).finish().faults == []
     same(source, target)
+
+
+def test_open_transactions_keep_a_move_from_being_finished(sides):  # type: ignore[no-untyped-def]
+    source, target = sides
+    source.fill(1)
+    source.make(HALF_TOPIC, 1)
+    mark = HalfMark("018e0000000070008000000000000001", "bank", "orders", 0)
+    source.send(half_record(0, message("orders", 0), mark))
+    moved(source, target).copy(None)
+    with pytest.raises(MoveError, match="1 transactions are open at the source, 018e0000"):
+        moved(source, target).finish()
+    ended = ProgressDelta(TRANSACTION_GROUP, source.queues(HALF_TOPIC)[0], 1, 0, ((0, 1),))
+    source.commit(CommitBatch(progress=(ended,)))
+    assert moved(source, target).finish().state == FINISHED
+    assert target.backend.topic(HALF_TOPIC) is None
