@@ -92,8 +92,10 @@ class PendingEnd:
             through = self.request.throughOffset
             if through is None:
                 owned.held.when_all_read(lambda error: self._read(owned, error))
-            else:
+            elif owned.held.core.must_read(through):
                 owned.held.when_read(through, lambda error: self._read(owned, error))
+            else:
+                self._read(owned, None)
         elif self.request.forwardedBy is not None:
             self._nobody(number)
         else:

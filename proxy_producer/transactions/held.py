@@ -65,6 +65,7 @@ class HeldShard:
         self.kept = KeptMessages()
         self.running = True
         self.ready = False  # it knows what the owner before it knew
+        self.stuck = False  # taking it over failed: `start` again, a little later
         self._generation = generation
         self._acks = acks
         self._end = end  # of the queue when it was taken over
@@ -101,6 +102,7 @@ class HeldShard:
 
     def start(self) -> None:
         """Learn what the owner before knew."""
+        self.stuck = False
         info = self.context.backend.topic(OP_TOPIC)
         queue = None
         if info is not None and self.number < info.queues:
@@ -112,7 +114,7 @@ class HeldShard:
             return
         if error is not None:
             self._failed("what transactions came to was not read", error)
-            self.context.unsure()
+            self.stuck = True
             return
         self.core = self._core(ended)
         self.core.ends_at(self._end)
@@ -123,7 +125,7 @@ class HeldShard:
             self.ready = True
         elif self.running:
             self._failed("half messages were not read", error)
-            self.context.unsure()
+            self.stuck = True
 
     def _failed(self, what: str, error: Exception) -> None:
         self.context.counts.refused("read failed")

@@ -30,7 +30,7 @@ from proxy_producer.wire import SERVICE
 HOLDERS_AGE_S = 1.0
 LOOKUP_S = 2.0
 LINKS_MAX = 256
-CONNECTIONS_MAX = 4  # per proxy
+CONNECTIONS_MAX = 16  # per proxy
 CALLS_MAX = 10_000  # waiting, per proxy
 CONNECT_S = 1.0
 ANSWER_S = 12.0  # a little more than a call may take there

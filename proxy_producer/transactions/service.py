@@ -328,6 +328,9 @@ class Transactions(ClaimOwner):
         queues = [queue for queue, owned in self._shards.items() if owned.held.ready]
         if queues:
             self.backend.bounds(queues).then(lambda answer: self._bounded(queues, answer))
+        for owned in list(self._shards.values()):
+            if owned.held.stuck:
+                owned.held.start()
         now_ms = self.backend.clock_ms()
         for owned in self.ready():
             core = owned.held.core

@@ -100,8 +100,10 @@ def _fault_of_numbers(record: NewRecord) -> DdmqError | None:
     for name, low in (("born_ms", -_I64), ("due_ms", -_I64 // 2)):
         if not low <= getattr(record, name) < _I64:
             return CallerError(f"{name} {getattr(record, name)}; allowed: {low} to {_I64 - 1}")
+    if not record.system:
+        return None
     try:
-        size = len(encode_system(dict(record.system or {})))
+        size = len(encode_system(dict(record.system)))
     except (AttributeError, UnicodeEncodeError) as error:
         return CallerError(f"system properties: {error}")
     if size > META_BYTES_MAX - RECORD_BYTES - KEY_BYTES_MAX - 256:

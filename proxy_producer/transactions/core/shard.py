@@ -138,6 +138,11 @@ class TransactionShard:
         """When the one that is open for longest began."""
         return next((one.began_ms for one in self.open.values()), None)
 
+    @property
+    def timers(self) -> int:
+        """How many are set, also for transactions that have ended: bounded."""
+        return len(self._timers)
+
     def full_for(self, group: str) -> bool:
         """Whether the group may begin no more here."""
         return len(self.open) >= self._rules.open_max or self.by_group[group] >= self._rules.group_max
@@ -248,8 +253,7 @@ class TransactionShard:
             found.due_ms = self._began_at_ms + rules.check_interval_ms
         else:
             found.due_ms = half.stored_ms + after_ms
-        self._due(found, found.due_ms)
-        self._due(found, half.stored_ms + rules.age_ms_max)
+        self._due(found, min(found.due_ms, half.stored_ms + rules.age_ms_max))
         return found
 
     # --- the end of one
@@ -303,9 +307,9 @@ class TransactionShard:
 
     def look(self, now_ms: int) -> None:
         """What is due by now is offered to its group, or overdue."""
-        timers, rules = self._timers, self._rules
-        while timers and timers[0][0] <= now_ms:
-            found = self.open.get(heappop(timers)[2])
+        rules = self._rules
+        while self._timers and self._timers[0][0] <= now_ms:
+            found = self.open.get(heappop(self._timers)[2])
             if found is None or found.deciding is not None:
                 continue
             if found.began_ms + rules.age_ms_max <= now_ms:
@@ -316,6 +320,7 @@ class TransactionShard:
                 self._overdue.append(Overdue(found, UNANSWERED))
             else:
                 self._offered.setdefault(found.group, {})[found.id] = found
+                self._due(found, found.began_ms + rules.age_ms_max)  # nobody may ever ask for it
 
     def overdue(self) -> Iterator[Overdue]:
         """Those that become dead letters now; what could not is there again later."""
@@ -327,9 +332,6 @@ class TransactionShard:
     def offered(self, group: str) -> bool:
         """Whether there is anything to ask this group."""
         return group in self._offered
-
-    def offered_groups(self) -> list[str]:
-        return list(self._offered)
 
     def ask(self, group: str, count: int, bytes_max: int) -> list[OpenTransaction]:
         """Up to `count` to ask about, at least one, then until `bytes_max` of their messages; `asked` or

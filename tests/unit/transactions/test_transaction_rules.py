@@ -1,0 +1,183 @@
+"""What a shard of transactions decides, one rule at a time; the whole stands beside a naive model in
+tests/property/test_transaction_shard.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from backend.progress.ack_map import AckMap
+from ddmq_client.idl.codes import TransactionOutcome
+from proxy_producer.transactions.core.ended import Ended, EndedTransactions
+from proxy_producer.transactions.core.shard import (
+    TIMERS_MIN,
+    TOO_OLD,
+    UNANSWERED,
+    HalfSeen,
+    HalfTaken,
+    Overdue,
+    TransactionRules,
+    TransactionShard,
+    ranges_of,
+)
+
+RULES = TransactionRules(open_max=4, ended_max=3, checks_max=2, check_after_ms=60, check_interval_ms=30,
+                         age_ms_max=1_000)  # fmt: skip
+A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
+COMMITTED = TransactionOutcome.COMMITTED
+
+
+def half(offset: int, transaction: bytes = A, identity: str = "", group: str = "g") -> HalfSeen:
+    return HalfSeen(offset, transaction, group, 100, 10, identity)
+
+
+@pytest.fixture
+def shard() -> TransactionShard:
+    return TransactionShard(RULES, AckMap(), 0, EndedTransactions(RULES.ended_max), 100)
+
+
+def end(shard: TransactionShard, transaction: bytes, at_ms: int = 200) -> None:
+    found = shard.open[transaction]
+    shard.begin(found, COMMITTED)
+    shard.decided(found, COMMITTED, at_ms)
+
+
+def test_own_messages_are_taken_in_at_once_and_others_are_read_first(shard: TransactionShard) -> None:
+    assert shard.stored(half(0)) is HalfTaken.PART
+    assert shard.stored(half(2)) is HalfTaken.AHEAD
+    assert shard.must_read()
+    assert shard.next_read()[0] == 1
+    assert [taken for _, taken in shard.read([half(1, B), half(2)], 3)] == [HalfTaken.PART] * 2
+    assert shard.stored(half(2)) is HalfTaken.PART
+    assert (shard.open[A].offsets, shard.open[B].offsets) == ([0, 2], [1])
+    assert not shard.must_read()
+    assert shard.must_read(through=3)
+
+
+def test_what_arrives_while_it_is_decided(shard: TransactionShard) -> None:
+    shard.stored(half(0))
+    shard.begin(shard.open[A], COMMITTED)
+    with pytest.raises(RuntimeError, match="is being decided already"):
+        shard.begin(shard.open[A], COMMITTED)
+    assert shard.stored(half(1)) is HalfTaken.LATE
+    shard.not_decided(shard.open[A], 100)
+    assert shard.open[A].offsets == [0, 1]
+    shard.begin(shard.open[A], COMMITTED)
+    shard.stored(half(2))
+    assert [one.offset for one in shard.decided(shard.open[A], COMMITTED, 200)] == [2]
+    assert shard.take_loose() == [(2, 3)]
+    assert shard.stored(half(3)) is HalfTaken.ENDED
+
+
+def test_strays_copies_and_gaps_are_finished(shard: TransactionShard) -> None:
+    shard.stored(half(0, identity="x"))
+    assert shard.stored(half(1, identity="x")) is HalfTaken.COPY
+    assert shard.stored(half(2, group="other")) is HalfTaken.FOREIGN
+    shard.read([half(5)], 7)
+    loose = shard.take_loose()
+    assert loose == [(1, 5), (6, 7)]
+    shard.put_back(loose)
+    assert shard.take_loose() == loose
+    shard.loosed(loose)
+    end(shard, A)
+    assert shard.position == 7
+
+
+def test_what_was_finished_before_a_take_over_is_passed_over() -> None:
+    acks = AckMap(1)
+    acks.finish([(2, 100), (101, 103)])
+    acks.attempt(100, 2)
+    shard = TransactionShard(RULES, acks, 1, EndedTransactions(3), 500)
+    shard.ends_at(104)
+    assert shard.next_read() == (1, 2)
+    shard.read([half(1, B)], 2)
+    assert shard.next_read() == (100, 101)
+    shard.read([half(100)], 101)
+    assert shard.next_read()[0] == 103
+    assert shard.open[A].checks == 2
+    shard.look(529)
+    assert not shard.offered("g") or A not in {one.id for one in shard.ask("g", 9, 99)}
+    shard.look(530)
+    assert list(shard.overdue()) == [Overdue(shard.open[A], UNANSWERED)]
+
+
+def test_checks_come_after_a_time_and_are_counted(shard: TransactionShard) -> None:
+    shard.stored(half(0))
+    shard.look(159)
+    assert not shard.offered("g")
+    shard.look(160)
+    (found,) = shard.ask("g", 1, 100)
+    assert not shard.offered("g")
+    shard.not_asked(found)
+    assert shard.ask("g", 1, 100) == [found]
+    assert shard.asked(found, 170)
+    shard.look(199)
+    assert not shard.offered("g")
+    shard.look(200)
+    assert shard.ask("g", 1, 100) == [found]
+    end(shard, A)
+    assert not shard.asked(found, 200)
+
+
+def test_an_end_that_failed_brings_no_check_forward(shard: TransactionShard) -> None:
+    shard.stored(half(0))
+    shard.begin(shard.open[A], COMMITTED)
+    shard.not_decided(shard.open[A], 110)
+    shard.look(1_099)
+    assert [one.id for one in shard.ask("g", 1, 100)] == []
+    assert list(shard.overdue()) == []
+
+
+def test_who_is_open_for_too_long_is_overdue(shard: TransactionShard) -> None:
+    shard.stored(half(0))
+    shard.look(1_099)
+    assert list(shard.overdue()) == []
+    shard.look(1_100)
+    assert [reason for _, reason in shard.overdue()] == [TOO_OLD]
+
+
+def test_as_many_are_asked_about_as_fit(shard: TransactionShard) -> None:
+    for offset, transaction in enumerate((A, B, C)):
+        shard.stored(half(offset, transaction, group=f"g{transaction == C}"))
+    shard.look(160)
+    assert [one.id for one in shard.ask("gFalse", 5, 15)] == [A]
+    assert [one.id for one in shard.ask("gFalse", 5, 15)] == [B]
+    assert [one.id for one in shard.ask("gTrue", 5, 0)] == [C]
+
+
+def test_a_group_may_have_half_of_the_open_ones(shard: TransactionShard) -> None:
+    shard.stored(half(0, A))
+    assert not shard.full_for("g")
+    shard.stored(half(1, B))
+    assert shard.full_for("g")
+    assert not shard.full_for("h")
+    assert shard.full_groups() == ["g"]
+    shard.stored(half(2, C, group="h"))
+    shard.stored(half(3, b"d" * 16, group="h"))
+    assert shard.full_groups() == [""]
+    end(shard, A)
+    assert shard.full_groups() == ["h"]
+
+
+def test_timers_of_ended_ones_do_not_pile_up(shard: TransactionShard) -> None:
+    for offset in range(5 * TIMERS_MIN):
+        shard.stored(half(offset, offset.to_bytes(16, "big")))
+        end(shard, offset.to_bytes(16, "big"))
+    assert shard.timers <= TIMERS_MIN + 5
+    assert shard.position == 5 * TIMERS_MIN
+
+
+def test_ended_ones_are_remembered_within_their_bound() -> None:
+    ended = EndedTransactions(2)
+    for number, transaction in enumerate((A, B, C)):
+        ended.remember(transaction, Ended(COMMITTED, "g", 10 * number))
+    ended.remember(C, Ended(TransactionOutcome.ROLLED_BACK, "g", 99))
+    assert ended.get(A) is None
+    assert ended.get(C) == Ended(COMMITTED, "g", 20)
+    assert len(ended) == 2
+    assert not ended.covers(0)
+    assert ended.covers(1)
+
+
+def test_ranges() -> None:
+    assert ranges_of([]) == []
+    assert ranges_of([5, 1, 2, 2, 9]) == [(1, 3), (5, 6), (9, 10)]
