@@ -99,6 +99,19 @@ def _producer_calls() -> Iterator[bytes]:
         "sendBatch": {"messages": [message, large], "timeout": -1},
     }.items():
         yield encode_call(producer, "ProducerService", method, sequence=300, **fields)
+    transaction, group = "018bcfe5680070008000000000000001", "us"
+    names = {"transactionId": transaction, "producerGroup": group, "clientId": "me"}
+    requests = {
+        "sendPrepared": P.PrepareRequest(**names, messages=[message] * 3, timeout=50, checkAfterMs=1 << 40),
+        "endTransaction": P.EndTransactionRequest(
+            **names, action=8, throughOffset=7, check=1, forwardedBy="x"
+        ),
+        "pollTransactionChecks": P.PollChecksRequest(
+            producerGroup=group, clientId="me", countMax=5, timeout=10, forwardedBy="x"
+        ),
+    }
+    for method, request in requests.items():
+        yield encode_call(producer, "ProducerService", method, sequence=300, request=request)
 
 
 def _consumer_calls() -> Iterator[bytes]:
@@ -285,6 +298,11 @@ def _echo(method: str) -> Callable[[Call], None]:
         "sendBatch": lambda args: [P.Result(code=0, msg=one.topic) for one in args.messages],
         "sendDelaySync": lambda args: P.DelayResult(code=0, uniqDelayMsgId=args.delayMessage.uniqDelayMsgId),
         "sendOneway": lambda args: None,
+        "sendPrepared": lambda args: P.PrepareResponse(
+            code=0, msg=args.request.transactionId, results=[P.Result(code=0)] * len(args.request.messages)
+        ),
+        "endTransaction": lambda args: P.EndTransactionResponse(code=0, msg=args.request.producerGroup),
+        "pollTransactionChecks": lambda args: P.PollChecksResponse(code=0, checks=[]),
         "pull": lambda args: C.PullResponse(context=C.Context(groupId=args.request.groupId), messages=[]),
         "getConsumeStats": lambda args: [C.ConsumeStats(group=args.request.group)],
         "fetch": lambda args: C.FetchResponse(results=[]),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from struct import pack
+from typing import Any
 
 import pytest
 
-from tests.interop.anyframe import EXCEPTION, ONEWAY, REPLY, STRUCT, Struct
+from tests.interop.anyframe import EXCEPTION, I32, LIST, ONEWAY, REPLY, STRUCT, Struct
 from tests.scenarios.real_server import RealServer
 from tests.service.hostile.attack import (
     Attacker,
@@ -29,9 +30,19 @@ FRAME_MAX = 5_000_000
 UNKNOWN_METHOD, PROTOCOL_ERROR = 1, 7
 SERVICES = {"producer": "ProducerService", "consumer": "ConsumerService"}
 FULL = message(key=text("k"), tags=text("t"), properties=properties((b"p", b"v")))
+ID = b"018bcfe5680070008000000000000001"
+
+
+def request_of(number: int, value: tuple[int, Any]) -> Struct:
+    """A transaction's request, with its own field."""
+    return {1: (STRUCT, {1: text(ID.decode()), 2: text("us"), number: value, 4: text("me")})}
+
+
 REQUESTS: dict[str, tuple[str, bytes, Struct]] = {
     "sendSync": ("producer", b"sendSync", send_sync(FULL)),
     "sendBatchSync": ("producer", b"sendBatchSync", batch([FULL, FULL])),
+    "sendPrepared": ("producer", b"sendPrepared", request_of(3, (LIST, (STRUCT, [FULL, FULL])))),
+    "endTransaction": ("producer", b"endTransaction", request_of(3, (I32, 8))),
     "pull": ("consumer", b"pull", pull_request(result=(STRUCT, consume_result()))),
     "submit": ("consumer", b"submit", {1: (STRUCT, consume_result(nextResult=(STRUCT, consume_result())))}),
 }
