@@ -1,6 +1,6 @@
 """sendPrepared as nearly all are: one message without a delay to a topic that takes it, of a transaction
 whose shard this proxy owns. The checks are in line, and the record goes straight to the backend; whatever is
-not as usual takes the careful way (prepare.py), which takes all that this takes.
+not as usual takes the careful way (sends.py), which takes all that this takes.
 """
 
 from __future__ import annotations
