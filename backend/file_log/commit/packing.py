@@ -163,6 +163,13 @@ class FramePacker:
     def refusal(self, record: NewRecord) -> DdmqError | None:
         """Why a record cannot be taken, or None."""
         topic = self._state.topics.get(record.topic)
+        if (
+            topic is not None and topic.writable and 0 <= record.queue_id < len(topic.queues)
+            and len(record.delivery) <= self._delivery_bytes_max and len(record.message_id) == len(NO_ID)
+            and not record.flags >> 8 and not record.system and len(record.key) <= KEY_BYTES_MAX
+            and 0 <= record.born_ms < _I64 and 0 <= record.due_ms < _I64
+        ):  # fmt: skip
+            return None  # as nearly all are
         if topic is None:
             return UnknownTopicError(f"topic {record.topic} does not exist")
         if not 0 <= record.queue_id < len(topic.queues):

@@ -1,0 +1,120 @@
+"""What goes wrong inside: an engine that refuses or is silent; records that do not parse; late polls."""
+
+from __future__ import annotations
+
+from transaction_rig import COMMIT, COMMITTED, DEAD_LETTER, ROLLBACK, SHARDS, TransactionRig, body
+
+from backend.records import NewRecord
+from ddmq_common.delivery import encode, properties_of
+from ddmq_common.errors import BoundReachedError, CallerError, StorageError
+from ddmq_common.names import HALF_TOPIC
+from ddmq_common.send_identity import IDENTITY
+from proxy_producer.transactions.codec import TRANSACTION
+from tests.support.waits import until
+
+
+def test_what_the_engine_never_takes_is_a_dead_letter_as_a_whole(memory: TransactionRig) -> None:
+    transaction = memory.begin(body(b"one"), body(b"two"))
+    memory.memory.fail_next(CallerError("no such message is ever taken"))
+    ended = memory.proxy.end(transaction, COMMIT)
+    assert (ended.code, ended.outcome) == (11, DEAD_LETTER)
+    assert "refused" in ended.msg
+    facts = [properties_of(bytes(one.delivery), [b"dead-letter-error"]) for one in memory.dead()]
+    assert facts == [{b"dead-letter-error": b"no such message is ever taken"}] * 2
+    assert memory.bodies() == []
+    assert memory.unfinished() == 0
+
+
+def test_an_engine_that_is_full_or_broken_keeps_it_open(memory: TransactionRig) -> None:
+    transaction = memory.begin(body(b"x"))
+    for error in (BoundReachedError("too much waits"), StorageError("the disk is gone")):
+        memory.memory.fail_next(error)
+        call = memory.proxy.ending(transaction, COMMIT)
+        until(lambda: bool(call.answers), "it is answered")  # noqa: B023
+        assert call.answer.code == 15
+        assert str(error) in call.answer.msg
+    assert memory.proxy.end(transaction, ROLLBACK).code == 0
+    assert memory.bodies() == []
+
+
+def test_a_prepare_that_is_not_stored_is_no_part_of_it(memory: TransactionRig) -> None:
+    transaction = memory.begin(body(b"first"))
+    memory.memory.fail_next(BoundReachedError("too much waits"))
+    refused = memory.proxy.prepare(transaction, body(b"second"))
+    assert (refused.code, refused.throughOffset) == (15, None)
+    memory.memory.fail_next(BoundReachedError("too much waits"))
+    refused = memory.proxy.prepare(transaction, body(b"third"), body(b"fourth"))
+    assert (refused.code, len(refused.results)) == (15, 2)
+    assert memory.proxy.end(transaction, COMMIT).outcome == COMMITTED
+    assert memory.bodies() == [b"first"]
+
+
+def test_half_messages_that_do_not_parse_are_dead_letters(rig: TransactionRig) -> None:
+    transaction = rig.begin(body(b"sound"))
+    odd = encode(b"k", b"odd", b"", None)
+    records = [
+        NewRecord(
+            HALF_TOPIC, queue_id, bytes(16), 0, odd, system={TRANSACTION: "?", IDENTITY: f"s{n:02x}.0.0"}
+        )
+        for n, queue_id in enumerate(range(SHARDS))
+    ]
+    rig.backend.append(records, rig.clock.monotonic() + 60).wait(60)
+    until(lambda: len(rig.dead()) == SHARDS or rig.look(), "all of them are dead letters")
+    assert {bytes(one.delivery) for one in rig.dead()} == {odd}
+    assert rig.dead()[0].system["dead-letter-reason"] == "unreadable"
+    reason = {"reason": "half message: unreadable"}
+    assert rig.proxy.counted("ddmq_transactions_refused_total", **reason) == SHARDS
+    assert rig.unfinished() == 1
+    assert rig.proxy.end(transaction, COMMIT).code == 0
+    assert rig.bodies() == [b"sound"]
+
+
+def test_a_dead_letter_that_cannot_be_made_is_tried_again(memory: TransactionRig) -> None:
+    memory.begin(body(b"x"))
+    memory.advance(86_399)
+    memory.memory.fail_next(BoundReachedError("too much waits"), times=2)
+    memory.advance(1)
+    memory.settle()
+    until(lambda: len(memory.dead()) == 1 or memory.advance(1), "it is a dead letter at last")
+    assert memory.unfinished() == 0
+
+
+def test_a_check_that_comes_when_its_client_has_gone_is_for_the_next(memory: TransactionRig) -> None:
+    memory.begin(body(b"x"))
+    gone = memory.proxy.polling(timeout=30_000)
+    memory.clock.advance(60)
+    memory.memory.hold()
+    memory.proxy.look()  # the attempt is on its way
+    assert gone.on_abandoned is not None
+    gone.on_abandoned(gone)
+    memory.memory.release_held()
+    memory.settle()
+    found = memory.proxy.polling(timeout=0)
+    until(lambda: bool(found.answers), "the poll is answered")
+    assert [check.check for check in found.answer.checks] == [1]
+    assert not gone.answers
+
+
+def test_a_shard_that_cannot_be_read_is_taken_over_a_little_later(memory: TransactionRig) -> None:
+    transaction = memory.begin(body(b"x"))
+    memory.proxy.kill()
+    reads = memory.backend.start_read
+    failing = [True]
+
+    def read(call: object, completion: object) -> None:
+        if failing[0]:
+            completion.fail(StorageError("the disk is gone"))  # type: ignore[attr-defined]
+        else:
+            reads(call, completion)  # type: ignore[arg-type]
+
+    memory.backend.start_read = read  # type: ignore[method-assign, assignment]
+    memory.proxy = memory.beside(served=False)
+    call = memory.proxy.ending(transaction, COMMIT)
+    until(lambda: bool(call.answers), "it is answered")
+    assert call.answer.code == 15
+    memory.look()
+    assert memory.proxy.shards == set()
+    failing[0] = False
+    until(lambda: len(memory.proxy.shards) == SHARDS or memory.look(), "all shards are read")
+    assert memory.proxy.end(transaction, COMMIT).code == 0
+    assert memory.bodies() == [b"x"]
