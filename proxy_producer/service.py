@@ -249,13 +249,11 @@ class ProducerService:
 
     def send_prepared(self, call: Call) -> None:
         """Ours: messages of a transaction, stored and not visible yet."""
-        request = call.args.request
-        self._prepared.prepare(call, self._deadline(call, None if request is None else request.timeout))
+        self._prepared.prepare(call, self._deadline(call, call.args.request.timeout))
 
     def end_transaction(self, call: Call) -> None:
         """Ours: commit, roll back, or say that it is not known yet."""
-        request = call.args.request
-        self.transactions.end(call, self._deadline(call, None if request is None else request.timeout))
+        self.transactions.end(call, self._deadline(call, call.args.request.timeout))
 
     # --- batches
 

@@ -41,8 +41,7 @@ def starting(why: Callable[[], str], metrics: Registry) -> Service:
         call.reply([wire.refused(refused(size))] * size)
 
     def prepared(call: Call) -> None:
-        request = call.args.request
-        size = 0 if request is None else len(request.messages or ())
+        size = len(call.args.request.messages or ())
         fault = refused(max(size, 1))
         results = [wire.refused(fault)] * size
         call.reply(IDL.PrepareResponse(code=int(fault.code), msg=fault.text, results=results))

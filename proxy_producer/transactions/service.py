@@ -272,8 +272,8 @@ class Transactions(ClaimOwner):
     def _legal_end(self, call: Call) -> SendRefusal | tuple[bytes, TransactionAction]:
         request = call.args.request
         fault = DRAINING if self.flow.draining else self.atomic_fault()
-        if fault is not None or request is None:
-            return fault or illegal("request", "the request is absent", "allowed: an EndTransactionRequest")
+        if fault is not None:
+            return fault
         transaction = legal_id(request.transactionId)
         fault = (
             transaction if isinstance(transaction, SendRefusal) else self.group_fault(request.producerGroup)
@@ -304,8 +304,6 @@ class Transactions(ClaimOwner):
         request = call.args.request
         if self.flow.draining or self._stopping:
             return DRAINING
-        if request is None:
-            return illegal("request", "the request is absent", "allowed: a PollChecksRequest")
         if self.polls.held.full:
             what = f"{POLLS_MAX} polls for checks are held"
             return refusal(Code.BUSY, "polls_max", what, "that is the bound; poll again later")

@@ -68,7 +68,7 @@ class PreparedSends:
         if self._short.prepare(call, deadline):
             return
         found = self._legal(call)
-        size = 0 if call.args.request is None else len(call.args.request.messages or ())
+        size = len(call.args.request.messages or ())
         if isinstance(found, SendRefusal):
             refuse(self.transactions, call, found, size)
             return
@@ -83,7 +83,7 @@ class PreparedSends:
         transactions, request = self.transactions, call.args.request
         if transactions.flow.draining:
             return DRAINING
-        if request is None or not request.messages:
+        if not request.messages:
             return illegal("prepare", "the request has no messages", "allowed: 1 or more")
         fault = transactions.atomic_fault()
         transaction = legal_id(request.transactionId)

@@ -51,10 +51,8 @@ class UsualPrepares:
     def prepare(self, call: Call, deadline: float) -> bool:
         """Accept it; False: it is not as usual."""
         request, transactions, flow = call.args.request, self._transactions, self._flow
-        if request is None or request.checkAfterMs is not None:
-            return False
         messages = request.messages
-        if not messages or len(messages) != 1 or flow.draining:
+        if request.checkAfterMs is not None or not messages or len(messages) != 1 or flow.draining:
             return False
         message = messages[0]
         topic, shards = self._known.get(message.topic), transactions.shards

@@ -183,8 +183,6 @@ def test_ids_are_uuids_of_version_7(memory: TransactionRig, transaction: bytes) 
 
 def test_nonsense_is_refused(memory: TransactionRig) -> None:
     proxy, transaction = memory.proxy, memory.new_id()
-    for method in ("sendPrepared", "endTransaction", "pollTransactionChecks"):
-        assert proxy.answer(method, None).code == 11
     empty = S.PrepareRequest(transactionId=transaction, producerGroup=b"g", messages=[])
     assert proxy.answer("sendPrepared", empty).code == 11
     for group in (b"", b"%DELAY", HALF_TOPIC.encode(), b"a b", b"\xff\xfe"):

@@ -1,0 +1,121 @@
+"""Transactions over loopback, seen by Apache's own Thrift library in both protocols."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+
+import pytest
+from producer_client import Client
+from producer_server import ProducerServer
+
+from backend.records import TopicInfo
+from ddmq_common.delivery import decode
+from ddmq_common.names import TRANSACTION_DEAD_TOPIC
+from proxy_producer.config import TransactionLimits
+from tests.interop.apache_client import Message
+from tests.interop.apache_transactions import (
+    EndTransactionRequest,
+    EndTransactionResponse,
+    PollChecksRequest,
+    PrepareRequest,
+)
+from tests.support.waits import until
+
+NUMBERS = itertools.count(1)
+COMMIT, ROLLBACK = 8, 12
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ProducerServer]:
+    limits = TransactionLimits(shards=2, check_after_ms=1, check_interval_ms=1, checks_max=2)
+    server = ProducerServer((TopicInfo("orders", 0, 4),), transactions=limits)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["compact", "binary"])
+def client(request: pytest.FixtureRequest, server: ProducerServer) -> Iterator[Client]:
+    with Client(server.port, request.param) as client:
+        yield client
+
+
+def new_id() -> str:
+    return f"{time.time_ns() // 1_000_000:012x}70008{next(NUMBERS):015x}"
+
+
+def prepared(client: Client, transaction: str, group: str, *texts: bytes) -> int:
+    messages = [Message(topic="orders", key="k", tags="t", body=text, partitionId=1) for text in texts]
+    request = PrepareRequest(
+        transactionId=transaction, producerGroup=group, messages=messages, checkAfterMs=60_000
+    )
+    answer = client.call("sendPrepared", request=request)
+    assert (answer.code, len(answer.results)) == (0, len(texts)), answer
+    through: int = answer.throughOffset
+    return through
+
+
+def ended(client: Client, transaction: str, group: str, **fields: int) -> EndTransactionResponse:
+    def asked() -> EndTransactionResponse | None:
+        request = EndTransactionRequest(
+            transactionId=transaction, producerGroup=group, clientId="c", **fields
+        )
+        answer: EndTransactionResponse = client.call("endTransaction", request=request)
+        return None if answer.code == 15 else answer
+
+    return until(asked, "the transaction is ended")  # type: ignore[return-value]
+
+
+def stored(server: ProducerServer, beginning: bytes) -> list[bytes]:
+    bodies = [decode(bytes(record.delivery)).value for record in server.stored("orders")]
+    return [body for body in bodies if body.startswith(beginning)]
+
+
+def test_prepared_and_committed(server: ProducerServer, client: Client) -> None:
+    transaction = new_id()
+    own = transaction.encode()
+    through = prepared(client, transaction, "bank", own + b"1", own + b"2")
+    assert stored(server, own) == []
+    answer = ended(client, transaction, "bank", action=COMMIT, throughOffset=through)
+    assert (answer.code, answer.outcome) == (0, 1)
+    assert [result.queueId for result in answer.results] == [1, 1]
+    assert answer.results[1].offset == answer.results[0].offset + 1
+    assert stored(server, own) == [own + b"1", own + b"2"]
+    assert ended(client, transaction, "bank", action=ROLLBACK).given().keys() == {"code", "msg", "outcome"}
+
+
+def test_rolled_back(server: ProducerServer, client: Client) -> None:
+    transaction = new_id()
+    prepared(client, transaction, "bank", transaction.encode())
+    assert ended(client, transaction, "bank", action=ROLLBACK).outcome == 2
+    assert stored(server, transaction.encode()) == []
+
+
+def test_asked_about_and_dead(server: ProducerServer, client: Client) -> None:
+    transaction, group = new_id(), f"silent-{next(NUMBERS)}"
+    own = transaction.encode()
+    request = PrepareRequest(
+        transactionId=transaction,
+        producerGroup=group,
+        messages=[Message(topic="orders", body=own, properties={"p": "v"})],
+    )
+    assert client.call("sendPrepared", request=request).code == 0
+    numbers: list[int] = []
+
+    def polled() -> bool:
+        request = PollChecksRequest(producerGroup=group, clientId="c", countMax=5, timeout=100)
+        for check in client.call("pollTransactionChecks", request=request).checks:
+            assert check.transactionId == transaction
+            assert check.messages[0].properties == {"p": "v"}
+            numbers.append(check.check)
+        return len(numbers) >= 2
+
+    until(polled, "both checks came")
+    assert numbers == [1, 2]
+    until(
+        lambda: any(
+            transaction.encode() in bytes(one.delivery) for one in server.stored(TRANSACTION_DEAD_TOPIC)
+        )
+    )
+    assert ended(client, transaction, group, action=COMMIT).outcome == 5
