@@ -243,9 +243,7 @@ def late_fault(taken: HalfTaken, transaction: bytes, group: str) -> SendRefusal 
     """Why a message that was appended is no part of its transaction; None: it is."""
     if taken is HalfTaken.FOREIGN:
         return foreign(group)
-    if taken in (HalfTaken.ENDED, HalfTaken.LATE):
-        return late(transaction, "has ended, or is being ended")
-    return None
+    return late(transaction, "has ended") if taken is HalfTaken.ENDED else None
 
 
 def late(transaction: bytes, why: str) -> SendRefusal:

@@ -102,7 +102,7 @@ class HeldShard:
 
     def start(self) -> None:
         """Learn what the owner before knew."""
-        self.stuck = False
+        self.stuck, self._unreadable = False, []
         info = self.context.backend.topic(OP_TOPIC)
         queue = None
         if info is not None and self.number < info.queues:

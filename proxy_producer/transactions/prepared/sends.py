@@ -9,6 +9,7 @@ transaction are kept by each proxy for what went through it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from backend.records import AppendResult, AppendStatus, CommitBatch, NewRecord
@@ -28,6 +29,8 @@ from proxy_producer.delay.context import DelayContext
 from proxy_producer.delay.sends import DelaySends
 from proxy_producer.pending import DelayLevels
 from proxy_producer.transactions.codec import HalfMark, half_record, id_by, identity_in, shard_of
+from proxy_producer.transactions.core.shard import HalfTaken
+from proxy_producer.transactions.deciding import Came
 from proxy_producer.transactions.ends import TOLD, foreign, late, late_fault
 from proxy_producer.transactions.prepared.tally import IMMUNITY, PreparedTally
 from proxy_producer.transactions.prepared.usual import UsualPrepares, half_message
@@ -318,12 +321,35 @@ class PendingPrepare(PendingBatch):
     # --- the answer
 
     def _finish(self, results: Sequence[AppendResult]) -> None:
-        """Count, tell the shard if it is ours, and answer."""
+        """Tell the shard, if it is ours, and answer."""
         if results and not self.faults and all(one.status is AppendStatus.STORED for one in results):
-            fault = self._hand_over(results)
-            if fault is not None:
-                self._fail_all(fault)
-                results = ()
+            self._hand_over(results)
+        else:
+            self._answer(results, None)
+
+    def _hand_over(self, results: Sequence[AppendResult]) -> None:
+        """The shard takes them in at once, where it is ours; it may say that they are no part of anything."""
+        transaction, group = self._prepare.transaction, self._prepare.group
+        owned, fault, waits = self._sends.transactions.owned(self._shard), None, False
+        for (record, mark), result in zip(self._halves, results, strict=True):
+            if owned is not None:
+                taken = owned.held.appended(half_message(record, mark, result.offset), transaction)
+                fault, waits = fault or late_fault(taken, transaction, group), taken is HalfTaken.LATE
+        if owned is not None and waits:
+            owned.deciding.wait(owned.held.core.open[transaction], partial(self._decided, results))
+        else:
+            self._answer(results, fault)
+
+    def _decided(self, results: Sequence[AppendResult], came: Came) -> None:
+        """The transaction was being ended when they came: they are parts where that was not to be."""
+        fault = None if came.ended is None else late(self._prepare.transaction, "has ended")
+        self._answer(results, fault)
+
+    def _answer(self, results: Sequence[AppendResult], fault: SendRefusal | None) -> None:
+        """Count, and answer."""
+        if fault is not None:
+            self._fail_all(fault)
+            results = ()
         self.answered = True
         stored = self._count_stored(results)
         if self.faults:
@@ -339,18 +365,6 @@ class PendingPrepare(PendingBatch):
                 throughOffset=max(result.offset for result in results),
             )
         )
-
-    def _hand_over(self, results: Sequence[AppendResult]) -> SendRefusal | None:
-        """The shard takes them in at once, where it is ours; it may say that they are no part of anything."""
-        owned = self._sends.transactions.owned(self._shard)
-        if owned is None:
-            return None
-        transaction, group = self._prepare.transaction, self._prepare.group
-        fault: SendRefusal | None = None
-        for (record, mark), result in zip(self._halves, results, strict=True):
-            taken = owned.held.appended(half_message(record, mark, result.offset), transaction)
-            fault = fault or late_fault(taken, transaction, group)
-        return fault
 
     def _forget(self) -> None:
         """The backend raised: it will not settle this."""

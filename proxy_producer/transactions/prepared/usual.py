@@ -6,6 +6,7 @@ not as usual takes the careful way (sends.py), which takes all that this takes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from backend.records import AppendResult, NewRecord
@@ -28,8 +29,9 @@ from proxy_producer.transactions.codec import (
     parse_id,
     shard_of,
 )
-from proxy_producer.transactions.deciding import OwnedShard
-from proxy_producer.transactions.ends import late_fault
+from proxy_producer.transactions.core.shard import HalfTaken
+from proxy_producer.transactions.deciding import Came, OwnedShard
+from proxy_producer.transactions.ends import late, late_fault
 from proxy_producer.transactions.prepared.tally import IMMUNITY, PreparedTally
 from proxy_producer.transactions.service import Transactions
 
@@ -117,14 +119,25 @@ class HalfAnswers:
     transaction: bytes
 
     def stored(self, send: PendingSend, result: AppendResult) -> None:
-        held = self.owned.held
+        held, fault = self.owned.held, None
         if held.ready:
             taken = held.appended(half_message(self.record, self.mark, result.offset), self.transaction)
-            fault = late_fault(taken, self.transaction, self.mark.group)
-            if fault is not None:
-                send.answered = True
-                self.refused(send, fault)
+            if taken is HalfTaken.LATE:
+                found = held.core.open[self.transaction]
+                self.owned.deciding.wait(found, partial(self._decided, send, result))
                 return
+            fault = late_fault(taken, self.transaction, self.mark.group)
+        self._tell(send, result, fault)
+
+    def _decided(self, send: PendingSend, result: AppendResult, came: Came) -> None:
+        """The transaction was being ended when it came: it is a part where that was not to be."""
+        self._tell(send, result, None if came.ended is None else late(self.transaction, "has ended"))
+
+    def _tell(self, send: PendingSend, result: AppendResult, fault: SendRefusal | None) -> None:
+        if fault is not None:
+            send.answered = True
+            self.refused(send, fault)
+            return
         send.count_stored(before=result.first is not None)
         send.call.reply(
             IDL.PrepareResponse(

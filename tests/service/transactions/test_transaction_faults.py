@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from transaction_rig import COMMIT, COMMITTED, DEAD_LETTER, ROLLBACK, SHARDS, TransactionRig, body
+import pytest
+from transaction_rig import COMMIT, COMMITTED, DEAD_LETTER, GROUP, ROLLBACK, SHARDS, S, TransactionRig, body
 
-from backend.records import NewRecord
+from backend.completion import Completion, relay
+from backend.records import AppendResult, CommitBatch, NewRecord
 from ddmq_common.delivery import encode, properties_of
 from ddmq_common.errors import BoundReachedError, CallerError, StorageError
 from ddmq_common.names import HALF_TOPIC
@@ -118,3 +120,44 @@ def test_a_shard_that_cannot_be_read_is_taken_over_a_little_later(memory: Transa
     until(lambda: len(memory.proxy.shards) == SHARDS or memory.look(), "all shards are read")
     assert memory.proxy.end(transaction, COMMIT).code == 0
     assert memory.bodies() == [b"x"]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_message_that_comes_while_it_is_ended(memory: TransactionRig, *, count: int, stored: bool) -> None:
+    """Its sender is answered when that is decided: it is a part of what stays open, and of nothing else."""
+    transaction = memory.begin(body(b"first"))
+    memory.memory.hold()
+    messages = [body(b"late %d" % number) for number in range(count)]
+    request = S.PrepareRequest(transactionId=transaction, producerGroup=GROUP, messages=messages)
+    late = memory.proxy.call("sendPrepared", request)
+    commit, asked = memory.backend.commit, []
+    answer: Completion[list[AppendResult]] = Completion()
+
+    def held(batch: CommitBatch, deadline: float) -> Completion[list[AppendResult]]:
+        asked.append((batch, deadline))
+        return answer
+
+    memory.backend.commit = held  # type: ignore[method-assign, assignment]
+    end = memory.proxy.ending(transaction, COMMIT, throughOffset=0)
+    until(lambda: bool(asked), "the commit is under way")
+    memory.memory.release_held()
+    memory.settle()
+    assert not late.answers
+    memory.backend.commit = commit  # type: ignore[method-assign]
+    if stored:
+        relay(commit(*asked[0]), answer)
+    else:
+        answer.fail(BoundReachedError("too much waits"))
+    until(lambda: bool(late.answers and end.answers), "both are answered")
+    if stored:
+        assert (end.answer.code, end.answer.outcome) == (0, COMMITTED)
+        assert late.answer.code == 11
+        assert "has ended" in late.answer.msg
+        assert memory.bodies() == [b"first"]
+    else:
+        assert (end.answer.code, late.answer.code) == (15, 0)
+        assert memory.proxy.end(transaction, COMMIT).outcome == COMMITTED
+        assert memory.bodies() == [b"first", *(b"late %d" % number for number in range(count))]
+    memory.look()
+    until(lambda: memory.unfinished() == 0, "what came too late is finished")
