@@ -107,7 +107,7 @@ class TransactionContext(NamedTuple):
         limits = self.config.transactions
         return TransactionRules(
             limits.open_max, limits.outcomes_max, limits.checks_max, limits.check_after_ms,
-            limits.check_interval_ms, limits.age_ms_max,
+            limits.check_interval_ms, limits.age_ms_max, 2 * limits.messages_max, 2 * limits.bytes_max,
         )  # fmt: skip
 
     def deadline(self) -> float:

@@ -25,7 +25,12 @@ from proxy_producer.transactions.held import HeldShard
 from proxy_producer.transactions.reading import fetch
 
 log = logging.getLogger("ddmq.producer")
-TOPIC_GONE, REFUSED, DAMAGED = "topic gone", "refused", "damaged"  # why a transaction becomes a dead letter
+TOPIC_GONE, REFUSED, DAMAGED, LARGE = (
+    "topic gone",
+    "refused",
+    "damaged",
+    "too large",
+)  # why a transaction becomes a dead letter
 _COMMITTED, _DEAD = TransactionOutcome.COMMITTED, TransactionOutcome.DEAD_LETTER
 
 
@@ -94,6 +99,9 @@ class Deciding:
             self._not_now(found, refusal_of(error))
         elif outcome is not _COMMITTED:
             self._die(found, halves, why, "")
+        elif found.beyond:
+            more = f"{len(found.beyond)} messages more than it can have were prepared; they are lost"
+            self._die(found, halves, LARGE, more)
         elif missing:
             self._die(found, halves, DAMAGED, f"{missing} of {len(found.offsets)} messages are damaged")
         else:

@@ -243,6 +243,8 @@ def late_fault(taken: HalfTaken, transaction: bytes, group: str) -> SendRefusal 
     """Why a message that was appended is no part of its transaction; None: it is."""
     if taken is HalfTaken.FOREIGN:
         return foreign(group)
+    if taken is HalfTaken.LARGE:
+        return late(transaction, "has as many messages as it can have, and can only be rolled back")
     return late(transaction, "has ended") if taken is HalfTaken.ENDED else None
 
 

@@ -19,7 +19,7 @@ from proxy_producer.transactions.core.ended import Ended, EndedTransactions
 from proxy_producer.transactions.core.shard import HalfSeen, HalfTaken, TransactionRules, TransactionShard
 from tests.examples import examples
 
-RULES = TransactionRules(6, 4, 3, 60, 60, 1_000)
+RULES = TransactionRules(6, 4, 3, 60, 60, 1_000, 5, 1_000)
 GROUPS = ("bank", "shop")
 COMMITTED = TransactionOutcome.COMMITTED
 IDS = st.integers(0, 5).map(lambda number: bytes([number]) * 16)
@@ -66,8 +66,11 @@ class TransactionShardMachine(RuleBasedStateMachine):
         """Offsets that are no part of anything, as the shard says."""
         ranges = self.shard.take_loose()
         self.shard.put_back(ranges)
-        late = {half.offset for one in self.shard.open.values() for half in one.late}
-        return {offset for start, end in ranges for offset in range(start, end)} | late
+        opened = self.shard.open.values()
+        aside = {half.offset for one in opened for half in one.late} | {
+            at for one in opened for at in one.beyond
+        }
+        return {offset for start, end in ranges for offset in range(start, end)} | aside
 
     # --- half messages
 
@@ -81,6 +84,7 @@ class TransactionShardMachine(RuleBasedStateMachine):
         was_read = self.shard.read_to == len(self.queue)
         before = self.shard.open.get(transaction)
         copies = identity and before is not None and identity in before.identities
+        full = before is not None and len(before.offsets) >= RULES.messages_max
         ended = self.shard.ended.get(transaction)
         half = self._half(transaction, group, identity)
         taken = self.shard.stored(half)
@@ -94,7 +98,8 @@ class TransactionShardMachine(RuleBasedStateMachine):
         elif copies:
             assert taken is HalfTaken.COPY
         else:
-            assert taken is (HalfTaken.PART if before.deciding is None else HalfTaken.LATE)
+            room = HalfTaken.LARGE if full else HalfTaken.PART
+            assert taken is (room if before.deciding is None else HalfTaken.LATE)
 
     @rule(transaction=IDS, group=st.sampled_from(GROUPS), identity=st.sampled_from(("", "a")))
     def append_elsewhere(self, transaction: bytes, group: str, identity: str) -> None:

@@ -36,7 +36,8 @@ TIMERS_MIN = 1_024
 
 
 class TransactionRules(NamedTuple):
-    """Bounds and periods. `age_ms_max`: who was open for so long becomes a dead letter."""
+    """Bounds and periods. `age_ms_max`: who was open for so long becomes a dead letter. `messages_max`,
+    `bytes_max`: what one commit can hold; proxies that do not own the shard may let more in than they may."""
 
     open_max: int
     ended_max: int
@@ -44,6 +45,8 @@ class TransactionRules(NamedTuple):
     check_after_ms: int
     check_interval_ms: int
     age_ms_max: int
+    messages_max: int
+    bytes_max: int
 
     @property
     def group_max(self) -> int:
@@ -71,16 +74,18 @@ class HalfTaken(Enum):
     ENDED = "ended"  # its transaction has ended
     FOREIGN = "foreign"  # its transaction is another group's
     LATE = "late"  # its transaction is being decided
+    LARGE = "large"  # its transaction has as many as it can have; it can only be rolled back
     AHEAD = "ahead"  # others before it are not taken in yet
 
 
 class OpenTransaction:
     """One that is not decided. `offsets`: of its messages, ascending. `checks`: how often it was asked about.
-    `deciding`: what it is to become. `asking`: a check is being made durable."""
+    `deciding`: what it is to become. `asking`: a check is being made durable. `beyond`: offsets of messages
+    that it has no room for; they are finished with it."""
 
     __slots__ = (
-        "asking", "began_ms", "checks", "deciding", "due_ms", "group", "id", "identities", "late", "offsets",
-        "size",
+        "asking", "began_ms", "beyond", "checks", "deciding", "due_ms", "group", "id", "identities", "late",
+        "offsets", "size",
     )  # fmt: skip
 
     def __init__(self, transaction: bytes, group: str, began_ms: int) -> None:
@@ -95,6 +100,7 @@ class OpenTransaction:
         self.deciding: TransactionOutcome | None = None
         self.asking = False
         self.late: list[HalfSeen] = []
+        self.beyond: list[int] = []
 
 
 class Overdue(NamedTuple):
@@ -187,6 +193,8 @@ class TransactionShard:
             return HalfTaken.ENDED
         if half.offset in found.offsets:
             return HalfTaken.PART
+        if half.offset in found.beyond:
+            return HalfTaken.LARGE
         if any(one.offset == half.offset for one in found.late):
             return HalfTaken.LATE
         return HalfTaken.FOREIGN if found.group != half.group else HalfTaken.COPY
@@ -221,12 +229,14 @@ class TransactionShard:
         taken = self._judge(half)
         if taken is HalfTaken.LATE:
             self.open[half.transaction].late.append(half)
+        elif taken is HalfTaken.LARGE:
+            self.open[half.transaction].beyond.append(half.offset)
         elif taken is not HalfTaken.PART:
             self._loose.append(half.offset)
         return taken
 
     def _judge(self, half: HalfSeen) -> HalfTaken:
-        found = self.open.get(half.transaction)
+        found, rules = self.open.get(half.transaction), self._rules
         if found is None:
             if self.ended.get(half.transaction) is not None:
                 return HalfTaken.ENDED
@@ -237,6 +247,8 @@ class TransactionShard:
             return HalfTaken.COPY
         elif found.deciding is not None:
             return HalfTaken.LATE
+        elif len(found.offsets) >= rules.messages_max or found.size + half.size > rules.bytes_max:
+            return HalfTaken.LARGE
         found.offsets.append(half.offset)
         found.size += half.size
         if half.identity:
@@ -274,6 +286,7 @@ class TransactionShard:
         self.ended.remember(found.id, Ended(outcome, found.group, at_ms))
         self._acks.finish((offset, offset + 1) for offset in found.offsets)
         self._loose += [half.offset for half in found.late]
+        self._loose += found.beyond
         return found.late
 
     def not_decided(self, found: OpenTransaction, now_ms: int) -> None:

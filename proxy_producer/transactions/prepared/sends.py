@@ -32,7 +32,7 @@ from proxy_producer.transactions.codec import HalfMark, half_record, id_by, iden
 from proxy_producer.transactions.core.shard import HalfTaken
 from proxy_producer.transactions.deciding import Came
 from proxy_producer.transactions.ends import TOLD, foreign, late, late_fault
-from proxy_producer.transactions.prepared.tally import IMMUNITY, PreparedTally
+from proxy_producer.transactions.prepared.tally import IMMUNITY, PreparedTally, long_fault
 from proxy_producer.transactions.prepared.usual import UsualPrepares, half_message
 from proxy_producer.transactions.service import Transactions, legal_id
 from proxy_producer.wire import BatchMember, RequestKind, SendRequest, request_of
@@ -63,8 +63,8 @@ class PreparedSends:
         self._placed = delay_sends.placed
         self._new_id = new_id
         self._wall_ms = wall_ms
-        self._tally = PreparedTally(config.transactions)
-        self._short = UsualPrepares(transactions, admission, config, self._tally)
+        self.tally = PreparedTally(config.transactions)
+        self._short = UsualPrepares(transactions, admission, config)
 
     def prepare(self, call: Call, deadline: float) -> None:
         """One call of sendPrepared."""
@@ -96,7 +96,7 @@ class PreparedSends:
         if fault is not None or isinstance(after_ms, SendRefusal) or isinstance(transaction, SendRefusal):
             return fault or (after_ms if isinstance(after_ms, SendRefusal) else DRAINING)
         if len(request.messages) > self.limits.messages_max:
-            return self._tally.fault(transaction, len(request.messages), 0)  # type: ignore[return-value]
+            return long_fault(self.limits, 0, 0, len(request.messages), 0)  # type: ignore[return-value]
         fault = transactions.flow.bound_fault(call.frame_bytes)
         group = request.producerGroup.decode()
         return fault or Prepare(transaction, group, after_ms, request.messages)
@@ -159,11 +159,18 @@ class PreparedSends:
     def fault(self, prepare: Prepare, shard: int, messages: int, size: int) -> SendRefusal | None:
         """Whether so much may be added to the transaction now."""
         fault = self._ended_fault(prepare, shard)
-        fault = fault or self._tally.fault(prepare.transaction, messages, size)
+        owned = self.transactions.owned(shard)
         if fault is not None:
             return fault
-        self._tally.add(prepare.transaction, messages, size)
-        return None
+        if owned is None:
+            fault = self.tally.fault(prepare.transaction, messages, size)
+        elif (found := owned.held.core.open.get(prepare.transaction)) is not None:
+            fault = long_fault(self.limits, len(found.offsets), found.size, messages, size)
+        else:
+            fault = long_fault(self.limits, 0, 0, messages, size)
+        if fault is None:
+            self.tally.add(prepare.transaction, messages, size)
+        return fault
 
     def _ended_fault(self, prepare: Prepare, shard: int) -> SendRefusal | None:
         transactions, transaction = self.transactions, prepare.transaction
@@ -176,7 +183,7 @@ class PreparedSends:
                 if found is not None:
                     return None if found.deciding is None else late(transaction, "is being ended")
                 return late(transaction, TOLD[ended.outcome])  # type: ignore[union-attr]
-        elif transaction in self._tally:
+        elif transaction in self.tally:
             return None
         if not transactions.is_full(shard, prepare.group):
             return None
@@ -352,6 +359,9 @@ class PendingPrepare(PendingBatch):
             results = ()
         self.answered = True
         stored = self._count_stored(results)
+        again = sum(result.first is not None for result in results)
+        if self.faults or again:
+            self._sends.tally.take_back(self._prepare.transaction, again or self.size, 0)
         if self.faults:
             fault = worst(self.faults, self.size, stored) if self.size > 1 else self.faults[0]
             refuse(self._sends.transactions, self.call, fault, self.size)

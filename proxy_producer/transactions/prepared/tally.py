@@ -1,4 +1,5 @@
-"""How much of which transaction went through this proxy, so that none becomes too large."""
+"""How much of which transaction went through a proxy that does not own its shard, so that none becomes too
+large; the owner counts what is there."""
 
 from __future__ import annotations
 
@@ -21,13 +22,6 @@ class PreparedTally:
     def __contains__(self, transaction: bytes) -> bool:
         return transaction in self._known
 
-    def over(self, transaction: bytes, messages: int, size: int) -> bool:
-        """Whether it would have more than it may."""
-        known = self._known.get(transaction)
-        if known is not None:
-            messages, size = messages + known[0], size + known[1]
-        return messages > self._limits.messages_max or size > self._limits.bytes_max
-
     def add(self, transaction: bytes, messages: int, size: int) -> None:
         """So much of it is on its way."""
         known = self._known.get(transaction)
@@ -38,13 +32,25 @@ class PreparedTally:
         if len(self._known) > TALLIED_MAX:
             self._known.popitem(last=False)
 
+    def take_back(self, transaction: bytes, messages: int, size: int) -> None:
+        """So much of it was not stored, or had been before."""
+        known = self._known.get(transaction)
+        if known is not None:
+            self._known[transaction] = max(known[0] - messages, 0), max(known[1] - size, 0)
+
     def fault(self, transaction: bytes, messages: int, size: int) -> SendRefusal | None:
-        """`over` in words."""
-        if not self.over(transaction, messages, size):
-            return None
-        limits, (known, known_bytes) = self._limits, self._known.get(transaction, (0, 0))
-        what = f"the transaction would have {known + messages} messages with {known_bytes + size} bytes"
-        if known:
-            what += f", {known} of them from before"
-        allowed = f"allowed: at most {limits.messages_max} messages and {limits.bytes_max} bytes together"
-        return illegal("transaction_long", what, allowed)
+        """Whether so much more would be too much."""
+        return long_fault(self._limits, *self._known.get(transaction, (0, 0)), messages, size)
+
+
+def long_fault(
+    limits: TransactionLimits, known: int, known_bytes: int, messages: int, size: int
+) -> SendRefusal | None:
+    """Whether a transaction of `known` messages takes so many more."""
+    if known + messages <= limits.messages_max and known_bytes + size <= limits.bytes_max:
+        return None
+    what = f"the transaction would have {known + messages} messages with {known_bytes + size} bytes"
+    if known:
+        what += f", {known} of them from before"
+    allowed = f"allowed: at most {limits.messages_max} messages and {limits.bytes_max} bytes together"
+    return illegal("transaction_long", what, allowed)

@@ -32,22 +32,19 @@ from proxy_producer.transactions.codec import (
 from proxy_producer.transactions.core.shard import HalfTaken
 from proxy_producer.transactions.deciding import Came, OwnedShard
 from proxy_producer.transactions.ends import late, late_fault
-from proxy_producer.transactions.prepared.tally import IMMUNITY, PreparedTally
+from proxy_producer.transactions.prepared.tally import IMMUNITY
 from proxy_producer.transactions.service import Transactions
 
 
 class UsualPrepares:
     """They belong to one producer proxy."""
 
-    def __init__(
-        self, transactions: Transactions, admission: Admission, config: ProducerConfig, tally: PreparedTally
-    ) -> None:
+    def __init__(self, transactions: Transactions, admission: Admission, config: ProducerConfig) -> None:
         self._transactions = transactions
         self._flow = transactions.flow
         self._known = admission.known
         self._usual = admission.usual
         self._limits = config.transactions
-        self._tally = tally
 
     # One function of more than forty lines: it is the hot path, and each call costs it 0.05 µs.
     def prepare(self, call: Call, deadline: float) -> bool:
@@ -84,10 +81,9 @@ class UsualPrepares:
         record = self._usual(message, topic, None)
         if record is None or isinstance(record, SendRefusal):
             return False
-        size = len(record.delivery)
-        if self._tally.over(transaction, 1, size):
+        known, size = (0, 0) if opened is None else (len(opened.offsets), opened.size)
+        if known >= self._limits.messages_max or size + len(record.delivery) > self._limits.bytes_max:
             return False
-        self._tally.add(transaction, 1, size)
         if record.system is not None:
             identity = identity_in(record.system[IDENTITY], transaction)
             record.system = {IDENTITY: identity}

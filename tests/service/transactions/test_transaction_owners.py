@@ -86,6 +86,29 @@ def test_a_late_message_elsewhere_is_counted(rig: TransactionRig) -> None:
     assert rig.bodies() == []
 
 
+def test_what_several_proxies_let_in_together_is_never_visible_in_part(memory: TransactionRig) -> None:
+    memory.proxy.kill()
+    memory.proxies.clear()
+    three = [TransactionProxy(memory, served=True, messages_max=2) for _ in range(3)]
+    memory.proxies += three
+    owner = memory.proxy = three[0]
+    assert owner.prepare(memory.new_id()).code == 0
+    until(lambda: sum(len(one.shards) for one in three) == SHARDS or memory.look(), "they share")
+    transaction = owned_by(memory, owner)
+    for number, proxy in enumerate(three):
+        for part in range(2):
+            assert proxy.prepare(transaction, body(b"%d%d" % (number, part))).code == 0
+    refused = owner.prepare(transaction, body(b"one more"))
+    assert refused.code == 11
+    assert "messages" in refused.msg
+    ended = owner.end(transaction, COMMIT)
+    assert (ended.code, ended.outcome) == (11, 5)
+    assert "too large" in ended.msg
+    assert memory.bodies() == []
+    assert len(memory.dead()) == 4
+    until(lambda: memory.look() or memory.unfinished() == 1, "it is finished")
+
+
 def test_checks_of_the_other_proxys_shards_come_here(rig: TransactionRig) -> None:
     first, second = two(rig)
     transaction = owned_by(rig, second)

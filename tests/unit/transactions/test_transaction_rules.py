@@ -21,7 +21,7 @@ from proxy_producer.transactions.core.shard import (
 )
 
 RULES = TransactionRules(open_max=4, ended_max=3, checks_max=2, check_after_ms=60, check_interval_ms=30,
-                         age_ms_max=1_000)  # fmt: skip
+                         age_ms_max=1_000, messages_max=5, bytes_max=1_000)  # fmt: skip
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 COMMITTED = TransactionOutcome.COMMITTED
 
@@ -164,6 +164,20 @@ def test_timers_of_ended_ones_do_not_pile_up(shard: TransactionShard) -> None:
         end(shard, offset.to_bytes(16, "big"))
     assert shard.timers <= TIMERS_MIN + 5
     assert shard.position == 5 * TIMERS_MIN
+
+
+def test_one_that_is_too_large_takes_no_more(shard: TransactionShard) -> None:
+    for offset in range(5):
+        assert shard.stored(half(offset)) is HalfTaken.PART
+    assert shard.stored(half(5)) is HalfTaken.LARGE
+    assert shard.stored(half(5)) is HalfTaken.LARGE
+    assert shard.open[A].beyond == [5]
+    assert shard.take_loose() == []
+    shard.begin(shard.open[A], TransactionOutcome.ROLLED_BACK)
+    shard.decided(shard.open[A], TransactionOutcome.ROLLED_BACK, 200)
+    assert shard.take_loose() == [(5, 6)]
+    shard.stored(half(6, B))
+    assert shard.stored(half(7, B)._replace(size=991)) is HalfTaken.LARGE
 
 
 def test_ended_ones_are_remembered_within_their_bound() -> None:
