@@ -132,9 +132,10 @@ class PendingEnd:
     def _passed_on(self, answer: Any, error: Exception | None) -> None:
         if self.answered:
             return
-        if error is not None or answer is None:
+        if error is not None or answer is None or answer.code == Code.SHUTTING_DOWN:
             self._service.owners.forget()  # it may have moved
-            self._refuse(refusal_of(error or TryLaterError("the other proxy said nothing; ask again")))
+            again = TryLaterError("the proxy that owns the transaction is shutting down; ask again")
+            self._refuse(refusal_of(error or again))
         else:
             self._finish(answer)
 

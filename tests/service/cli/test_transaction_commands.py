@@ -106,3 +106,15 @@ def test_every_process_tells_and_ends_them(installation: Installation, tmp_path:
             calls.close()
         finally:
             other.end()
+
+
+def test_dead_ones_are_read_like_any_topic(shell: Shell, topic: str, calls: TransactionCalls) -> None:
+    transaction = begun(calls, topic, f"of {topic}".encode())
+    shell("topic", "delete", topic, "--yes")
+    until(lambda: shell.server.ask("GET", f"/topics/{topic}")[0] == 404, "the topic is gone")
+    ended = calls.end(transaction, COMMIT)
+    assert (ended.code, ended.outcome) == (11, 5)
+    rows = shell.lines("pull", "TRANS_CHECK_MAX_TIME_TOPIC", "--group", f"d-{topic}"[:100], "--count", "100")
+    (letter,) = [row for row in rows if row.get("body") == f"of {topic}"]
+    assert letter["properties"]["dead-letter-reason"] == "topic gone"
+    assert letter["properties"]["dead-letter-transaction"] == transaction
