@@ -168,6 +168,18 @@ def test_an_end_that_nobody_knows_the_outcome_of_is_looked_up(
     assert len(memory.ops()) == 1
 
 
+def test_an_owner_that_shuts_down_is_no_reason_to_leave_the_one_that_was_asked(rig: TransactionRig) -> None:
+    first, second = two(rig)
+    transaction = owned_by(rig, second)
+    assert second.prepare(transaction, body(b"x")).code == 0
+    second.proxy.flow.draining = True
+    call = first.ending(transaction, COMMIT)
+    until(lambda: bool(call.answers), "it is answered")
+    assert call.answer.code == 15
+    second.proxy.flow.draining = False
+    assert first.end(transaction, COMMIT).outcome == COMMITTED
+
+
 def test_a_deposed_owner_decides_nothing(memory: TransactionRig) -> None:
     backend = memory.backend
     assert isinstance(backend, PlayedMemory)
