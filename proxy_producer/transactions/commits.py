@@ -48,6 +48,23 @@ def targets_fault(backend: Backend, halves: Sequence[HalfMessage]) -> Gone | Not
     return closed
 
 
+def plain(half: HalfMessage, backend: Backend) -> NewRecord | None:
+    """The record of one that goes to a topic that is there and open, without any wait; None: look closer."""
+    mark = half.mark
+    info = backend.topic(mark.topic)
+    if info is None or not info.writable or mark.level or mark.command is not None:
+        return None
+    return _in_topic(half, info.queues)
+
+
+def _in_topic(half: HalfMessage, queues: int) -> NewRecord:
+    """Its record where it goes in the end; that topic may have been made anew with fewer queues."""
+    return NewRecord(
+        half.mark.topic, half.mark.queue % queues, half.message_id, half.born_ms, half.delivery, half.key,
+        half.tags, half.flags,
+    )  # fmt: skip
+
+
 def visible(half: HalfMessage, backend: Backend, levels: Levels, delay_shards: int, now_ms: int) -> NewRecord:
     """The record that makes it visible; its topic is there. `now_ms`: the wall clock at the commit."""
     mark = half.mark
@@ -59,10 +76,7 @@ def visible(half: HalfMessage, backend: Backend, levels: Levels, delay_shards: i
             flags=half.flags, system=system,
         )  # fmt: skip
     info = backend.topic(mark.topic)
-    queue_id = mark.queue if info is None else mark.queue % info.queues  # it was made anew with fewer
-    record = NewRecord(
-        mark.topic, queue_id, half.message_id, half.born_ms, half.delivery, half.key, half.tags, half.flags
-    )
+    record = _in_topic(half, mark.queue + 1 if info is None else info.queues)
     return schedule_record(record, mark.level, levels) if mark.level else record
 
 

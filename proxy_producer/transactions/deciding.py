@@ -18,7 +18,7 @@ from ddmq_common.errors import CallerError, FencedError, TryLaterError, UnknownT
 from ddmq_common.names import TRANSACTION_DEAD_TOPIC
 from proxy_producer.core.refusals import SendRefusal, refusal_of
 from proxy_producer.transactions.codec import HalfMessage, Op, dead_half, op_record
-from proxy_producer.transactions.commits import Gone, NotWritable, results_of, targets_fault, visible
+from proxy_producer.transactions.commits import Gone, NotWritable, plain, results_of, targets_fault, visible
 from proxy_producer.transactions.core.ended import Ended
 from proxy_producer.transactions.core.shard import OpenTransaction
 from proxy_producer.transactions.held import HeldShard
@@ -76,6 +76,11 @@ class Deciding:
             self._commit(found, outcome, [], [])
             return
         halves = held.kept.all_of(found.offsets)
+        if halves is not None and outcome is _COMMITTED and len(halves) == 1 and not found.beyond:
+            record = plain(halves[0], held.context.backend)
+            if record is not None:
+                self._commit(found, outcome, halves, [record])  # as nearly all are
+                return
         if halves is not None:
             self._fetched(found, outcome, why, halves)
             return
