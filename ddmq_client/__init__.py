@@ -19,27 +19,34 @@ if TYPE_CHECKING:
         ClosedError,
         InvalidMessageError,
         NoSuchTopicError,
+        NotCommittedError,
         NotStoredError,
         OptionError,
         PullError,
         SendError,
         ThrottledError,
+        TransactionError,
+        UnknownEndError,
         UnknownOutcomeError,
     )
     from ddmq_client.idl.codes import Durability
     from ddmq_client.net.consumer import Consumer
     from ddmq_client.net.fetching import FetchConsumer
+    from ddmq_client.net.transactions import Transaction
     from ddmq_client.outgoing import OutgoingMessage, SendResult
     from ddmq_client.producer import Producer
     from ddmq_client.ranges import QueueBounds, RangeReader
     from ddmq_client.received import FetchedQueue, LateResult, Message, Outcome
+    from ddmq_client.transactions import CheckCounts, Decision, OpenTransaction
 
 __all__ = [
     "BusyError",
     "CancelOutcome",
+    "CheckCounts",
     "ClientError",
     "ClosedError",
     "Consumer",
+    "Decision",
     "DelayResult",
     "DelayStatus",
     "Durability",
@@ -49,7 +56,9 @@ __all__ = [
     "LateResult",
     "Message",
     "NoSuchTopicError",
+    "NotCommittedError",
     "NotStoredError",
+    "OpenTransaction",
     "OptionError",
     "Outcome",
     "OutgoingMessage",
@@ -60,6 +69,9 @@ __all__ = [
     "SendError",
     "SendResult",
     "ThrottledError",
+    "Transaction",
+    "TransactionError",
+    "UnknownEndError",
     "UnknownOutcomeError",
 ]
 
@@ -67,6 +79,10 @@ _HOMES = {
     "CancelOutcome": "delays",
     "DelayResult": "delays",
     "DelayStatus": "delays",
+    "CheckCounts": "transactions",
+    "Decision": "transactions",
+    "OpenTransaction": "transactions",
+    "Transaction": "net.transactions",
     "Consumer": "net.consumer",
     "Durability": "idl.codes",
     "FetchConsumer": "net.fetching",

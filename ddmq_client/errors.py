@@ -2,7 +2,7 @@
 
 ClientError
     OptionError             a wrong argument or setting; nothing was sent
-    ClosedError             the producer or consumer has been closed
+    ClosedError             the producer or consumer has been closed, the transaction has ended
     SendError               one message was not confirmed
         InvalidMessageError     the message is wrong as it stands: sending it again changes nothing
         NoSuchTopicError        the topic is unknown there, or not allowed for this client
@@ -11,6 +11,9 @@ ClientError
             BusyError               refused by a bound of this client; nothing was sent
         UnknownOutcomeError     may or may not be stored: sending it again may make a duplicate
     PullError               the consumer proxy refused the pull
+    TransactionError        a transaction did not end as it was told to
+        NotCommittedError       certainly not committed: none of its messages is seen by anybody
+        UnknownEndError         committed or not: its check will settle it
 
 Every text says what was wrong and with which value. `code` is the proxy's code (see ddmq_client.idl.codes),
 None where no answer of a proxy is behind the error. `proxy` is "host:port", "" where none was reached.
@@ -28,7 +31,7 @@ class OptionError(ClientError, ValueError):
 
 
 class ClosedError(ClientError):
-    """The producer or consumer has been closed."""
+    """The producer or consumer has been closed, or the transaction has ended."""
 
 
 class ProxyError(ClientError):
@@ -75,3 +78,21 @@ class UnknownOutcomeError(SendError):
 
 class PullError(ProxyError):
     """The consumer proxy refused the pull; the request is wrong or not allowed."""
+
+
+class TransactionError(ProxyError):
+    """A transaction did not end as it was told to; `transaction_id` names it."""
+
+    def __init__(self, text: str, transaction_id: str, code: int | None = None, proxy: str = "") -> None:
+        super().__init__(text, code, proxy)
+        self.transaction_id = transaction_id
+
+
+class NotCommittedError(TransactionError):
+    """Certainly not committed: none of its messages is seen by anybody. Local work that went with it is to be
+    undone, or has been, and may be begun anew in another transaction."""
+
+
+class UnknownEndError(TransactionError):
+    """No proxy has confirmed the end in time, so it may be as asked or still open. Nothing is to be done: the
+    check of its producer group is asked about it, and settles it."""

@@ -14,11 +14,13 @@ from ddmq_client.core.selectors import placer
 from ddmq_client.core.sending import SEND_DELAYED, SendJob, result_of
 from ddmq_client.core.sequences import Sequences
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, ProducerSettings, check, check_text
+from ddmq_client.core.transactions import EndJob, PrepareJob
 from ddmq_client.delays import When
 from ddmq_client.errors import InvalidMessageError, OptionError
-from ddmq_client.idl.codes import Code, DelayAction
+from ddmq_client.idl.codes import FRAME_BYTES_MAX, Code, DelayAction, TransactionAction
 from ddmq_client.outgoing import OutgoingMessage, SendResult, has_key
 from ddmq_client.wire.producing import encode_change, encode_delayed, encode_message
+from ddmq_client.wire.transactions import end_request, prepare_request
 
 SEND_ONEWAY = b"sendOneway"
 PRODUCER_ID_BYTES = 16
@@ -96,6 +98,42 @@ class Outbox:
         if not isinstance(delay_id, str) or not delay_id:
             raise OptionError(f"{delay!r} names no delayed message; allowed: the delay_id of a delayed send")
         return self._repeatable(encode_change(action, delay_id, self.settings.client_id, when), deadline)
+
+    def prepared(
+        self,
+        transaction_id: str,
+        message: OutgoingMessage,
+        deadline: float,
+        recognises: bool | None,
+        check_after_ms: int | None,
+    ) -> PrepareJob:
+        """The job of one message of a transaction."""
+        group, client_id = self._group(), self.settings.client_id
+        request = prepare_request(transaction_id, group, client_id, check_after_ms)
+        encoded = self.encode(message)
+        if len(encoded) + len(request) > FRAME_BYTES_MAX - frames.HEAD_BYTES_MAX:
+            what = f"a message of {len(encoded)} bytes with all fields"
+            allowed = f"about {FRAME_BYTES_MAX} with the call around it"
+            raise InvalidMessageError(f"{what}; allowed: {allowed}", Code.ILLEGAL_MESSAGE)
+        sequences = None if has_key(message) else self._sequences
+        return PrepareJob(request, [encoded], deadline, self._policy, sequences, recognises)
+
+    def end(
+        self,
+        transaction_id: str,
+        action: TransactionAction,
+        through_offset: int | None,
+        deadline: float,
+        check: int | None = None,
+    ) -> EndJob:
+        """The job of an end, or of the answer to a check."""
+        group, client_id = self._group(), self.settings.client_id
+        request = end_request(transaction_id, group, client_id, action, through_offset, check)
+        return EndJob(request, deadline, self._policy)
+
+    def _group(self) -> str:
+        assert self.settings.producer_group is not None
+        return self.settings.producer_group
 
     def _repeatable(
         self, encoded: bytes, deadline: float, again: Callable[[], bytes] | None = None

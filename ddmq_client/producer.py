@@ -22,6 +22,7 @@ from ddmq_client.net.sync import now
 from ddmq_client.outbox import hurry_at
 from ddmq_client.outgoing import OutgoingMessage, SendResult, has_key
 from ddmq_client.process import new_client_id
+from ddmq_client.transactions import Check
 
 
 class Producer(ProducerBase):
@@ -44,7 +45,10 @@ class Producer(ProducerBase):
                      shard key keep the order of their calls
     batch_bytes      encoded bytes per request of send_batch and send_async, at most 4 MiB
     batch_messages   messages per request of the same
-    producer_group   name shared by producers that stand for each other; optional
+    producer_group   name shared by producers that stand for each other; needed for transactions
+    check            function that is given an OpenTransaction of the producer group, also one of a process
+                     that is dead, and returns a Decision. It is asked from the `with` or the first send on, in
+                     a thread of its own, one at a time; one that raises says NOT_KNOWN_YET
     client_id        in the proxies' logs; made from host and process when absent
     """
 
@@ -63,6 +67,7 @@ class Producer(ProducerBase):
         batch_bytes: int = 4 * 1024 * 1024,
         batch_messages: int = 500,
         producer_group: str | None = None,
+        check: Check | None = None,
         client_id: str | None = None,
     ) -> None:
         """Checks its arguments (OptionError); connects with the first send."""
@@ -80,7 +85,7 @@ class Producer(ProducerBase):
             producer_group=producer_group,
             client_id=client_id or new_client_id(),
         )
-        super().__init__(proxies, settings)
+        super().__init__(proxies, settings, check)
         self._background = Background(settings, self._outbox, self._sender)
 
     def send_async(
@@ -117,5 +122,6 @@ class Producer(ProducerBase):
         self._closed = True
         deadline = self._deadline(timeout_ms)
         self._background.close(deadline)
+        self._checks.close(deadline)
         self._router.close(deadline + 1.0)
         self._background.join(deadline + 1.0)

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CLIENT = ROOT / "ddmq_client"
 MODULES = (
     "broadcast",
+    "checks",
     "consumer",
     "coordinator",
     "due_results",
@@ -26,6 +27,7 @@ MODULES = (
     "producer",
     "router",
     "sender",
+    "transactions",
     "worker_pool",
 )
 HEADER = "# Generated from ddmq_client/aio/{0}.py by tools/unasync.py: change that one.\n"

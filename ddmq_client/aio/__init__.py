@@ -5,5 +5,6 @@ from __future__ import annotations
 from ddmq_client.aio.consumer import AsyncConsumer
 from ddmq_client.aio.fetching import AsyncFetchConsumer
 from ddmq_client.aio.producer import AsyncProducer
+from ddmq_client.aio.transactions import AsyncTransaction
 
-__all__ = ["AsyncConsumer", "AsyncFetchConsumer", "AsyncProducer"]
+__all__ = ["AsyncConsumer", "AsyncFetchConsumer", "AsyncProducer", "AsyncTransaction"]

@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Self
 
+from ddmq_client.aio.checks import AsyncChecks
 from ddmq_client.aio.router import AsyncProxyRouter
-from ddmq_client.aio.sender import AsyncJobSender
+from ddmq_client.aio.sender import AsyncJobSender, AsyncSends
 from ddmq_client.aio.sync import now
+from ddmq_client.aio.transactions import AsyncTransaction, AsyncTransactionCalls
 from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.selectors import Selector
 from ddmq_client.core.settings import ProducerSettings
-from ddmq_client.delays import CancelOutcome, When, outcome_of, when_of
+from ddmq_client.delays import CancelOutcome, When, duration_ms, outcome_of, when_of
 from ddmq_client.errors import ClosedError, OptionError
 from ddmq_client.idl.codes import PRODUCER_PORT, DelayAction
 from ddmq_client.outbox import Outbox, oneway_frame
-from ddmq_client.outgoing import OutgoingMessage, SendResult, ShardKey, with_level
+from ddmq_client.outgoing import OutgoingMessage, SendResult
 from ddmq_client.process import Home, new_client_id
+from ddmq_client.transactions import Check, CheckCounts
 from ddmq_client.wire.producing import heartbeat
 
 CLOSE_S = 1.0  # for the upkeep to end
 
 
-class AsyncProducerBase:
+class AsyncProducerBase(AsyncSends):
     """All but the constructor of what applications use."""
 
-    def __init__(self, proxies: str | Sequence[str], settings: ProducerSettings) -> None:
+    def __init__(
+        self, proxies: str | Sequence[str], settings: ProducerSettings, check: Check | None = None
+    ) -> None:
         self._settings = settings
         self._outbox = Outbox(settings)
         parsed = parse_addresses(proxies, PRODUCER_PORT)
         self._router = AsyncProxyRouter(parsed, settings.connections_max, heartbeat(settings.client_id))
         self._sender = AsyncJobSender(self._router)
+        self._calls = AsyncTransactionCalls(self._outbox, self._sender)
+        self._checks = AsyncChecks(settings, self._router, self._calls)
+        if check is not None:
+            self._checks.register(check)
         self._home = Home("producer")
         self._closed = False
 
@@ -44,51 +53,6 @@ class AsyncProducerBase:
     def proxies(self) -> list[tuple[str, bool]]:
         """("host:port", in rotation) of every proxy known so far."""
         return self._router.nodes()
-
-    async def send(
-        self,
-        topic: str,
-        body: bytes | str,
-        *,
-        key: str | None = None,
-        tags: str | None = None,
-        properties: Mapping[str, str] | None = None,
-        shard_key: ShardKey | None = None,
-        queue: int | None = None,
-        delay: timedelta | None = None,
-        deliver_at: datetime | None = None,
-        level: int | None = None,
-        cron: str | None = None,
-        zone: str | None = None,
-        every: timedelta | None = None,
-        times: int | None = None,
-        catch_up: str | None = None,
-        idempotency_key: str | None = None,
-        timeout_ms: int | None = None,
-    ) -> SendResult:
-        """Send one message and wait until it is stored. Arguments: see OutgoingMessage; timeout_ms: see
-        the class.
-
-        delay, deliver_at  deliver it so much later, or at that moment (a datetime with a time zone)
-        level              deliver it after that delay level (1 to 18), without an id to cancel it by
-        cron, zone         deliver it at each time of a five-field cron, in that time zone (UTC)
-        every, times       deliver it again and again, `times` in all (for ever when absent); beside a cron:
-                           so often at each of its times
-        catch_up           deliveries missed while nothing ran: "fire_once" (default), "all" or "skip"
-
-        The result of a delayed message (but for `level`) is a DelayResult with `delay_id` and `due_at`.
-
-        Raises InvalidMessageError, NoSuchTopicError, NotStoredError (ThrottledError, BusyError): certainly
-        not stored; UnknownOutcomeError: it may be; ClosedError.
-        """
-        when = when_of(delay, deliver_at, cron, zone, every, times, catch_up, level)
-        properties = with_level(properties, level)
-        message = OutgoingMessage(topic, body, key, tags, properties, shard_key, queue, idempotency_key)
-        if when is None:
-            return await self.send_message(message, timeout_ms=timeout_ms)
-        self._check_open()
-        job = self._outbox.delayed(message, when, self._deadline(timeout_ms))
-        return (await self._sender.run(job))[0].raise_for_error()
 
     async def cancel(self, delay: str | SendResult, *, timeout_ms: int | None = None) -> CancelOutcome:
         """Take a delayed message back, by its delay_id or the result of its send, and say what came of it.
@@ -116,12 +80,6 @@ class AsyncProducerBase:
         """Deliver a delayed message now, not when it is due (of a repeated one: its next delivery)."""
         return await self._change(DelayAction.FIRE, delay, None, timeout_ms)
 
-    async def send_message(self, message: OutgoingMessage, *, timeout_ms: int | None = None) -> SendResult:
-        """`send`, for a message at hand."""
-        self._check_open()
-        job = self._outbox.single(message, self._deadline(timeout_ms))
-        return (await self._sender.run(job))[0].raise_for_error()
-
     async def send_batch(
         self, messages: Iterable[OutgoingMessage], *, timeout_ms: int | None = None
     ) -> list[SendResult]:
@@ -147,20 +105,69 @@ class AsyncProducerBase:
             lambda at, number: oneway_frame(encoded, number), self._deadline(timeout_ms)
         )
 
+    def transaction(
+        self,
+        *,
+        check: Check | None = None,
+        reference: str | None = None,
+        check_after: timedelta | None = None,
+        timeout_ms: int | None = None,
+    ) -> AsyncTransaction:
+        """Begin a transaction: what is sent in its block is seen when the block is left, all of it or none.
+
+            async with producer.transaction(reference="order-17") as tx:
+                await tx.send("orders", b"paid", key="order-17")
+                await database.commit()
+
+        check        the producer's check, where it was not given to the producer itself; see the class
+        reference    what the application calls it, 1 to 255 characters: a check is told it, consumers have it
+                     as property `transaction-reference`
+        check_after  how long after its first message the check is asked first (60 s), where nobody has said how
+                     it ended
+        timeout_ms   of each of its sends, and of the end; the producer's own when absent
+
+        OptionError where the producer has no producer_group. docs/transactions.md tells all of it.
+        """
+        if self._settings.producer_group is None:
+            raise OptionError(
+                "a transaction without producer_group; allowed: Producer(..., producer_group='bank')"
+            )
+        if check is not None:
+            self._checks.register(check)
+        self._check_open()
+        after_ms = None if check_after is None else duration_ms("check_after", check_after, 1)
+        return AsyncTransaction(self._calls, reference, after_ms, timeout_ms, lambda: self._checks.present)
+
+    def check_counts(self) -> CheckCounts:
+        """What the check has done so far."""
+        return self._checks.counts()
+
     async def close(self) -> None:
         """Close every connection; sends under way end with an error."""
         if self._home.left:
             return
         self._closed = True
+        await self._checks.close(now() + CLOSE_S)
         await self._router.close(now() + CLOSE_S)
 
     async def __aenter__(self) -> Self:
+        if self._checks.present:
+            self._check_open()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    async def _send(self, message: OutgoingMessage, when: When | None, timeout_ms: int | None) -> SendResult:
+        self._check_open()
+        deadline = self._deadline(timeout_ms)
+        if when is None:
+            job = self._outbox.single(message, deadline)
+        else:
+            job = self._outbox.delayed(message, when, deadline)
+        return (await self._sender.run(job))[0].raise_for_error()
 
     async def _change(
         self, action: DelayAction, delay: str | SendResult, when: When | None, timeout_ms: int | None
@@ -173,6 +180,7 @@ class AsyncProducerBase:
         if self._closed:
             raise ClosedError("the producer has been closed")
         self._home.enter()
+        self._checks.begin()
 
     def _encode(self, message: OutgoingMessage) -> bytes:
         self._check_open()
@@ -203,6 +211,7 @@ class AsyncProducer(AsyncProducerBase):
         batch_bytes: int = 4 * 1024 * 1024,
         batch_messages: int = 500,
         producer_group: str | None = None,
+        check: Check | None = None,
         client_id: str | None = None,
     ) -> None:
         """Checks its arguments (OptionError); connects with the first send."""
@@ -218,4 +227,4 @@ class AsyncProducer(AsyncProducerBase):
             producer_group=producer_group,
             client_id=client_id or new_client_id(),
         )
-        super().__init__(proxies, settings)
+        super().__init__(proxies, settings, check)

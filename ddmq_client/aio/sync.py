@@ -47,10 +47,9 @@ async def sleep(seconds: float) -> None:
     await asyncio.sleep(seconds)
 
 
-async def answered(answer: object) -> None:
-    """Wait for what a handler has begun, if it has."""
-    if inspect.isawaitable(answer):
-        await answer
+async def answered(answer: object) -> object:
+    """Wait for what a function of the application has begun, if it has; what it returned."""
+    return await answer if inspect.isawaitable(answer) else answer
 
 
 def fails(error: BaseException) -> bool:

@@ -21,6 +21,9 @@ _I64_FIELD = b"\x16"  # one field id further than the field before
 _STRUCT_FIELD = b"\x1c"
 _LIST_FIELD = b"\x19"
 _STRUCT = 0x0C
+_MESSAGES_FIELD = b"\x09\x06"  # of a PrepareRequest: list, its id 3 said in full
+_TIMEOUT_BEHIND = b"\x26"  # behind it: i64, two ids further
+_TIMEOUT_FIELD = b"\x06\x0a"  # of an EndTransactionRequest: i64, its id 5 said in full
 _PRODUCER_ID_FIELD = b"\x08\xce\x01"  # of a Message: binary, its id 103 said in full
 
 
@@ -80,10 +83,30 @@ def one_message_args(message: bytes, timeout_ms: int | None) -> tuple[bytes, ...
 
 def many_messages_args(messages: Sequence[bytes], timeout_ms: int | None) -> tuple[bytes, ...]:
     """Argument struct (1 list of messages, 2 timeout)."""
-    count = len(messages)
-    head = bytes((count << 4 | _STRUCT,)) if count < 15 else bytes((0xF0 | _STRUCT,)) + varint(count)
     tail = (_STOP,) if timeout_ms is None else (_I64_FIELD, zigzag(timeout_ms), _STOP)
-    return _LIST_FIELD, head, *messages, *tail
+    return _LIST_FIELD, _list_head(len(messages)), *messages, *tail
+
+
+def prepare_args(request: bytes, messages: Sequence[bytes], timeout_ms: int) -> tuple[bytes, ...]:
+    """Argument struct of a PrepareRequest, which was encoded without messages and timeout."""
+    timeout = (_TIMEOUT_BEHIND, zigzag(timeout_ms))
+    head = (_MESSAGES_FIELD, _list_head(len(messages)))
+    return _STRUCT_FIELD, request[:-1], *head, *messages, *timeout, _STOP, _STOP
+
+
+def end_args(request: bytes, timeout_ms: int) -> tuple[bytes, ...]:
+    """Argument struct of an EndTransactionRequest, which was encoded without its timeout."""
+    return _STRUCT_FIELD, request[:-1], _TIMEOUT_FIELD, zigzag(timeout_ms), _STOP, _STOP
+
+
+def request_args(request: bytes) -> tuple[bytes, ...]:
+    """Argument struct of a whole request."""
+    return _STRUCT_FIELD, request, _STOP
+
+
+def _list_head(count: int) -> bytes:
+    """Of a list of structs."""
+    return bytes((count << 4 | _STRUCT,)) if count < 15 else bytes((0xF0 | _STRUCT,)) + varint(count)
 
 
 def producer_field(producer_id: bytes) -> bytes:

@@ -118,9 +118,7 @@ class SendJob:
         timeout_ms = max(1, int(left_ms - min(50.0, left_ms / 10)))
         pending = self._numbered() if self._numbers else [self._messages[at] for at in self._pending]
         head = frames.call_head(self.method, sequence_id)
-        if self._batch:
-            return frames.framed((head, *frames.many_messages_args(pending, timeout_ms)))
-        return frames.framed((head, *frames.one_message_args(pending[0], timeout_ms)))
+        return frames.framed((head, *self._args(pending, timeout_ms)))
 
     def answered(self, node: Node, results: Sequence[SendResult], elsewhere: bool) -> CallVerdict:
         """Take the proxy's results for what was pending; returns the worst verdict for the node's health.
@@ -182,6 +180,11 @@ class SendJob:
         if self._sequences is not None and self._numbers is not None:
             self._sequences.give_back(self._numbers)
             self._numbers = None
+
+    def _args(self, pending: Sequence[bytes], timeout_ms: int) -> tuple[bytes, ...]:
+        if self._batch:
+            return frames.many_messages_args(pending, timeout_ms)
+        return frames.one_message_args(pending[0], timeout_ms)
 
     def _numbered(self) -> list[bytes]:
         assert self._sequences is not None

@@ -1,21 +1,27 @@
 # Generated from ddmq_client/aio/sender.py by tools/unasync.py: change that one.
-"""Carries a SendJob to its end over the producer's connections."""
+"""What sends: Sends, as applications call it; JobSender, which carries a job to its end over the
+producer's connections.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
 
 from ddmq_client.core import verdicts
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.nodes import Node
 from ddmq_client.core.sending import SendJob
 from ddmq_client.core.verdicts import CallFailed, CallVerdict
-from ddmq_client.errors import BusyError, ClosedError, NotStoredError
+from ddmq_client.delays import When, when_of
+from ddmq_client.errors import BusyError, ClosedError, NotStoredError, OptionError
 from ddmq_client.net.router import ProxyRouter
 from ddmq_client.net.sync import now
-from ddmq_client.outgoing import SendResult
+from ddmq_client.outgoing import OutgoingMessage, SendResult, ShardKey, with_level
 from ddmq_client.wire.producing import ProxyFault, read_results
 
+Read = Callable[[bytes, int, bytes], list[SendResult]]  # payload, sequence id, method
 ONEWAY_ATTEMPTS = 4
 UNRESOLVED = "no proxy address is known: no name resolves"
 
@@ -26,8 +32,8 @@ class JobSender:
     def __init__(self, router: ProxyRouter) -> None:
         self._router = router
 
-    def run(self, job: SendJob) -> list[SendResult]:
-        """All results, within the job's deadline."""
+    def run(self, job: SendJob, read: Read = read_results) -> list[SendResult]:
+        """All results, within the job's deadline. `read` finds them in an answer."""
         router = self._router
         try:
             while True:
@@ -36,7 +42,7 @@ class JobSender:
                     job.gave_up(NotStoredError(UNRESOLVED))
                     return job.results
                 job.begin(node, router.recognises())
-                elsewhere = self._attempt(job, node)
+                elsewhere = self._attempt(job, node, read)
                 wait = job.next_wait(now(), elsewhere)
                 if wait is None:
                     return job.results
@@ -67,10 +73,10 @@ class JobSender:
                 self._router.note(node, error.verdict, tried)
         raise failure
 
-    def _attempt(self, job: SendJob, node: Node) -> bool:
+    def _attempt(self, job: SendJob, node: Node, read: Read) -> bool:
         """One attempt; True where a node in rotation is still untried."""
         try:
-            results = self._exchange(job, node)
+            results = self._exchange(job, node, read)
         except CallFailed as failure:
             return self._failed(job, node, failure.verdict, failure.text)
         except FrameError as error:
@@ -89,12 +95,12 @@ class JobSender:
         job.failed(node, verdict, text, elsewhere)
         return elsewhere
 
-    def _exchange(self, job: SendJob, node: Node) -> list[SendResult]:
+    def _exchange(self, job: SendJob, node: Node, read: Read) -> list[SendResult]:
         connection = self._router.lease(node, job.deadline)
         try:
             deadline = job.attempt_deadline(now())
             payload, sequence_id = connection.call(job.frame, deadline)
-            return read_results(payload, sequence_id, job.method)
+            return read(payload, sequence_id, job.method)
         except FrameError:
             connection.close()  # what comes next on it cannot be trusted
             raise
@@ -107,3 +113,63 @@ class JobSender:
             connection.send_only(make_frame, deadline)
         finally:
             self._router.give_back(node, connection)
+
+
+class Sends(ABC):
+    """`send`, as the producer and a transaction have it."""
+
+    def send(
+        self,
+        topic: str,
+        body: bytes | str,
+        *,
+        key: str | None = None,
+        tags: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        shard_key: ShardKey | None = None,
+        queue: int | None = None,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        level: int | None = None,
+        cron: str | None = None,
+        zone: str | None = None,
+        every: timedelta | None = None,
+        times: int | None = None,
+        catch_up: str | None = None,
+        idempotency_key: str | None = None,
+        timeout_ms: int | None = None,
+    ) -> SendResult:
+        """Send one message and wait until it is stored. Arguments: see OutgoingMessage; timeout_ms: see
+        the class.
+
+        delay, deliver_at  deliver it so much later, or at that moment (a datetime with a time zone)
+        level              deliver it after that delay level (1 to 18), without an id to cancel it by
+        cron, zone         deliver it at each time of a five-field cron, in that time zone (UTC)
+        every, times       deliver it again and again, `times` in all (for ever when absent); beside a cron:
+                           so often at each of its times
+        catch_up           deliveries missed while nothing ran: "fire_once" (default), "all" or "skip"
+
+        The result of a delayed message (but for `level`) is a DelayResult with `delay_id` and `due_at`.
+
+        Raises InvalidMessageError, NoSuchTopicError, NotStoredError (ThrottledError, BusyError): certainly
+        not stored; UnknownOutcomeError: it may be; ClosedError.
+        """
+        try:
+            when = when_of(delay, deliver_at, cron, zone, every, times, catch_up, level)
+            properties = with_level(properties, level)
+        except OptionError as error:
+            raise self._refused(error) from None
+        message = OutgoingMessage(topic, body, key, tags, properties, shard_key, queue, idempotency_key)
+        return self._send(message, when, timeout_ms)
+
+    def send_message(self, message: OutgoingMessage, *, timeout_ms: int | None = None) -> SendResult:
+        """`send`, for a message at hand."""
+        return self._send(message, None, timeout_ms)
+
+    def _refused(self, error: OptionError) -> OptionError:
+        """What a send with wrong arguments raises; nothing was sent."""
+        return error
+
+    @abstractmethod
+    def _send(self, message: OutgoingMessage, when: When | None, timeout_ms: int | None) -> SendResult:
+        """Send it; raises what became of it otherwise."""

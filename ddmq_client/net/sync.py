@@ -52,8 +52,9 @@ def sleep(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def answered(answer: object) -> None:
-    """A handler that has returned has begun nothing that lasts."""
+def answered(answer: object) -> object:
+    """What a function of the application returned: it has begun nothing that lasts."""
+    return answer
 
 
 def fails(error: BaseException) -> bool:

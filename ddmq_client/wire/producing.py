@@ -46,14 +46,14 @@ class _Delayed:
     success: DelayResult | None = None
 
 
-_RESULT_NAMES = {
+RESULT_NAMES = {
     "msg": "text", "messageId": "message_id", "queueId": "queue_id", "key": None, "delayId": "delay_id",
     "duplicate": "duplicate_code",
 }  # fmt: skip
 _DELAY_NAMES = {"msg": "text", "uniqDelayMsgId": "delay_id", "firedAtMs": "fired_at_ms", "dueMs": "due_ms"}
 _specs = Specs()
 _MESSAGE = _specs.register(idl.Message)
-_RESULT = _specs.register(idl.Result, SendResult, _RESULT_NAMES)
+_RESULT = _specs.register(idl.Result, SendResult, RESULT_NAMES)
 _ONE = _specs.register(idl.ProducerService.sendSync_result, _One)
 _MANY = _specs.register(idl.ProducerService.sendBatch_result, _Many)
 _DELAY_MESSAGE = _specs.register(idl.DelayMessage)

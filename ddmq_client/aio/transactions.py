@@ -1,0 +1,196 @@
+"""AsyncTransaction: messages that are seen when the application's own work is done, all of them or none.
+
+    async with producer.transaction(check=was_committed, reference="order-17") as tx:
+        await tx.send("orders", b"paid", key="order-17")
+        await database.commit()
+
+A send returns when its message is durable; nobody sees it before the end. Leaving the block commits, an
+exception rolls back. Where nobody can say how it ended, the check is asked, later (docs/transactions.md).
+The blocking one is safe for many threads, that of `ddmq_client.aio` for the tasks of one event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from ddmq_client.aio.sender import AsyncJobSender, AsyncSends
+from ddmq_client.aio.sync import Lock, now
+from ddmq_client.core.transactions import (
+    RANDOM_BYTES,
+    ROLLBACK,
+    TransactionState,
+    end_error,
+    new_id,
+)
+from ddmq_client.delays import When
+from ddmq_client.errors import ClientError, InvalidMessageError, NotStoredError, OptionError
+from ddmq_client.idl.codes import Code, TransactionAction
+from ddmq_client.outbox import Outbox
+from ddmq_client.outgoing import OutgoingMessage, SendResult
+from ddmq_client.transactions import check_reference, with_due_time, with_reference
+from ddmq_client.wire.transactions import read_ended, read_prepared
+
+_log = logging.getLogger("ddmq_client.producer")
+
+
+class AsyncTransactionCalls:
+    """What the transactions of one producer share: the way to the proxies, what these were seen to know."""
+
+    def __init__(self, outbox: Outbox, sender: AsyncJobSender) -> None:
+        self.outbox = outbox
+        self._sender = sender
+        self._recognises: bool | None = None  # what was prepared, when it is sent again
+
+    async def prepare(
+        self, transaction_id: str, message: OutgoingMessage, deadline: float, check_after_ms: int | None
+    ) -> SendResult:
+        """Make a message durable as a part of it."""
+        job = self.outbox.prepared(transaction_id, message, deadline, self._recognises, check_after_ms)
+        (result,) = await self._sender.run(job, read_prepared)
+        self._recognises = job.recognises
+        return result
+
+    async def end(
+        self,
+        transaction_id: str,
+        action: TransactionAction,
+        through_offset: int | None,
+        deadline: float,
+        check: int | None = None,
+    ) -> Sequence[SendResult]:
+        """Say how it ended, until somebody knows; where its messages landed, if this call has committed it.
+        TransactionError where it did not end so, or nobody has confirmed it."""
+        job = self.outbox.end(transaction_id, action, through_offset, deadline, check)
+        (result,) = await self._sender.run(job, read_ended)
+        error = end_error(action, transaction_id, result)
+        if error is not None:
+            raise error
+        return getattr(result, "landed", ())
+
+
+class AsyncTransaction(AsyncSends):
+    """One transaction: made by the producer's `transaction`, a context manager.
+
+    id         32 hexadecimal digits, known from the start: a check is asked by it
+    reference  what the application calls it
+    results    after the commit: where each message landed, in the order they were sent; empty where the
+               answer to the commit was lost and asked for again
+    """
+
+    def __init__(
+        self,
+        calls: AsyncTransactionCalls,
+        reference: str | None,
+        check_after_ms: int | None,
+        timeout_ms: int | None,
+        checked: Callable[[], bool],
+    ) -> None:
+        """`checked`: whether somebody here answers for it later."""
+        check_reference(reference)
+        calls.outbox.timeout_s(timeout_ms)
+        self.reference = reference
+        self.results: Sequence[SendResult] = ()
+        self._calls = calls
+        self._check_after_ms = check_after_ms
+        self._timeout_ms = timeout_ms
+        self._checked = checked
+        self._lock = Lock()
+        self._state = TransactionState(new_id(time.time_ns() // 1_000_000, secrets.token_bytes(RANDOM_BYTES)))
+
+    @property
+    def id(self) -> str:
+        """See the class."""
+        return self._state.id
+
+    async def commit(self) -> None:
+        """All of its messages are seen from now on, or an error says why not. Leaving the block does it.
+
+        Raises NotCommittedError: none is seen; UnknownEndError: it is not known, its check will settle it.
+        """
+        with self._lock:
+            action = self._state.commit()
+        if self._state.must_roll_back:
+            await self._roll_back(action)
+            raise self._state.rolled_back()
+        if action is not None:
+            self.results = await self._end(action)
+
+    async def rollback(self) -> None:
+        """None of its messages is ever seen. An exception that leaves the block does it."""
+        with self._lock:
+            action = self._state.roll_back()
+        await self._roll_back(action)
+
+    def undecided(self) -> None:
+        """The application itself does not know: the commit of its database brought no answer, say. It is left
+        to the check, which is asked a minute after the first message."""
+        with self._lock:
+            self._state.leave()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._state.ended:
+            return
+        if error is None:
+            await self.commit()
+        elif not isinstance(error, Exception) and self._checked():
+            self.undecided()  # interrupted, cancelled: perhaps behind the local commit
+        else:
+            try:
+                await self.rollback()
+            except ClientError as failure:
+                _log.warning("%s (its block raised %r)", failure, error)
+
+    def _refused(self, error: OptionError) -> OptionError:
+        with self._lock:
+            self._state.fail(f"a send of it was wrong: {error}")
+        return error
+
+    async def _send(self, message: OutgoingMessage, when: When | None, timeout_ms: int | None) -> SendResult:
+        with self._lock:
+            self._state.begin_send()
+        try:
+            result = await self._prepared(message, when, timeout_ms)
+        except BaseException as error:
+            with self._lock:
+                self._state.send_failed(error, unsure=_unsure(error))
+            raise
+        with self._lock:
+            self._state.sent([result])
+            if when is None or result.delay_id is not None:
+                return result
+            text = f"topic {message.topic} does not take due times in a transaction: it would come at once"
+            self._state.fail(text)
+        raise InvalidMessageError(text, Code.ILLEGAL_MESSAGE, result.proxy)
+
+    async def _prepared(
+        self, message: OutgoingMessage, when: When | None, timeout_ms: int | None
+    ) -> SendResult:
+        message = with_due_time(with_reference(message, self.reference), when)
+        deadline = self._deadline(timeout_ms)
+        result = await self._calls.prepare(self.id, message, deadline, self._check_after_ms)
+        return result.raise_for_error()
+
+    async def _roll_back(self, action: TransactionAction | None) -> None:
+        if action is not None:
+            await self._end(ROLLBACK)
+
+    async def _end(self, action: TransactionAction) -> Sequence[SendResult]:
+        return await self._calls.end(self.id, action, self._state.through_offset, self._deadline(None))
+
+    def _deadline(self, timeout_ms: int | None) -> float:
+        return now() + self._calls.outbox.timeout_s(self._timeout_ms if timeout_ms is None else timeout_ms)
+
+
+def _unsure(error: BaseException) -> bool:
+    """Whether a send that raised this may have made its message durable."""
+    return not isinstance(error, InvalidMessageError | NotStoredError)

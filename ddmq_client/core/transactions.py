@@ -1,0 +1,234 @@
+"""A transaction as its producer sees it: what it has become, and the calls that make it so. Pure.
+
+Each send of it is a PrepareJob: the message is durable, and invisible, when that succeeds. One that does not
+makes the transaction rollback-only, whatever became of it: a commit would publish a part. The end is an
+EndJob. It is asked again until somebody knows: by its id it is carried out once, and the answer to the second
+asking is what the first one came to. So a late answer goes before an earlier failure, which for sends it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from ddmq_client.core import frames
+from ddmq_client.core.nodes import Node
+from ddmq_client.core.sending import ResendPolicy, SendJob
+from ddmq_client.core.sequences import Sequences
+from ddmq_client.core.verdicts import CallVerdict
+from ddmq_client.errors import ClosedError, NotCommittedError, TransactionError, UnknownEndError
+from ddmq_client.idl.codes import TransactionAction, TransactionOutcome
+from ddmq_client.outgoing import SendResult
+
+PREPARE = b"sendPrepared"
+END = b"endTransaction"
+POLL = b"pollTransactionChecks"
+COMMIT, ROLLBACK = TransactionAction.COMMIT, TransactionAction.ROLLBACK
+RANDOM_BYTES = 10
+_SETTLED = frozenset(TransactionOutcome) - {TransactionOutcome.OPEN}
+
+
+def new_id(now_ms: int, random: bytes) -> str:
+    """32 hexadecimal digits of a UUID of version 7: when it was made, and RANDOM_BYTES of chance."""
+    chance = int.from_bytes(random, "big")
+    high = (now_ms & (1 << 48) - 1) << 16 | 0x7000 | chance >> 68 & 0x0FFF
+    return f"{high << 64 | 2 << 62 | chance & (1 << 62) - 1:032x}"
+
+
+class PreparedResult(SendResult):
+    """The answer to one prepared message. `through_offset`: for the end; see the wire contract."""
+
+    __slots__ = ("through_offset",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.through_offset: int | None = None
+
+
+class EndResult(SendResult):
+    """The answer to an end. `outcome`: what the transaction is now; `landed`: where its messages are, from
+    the call that committed it."""
+
+    __slots__ = ("landed", "outcome")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outcome: int | None = None
+        self.landed: Sequence[SendResult] = ()
+
+
+class PrepareJob(SendJob):
+    """The messages of one call that belong to a transaction. `recognises`: whether proxies were seen to know
+    what they have prepared by its number, as of this job's answers."""
+
+    __slots__ = ("_request", "recognises")
+
+    def __init__(
+        self,
+        request: bytes,
+        messages: Sequence[bytes],
+        deadline: float,
+        policy: ResendPolicy,
+        sequences: Sequences | None,
+        recognises: bool | None,
+    ) -> None:
+        """`request`: the encoded PrepareRequest without messages and timeout."""
+        super().__init__(messages, True, deadline, policy, PREPARE, sequences=sequences)
+        self._request = request
+        self.recognises = recognises
+
+    def begin(self, node: Node, recognised: bool | None = None) -> None:
+        """As of every send; what plain sends have shown does not count here."""
+        super().begin(node, self.recognises)
+
+    def answered(self, node: Node, results: Sequence[SendResult], elsewhere: bool) -> CallVerdict:
+        """As of every send; the node's plain sends are not judged by it."""
+        before = node.recognises
+        verdict = super().answered(node, results, elsewhere)
+        node.recognises = before
+        for result in self.results:
+            if result.error is None and result.code == 0:
+                self.recognises = result.duplicate_code is not None
+        return verdict
+
+    def _args(self, pending: Sequence[bytes], timeout_ms: int) -> tuple[bytes, ...]:
+        return frames.prepare_args(self._request, pending, timeout_ms)
+
+
+class EndJob(SendJob):
+    """One end, or the answer to one check."""
+
+    __slots__ = ()
+
+    def __init__(self, request: bytes, deadline: float, policy: ResendPolicy) -> None:
+        """`request`: the encoded EndTransactionRequest without its timeout."""
+        super().__init__([request], False, deadline, policy._replace(retry_unknown=True), END)
+
+    def answered(self, node: Node, results: Sequence[SendResult], elsewhere: bool) -> CallVerdict:
+        """What has ended has: that counts, whatever was asked and whatever came before."""
+        (result,) = results
+        if isinstance(result, EndResult) and (result.code == 0 or result.outcome in _SETTLED):
+            result.proxy = node.name
+            self.results[0] = result
+            self._pending = ()
+            return CallVerdict.STORED
+        return super().answered(node, results, elsewhere)
+
+    def _args(self, pending: Sequence[bytes], timeout_ms: int) -> tuple[bytes, ...]:
+        return frames.end_args(pending[0], timeout_ms)
+
+
+def end_error(action: TransactionAction, transaction_id: str, result: SendResult) -> TransactionError | None:
+    """What the caller of an end is told; None: it is as asked."""
+    outcome = result.outcome if isinstance(result, EndResult) else None
+    if outcome is None and result.error is None:
+        return None
+    told = (transaction_id, None if result.code < 0 else result.code, result.proxy)
+    called = f"transaction {transaction_id}"
+    if outcome in _AS_ASKED[action] or (result.code == 0 and outcome == TransactionOutcome.OPEN):
+        return None
+    if outcome == TransactionOutcome.COMMITTED:
+        return TransactionError(f"{called} was committed before it was rolled back here", *told)
+    if outcome in _NOT_COMMITTED:
+        return NotCommittedError(f"{called} is not committed: {_NOT_COMMITTED[outcome]}", *told)
+    verb = "commit" if action is COMMIT else "rollback"
+    if outcome == TransactionOutcome.NO_LONGER_KNOWN:
+        what = "it ended too long ago, the proxies no longer know how"
+    else:
+        what = f"{result.text or result.error}; the check of its producer group will settle it"
+    return UnknownEndError(f"whether the {verb} of {called} took place is unknown: {what}", *told)
+
+
+_AS_ASKED: dict[TransactionAction, Collection[int | None]] = {
+    COMMIT: (TransactionOutcome.COMMITTED,),
+    ROLLBACK: (TransactionOutcome.ROLLED_BACK, TransactionOutcome.NEVER_THERE),
+    TransactionAction.NOT_KNOWN_YET: (),
+}
+_NOT_COMMITTED: dict[int | None, str] = {
+    TransactionOutcome.ROLLED_BACK: "it was rolled back, by an operator or as a check was answered",
+    TransactionOutcome.NEVER_THERE: "the proxies never had a message of it",
+    TransactionOutcome.DEAD_LETTER: "it became a dead letter, since nobody said in time how it ended",
+}
+
+
+class TransactionState:
+    """What became of one transaction. The callers hold one lock around every call."""
+
+    __slots__ = ("_ended", "_failure", "_prepared", "_under_way", "_unsure", "id", "through_offset")
+
+    def __init__(self, transaction_id: str) -> None:
+        self.id = transaction_id
+        self.through_offset: int | None = None
+        self._prepared = 0  # messages that are durable
+        self._under_way = 0
+        self._unsure = False  # whether a send that failed may have made a message durable
+        self._failure: str | None = None  # rollback-only, and why
+        self._ended: str | None = None
+
+    def begin_send(self) -> None:
+        """A send begins; ClosedError where the transaction has ended, NotCommittedError where it must be
+        rolled back."""
+        self._check_open()
+        if self._failure is not None:
+            raise self.rolled_back()
+        self._under_way += 1
+
+    def sent(self, results: Sequence[SendResult]) -> None:
+        """Its messages are durable."""
+        self._under_way -= 1
+        self._prepared += len(results)
+        for result in results:
+            offset = result.through_offset if isinstance(result, PreparedResult) else None
+            if offset is not None:
+                self.through_offset = max(offset, self.through_offset or 0)
+
+    def send_failed(self, error: BaseException, unsure: bool) -> None:
+        """It was not confirmed: from now on the transaction can only be rolled back. `unsure`: it may be
+        durable all the same."""
+        self._under_way -= 1
+        self._unsure = self._unsure or unsure
+        self.fail(f"a message of it was not stored for sure: {str(error) or repr(error)}")
+
+    def fail(self, reason: str) -> None:
+        """From now on it can only be rolled back."""
+        self._failure = self._failure or reason
+
+    def commit(self) -> TransactionAction | None:
+        """The application commits: what to ask for; None, nothing was sent. Look at `must_roll_back` after
+        it has been carried out."""
+        self._check_open()
+        if self._under_way:
+            self.fail(f"{self._under_way} sends of it were under way when it was to be committed")
+        self._ended = "committed" if self._failure is None else "rolled back"
+        return self._asked(COMMIT if self._failure is None else ROLLBACK)
+
+    def roll_back(self) -> TransactionAction | None:
+        """The application gives it up: what to ask for."""
+        self._check_open()
+        self._ended = "rolled back"
+        return self._asked(ROLLBACK)
+
+    def leave(self) -> None:
+        """Nobody here knows how it ended: its check will be asked."""
+        self._check_open()
+        self._ended = "left to its check"
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more can be asked of it."""
+        return self._ended is not None
+
+    @property
+    def must_roll_back(self) -> bool:
+        """It cannot be committed."""
+        return self._failure is not None
+
+    def rolled_back(self) -> NotCommittedError:
+        """What tells the application that it could not be committed."""
+        return NotCommittedError(f"transaction {self.id} is rolled back: {self._failure}", self.id)
+
+    def _asked(self, action: TransactionAction) -> TransactionAction | None:
+        return action if self._prepared or self._under_way or self._unsure else None
+
+    def _check_open(self) -> None:
+        if self._ended is not None:
+            raise ClosedError(f"transaction {self.id} has ended: {self._ended}")

@@ -1,0 +1,216 @@
+# Generated from ddmq_client/aio/checks.py by tools/unasync.py: change that one.
+"""The producer's check at work: it asks the proxies for transactions that nobody ended, and the application's
+function how they did.
+
+One poll at a time waits at one proxy, at the next one after each answer or failure, over a connection of its
+own: sends need not wait for it. What a poll brings is decided one after another, each decision told before the
+next. A proxy offers what was not answered again, so nothing is kept here.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Sequence
+
+from ddmq_client.core import verdicts
+from ddmq_client.core.frames import FrameError
+from ddmq_client.core.nodes import Node, Pace
+from ddmq_client.core.settings import ProducerSettings
+from ddmq_client.core.verdicts import CallFailed, CallVerdict
+from ddmq_client.errors import ClientError, ClosedError, OptionError
+from ddmq_client.idl.codes import Code, TransactionAction
+from ddmq_client.net.connection import FramedConnection
+from ddmq_client.net.router import ProxyRouter
+from ddmq_client.net.sender import UNRESOLVED
+from ddmq_client.net.sync import Activity, Condition, Lock, answered, ends, finish, now
+from ddmq_client.net.transactions import TransactionCalls
+from ddmq_client.transactions import Check, CheckCounts, Decision, OpenTransaction
+from ddmq_client.wire.producing import ProxyFault
+from ddmq_client.wire.transactions import poll_frame, read_checks
+
+_log = logging.getLogger("ddmq_client.producer")
+POLL_MS = 10_000  # that a proxy holds a poll
+ANSWER_S = 5.0  # for its answer, beyond that
+CHECKS_MAX = 16  # of one poll
+DECISION_S = 10.0  # to tell one
+ACTIONS = {
+    Decision.COMMITTED: TransactionAction.COMMIT,
+    Decision.ROLLED_BACK: TransactionAction.ROLLBACK,
+    Decision.NOT_KNOWN_YET: TransactionAction.NOT_KNOWN_YET,
+}
+
+
+class Checks:
+    """Of one producer: its check, and what asks for the transactions that it decides."""
+
+    def __init__(self, settings: ProducerSettings, router: ProxyRouter, calls: TransactionCalls) -> None:
+        self._settings = settings
+        self._router = router
+        self._calls = calls
+        self._check: Check | None = None
+        self._lock = Lock()
+        self._ending = Condition(self._lock)
+        self._counts = CheckCounts()
+        self._polling: Activity | None = None
+        self._connection: FramedConnection | None = None
+        self._failing = False
+        self._closed = False
+
+    @property
+    def present(self) -> bool:
+        """There is a check."""
+        return self._check is not None
+
+    def counts(self) -> CheckCounts:
+        """A copy of the counters."""
+        with self._lock:
+            return self._counts.copy()
+
+    def register(self, check: Check) -> None:
+        """This function decides from now on; OptionError for what is none, or another one than before."""
+        if not callable(check):
+            raise OptionError(f"check={check!r}; allowed: a function of an OpenTransaction")
+        if self._settings.producer_group is None:
+            raise OptionError(
+                "check is set without producer_group; allowed: both, the group is whom it answers for"
+            )
+        with self._lock:
+            if self._check is not None and self._check != check:
+                raise OptionError(
+                    f"check={check!r} beside {self._check!r} of this producer; allowed: one, which is asked"
+                    " about every transaction of the producer group"
+                )
+            self._check = check
+
+    def begin(self) -> None:
+        """Ask from now on, where there is a check."""
+        if self._polling is not None or self._check is None:
+            return
+        with self._lock:
+            if self._polling is None and not self._closed:
+                self._polling = Activity(self._poll, "ddmq-producer-checks")
+                self._polling.start()
+
+    def close(self, deadline: float) -> None:
+        """Ask no more. What the check is at is waited for until then."""
+        with self._lock:
+            self._closed = True
+            self._ending.notify_all()
+            connection, polling = self._connection, self._polling
+        if connection is not None:
+            connection.close()
+        if polling is not None:
+            finish([polling], deadline)
+
+    def _poll(self) -> None:
+        pace = Pace(POLL_MS / 1000, random.random)
+        tried: set[Node] = set()
+        while not self._closed:
+            began = now()
+            try:
+                node = self._router.pick(tried, began + ANSWER_S)
+                found = self._ask(node, tried)
+            except ClosedError:
+                return
+            if found is None:
+                pause = pace.failed()
+            else:
+                for transaction in found:
+                    self._settle(transaction)
+                pause = pace.answered(len(found), now() - began)
+            until = now() + pause
+            with self._lock:
+                while not self._closed and now() < until:
+                    self._ending.wait(until - now())
+
+    def _ask(self, node: Node | None, tried: set[Node]) -> Sequence[OpenTransaction] | None:
+        """What a poll brought; None where it brought no answer."""
+        if node is None:
+            self._failed(UNRESOLVED)
+            return None
+        tried.add(node)
+        verdict, found = CallVerdict.STORED, None
+        try:
+            found = self._answer(node)
+        except CallFailed as error:
+            verdict = error.verdict
+            self._failed(f"{node.name}: {error}")
+        except FrameError as error:
+            verdict = CallVerdict.LOST
+            self._failed(f"{node.name}: {error}")
+        except ProxyFault as fault:
+            verdict = verdicts.of_fault(fault.kind)
+            self._failed(f"{node.name}: {fault}")
+        if not self._closed and not self._router.note(node, verdict, tried):
+            tried.clear()
+        return found
+
+    def _answer(self, node: Node) -> Sequence[OpenTransaction]:
+        connection = FramedConnection(node.address)
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the producer has been closed")
+            self._connection = connection
+        try:
+            payload, number = connection.call(self._frame, now() + POLL_MS / 1000 + ANSWER_S)
+        finally:
+            connection.close()
+        code, text, found = read_checks(payload, number)
+        if code != Code.OK:
+            raise CallFailed(verdicts.of_code(code), f"{text} (code {code})")
+        self._failing = False
+        return found
+
+    def _frame(self, at: float, sequence_id: int) -> bytes:
+        group = self._settings.producer_group or ""
+        return poll_frame(group, self._settings.client_id, CHECKS_MAX, POLL_MS, sequence_id)
+
+    def _failed(self, text: str) -> None:
+        """A poll brought no answer; the first one after others that did is logged."""
+        if self._closed:
+            return
+        with self._lock:
+            self._counts.poll_errors += 1
+        if not self._failing:
+            _log.warning(
+                "the poll for checks of producer group %s failed: %s", self._settings.producer_group, text
+            )
+        self._failing = True
+
+    def _settle(self, transaction: OpenTransaction) -> None:
+        """Ask the application, tell the proxies."""
+        decision = self._decide(transaction)
+        deadline = now() + DECISION_S
+        try:
+            self._calls.end(
+                transaction.id, ACTIONS[decision], transaction.through_offset, deadline, transaction.check
+            )
+        except ClientError as error:
+            _log.warning("check %d of transaction %s: %s", transaction.check, transaction.id, error)
+            with self._lock:
+                self._counts.unanswered += 1
+
+    def _decide(self, transaction: OpenTransaction) -> Decision:
+        assert self._check is not None
+        try:
+            decision = answered(self._check(transaction))
+        except BaseException as error:
+            if ends(error):
+                raise
+            _log.exception("the check of transaction %s raised: not known yet", transaction.id)
+            decision = None
+        else:
+            if not isinstance(decision, Decision):
+                _log.error("the check of transaction %s returned %r: not known yet", transaction.id, decision)
+        with self._lock:
+            counts = self._counts
+            if decision is Decision.COMMITTED:
+                counts.committed += 1
+            elif decision is Decision.ROLLED_BACK:
+                counts.rolled_back += 1
+            elif decision is Decision.NOT_KNOWN_YET:
+                counts.not_known += 1
+            else:
+                counts.errors += 1
+        return decision if isinstance(decision, Decision) else Decision.NOT_KNOWN_YET

@@ -1,0 +1,140 @@
+"""The producer service's calls of transactions: requests to bytes, answers to results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddmq_client.core import frames
+from ddmq_client.core.frames import FrameError
+from ddmq_client.core.transactions import POLL, EndResult, PreparedResult
+from ddmq_client.idl import producer as idl
+from ddmq_client.idl.codes import OK_TEXT, Code, TransactionAction
+from ddmq_client.outgoing import OutgoingMessage, SendResult
+from ddmq_client.transactions import OpenTransaction, reference_of
+from ddmq_client.wire.codec import Specs, decode, encode
+from ddmq_client.wire.producing import RESULT_NAMES, answer_at
+
+
+class _Prepared:
+    code: int = 0
+    text: str = ""
+    results: list[PreparedResult] | None = None
+    through_offset: int | None = None
+
+
+class _PreparedAnswer:
+    success: _Prepared | None = None
+
+
+class _EndAnswer:
+    success: EndResult | None = None
+
+
+class _PollAnswer:
+    success: Any = None
+
+
+_specs = Specs()
+_MESSAGE = _specs.register(idl.Message)
+_specs.register(idl.Result, PreparedResult, RESULT_NAMES)
+_PREPARE = _specs.register(idl.PrepareRequest)
+_specs.register(idl.PrepareResponse, _Prepared, {"msg": "text", "throughOffset": "through_offset"})
+_PREPARED = _specs.register(idl.ProducerService.sendPrepared_result, _PreparedAnswer)
+_POLL = _specs.register(idl.PollChecksRequest)
+_POLLED = _specs.register(idl.ProducerService.pollTransactionChecks_result, _PollAnswer)
+_landed = Specs()
+_landed.register(idl.Result, SendResult, RESULT_NAMES)
+_END = _landed.register(idl.EndTransactionRequest)
+_landed.register(idl.EndTransactionResponse, EndResult, {"msg": "text", "results": "landed"})
+_ENDED = _landed.register(idl.ProducerService.endTransaction_result, _EndAnswer)
+
+
+def prepare_request(
+    transaction_id: str, group: str, client_id: str, check_after_ms: int | None = None
+) -> bytes:
+    """A PrepareRequest without messages and timeout (frames.prepare_args)."""
+    wire: Any = _PREPARE[0]()
+    wire.transactionId, wire.producerGroup, wire.clientId = transaction_id, group, client_id
+    wire.checkAfterMs = check_after_ms
+    return encode(wire, _PREPARE)
+
+
+def end_request(
+    transaction_id: str,
+    group: str,
+    client_id: str,
+    action: TransactionAction,
+    through_offset: int | None,
+    check: int | None = None,
+) -> bytes:
+    """An EndTransactionRequest without its timeout (frames.end_args)."""
+    wire: Any = _END[0]()
+    wire.transactionId, wire.producerGroup, wire.clientId = transaction_id, group, client_id
+    wire.action, wire.throughOffset, wire.check = int(action), through_offset, check
+    return encode(wire, _END)
+
+
+def poll_frame(group: str, client_id: str, count_max: int, timeout_ms: int, sequence_id: int) -> bytes:
+    """The request for checks."""
+    wire: Any = _POLL[0]()
+    wire.producerGroup, wire.clientId, wire.countMax, wire.timeout = group, client_id, count_max, timeout_ms
+    return frames.framed((frames.call_head(POLL, sequence_id), *frames.request_args(encode(wire, _POLL))))
+
+
+def read_prepared(payload: bytes, sequence_id: int, method: bytes) -> list[SendResult]:
+    """The result of the one message: it is prepared, or not."""
+    answer = decode(payload, answer_at(payload, method, sequence_id), _PREPARED).success
+    if answer is None:
+        raise FrameError("answer without a result")
+    results: list[SendResult] = list(answer.results or ())
+    if answer.code == Code.OK:
+        for result in results:
+            if isinstance(result, PreparedResult):
+                result.through_offset = answer.through_offset
+        return results
+    refused = [result for result in results if result.code != Code.OK]
+    code, text = (refused[0].code, refused[0].text) if refused else (answer.code, answer.text)
+    return [_refused(code, text)]
+
+
+def read_ended(payload: bytes, sequence_id: int, method: bytes) -> list[SendResult]:
+    """What an end came to."""
+    answer = decode(payload, answer_at(payload, method, sequence_id), _ENDED).success
+    if answer is None:
+        raise FrameError("answer without a result")
+    answer.landed = answer.landed or ()
+    return [answer]
+
+
+def read_checks(payload: bytes, sequence_id: int) -> tuple[int, str, list[OpenTransaction]]:
+    """(code, text, checks)."""
+    answer = decode(payload, answer_at(payload, POLL, sequence_id), _POLLED).success
+    if answer is None:
+        raise FrameError("answer without a result")
+    return answer.code or 0, answer.msg or "", [_open(wire) for wire in answer.checks or ()]
+
+
+def _open(wire: Any) -> OpenTransaction:
+    messages = [_outgoing(message) for message in wire.messages or ()]
+    return OpenTransaction(
+        wire.transactionId or "",
+        messages,
+        reference_of(messages),
+        wire.check or 0,
+        wire.preparedMs or 0,
+        wire.throughOffset,
+    )
+
+
+def _outgoing(wire: Any) -> OutgoingMessage:
+    body = wire.body if wire.body is not None else (wire.value or "").encode()
+    return OutgoingMessage(
+        wire.topic or "", body, wire.key or None, wire.tags or None, wire.properties or {},
+        idempotency_key=wire.idempotencyKey,
+    )  # fmt: skip
+
+
+def _refused(code: int, text: str) -> SendResult:
+    result = PreparedResult()
+    result.code, result.text = code, text or OK_TEXT
+    return result
