@@ -2,8 +2,8 @@
 function how they did.
 
 One poll at a time waits at one proxy, at the next one after each answer or failure, over a connection of its
-own: sends need not wait for it. What a poll brings is decided one after another, each decision told before the
-next. A proxy offers what was not answered again, so nothing is kept here.
+own: sends need not wait for it. What a poll brings is decided one after another, each decision told before
+the next. A proxy offers what was not answered again, so nothing is kept here.
 """
 
 from __future__ import annotations
@@ -148,11 +148,7 @@ class AsyncChecks:
         return found
 
     async def _answer(self, node: Node) -> Sequence[OpenTransaction]:
-        connection = AsyncFramedConnection(node.address)
-        with self._lock:
-            if self._closed:
-                raise ClosedError("the producer has been closed")
-            self._connection = connection
+        self._connection = connection = AsyncFramedConnection(node.address)
         try:
             payload, number = await connection.call(self._frame, now() + POLL_MS / 1000 + ANSWER_S)
         finally:
@@ -164,6 +160,8 @@ class AsyncChecks:
         return found
 
     def _frame(self, at: float, sequence_id: int) -> bytes:
+        if self._closed:  # while it was being connected, so `close` could not end the wait
+            raise ClosedError("the producer has been closed")
         group = self._settings.producer_group or ""
         return poll_frame(group, self._settings.client_id, CHECKS_MAX, POLL_MS, sequence_id)
 

@@ -3,7 +3,7 @@
 Each send of it is a PrepareJob: the message is durable, and invisible, when that succeeds. One that does not
 makes the transaction rollback-only, whatever became of it: a commit would publish a part. The end is an
 EndJob. It is asked again until somebody knows: by its id it is carried out once, and the answer to the second
-asking is what the first one came to. So a late answer goes before an earlier failure, which for sends it does not.
+asking is what the first one came to. So a late answer goes before an earlier failure, other than for sends.
 """
 
 from __future__ import annotations

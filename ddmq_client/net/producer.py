@@ -120,8 +120,8 @@ class ProducerBase(Sends):
         check        the producer's check, where it was not given to the producer itself; see the class
         reference    what the application calls it, 1 to 255 characters: a check is told it, consumers have it
                      as property `transaction-reference`
-        check_after  how long after its first message the check is asked first (60 s), where nobody has said how
-                     it ended
+        check_after  how long after its first message the check is asked first (60 s), where nobody has said
+                     how it ended
         timeout_ms   of each of its sends, and of the end; the producer's own when absent
 
         OptionError where the producer has no producer_group. docs/transactions.md tells all of it.

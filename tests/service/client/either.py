@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ddmq_client import Producer
@@ -33,3 +36,63 @@ class Either:
         self.close()
         if self._loop is not None:
             self._loop.close()
+
+
+class Going:
+    """An object of either kind, called alike; the asyncio one lives on a loop that runs all the time."""
+
+    def __init__(self, inner: Any, loop: asyncio.AbstractEventLoop | None) -> None:
+        self._inner = inner
+        self._loop = loop
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if not callable(found):
+            return found
+
+        def call(*args: Any, **fields: Any) -> Any:
+            made = self._on_loop(found, *args, **fields)
+            return Going(made, self._loop) if name == "transaction" else made
+
+        return call
+
+    def __enter__(self) -> Going:
+        self._on_loop(self._inner.__enter__ if self._loop is None else self._inner.__aenter__)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._on_loop(self._inner.__exit__ if self._loop is None else self._inner.__aexit__, *error)
+
+    def _on_loop(self, function: Any, *args: Any, **fields: Any) -> Any:
+        if self._loop is None:
+            return function(*args, **fields)
+
+        async def called() -> Any:
+            found = function(*args, **fields)
+            return await found if inspect.isawaitable(found) else found
+
+        return asyncio.run_coroutine_threadsafe(called(), self._loop).result()
+
+
+@contextmanager
+def going(kind: str, proxies: str | list[str], **settings: Any) -> Iterator[Going]:
+    """A producer of this kind, until the end of the block; it is not entered."""
+    settings = {"client_id": "me"} | settings
+    if kind == "blocking":
+        producer = Going(Producer(proxies, **settings), None)
+        try:
+            yield producer
+        finally:
+            producer.close()
+        return
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    producer = Going(AsyncProducer(proxies, **settings), loop)
+    try:
+        yield producer
+    finally:
+        producer.close()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(60)
+        loop.close()

@@ -13,6 +13,8 @@ With `recognises` it stores what has a key or a sequence once, as docs/wire-addi
 over both; `takes_keys` False: it refuses keys. `known` is what it recognises: two that share it and `stored`
 are proxies of one cluster.
 
+Transactions are in standin_transactions.py.
+
 A delayed message waits in `delayed` by its uuid; one added, cancelled or fired before is known as such.
 
 A fetch gives one queue for each topic, where the messages have the offsets that they have in `stored`.
@@ -28,6 +30,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from standin_transactions import StandinTransactions
 from thriftpy2.protocol.compact import TCompactProtocol
 from thriftpy2.thrift import TApplicationException, TMessageType
 from thriftpy2.transport import TMemoryBuffer
@@ -58,10 +61,11 @@ class Closed(Exception):
     pass
 
 
-class Standin:
+class Standin(StandinTransactions):
     """Listens on a port of its own; `stop` and `restart` keep the port and what is stored."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.faults: dict[str, deque[Fault]] = defaultdict(deque)
         self.stored: list[Any] = []  # producer Messages, in the order they were stored
         self.calls: list[tuple[str, Any]] = []  # (method, arguments), in order, without heartbeats
@@ -79,8 +83,6 @@ class Standin:
         self.assigned = True  # whether a fetch gets any queues
         self.heartbeats = 0
         self.connections = 0
-        self.changed = threading.Condition()
-        self._life = 0  # counts restarts
         self._released = threading.Semaphore(0)
         self._attempts: dict[tuple[str, int], int] = defaultdict(int)
         self._open: set[socket.socket] = set()
@@ -124,7 +126,7 @@ class Standin:
         for connection in list(self._open):
             _end(connection)
         with self.changed:
-            self._life += 1
+            self.life += 1
             self.leases.clear()
             self.changed.notify_all()
 
@@ -288,9 +290,9 @@ class Standin:
         self._take(request.result)
         until = time.monotonic() + max(20, request.maxLingerTime or 0) / 1000
         with self.changed:
-            life = self._life
+            life = self.life
             while True:
-                if life != self._life:
+                if life != self.life:
                     raise Closed
                 topic, found = self._lease(request)
                 left = until - time.monotonic()

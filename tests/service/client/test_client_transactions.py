@@ -1,0 +1,391 @@
+"""Transactions of both producers against a stand-in: what is stored when, what ends how, who hears of it."""
+
+# ruff: noqa: PT012, SIM117 - an end raises where its block is left, so blocks stand in pytest.raises
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from either import KINDS, Going, going
+from standin import AFTER, BEFORE, FAULT, GARBAGE, HALF, HOLD, Fault, Standin, refuse
+
+from ddmq_client import (
+    ClosedError,
+    InvalidMessageError,
+    NotCommittedError,
+    NotStoredError,
+    OptionError,
+    OutgoingMessage,
+    Producer,
+    TransactionError,
+    UnknownEndError,
+    UnknownOutcomeError,
+)
+
+COMMIT, ROLLBACK = 8, 12
+COMMITTED, ROLLED_BACK = 1, 2
+LOST = [AFTER, HALF, BEFORE, GARBAGE, FAULT, refuse(15), refuse(10), refuse(12), refuse(20)]
+PATIENCE_MS = 60_000
+Make = Callable[..., Going]
+
+
+@pytest.fixture(params=KINDS)
+def made(request: pytest.FixtureRequest, proxy: Standin) -> Iterator[Make]:
+    """Makes producers of either kind."""
+    ends: list[Any] = []
+
+    def make(proxies: str | list[str] = "", **settings: Any) -> Going:
+        settings = {"timeout_ms": PATIENCE_MS, "producer_group": "bank"} | settings
+        block = going(request.param, proxies or proxy.address, **settings)
+        producer = block.__enter__()
+        ends.append(block)
+        return producer
+
+    yield make
+    for block in ends:
+        block.__exit__(None, None, None)
+
+
+@pytest.fixture
+def producer(made: Make) -> Going:
+    return made()
+
+
+def bodies(proxy: Standin) -> list[bytes]:
+    return [message.body for message in proxy.stored]
+
+
+def actions(proxy: Standin) -> list[int]:
+    return [request.action for request in proxy.ends]
+
+
+# --- the way it should be
+
+
+def test_what_is_sent_is_seen_when_the_block_is_left(producer: Going, proxy: Standin) -> None:
+    with producer.transaction(reference="order-17") as tx:
+        first = tx.send("orders", b"one", key="k", tags="t", properties={"p": "v"}, shard_key=5)
+        assert first.stored
+        assert first.message_id
+        assert [message.body for message in proxy.half[tx.id]] == [b"one"], "durable before send returns"
+        tx.send("ledger", "two", queue=3, idempotency_key="i", level=2)
+        tx.send_message(OutgoingMessage("ledger", b"three"))
+        assert bodies(proxy) == []
+    assert bodies(proxy) == [b"one", b"two", b"three"]
+    one, two, three = proxy.stored
+    assert (one.topic, one.key, one.tags, one.partitionId, one.hashId) == ("orders", "k", "t", -1, 5)
+    assert one.properties == {"p": "v", "transaction-reference": "order-17"}
+    assert (two.topic, two.partitionId, two.idempotencyKey) == ("ledger", 3, "i")
+    assert two.properties == {"DELAY": "2", "transaction-reference": "order-17"}
+    assert three.properties == {"transaction-reference": "order-17"}
+    assert {message.producerGroup for message in proxy.stored} == {"bank"}
+    assert [result.offset for result in tx.results] == [0, 1, 2]
+    (end,) = proxy.ends
+    assert (end.transactionId, end.producerGroup, end.action, end.clientId) == (tx.id, "bank", COMMIT, "me")
+    assert end.throughOffset == 103
+    assert end.check is None
+    assert 0 < end.timeout <= PATIENCE_MS
+
+
+def test_the_id_is_a_uuid_that_says_when_it_began(producer: Going) -> None:
+    first, second = (producer.transaction().id for _ in range(2))
+    assert UUID(first).version == UUID(second).version == 7
+    assert UUID(first).variant == UUID(second).variant
+    assert first != second
+    assert abs(int(second[:12], 16) - int(first[:12], 16)) < 60_000
+
+
+def test_the_calls_say_whose_they_are(producer: Going, proxy: Standin) -> None:
+    with producer.transaction(check_after=timedelta(minutes=5)) as tx:
+        tx.send("t", b"x", timeout_ms=1_000)
+    method, args = proxy.calls[0]
+    request = args.request
+    assert method == "sendPrepared"
+    assert (request.transactionId, request.producerGroup, request.clientId) == (tx.id, "bank", "me")
+    assert request.checkAfterMs == 300_000
+    assert 0 < request.timeout <= 1_000
+
+
+def test_an_exception_rolls_back(producer: Going, proxy: Standin) -> None:
+    with pytest.raises(ZeroDivisionError), producer.transaction() as tx:
+        tx.send("t", b"x")
+        raise ZeroDivisionError
+    assert proxy.ended == {tx.id: ROLLED_BACK}
+    assert bodies(proxy) == []
+
+
+def test_who_sends_nothing_asks_for_nothing(producer: Going, proxy: Standin) -> None:
+    with producer.transaction():
+        pass
+    with pytest.raises(ZeroDivisionError), producer.transaction():
+        raise ZeroDivisionError
+    producer.transaction().rollback()
+    assert proxy.calls == []
+
+
+def test_it_may_end_before_its_block_does(producer: Going, proxy: Standin) -> None:
+    with producer.transaction() as tx:
+        tx.send("t", b"x")
+        tx.commit()
+        assert bodies(proxy) == [b"x"]
+        for call in (lambda: tx.send("t", b"late"), tx.commit, tx.rollback, tx.undecided):
+            with pytest.raises(ClosedError, match=f"transaction {tx.id} has ended: committed"):
+                call()
+    with producer.transaction() as tx:
+        tx.send("t", b"y")
+        tx.rollback()
+    with producer.transaction() as tx:
+        tx.send("t", b"z")
+        tx.undecided()
+    assert actions(proxy) == [COMMIT, ROLLBACK]
+    assert tx.id not in proxy.ended
+
+
+# --- sends that fail
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [(refuse(11), InvalidMessageError), (AFTER, UnknownOutcomeError), (refuse(12), UnknownOutcomeError)],
+)
+def test_a_send_that_failed_makes_it_rollback_only(
+    producer: Going, proxy: Standin, fault: Fault, error: type[Exception]
+) -> None:
+    with pytest.raises(NotCommittedError, match="a message of it was not stored for sure"):
+        with producer.transaction() as tx:
+            tx.send("t", b"x")
+            proxy.faults["sendPrepared"].append(fault)
+            with pytest.raises(error):
+                tx.send("t", b"y")
+            with pytest.raises(NotCommittedError):
+                tx.send("t", b"z")
+    assert proxy.ended == {tx.id: ROLLED_BACK}
+    assert bodies(proxy) == []
+
+
+def test_what_may_be_durable_is_rolled_back_though_nothing_was_confirmed(
+    producer: Going, proxy: Standin
+) -> None:
+    proxy.faults["sendPrepared"].append(AFTER)
+    with pytest.raises(UnknownOutcomeError), producer.transaction() as tx:
+        tx.send("t", b"x")
+    assert proxy.ended == {tx.id: ROLLED_BACK}
+
+
+def test_what_is_certainly_not_stored_needs_no_end(producer: Going, proxy: Standin) -> None:
+    proxy.faults["sendPrepared"].append(refuse(11))
+    with pytest.raises(InvalidMessageError), producer.transaction() as tx:
+        tx.send("t", b"x")
+    with pytest.raises(NotCommittedError, match="a send of it was wrong: level=0"):
+        with producer.transaction() as tx:
+            with pytest.raises(OptionError):
+                tx.send("t", b"x", level=0)
+    with pytest.raises(InvalidMessageError), producer.transaction() as tx:
+        tx.send("t", b"")
+    assert proxy.ends == []
+
+
+@pytest.mark.parametrize("fault", [refuse(15), refuse(20)])
+def test_what_was_refused_for_now_is_sent_again(producer: Going, proxy: Standin, fault: Fault) -> None:
+    proxy.faults["sendPrepared"].append(fault)
+    with producer.transaction() as tx:
+        tx.send("t", b"x")
+    assert bodies(proxy) == [b"x"]
+
+
+@pytest.mark.parametrize("fault", [AFTER, BEFORE, HALF, GARBAGE, FAULT, refuse(12)])
+def test_what_may_be_stored_is_sent_again_where_it_is_recognised(
+    producer: Going, proxy: Standin, fault: Fault
+) -> None:
+    proxy.recognises = True
+    with producer.transaction() as tx:
+        tx.send("t", b"first")
+        proxy.faults["sendPrepared"].append(fault)
+        tx.send("t", b"x")
+    assert bodies(proxy) == [b"first", b"x"]
+
+
+def test_plain_sends_do_not_show_that_prepared_ones_are_recognised(producer: Going, proxy: Standin) -> None:
+    proxy.recognises = True
+    producer.send("t", b"plain")
+    proxy.recognises = False
+    with pytest.raises(UnknownOutcomeError), producer.transaction() as tx:
+        tx.send("t", b"first")
+        proxy.faults["sendPrepared"].append(BEFORE)
+        tx.send("t", b"x")
+    proxy.recognises = True
+    proxy.faults["sendSync"].append(AFTER)
+    assert producer.send("t", b"plain too").duplicate, "nor do these judge the node"
+
+
+def test_no_send_may_be_under_way_when_it_is_committed(made: Make, proxy: Standin) -> None:
+    producer = made()
+    tx = producer.transaction()
+    tx.send("t", b"x")
+    proxy.faults["sendPrepared"].append(HOLD)
+    sending = threading.Thread(target=lambda: tx.send("t", b"y"))
+    sending.start()
+    proxy.wait(lambda: len(proxy.calls) == 2)
+    with pytest.raises(NotCommittedError, match="1 sends of it were under way"):
+        tx.commit()
+    proxy.release()
+    sending.join(60)
+    assert actions(proxy) == [ROLLBACK]
+
+
+# --- due times
+
+
+def test_a_due_time_is_said_by_properties(producer: Going, proxy: Standin) -> None:
+    with producer.transaction() as tx:
+        result = tx.send("t", b"x", delay=timedelta(seconds=90), properties={"p": "v"})
+        assert result.delay_id is not None
+        tx.send("t", b"y", cron="0 9 * * 1-5", zone="Asia/Shanghai", times=4, catch_up="all")
+    assert [message.properties for message in proxy.stored] == [
+        {"p": "v", "deliver-after": "90000"},
+        {
+            "deliver-cron": "0 9 * * 1-5",
+            "deliver-zone": "Asia/Shanghai",
+            "deliver-occurrences": "4",
+            "deliver-catch-up": "all",
+        },
+    ]
+
+
+def test_a_due_time_that_means_nothing_there_is_an_error(producer: Going, proxy: Standin) -> None:
+    proxy.delays_taken = False
+    with pytest.raises(InvalidMessageError, match="it would come at once"), producer.transaction() as tx:
+        tx.send("t", b"x", delay=timedelta(seconds=90))
+    assert proxy.ended == {tx.id: ROLLED_BACK}
+
+
+# --- ends whose answer is lost
+
+
+@pytest.mark.parametrize("fault", LOST)
+def test_an_end_is_asked_again_until_somebody_knows(producer: Going, proxy: Standin, fault: Fault) -> None:
+    proxy.faults["endTransaction"].extend([fault, fault])
+    with producer.transaction() as tx:
+        tx.send("t", b"x")
+    assert bodies(proxy) == [b"x"]
+    assert len([call for call in proxy.calls if call[0] == "endTransaction"]) == 3
+
+
+def test_the_other_proxy_is_asked_too(made: Make, proxy: Standin, other: Standin) -> None:
+    other.half, other.ended, other.stored = proxy.half, proxy.ended, proxy.stored
+    producer = made([proxy.address, other.address])
+    for standin in (proxy, other):
+        standin.faults["endTransaction"].append(AFTER)
+    with producer.transaction() as tx:
+        tx.send("t", b"x")
+    assert bodies(proxy) == [b"x"]
+    assert proxy.ends
+    assert other.ends
+    assert tx.results == (), "the call that committed it had no answer"
+
+
+def test_a_proxy_that_knows_no_transactions_is_passed_over(
+    made: Make, proxy: Standin, other: Standin
+) -> None:
+    producer = made([proxy.address, other.address])
+    other.faults["sendPrepared"].extend([refuse(21)] * 10)
+    other.faults["endTransaction"].extend([refuse(21)] * 10)
+    for _ in range(3):
+        with producer.transaction() as tx:
+            tx.send("t", b"x")
+    assert len(proxy.stored) == 3
+
+
+def test_an_end_that_stays_unknown_is_an_error_that_says_so(producer: Going, proxy: Standin) -> None:
+    proxy.faults["endTransaction"].extend([BEFORE, *[refuse(15)] * 1_000])
+    with pytest.raises(UnknownEndError) as raised:
+        with producer.transaction(timeout_ms=400) as tx:
+            tx.send("t", b"x", timeout_ms=PATIENCE_MS)
+    text = str(raised.value)
+    assert f"whether the commit of {'transaction ' + tx.id} took place is unknown" in text
+    assert "the check of its producer group will settle it" in text
+    assert raised.value.transaction_id == tx.id
+    assert bodies(proxy) == []
+
+
+def test_a_rollback_that_fails_hides_no_exception(
+    producer: Going, proxy: Standin, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy.faults["endTransaction"].extend([refuse(15)] * 1_000)
+    with pytest.raises(ZeroDivisionError), producer.transaction(timeout_ms=300) as tx:
+        tx.send("t", b"x", timeout_ms=PATIENCE_MS)
+        raise ZeroDivisionError
+    assert f"whether the rollback of transaction {tx.id} took place is unknown" in caplog.text
+
+
+def test_a_commit_of_what_ended_otherwise(producer: Going, proxy: Standin) -> None:
+    for outcome, text in ((2, "was rolled back, by an operator"), (5, "became a dead letter")):
+        with pytest.raises(NotCommittedError, match=text):
+            with producer.transaction() as tx:
+                tx.send("t", b"x")
+                proxy.ended[tx.id] = outcome
+    with pytest.raises(UnknownEndError, match="no longer know"):
+        with producer.transaction() as tx:
+            tx.send("t", b"x")
+            proxy.ended[tx.id] = 4
+    with pytest.raises(NotCommittedError, match="never had a message"):
+        with producer.transaction() as tx:
+            tx.send("t", b"x")
+            proxy.half.clear()
+    tx = producer.transaction()
+    tx.send("t", b"x")
+    proxy.ended[tx.id] = COMMITTED
+    with pytest.raises(TransactionError, match="was committed before it was rolled back here"):
+        tx.rollback()
+
+
+def test_what_an_operator_has_committed_is_committed(producer: Going, proxy: Standin) -> None:
+    with producer.transaction() as tx:
+        tx.send("t", b"x")
+        proxy.ended[tx.id] = COMMITTED
+    with producer.transaction() as tx:
+        tx.send("t", b"x")
+        proxy.half.clear()
+        tx.rollback()
+
+
+# --- arguments
+
+
+def test_a_transaction_needs_a_producer_group(made: Make) -> None:
+    with pytest.raises(OptionError, match="producer_group"):
+        made(producer_group=None).transaction()
+    with pytest.raises(OptionError, match="producer_group"):
+        Producer("127.0.0.1:1", check=print)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"reference": ""},
+        {"reference": "x" * 256},
+        {"reference": 5},
+        {"timeout_ms": 0},
+        {"check_after": timedelta(0)},
+        {"check_after": 60},
+        {"check": "no function"},
+    ],
+)
+def test_options_are_checked(producer: Going, options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=next(iter(options))):
+        producer.transaction(**options)
+
+
+def test_a_closed_producer_begins_nothing(producer: Going) -> None:
+    tx = producer.transaction()
+    tx.send("t", b"x")
+    producer.close()
+    with pytest.raises(ClosedError):
+        producer.transaction()
+    with pytest.raises(NotStoredError):
+        tx.send("t", b"y")

@@ -1,0 +1,212 @@
+"""Transactions without a socket: ids, the state against a naive model, bytes, what an end's answer means."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thriftpy2.protocol.compact import TCompactProtocol
+from thriftpy2.transport import TMemoryBuffer
+
+from ddmq_client import NotCommittedError, OutgoingMessage, TransactionError, UnknownEndError
+from ddmq_client.core.nodes import Node, ProxyAddress
+from ddmq_client.core.selectors import ANY
+from ddmq_client.core.sending import ResendPolicy
+from ddmq_client.core.transactions import (
+    COMMIT,
+    RANDOM_BYTES,
+    ROLLBACK,
+    EndJob,
+    EndResult,
+    PreparedResult,
+    PrepareJob,
+    TransactionState,
+    end_error,
+    new_id,
+)
+from ddmq_client.core.verdicts import CallVerdict
+from ddmq_client.errors import ClientError, ClosedError
+from ddmq_client.idl import producer as idl
+from ddmq_client.idl.codes import TransactionAction, TransactionOutcome
+from ddmq_client.outgoing import SendResult
+from ddmq_client.wire.producing import encode_message
+from ddmq_client.wire.transactions import end_request, poll_frame, prepare_request
+from tests.examples import examples
+
+FIXED = settings(deadline=None, derandomize=True)
+NODE = Node(ProxyAddress("127.0.0.1", 1))
+NAME = "0" * 32
+
+
+def read(frame: bytes) -> Any:
+    """A request as the server reads it."""
+    assert int.from_bytes(frame[:4], "big") == len(frame) - 4
+    reader = TCompactProtocol(TMemoryBuffer(frame[4:]))
+    method, _, _ = reader.read_message_begin()
+    args = getattr(idl.ProducerService, method + "_args")()
+    args.read(reader)
+    return args.request
+
+
+@settings(FIXED, max_examples=examples(300))
+@given(st.integers(0, 2**48 - 1), st.binary(min_size=RANDOM_BYTES, max_size=RANDOM_BYTES))
+def test_an_id_is_a_uuid_of_version_7(now_ms: int, random: bytes) -> None:
+    name = new_id(now_ms, random)
+    made = UUID(name)
+    assert (made.version, made.variant) == (7, UUID(int=8 << 60).variant)
+    assert made.int >> 80 == now_ms
+    assert made.hex == name
+    bits = int.from_bytes(random, "big")
+    assert made.int & (1 << 62) - 1 == bits & (1 << 62) - 1
+
+
+def test_ids_of_different_chance_differ() -> None:
+    ids = {new_id(5, (1 << bit).to_bytes(RANDOM_BYTES, "big")) for bit in range(62)}
+    assert len(ids) == 62
+
+
+# --- the state
+
+CALLS = ["begin", "sent", "failed", "unsure", "commit", "roll_back", "leave"]
+
+
+@settings(FIXED, max_examples=examples(500))
+@given(st.lists(st.sampled_from(CALLS), max_size=12))
+def test_the_state_against_a_model(calls: list[str]) -> None:
+    state = TransactionState(NAME)
+    under_way = stored = 0
+    broken = unsure = ended = False
+    for call in calls:
+        if call == "begin":
+            if ended or broken:
+                with pytest.raises(ClosedError if ended else NotCommittedError):
+                    state.begin_send()
+            else:
+                state.begin_send()
+                under_way += 1
+        elif call in ("sent", "failed", "unsure"):
+            if not under_way:
+                continue
+            under_way -= 1
+            if call == "sent":
+                state.sent([SendResult()])
+                stored += 1
+            else:
+                state.send_failed(RuntimeError("x"), call == "unsure")
+                broken = True
+                unsure = unsure or call == "unsure"
+        elif ended:
+            with pytest.raises(ClosedError):
+                getattr(state, call)()
+        else:
+            asked = getattr(state, call)()
+            ended = True
+            something = bool(stored or under_way or unsure)
+            if call == "commit":
+                broken = broken or bool(under_way)
+            wanted = {"commit": ROLLBACK if broken else COMMIT, "roll_back": ROLLBACK}.get(call)
+            assert asked == (wanted if something else None)
+        assert (state.ended, state.must_roll_back) == (ended, broken)
+
+
+def test_the_highest_offset_counts() -> None:
+    state = TransactionState(NAME)
+    for offset in (7, None, 12, 9):
+        result = PreparedResult()
+        result.through_offset = offset
+        state.begin_send()
+        state.sent([result])
+    assert state.through_offset == 12
+
+
+# --- the bytes
+
+
+@pytest.mark.parametrize("check_after_ms", [None, 90_000])
+@pytest.mark.parametrize("count", [1, 3, 20])
+def test_a_prepare_is_what_the_server_reads(check_after_ms: int | None, count: int) -> None:
+    message = OutgoingMessage("t", b"body", key="k")
+    encoded = [encode_message(message, ANY, "me", "bank")] * count
+    request = prepare_request(NAME, "bank", "me", check_after_ms)
+    job = PrepareJob(request, encoded, 100.0, ResendPolicy(), None, None)
+    job.begin(NODE)
+    found = read(job.frame(90.0, 7))
+    assert (found.transactionId, found.producerGroup, found.clientId) == (NAME, "bank", "me")
+    assert found.checkAfterMs == check_after_ms
+    assert found.timeout == 9_950
+    assert [(one.topic, one.body, one.key) for one in found.messages] == [("t", b"body", "k")] * count
+
+
+@pytest.mark.parametrize("action", list(TransactionAction))
+@pytest.mark.parametrize(("through", "check"), [(None, None), (0, 1), (2**40, 15)])
+def test_an_end_is_what_the_server_reads(
+    action: TransactionAction, through: int | None, check: int | None
+) -> None:
+    job = EndJob(end_request(NAME, "bank", "me", action, through, check), 100.0, ResendPolicy())
+    job.begin(NODE)
+    found = read(job.frame(90.0, 7))
+    assert (found.transactionId, found.producerGroup, found.clientId) == (NAME, "bank", "me")
+    assert (found.action, found.throughOffset, found.check) == (action, through, check)
+    assert found.timeout == 4_950, "some is left for another attempt"
+    assert found.forwardedBy is None
+
+
+def test_a_poll_is_what_the_server_reads() -> None:
+    found = read(poll_frame("bank", "me", 16, 10_000, 7))
+    assert (found.producerGroup, found.clientId, found.countMax, found.timeout) == ("bank", "me", 16, 10_000)
+
+
+# --- answers to an end
+
+
+def answer(code: int, outcome: int | None) -> EndResult:
+    result = EndResult()
+    result.code, result.outcome, result.text = code, outcome, "said"
+    return result
+
+
+def test_a_late_answer_goes_before_an_earlier_failure() -> None:
+    job = EndJob(end_request(NAME, "g", "me", COMMIT, None), 100.0, ResendPolicy())
+    job.begin(NODE)
+    job.failed(NODE, CallVerdict.LOST, "lost", False)
+    assert job.next_wait(0.0, False) is not None
+    job.begin(NODE)
+    assert job.answered(NODE, [answer(11, TransactionOutcome.ROLLED_BACK)], False) is CallVerdict.STORED
+    assert job.next_wait(0.0, False) is None
+    assert isinstance(end_error(COMMIT, NAME, job.results[0]), NotCommittedError)
+
+
+def test_what_is_refused_for_what_it_is_is_not_asked_again() -> None:
+    job = EndJob(end_request(NAME, "g", "me", COMMIT, None), 100.0, ResendPolicy())
+    job.begin(NODE)
+    assert job.answered(NODE, [answer(11, TransactionOutcome.OPEN)], True) is CallVerdict.INVALID
+    assert job.next_wait(0.0, True) is None
+    assert isinstance(end_error(COMMIT, NAME, job.results[0]), UnknownEndError)
+
+
+O = TransactionOutcome  # noqa: E741
+MEANING: dict[tuple[TransactionAction, int | None, int], type[ClientError] | None] = {
+    **{(action, None, 0): None for action in TransactionAction},
+    **{(action, O.NO_LONGER_KNOWN, 11): UnknownEndError for action in (COMMIT, ROLLBACK)},
+    (COMMIT, O.COMMITTED, 0): None,
+    (COMMIT, O.ROLLED_BACK, 11): NotCommittedError,
+    (COMMIT, O.NEVER_THERE, 11): NotCommittedError,
+    (COMMIT, O.DEAD_LETTER, 11): NotCommittedError,
+    (ROLLBACK, O.ROLLED_BACK, 0): None,
+    (ROLLBACK, O.NEVER_THERE, 11): None,
+    (ROLLBACK, O.COMMITTED, 11): TransactionError,
+    (TransactionAction.NOT_KNOWN_YET, O.OPEN, 0): None,
+}
+
+
+@pytest.mark.parametrize(("asked", "kind"), MEANING.items())
+def test_what_an_answer_means(
+    asked: tuple[TransactionAction, int | None, int], kind: type[ClientError] | None
+) -> None:
+    action, outcome, code = asked
+    error = end_error(action, NAME, answer(code, outcome))
+    assert type(error) is (kind or type(None))
+    assert error is None or NAME in str(error)
