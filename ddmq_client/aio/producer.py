@@ -38,11 +38,11 @@ class AsyncProducerBase(AsyncSends):
         parsed = parse_addresses(proxies, PRODUCER_PORT)
         self._router = AsyncProxyRouter(parsed, settings.connections_max, heartbeat(settings.client_id))
         self._sender = AsyncJobSender(self._router)
-        self._calls = AsyncTransactionCalls(self._outbox, self._sender)
+        self._home = Home("producer")
+        self._calls = AsyncTransactionCalls(self._outbox, self._sender, self._home)
         self._checks = AsyncChecks(settings, self._router, self._calls)
         if check is not None:
             self._checks.register(check)
-        self._home = Home("producer")
         self._closed = False
 
     @property

@@ -32,6 +32,7 @@ from ddmq_client.errors import ClientError, InvalidMessageError, NotStoredError,
 from ddmq_client.idl.codes import Code, TransactionAction
 from ddmq_client.outbox import Outbox
 from ddmq_client.outgoing import OutgoingMessage, SendResult
+from ddmq_client.process import Home
 from ddmq_client.transactions import check_reference, with_due_time, with_reference
 from ddmq_client.wire.transactions import read_ended, read_prepared
 
@@ -41,8 +42,9 @@ _log = logging.getLogger("ddmq_client.producer")
 class AsyncTransactionCalls:
     """What the transactions of one producer share: the way to the proxies, what these were seen to know."""
 
-    def __init__(self, outbox: Outbox, sender: AsyncJobSender) -> None:
+    def __init__(self, outbox: Outbox, sender: AsyncJobSender, home: Home) -> None:
         self.outbox = outbox
+        self._home = home
         self._sender = sender
         self._recognises: bool | None = None  # what was prepared, when it is sent again
 
@@ -50,6 +52,7 @@ class AsyncTransactionCalls:
         self, transaction_id: str, message: OutgoingMessage, deadline: float, check_after_ms: int | None
     ) -> SendResult:
         """Make a message durable as a part of it."""
+        self._home.enter()
         job = self.outbox.prepared(transaction_id, message, deadline, self._recognises, check_after_ms)
         (result,) = await self._sender.run(job, read_prepared)
         self._recognises = job.recognises
@@ -65,6 +68,7 @@ class AsyncTransactionCalls:
     ) -> Sequence[SendResult]:
         """Say how it ended, until somebody knows; where its messages landed, if this call has committed it.
         TransactionError where it did not end so, or nobody has confirmed it."""
+        self._home.enter()
         job = self.outbox.end(transaction_id, action, through_offset, deadline, check)
         (result,) = await self._sender.run(job, read_ended)
         error = end_error(action, transaction_id, result)

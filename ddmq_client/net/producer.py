@@ -38,11 +38,11 @@ class ProducerBase(Sends):
         parsed = parse_addresses(proxies, PRODUCER_PORT)
         self._router = ProxyRouter(parsed, settings.connections_max, heartbeat(settings.client_id))
         self._sender = JobSender(self._router)
-        self._calls = TransactionCalls(self._outbox, self._sender)
+        self._home = Home("producer")
+        self._calls = TransactionCalls(self._outbox, self._sender, self._home)
         self._checks = Checks(settings, self._router, self._calls)
         if check is not None:
             self._checks.register(check)
-        self._home = Home("producer")
         self._closed = False
 
     @property

@@ -16,15 +16,17 @@ def refused(call: object, *args: object) -> bool:
 
 def main(address: str) -> None:
     message = OutgoingMessage("t", b"x")
-    with Producer(address) as producer, Consumer(address, "g", "t") as consumer:
+    with Producer(address, producer_group="bank") as producer, Consumer(address, "g", "t") as consumer:
         fetching = FetchConsumer(address, "g")
         producer.send_message(message)
         unused = Producer(address)
         fetching.fetch(linger_ms=20)
         (got,) = consumer.pull(1, 20_000)
+        tx = producer.transaction()
         child = os.fork()
         if child == 0:
             tried = [(producer.send_message, message), (producer.send_async, message), (producer.flush,)]
+            tried += [(tx.send, "t", b"x"), (producer.transaction,)]
             calls = [*tried, (consumer.pull,), (fetching.fetch,), (fetching.ack,)]
             wrong = [call for call, *args in calls if not refused(call, *args)]
             producer.close()

@@ -15,7 +15,7 @@ import threading  # noqa: E402
 import gevent  # noqa: E402
 from standin import AFTER, HOLD, standing_in  # noqa: E402
 
-from ddmq_client import Consumer, OutgoingMessage, Producer, UnknownOutcomeError  # noqa: E402
+from ddmq_client import Consumer, Decision, OutgoingMessage, Producer, UnknownOutcomeError  # noqa: E402
 
 ticks = 0
 
@@ -77,6 +77,26 @@ def killed(address: str, proxy: object) -> None:
         print("after kill", producer.send("t", b"next").stored)
 
 
+def transacting(address: str, proxy: object) -> None:
+    """A hundred transactions side by side, while the poll for checks waits; then a check comes."""
+
+    def check(transaction: object) -> Decision:
+        gevent.sleep(0.001)
+        return Decision.COMMITTED
+
+    def work(producer: Producer) -> None:
+        with producer.transaction() as tx:
+            gevent.joinall([gevent.spawn(tx.send, "tx", b"x") for _ in range(3)], raise_error=True)
+
+    with Producer(address, connections_max=8, producer_group="bank", check=check) as producer:
+        gevent.joinall([gevent.spawn(work, producer) for _ in range(100)], timeout=60, raise_error=True)
+        tx = producer.transaction()
+        tx.send("tx", b"left open")
+        proxy.offer(tx.id)
+        proxy.wait(lambda: tx.id in proxy.ended, 60)
+    print("transactions", len(proxy.ended), len([m for m in proxy.stored if m.topic == "tx"]))
+
+
 def signalled(address: str, proxy: object) -> None:
     """A signal that comes while all wait is handled on the hub, where nothing may wait."""
     consumer = Consumer(address, "g", "t", handler=lambda message: None, threads=2, linger_ms=50)
@@ -92,7 +112,7 @@ def signalled(address: str, proxy: object) -> None:
 def main() -> int:
     gevent.spawn(tick)
     with standing_in() as proxy:
-        for check in (sending, consuming, killed, signalled):
+        for check in (sending, consuming, killed, transacting, signalled):
             check(proxy.address, proxy)
     print("ticked", ticks > 50)
     return 0

@@ -14,6 +14,7 @@ lost
 handled True True
 stopped True
 after kill True
+transactions 101 301
 signalled [False] True
 ticked True
 """
