@@ -258,7 +258,7 @@ class Standin(StandinTransactions):
             return _refused(11)
         with self.changed:
             if identity and not self.takes_keys and identity[0] == "key":
-                return _refused(11)
+                return producer_idl.Result(code=11, msg="FAILED: cannot tell whether it was stored before")
             duplicate = self._duplicate(message, identity)
             if duplicate == -1:
                 return _refused(11)

@@ -1,0 +1,80 @@
+"""DecisionTable: how each transaction of a producer ended, as a row beside the work says.
+
+    decisions = DecisionTable()
+    producer = Producer(..., producer_group="bank", check=decisions.check(connect))
+
+    with producer.transaction() as tx:
+        tx.send("transfers", body)
+        with connect() as db:
+            db.execute("UPDATE accounts SET ...")
+            decisions.commit(db, tx.id)
+
+A check must not say "rolled back" while the work may still be committed. Here it cannot: it first writes the
+row itself, so the work's own row is refused from then on, and its SQL transaction with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from ddmq_client.errors import NotCommittedError
+from ddmq_client.sql.statements import create, execute, forget, now_ms, opened, table_name
+from ddmq_client.transactions import Decision, OpenTransaction
+
+_CREATE = (
+    "CREATE TABLE IF NOT EXISTS {{table}} (id TEXT PRIMARY KEY, decision TEXT NOT NULL,"
+    " decided_ms BIGINT NOT NULL)"
+)
+
+
+class DecisionTable:
+    """One row for each transaction that was committed, or that a check has found without a row."""
+
+    def __init__(self, *, table: str = "ddmq_decisions") -> None:
+        """OptionError for a name that would have to be quoted."""
+        self._table = table_name(table)
+
+    def create(self, database: Any) -> None:
+        """Make the table where it is not there."""
+        create(database, [_CREATE.replace("{{table}}", self._table)])
+
+    def commit(self, database: Any, transaction_id: str) -> None:
+        """Note in the SQL transaction that is open there, or begins with it, that its commit is that of the
+        transaction. NotCommittedError where a check has decided otherwise: it took too long, roll it back."""
+        if not self._insert(database, transaction_id, Decision.COMMITTED):
+            text = f"transaction {transaction_id} was given up by its check before the work was done"
+            raise NotCommittedError(text, transaction_id)
+
+    def decide(self, database: Any, transaction_id: str) -> Decision:
+        """How it ended; from now on it has."""
+        if self._insert(database, transaction_id, Decision.ROLLED_BACK):
+            return Decision.ROLLED_BACK
+        statement = f"SELECT decision FROM {self._table} WHERE id = :id"
+        return Decision(execute(database, statement, id=transaction_id).rows[0][0])
+
+    def check(self, connect: Callable[[], Any]) -> Callable[[OpenTransaction], Decision]:
+        """The check of a producer: each time on a connection that `connect` makes, closed then."""
+
+        def check(transaction: OpenTransaction) -> Decision:
+            with opened(connect) as database:
+                return self.decide(database, transaction.id)
+
+        return check
+
+    def forget(self, database: Any, older_than: timedelta) -> int:
+        """Delete older rows, and say how many. A check asks for a quarter of an hour in all, while a proxy is
+        there to ask it: a day is right."""
+        return forget(database, self._table, "decided_ms", older_than)
+
+    def _insert(self, database: Any, transaction_id: str, decision: Decision) -> bool:
+        done = execute(
+            database,
+            f"INSERT INTO {self._table} (id, decision, decided_ms) VALUES (:id, :decision, :decided)"
+            " ON CONFLICT DO NOTHING",
+            id=transaction_id,
+            decision=decision.value,
+            decided=now_ms(),
+        )
+        return done.changed == 1

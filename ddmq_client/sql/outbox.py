@@ -1,0 +1,156 @@
+"""OutboxTable: messages written in the SQL transaction of the work, for a relay to send.
+
+    outbox = OutboxTable()
+
+    with sqlite3.connect("shop.db") as db:
+        db.execute("INSERT INTO orders ...")
+        outbox.put(db, "orders", b"order 17", key="order-17")
+
+What is committed is sent, once; what is rolled back never was. Nothing is asked of a proxy meanwhile, so the
+work goes on while none can be reached. `OutboxRelay` sends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from ddmq_client.core.selectors import hash_of
+from ddmq_client.errors import InvalidMessageError, OptionError
+from ddmq_client.idl.codes import Code
+from ddmq_client.outgoing import OutgoingMessage, ShardKey, with_level
+from ddmq_client.sql.statements import create, execute, now_ms, table_name
+
+OUTBOX_ID = "outbox-id"  # property of what a relay sent
+REFUSAL_CHARS_MAX = 500
+_CREATE = (
+    "CREATE TABLE IF NOT EXISTS {{table}} (id {serial}, name TEXT NOT NULL UNIQUE, topic TEXT NOT NULL,"
+    " body {bytes} NOT NULL, fields TEXT NOT NULL, chain TEXT NOT NULL, written_ms BIGINT NOT NULL,"
+    " refused TEXT)"
+)
+
+
+class OutboxRow(NamedTuple):
+    """One message that waits."""
+
+    row: int
+    name: str
+    chain: str  # messages with the same one are sent in order
+    message: OutgoingMessage
+
+
+class OutboxTable:
+    """The messages that wait for a relay. Safe for many threads, each with a connection of its own."""
+
+    def __init__(self, *, table: str = "ddmq_outbox") -> None:
+        """OptionError for a name that would have to be quoted."""
+        self._table = table_name(table)
+
+    def create(self, database: Any) -> None:
+        """Make the table where it is not there."""
+        create(database, [_CREATE.replace("{{table}}", self._table)])
+
+    def put(
+        self,
+        database: Any,
+        topic: str,
+        body: bytes | str,
+        *,
+        key: str | None = None,
+        tags: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        shard_key: ShardKey | None = None,
+        queue: int | None = None,
+        level: int | None = None,
+    ) -> str:
+        """Write a message in the SQL transaction that is open there, or begins with it; returns its name,
+        which consumers find as property `outbox-id`. Arguments: see OutgoingMessage; level: a delay level.
+
+        Messages of one topic with the same `shard_key`, else with the same `key`, keep their order; so do
+        those without either, and those with the same `queue`.
+        """
+        if not isinstance(body, bytes | str) or not body:
+            raise InvalidMessageError(
+                f"body={body!r}; allowed: bytes or text, not empty", Code.ILLEGAL_MESSAGE
+            )
+        if shard_key is None and key:
+            shard_key = key
+        name = uuid4().hex
+        fields = {
+            "key": key,
+            "tags": tags,
+            "properties": dict(with_level(properties, level) or {}),
+            "shard": None if shard_key is None else hash_of(shard_key),
+            "queue": queue,
+        }
+        where = f"queue {queue}" if queue is not None else f"shard {fields['shard']}"
+        execute(
+            database,
+            f"INSERT INTO {self._table} (name, topic, body, fields, chain, written_ms)"
+            " VALUES (:name, :topic, :body, :fields, :chain, :written)",
+            name=name,
+            topic=topic,
+            body=body.encode() if isinstance(body, str) else body,
+            fields=_json(fields),
+            chain=f"{topic} {where}",
+            written=now_ms(),
+        )
+        return name
+
+    def waiting(self, database: Any, count_max: int, bytes_max: int) -> list[OutboxRow]:
+        """The oldest that are to be sent; the one that goes past the bytes is the last."""
+        found = execute(
+            database,
+            "SELECT id, name, chain, topic, body, fields FROM"
+            " (SELECT *, SUM(LENGTH(body)) OVER (ORDER BY id) - LENGTH(body) AS ahead FROM"
+            f" (SELECT * FROM {self._table} WHERE refused IS NULL ORDER BY id LIMIT :count) AS old) AS summed"
+            " WHERE ahead < :bytes ORDER BY id",
+            count=count_max,
+            bytes=bytes_max,
+        )
+        return [
+            OutboxRow(row, name, chain, _message(topic, body, fields, name))
+            for row, name, chain, topic, body, fields in found.rows
+        ]
+
+    def sent(self, database: Any, rows: Collection[int]) -> None:
+        """These are stored: forget them."""
+        for row in rows:
+            execute(database, f"DELETE FROM {self._table} WHERE id = :id", id=row)
+
+    def refuse(self, database: Any, row: int, reason: str) -> None:
+        """This one will never be taken as it is: it stays, and is not sent."""
+        statement = f"UPDATE {self._table} SET refused = :reason WHERE id = :id"
+        execute(database, statement, reason=reason[:REFUSAL_CHARS_MAX] or "refused", id=row)
+
+    def refused(self, database: Any) -> Sequence[tuple[str, str, str]]:
+        """(name, topic, reason) of what proxies have refused for good."""
+        statement = f"SELECT name, topic, refused FROM {self._table} WHERE refused IS NOT NULL ORDER BY id"
+        return [(name, topic, reason) for name, topic, reason in execute(database, statement).rows]
+
+    def send_again(self, database: Any, name: str) -> bool:
+        """Try one that was refused once more, the topic is there now, say; False where there is none."""
+        statement = f"UPDATE {self._table} SET refused = NULL WHERE name = :name AND refused IS NOT NULL"
+        return execute(database, statement, name=name).changed == 1
+
+    def drop(self, database: Any, name: str) -> bool:
+        """Give up one that was refused; False where there is none."""
+        statement = f"DELETE FROM {self._table} WHERE name = :name AND refused IS NOT NULL"
+        return execute(database, statement, name=name).changed == 1
+
+
+def _json(fields: Mapping[str, object]) -> str:
+    try:
+        return json.dumps(fields)
+    except TypeError as error:
+        raise OptionError(f"a message with {fields!r}: {error}; allowed: text and numbers") from error
+
+
+def _message(topic: str, body: bytes, fields: str, name: str) -> OutgoingMessage:
+    said = json.loads(fields)
+    properties = {**said["properties"], OUTBOX_ID: name}
+    return OutgoingMessage(
+        topic, bytes(body), said["key"], said["tags"], properties, said["shard"], said["queue"], name
+    )

@@ -1,0 +1,198 @@
+"""OutboxRelay: sends what stands in an outbox table, in order and once.
+
+    with OutboxRelay(lambda: sqlite3.connect("shop.db"), outbox, producer) as relay:
+        serve_forever()
+
+It reads the oldest rows, sends of each chain (messages that keep their order among each other) one at a time,
+and deletes a row when it is stored. Whatever ends it in between, the row is there and is sent again: its name
+is its idempotency key, so the proxies know what they have. Therefore two relays over one table do no harm
+either: each sends a chain in order, and whichever attempt of a message comes first is the one that counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self
+
+from ddmq_client.core.settings import check
+from ddmq_client.errors import ClosedError, InvalidMessageError, NoSuchTopicError, OptionError
+from ddmq_client.outgoing import SendResult
+from ddmq_client.producer import Producer
+from ddmq_client.sql.outbox import OutboxRow, OutboxTable
+from ddmq_client.sql.statements import opened
+
+_log = logging.getLogger("ddmq_client.sql")
+READ_MAX, READ_BYTES_MAX = 1_000, 16 * 1024 * 1024  # rows, and their bodies, at a time
+PAUSE_FIRST_S, PAUSE_MAX_S = 0.1, 5.0
+CLOSE_S = 10.0
+NO_KEYS = "cannot tell whether it was stored before"  # in the refusal of a key by an engine that knows none
+
+
+@dataclass(slots=True)
+class RelayCounts:
+    """What happened so far."""
+
+    sent: int = 0
+    known: int = 0  # of these, stored before: by an attempt whose end nobody saw
+    refused: int = 0  # will never be taken as they are: they stay in the table, with the reason
+    failed: int = 0  # attempts that were not confirmed: made again
+
+    def copy(self) -> RelayCounts:
+        """As they stand now."""
+        return replace(self)
+
+
+class OutboxRelay:
+    """Sends in a thread of its own between `start` and `stop`, or as a context manager.
+
+    connect   makes a connection: DB-API, or SQLAlchemy's Connection or Session (`engine.connect`)
+    outbox    the table
+    producer  sends; it stays the application's, who closes it after the relay. Its `idempotent` makes no
+              difference here
+    poll_ms   how often an empty table is looked at; `wake` looks at once
+    once      messages have an idempotency key. False for an engine that knows none (Kafka): what may be
+              stored is sent again, so it may come twice; an InboxTable knows it by property `outbox-id`
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Any],
+        outbox: OutboxTable,
+        producer: Producer,
+        *,
+        poll_ms: int = 200,
+        once: bool = True,
+    ) -> None:
+        """Checks its arguments (OptionError)."""
+        check("poll_ms", poll_ms, 1, 600_000)
+        self._connect = connect
+        self._outbox = outbox
+        self._producer = producer
+        self._poll_s = poll_ms / 1000
+        self._once = once
+        self._counts = RelayCounts()
+        self._due = threading.Event()
+        self._stopped = False
+        self._failures = 0
+        self._thread: threading.Thread | None = None
+
+    def counts(self) -> RelayCounts:
+        """A copy of the counters."""
+        return self._counts.copy()
+
+    def start(self) -> None:
+        """Send from now on."""
+        self._thread = threading.Thread(target=self._run, name="ddmq-outbox-relay", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Something was committed: look at once."""
+        self._due.set()
+
+    def stop(self, timeout_s: float = CLOSE_S) -> bool:
+        """Send no more; False where what is under way did not end in time. What is left is sent next time."""
+        self._stopped = True
+        self._due.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+            return not self._thread.is_alive()
+        return True
+
+    def send_waiting(self) -> int:
+        """Send what stands there now, here and not in a thread; how many were stored. It returns when nothing
+        is left, or something was not confirmed: call it again, later."""
+        total = 0
+        while not self._stopped:
+            with opened(self._connect) as database:
+                rows = self._outbox.waiting(database, READ_MAX, READ_BYTES_MAX)
+            stored, whole = self._send(rows)
+            total += stored
+            if not rows or not whole:
+                break
+        return total
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        while not self._stopped:
+            self._due.clear()
+            failed = self._counts.failed
+            try:
+                self.send_waiting()
+                failing = self._counts.failed > failed
+            except (ClosedError, OptionError) as error:
+                _log.error("the outbox relay ends: %s", error)
+                return
+            except Exception:
+                failing = True
+                if not self._failures:
+                    _log.exception("the outbox relay failed; it goes on")
+            self._failures = self._failures + 1 if failing else 0
+            self._due.wait(self._pause_s())
+
+    def _pause_s(self) -> float:
+        if not self._failures:
+            return self._poll_s
+        return min(PAUSE_FIRST_S * 2.0 ** min(self._failures - 1, 10), PAUSE_MAX_S)
+
+    def _send(self, rows: Sequence[OutboxRow]) -> tuple[int, bool]:
+        """(how many were stored, whether none is left that may be yet)."""
+        chains: dict[str, deque[OutboxRow]] = {}
+        for row in rows:
+            chains.setdefault(row.chain, deque()).append(row)
+        stored = left = 0
+        while chains and not self._stopped:
+            heads = [chain[0] for chain in chains.values()]
+            results = self._producer.send_batch([self._message(head) for head in heads])
+            with opened(self._connect) as database:
+                stored += self._note(database, heads, results)
+            for head, result in zip(heads, results, strict=True):
+                chain = chains[head.chain]
+                chain.popleft()
+                if not (result.stored or _for_good(result)):
+                    left += 1
+                    chain.clear()
+                if not chain:
+                    del chains[head.chain]
+        return stored, not left and not chains
+
+    def _message(self, row: OutboxRow) -> Any:
+        return row.message if self._once else replace(row.message, idempotency_key=None)
+
+    def _note(self, database: Any, rows: Sequence[OutboxRow], results: Sequence[SendResult]) -> int:
+        counts = self._counts
+        sent = [row for row, result in zip(rows, results, strict=True) if result.stored]
+        self._outbox.sent(database, [row.row for row in sent])
+        counts.sent += len(sent)
+        for row, result in zip(rows, results, strict=True):
+            if self._once and NO_KEYS in result.text:
+                raise OptionError(f"once=True, and the proxies say: {result.text}; allowed there: once=False")
+            counts.known += result.duplicate
+            if _for_good(result):
+                counts.refused += 1
+                _log.error(
+                    "outbox message %s to %s is refused: %s", row.name, row.message.topic, result.error
+                )
+                self._outbox.refuse(database, row.row, str(result.error))
+            elif not result.stored:
+                counts.failed += 1
+                if not self._failures:
+                    _log.warning("outbox message %s is not sent yet: %s", row.name, result.error)
+        return len(sent)
+
+
+def _for_good(result: SendResult) -> bool:
+    """Whether it will never be taken as it is."""
+    return isinstance(result.error, InvalidMessageError | NoSuchTopicError)

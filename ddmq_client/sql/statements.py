@@ -1,0 +1,126 @@
+"""One way to run a statement on whatever the application's connection is.
+
+Statements are written with `:name` parameters, in what SQLite and PostgreSQL have in common. A DB-API module
+that takes `?` or `%s` gets its own; SQLAlchemy takes them as they are, in a `text`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from ddmq_client.errors import OptionError
+
+Rows = Sequence[Sequence[Any]]
+_PARAMETER = re.compile(r":([a-z_]+)")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}(\.[A-Za-z_][A-Za-z0-9_]{0,62})?\Z")
+_MARKS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
+TYPES = {
+    "sqlite": {"serial": "INTEGER PRIMARY KEY AUTOINCREMENT", "bytes": "BLOB"},
+    "postgresql": {"serial": "BIGSERIAL PRIMARY KEY", "bytes": "BYTEA"},
+}
+
+
+class Done(NamedTuple):
+    """What a statement came to."""
+
+    changed: int  # rows
+    rows: Rows
+
+
+def table_name(name: str) -> str:
+    """The name as it is; OptionError for one that would have to be quoted."""
+    if not isinstance(name, str) or not _NAME.match(name):
+        raise OptionError(f"table={name!r}; allowed: letters, digits and _, with a schema if need be")
+    return name
+
+
+def execute(database: Any, statement: str, **values: object) -> Done:
+    """Run one statement in the SQL transaction that is open there, or begins with it."""
+    if _is_sqlalchemy(database):
+        result = database.execute(import_module("sqlalchemy").text(statement), values)
+        return Done(result.rowcount, result.fetchall() if result.returns_rows else ())
+    mark = _MARKS.get(_paramstyle(database), "")
+    if not mark:
+        raise OptionError(
+            f"{type(database)!r} has parameters of style {_paramstyle(database)!r}; allowed: a DB-API"
+            f" connection with one of {', '.join(_MARKS)}, or SQLAlchemy's Connection or Session"
+        )
+    names = _PARAMETER.findall(statement)
+    cursor = database.cursor()
+    try:
+        cursor.execute(_PARAMETER.sub(mark, statement), [values[name] for name in names])
+        return Done(cursor.rowcount, cursor.fetchall() if cursor.description is not None else ())
+    finally:
+        cursor.close()
+
+
+def create(database: Any, statements: Sequence[str]) -> None:
+    """Make tables, with this database's types."""
+    kind = kind_of(database)
+    for statement in statements:
+        execute(database, statement.format(**TYPES[kind]))
+
+
+def kind_of(database: Any) -> str:
+    """`sqlite` or `postgresql`; OptionError for another."""
+    if _is_sqlalchemy(database):
+        bound = database.get_bind() if hasattr(database, "get_bind") else database
+        name = str(bound.dialect.name)
+    else:
+        name = "sqlite" if _module(database).startswith("sqlite") else "postgresql"
+    if name not in TYPES:
+        raise OptionError(f"a database of {name}; allowed: {', '.join(TYPES)}")
+    return name
+
+
+@contextmanager
+def opened(connect: Callable[[], Any]) -> Iterator[Any]:
+    """A connection of one's own and a SQL transaction on it: committed at the end of the block, rolled back
+    by an exception. `connect` makes a DB-API connection, or SQLAlchemy's Connection or Session."""
+    database = connect()
+    try:
+        yield database
+        database.commit()
+    except BaseException:
+        database.rollback()
+        raise
+    finally:
+        database.close()
+
+
+def forget(database: Any, table: str, column: str, older_than: timedelta) -> int:
+    """Delete rows whose time is further back; how many."""
+    if not isinstance(older_than, timedelta) or older_than < timedelta(0):
+        raise OptionError(f"older_than={older_than!r}; allowed: a timedelta of 0 or more")
+    before = now_ms() - older_than // timedelta(milliseconds=1)
+    return execute(database, f"DELETE FROM {table} WHERE {column} < :before", before=before).changed
+
+
+def now_ms() -> int:
+    """Epoch milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+def _is_sqlalchemy(database: Any) -> bool:
+    """Whether it, or what it was derived from, is SQLAlchemy's."""
+    return any(kind.__module__.partition(".")[0] == "sqlalchemy" for kind in type(database).__mro__)
+
+
+def _module(database: Any) -> str:
+    """Name of the DB-API module that made it; a class derived from a connection counts as that one."""
+    for kind in type(database).__mro__:
+        name = kind.__module__.partition(".")[0]
+        if hasattr(sys.modules.get(name), "paramstyle"):
+            return name
+    return type(database).__module__
+
+
+def _paramstyle(database: Any) -> str:
+    return str(getattr(sys.modules.get(_module(database)), "paramstyle", ""))

@@ -1,0 +1,229 @@
+"""The outbox and its relay: what is committed is sent, in order and once, on every kind of database."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from standin import AFTER, HOLD, Standin, refuse
+
+from ddmq_client import Producer
+from ddmq_client.sql import OutboxRelay, OutboxTable
+from ddmq_client.sql.statements import execute, opened
+from tests.support.waits import until
+
+Connect = Callable[[], Any]
+PATIENCE_MS = 60_000
+
+
+@pytest.fixture
+def outbox(connect: Connect) -> OutboxTable:
+    table = OutboxTable()
+    with opened(connect) as database:
+        table.create(database)
+        table.create(database)
+    return table
+
+
+@pytest.fixture
+def producer(proxy: Standin) -> Iterator[Producer]:
+    with Producer(proxy.address, timeout_ms=PATIENCE_MS) as made:
+        yield made
+
+
+@pytest.fixture
+def relay(connect: Connect, outbox: OutboxTable, producer: Producer) -> OutboxRelay:
+    return OutboxRelay(connect, outbox, producer, poll_ms=10)
+
+
+def put(connect: Connect, outbox: OutboxTable, *bodies: str, **fields: Any) -> list[str]:
+    with opened(connect) as database:
+        return [outbox.put(database, "orders", body, **fields) for body in bodies]
+
+
+def rows(connect: Connect) -> int:
+    with opened(connect) as database:
+        return int(execute(database, "SELECT COUNT(*) FROM ddmq_outbox").rows[0][0])
+
+
+def bodies(proxy: Standin) -> list[str]:
+    return [message.body.decode() for message in proxy.stored]
+
+
+def test_what_is_committed_is_sent(
+    connect: Connect, outbox: OutboxTable, relay: OutboxRelay, proxy: Standin
+) -> None:
+    with opened(connect) as database:
+        name = outbox.put(
+            database, "orders", b"\x00\xff", key="k", tags="t", properties={"p": "ü"}, queue=3, level=2
+        )
+    assert relay.send_waiting() == 1
+    (message,) = proxy.stored
+    assert (message.topic, message.body, message.key, message.tags) == ("orders", b"\x00\xff", "k", "t")
+    assert message.properties == {"p": "ü", "DELAY": "2", "outbox-id": name}
+    assert message.idempotencyKey == name
+    assert message.partitionId == 3
+    assert rows(connect) == 0
+    assert relay.send_waiting() == 0
+
+
+def test_what_is_rolled_back_never_was(
+    connect: Connect, outbox: OutboxTable, relay: OutboxRelay, proxy: Standin
+) -> None:
+    with pytest.raises(ZeroDivisionError), opened(connect) as database:
+        broken(outbox.put(database, "orders", "x"))
+    assert relay.send_waiting() == 0
+    assert proxy.stored == []
+
+
+def broken(name: str) -> None:
+    assert name
+    raise ZeroDivisionError
+
+
+def test_messages_of_one_key_keep_their_order(
+    connect: Connect, outbox: OutboxTable, relay: OutboxRelay, proxy: Standin
+) -> None:
+    """Also when an earlier one has to be sent again, which in one batch would come behind the later ones."""
+    for number in range(6):
+        for key in ("a", "b", None):
+            put(connect, outbox, f"{key}{number}", key=key)
+    proxy.faults["sendBatch"].extend([refuse(15), AFTER, refuse(15)])
+    assert relay.send_waiting() == 18
+    for key in ("a", "b", None):
+        of_key = [body for body in bodies(proxy) if body.startswith(str(key))]
+        assert of_key == [f"{key}{number}" for number in range(6)]
+    by_key = {message.key: (message.partitionId, message.hashId) for message in proxy.stored}
+    assert len(set(by_key.values())) == 3, "a key decides on the queue, no key leaves it open"
+    assert by_key[None] == (-2, 0)
+
+
+def test_what_a_dead_relay_has_sent_is_recognised(
+    connect: Connect, outbox: OutboxTable, relay: OutboxRelay, producer: Producer, proxy: Standin
+) -> None:
+    """As if it had died between the answer and the deletion of the rows."""
+    put(connect, outbox, "one", "two", "three", key="k")
+
+    class Forgetful(OutboxTable):
+        def sent(self, database: Any, rows: Any) -> None:
+            raise SystemExit
+
+    with pytest.raises(SystemExit):
+        OutboxRelay(connect, Forgetful(), producer).send_waiting()
+    assert bodies(proxy) == ["one"]
+    assert rows(connect) == 3
+    assert relay.send_waiting() == 3
+    assert bodies(proxy) == ["one", "two", "three"]
+    assert relay.counts().known == 1
+
+
+def test_two_relays_send_in_order_and_once(
+    connect: Connect, outbox: OutboxTable, producer: Producer, proxy: Standin
+) -> None:
+    put(connect, outbox, *map(str, range(20)), key="k")
+    relays = [OutboxRelay(connect, outbox, producer, poll_ms=10) for _ in range(2)]
+    for one in relays:
+        one.start()
+    until(lambda: rows(connect) == 0)
+    assert all(one.stop(60) for one in relays)
+    assert bodies(proxy) == list(map(str, range(20)))
+
+
+def test_what_is_refused_for_good_stays_with_its_reason(
+    connect: Connect, outbox: OutboxTable, relay: OutboxRelay, proxy: Standin,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    names = put(connect, outbox, "one", "two", key="k")
+    proxy.faults["sendSync"].append(refuse(13))
+    assert relay.send_waiting() == 1
+    assert bodies(proxy) == ["two"], "what comes behind it is not held up"
+    assert (relay.counts().sent, relay.counts().refused) == (1, 1)
+    assert f"outbox message {names[0]} to orders is refused" in caplog.text
+    with opened(connect) as database:
+        ((name, topic, reason),) = outbox.refused(database)
+        assert (name, topic) == (names[0], "orders")
+        assert "code 13" in reason
+        assert not outbox.send_again(database, names[1])
+        assert outbox.send_again(database, name)
+        assert not outbox.drop(database, name), "it is not refused any more"
+    assert relay.send_waiting() == 1
+    assert bodies(proxy) == ["two", "one"]
+    (name,) = put(connect, outbox, "three")
+    proxy.faults["sendSync"].append(refuse(11))
+    relay.send_waiting()
+    with opened(connect) as database:
+        assert outbox.drop(database, name)
+        assert outbox.refused(database) == []
+
+
+def test_it_sends_from_a_thread_until_it_is_stopped(
+    connect: Connect, outbox: OutboxTable, producer: Producer, proxy: Standin
+) -> None:
+    with OutboxRelay(connect, outbox, producer, poll_ms=600_000) as relay:
+        put(connect, outbox, "one")
+        until(lambda: relay.wake() or rows(connect) == 0)
+    assert bodies(proxy) == ["one"]
+    put(connect, outbox, "two")
+    assert bodies(proxy) == ["one"]
+    assert rows(connect) == 1
+
+
+def test_it_goes_on_when_proxies_and_databases_are_back(
+    connect: Connect, outbox: OutboxTable, proxy: Standin, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures = iter([RuntimeError("no database")])
+
+    def connects() -> Any:
+        for failure in failures:
+            raise failure
+        return connect()
+
+    proxy.stop()
+    put(connect, outbox, "one", "two", key="k")
+    with (
+        Producer(proxy.address, timeout_ms=200) as producer,
+        OutboxRelay(connects, outbox, producer, poll_ms=10) as relay,
+    ):
+        until(lambda: relay.counts().failed)
+        proxy.restart()
+        until(lambda: rows(connect) == 0)
+    assert bodies(proxy) == ["one", "two"]
+    assert "no database" in caplog.text
+
+
+def test_an_engine_that_knows_no_keys_is_told(
+    connect: Connect, outbox: OutboxTable, producer: Producer, proxy: Standin,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    proxy.takes_keys = False
+    put(connect, outbox, "one")
+    with OutboxRelay(connect, outbox, producer, poll_ms=10):
+        until(lambda: "allowed there: once=False" in caplog.text)
+    with OutboxRelay(connect, outbox, producer, poll_ms=10, once=False):
+        until(lambda: rows(connect) == 0)
+    assert bodies(proxy) == ["one"]
+
+
+def test_stopping_ends_between_two_messages(
+    connect: Connect, outbox: OutboxTable, relay: OutboxRelay, proxy: Standin
+) -> None:
+    put(connect, outbox, "one", "two", key="k")
+    proxy.faults["sendSync"].append(HOLD)
+    relay.start()
+    proxy.wait(lambda: proxy.calls)
+    assert not relay.stop(0.0)
+    proxy.release()
+    assert relay.stop(60)
+    assert bodies(proxy) == ["one"]
+    assert rows(connect) == 1
+    assert not [thread for thread in threading.enumerate() if thread.name == "ddmq-outbox-relay"]
+
+
+def test_bodies_are_read_up_to_a_bound(connect: Connect, outbox: OutboxTable) -> None:
+    put(connect, outbox, *["x" * 100] * 10)
+    with opened(connect) as database:
+        assert len(outbox.waiting(database, 4, 1_000)) == 4
+        assert len(outbox.waiting(database, 10, 250)) == 3
+        assert len(outbox.waiting(database, 10, 1)) == 1
