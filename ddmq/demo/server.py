@@ -26,10 +26,12 @@ CONFIG = "process_name: demo\nsamples:\n  interval_ms: 500\n"
 
 
 class DemoServer:
-    """A `ddmq serve` over one directory, which keeps its ports over restarts; `cluster`: on Kafka."""
+    """A `ddmq serve` over one directory, which keeps its ports over restarts; `cluster`: on Kafka; `config`:
+    further files of its configuration."""
 
-    def __init__(self, data_dir: Path, cluster: TrialCluster | None = None) -> None:
+    def __init__(self, data_dir: Path, cluster: TrialCluster | None = None, **config: str) -> None:
         self.data_dir = data_dir
+        self._files = {"ddmq": CONFIG, **config}
         self.cluster = cluster
         self.addresses: dict[str, HostPort] = {}
         self._process: subprocess.Popen[str] | None = None
@@ -53,7 +55,8 @@ class DemoServer:
         """A folder with the demo's settings: a name, and samples often, because the demo is short."""
         folder = self.data_dir.with_suffix(".conf")
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "ddmq.yaml").write_text(CONFIG)
+        for name, text in self._files.items():
+            (folder / f"{name}.yaml").write_text(text)
         return folder
 
     def _read_ready(self, process: subprocess.Popen[str]) -> None:

@@ -1,0 +1,6 @@
+"""`python -m ddmq.demo.bank`."""
+
+from ddmq.demo.bank.story import bank
+
+if __name__ == "__main__":
+    bank()

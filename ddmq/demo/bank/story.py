@@ -1,0 +1,166 @@
+"""The bank's story: start a server and two services, kill all of them again and again, count the money.
+
+Proven is what the two ledgers say in the end, when everything has settled: what left one bank has come to the
+other, transfer by transfer and each once, and the sum of all accounts is what it was.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from ddmq.demo.bank.service import ACCOUNTS, BALANCE, Bank
+from ddmq.demo.server import DemoServer, Typed, say, tell
+from ddmq_client.sql.statements import opened
+
+NAMES = ("paris", "tokyo")
+KILL_EVERY_S = (0.3, 1.5)
+SETTLED_WITHIN_S = 240.0
+LOOK_S = 0.2
+CHECKS = "transactions:\n  check_interval_ms: 2000\n"  # so that nobody has to wait for a minute
+
+
+@click.command()
+@click.option("--transfers", default=200, show_default=True, help="Transfers that each bank sends.")
+@click.option("--kills", default=20, show_default=True, help="How often a process is killed, at least.")
+@click.option("--seed", type=int, help="Which process is killed when; a random one when absent.")
+@click.option("--folder", type=click.Path(path_type=Path), help="Keep everything there (default: nowhere).")
+def bank(transfers: int, kills: int, seed: int | None, folder: Path | None) -> None:
+    """Money moves between two banks by transactional messages, while every process is killed at random."""
+    seed = random.randrange(1_000_000) if seed is None else seed
+    say(f"seed {seed}")
+    with tempfile.TemporaryDirectory(prefix="ddmq-bank-") as scratch:
+        story = BankStory(folder or Path(scratch), transfers, kills, random.Random(seed))
+        if not story.run():
+            raise SystemExit(1)
+
+
+class BankStory:
+    """The steps, with what people read."""
+
+    def __init__(self, folder: Path, transfers: int, kills: int, chance: random.Random) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._transfers = transfers
+        self._kills = kills
+        self._chance = chance
+        self._server = DemoServer(folder / "data", proxy_producer=CHECKS)
+        self._typed = Typed()
+        self._banks = {
+            name: Bank(name, peer, folder) for name, peer in zip(NAMES, reversed(NAMES), strict=True)
+        }
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._killed: Counter[str] = Counter()
+
+    def run(self) -> bool:
+        """True when everything was proven."""
+        say(f"ready after {self._server.start():.2f} s")
+        self._typed.at(self._server.addresses)
+        try:
+            for name in NAMES:
+                self._typed(f"topic create to-{name}")
+                self._typed(f"group create {name} --topic to-{name} --start first")
+            say(
+                f"each bank has {ACCOUNTS} accounts with {BALANCE} each and sends {self._transfers} transfers"
+            )
+            for name, one in self._banks.items():
+                one.create()
+                self._begin(name)
+            self._kill_all_the_time()
+            settled = self._until(self._settled, SETTLED_WITHIN_S)
+            self._typed("lag")
+            return self._prove() and settled
+        finally:
+            for service in self._running.values():
+                service.kill()
+                service.wait()
+            self._server.stop()
+
+    def _begin(self, name: str) -> None:
+        where = [str(self._server.addresses[part]) for part in ("producer", "consumer")]
+        words = [name, self._banks[name].peer, str(self._folder), str(self._transfers), *where]
+        command = [sys.executable, "-P", "-m", "ddmq.demo.bank.service", *words]
+        with (self._folder / f"{name}.log").open("ab") as log:
+            self._running[name] = subprocess.Popen(command, stderr=log)
+
+    def _kill_all_the_time(self) -> None:
+        """Kill one and start it again, until all have sent what they shall, and often enough."""
+        victims = [*NAMES, "server"]
+        while self._killed.total() < self._kills or not self._all_sent():
+            time.sleep(self._chance.uniform(*KILL_EVERY_S))
+            victim = self._chance.choice(victims)
+            self._killed[victim] += 1
+            if victim == "server":
+                self._server.kill()
+                self._server.start()
+            else:
+                self._running[victim].kill()
+                self._running[victim].wait()
+                self._begin(victim)
+        say(f"kill -9: {', '.join(f'{count} times {name}' for name, count in sorted(self._killed.items()))}")
+
+    def _all_sent(self) -> bool:
+        return all(one.sent() >= self._transfers for one in self._banks.values())
+
+    def _settled(self) -> bool:
+        return all(
+            self._transfers_in(one.name, "sent") == self._received(one) for one in self._banks.values()
+        )
+
+    def _received(self, bank: Bank) -> dict[str, int]:
+        return self._transfers_in(bank.peer, "received")
+
+    def _transfers_in(self, name: str, table: str) -> dict[str, int]:
+        return dict(self._asked(name, f"SELECT transfer, amount FROM {table}"))
+
+    def _asked(self, name: str, query: str) -> list[tuple[str, int]]:
+        with opened(self._banks[name].connect) as ledger:
+            assert isinstance(ledger, sqlite3.Connection)
+            return ledger.execute(query).fetchall()
+
+    @staticmethod
+    def _until(condition: Callable[[], bool], seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > end:
+                return False
+            time.sleep(LOOK_S)
+        return True
+
+    def _prove(self) -> bool:
+        before = len(NAMES) * ACCOUNTS * BALANCE
+        after = sum(
+            balance
+            for name in NAMES
+            for _, balance in self._asked(name, "SELECT name, balance FROM accounts")
+        )
+        proven = before == after
+        facts = {}
+        for one in self._banks.values():
+            left, came = self._transfers_in(one.name, "sent"), self._received(one)
+            proven = proven and left == came
+            facts[f"{one.name} to {one.peer}"] = (
+                f"{len(left):,} transfers of {sum(left.values()):,} left, "
+                f"{len(came):,} of {sum(came.values()):,} came"
+            )
+        given_up = sum(
+            count
+            for name in NAMES
+            for _, count in self._asked(
+                name,
+                "SELECT decision, COUNT(*) FROM ddmq_decisions WHERE decision = 'rolled back' GROUP BY 1",
+            )
+        )
+        facts["given up"] = f"{given_up:,} transactions whose service was killed before its ledger's commit"
+        tell({**facts, "money": f"{before:,} before, {after:,} after"})
+        say("no money was made or lost" if proven else "NOT PROVEN: see above")
+        return proven
