@@ -29,6 +29,7 @@ PAGES = (
     "order-keys.md",
     "operating-groups.md",
     "retries.md",
+    "transactions.md",
 )
 ENDLESS = re.compile(r"\.run\(|\binput\(")
 GROUPS = {

@@ -3,8 +3,8 @@
     python -m ddmq.demo.bank.service paris tokyo FOLDER TRANSFERS PRODUCER CONSUMER
 
 Its ledger is an SQLite file. Money that leaves is taken from an account and sent as a message in one
-transaction: either both happen or neither. Money that comes is booked once, by an inbox row, however often it is
-delivered.
+transaction: either both happen or neither. Money that comes is booked once, by an inbox row, however often it
+is delivered.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every example of docs/client.md runs as it stands there."""
+"""Every example of docs/client.md and docs/transactions.md runs as it stands there."""
 
 import os
 import re
@@ -9,13 +9,27 @@ from pathlib import Path
 import pytest
 from standin import Standin
 
-GUIDE = (Path(__file__).parents[3] / "docs" / "client.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = ("client.md", "transactions.md")
+EXAMPLES = [
+    (page, number, code)
+    for page in PAGES
+    for number, code in enumerate(
+        re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
+    )
+]
 
 
-@pytest.mark.parametrize("number", range(len(EXAMPLES)))
-def test_example(proxy: Standin, number: int, capsys: pytest.CaptureFixture[str]) -> None:
-    code = re.sub(r"127\.0\.0\.1:9[67]13", proxy.address, EXAMPLES[number])
+@pytest.mark.parametrize(("page", "number", "code"), EXAMPLES)
+def test_example(
+    proxy: Standin, page: str, number: int, code: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "builtins.input", lambda prompt: proxy.wait(lambda: len(proxy.done | proxy.known.keys()) > 0)
+    )
+    code = re.sub(r"127\.0\.0\.1:9[67]13", proxy.address, code)
     proxy.put("orders", *[b"waiting"] * 11)
 
     def end() -> None:
@@ -24,9 +38,9 @@ def test_example(proxy: Standin, number: int, capsys: pytest.CaptureFixture[str]
 
     if ".run()" in code:
         threading.Thread(target=end, daemon=True).start()
-    exec(compile(code, f"docs/client.md, example {number}", "exec"), {})
+    exec(compile(code, f"docs/{page}, example {number}", "exec"), {})
     assert "not stored" not in capsys.readouterr().out
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == 11
+    assert [page for page, _, _ in EXAMPLES] == ["client.md"] * 12 + ["transactions.md"] * 5
