@@ -104,7 +104,6 @@ class Outbox:
         transaction_id: str,
         message: OutgoingMessage,
         deadline: float,
-        recognises: bool | None,
         check_after_ms: int | None,
     ) -> PrepareJob:
         """The job of one message of a transaction."""
@@ -115,8 +114,10 @@ class Outbox:
             what = f"a message of {len(encoded)} bytes with all fields"
             allowed = f"about {FRAME_BYTES_MAX} with the call around it"
             raise InvalidMessageError(f"{what}; allowed: {allowed}", Code.ILLEGAL_MESSAGE)
-        sequences = None if has_key(message) else self._sequences
-        return PrepareJob(request, [encoded], deadline, self._policy, sequences, recognises)
+        keyed = has_key(message)
+        sequences = None if keyed else self._sequences
+        policy, keys = self._policy, _ALL_OF_ONE if keyed else ()
+        return PrepareJob(request, [encoded], deadline, policy, sequences, keys)
 
     def end(
         self,

@@ -40,23 +40,20 @@ _log = logging.getLogger("ddmq_client.producer")
 
 
 class AsyncTransactionCalls:
-    """What the transactions of one producer share: the way to the proxies, what these were seen to know."""
+    """What the transactions of one producer share: the way to the proxies."""
 
     def __init__(self, outbox: Outbox, sender: AsyncJobSender, home: Home) -> None:
         self.outbox = outbox
         self._home = home
         self._sender = sender
-        self._recognises: bool | None = None  # what was prepared, when it is sent again
 
     async def prepare(
         self, transaction_id: str, message: OutgoingMessage, deadline: float, check_after_ms: int | None
     ) -> SendResult:
         """Make a message durable as a part of it."""
         self._home.enter()
-        job = self.outbox.prepared(transaction_id, message, deadline, self._recognises, check_after_ms)
-        (result,) = await self._sender.run(job, read_prepared)
-        self._recognises = job.recognises
-        return result
+        job = self.outbox.prepared(transaction_id, message, deadline, check_after_ms)
+        return (await self._sender.run(job, read_prepared))[0]
 
     async def end(
         self,

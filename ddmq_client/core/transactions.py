@@ -57,10 +57,10 @@ class EndResult(SendResult):
 
 
 class PrepareJob(SendJob):
-    """The messages of one call that belong to a transaction. `recognises`: whether proxies were seen to know
-    what they have prepared by its number, as of this job's answers."""
+    """The messages of one call that belong to a transaction. What has a number or a key is always recognised
+    when it is sent again: by the transaction, also where the engine knows no message again."""
 
-    __slots__ = ("_request", "recognises")
+    __slots__ = ("_request",)
 
     def __init__(
         self,
@@ -69,25 +69,21 @@ class PrepareJob(SendJob):
         deadline: float,
         policy: ResendPolicy,
         sequences: Sequences | None,
-        recognises: bool | None,
+        keyed: Collection[int] = (),
     ) -> None:
         """`request`: the encoded PrepareRequest without messages and timeout."""
-        super().__init__(messages, True, deadline, policy, PREPARE, sequences=sequences)
+        super().__init__(messages, True, deadline, policy, PREPARE, sequences=sequences, keyed=keyed)
         self._request = request
-        self.recognises = recognises
 
     def begin(self, node: Node, recognised: bool | None = None) -> None:
-        """As of every send; what plain sends have shown does not count here."""
-        super().begin(node, self.recognises)
+        """As of every send, whatever plain ones have shown."""
+        super().begin(node, True)
 
     def answered(self, node: Node, results: Sequence[SendResult], elsewhere: bool) -> CallVerdict:
-        """As of every send; the node's plain sends are not judged by it."""
+        """As of every send; nor do plain ones go by it."""
         before = node.recognises
         verdict = super().answered(node, results, elsewhere)
         node.recognises = before
-        for result in self.results:
-            if result.error is None and result.code == 0:
-                self.recognises = result.duplicate_code is not None
         return verdict
 
     def _args(self, pending: Sequence[bytes], timeout_ms: int) -> tuple[bytes, ...]:

@@ -53,7 +53,8 @@ class StandinTransactions:
 
     def _prepare(self, messages: list[Any], message: Any) -> Any:
         numbers = [(one.producerId, one.sequence) for one in messages if one.sequence is not None]
-        known = self.recognises and (message.producerId, message.sequence) in numbers
+        known = (message.producerId, message.sequence) in numbers
+        known = known or message.idempotencyKey in [one.idempotencyKey or "" for one in messages]
         if not known:
             messages.append(message)
         result = idl.Result(code=0, msg="OK", messageId=f"{len(messages):032x}")

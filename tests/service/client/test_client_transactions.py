@@ -154,8 +154,9 @@ def test_it_may_end_before_its_block_does(producer: Going, proxy: Standin) -> No
     [(refuse(11), InvalidMessageError), (AFTER, UnknownOutcomeError), (refuse(12), UnknownOutcomeError)],
 )
 def test_a_send_that_failed_makes_it_rollback_only(
-    producer: Going, proxy: Standin, fault: Fault, error: type[Exception]
+    made: Make, proxy: Standin, fault: Fault, error: type[Exception]
 ) -> None:
+    producer = made(idempotent=False)
     with pytest.raises(NotCommittedError, match="a message of it was not stored for sure"):
         with producer.transaction() as tx:
             tx.send("t", b"x")
@@ -171,9 +172,9 @@ def test_a_send_that_failed_makes_it_rollback_only(
 def test_what_may_be_durable_is_rolled_back_though_nothing_was_confirmed(
     producer: Going, proxy: Standin
 ) -> None:
-    proxy.faults["sendPrepared"].append(AFTER)
+    proxy.faults["sendPrepared"].extend([AFTER, *[refuse(15)] * 1_000])
     with pytest.raises(UnknownOutcomeError), producer.transaction() as tx:
-        tx.send("t", b"x")
+        tx.send("t", b"x", timeout_ms=300)
     assert proxy.ended == {tx.id: ROLLED_BACK}
 
 
@@ -199,28 +200,26 @@ def test_what_was_refused_for_now_is_sent_again(producer: Going, proxy: Standin,
 
 
 @pytest.mark.parametrize("fault", [AFTER, BEFORE, HALF, GARBAGE, FAULT, refuse(12)])
-def test_what_may_be_stored_is_sent_again_where_it_is_recognised(
-    producer: Going, proxy: Standin, fault: Fault
+@pytest.mark.parametrize("key", [None, "k"])
+def test_what_may_be_stored_is_sent_again(
+    producer: Going, proxy: Standin, fault: Fault, key: str | None
 ) -> None:
-    proxy.recognises = True
+    """From the start, other than plain sends: a transaction recognises its messages wherever it is."""
     with producer.transaction() as tx:
-        tx.send("t", b"first")
         proxy.faults["sendPrepared"].append(fault)
-        tx.send("t", b"x")
-    assert bodies(proxy) == [b"first", b"x"]
+        tx.send("t", b"x", idempotency_key=key)
+        tx.send("t", b"y")
+    assert bodies(proxy) == [b"x", b"y"]
+    for message in proxy.stored:
+        assert (message.idempotencyKey is None) == (message.sequence is not None)
 
 
-def test_plain_sends_do_not_show_that_prepared_ones_are_recognised(producer: Going, proxy: Standin) -> None:
-    proxy.recognises = True
-    producer.send("t", b"plain")
-    proxy.recognises = False
-    with pytest.raises(UnknownOutcomeError), producer.transaction() as tx:
-        tx.send("t", b"first")
-        proxy.faults["sendPrepared"].append(BEFORE)
+def test_transactions_say_nothing_about_plain_sends(producer: Going, proxy: Standin) -> None:
+    with producer.transaction() as tx:
         tx.send("t", b"x")
-    proxy.recognises = True
-    proxy.faults["sendSync"].append(AFTER)
-    assert producer.send("t", b"plain too").duplicate, "nor do these judge the node"
+    proxy.faults["sendSync"].append(BEFORE)
+    with pytest.raises(UnknownOutcomeError):
+        producer.send("t", b"plain")
 
 
 def test_no_send_may_be_under_way_when_it_is_committed(made: Make, proxy: Standin) -> None:

@@ -131,7 +131,7 @@ def test_a_prepare_is_what_the_server_reads(check_after_ms: int | None, count: i
     message = OutgoingMessage("t", b"body", key="k")
     encoded = [encode_message(message, ANY, "me", "bank")] * count
     request = prepare_request(NAME, "bank", "me", check_after_ms)
-    job = PrepareJob(request, encoded, 100.0, ResendPolicy(), None, None)
+    job = PrepareJob(request, encoded, 100.0, ResendPolicy(), None)
     job.begin(NODE)
     found = read(job.frame(90.0, 7))
     assert (found.transactionId, found.producerGroup, found.clientId) == (NAME, "bank", "me")
