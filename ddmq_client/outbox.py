@@ -19,6 +19,7 @@ from ddmq_client.delays import When
 from ddmq_client.errors import InvalidMessageError, OptionError
 from ddmq_client.idl.codes import FRAME_BYTES_MAX, Code, DelayAction, TransactionAction
 from ddmq_client.outgoing import OutgoingMessage, SendResult, has_key
+from ddmq_client.transactions import with_due_time
 from ddmq_client.wire.producing import encode_change, encode_delayed, encode_message
 from ddmq_client.wire.transactions import end_request, prepare_request
 
@@ -105,11 +106,12 @@ class Outbox:
         message: OutgoingMessage,
         deadline: float,
         check_after_ms: int | None,
+        when: When | None = None,
     ) -> PrepareJob:
         """The job of one message of a transaction."""
         group, client_id = self._group(), self.settings.client_id
-        request = prepare_request(transaction_id, group, client_id, check_after_ms)
-        encoded = self.encode(message)
+        request = prepare_request(transaction_id, group, client_id, check_after_ms, when is not None)
+        encoded = self.encode(with_due_time(message, when))
         if len(encoded) + len(request) > FRAME_BYTES_MAX - frames.HEAD_BYTES_MAX:
             what = f"a message of {len(encoded)} bytes with all fields"
             allowed = f"about {FRAME_BYTES_MAX} with the call around it"

@@ -19,7 +19,7 @@ from ddmq_common.delivery import encode
 from ddmq_common.send_identity import IDENTITY
 from proxy_producer.config import ProducerConfig
 from proxy_producer.core.delay_requests import delay_fault
-from proxy_producer.core.dialects import counts_from_now, dialect_of, without_dialects
+from proxy_producer.core.dialects import counts_from_now, dialect_of, dialects, without_dialects
 from proxy_producer.core.identity import KEY_PROPERTY, IdentityOf
 from proxy_producer.core.refusals import SendRefusal, illegal, refusal
 from proxy_producer.core.validation import (
@@ -118,6 +118,8 @@ class Admission:
         if not properties:
             return None
         request.command, spoken = None, self._spoken.get(request.name)
+        if request.due_times:
+            spoken = dialects(("ddmq", *(() if spoken is None else spoken.spoken)))
         if spoken is not None and not spoken.properties.isdisjoint(properties):
             asked = dialect_of(properties, spoken, request.now_ms, self._delay.limits)
             if isinstance(asked, SendRefusal):

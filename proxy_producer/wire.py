@@ -68,6 +68,7 @@ class SendRequest:
     command: DelayCommand | None = None  # what it asks of the delay service in the words of a dialect
     identity: str | SendRefusal | None = None  # by what a second send is recognised, or a fault
     relative: bool = False  # the due time of `command` counts from now
+    due_times: bool = False  # its topic is taken to speak dialect ddmq
 
     @property
     def now_ms(self) -> int:

@@ -112,6 +112,8 @@ struct PrepareRequest {
     5: optional i64 timeout
     /* of the first call: ms until the group is first asked; goes before CHECK_IMMUNITY_TIME_IN_SECONDS */
     6: optional i64 checkAfterMs
+    /* properties deliver-at, deliver-after … ask for a delay, whether or not the topic speaks dialect ddmq */
+    7: optional bool dueTimes
 }
 
 struct PrepareResponse {

@@ -28,13 +28,13 @@ from ddmq_client.core.transactions import (
 )
 from ddmq_client.delays import When
 from ddmq_client.errors import ClientError, InvalidMessageError, NotStoredError, OptionError
-from ddmq_client.idl.codes import Code, TransactionAction
+from ddmq_client.idl.codes import TransactionAction
 from ddmq_client.net.sender import JobSender, Sends
 from ddmq_client.net.sync import Lock, now
 from ddmq_client.outbox import Outbox
 from ddmq_client.outgoing import OutgoingMessage, SendResult
 from ddmq_client.process import Home
-from ddmq_client.transactions import check_reference, with_due_time, with_reference
+from ddmq_client.transactions import check_reference, with_reference
 from ddmq_client.wire.transactions import read_ended, read_prepared
 
 _log = logging.getLogger("ddmq_client.producer")
@@ -49,11 +49,16 @@ class TransactionCalls:
         self._sender = sender
 
     def prepare(
-        self, transaction_id: str, message: OutgoingMessage, deadline: float, check_after_ms: int | None
+        self,
+        transaction_id: str,
+        message: OutgoingMessage,
+        when: When | None,
+        deadline: float,
+        check_after_ms: int | None,
     ) -> SendResult:
         """Make a message durable as a part of it."""
         self._home.enter()
-        job = self.outbox.prepared(transaction_id, message, deadline, check_after_ms)
+        job = self.outbox.prepared(transaction_id, message, deadline, check_after_ms, when)
         return (self._sender.run(job, read_prepared))[0]
 
     def end(
@@ -168,16 +173,11 @@ class Transaction(Sends):
             raise
         with self._lock:
             self._state.sent([result])
-            if when is None or result.delay_id is not None:
-                return result
-            text = f"topic {message.topic} does not take due times in a transaction: it would come at once"
-            self._state.fail(text)
-        raise InvalidMessageError(text, Code.ILLEGAL_MESSAGE, result.proxy)
+        return result
 
     def _prepared(self, message: OutgoingMessage, when: When | None, timeout_ms: int | None) -> SendResult:
-        message = with_due_time(with_reference(message, self.reference), when)
-        deadline = self._deadline(timeout_ms)
-        result = self._calls.prepare(self.id, message, deadline, self._check_after_ms)
+        message, deadline = with_reference(message, self.reference), self._deadline(timeout_ms)
+        result = self._calls.prepare(self.id, message, when, deadline, self._check_after_ms)
         return result.raise_for_error()
 
     def _roll_back(self, action: TransactionAction | None) -> None:

@@ -50,12 +50,16 @@ _ENDED = _landed.register(idl.ProducerService.endTransaction_result, _EndAnswer)
 
 
 def prepare_request(
-    transaction_id: str, group: str, client_id: str, check_after_ms: int | None = None
+    transaction_id: str,
+    group: str,
+    client_id: str,
+    check_after_ms: int | None = None,
+    due_times: bool = False,
 ) -> bytes:
     """A PrepareRequest without messages and timeout (frames.prepare_args)."""
     wire: Any = _PREPARE[0]()
     wire.transactionId, wire.producerGroup, wire.clientId = transaction_id, group, client_id
-    wire.checkAfterMs = check_after_ms
+    wire.checkAfterMs, wire.dueTimes = check_after_ms, due_times or None
     return encode(wire, _PREPARE)
 
 

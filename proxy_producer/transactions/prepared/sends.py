@@ -99,7 +99,7 @@ class PreparedSends:
             return long_fault(self.limits, 0, 0, len(request.messages), 0)  # type: ignore[return-value]
         fault = transactions.flow.bound_fault(call.frame_bytes)
         group = request.producerGroup.decode()
-        return fault or Prepare(transaction, group, after_ms, request.messages)
+        return fault or Prepare(transaction, group, after_ms, request.messages, bool(request.dueTimes))
 
     def _check_after(self, request: Any) -> int | SendRefusal:
         """After how many ms the group is first asked; -1: as the proxy is set."""
@@ -123,11 +123,12 @@ class PreparedSends:
         members: list[BatchMember] = []
         asked: dict[int, SendRequest] = {}
         for place, message in enumerate(prepare.messages):
-            topic, request = admission.known.get(message.topic), None
+            topic, request = None if prepare.due_times else admission.known.get(message.topic), None
             found = None if topic is None else admission.usual(message, topic, born_ms)
             if found is None:
                 identity = admission.identity_of(message, message.properties)
                 request = request_of(RequestKind.PREPARED, message, born_ms, 0, identity)
+                request.due_times = prepare.due_times
                 found = admission.fault(request) or request.record(self._new_id())
             if isinstance(found, SendRefusal):
                 return (
@@ -223,6 +224,7 @@ class Prepare(NamedTuple):
     group: str
     check_after_ms: int
     messages: Sequence[Any]
+    due_times: bool
 
 
 def refuse(transactions: Transactions, call: Call, fault: SendRefusal, messages: int) -> None:

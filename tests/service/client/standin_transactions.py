@@ -29,7 +29,6 @@ class StandinTransactions:
         self.ended: dict[str, int] = {}  # id -> outcome
         self.offered: deque[Any] = deque()  # checks for the next polls
         self.ends: list[Any] = []  # every EndTransactionRequest that was carried out, or found to have been
-        self.delays_taken = True  # whether properties that ask for a due time mean anything
 
     def offer(self, transaction_id: str, check: int = 1) -> None:
         """A check, for whoever polls."""
@@ -60,8 +59,6 @@ class StandinTransactions:
         result = idl.Result(code=0, msg="OK", messageId=f"{len(messages):032x}")
         if self.recognises and message.sequence is not None:
             result.duplicate = int(known)
-        if self.delays_taken and any(name.startswith("deliver-") for name in message.properties or ()):
-            result.delayId = f"1700000000-5-0-0-0-0-0-{len(messages)}"
         return result
 
     def _endTransaction(self, args: Any, fault: Any) -> Any:  # noqa: N802

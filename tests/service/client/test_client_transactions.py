@@ -242,9 +242,9 @@ def test_no_send_may_be_under_way_when_it_is_committed(made: Make, proxy: Standi
 
 def test_a_due_time_is_said_by_properties(producer: Going, proxy: Standin) -> None:
     with producer.transaction() as tx:
-        result = tx.send("t", b"x", delay=timedelta(seconds=90), properties={"p": "v"})
-        assert result.delay_id is not None
+        tx.send("t", b"x", delay=timedelta(seconds=90), properties={"p": "v"})
         tx.send("t", b"y", cron="0 9 * * 1-5", zone="Asia/Shanghai", times=4, catch_up="all")
+        tx.send("t", b"z", properties={"deliver-after": "my own"})
     assert [message.properties for message in proxy.stored] == [
         {"p": "v", "deliver-after": "90000"},
         {
@@ -253,14 +253,11 @@ def test_a_due_time_is_said_by_properties(producer: Going, proxy: Standin) -> No
             "deliver-occurrences": "4",
             "deliver-catch-up": "all",
         },
+        {"deliver-after": "my own"},
     ]
-
-
-def test_a_due_time_that_means_nothing_there_is_an_error(producer: Going, proxy: Standin) -> None:
-    proxy.delays_taken = False
-    with pytest.raises(InvalidMessageError, match="it would come at once"), producer.transaction() as tx:
-        tx.send("t", b"x", delay=timedelta(seconds=90))
-    assert proxy.ended == {tx.id: ROLLED_BACK}
+    assert [args.request.dueTimes for method, args in proxy.calls if method == "sendPrepared"] == [
+        True, True, None,
+    ]  # fmt: skip
 
 
 # --- ends whose answer is lost
