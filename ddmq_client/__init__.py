@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ddmq_client.producer import Producer
     from ddmq_client.ranges import QueueBounds, RangeReader
     from ddmq_client.received import FetchedQueue, LateResult, Message, Outcome
-    from ddmq_client.transactions import CheckCounts, Decision, OpenTransaction
+    from ddmq_client.transactions import CheckCounts, Decision, UndecidedTransaction
 
 __all__ = [
     "BusyError",
@@ -58,7 +58,6 @@ __all__ = [
     "NoSuchTopicError",
     "NotCommittedError",
     "NotStoredError",
-    "OpenTransaction",
     "OptionError",
     "Outcome",
     "OutgoingMessage",
@@ -71,6 +70,7 @@ __all__ = [
     "ThrottledError",
     "Transaction",
     "TransactionError",
+    "UndecidedTransaction",
     "UnknownEndError",
     "UnknownOutcomeError",
 ]
@@ -81,7 +81,7 @@ _HOMES = {
     "DelayStatus": "delays",
     "CheckCounts": "transactions",
     "Decision": "transactions",
-    "OpenTransaction": "transactions",
+    "UndecidedTransaction": "transactions",
     "Transaction": "net.transactions",
     "Consumer": "net.consumer",
     "Durability": "idl.codes",

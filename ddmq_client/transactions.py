@@ -1,6 +1,6 @@
-"""What an application hears of transactions, and says about them: Decision, OpenTransaction, CheckCounts.
+"""What an application hears of transactions, and says about them: Decision, UndecidedTransaction, CheckCounts.
 
-A check is a function of the application. It is given an OpenTransaction, one whose end no proxy has heard,
+A check is a function of the application. It is given an UndecidedTransaction, one whose end no proxy has heard,
 and returns a Decision, by what its own database says. It may be asked about any transaction of its producer
 group: of another process, or of one that is long dead.
 """
@@ -30,7 +30,7 @@ class Decision(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class OpenTransaction:
+class UndecidedTransaction:
     """A transaction that a check is asked about.
 
     id            what `Transaction.id` was when it was begun
@@ -53,7 +53,7 @@ class OpenTransaction:
         return moment(self.prepared_ms)
 
 
-Check = Callable[[OpenTransaction], object]
+Check = Callable[[UndecidedTransaction], object]
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from ddmq_client.core.settings import ProducerSettings
 from ddmq_client.core.verdicts import CallFailed, CallVerdict
 from ddmq_client.errors import ClientError, ClosedError, OptionError
 from ddmq_client.idl.codes import Code, TransactionAction
-from ddmq_client.transactions import Check, CheckCounts, Decision, OpenTransaction
+from ddmq_client.transactions import Check, CheckCounts, Decision, UndecidedTransaction
 from ddmq_client.wire.producing import ProxyFault
 from ddmq_client.wire.transactions import poll_frame, read_checks
 
@@ -71,7 +71,7 @@ class AsyncChecks:
     def register(self, check: Check) -> None:
         """This function decides from now on; OptionError for what is none, or another one than before."""
         if not callable(check):
-            raise OptionError(f"check={check!r}; allowed: a function of an OpenTransaction")
+            raise OptionError(f"check={check!r}; allowed: a function of an UndecidedTransaction")
         if self._settings.producer_group is None:
             raise OptionError(
                 "check is set without producer_group; allowed: both, the group is whom it answers for"
@@ -125,7 +125,7 @@ class AsyncChecks:
                 while not self._closed and now() < until:
                     await self._ending.wait(until - now())
 
-    async def _ask(self, node: Node | None, tried: set[Node]) -> Sequence[OpenTransaction] | None:
+    async def _ask(self, node: Node | None, tried: set[Node]) -> Sequence[UndecidedTransaction] | None:
         """What a poll brought; None where it brought no answer."""
         if node is None:
             self._failed(UNRESOLVED)
@@ -147,7 +147,7 @@ class AsyncChecks:
             tried.clear()
         return found
 
-    async def _answer(self, node: Node) -> Sequence[OpenTransaction]:
+    async def _answer(self, node: Node) -> Sequence[UndecidedTransaction]:
         self._connection = connection = AsyncFramedConnection(node.address)
         try:
             payload, number = await connection.call(self._frame, now() + POLL_MS / 1000 + ANSWER_S)
@@ -177,7 +177,7 @@ class AsyncChecks:
             )
         self._failing = True
 
-    async def _settle(self, transaction: OpenTransaction) -> None:
+    async def _settle(self, transaction: UndecidedTransaction) -> None:
         """Ask the application, tell the proxies."""
         decision = await self._decide(transaction)
         deadline = now() + DECISION_S
@@ -190,7 +190,7 @@ class AsyncChecks:
             with self._lock:
                 self._counts.unanswered += 1
 
-    async def _decide(self, transaction: OpenTransaction) -> Decision:
+    async def _decide(self, transaction: UndecidedTransaction) -> Decision:
         assert self._check is not None
         try:
             decision = await answered(self._check(transaction))

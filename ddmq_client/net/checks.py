@@ -25,7 +25,7 @@ from ddmq_client.net.router import ProxyRouter
 from ddmq_client.net.sender import UNRESOLVED
 from ddmq_client.net.sync import Activity, Condition, Lock, answered, ends, finish, now
 from ddmq_client.net.transactions import TransactionCalls
-from ddmq_client.transactions import Check, CheckCounts, Decision, OpenTransaction
+from ddmq_client.transactions import Check, CheckCounts, Decision, UndecidedTransaction
 from ddmq_client.wire.producing import ProxyFault
 from ddmq_client.wire.transactions import poll_frame, read_checks
 
@@ -70,7 +70,7 @@ class Checks:
     def register(self, check: Check) -> None:
         """This function decides from now on; OptionError for what is none, or another one than before."""
         if not callable(check):
-            raise OptionError(f"check={check!r}; allowed: a function of an OpenTransaction")
+            raise OptionError(f"check={check!r}; allowed: a function of an UndecidedTransaction")
         if self._settings.producer_group is None:
             raise OptionError(
                 "check is set without producer_group; allowed: both, the group is whom it answers for"
@@ -124,7 +124,7 @@ class Checks:
                 while not self._closed and now() < until:
                     self._ending.wait(until - now())
 
-    def _ask(self, node: Node | None, tried: set[Node]) -> Sequence[OpenTransaction] | None:
+    def _ask(self, node: Node | None, tried: set[Node]) -> Sequence[UndecidedTransaction] | None:
         """What a poll brought; None where it brought no answer."""
         if node is None:
             self._failed(UNRESOLVED)
@@ -146,7 +146,7 @@ class Checks:
             tried.clear()
         return found
 
-    def _answer(self, node: Node) -> Sequence[OpenTransaction]:
+    def _answer(self, node: Node) -> Sequence[UndecidedTransaction]:
         self._connection = connection = FramedConnection(node.address)
         try:
             payload, number = connection.call(self._frame, now() + POLL_MS / 1000 + ANSWER_S)
@@ -176,7 +176,7 @@ class Checks:
             )
         self._failing = True
 
-    def _settle(self, transaction: OpenTransaction) -> None:
+    def _settle(self, transaction: UndecidedTransaction) -> None:
         """Ask the application, tell the proxies."""
         decision = self._decide(transaction)
         deadline = now() + DECISION_S
@@ -189,7 +189,7 @@ class Checks:
             with self._lock:
                 self._counts.unanswered += 1
 
-    def _decide(self, transaction: OpenTransaction) -> Decision:
+    def _decide(self, transaction: UndecidedTransaction) -> Decision:
         assert self._check is not None
         try:
             decision = answered(self._check(transaction))

@@ -21,7 +21,7 @@ from typing import Any
 
 from ddmq_client.errors import NotCommittedError
 from ddmq_client.sql.statements import create, execute, forget, now_ms, opened, table_name
-from ddmq_client.transactions import Decision, OpenTransaction
+from ddmq_client.transactions import Decision, UndecidedTransaction
 
 _CREATE = (
     "CREATE TABLE IF NOT EXISTS {{table}} (id TEXT PRIMARY KEY, decision TEXT NOT NULL,"
@@ -54,10 +54,10 @@ class DecisionTable:
         statement = f"SELECT decision FROM {self._table} WHERE id = :id"
         return Decision(execute(database, statement, id=transaction_id).rows[0][0])
 
-    def check(self, connect: Callable[[], Any]) -> Callable[[OpenTransaction], Decision]:
+    def check(self, connect: Callable[[], Any]) -> Callable[[UndecidedTransaction], Decision]:
         """The check of a producer: each time on a connection that `connect` makes, closed then."""
 
-        def check(transaction: OpenTransaction) -> Decision:
+        def check(transaction: UndecidedTransaction) -> Decision:
             with opened(connect) as database:
                 return self.decide(database, transaction.id)
 

@@ -10,7 +10,7 @@ from ddmq_client.core.transactions import POLL, EndResult, PreparedResult
 from ddmq_client.idl import producer as idl
 from ddmq_client.idl.codes import OK_TEXT, Code, TransactionAction
 from ddmq_client.outgoing import OutgoingMessage, SendResult
-from ddmq_client.transactions import OpenTransaction, reference_of
+from ddmq_client.transactions import UndecidedTransaction, reference_of
 from ddmq_client.wire.codec import Specs, decode, encode
 from ddmq_client.wire.producing import RESULT_NAMES, answer_at
 
@@ -110,7 +110,7 @@ def read_ended(payload: bytes, sequence_id: int, method: bytes) -> list[SendResu
     return [answer]
 
 
-def read_checks(payload: bytes, sequence_id: int) -> tuple[int, str, list[OpenTransaction]]:
+def read_checks(payload: bytes, sequence_id: int) -> tuple[int, str, list[UndecidedTransaction]]:
     """(code, text, checks)."""
     answer = decode(payload, answer_at(payload, POLL, sequence_id), _POLLED).success
     if answer is None:
@@ -118,9 +118,9 @@ def read_checks(payload: bytes, sequence_id: int) -> tuple[int, str, list[OpenTr
     return answer.code or 0, answer.msg or "", [_open(wire) for wire in answer.checks or ()]
 
 
-def _open(wire: Any) -> OpenTransaction:
+def _open(wire: Any) -> UndecidedTransaction:
     messages = [_outgoing(message) for message in wire.messages or ()]
-    return OpenTransaction(
+    return UndecidedTransaction(
         wire.transactionId or "",
         messages,
         reference_of(messages),

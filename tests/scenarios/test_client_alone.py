@@ -19,6 +19,7 @@ WORK = """
 import importlib.util, sys
 from ddmq_client import Consumer, Producer
 from ddmq_client.aio import AsyncConsumer, AsyncProducer
+from ddmq_client.sql import InboxTable, OutboxRelay
 servers = ["ddmq_common", "ddmq_rpc", "backend", "gevent", "rocksdict", "msgspec"]
 assert [name for name in servers if importlib.util.find_spec(name)] == []
 with Producer(sys.argv[1]) as producer:

@@ -12,7 +12,7 @@ import pytest
 from either import KINDS, Going, going
 from standin import AFTER, FAULT, GARBAGE, Fault, Standin, refuse
 
-from ddmq_client import CheckCounts, Decision, OpenTransaction, OptionError
+from ddmq_client import CheckCounts, Decision, OptionError, UndecidedTransaction
 from ddmq_client.aio import AsyncProducer
 from tests.support.waits import loop_until, until
 
@@ -42,10 +42,10 @@ class ScriptedCheck:
     """A check that says what it is told to, and keeps what it was asked."""
 
     def __init__(self, *decisions: object) -> None:
-        self.asked: list[OpenTransaction] = []
+        self.asked: list[UndecidedTransaction] = []
         self._decisions = list(decisions)
 
-    def __call__(self, transaction: OpenTransaction) -> object:
+    def __call__(self, transaction: UndecidedTransaction) -> object:
         self.asked.append(transaction)
         decision = self._decisions.pop(0)
         if isinstance(decision, Exception):
@@ -196,7 +196,7 @@ def test_closing_waits_for_a_check_that_runs(proxy: Standin) -> None:
     going_on = threading.Event()
     may_end = threading.Event()
 
-    def check(transaction: OpenTransaction) -> Decision:
+    def check(transaction: UndecidedTransaction) -> Decision:
         going_on.set()
         assert may_end.wait(60)
         return Decision.COMMITTED
@@ -215,7 +215,7 @@ def test_closing_waits_for_a_check_that_runs(proxy: Standin) -> None:
 def test_a_check_may_close_its_producer(proxy: Standin) -> None:
     closed = threading.Event()
 
-    def check(transaction: OpenTransaction) -> Decision:
+    def check(transaction: UndecidedTransaction) -> Decision:
         made.close()
         closed.set()
         return Decision.COMMITTED
@@ -241,7 +241,7 @@ def interrupted(tx: Going) -> None:
 
 
 def test_a_check_of_the_asyncio_producer_may_be_a_coroutine_function(proxy: Standin) -> None:
-    async def check(transaction: OpenTransaction) -> Decision:
+    async def check(transaction: UndecidedTransaction) -> Decision:
         await asyncio.sleep(0)
         return Decision.COMMITTED
 

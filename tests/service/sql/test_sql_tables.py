@@ -15,8 +15,8 @@ from ddmq_client import (
     InvalidMessageError,
     Message,
     NotCommittedError,
-    OpenTransaction,
     OptionError,
+    UndecidedTransaction,
 )
 from ddmq_client.received import DeliveryContext, NothingToSettle, Origin
 from ddmq_client.sql import DecisionTable, InboxTable, OutboxTable
@@ -33,8 +33,8 @@ def message(message_id: str | None = "a" * 32, offset: int = 3) -> Message:
     return found
 
 
-def asked(name: str = NAME) -> OpenTransaction:
-    return OpenTransaction(name, [], None, 1, 0)
+def asked(name: str = NAME) -> UndecidedTransaction:
+    return UndecidedTransaction(name, [], None, 1, 0)
 
 
 @pytest.fixture
