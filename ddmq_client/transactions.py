@@ -1,8 +1,8 @@
-"""What an application hears of transactions, and says about them: Decision, UndecidedTransaction, CheckCounts.
+"""What an application hears of transactions, and says about them: UndecidedTransaction, Decision, CheckCounts.
 
-A check is a function of the application. It is given an UndecidedTransaction, one whose end no proxy has heard,
-and returns a Decision, by what its own database says. It may be asked about any transaction of its producer
-group: of another process, or of one that is long dead.
+A check is a function of the application. It is given an UndecidedTransaction, one whose end no proxy has
+heard, and returns a Decision, by what its own database says. It may be asked about any transaction of its
+producer group: of another process, or of one that is long dead.
 """
 
 from __future__ import annotations
