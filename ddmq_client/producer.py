@@ -47,8 +47,8 @@ class Producer(ProducerBase):
     batch_messages   messages per request of the same
     producer_group   name shared by producers that stand for each other; needed for transactions
     check            function that is given an UndecidedTransaction of the producer group, also one of a
-                     process that is dead, and returns a Decision. It is asked from the `with` or the first send on,
-                     in a thread of its own, one at a time; one that raises says NOT_KNOWN_YET
+                     process that is dead, and returns a Decision. It is asked from the `with` or the first
+                     send on, in a thread of its own, one at a time; one that raises says NOT_KNOWN_YET
     client_id        in the proxies' logs; made from host and process when absent
     """
 

@@ -1,4 +1,4 @@
-"""What an application hears of transactions, and says about them: UndecidedTransaction, Decision, CheckCounts.
+"""What an application hears of transactions, and says about them.
 
 A check is a function of the application. It is given an UndecidedTransaction, one whose end no proxy has
 heard, and returns a Decision, by what its own database says. It may be asked about any transaction of its

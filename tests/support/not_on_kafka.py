@@ -67,6 +67,9 @@ NOT_ON_KAFKA: Mapping[str, Mapping[str, Reason]] = {
     "contract/test_contract_lasting.py": {
         "test_everything_is_found_again": NO_FIND,
     },
+    "scenarios/test_transactions_end_to_end.py": {
+        "test_an_outbox_and_an_inbox_make_it_once": NO_ONCE,
+    },
     "service/cli/test_command_line.py": {
         "test_messages_are_found": NO_FIND,
     },
