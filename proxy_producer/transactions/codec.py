@@ -146,11 +146,15 @@ def identity_in(identity: str, transaction: bytes) -> str:
     return f"k{blake2b(transaction + digest, digest_size=16).hexdigest()}{checksum:08x}"
 
 
+def name_of(identity: str) -> str:
+    """What `identity_in` gave without what changes from one send to the next: the body's checksum, what its
+    sender has an answer for. "" has none."""
+    return identity[:33] if is_key(identity) else identity.rpartition(".")[0]
+
+
 def id_by(identity: str) -> bytes:
-    """The message id of whatever says that it is this one: a resend has the same. By `identity_in`, so
-    without what changes from one send to the next."""
-    name = identity[:33] if is_key(identity) else identity.rpartition(".")[0]
-    return blake2b(name.encode(), digest_size=16, person=b"transaction").digest()
+    """The message id of whatever says that it is this one: a resend has the same."""
+    return blake2b(name_of(identity).encode(), digest_size=16, person=b"transaction").digest()
 
 
 class Op(msgspec.Struct, frozen=True, omit_defaults=True):

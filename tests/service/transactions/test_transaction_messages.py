@@ -230,6 +230,17 @@ def test_an_engine_that_knows_no_message_again_has_the_shard_for_it(memory: Tran
     assert memory.bodies() == [b"x"]
 
 
+def test_a_resend_is_one_whatever_its_sender_has_heard_meanwhile(rig: TransactionRig) -> None:
+    """Of several messages together: their commit asks no engine whether it knows them."""
+    transaction, ids = rig.new_id(), set()
+    for below in (0, 1, 1):
+        pair = [body(b"x%d" % n, producerId=b"p", sequence=n, answeredBelow=below) for n in (1, 2)]
+        ids |= {result.messageId for result in rig.proxy.prepare(transaction, *pair).results}
+    assert len(ids) == 2
+    rig.proxy.end(transaction, COMMIT)
+    assert sorted(rig.bodies()) == [b"x1", b"x2"]
+
+
 def test_bounds_of_one_transaction() -> None:
     rig = TransactionRig(messages_max=3, bytes_max=1_000)
     transaction = rig.begin(body(b"1"), body(b"2"))
