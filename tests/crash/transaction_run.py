@@ -6,8 +6,8 @@ Two producer proxies and a consumer proxy are processes over one directory; one 
 over when it is killed. Two processes full of transactions (transaction_load.py) share a ledger. Each round
 kills one or several of the five. At the end the ledger and the topics must agree to the row: each transaction
 that is committed there is in the topics whole and once, and of no other one is anything; no check was asked
-more than 15 times. Prints the seed and the command that runs the same again; the exit code is 1 when a promise
-was broken.
+more than 15 times. Prints the seed and the command that runs the same again; the exit code is 1 when a
+promise was broken.
 """
 
 from __future__ import annotations
