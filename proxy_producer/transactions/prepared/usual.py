@@ -51,7 +51,9 @@ class UsualPrepares:
         """Accept it; False: it is not as usual."""
         request, transactions, flow = call.args.request, self._transactions, self._flow
         messages = request.messages
-        if request.checkAfterMs is not None or not messages or len(messages) != 1 or flow.draining:
+        if request.checkAfterMs is not None or request.dueTimes or flow.draining:
+            return False
+        if not messages or len(messages) != 1:
             return False
         message = messages[0]
         topic, shards = self._known.get(message.topic), transactions.shards
