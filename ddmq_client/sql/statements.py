@@ -21,6 +21,7 @@ Rows = Sequence[Sequence[Any]]
 _PARAMETER = re.compile(r":([a-z_]+)")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}(\.[A-Za-z_][A-Za-z0-9_]{0,62})?\Z")
 _MARKS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
+_MODULES = {"sqlite": "sqlite", "psycopg": "postgresql", "pg8000": "postgresql"}
 TYPES = {
     "sqlite": {"serial": "INTEGER PRIMARY KEY AUTOINCREMENT", "bytes": "BLOB"},
     "postgresql": {"serial": "BIGSERIAL PRIMARY KEY", "bytes": "BYTEA"},
@@ -74,7 +75,8 @@ def kind_of(database: Any) -> str:
         bound = database.get_bind() if hasattr(database, "get_bind") else database
         name = str(bound.dialect.name)
     else:
-        name = "sqlite" if _module(database).startswith("sqlite") else "postgresql"
+        module = _module(database)
+        name = next((kind for start, kind in _MODULES.items() if module.startswith(start)), module)
     if name not in TYPES:
         raise OptionError(f"a database of {name}; allowed: {', '.join(TYPES)}")
     return name

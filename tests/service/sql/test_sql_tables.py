@@ -168,6 +168,8 @@ def test_arguments_are_checked() -> None:
         InboxTable("")
     with pytest.raises(OptionError, match="allowed: a DB-API"):
         InboxTable("r").first(object(), message())
+    with pytest.raises(OptionError, match="a database of builtins; allowed: sqlite, postgresql"):
+        InboxTable("r").create(object())
     with sqlite3.connect(":memory:") as database, pytest.raises(InvalidMessageError, match="body"):
         OutboxTable().put(database, "t", b"")
     with sqlite3.connect(":memory:") as database, pytest.raises(OptionError, match="JSON serializable"):

@@ -91,6 +91,29 @@ def test_a_dialect_counts_from_the_commit_or_is_a_time(
     assert rig.bodies("spoken") == []
 
 
+@pytest.mark.parametrize("spoken", [(), ("rabbit",)])
+@pytest.mark.parametrize("due_times", [True, None])
+def test_due_times_that_are_meant_hold_on_every_topic(
+    rig: TransactionRig, due_times: bool | None, spoken: tuple[str, ...]
+) -> None:
+    rig.change(TopicInfo("silent", 0, 1, delay_dialects=spoken))
+    rig.change(TopicInfo(DELAY_TOPIC, 0, 4))
+    shards = Shards(rig.backend)  # type: ignore[arg-type]
+    until(lambda: len(shards.held) == 4)
+    rig.proxy.kill()
+    rig.proxy = rig.beside(served=False)
+    transaction, properties = rig.new_id(), {b"deliver-after": b"20s", b"p": b"v"}
+    meant = body(b"x", topic=b"silent", properties=properties)
+    assert rig.proxy.prepare(transaction, meant, dueTimes=due_times).code == 0
+    ended = rig.proxy.end(transaction, COMMIT)
+    assert bool(ended.results[0].delayId) == bool(due_times)
+    assert rig.bodies("silent") == ([] if due_times else [b"x"])
+    if due_times:
+        (record,) = rig.everything(DELAY_TOPIC)
+        command = decode_command(record.system[COMMAND_PROPERTY])
+        assert command.due_ms == rig.clock.wall_ms() + 1 + 20_000
+
+
 def test_what_a_plain_send_may_not_be_is_refused_at_the_prepare(rig: TransactionRig) -> None:
     rig.change(TopicInfo("shut", 0, 1, writable=False))
     rig.change(TopicInfo("only", 0, 1, delay="only"))
