@@ -34,7 +34,7 @@ from tests.support.waits import until
 
 COMMANDS = ("producer", "producer", "consumer")
 LOADS = ("one", "two")
-LOAD_S = (0.1, 1.5)  # from a start to the next kill
+LOAD_S = (0.05, 1.0)  # from a start to the next kill
 CHECKS_MAX = 15
 SETTLED_WITHIN_S = 240.0
 SHOWN_MAX = 20

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import click
 
+from ddmq.cli.admin_client import AdminClient
 from ddmq.demo.bank.service import ACCOUNTS, BALANCE, Bank
 from ddmq.demo.server import DemoServer, Typed, say, tell
 from ddmq_client.sql.statements import opened
@@ -78,6 +79,7 @@ class BankStory:
             self._kill_all_the_time()
             settled = self._until(self._settled, SETTLED_WITHIN_S)
             self._typed("lag")
+            self._typed("tx list")
             return self._prove() and settled
         finally:
             for service in self._running.values():
@@ -112,6 +114,10 @@ class BankStory:
         return all(one.sent() >= self._transfers for one in self._banks.values())
 
     def _settled(self) -> bool:
+        """What left has come, and how every transaction ended is known."""
+        found = AdminClient(self._server.addresses["admin"]).get("transactions")
+        if found["open"] or not found["whole"]:
+            return False
         return all(
             self._transfers_in(one.name, "sent") == self._received(one) for one in self._banks.values()
         )
