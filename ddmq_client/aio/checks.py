@@ -118,6 +118,8 @@ class AsyncChecks:
                 pause = pace.failed()
             else:
                 for transaction in found:
+                    if self._closed:
+                        return  # the rest is asked about again, some other member perhaps
                     await self._settle(transaction)
                 pause = pace.answered(len(found), now() - began)
             until = now() + pause

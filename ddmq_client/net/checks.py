@@ -117,6 +117,8 @@ class Checks:
                 pause = pace.failed()
             else:
                 for transaction in found:
+                    if self._closed:
+                        return  # the rest is asked about again, some other member perhaps
                     self._settle(transaction)
                 pause = pace.answered(len(found), now() - began)
             until = now() + pause
