@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from ddmq_client import (
     Decision,
@@ -154,6 +157,26 @@ def test_old_decisions_are_forgotten(connect: Connect, decisions: DecisionTable)
         assert decisions.forget(database, timedelta(days=1)) == 0
         execute(database, "UPDATE ddmq_decisions SET decided_ms = decided_ms - 100000000")
         assert decisions.forget(database, timedelta(days=1)) == 1
+
+
+@pytest.mark.slow
+def test_a_session_of_asyncio_runs_it(dsn: str) -> None:
+    inbox = InboxTable("r", table="of_asyncio")
+
+    async def main() -> list[bool]:
+        engine = create_async_engine(
+            "postgresql+psycopg://", async_creator=lambda: psycopg.AsyncConnection.connect(dsn)
+        )
+        found = []
+        async with AsyncSession(engine) as session:
+            await session.run_sync(inbox.create)
+            for _ in range(2):
+                found.append(await session.run_sync(lambda inner: inbox.first(inner, message())))
+            await session.commit()
+        await engine.dispose()
+        return found
+
+    assert asyncio.run(main()) == [True, False]
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x;", "a.b.c", "1x", 'a"', "x" * 64, None])
