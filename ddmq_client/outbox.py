@@ -103,23 +103,23 @@ class Outbox:
     def prepared(
         self,
         transaction_id: str,
-        message: OutgoingMessage,
+        messages: Sequence[OutgoingMessage],
         deadline: float,
         check_after_ms: int | None,
         when: When | None = None,
     ) -> PrepareJob:
-        """The job of one message of a transaction."""
+        """The job of messages of a transaction, all in one request."""
         group, client_id = self._group(), self.settings.client_id
         request = prepare_request(transaction_id, group, client_id, check_after_ms, when is not None)
-        encoded = self.encode(with_due_time(message, when))
-        if len(encoded) + len(request) > FRAME_BYTES_MAX - frames.HEAD_BYTES_MAX:
-            what = f"a message of {len(encoded)} bytes with all fields"
-            allowed = f"about {FRAME_BYTES_MAX} with the call around it"
+        encoded = [self.encode(with_due_time(message, when)) for message in messages]
+        size = sum(map(len, encoded))
+        if size + len(request) > FRAME_BYTES_MAX - frames.HEAD_BYTES_MAX:
+            what = f"{len(encoded)} messages of {size} bytes with all fields"
+            allowed = f"about {FRAME_BYTES_MAX} with the call around them"
             raise InvalidMessageError(f"{what}; allowed: {allowed}", Code.ILLEGAL_MESSAGE)
-        keyed = has_key(message)
-        sequences = None if keyed else self._sequences
-        policy, keys = self._policy, _ALL_OF_ONE if keyed else ()
-        return PrepareJob(request, [encoded], deadline, policy, sequences, keys)
+        keyed = frozenset(at for at, message in enumerate(messages) if has_key(message))
+        sequences = self._sequences if len(keyed) < len(encoded) else None
+        return PrepareJob(request, encoded, deadline, self._policy, sequences, keyed)
 
     def end(
         self,

@@ -118,8 +118,6 @@ class AsyncChecks:
                 pause = pace.failed()
             else:
                 for transaction in found:
-                    if self._closed:
-                        return  # the rest is asked about again, some other member perhaps
                     await self._settle(transaction)
                 pause = pace.answered(len(found), now() - began)
             until = now() + pause
@@ -181,6 +179,8 @@ class AsyncChecks:
 
     async def _settle(self, transaction: UndecidedTransaction) -> None:
         """Ask the application, tell the proxies."""
+        if self._closed:
+            return  # some other member is asked
         decision = await self._decide(transaction)
         deadline = now() + DECISION_S
         try:

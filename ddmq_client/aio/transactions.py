@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -50,15 +50,15 @@ class AsyncTransactionCalls:
     async def prepare(
         self,
         transaction_id: str,
-        message: OutgoingMessage,
+        messages: Sequence[OutgoingMessage],
         when: When | None,
         deadline: float,
         check_after_ms: int | None,
-    ) -> SendResult:
-        """Make a message durable as a part of it."""
+    ) -> list[SendResult]:
+        """Make messages durable as a part of it, all or none."""
         self._home.enter()
-        job = self.outbox.prepared(transaction_id, message, deadline, check_after_ms, when)
-        return (await self._sender.run(job, read_prepared))[0]
+        job = self.outbox.prepared(transaction_id, messages, deadline, check_after_ms, when)
+        return await self._sender.run(job, read_prepared)
 
     async def end(
         self,
@@ -113,6 +113,14 @@ class AsyncTransaction(AsyncSends):
         """See the class."""
         return self._state.id
 
+    async def send_batch(
+        self, messages: Iterable[OutgoingMessage], *, timeout_ms: int | None = None
+    ) -> list[SendResult]:
+        """Send many in one request, which is one write of the proxy: all are durable, or none is and an error
+        says why. A request has 5,000,000 bytes at most; a transaction has bounds of its own."""
+        found = list(messages)
+        return await self._send_all(found, None, timeout_ms) if found else []
+
     async def commit(self) -> None:
         """All of its messages are seen from now on, or an error says why not. Leaving the block does it.
 
@@ -162,24 +170,26 @@ class AsyncTransaction(AsyncSends):
         return error
 
     async def _send(self, message: OutgoingMessage, when: When | None, timeout_ms: int | None) -> SendResult:
+        return (await self._send_all([message], when, timeout_ms))[0]
+
+    async def _send_all(
+        self, messages: Sequence[OutgoingMessage], when: When | None, timeout_ms: int | None
+    ) -> list[SendResult]:
         with self._lock:
             self._state.begin_send()
         try:
-            result = await self._prepared(message, when, timeout_ms)
+            messages = [with_reference(message, self.reference) for message in messages]
+            deadline = self._deadline(timeout_ms)
+            results = await self._calls.prepare(self.id, messages, when, deadline, self._check_after_ms)
+            for result in results:
+                result.raise_for_error()
         except BaseException as error:
             with self._lock:
                 self._state.send_failed(error, unsure=_unsure(error))
             raise
         with self._lock:
-            self._state.sent([result])
-        return result
-
-    async def _prepared(
-        self, message: OutgoingMessage, when: When | None, timeout_ms: int | None
-    ) -> SendResult:
-        message, deadline = with_reference(message, self.reference), self._deadline(timeout_ms)
-        result = await self._calls.prepare(self.id, message, when, deadline, self._check_after_ms)
-        return result.raise_for_error()
+            self._state.sent(results)
+        return results
 
     async def _roll_back(self, action: TransactionAction | None) -> None:
         if action is not None:

@@ -81,6 +81,8 @@ class PrepareJob(SendJob):
 
     def answered(self, node: Node, results: Sequence[SendResult], elsewhere: bool) -> CallVerdict:
         """As of every send; nor do plain ones go by it."""
+        if len(results) == 1:  # a refusal, which holds for all
+            results = [*results] * len(self._pending)
         before = node.recognises
         verdict = super().answered(node, results, elsewhere)
         node.recognises = before

@@ -117,8 +117,6 @@ class Checks:
                 pause = pace.failed()
             else:
                 for transaction in found:
-                    if self._closed:
-                        return  # the rest is asked about again, some other member perhaps
                     self._settle(transaction)
                 pause = pace.answered(len(found), now() - began)
             until = now() + pause
@@ -180,6 +178,8 @@ class Checks:
 
     def _settle(self, transaction: UndecidedTransaction) -> None:
         """Ask the application, tell the proxies."""
+        if self._closed:
+            return  # some other member is asked
         decision = self._decide(transaction)
         deadline = now() + DECISION_S
         try:

@@ -86,7 +86,7 @@ def poll_frame(group: str, client_id: str, count_max: int, timeout_ms: int, sequ
 
 
 def read_prepared(payload: bytes, sequence_id: int, method: bytes) -> list[SendResult]:
-    """The result of the one message: it is prepared, or not."""
+    """One result for each message, for all are prepared; or why none is."""
     answer = decode(payload, answer_at(payload, method, sequence_id), _PREPARED).success
     if answer is None:
         raise FrameError("answer without a result")

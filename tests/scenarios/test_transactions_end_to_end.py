@@ -23,6 +23,7 @@ from ddmq_client import (
     Message,
     NotCommittedError,
     NotStoredError,
+    OutgoingMessage,
     Producer,
     SendError,
     TransactionError,
@@ -90,12 +91,14 @@ def test_all_of_it_is_seen_by_consumers_or_nothing(server: RealServer, topic: st
             sent = tx.send(topic, b"one", key="k", tags="t", properties={"p": "v"})
             tx.send(other, b"two")
             tx.send(topic, b"three", level=1)
+            tx.send_batch([OutgoingMessage(other, str(number)) for number in range(50)])
             assert bodies(server, topic) == bodies(server, other) == []
-        first, second, third = tx.results
+        first, second, third, *many = tx.results
+        assert len(many) == 50
         assert first.message_id == sent.message_id
         assert (first.offset, second.offset, third.offset) == (0, 0, None)
         until(lambda: len(seen) == 2)
-    assert bodies(server, other) == ["two"]
+    assert bodies(server, other) == sorted(["two", *map(str, range(50))])
     one, three = seen
     assert (one.body, one.key, one.tags, one.message_id) == (b"one", "k", "t", sent.message_id)
     assert one.properties == {"p": "v", "transaction-reference": "order 17"}

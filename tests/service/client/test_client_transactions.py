@@ -146,6 +146,34 @@ def test_it_may_end_before_its_block_does(producer: Going, proxy: Standin) -> No
     assert tx.id not in proxy.ended
 
 
+def test_many_go_in_one_request(producer: Going, proxy: Standin) -> None:
+    messages = [OutgoingMessage("t", f"m{number}", key="k") for number in range(20)]
+    keyed = OutgoingMessage("u", b"keyed", idempotency_key="i", properties={"DELAY": "1"})
+    proxy.faults["sendPrepared"].extend([refuse(15), AFTER])
+    with producer.transaction(reference="r") as tx:
+        results = tx.send_batch([*messages, keyed])
+        assert all(result.stored and result.message_id for result in results)
+        assert tx.send_batch([]) == []
+    assert bodies(proxy) == [*(message.body.encode() for message in messages), b"keyed"]
+    assert {message.properties["transaction-reference"] for message in proxy.stored} == {"r"}
+    assert len([call for call in proxy.calls if call[0] == "sendPrepared"]) == 3
+    assert [message.sequence is None for message in proxy.stored] == [False] * 20 + [True]
+
+
+def test_of_many_one_that_is_wrong_is_all(producer: Going, proxy: Standin) -> None:
+    many = [OutgoingMessage("t", b"x" * 1_000_000)] * 6
+    for wrong in ([OutgoingMessage("t", b"x"), OutgoingMessage("t", b"")], many):
+        tx = producer.transaction()
+        with pytest.raises(InvalidMessageError):
+            tx.send_batch(wrong)
+        with pytest.raises(NotCommittedError):
+            tx.commit()
+    proxy.faults["sendPrepared"].append(refuse(11))
+    with pytest.raises(InvalidMessageError):
+        producer.transaction().send_batch([OutgoingMessage("t", b"x")] * 3)
+    assert proxy.half == {}
+
+
 # --- sends that fail
 
 
