@@ -16,13 +16,13 @@ import sqlite3
 import sys
 import threading
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
 from ddmq_client import Consumer, Message, Producer, SendError, TransactionError
 from ddmq_client.sql import DecisionTable, InboxTable
-from ddmq_client.sql.statements import opened
 
 ACCOUNTS, BALANCE = 10, 100
 SENT_MAX = 40  # of one transfer
@@ -51,9 +51,15 @@ class Bank:
         """A connection to the ledger."""
         return sqlite3.connect(self._path, timeout=30)
 
+    @contextmanager
+    def ledger(self) -> Iterator[sqlite3.Connection]:
+        """One SQL transaction: committed at the end of the block, rolled back by an exception."""
+        with closing(self.connect()) as opened, opened:
+            yield opened
+
     def create(self) -> None:
         """Make the ledger, with its accounts."""
-        with opened(self.connect) as ledger:
+        with self.ledger() as ledger:
             for statement in SCHEMA:
                 ledger.execute(statement)
             DECISIONS.create(ledger)
@@ -70,7 +76,7 @@ class Bank:
                 {"transfer": name, "to": f"{self.peer}-{random.randrange(ACCOUNTS)}", "amount": amount}
             )
             tx.send(f"to-{self.peer}", body, key=name)
-            with opened(self.connect) as ledger:
+            with self.ledger() as ledger:
                 taken = ledger.execute(
                     "UPDATE accounts SET balance = balance - ? WHERE name = ? AND balance >= ?",
                     (amount, account, amount),
@@ -83,7 +89,7 @@ class Bank:
     def book(self, message: Message) -> None:
         """Put what came from the other bank onto an account, once."""
         transfer = json.loads(message.body)
-        with opened(self.connect) as ledger:
+        with self.ledger() as ledger:
             if not self._inbox.first(ledger, message):
                 return
             there = (transfer["amount"], transfer["to"])
@@ -92,7 +98,7 @@ class Bank:
 
     def sent(self) -> int:
         """How many transfers have left."""
-        with opened(self.connect) as ledger:
+        with self.ledger() as ledger:
             (count,) = ledger.execute("SELECT COUNT(*) FROM sent").fetchone()
             return int(count)
 

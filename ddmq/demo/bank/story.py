@@ -7,7 +7,6 @@ other, transfer by transfer and each once, and the sum of all accounts is what i
 from __future__ import annotations
 
 import random
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,6 @@ import click
 from ddmq.cli.admin_client import AdminClient
 from ddmq.demo.bank.service import ACCOUNTS, BALANCE, Bank
 from ddmq.demo.server import DemoServer, Typed, say, tell
-from ddmq_client.sql.statements import opened
 
 NAMES = ("paris", "tokyo")
 KILL_EVERY_S = (0.3, 1.5)
@@ -129,8 +127,7 @@ class BankStory:
         return dict(self._asked(name, f"SELECT transfer, amount FROM {table}"))
 
     def _asked(self, name: str, query: str) -> list[tuple[str, int]]:
-        with opened(self._banks[name].connect) as ledger:
-            assert isinstance(ledger, sqlite3.Connection)
+        with self._banks[name].ledger() as ledger:
             return ledger.execute(query).fetchall()
 
     @staticmethod
