@@ -373,6 +373,50 @@ def test_an_outbox_and_an_inbox_make_it_once(
         assert [number for number in stored if number % 3 == key] == list(range(key, 60, 3))
 
 
+RELAYING = """
+import sqlite3, sys
+from ddmq_client import Producer
+from ddmq_client.sql import OutboxRelay, OutboxTable
+
+place, path = sys.argv[1:]
+with Producer(place, timeout_ms=60_000) as producer:
+    relay = OutboxRelay(lambda: sqlite3.connect(path, timeout=60), OutboxTable(), producer, poll_ms=10)
+    with relay:
+        sys.stdin.read()
+"""
+
+
+def test_a_relay_that_is_killed_sends_in_order_and_once(
+    server: RealServer, topic: str, tmp_path: Path
+) -> None:
+    """kill -9 as soon as it has sent something, again and again, while rows are written."""
+    created(server, topic)
+    outbox = OutboxTable()
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(tmp_path / "db", timeout=60)
+
+    def left() -> int:
+        with opened(connect) as database:
+            return int(database.execute("SELECT COUNT(*) FROM ddmq_outbox").fetchone()[0])
+
+    with opened(connect) as database:
+        outbox.create(database)
+    command = [sys.executable, "-c", RELAYING, producers(server), str(tmp_path / "db")]
+    for life in range(6):
+        with opened(connect) as database:
+            for number in range(life * 50, life * 50 + 50):
+                outbox.put(database, topic, str(number), key=f"key-{number % 5}")
+        waiting = left()
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as relay:
+            until(lambda waiting=waiting, life=life: left() < (waiting if life < 5 else 1))
+            relay.kill()
+    stored = in_order(server, topic)
+    assert sorted(stored) == list(range(300))
+    for key in range(5):
+        assert [number for number in stored if number % 5 == key] == list(range(key, 300, 5))
+
+
 def in_order(server: RealServer, topic: str) -> list[int]:
     """The bodies of a topic, queue after queue."""
     found = server.ask("GET", f"/topics/{topic}/messages?count=1000")[1]
