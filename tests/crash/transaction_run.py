@@ -194,7 +194,6 @@ class TransactionRun:
 
 def run(folder: Path, seed: int, transactions: int, say: Callable[[str], None] = print) -> int:
     """The number of broken promises; what was seen is said."""
-    logging.getLogger("ddmq_client").setLevel(logging.CRITICAL)
     say(
         f"seed {seed}; the same again: python -m tests.crash.transaction_run --seed {seed}"
         f" --transactions {transactions}"
@@ -217,6 +216,7 @@ def main() -> int:
     parser.add_argument("--transactions", type=int, default=10_000)
     parser.add_argument("--dir", type=Path, help="where the data lies (default: the temporary folder)")
     given = parser.parse_args()
+    logging.getLogger("ddmq_client").setLevel(logging.CRITICAL)  # it tells of every failed poll
     with scratch(given.dir) as folder:
         if run(folder, given.seed, given.transactions):
             print(f"kept for inspection: {folder}")

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -49,6 +50,12 @@ def made(request: pytest.FixtureRequest, proxy: Standin) -> Iterator[Make]:
     yield make
     for block in ends:
         block.__exit__(None, None, None)
+
+
+@pytest.fixture(autouse=True)
+def heard(caplog: pytest.LogCaptureFixture) -> None:
+    """What the library logs, also where a test before has silenced it."""
+    caplog.set_level(logging.WARNING, "ddmq_client")
 
 
 @pytest.fixture
