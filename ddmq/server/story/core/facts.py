@@ -1,0 +1,141 @@
+"""What is known of one message before a story is made of it, and the story. Plain data. Times: epoch ms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from ddmq_common.trace.events import TraceEvent, Wait
+
+
+class Phase(Enum):
+    """What a message is doing, or waits for; the value is said to people. Reasons of waits are among them, by
+    their names in small letters."""
+
+    SENDING = "on its way into the log"
+    HELD_BACK = "held back by the producer proxy"
+    DELAYED = "delayed"
+    OVERDUE = "due, not fired yet"
+    QUEUED = "in its queue, not recorded why"
+    NO_PULL = "nobody pulled"
+    TURN = "its turn had not come"
+    CONCURRENCY = "concurrency: as many in flight as may be"
+    BYTES = "in_flight_bytes_max: as many bytes in flight as may be"
+    RATE = "rate_max: the group's rate limit"
+    RETRYING = "retrying_max: as many retries waiting as may be"
+    SPAN = "ack_span_max: too far past the committed offset"
+    BETWEEN = "its queue was between two owners"
+    ANEW = "its queues were loaded anew"
+    CLOSED = "the topic may not be read"
+    KEY = "behind an earlier message of its order key"
+    PARKED = "its order key was parked"
+    LEASED = "with a client"
+    BACKOFF = "waited for its retry"
+    AGAIN = "to be delivered again"
+    MOVING = "on its way to the retry path or the dead letters"
+    UNKNOWN = "not recorded"
+    DONE = "acknowledged"
+    DEAD = "dead letter"
+    PASSED = "finished undelivered"
+
+    __hash__ = object.__hash__  # members are singletons
+
+
+ENDS = frozenset((Phase.DONE, Phase.DEAD, Phase.PASSED))
+WAITABLE = frozenset((Phase.QUEUED, Phase.TURN, Phase.AGAIN))  # what a noted wait says more about
+OPEN = frozenset((Phase.QUEUED, Phase.UNKNOWN))  # nobody knows what for
+
+
+class CopyKind(Enum):
+    """Where a record of the message stands."""
+
+    MAIN = "its topic"
+    LEVEL = "a delay level"
+    COMMAND = "the delay service's topic"
+    RETRY = "the group's retry topic"
+    DEAD = "the dead letters"
+
+
+class MessageCopy(NamedTuple):
+    """One record of the message. `group` "": it concerns none. `step`, `deliveries`, `error`: of a retry."""
+
+    kind: CopyKind
+    topic: str
+    queue_id: int
+    offset: int
+    born_ms: int
+    stored_ms: int
+    group: str = ""
+    due_ms: int = 0
+    step: int = 0
+    deliveries: int = 0
+    reason: str = ""
+    error: str = ""
+    position: int = -1  # in the log, where the engine has one order of all topics
+
+    @property
+    def when(self) -> tuple[int, int]:
+        return self.stored_ms, self.position
+
+
+class HeardEvent(NamedTuple):
+    """A trace event, and which start of which process told it."""
+
+    process: str
+    instance: str
+    event: TraceEvent
+
+
+class GroupStanding(NamedTuple):
+    """Where the message is for one group now: `state` in words; `finished`: nothing of it is open there.
+
+    `waits`: what holds up the group's deliveries, where that is noted. `made_ms`: when the group began.
+    """
+
+    group: str
+    state: str
+    finished: bool
+    waits: Sequence[Wait] = ()
+    made_ms: int = 0
+
+
+class StoryFacts(NamedTuple):
+    """All of it, as of `now_ms` on the store's clock."""
+
+    copies: Sequence[MessageCopy]
+    events: Sequence[HeardEvent]
+    groups: Sequence[GroupStanding]
+    now_ms: int
+
+
+class StorySpan(NamedTuple):
+    """One stretch of a message's time. `known` False: what it was for was not recorded."""
+
+    start_ms: int
+    end_ms: int
+    phase: Phase
+    who: str
+    why: str
+
+    @property
+    def known(self) -> bool:
+        return self.phase not in OPEN
+
+
+class GroupStory(NamedTuple):
+    """From sent to the end, or to now: consecutive spans. `end` None: it is not over, or not known when.
+
+    `group` "": the message's way to its topic, where no group reads that.
+    """
+
+    group: str
+    state: str
+    spans: Sequence[StorySpan]
+    end: Phase | None
+    ended_ms: int | None
+    end_why: str
+
+    @property
+    def whole_ms(self) -> int:
+        return self.spans[-1].end_ms - self.spans[0].start_ms if self.spans else 0

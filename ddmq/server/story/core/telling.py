@@ -1,0 +1,389 @@
+"""The story of one message, made of its records and of trace events. Pure.
+
+The way to its topic is the same for all groups; each group's story goes on from there. Copies (in the order
+of the log) and the events of each process (in its own order) are merged by time; a copy comes before what was
+done with it, and an event that is late news about a delivery that has been followed by a copy already only
+explains the span before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import NamedTuple
+
+from ddmq.server.story.core.facts import (
+    ENDS,
+    WAITABLE,
+    CopyKind,
+    GroupStanding,
+    GroupStory,
+    HeardEvent,
+    MessageCopy,
+    Phase,
+    StoryFacts,
+)
+from ddmq.server.story.core.timeline import StoryMark, Timeline, add_why
+from ddmq_common.trace.events import TraceEvent, TraceKind
+
+_ENDINGS = frozenset((TraceKind.FAILED, TraceKind.TIMED_OUT, TraceKind.SPENT, TraceKind.ACKED))
+_RANK_COPY, _RANK_ENDING, _RANK_OTHER = 1, 0, 2
+_AFTER = frozenset((Phase.DELAYED, Phase.DEAD, Phase.OVERDUE))  # a copy has followed the delivery
+_KINDS = frozenset(TraceKind)
+_when = attrgetter("when")
+
+
+class _Heard(NamedTuple):
+    """An event with the time that it has in the story."""
+
+    at_ms: int
+    process: str
+    event: TraceEvent
+
+
+def tell(facts: StoryFacts) -> list[GroupStory]:
+    """The story for each group, or the one up to its topic where no group reads that; none where nothing is
+    known of the message."""
+    if not facts.copies and not facts.events:
+        return []
+    way, landed = _way(facts)
+    if not landed or not facts.groups:
+        return [_closed(way, "", GroupStanding("", "", False), facts.now_ms)]
+    return [_of_group(way.copy(), facts, standing) for standing in facts.groups]
+
+
+# --- to its topic
+
+
+def _way(facts: StoryFacts) -> tuple[Timeline, bool]:
+    """Up to the first record in its topic; whether there is one."""
+    copies = sorted((one for one in facts.copies if not one.group), key=_when)
+    events = {TraceKind(one.event.kind): one for one in facts.events if _is_of(one, "")}
+    timeline = _sending(facts, copies, events.get(TraceKind.SENT))
+    for place, copy in enumerate(copies):
+        stored_ms = copy.stored_ms
+        if not place and TraceKind.STORED in events:
+            stored_ms = max(stored_ms, events[TraceKind.STORED].event.at_ms)
+        if copy.kind is CopyKind.MAIN:
+            timeline.mark(stored_ms, Phase.QUEUED, why=_place(copy))
+            return timeline, True
+        if copy.kind is CopyKind.DEAD:
+            timeline.mark(stored_ms, Phase.DEAD, why=_reason(copy))
+            return timeline, False
+        taken = events.get(TraceKind.TAKEN)
+        who = "" if taken is None else taken.process
+        why = f"level {copy.step}" if copy.kind is CopyKind.LEVEL else "by the delay service"
+        timeline.mark(stored_ms, Phase.DELAYED, who, why, (copy.due_ms, Phase.OVERDUE))
+    landed = not copies  # its records are gone; what groups did may still be known
+    if landed:
+        stored = events.get(TraceKind.STORED)
+        timeline.mark(timeline.last.at_ms if stored is None else stored.event.at_ms, Phase.QUEUED)
+    return timeline, landed
+
+
+def _sending(facts: StoryFacts, copies: Sequence[MessageCopy], sent: HeardEvent | None) -> Timeline:
+    known = [one.stored_ms for one in copies] + [one.event.at_ms for one in facts.events]
+    known += [one.stored_ms for one in facts.copies]
+    born_ms = min([one.born_ms for one in facts.copies if one.born_ms > 0], default=min(known))
+    if sent is None:
+        return Timeline(StoryMark(min(born_ms, *known), Phase.SENDING))
+    event = sent.event
+    first = StoryMark(min(event.at_ms, *known), Phase.SENDING, _who(sent), "")
+    held_ms = event.number_of("held_ms")
+    if held_ms <= 0:
+        return Timeline(first)
+    timeline = Timeline(StoryMark(first.at_ms, Phase.HELD_BACK, first.who, event.text_of("held_by")))
+    timeline.mark(first.at_ms + held_ms, Phase.SENDING, first.who)
+    return timeline
+
+
+# --- for one group
+
+
+def _of_group(timeline: Timeline, facts: StoryFacts, standing: GroupStanding) -> GroupStory:
+    group = standing.group
+    own = sorted((one for one in facts.copies if one.group == group), key=_when)
+    mains = sorted(
+        (one for one in facts.copies if not one.group and one.kind is CopyKind.MAIN),
+        key=_when,
+    )
+    copies = sorted([*mains[1:], *own], key=_when)
+    events = [one for one in facts.events if _is_of(one, group)]
+    read = [*mains, *(one for one in own if one.kind is CopyKind.RETRY)]
+    stored = {(one.kind is CopyKind.RETRY, one.queue_id, one.offset): one.stored_ms for one in read}
+    streams = _streams(events, stored)
+    if streams:  # the answer to the sender may have come after the first reader had it
+        first_ms = min(stream[0].at_ms for stream in streams)
+        timeline.last.at_ms = max(
+            min(timeline.last.at_ms, first_ms), timeline.marks[-2].at_ms if len(timeline.marks) > 1 else 0
+        )
+    teller = _Teller(timeline)
+    for item in _merged(copies, streams):
+        if isinstance(item, MessageCopy):
+            teller.copy(item)
+        else:
+            teller.event(item)
+    return _closed(timeline, group, standing, facts.now_ms)
+
+
+def _is_of(heard: HeardEvent, group: str) -> bool:
+    return heard.event.group == group and heard.event.kind in _KINDS
+
+
+def _streams(events: Iterable[HeardEvent], stored: dict[tuple[bool, int, int], int]) -> list[list[_Heard]]:
+    """The events of each start of a process, in its order; none is before the copy that it is about."""
+    by_instance: dict[str, list[HeardEvent]] = {}
+    for heard in events:
+        by_instance.setdefault(heard.instance, []).append(heard)
+    streams = []
+    for told in by_instance.values():
+        at_ms, stream = 0, list[_Heard]()
+        for heard in sorted(told, key=lambda one: one.event.number):
+            event = heard.event
+            place = (
+                bool(event.number_of("retry")),
+                event.number_of("queue", -1),
+                event.number_of("offset", -1),
+            )
+            at_ms = max(at_ms, event.at_ms, stored.get(place, 0))
+            stream.append(_Heard(at_ms, heard.process, event))
+        streams.append(stream)
+    return streams
+
+
+def _merged(copies: Sequence[MessageCopy], streams: list[list[_Heard]]) -> Iterable[MessageCopy | _Heard]:
+    """By time, each source in its own order. At the same millisecond: how a delivery ended, what was stored
+    because of it, and then what was done with that."""
+    heads = [0] * len(streams)
+    at = 0
+    while True:
+        found: list[tuple[int, int, int]] = []
+        if at < len(copies):
+            found.append((copies[at].stored_ms, _RANK_COPY, -1))
+        for number, stream in enumerate(streams):
+            if heads[number] < len(stream):
+                head = stream[heads[number]]
+                rank = _RANK_ENDING if head.event.kind in _ENDINGS else _RANK_OTHER
+                found.append((head.at_ms, rank, number))
+        if not found:
+            return
+        chosen = min(found)[2]
+        if chosen < 0:
+            yield copies[at]
+            at += 1
+        else:
+            yield streams[chosen][heads[chosen]]
+            heads[chosen] += 1
+
+
+class _Teller:
+    """Puts copies and events on one group's timeline."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._extended = 0
+        self._lease: StoryMark | None = None  # the last delivery's
+
+    def copy(self, copy: MessageCopy) -> None:
+        """A record was stored."""
+        timeline, at_ms = self._timeline, copy.stored_ms
+        if copy.kind is CopyKind.LEVEL:
+            why = f"retry path, step {copy.step} of 16, after {_deliveries(copy)}"
+            timeline.mark(at_ms, Phase.DELAYED, "", _with(why, copy.error), (copy.due_ms, Phase.OVERDUE))
+        elif copy.kind is CopyKind.RETRY:
+            timeline.mark(at_ms, Phase.QUEUED, "", f"back from the retry path in {_place(copy)}")
+        elif copy.kind is CopyKind.DEAD:
+            timeline.mark(at_ms, Phase.DEAD, "", _reason(copy))
+        elif copy.kind is CopyKind.MAIN:
+            timeline.mark(at_ms, Phase.QUEUED, "", f"sent again from the dead letters, to {_place(copy)}")
+
+    def event(self, heard: _Heard) -> None:
+        """A process told something. What cannot follow the present phase is late, or its cause is missing:
+        it changes nothing."""
+        kind, timeline = TraceKind(heard.event.kind), self._timeline
+        timeline.pass_to(heard.at_ms)
+        if kind in _ENDINGS and timeline.phase in _AFTER:
+            if self._lease is not None:
+                add_why(self._lease, _ending(heard.event))
+            return
+        if timeline.phase not in ENDS:
+            _TOLD[kind](self, heard)
+
+    def read(self, heard: _Heard) -> None:
+        if self._timeline.phase in (Phase.QUEUED, Phase.BETWEEN, Phase.OVERDUE, Phase.DELAYED):
+            self._timeline.mark(heard.at_ms, Phase.TURN, heard.process)
+
+    def released(self, heard: _Heard) -> None:
+        timeline = self._timeline
+        if timeline.phase is Phase.TURN:
+            timeline.last.phase = Phase.KEY
+            add_why(timeline.last, _key(heard.event))
+            timeline.mark(heard.at_ms, Phase.TURN, heard.process)
+        elif timeline.phase in (Phase.PARKED, Phase.KEY, Phase.BACKOFF):
+            timeline.mark(heard.at_ms, Phase.AGAIN, heard.process)
+
+    def handed_out(self, heard: _Heard) -> None:
+        timeline, event = self._timeline, heard.event
+        timeline.waited(event.waits(), heard.at_ms)
+        why = f"delivery {event.number_of('attempt', 1)} at {heard.process}"
+        timeline.mark(heard.at_ms, Phase.LEASED, _client(event), why)
+        self._lease, self._extended = timeline.last, 0
+
+    def extended(self, heard: _Heard) -> None:
+        lease = self._lease
+        if self._timeline.phase is Phase.LEASED and lease is not None:
+            before = f", lease extended {self._extended} ×" if self._extended else ""
+            self._extended += 1
+            lease.why = lease.why.removesuffix(before) + f", lease extended {self._extended} ×"
+
+    def acked(self, heard: _Heard) -> None:
+        self._timeline.mark(heard.at_ms, Phase.DONE)
+
+    def failed(self, heard: _Heard) -> None:
+        timeline, event = self._timeline, heard.event
+        if timeline.phase is Phase.LEASED:
+            timeline.note(_ending(event))
+        following = event.text_of("next")
+        again_ms = event.number_of("again_ms", heard.at_ms)
+        if following == "wait":
+            timeline.mark(heard.at_ms, Phase.BACKOFF, heard.process, "", (again_ms, Phase.AGAIN))
+        elif following in _NEXT:
+            timeline.mark(heard.at_ms, _NEXT[following], heard.process)
+        else:
+            timeline.mark(heard.at_ms, Phase.AGAIN, heard.process)
+
+    def returned(self, heard: _Heard) -> None:
+        self._timeline.note("given back unread")
+        self._timeline.mark(heard.at_ms, Phase.AGAIN, heard.process)
+
+    def parked(self, heard: _Heard) -> None:
+        self._timeline.mark(heard.at_ms, Phase.PARKED, heard.process, _key(heard.event))
+
+    def spent(self, heard: _Heard) -> None:
+        if self._timeline.phase is Phase.LEASED:
+            self._timeline.note(_ending(heard.event))
+        if self._timeline.phase is not Phase.MOVING:
+            self._timeline.mark(heard.at_ms, Phase.MOVING, heard.process)
+
+    def left(self, heard: _Heard) -> None:
+        """What a client has stays its own."""
+        if self._timeline.phase is Phase.LEASED:
+            self._timeline.note(f"{heard.process} gave up the queue meanwhile")
+        else:
+            self._timeline.mark(heard.at_ms, Phase.BETWEEN, heard.process)
+
+    def passed(self, heard: _Heard) -> None:
+        self._timeline.mark(heard.at_ms, Phase.PASSED)
+
+    def nothing(self, heard: _Heard) -> None:
+        """Of no group's concern."""
+
+
+_NEXT = {"parked": Phase.PARKED, "spent": Phase.MOVING, "key": Phase.KEY}
+_TOLD = {
+    TraceKind.SENT: _Teller.nothing,
+    TraceKind.STORED: _Teller.nothing,
+    TraceKind.TAKEN: _Teller.nothing,
+    TraceKind.READ: _Teller.read,
+    TraceKind.RELEASED: _Teller.released,
+    TraceKind.HANDED_OUT: _Teller.handed_out,
+    TraceKind.EXTENDED: _Teller.extended,
+    TraceKind.ACKED: _Teller.acked,
+    TraceKind.FAILED: _Teller.failed,
+    TraceKind.TIMED_OUT: _Teller.failed,
+    TraceKind.RETURNED: _Teller.returned,
+    TraceKind.PARKED: _Teller.parked,
+    TraceKind.SPENT: _Teller.spent,
+    TraceKind.LEFT: _Teller.left,
+    TraceKind.PASSED: _Teller.passed,
+}
+
+# --- the end
+
+FINISHED_SOMEWHERE = "finished in here; when was not recorded"
+_NOW = {"behind its key": Phase.KEY, "parked": Phase.PARKED}  # states that say why it waits
+
+
+def _closed(timeline: Timeline, group: str, standing: GroupStanding, now_ms: int) -> GroupStory:
+    timeline.pass_to(now_ms)
+    last = timeline.last
+    if last.phase not in ENDS and group:
+        if standing.finished:
+            _finished_somewhere(timeline, standing, now_ms)
+        elif last.phase in WAITABLE:
+            _waits_now(timeline, standing, now_ms)
+    spans = timeline.spans(now_ms)
+    end = timeline.last if timeline.phase in ENDS else None
+    return GroupStory(
+        group,
+        standing.state,
+        spans,
+        None if end is None else end.phase,
+        None if end is None else end.at_ms,
+        "" if end is None else end.why,
+    )
+
+
+def _finished_somewhere(timeline: Timeline, standing: GroupStanding, now_ms: int) -> None:
+    last = timeline.last
+    why = FINISHED_SOMEWHERE
+    if standing.made_ms > last.at_ms and last.phase is Phase.QUEUED:
+        why = "finished: consumed, or passed over when the group was made, which was later"
+    elif last.phase is not Phase.QUEUED:
+        why = f"{last.phase.value}, then {why}"
+    last.phase = Phase.UNKNOWN
+    add_why(last, why)
+
+
+def _waits_now(timeline: Timeline, standing: GroupStanding, now_ms: int) -> None:
+    last = timeline.last
+    known = _NOW.get(standing.state)
+    if known is not None and last.phase is Phase.TURN:
+        last.phase = known
+    elif known is not None or standing.state not in ("", "not yet"):
+        add_why(last, f"now: {standing.state}")
+    else:
+        timeline.waited(standing.waits, now_ms)
+
+
+# --- words
+
+
+def _who(heard: HeardEvent) -> str:
+    return f"{_client(heard.event)} → {heard.process}"
+
+
+def _client(event: TraceEvent) -> str:
+    client, address = event.text_of("client"), event.text_of("address")
+    return f"{client} ({address})" if client and address else client or address
+
+
+def _key(event: TraceEvent) -> str:
+    key = event.text_of("key")
+    return f"key {key}" if key else ""
+
+
+def _place(copy: MessageCopy) -> str:
+    return f"{copy.topic} {copy.queue_id}/{copy.offset}"
+
+
+def _deliveries(copy: MessageCopy) -> str:
+    return "1 delivery" if copy.deliveries == 1 else f"{copy.deliveries} deliveries"
+
+
+def _with(text: str, error: str) -> str:
+    return f"{text}: {error}" if error else text
+
+
+def _reason(copy: MessageCopy) -> str:
+    after = f" after {_deliveries(copy)}" if copy.deliveries else ""
+    return _with(f"{copy.reason or 'died'}{after}", copy.error)
+
+
+def _ending(event: TraceEvent) -> str:
+    """How a delivery ended."""
+    if event.kind == TraceKind.TIMED_OUT:
+        return "the lease ran out"
+    if event.kind == TraceKind.FAILED:
+        return _with("failed", event.text_of("error"))
+    return event.text_of("reason") if event.kind == TraceKind.SPENT else ""

@@ -1,0 +1,122 @@
+"""A timeline: marks, each of which says what the message does from then on. Pure.
+
+A mark is never before the one that it follows, so the spans between marks are consecutive and their sum is
+the whole, whatever the clocks say that the marks were taken from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ddmq.server.story.core.facts import ENDS, WAITABLE, Phase, StorySpan
+from ddmq_common.trace.events import Wait
+
+WORTH_TELLING = frozenset((Phase.LEASED, Phase.SENDING))  # also where they took no millisecond
+_REASONS = {phase.name.lower(): phase for phase in Phase}
+
+
+class StoryMark:
+    """From `at_ms` on the message is in this phase."""
+
+    __slots__ = ("at_ms", "phase", "who", "why")
+
+    def __init__(self, at_ms: int, phase: Phase, who: str = "", why: str = "") -> None:
+        self.at_ms = at_ms
+        self.phase = phase
+        self.who = who
+        self.why = why
+
+
+class Timeline:
+    """Begins with its first mark."""
+
+    def __init__(self, first: StoryMark) -> None:
+        self.marks = [first]
+        self._until: tuple[int, Phase] | None = None
+
+    def copy(self) -> Timeline:
+        """One that goes on by itself."""
+        twin = Timeline(self.marks[0])
+        twin.marks = [StoryMark(mark.at_ms, mark.phase, mark.who, mark.why) for mark in self.marks]
+        twin._until = self._until
+        return twin
+
+    @property
+    def last(self) -> StoryMark:
+        return self.marks[-1]
+
+    @property
+    def phase(self) -> Phase:
+        return self.marks[-1].phase
+
+    def mark(
+        self, at_ms: int, phase: Phase, who: str = "", why: str = "", until: tuple[int, Phase] | None = None
+    ) -> None:
+        """What follows the last one. `until`: from then on it is that, unless something comes before."""
+        self.pass_to(at_ms)
+        self.marks.append(StoryMark(max(at_ms, self.last.at_ms), phase, who, why))
+        self._until = until
+
+    def pass_to(self, at_ms: int) -> None:
+        """Time goes on to `at_ms`: what was to begin before has begun."""
+        until, last = self._until, self.last
+        if until is not None and until[0] < at_ms:
+            self._until = None
+            self.marks.append(StoryMark(max(until[0], last.at_ms), until[1]))
+
+    def note(self, text: str) -> None:
+        """Something more about the present phase."""
+        add_why(self.last, text)
+
+    def waited(self, waits: Iterable[Wait], until_ms: int) -> None:
+        """What the message waited for, in the waiting phases that it is in now, up to `until_ms`."""
+        self.pass_to(until_ms)
+        first = len(self.marks)
+        while first and self.marks[first - 1].phase in WAITABLE:
+            first -= 1
+        if first == len(self.marks):
+            return
+        waiting, noted = self.marks[first:], sorted(waits, key=lambda wait: wait[1])
+        ends = [*(mark.at_ms for mark in waiting[1:]), until_ms]
+        self.marks[first:] = [
+            piece
+            for mark, end_ms in zip(waiting, ends, strict=True)
+            for piece in _pieces(mark, end_ms, noted)
+        ]
+
+    def spans(self, now_ms: int) -> list[StorySpan]:
+        """From the first mark to the end, or to `now_ms`. Those of no length are left out where they say
+        nothing; there is one at least."""
+        self.pass_to(now_ms)
+        marks = self.marks[:-1] if self.phase in ENDS and len(self.marks) > 1 else self.marks
+        end_ms = self.last.at_ms if marks is not self.marks else max(now_ms, self.last.at_ms)
+        ends = [*(mark.at_ms for mark in self.marks[1 : len(marks)]), end_ms]
+        found = [
+            StorySpan(mark.at_ms, end, mark.phase, mark.who, mark.why)
+            for mark, end in zip(marks, ends, strict=True)
+        ]
+        return [one for one in found if one.end_ms > one.start_ms or one.phase in WORTH_TELLING] or found[:1]
+
+
+def add_why(mark: StoryMark, text: str) -> None:
+    """Another sentence to a mark, once."""
+    if text and text not in mark.why:
+        mark.why = f"{mark.why}; {text}" if mark.why else text
+
+
+def _pieces(mark: StoryMark, end_ms: int, waits: Sequence[Wait]) -> list[StoryMark]:
+    """A waiting phase up to `end_ms`, cut by what is noted about it."""
+    pieces, at_ms = list[StoryMark](), mark.at_ms
+    for reason, start, until in waits:
+        start, until = max(start, at_ms), min(until, end_ms)
+        if until <= start:
+            continue
+        if start > at_ms:
+            pieces.append(StoryMark(at_ms, mark.phase, mark.who, mark.why))
+        phase = _REASONS.get(reason)
+        why = "" if phase is not None else reason
+        pieces.append(StoryMark(start, phase or mark.phase, mark.who, mark.why if not pieces else why))
+        at_ms = until
+    if at_ms < end_ms or not pieces:
+        pieces.append(StoryMark(at_ms, mark.phase, mark.who, "" if pieces else mark.why))
+    return pieces

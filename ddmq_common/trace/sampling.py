@@ -1,0 +1,22 @@
+"""Which messages are traced: by their id, so that all processes choose the same ones. Pure.
+
+One in `one_in`: those of a thinner sample are among those of a denser one.
+"""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+ONE_IN_MAX = 1_000_000
+OFF = 0  # a limit that no message is under
+_WHOLE = 1 << 32
+
+
+def limit_of(one_in: int) -> int:
+    """The limit for one message in `one_in`; 0: none is traced."""
+    return -(-_WHOLE // one_in) if one_in > 0 else OFF
+
+
+def is_sampled(message_id: bytes, limit: int) -> bool:
+    """Whether the message with this id is among them."""
+    return crc32(message_id) < limit
