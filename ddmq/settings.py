@@ -55,6 +55,7 @@ WORDS: dict[str, tuple[str, str]] = {
         "What a message goes through, the sink last: Json,Script,PullServer; '': pulled as it is.",
     ),
     "push": ("JSON", "Settings of the actions as in proxy_consumer.yaml: '{\"http\": {\"urls\": [\"http://…\"]}}'."),
+    "trace_one_in": ("N", "Of so many messages one is traced, for `ddmq message --story`; 0: none."),
     "handover_wait_ms": ("N", "How long ordered queues wait for the leases of a proxy that died."),
 }  # fmt: skip
 

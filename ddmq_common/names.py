@@ -36,6 +36,8 @@ TURN_GROUP = "%TURN"  # whose progress on a topic says whose turn it is to chang
 MOVE_PREFIX = "%MOVE%"  # groups whose progress on a queue says what `ddmq move` has copied into it
 MOVED_PROPERTY = "moved-from"  # of a copy: SOURCE/TOPIC/QUEUE/OFFSET that it was copied from
 LAG_GROUP = "%SPEAKER"  # who holds queue 0 of SCHEDULE_TOPIC in it speaks for what no proxy holds
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"  # what happened to messages that are traced; RocketMQ's name
+TRACE_PREFIX = "trace/"  # settings: by topic, of how many messages one is traced
 DONE_GROUP = "%DONE"  # whose progress on a dead-letter topic says which letters were resent or purged
 
 _OWN_GROUPS = frozenset(

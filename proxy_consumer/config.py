@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from ddmq_common import names
 from ddmq_common.config import Overlay, rules
+from ddmq_common.trace.sampling import ONE_IN_MAX
 from proxy_consumer.filters.message_filters import expression_fault
 from proxy_consumer.order_keys.reader import path_fault
 from proxy_consumer.push.actions.config import PUSH_SINKS, PushConfig
@@ -44,6 +45,8 @@ class SubscriptionDefaults:
     Several proxies: `model`, `assignment`; `handover_wait_ms`: how long a new owner of ordered queues waits
     for the leases of one that died.
 
+    `trace_one_in`: of so many messages one is traced (docs/story.md); 0 = none.
+
     `actions`: what a message goes through, the sink last; empty = clients pull it (docs/push.md). `push`:
     settings of the actions.
     """
@@ -74,6 +77,7 @@ class SubscriptionDefaults:
         default="averagely", metadata=rules(choices=("averagely", "by-circle", "consistent-hash"))
     )
     handover_wait_ms: int = field(default=0, metadata=rules(low=0, high=3_600_000))
+    trace_one_in: int = field(default=0, metadata=rules(low=0, high=ONE_IN_MAX))
     actions: tuple[str, ...] = ()
     push: PushConfig = field(default_factory=PushConfig)
 

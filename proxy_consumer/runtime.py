@@ -6,9 +6,11 @@ import logging
 from collections.abc import Callable, Iterator
 from itertools import count
 from random import Random
+from typing import Protocol
 
 from backend.port import Backend
 from backend.records import QueueRef
+from backend.traces import TraceWriter
 from ddmq_common.clock import Clock
 from ddmq_common.delays.levels import DEFAULT_LEVELS
 from ddmq_common.metrics import catalogue
@@ -22,6 +24,12 @@ from proxy_consumer.core.timer_queue import TimerQueue
 
 log = logging.getLogger("ddmq.consumer")
 LEASE_ID_BITS = 46  # random part: a lease of an earlier process is never taken for one of this
+
+
+class TickTask(Protocol):
+    """Done at each tick."""
+
+    def look(self) -> None: ...
 
 
 class Runtime:
@@ -41,6 +49,8 @@ class Runtime:
         self.open_commits = 0
         self.stopping = False  # every queue is given up, or about to be: none is taken any more
         self.lost: dict[tuple[bytes, bytes, bytes], float] = {}  # (group, topic, qid) → see Results.apply
+        self.traces: TraceWriter | None = None
+        self.traced: dict[TickTask, None] = {}  # what looks at traced subscriptions
         self.address = ""  # HOST:PORT where other proxies reach this one; "": nowhere
 
     def now(self) -> float:
@@ -127,6 +137,10 @@ class HandedOut:
     def __init__(self, wait: Observer, redelivered: Counter) -> None:
         self._wait = wait
         self._redelivered = redelivered
+
+    @property
+    def cells(self) -> tuple[Observer, Counter]:
+        return self._wait, self._redelivered
 
     def note(self, delivery: Delivery, wall_ms: int) -> None:
         """Messages were handed out at `wall_ms` of the wall clock."""

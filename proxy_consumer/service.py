@@ -17,6 +17,7 @@ from typing import Any
 from backend.completion import Completion
 from backend.port import Backend
 from backend.records import AppendResult, QueueRef
+from backend.traces import TraceWriter
 from ddmq_client.idl import consumer
 from ddmq_common.clock import Clock
 from ddmq_common.config import Reloaded, reloaded
@@ -24,6 +25,7 @@ from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.errors import TryLaterError
 from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics.registry import Registry
+from ddmq_common.trace.events import Wait
 from ddmq_rpc.api import Call, Service
 from proxy_consumer import answers
 from proxy_consumer.config import LIVE_KEYS, ConsumerConfig, GroupsFile, SubscriptionDefaults
@@ -56,9 +58,11 @@ class ConsumerService:
         random: Random,
         address: str = "",
         levels: Levels = DEFAULT_LEVELS,
+        traces: TraceWriter | None = None,
     ) -> None:
         """`address`: see `advertise`. `levels`: the waits of the level scheduler, for retries."""
         self._runtime = Runtime(backend, config, metrics, clock, random)
+        self._runtime.traces = traces
         self._runtime.levels = levels
         self._runtime.address = config.advertise or address
         self._directory = Directory(self._runtime)
@@ -108,6 +112,8 @@ class ConsumerService:
         self._runtime.timers.run_due(now)
         self._pulls.sweep(now)
         self._fetches.sweep(now)
+        for trace in self._runtime.traced:
+            trace.look()
         if self._drained is not None:
             self._drain_on(now)
 
@@ -291,6 +297,12 @@ class ConsumerService:
         """What this proxy knows of an unfinished message; None when it does not hold the queue."""
         subscription = self._directory.subscription(group, topic)
         return None if subscription is None else live_state(subscription, queue, offset)
+
+    def waits(self, group: str, topic: str, since_ms: int) -> list[Wait]:
+        """What holds up a group's deliveries since a moment, where it is traced here."""
+        subscription = self._directory.subscription(group, topic)
+        trace = None if subscription is None else subscription.trace
+        return [] if trace is None else trace.waits_now(since_ms)
 
     def order_keys(self, group: str) -> GroupOrdering:
         """What operators see of a group's order keys, and do to them: park, skip, replay. Raises CallerError

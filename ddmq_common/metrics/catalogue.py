@@ -336,6 +336,14 @@ SCRIPTS_ENDED = _counter("ddmq_scripts_ended_total", "Scripts ended for taking t
 PUSH_HEADERS_IGNORED = _counter(
     "ddmq_push_headers_ignored_total", "Headers of carrera_headers that were not sent.", "reason"
 )
+# --- trace of single messages
+TRACE_STORED = _counter("ddmq_trace_events_total", "Trace events stored.")
+TRACE_DROPPED = _counter(
+    "ddmq_trace_events_dropped_total",
+    "Trace events not stored, by reason: memory (too many not yet appended), day (trace_bytes_per_day), "
+    "messages (too many traced at once), refused (by the store), failed.",
+    "reason",
+)
 # --- file log
 LOG_COMMITS = _counter("ddmq_log_commits_total", "Group commits written.")
 LOG_RECORDS = _counter("ddmq_log_records_total", "Records written to the commit log.")

@@ -23,12 +23,15 @@ Piece = tuple[int, int, int]  # start, end, bytes
 
 
 class Recipient:
-    """Whoever deliveries go to, and how many messages of them it has in flight."""
+    """Whoever deliveries go to, and how many messages of them it has in flight. `name`: what it calls itself;
+    "": the `address` that it comes from says it all."""
 
-    __slots__ = ("in_flight",)
+    __slots__ = ("address", "in_flight", "name")
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
         self.in_flight = 0
+        self.name = name
+        self.address = ""
 
 
 class Lease:

@@ -34,6 +34,7 @@ from proxy_consumer.core.queue_jobs import LeasedRun, QueueJobs
 from proxy_consumer.core.steps import BufferedQueue, Delivery, Loaded, Purpose, ReadPlan, ReadRequest
 from proxy_consumer.core.tally import Budget, Count, Counter, Tally
 from proxy_consumer.core.timer_queue import NEVER
+from proxy_consumer.core.traced_jobs import JobsMaker
 
 Step = Delivery | ReadRequest | EndsRequest
 
@@ -55,6 +56,7 @@ class PullBuffer:
 
         `held` counts the bytes of messages read and not delivered.
         """
+        self.jobs_of: JobsMaker = QueueJobs
         self._held: Counter = Count() if held is None else held
         self.budget = Budget()
         self.tally = tally
@@ -67,7 +69,7 @@ class PullBuffer:
         self._plan = ReadPlan(read_ahead, config.ack_span_max)
         self._lease_ids = lease_ids
         self._bucket: TokenBucket | None = None
-        self._room_at = NEVER  # when the rate lets something out again, for who was told to wait
+        self.room_at = NEVER  # when the rate lets something out again, for who was told to wait
         self._arrivals = Arrivals(answer_bytes_max, tally)
         self._judge_by(message_filter)
         self._limit(config.rate_max)
@@ -95,7 +97,7 @@ class PullBuffer:
 
     def _limit(self, rate_max: int) -> None:
         """So many messages may go out a second; 0: no limit."""
-        before, self._room_at = self._bucket, NEVER
+        before, self.room_at = self._bucket, NEVER
         self._bucket = TokenBucket(rate_max, rate_max, 0.0) if rate_max else None
         if self._bucket is not None and before is not None:
             self._bucket.tokens, self._bucket.at = min(before.tokens, self._bucket.burst), before.at
@@ -121,7 +123,7 @@ class PullBuffer:
         `%RETRY%group`, where each message has one delivery.
         """
         policy = policy_of(self.config, retry_queue=retry_queue)
-        jobs = QueueJobs(queue, view, bounds.min, policy, self.budget, self.tally)
+        jobs = self.jobs_of(queue, view, bounds.min, policy, self.budget, self.tally)
         start = jobs.ack_map.committed
         finished_until = max(
             [start, *(end for _, end in view.finished), *(offset + 1 for offset in jobs.table.jobs)]
@@ -178,7 +180,7 @@ class PullBuffer:
         room = min(count, config.batch_max, config.concurrency - self.budget.leased)
         if bucket is not None:
             wait_s = bucket.wait_s(1, now)
-            self._room_at = now + wait_s + 1e-6 if wait_s else NEVER
+            self.room_at = now + wait_s + 1e-6 if wait_s else NEVER
             room = min(room, int(bucket.tokens))
         if room < 1:
             return None
@@ -376,7 +378,7 @@ class PullBuffer:
 
     def next_event(self) -> float:
         """When `sweep` has something to do; may be early, never late. NEVER: nothing."""
-        soonest = self._room_at
+        soonest = self.room_at
         for state in list(self._timed):
             event = state.jobs.next_event()
             if event == NEVER:

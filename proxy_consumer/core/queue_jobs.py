@@ -54,7 +54,7 @@ class QueueJobs:
     ) -> None:
         """`first`: the queue's first message; where no progress is known, what lies below it is finished."""
         self.queue = queue
-        self.table = JobTable(budget)
+        self.table = self.new_table(budget)
         self.epoch = view.epoch
         self.generation = view.generation
         self.overtaken = False  # something was finished that may have been read ahead
@@ -70,6 +70,9 @@ class QueueJobs:
         self._load_attempts(view)
         if view.committed is None and first > 0:
             self.uncommitted.finish(0, first)
+
+    def new_table(self, budget: Budget) -> JobTable:
+        return JobTable(budget)
 
     def _load_attempts(self, view: ProgressView) -> None:
         for offset, packed in view.attempts.items():

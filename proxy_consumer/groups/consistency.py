@@ -59,14 +59,13 @@ class GroupClient:
 class Client(Recipient):
     """What is remembered of one client. `ours`: it states an id of its own."""
 
-    __slots__ = ("address", "differences", "first_at", "ours", "seen_at", "since_ms", "topics")
+    __slots__ = ("differences", "first_at", "ours", "seen_at", "since_ms", "topics")
 
-    def __init__(self, now: float, since_ms: int, *, ours: bool) -> None:
-        super().__init__()
+    def __init__(self, now: float, since_ms: int, name: str, *, ours: bool) -> None:
+        super().__init__(name if ours else "")
         self.first_at = self.seen_at = now
         self.since_ms = since_ms
         self.ours = ours
-        self.address = ""
         self.topics: set[bytes] = set()  # b"" = all of the group
         self.differences: dict[bytes, Difference] = {}  # by topic; b"" = in its topics
 
@@ -119,7 +118,7 @@ class Consistency:
             return None
         self._count += 1
         self._runtime.timers.set(self, now + SWEEP_S)
-        client = clients[client_id] = Client(now, self._runtime.clock.wall_ms(), ours=ours)
+        client = clients[client_id] = Client(now, self._runtime.clock.wall_ms(), _text(client_id), ours=ours)
         return client
 
     def _note(self, group: str, client: Client | None, client_id: bytes, topic: str, what: str) -> None:

@@ -40,6 +40,7 @@ from proxy_consumer.retries.retry_queues import group_concerned
 from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.membership import LEASES_PREFIX
 from proxy_consumer.subscription.subscription import Subscription
+from proxy_consumer.tracing.switching import switch
 
 
 class Directory:
@@ -112,6 +113,10 @@ class Directory:
             self._subscription_changed(key, name, topic)
             if self._follow is not None:
                 self._follow(name, topic)
+        elif kind == "trace":
+            for subscription in self.subscriptions():
+                if subscription.topic == rest and switch(self._runtime, subscription):
+                    subscription.start_anew()
         elif kind in ("topic", "retry"):
             self._queues_changed(kind, rest, group_concerned(key))
         elif group is None:

@@ -24,6 +24,7 @@ from proxy_consumer.push.chain import filter_for_actions
 from proxy_consumer.retries.headers import is_of_another_life
 from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.held_queue import QueueHolder
+from proxy_consumer.tracing.messages import SubscriptionTrace
 
 WAIT_S = 60.0  # how long one wait at a queue's end stands before it is armed again
 SOON_S = 0.001  # at the next tick
@@ -40,6 +41,7 @@ class Reading:
         self._buffer = buffer
         self._waits: dict[QueueRef, DataWait] = {}
         self._stalled: list[BufferedQueue] = []  # to be tried again after an error
+        self.trace: SubscriptionTrace | None = None
         self._ends: dict[QueueRef, tuple[float, int]] = {}  # as of when, next offset
 
     def ask_ends(self, request: EndsRequest) -> None:
@@ -92,6 +94,8 @@ class Reading:
         bounds = read.value.bounds if read.value.status is ReadStatus.OUT_OF_RANGE else None
         if read.request.purpose is Purpose.NEW and bounds is not None:
             self.tell_gone(state.queue, state.feed.cursor, bounds.min)
+        if self.trace is not None:
+            self.trace.read(state, read.value)
         now = self._runtime.now()
         loaded = self._buffer.loaded(read.request, read.value, now)
         if loaded is Loaded.TAIL:

@@ -35,6 +35,8 @@ from proxy_consumer.subscription.order import (
     start_anew,
 )
 from proxy_consumer.subscription.reading import FLUSH_S, SOON_S, Reading, filter_of, same_filter
+from proxy_consumer.tracing.messages import SubscriptionTrace
+from proxy_consumer.tracing.switching import switch
 
 READS_MAX = 32  # reads answered at once in one `take`; then others have their turn
 
@@ -65,7 +67,8 @@ class Subscription:
             runtime.held,
             filter_of(config),
         )
-        self._handed = runtime.delivery_cells(group.name, topic, self.buffer.tally)
+        self.trace: SubscriptionTrace | None = None
+        self.handed = runtime.delivery_cells(group.name, topic, self.buffer.tally)
         self.retries = RetryPublisher(runtime, group.name, topic, self)
         self.handover = Handover(runtime, group.name, config)
         self.membership = SubscriptionMembership(runtime, self, topic, self.handover, retry=False)
@@ -73,8 +76,8 @@ class Subscription:
             runtime, self, retry_topic(group.name), self.handover, retry=True
         )
         self.reading = Reading(runtime, self, self.buffer)
-        self.readable = True
         self.check_topic()
+        switch(runtime, self)
 
     def check_topic(self) -> None:
         """The topic may have been made readable, or not."""
@@ -105,11 +108,14 @@ class Subscription:
         self.buffer.configure(config)
         if not same_filter(before, config):
             self.buffer.filter_by(filter_of(config))
-        if not same_order(before, config):
-            together = self.group.members() if self.group_wide else [self]
-            start_anew(together, self.runtime.now(), self.group.hand_over)
+        if switch(self.runtime, self) or not same_order(before, config):
+            self.start_anew()
             self.come_along()
         self.group.serve()
+
+    def start_anew(self) -> None:
+        together = self.group.members() if self.group_wide else [self]
+        start_anew(together, self.runtime.now(), self.group.hand_over)
 
     # --- use and membership
 
@@ -277,13 +283,13 @@ class Subscription:
     def take(self, now: float, count: int) -> Delivery | None:
         """Messages for one client, if there are any now."""
         buffer = self.buffer
-        if self.halted or not self.readable or not buffer.may_have:
+        if self.halted or not (self.readable and buffer.may_have):
             return None
         for _ in range(READS_MAX):
             step = buffer.take(now, count)
             if isinstance(step, Delivery):
                 self.wake(step.lease.deadline)
-                self._handed.note(step, self.runtime.clock.wall_ms())
+                self.handed.note(step, self.runtime.clock.wall_ms())
                 return step
             if step is None:
                 soon = now + SOON_S

@@ -1,8 +1,8 @@
 """The story of one message against a naive model: a life is simulated, and told again from what it left.
 
 With everything recorded the story says of each millisecond what the message did in it. Whatever is lost of
-the records, and however far the clocks of the processes are apart, the spans are consecutive and add up to the
-whole.
+the records, and however far the clocks of the processes are apart, the spans are consecutive and add up to
+the whole.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ some_ms = st.integers(1, 5_000)
 
 
 @dataclass
-class Life:
+class SimulatedLife:
     """One message for one group. `truth`: from when on it did what."""
 
     at_ms: int = START_MS
@@ -64,8 +64,8 @@ class Life:
 
 
 @st.composite
-def lives(draw: st.DrawFn) -> Life:
-    life = Life()
+def lives(draw: st.DrawFn) -> SimulatedLife:
+    life = SimulatedLife()
     _send(life, draw)
     for _ in range(draw(st.integers(0, 4))):
         if draw(st.booleans()):
@@ -79,7 +79,7 @@ def lives(draw: st.DrawFn) -> Life:
     return life
 
 
-def _send(life: Life, draw: st.DrawFn) -> None:
+def _send(life: SimulatedLife, draw: st.DrawFn) -> None:
     held = draw(st.sampled_from((0, 0, 40)))
     life.told("p", K.SENT, "", client="x", held_ms=held)
     if held:
@@ -103,7 +103,7 @@ def _send(life: Life, draw: st.DrawFn) -> None:
     _read(life, draw)
 
 
-def _read(life: Life, draw: st.DrawFn) -> None:
+def _read(life: SimulatedLife, draw: st.DrawFn) -> None:
     life.group(K.READ)
     if draw(st.booleans()):
         life.now(Phase.KEY)
@@ -112,7 +112,7 @@ def _read(life: Life, draw: st.DrawFn) -> None:
     life.now(Phase.TURN)
 
 
-def _move(life: Life, draw: st.DrawFn) -> None:
+def _move(life: SimulatedLife, draw: st.DrawFn) -> None:
     """The queue goes to another proxy before the message is handed out."""
     life.at_ms += draw(some_ms)
     life.group(K.LEFT)
@@ -123,7 +123,7 @@ def _move(life: Life, draw: st.DrawFn) -> None:
     life.now(Phase.TURN)
 
 
-def _delivered(life: Life, draw: st.DrawFn) -> None:
+def _delivered(life: SimulatedLife, draw: st.DrawFn) -> None:
     """It waits, perhaps for something that is noted, and goes to a client."""
     life.at_ms += draw(some_ms)
     waits = []
@@ -141,7 +141,7 @@ def _delivered(life: Life, draw: st.DrawFn) -> None:
         life.at_ms += draw(some_ms)
 
 
-def _ended(life: Life, draw: st.DrawFn, ending: str) -> bool:
+def _ended(life: SimulatedLife, draw: st.DrawFn, ending: str) -> bool:
     """How the delivery ends; False: it was the last."""
     if ending == "ack":
         life.group(K.ACKED)
@@ -164,7 +164,7 @@ def _ended(life: Life, draw: st.DrawFn, ending: str) -> bool:
     return True
 
 
-def _spent(life: Life, draw: st.DrawFn) -> bool:
+def _spent(life: SimulatedLife, draw: st.DrawFn) -> bool:
     life.group(K.FAILED, next="spent")
     life.group(K.SPENT)
     life.now(Phase.MOVING)
@@ -188,7 +188,7 @@ def _spent(life: Life, draw: st.DrawFn) -> bool:
     return True
 
 
-def _truth(life: Life, now_ms: int) -> list[tuple[int, int, Phase]]:
+def _truth(life: SimulatedLife, now_ms: int) -> list[tuple[int, int, Phase]]:
     """The model: from, until, what; those without length are nothing."""
     ends = [*(at_ms for at_ms, _ in life.truth[1:]), now_ms]
     spans = [(at, end, phase) for (at, phase), end in zip(life.truth, ends, strict=True)]
@@ -209,7 +209,7 @@ def _check_whole(story: GroupStory, now_ms: int, newest_ms: int = 0) -> None:
 
 @given(life=lives(), later_ms=st.integers(0, 100_000))
 @settings(max_examples=300)
-def test_what_was_recorded_whole_is_told_whole(life: Life, later_ms: int) -> None:
+def test_what_was_recorded_whole_is_told_whole(life: SimulatedLife, later_ms: int) -> None:
     now_ms = life.at_ms + later_ms
     last = life.truth[-1][1]
     standing = GroupStanding("g", "", last in ENDS)
@@ -222,7 +222,7 @@ def test_what_was_recorded_whole_is_told_whole(life: Life, later_ms: int) -> Non
 
 @given(life=lives(), data=st.data(), finished=st.booleans())
 @settings(max_examples=300)
-def test_what_is_left_of_it_still_adds_up(life: Life, data: st.DataObject, finished: bool) -> None:
+def test_what_is_left_of_it_still_adds_up(life: SimulatedLife, data: st.DataObject, finished: bool) -> None:
     kept = data.draw(st.lists(st.booleans(), min_size=len(life.events), max_size=len(life.events)))
     skews = {name: data.draw(st.integers(-3_000, 3_000)) for name in life.numbers}
     events = [

@@ -148,6 +148,7 @@ ENTRY_BYTES = ENTRY.size + ENTRY_CRC.size
 ENTRY_AT = 12  # where an entry's fields stand in a record
 STORED_MS = struct.Struct("<q")
 STORED_MS_AT = 48  # where the store time stands in a record
+MESSAGE_ID_AT = 64
 
 
 class RecordKind(IntEnum):

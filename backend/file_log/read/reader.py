@@ -24,6 +24,8 @@ from backend.file_log.core.layout import (
     ENTRY_BYTES,
     ENTRY_ROWS,
     FRONT,
+    MESSAGE_ID_AT,
+    NO_ID,
     RAW_ENTRIES,
     RECORD_BYTES,
     REST,
@@ -90,6 +92,9 @@ class FileBatch(ReadBatch):
     def carried(self, name: str) -> list[ShortRecord]:
         """As the port says; all of it was checked when it was read, so nothing is checked again."""
         return [] if self._reader is None else self._reader.carried(self, name)
+
+    def message_ids(self) -> list[bytes]:
+        return [] if self._reader is None else self._reader.message_ids_at(self.positions)
 
     def stored_ms(self, index: int) -> int:
         return 0 if self._reader is None else self._reader.stored_ms_at(self.positions[index])
@@ -256,6 +261,22 @@ class LogReader:
         data = segment.salvage(position + STORED_MS_AT, STORED_MS.size)
         stored_ms: int = STORED_MS.unpack(data)[0] if len(data) == STORED_MS.size else 0
         return stored_ms
+
+    def message_ids_at(self, positions: Sequence[int]) -> list[bytes]:
+        """Of records that were served lately; b"" where a segment is gone."""
+        found: list[bytes] = []
+        locate, size = self.segments.locate, len(NO_ID)
+        for position in positions:
+            segment, start = locate(position), position + MESSAGE_ID_AT
+            try:
+                view = None if segment is None else segment.view(position, start + size)
+            except (DamagedError, OSError, ValueError):
+                view = None
+            if segment is None or view is None:
+                found.append(b"")
+            else:
+                found.append(bytes(view[start - segment.start : start - segment.start + size]))
+        return found
 
     def carried(self, batch: FileBatch, name: str) -> list[ShortRecord]:
         """As FileBatch.carried."""
