@@ -17,6 +17,7 @@ from typing import NamedTuple
 from backend.port import Backend
 from backend.progress.ack_map import AckMap
 from backend.records import NewRecord, ProgressDelta, QueueRef
+from backend.traces import TraceWriter
 from ddmq_common.clock import Clock
 from ddmq_common.delays.command import encode_outcome
 from ddmq_common.delivery import encode
@@ -48,6 +49,7 @@ class DelayServiceContext:
     clock: Clock
     counts: DelayCounts
     fires: bool = True
+    traces: TraceWriter | None = None
     flights: int = 0
     waiting: deque[Callable[[], None]] = field(default_factory=deque)
 

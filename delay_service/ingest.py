@@ -24,10 +24,13 @@ from backend import internal_topics as dead
 from backend.completion import Completion
 from backend.port import Wait
 from backend.records import NewRecord, ReadBatch
-from ddmq_common.delays.command import COMMAND_PROPERTY
+from backend.traces import TraceWriter
+from ddmq_common.delays.command import ADD, COMMAND_PROPERTY
 from ddmq_common.errors import CallerError
 from ddmq_common.names import DELAY_DLQ_TOPIC
 from ddmq_common.native_threads import off_hub
+from ddmq_common.trace.events import TraceKind
+from ddmq_common.trace.sampling import is_sampled
 from delay_service.context import ShardContext
 from delay_service.core import decider
 from delay_service.core.commands import CommandRecord, OutcomeReply, Taken, command_of
@@ -255,6 +258,9 @@ class Ingest:
             if not self._context.write(taken.changes, taken.ended):
                 return
         taken_in, self._commands, self.position = self._commands[: taken.commands], rest, end
+        traces = self._service.traces
+        if traces is not None and traces.limits:
+            trace_taken(traces, taken_in)
         if self._context.has_rows:
             self._ready.add_rows(self._rows(taken_in, taken))
         for fire_now in taken.awaited:
@@ -347,6 +353,16 @@ def _dead(command: CommandRecord, wall_ms: int) -> NewRecord:
     """The dead letter of a command that does not say what it wants."""
     facts = {dead.REASON: UNREADABLE, dead.TIME: str(wall_ms)}
     return dead.dead_record(DELAY_DLQ_TOPIC, command, facts, {})
+
+
+def trace_taken(traces: TraceWriter, commands: list[CommandRecord]) -> None:
+    """Messages of traced topics are in the store."""
+    for command in commands:
+        said = command.said
+        if said is None or said.op != ADD or said.topic not in traces.limits:
+            continue
+        if is_sampled(command.message_id, traces.limits[said.topic]):
+            traces.add(command.message_id, TraceKind.TAKEN, "", {"due_ms": said.at_ms or said.due_ms})
 
 
 def taken_in(text: bytes | None) -> int | None:

@@ -17,6 +17,7 @@ from backend.completion import Completion, succeeded
 from backend.internal_topics import ready_topic
 from backend.port import Assignment, Backend, Health, Join
 from backend.records import Bounds, QueueRef, TopicInfo
+from backend.traces import TraceWriter
 from ddmq_common.clock import Clock
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC, WAITING_TOPIC
@@ -57,12 +58,13 @@ class DelayService(DueService):
         *,
         fires: bool = True,
         standby_opener: Callable[[QueueRef], DelayStore] | None = None,
+        traces: TraceWriter | None = None,
     ) -> None:
         counts, join = DelayCounts(metrics), Join(DELAY_GROUP, DELAY_TOPIC, address=address)
         super().__init__(
             "delay service", backend, config, clock, counts, join, alarms(), alarms(), load=False
         )
-        self._service = DelayServiceContext(backend, config, clock, self._counts, fires)
+        self._service = DelayServiceContext(backend, config, clock, self._counts, fires, traces)
         self._opener = opener
         self._alarms = alarms
         self._quota = Quota(self._service)

@@ -242,6 +242,10 @@ class PendingBatch(Completion[list[AppendResult]]):
             topic.counts.latency.observe(latency_us)
             topic.counts.stored.value += messages
             topic.counts.stored_bytes.value += body_bytes
+            if topic.trace is not None:
+                records = (member.record for member in self.members)
+                together = zip(records, results, strict=False)
+                topic.trace.batch(self.call, together, self.flow.monotonic())
         for member, result in zip(self.members, results, strict=False):
             if result.first is not None:
                 counts = self.topics[member.record.topic].counts

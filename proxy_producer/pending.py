@@ -63,8 +63,8 @@ class PendingSend(Completion[list[AppendResult]]):
     """
 
     __slots__ = (
-        "answered", "answers", "body_bytes", "call", "deadline", "destination", "flow", "frame_bytes", "ours",
-        "record", "sent", "topic",
+        "answered", "answers", "body_bytes", "call", "deadline", "destination", "flow", "frame_bytes", "held",
+        "ours", "record", "sent", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -155,6 +155,7 @@ class PendingSend(Completion[list[AppendResult]]):
         for one in topic.limiters:
             one.take(1, self.body_bytes)
         if wait_s > 0:
+            self.held = wait_s, "" if limiter is None else limiter.shown()
             flow.defer(self, wait_s)
         else:
             self.release()

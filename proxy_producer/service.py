@@ -19,6 +19,7 @@ import gevent
 
 from backend.completion import Completion, followed
 from backend.port import Backend
+from backend.traces import TraceWriter
 from ddmq_client.idl import producer
 from ddmq_common.clock import Clock
 from ddmq_common.config import Reloaded, reloaded
@@ -51,6 +52,7 @@ from proxy_producer.pending import (
 from proxy_producer.topics import TopicTable
 from proxy_producer.transactions.prepared.sends import PreparedSends
 from proxy_producer.transactions.service import Transactions
+from proxy_producer.tracing import TracedAnswers
 from proxy_producer.wire import RequestKind, SendRequest, delay_request_of, is_ours, request_of
 
 PREFIX_BYTES = 8  # of message ids
@@ -77,11 +79,12 @@ class ProducerService:
         levels: Levels = DEFAULT_LEVELS,
         later: Later = gevent.spawn_later,
         beat: SweepTimer | None = None,
+        traces: TraceWriter | None = None,
     ) -> None:
         self._new_id = new_id or message_ids(random.randbytes(PREFIX_BYTES))
         self._wall_ms = clock.wall_ms
         self._counts = SendCounts(metrics)
-        self.topics = TopicTable(backend, config, clock, self._counts, random)
+        self.topics = TopicTable(backend, config, clock, self._counts, random, SEND_ANSWERS, traces)
         timer = timer or HubTimer(ref=False)
         self._levels = DelayLevels(backend, levels, clock, config.timeout_ms_max / 1_000)
         self.delay = DelayContext(backend, config, clock, self._counts, random, later)
@@ -188,7 +191,7 @@ class ProducerService:
             refuse(flow, call, topic, found)
             return
         body_bytes = len(message.body or message.value)
-        send = PendingSend(flow, call, found, deadline, body_bytes, is_ours(message), topic, SEND_ANSWERS)
+        send = PendingSend(flow, call, found, deadline, body_bytes, is_ours(message), topic, topic.answers)
         if topic.limiters:
             send.advance(ToTopic((message.partitionId, message.hashId), chronos=False), topic.name)
             return
@@ -224,6 +227,8 @@ class ProducerService:
         way = self._delay_sends.way_of(request) if asked else None
         record, destination, answers = way or self._plain_way(request)
         body_bytes, topic = len(request.body), request.topic
+        if topic is not None and topic.trace is not None:
+            answers = TracedAnswers(answers, topic.trace)
         send = PendingSend(self.flow, call, record, deadline, body_bytes, request.ours, topic, answers)
         send.advance(destination, request.topic_name if request.adds else None)
 

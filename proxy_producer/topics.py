@@ -19,13 +19,16 @@ from backend.completion import Completion
 from backend.internal_topics import ready_topic
 from backend.port import Backend
 from backend.records import TopicInfo
+from backend.traces import TraceWriter
 from ddmq_client.idl.codes import Code
 from ddmq_common.clock import Clock
+from ddmq_common.names import TRACE_PREFIX
 from ddmq_common.token_bucket import CREATIONS_PER_S, TokenBucket, creations
 from proxy_producer.config import ProducerConfig, RateLimit
 from proxy_producer.core.refusals import SendRefusal, refusal, refusal_of
 from proxy_producer.core.validation import ContentLimits
 from proxy_producer.counts import SendCounts
+from proxy_producer.tracing import TopicAnswers, TopicTrace, TracedAnswers, trace_of
 
 
 class RateLimiter:
@@ -86,11 +89,11 @@ class TopicWaiter(Protocol):
 
 class KnownTopic:
     """One topic as sends see it. `turn`: the queue that the next message without preference goes to, unless
-    it has a key and `by_key` is on."""
+    it has a key and `by_key` is on. `answers`: how plain sends to it are answered."""
 
     __slots__ = (
-        "by_key", "counts", "limiters", "limits", "name", "plain_now", "queues", "takes_delayed",
-        "takes_plain", "turn", "writable",
+        "answers", "by_key", "counts", "limiters", "limits", "name", "plain_now", "queues", "takes_delayed",
+        "takes_plain", "trace", "turn", "writable",
     )  # fmt: skip
 
     def __init__(
@@ -100,8 +103,11 @@ class KnownTopic:
         limiters: tuple[RateLimiter, ...],
         counts: SendCounts,
         by_key: bool,
+        answers: TopicAnswers,
     ) -> None:
         self.name = info.name
+        self.answers = answers
+        self.trace: TopicTrace | None = None
         self.turn = turn
         self.by_key = by_key
         self.limiters = limiters
@@ -115,6 +121,11 @@ class KnownTopic:
         self.plain_now = self.writable and self.takes_plain
         self.takes_delayed = info.delay != "none"
         self.limits = limits
+
+    def trace_by(self, trace: TopicTrace | None, answers: TopicAnswers) -> None:
+        """It is traced like this from now on; `answers`: those of an untraced topic."""
+        self.trace = trace
+        self.answers = answers if trace is None else TracedAnswers(answers, trace)
 
     def write_fault(self) -> SendRefusal | None:
         """Code 13 when sends are not allowed."""
@@ -163,8 +174,18 @@ class TopicTable:
     """All topics of one producer proxy."""
 
     def __init__(
-        self, backend: Backend, config: ProducerConfig, clock: Clock, counts: SendCounts, random: Random
+        self,
+        backend: Backend,
+        config: ProducerConfig,
+        clock: Clock,
+        counts: SendCounts,
+        random: Random,
+        answers: TopicAnswers,
+        traces: TraceWriter | None = None,
     ) -> None:
+        """`answers`: those of plain sends."""
+        self._answers = answers
+        self._traces = traces
         self.known: dict[bytes, KnownTopic] = {}
         self._backend = backend
         self._by_key = not backend.capabilities.topic_order
@@ -204,7 +225,8 @@ class TopicTable:
         if info is None:
             return None
         turn, limiters = self._random.randrange(1 << 16), self._limiters(name)
-        topic = KnownTopic(info, turn, limiters, self._counts, self._by_key)
+        topic = KnownTopic(info, turn, limiters, self._counts, self._by_key, self._answers)
+        topic.trace_by(trace_of(self._backend, self._traces, name), self._answers)
         topic.settle(info, self._limits(info))
         self.known[name.encode()] = topic
         return topic
@@ -262,6 +284,8 @@ class TopicTable:
             waiter.topic_settled(name, found)
 
     def _changed(self, key: str) -> None:
+        if key.startswith(TRACE_PREFIX):
+            self._trace_changed(key.removeprefix(TRACE_PREFIX))
         if not key.startswith(_TOPIC_KEY):
             return
         name = key.removeprefix(_TOPIC_KEY)
@@ -273,6 +297,11 @@ class TopicTable:
             del self.known[name.encode()]
         else:
             topic.settle(info, self._limits(info))
+
+    def _trace_changed(self, name: str) -> None:
+        topic = self.known.get(name.encode())
+        if topic is not None:
+            topic.trace_by(trace_of(self._backend, self._traces, name), self._answers)
 
     def _limits(self, info: TopicInfo | None) -> ContentLimits:
         can = self._backend.capabilities

@@ -58,6 +58,7 @@ class ServeConfig:
     process_name: str = ""  # "": the parts, the machine and the admin port
     backup_dir: Path | None = None  # None: backups/ in data_dir
     samples: SamplesConfig = field(default_factory=SamplesConfig)
+    trace_bytes_per_day: int = field(default=1 << 30, metadata=rules(low=1 << 20, high=1 << 50))
 
     @property
     def backups(self) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from backend.traces import TraceWriter
+from backend.traces import TraceWriter, one_in_of
 from ddmq_common.trace.sampling import OFF, limit_of
 from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.queue_jobs import QueueJobs
@@ -34,7 +34,7 @@ def switch(runtime: Runtime, subscription: Switched) -> bool:
     if writer is None:
         return False
     own = limit_of(subscription.config.trace_one_in)
-    limit = max(own, writer.limits.get(subscription.topic, OFF))
+    limit = max(own, limit_of(one_in_of(runtime.backend, subscription.topic)))
     if subscription.config.model == "broadcasting":
         limit = OFF  # each instance has its own place: there is no group that a message is finished for
     before = subscription.trace

@@ -125,6 +125,7 @@ class DelaySends:
             or message.dueMs is not None
             or message.delayMs is not None
             or topic.limiters
+            or topic.trace is not None
             or topic.name in self._full.names
             or not (topic.takes_delayed and topic.writable and commands.ready)
             or flow.draining

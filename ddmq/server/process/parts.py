@@ -25,6 +25,7 @@ from gevent.pywsgi import WSGIServer
 
 from backend.file_log import open_shared
 from backend.port import Backend, Health
+from backend.traces import TraceWriter
 from ddmq.address import LOOPBACK, HostPort
 from ddmq.server.admin import groups, topics
 from ddmq.server.admin.api import AdminApi, starting
@@ -107,6 +108,7 @@ class ServerProcess:
         self.consumer: ConsumerService | None = None
         self.delay: LevelService | None = None
         self.timers: DelayService | None = None
+        self.traces: TraceWriter | None = None
         self._scheduler: SchedulerWatch | None = None
         self._started_ms = self.clock.wall_ms()
         self._samples: SampleWriter | None = None
@@ -198,23 +200,28 @@ class ServerProcess:
         metrics, clock = self.metrics, self.clock
         common: Any = {"metrics": metrics, "clock": clock, "levels": self.config.delay.table}
         common["random"] = random.Random()
+        serve = self.config.serve
+        traces = self.traces = TraceWriter(
+            backend, metrics, clock, serve.process(self.parts, socket.gethostname()), secrets.token_hex(8),
+            serve.trace_bytes_per_day,
+        )  # fmt: skip
         if "delay" in self.parts:
             self.delay = LevelService(backend, self.config.delay, metrics, clock)
             self.delay.start()
             stores = self._delay_stores()
             self.timers = DelayService(
                 backend, self.config.delay, metrics, clock, stores_in(*stores), self._bind_admin(),
-                standby_opener=standby_stores_in(*stores),
+                standby_opener=standby_stores_in(*stores), traces=traces,
             )  # fmt: skip
             self.timers.start()
         else:
             self._scheduler = SchedulerWatch(backend, clock)
         if "producer" in self.parts:
-            self.producer = ProducerService(backend, self.config.producer, **common)
+            self.producer = ProducerService(backend, self.config.producer, **common, traces=traces)
             self._listen("producer", self.producer.service())
             self.producer.transactions.advertise(str(reachable(self.addresses["producer"])))
         if "consumer" in self.parts:
-            self.consumer = ConsumerService(backend, self.config.consumer, **common)
+            self.consumer = ConsumerService(backend, self.config.consumer, **common, traces=traces)
             self.consumer.start()
             self.declare_groups(self.config)
             self._listen("consumer", self.consumer.service())
@@ -325,6 +332,8 @@ class ServerProcess:
                 _wait(part.drain(deadline), deadline - self.clock.monotonic())
         if self.producer is not None:
             self.producer.close()
+        if self.traces is not None:
+            _wait(self.traces.drain(deadline), deadline - self.clock.monotonic())
         if self.backend is not None:
             _wait(self.backend.drain(deadline), deadline - self.clock.monotonic())
         if self._samples is not None:
@@ -336,7 +345,8 @@ class ServerProcess:
             self._samples.close()
         if self._admin is not None:
             self._admin.stop(timeout=0)
-        for part in (self._admin_socket, *self._rpc.values(), self.delay, self.timers, self.backend):
+        rpc = self._rpc.values()
+        for part in (self._admin_socket, *rpc, self.delay, self.timers, self.traces, self.backend):
             if part is not None:
                 part.close()
         self._hub.stop()
