@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from ddmq.cli.admin_client import AdminClient, admin_options
+from ddmq.cli.messages.story import print_story
 from ddmq.cli.output import (
     pause,
     print_facts,
@@ -38,6 +39,11 @@ PAUSE_S = 0.2
 )
 @click.option("--group", type=GROUP, help="Say what became of each message for this consumer group.")
 @click.option("--count", default=10, show_default=True, type=Whole(1, 1000), help="At most.")
+@click.option(
+    "--story",
+    is_flag=True,
+    help="All that happened to one message and what it waited for; with --group, for it.",
+)
 @admin_options
 def message(
     topic: str | None,
@@ -48,6 +54,7 @@ def message(
     moment: str | None,
     group: str | None,
     count: int,
+    story: bool,
     admin: AdminClient,
     as_json: bool,
 ) -> None:
@@ -56,6 +63,10 @@ def message(
     With --group each says where it is for that group: done (or kept back by its filter), in flight, retrying,
     behind its key (an earlier message of the same order key is not finished), parked, dead (a dead letter),
     or not yet.
+
+    --story tells of one message (--id, the newest with --key, or --queue and --offset) where its time went, for
+    each group: spans from sent to acknowledged that add up to the whole. What is known without a trace, and
+    how to trace: docs/story.md.
 
     Nothing is taken from anyone. Exit code 1 when there is no such message.
     """
@@ -70,6 +81,9 @@ def message(
         raise click.UsageError(
             f"--id {message_id!r} is not a message id (32 hex digits, as send prints them)"
         )
+    if story:
+        _tell(admin, topic, query, group, as_json=as_json)
+        return
     if topic is not None and queue is not None:
         rows = list(_from_offset(admin, topic, query, count, group))
     elif topic is not None:
@@ -88,6 +102,21 @@ def message(
         print_facts(_readable(rows[0]))
     else:
         _print_rows(rows)
+
+
+def _tell(
+    admin: AdminClient, topic: str | None, query: dict[str, Any], group: str | None, *, as_json: bool
+) -> None:
+    """The story of the one message that the options name."""
+    if all(query[name] is None for name in ("id", "key", "offset")):
+        raise click.UsageError("--story tells of one message: give --id, --key, or --queue and --offset")
+    if topic is not None:
+        told = admin.get("topics", topic, "story", group=group, **query)
+    elif query["id"] is not None:
+        told = admin.get("messages", query["id"], "story", group=group)
+    else:
+        raise click.UsageError("TOPIC is missing; only --id finds a message without it")
+    print_json(told) if as_json else print_story(told)
 
 
 def _from_offset(

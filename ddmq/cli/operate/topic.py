@@ -11,6 +11,7 @@ from ddmq.cli.options import options
 from ddmq.cli.output import confirm, hint, print_facts, print_json, print_table, say
 from ddmq.cli.values import TOPIC, Whole
 from ddmq_common.names import DELAY_DIALECTS
+from ddmq_common.trace.sampling import ONE_IN_MAX
 
 
 def _dialects(given: str | None) -> list[str] | None:
@@ -48,6 +49,11 @@ settings_options = options(
     ),
     click.option(
         "--retention-ms", type=Whole(-1, 1 << 62), help="Kafka: how long messages are kept; -1: for ever."
+    ),
+    click.option(
+        "--trace-one-in",
+        type=Whole(0, ONE_IN_MAX),
+        help="Of so many messages one is traced, for `ddmq message --story`; 1: each; 0: none (default).",
     ),
     click.option("--readable/--not-readable", default=None, help="Whether groups may consume it."),
     click.option("--writable/--not-writable", default=None, help="Whether clients may send to it."),

@@ -20,6 +20,7 @@ from ddmq.server.config import BACKUPS
 from ddmq.server.delays.queries import DelayQueries
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import FORWARDED, AdminRequest, AdminRouter, Text
+from ddmq.server.story.answer import StoryTeller
 from ddmq_common.clock import Clock
 from ddmq_common.errors import CallerError, RemoteError, TryLaterError, UnsupportedError
 from ddmq_common.metrics.registry import Registry
@@ -59,6 +60,11 @@ class AdminApi:
         self.delays = DelayQueries(backend, timers, clock, backups)
         self.messages = MessageSearch(backend, None if consumer is None else consumer.message_state)
         self.transactions = AdminTransactions(backend, clock)
+        self.stories = StoryTeller(
+            backend,
+            None if consumer is None else consumer.message_state,
+            None if consumer is None else consumer.waits,
+        )
         self.page = MetricsPage(metrics, clock)
         self.router = AdminRouter(names)
         for route in ROUTES:
@@ -99,8 +105,15 @@ class AdminApi:
 
     def post_topic(self, request: AdminRequest) -> Any:
         settings = dict(request.body)
+        one_in = topics.trace_asked(self.backend, request.topic, settings.pop("trace_one_in", None))
         change = topics.create if settings.pop("create", True) else topics.update
-        return topics.row(change(self.backend, self.clock, request.topic, settings))
+        if settings or one_in is None or change is topics.create:
+            info = change(self.backend, self.clock, request.topic, settings)
+        else:
+            info = topics.known_topic(self.backend, request.topic)
+        if one_in is not None:
+            topics.trace(self.backend, self.clock, request.topic, one_in)
+        return topics.row(info) | topics.traced(self.backend, request.topic)
 
     def delete_group(self, request: AdminRequest) -> None:
         unknown = sorted(set(request.query) - {"topic"})
@@ -165,6 +178,10 @@ ROUTES = (
     Route("GET", "/topics/{topic}/messages", "messages; id, key, queue and offset, time_ms, count, group",
           lambda api, r: api.messages.in_topic(r)),
     Route("GET", "/messages/{id}", "the message with that id; group", lambda api, r: api.messages.by_id(r)),
+    Route("GET", "/messages/{id}/story", "all that happened to it, and why it was late; group",
+          lambda api, r: api.stories.by_id(r)),
+    Route("GET", "/topics/{topic}/story", "the same; id, key, queue and offset, group",
+          lambda api, r: api.stories.in_topic(r)),
     Route("GET", "/groups", "a row per subscription; count, after",
           lambda api, r: api.groups.rows(r.page())),
     Route("GET", "/lag", "the same with lag age and rates, the furthest behind first; group, count",

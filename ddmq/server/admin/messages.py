@@ -189,7 +189,8 @@ def find_by_id(backend: Backend, topic: str | None, message_id: str) -> list[Sto
     if topic is not None:
         known_topic(backend, topic)
         return backend.find(topic, message_id=raw).wait(WAIT_S)
-    for name in sorted(backend.topics(), key=lambda name: (names.is_internal(name), name)):
+    told = {names.TRACE_TOPIC}  # what is there is about messages
+    for name in sorted(backend.topics().keys() - told, key=lambda name: (names.is_internal(name), name)):
         found = backend.find(name, message_id=raw).wait(WAIT_S)
         breathe(FIND_S)
         if found:

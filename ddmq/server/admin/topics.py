@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from backend.port import Backend
-from backend.records import CLUSTER_SETTINGS, Bounds, TopicInfo
+from backend.records import CLUSTER_SETTINGS, Bounds, CommitBatch, TopicInfo
+from backend.traces import one_in_of
 from ddmq.server.config import DURABILITY, DURABILITY_WORDS, TopicEntry
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import WHOLE, Page
@@ -22,6 +23,7 @@ from ddmq_common import names
 from ddmq_common.clock import Clock
 from ddmq_common.config import ConfigPlace, build
 from ddmq_common.errors import CallerError, TopicExistsError, UnknownTopicError
+from ddmq_common.trace.sampling import ONE_IN_MAX
 
 WAIT_S = 10.0  # for an answer of the backend
 TOPICS_AT_ONCE = 16
@@ -78,7 +80,8 @@ def detail(backend: Backend, name: str) -> dict[str, Any]:
         for queue, b in zip(queues, backend.bounds(queues).wait(WAIT_S), strict=True)
         if b is not None
     ]
-    return row(info) | {"messages": sum(int(row["messages"]) for row in rows), "by_queue": rows}
+    messages = sum(int(row["messages"]) for row in rows)
+    return row(info) | traced(backend, name) | {"messages": messages, "by_queue": rows}
 
 
 def create(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any]) -> TopicInfo:
@@ -129,6 +132,33 @@ def delete(backend: Backend, clock: Clock, name: str) -> None:
         raise CallerError(f"topic {name!r} belongs to the system and cannot be deleted")
     changeable(backend, name)
     backend.delete_topic(name, clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
+    if one_in_of(backend, name):
+        trace(backend, clock, name, 0)
+
+
+def traced(backend: Backend, name: str) -> dict[str, int]:
+    """Return of how many messages of a topic one is traced; 0: none."""
+    return {"trace_one_in": one_in_of(backend, name)}
+
+
+def trace_asked(backend: Backend, name: str, one_in: Any) -> int | None:
+    """Check what is asked for; None: nothing. A topic that a file owns may be traced: that stands in none."""
+    if one_in is None:
+        return None
+    if isinstance(one_in, bool) or not isinstance(one_in, int) or not 0 <= one_in <= ONE_IN_MAX:
+        raise CallerError(
+            f"topic {name!r}: trace_one_in is {one_in!r}; allowed: 0 (none is traced) to {ONE_IN_MAX}"
+        )
+    if names.is_internal(name):
+        raise CallerError(f"topic {name!r} belongs to the system; its messages are not traced by themselves")
+    return one_in
+
+
+def trace(backend: Backend, clock: Clock, name: str, one_in: int) -> None:
+    """Trace one in `one_in` of the topic's messages from now on, everywhere; 0: none."""
+    value = b"%d" % one_in if one_in else None
+    batch = CommitBatch(settings={names.TRACE_PREFIX + name: value})
+    backend.commit(batch, clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
 
 
 def changeable(backend: Backend, name: str) -> TopicInfo:

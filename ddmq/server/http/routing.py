@@ -1,7 +1,7 @@
 """A small JSON-over-HTTP shell for the admin API: routes, pages of listings, errors to status codes.
 
 A route is `METHOD /literal/{name}/…` and a function `(AdminRequest) -> value`; the value is sent as JSON,
-None as {}. CallerError → 400 (UnknownTopicError and NoSuchGroupError → 404), TryLaterError → 503,
+None as {}. CallerError → 400 (unknown topics, groups and messages → 404), TryLaterError → 503,
 RemoteError (a change may or may not be made) → 504, StorageError → 500, each as {"error": text}. Bodies are
 bounded. Runs in a greenlet per request, so handlers may wait on completions; a long answer is encoded in
 pieces, between which others run, and whose turn it is to get one pace.py says. What `connection.refusal`
@@ -42,6 +42,10 @@ FORWARDED = "forwarded"  # in the query: it is never passed on again
 OTHER_S = 600.0  # for the answer of another process: a backup may take long
 T = TypeVar("T")
 log = logging.getLogger("ddmq.admin")
+
+
+class NoSuchMessageError(CallerError):
+    """No message is where one was asked for (404)."""
 
 
 class NoSuchGroupError(CallerError):
@@ -153,7 +157,7 @@ class AdminRouter:
             return self._dispatch(environ)
         except _HttpError as error:
             return _said(error.status, str(error))
-        except (UnknownTopicError, NoSuchGroupError) as error:
+        except (UnknownTopicError, NoSuchGroupError, NoSuchMessageError) as error:
             return _said(404, str(error))
         except (TryLaterError, TimeoutError) as error:
             return _said(503, str(error))

@@ -73,7 +73,7 @@ def _way(facts: StoryFacts) -> tuple[Timeline, bool]:
         taken = events.get(TraceKind.TAKEN)
         who = "" if taken is None else taken.process
         why = f"level {copy.step}" if copy.kind is CopyKind.LEVEL else "by the delay service"
-        timeline.mark(stored_ms, Phase.DELAYED, who, why, (copy.due_ms, Phase.OVERDUE))
+        timeline.mark(stored_ms, Phase.DELAYED, who, why, _overdue(copy))
     landed = not copies  # its records are gone; what groups did may still be known
     if landed:
         stored = events.get(TraceKind.STORED)
@@ -189,7 +189,7 @@ class _Teller:
         timeline, at_ms = self._timeline, copy.stored_ms
         if copy.kind is CopyKind.LEVEL:
             why = f"retry path, step {copy.step} of 16, after {_deliveries(copy)}"
-            timeline.mark(at_ms, Phase.DELAYED, "", _with(why, copy.error), (copy.due_ms, Phase.OVERDUE))
+            timeline.mark(at_ms, Phase.DELAYED, "", _with(why, copy.error), _overdue(copy))
         elif copy.kind is CopyKind.RETRY:
             timeline.mark(at_ms, Phase.QUEUED, "", f"back from the retry path in {_place(copy)}")
         elif copy.kind is CopyKind.DEAD:
@@ -361,6 +361,11 @@ def _client(event: TraceEvent) -> str:
 def _key(event: TraceEvent) -> str:
     key = event.text_of("key")
     return f"key {key}" if key else ""
+
+
+def _overdue(copy: MessageCopy) -> tuple[int, Phase] | None:
+    """From when on it is late; None: nobody knows when it was to come (a message that repeats)."""
+    return (copy.due_ms, Phase.OVERDUE) if copy.due_ms else None
 
 
 def _place(copy: MessageCopy) -> str:

@@ -1,0 +1,117 @@
+"""The story of one message as the admin port answers it; `ddmq message --story` prints the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from backend.port import Backend
+from backend.records import StoredRecord
+from backend.traces import one_in_of
+from ddmq.server.admin.messages import Live, find_by_id, find_by_key, find_by_offset
+from ddmq.server.admin.offsets import check_group
+from ddmq.server.http.routing import AdminRequest, NoSuchMessageError
+from ddmq.server.story.core.facts import GroupStory, StorySpan
+from ddmq.server.story.core.telling import tell
+from ddmq.server.story.gather import GatheredStory, StoryGatherer, Waits
+from ddmq_common import delivery
+from ddmq_common.errors import CallerError
+
+
+class StoryTeller:
+    """`live`, `waits`: what the consumer proxy here knows; None where that runs elsewhere."""
+
+    def __init__(self, backend: Backend, live: Live | None, waits: Waits | None) -> None:
+        self._backend = backend
+        self._live = live
+        self._waits = waits
+
+    def by_id(self, request: AdminRequest) -> Any:
+        """Of the message with the id in the path, in whatever topic."""
+        message_id = request.path["id"]
+        found = find_by_id(self._backend, None, message_id)
+        return self._told(
+            found, request, f"no message with id {message_id}; it may be older than what is kept"
+        )
+
+    def in_topic(self, request: AdminRequest) -> Any:
+        """Of a message of a topic: by id, by queue and offset, or the newest with a key."""
+        topic, query = request.path["topic"], request.query
+        if sum(name in query for name in ("id", "key", "offset")) != 1:
+            raise CallerError("a story is told of one message; allowed: one of id, key, or queue and offset")
+        if "id" in query:
+            found = find_by_id(self._backend, topic, query["id"])
+        elif "key" in query:
+            found = find_by_key(self._backend, topic, query["key"], 1)
+        else:
+            queue, offset = request.number("queue", 0), request.number("offset", 0)
+            found = find_by_offset(self._backend, topic, queue, offset, 1)
+            found = [record for record in found if record.offset == offset]
+        return self._told(
+            found, request, f"no such message in topic {topic!r}; it may be older than what is kept"
+        )
+
+    def _told(self, found: Sequence[StoredRecord], request: AdminRequest, missing: str) -> dict[str, Any]:
+        if not found:
+            raise NoSuchMessageError(missing)
+        only = request.query.get("group")
+        if only is not None:
+            check_group(self._backend, only)
+        gathered = StoryGatherer(self._backend, self._live, self._waits).gather(found[0], only)
+        return story_row(self._backend, found[0], gathered)
+
+
+def story_row(backend: Backend, found: StoredRecord, gathered: GatheredStory) -> dict[str, Any]:
+    """What is told of the message, for people and programs. Times are epoch milliseconds."""
+    stories = tell(gathered.facts)
+    key = delivery.key_and_tags(found.delivery)[0]
+    row: dict[str, Any] = {
+        "id": found.message_id.hex(),
+        "topic": gathered.topic,
+        "key": key[:200].decode("utf-8", "replace"),
+        "sent_ms": min((story.spans[0].start_ms for story in stories), default=found.born_ms),
+        "now_ms": gathered.facts.now_ms,
+        "trace_events": len(gathered.facts.events),
+        "notes": [*gathered.notes, *_hints(backend, gathered)],
+        "stories": [_group_row(story) for story in stories],
+    }
+    if gathered.main is not None:
+        row |= {"queue": gathered.main.queue_id, "offset": gathered.main.offset}
+    return row
+
+
+def _hints(backend: Backend, gathered: GatheredStory) -> list[str]:
+    if gathered.facts.events or not gathered.topic:
+        return []
+    topic, one_in = gathered.topic, one_in_of(backend, gathered.topic)
+    if one_in:
+        return [f"it was not traced (of topic {topic} 1 in {one_in} is, now): the records alone tell"]
+    return [
+        f"it was not traced: the records alone tell; `ddmq topic update {topic} --trace-one-in 1` traces "
+        "what is sent from then on"
+    ]
+
+
+def _group_row(story: GroupStory) -> dict[str, Any]:
+    return {
+        "group": story.group,
+        "state": story.state,
+        "whole_ms": story.whole_ms,
+        "end": None if story.end is None else story.end.name.lower(),
+        "ended_ms": story.ended_ms,
+        "end_why": story.end_why,
+        "spans": [_span_row(span) for span in story.spans],
+    }
+
+
+def _span_row(span: StorySpan) -> dict[str, Any]:
+    return {
+        "start_ms": span.start_ms,
+        "end_ms": span.end_ms,
+        "ms": span.end_ms - span.start_ms,
+        "phase": span.phase.name.lower(),
+        "what": span.phase.value,
+        "known": span.known,
+        "who": span.who,
+        "why": span.why,
+    }

@@ -1,0 +1,252 @@
+"""What is known of one message: its copies in the log, what was traced of it, where each group stands.
+
+Nothing here changes anything. Where the engine finds nothing by an id, a message is what its topic, queue and
+offset say: no copy of it is found, and its trace events are looked for by time, in the one queue they can
+be in, up to a bound; the notes say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from backend.internal_topics import REAL_TOPIC, read_dead_letter
+from backend.port import Backend
+from backend.records import QueueRef, ReadStatus, StoredRecord
+from backend.traces import queue_of
+from ddmq.server.admin.messages import READ_S_PER_BYTE, Live, MessageStates
+from ddmq.server.admin.topics import WAIT_S
+from ddmq.server.http.pace import breathe, paced
+from ddmq.server.story.core.facts import CopyKind, GroupStanding, HeardEvent, MessageCopy, StoryFacts
+from ddmq_common import delivery, names
+from ddmq_common.delays.command import ADD, COMMAND_PROPERTY, decode_command
+from ddmq_common.errors import ConfigError, DamagedError, UnsupportedError
+from ddmq_common.trace.events import Wait, decode_batch
+from proxy_consumer.groups.group import SUBSCRIPTION_PREFIX, stored_subscription
+from proxy_consumer.groups.stats import DONE, LEFT
+from proxy_consumer.retries import headers
+
+GROUPS_MAX = 100  # told of in one answer
+COPIES_MAX = 64  # of one message in one topic
+TRACE_RECORDS_MAX = 1_000  # of one message
+SCANNED_MAX = 100_000  # trace records that are looked at where none can be found by its id
+SCAN_COUNT, SCAN_BYTES = 1_000, 4 << 20
+SINCE_MS = 5_000  # trace events of a message may have been stored so much before its own clock says
+OCCURRENCE_BITS = 44  # of an id's second half; what is above counts the deliveries of a message that repeats
+Waits = Callable[[str, str, int], list[Wait]]
+
+
+class GatheredStory(NamedTuple):
+    """`topic` "": nothing says which. `main`: the newest record in it."""
+
+    topic: str
+    main: StoredRecord | None
+    facts: StoryFacts
+    notes: list[str]
+
+
+class StoryGatherer:
+    """Of one request. `live`, `waits`: what the consumer proxy here knows; None where that runs elsewhere."""
+
+    def __init__(self, backend: Backend, live: Live | None, waits: Waits | None) -> None:
+        self._backend = backend
+        self._live = live
+        self._waits = waits
+        self._notes: list[str] = []
+
+    def gather(self, found: StoredRecord, only: str | None) -> GatheredStory:
+        """Of the message that `found` is a record of; `only`: the one group to tell of."""
+        topic, message_id = topic_of(found), found.message_id
+        mains = self._find(topic, message_id) if topic else []
+        if not mains and found.topic == topic:
+            mains = [found]
+        heard = list(self._heard(found))
+        groups = [only] if only is not None else self._groups(topic, heard)
+        copies = [_copy(record, CopyKind.MAIN) for record in mains]
+        copies += self._copies(topic, message_id, groups)
+        if not any(_is_at(copy, found) for copy in copies):
+            copies += copies_of(found, topic)
+        main = mains[0] if mains else None
+        standings = [self._standing(group, topic, main) for group in paced(groups)]
+        facts = StoryFacts(copies, heard, standings, self._backend.clock_ms())
+        return GatheredStory(topic, main, facts, self._notes)
+
+    def _note(self, text: str) -> None:
+        if text not in self._notes:
+            self._notes.append(text)
+
+    # --- records
+
+    def _find(self, topic: str, message_id: bytes, count_max: int = COPIES_MAX) -> list[StoredRecord]:
+        if self._backend.topic(topic) is None:
+            return []
+        try:
+            return self._backend.find(topic, message_id=message_id, count_max=count_max).wait(WAIT_S)
+        except UnsupportedError:
+            engine = self._backend.capabilities.engine
+            self._note(
+                f"{engine} finds nothing by a message's id: of delays, retries and dead letters "
+                "only what was traced is known"
+            )
+            return []
+
+    def _copies(self, topic: str, message_id: bytes, groups: Iterable[str]) -> Iterator[MessageCopy]:
+        """Where else it stands, or stood."""
+        for name in (names.SCHEDULE_TOPIC, names.DELAY_DLQ_TOPIC, names.DELAY_TOPIC):
+            for record in self._find(name, message_id):
+                yield from copies_of(record, topic)
+        first = first_id(message_id)
+        if first != message_id:  # a later delivery of a message that repeats
+            for record in self._find(names.DELAY_TOPIC, first):
+                yield from (copy._replace(due_ms=0) for copy in copies_of(record, topic))
+        for group in paced(list(groups)):
+            for name in (names.retry_topic(group), names.dlq_topic(group)):
+                for record in self._find(name, message_id):
+                    yield from copies_of(record, topic)
+
+    # --- what was traced
+
+    def _heard(self, found: StoredRecord) -> Iterator[HeardEvent]:
+        damaged = 0
+        for record in self._trace_records(found):
+            try:
+                batch = decode_batch(delivery.decode(record.delivery).value)
+            except DamagedError:
+                damaged += 1
+                continue
+            for event in batch.events:
+                yield HeardEvent(batch.process, batch.instance, event)
+        if damaged:
+            self._note(f"{damaged} trace records cannot be read and are left out")
+
+    def _trace_records(self, found: StoredRecord) -> list[StoredRecord]:
+        info = self._backend.topic(names.TRACE_TOPIC)
+        if info is None:
+            return []
+        if self._backend.capabilities.find_by_key:
+            records = self._find(names.TRACE_TOPIC, found.message_id, TRACE_RECORDS_MAX)
+            if len(records) == TRACE_RECORDS_MAX:
+                self._note(f"there are more than {TRACE_RECORDS_MAX} trace records: the newest are told of")
+            return records
+        queue = QueueRef(info.name, info.incarnation, queue_of(found.message_id, info.queues))
+        return self._scanned(queue, found)
+
+    def _scanned(self, queue: QueueRef, found: StoredRecord) -> list[StoredRecord]:
+        """Those of a message among the records of a queue since it was sent."""
+        since_ms = max(min(found.born_ms, found.stored_ms) - SINCE_MS, 0)
+        records: list[StoredRecord] = []
+        at, left = self._backend.offset_for_time(queue, since_ms).wait(WAIT_S), SCANNED_MAX
+        while left > 0:
+            batch = self._backend.read(queue, at, min(left, SCAN_COUNT), SCAN_BYTES).wait(WAIT_S)
+            if batch.status is not ReadStatus.DATA:
+                return records
+            for index, message_id in enumerate(batch.message_ids()):
+                if message_id == found.message_id:
+                    records.append(batch.record(index))
+            breathe(sum(map(len, batch.deliveries)) * READ_S_PER_BYTE)
+            left -= len(batch.offsets)
+            at = batch.next_offset
+        self._note(f"{SCANNED_MAX} trace records since it was sent were looked at; later ones were not")
+        return records
+
+    # --- groups
+
+    def _groups(self, topic: str, heard: Iterable[HeardEvent]) -> list[str]:
+        """Those that read its topic, and those that did when it was traced."""
+        keys = (key.removeprefix(SUBSCRIPTION_PREFIX) for key in self._backend.settings(SUBSCRIPTION_PREFIX))
+        reading = {name for name, _, read in (key.partition("/") for key in keys) if read == topic}
+        groups = sorted(reading | {one.event.group for one in heard if one.event.group})
+        if len(groups) > GROUPS_MAX:
+            self._note(f"{len(groups)} groups read {topic}: the first {GROUPS_MAX} are told of, or name one")
+        return groups[:GROUPS_MAX]
+
+    def _standing(self, group: str, topic: str, main: StoredRecord | None) -> GroupStanding:
+        if main is None:
+            return GroupStanding(group, "", False)
+        row = MessageStates(self._backend, group, self._live).add([{}], [main])[0]
+        state, error = str(row["state"]), str(row.get("last_error", ""))
+        waits = [] if self._waits is None else self._waits(group, topic, main.stored_ms)
+        return GroupStanding(
+            group,
+            f"{state}: {error}" if error else state,
+            state in (DONE, LEFT),
+            waits,
+            self._made_ms(group, topic),
+        )
+
+    def _made_ms(self, group: str, topic: str) -> int:
+        key = f"{SUBSCRIPTION_PREFIX}{group}/{topic}"
+        value = self._backend.setting(key)
+        try:
+            return 0 if value is None else stored_subscription(key, value).created_ms
+        except ConfigError:
+            return 0
+
+
+def first_id(message_id: bytes) -> bytes:
+    """That of the first delivery, of a message that repeats; of others it is their own."""
+    own = int.from_bytes(message_id[8:], "big") & ((1 << OCCURRENCE_BITS) - 1)
+    return message_id[:8] + own.to_bytes(8, "big")
+
+
+def topic_of(record: StoredRecord) -> str:
+    """The topic that a message was sent to, by any record of it; "" when that one does not say."""
+    name = record.topic
+    if name == names.SCHEDULE_TOPIC:
+        name = record.system.get(REAL_TOPIC, "")
+    if name.startswith(names.RETRY_PREFIX):
+        return record.system.get(headers.TOPIC, "")
+    if name == names.DELAY_TOPIC:
+        try:
+            return decode_command(record.system.get(COMMAND_PROPERTY, "")).topic
+        except DamagedError:
+            return ""
+    if name.startswith(names.DLQ_PREFIX):
+        return read_dead_letter(record).topic
+    return name
+
+
+def copies_of(record: StoredRecord, topic: str) -> Iterator[MessageCopy]:
+    """What a record beside its topic says; nothing where it is of another message that had its id."""
+    if topic_of(record) != topic:
+        return
+    if record.topic == names.DELAY_TOPIC:
+        command = decode_command(record.system[COMMAND_PROPERTY])
+        if command.op == ADD:
+            yield _copy(record, CopyKind.COMMAND)._replace(due_ms=command.at_ms or command.due_ms)
+    elif record.topic == names.SCHEDULE_TOPIC:
+        yield _level(record)
+    elif record.topic.startswith(names.RETRY_PREFIX):
+        yield _copy(record, CopyKind.RETRY)._replace(group=record.topic.removeprefix(names.RETRY_PREFIX))
+    elif record.topic.startswith(names.DLQ_PREFIX):
+        letter = read_dead_letter(record)
+        group = "" if record.topic == names.DELAY_DLQ_TOPIC else record.topic.removeprefix(names.DLQ_PREFIX)
+        yield _copy(record, CopyKind.DEAD)._replace(
+            group=group, deliveries=letter.attempts, reason=letter.reason, error=letter.error
+        )
+
+
+def _level(record: StoredRecord) -> MessageCopy:
+    real = record.system.get(REAL_TOPIC, "")
+    copy = _copy(record, CopyKind.LEVEL)._replace(due_ms=record.due_ms, step=record.queue_id + 1)
+    if not real.startswith(names.RETRY_PREFIX):
+        return copy
+    said = headers.headers_of(record._replace(topic=real))
+    return copy._replace(
+        group=real.removeprefix(names.RETRY_PREFIX),
+        step=said.steps,
+        deliveries=said.deliveries,
+        error=said.error,
+    )
+
+
+def _copy(record: StoredRecord, kind: CopyKind) -> MessageCopy:
+    return MessageCopy(
+        kind, record.topic, record.queue_id, record.offset, record.born_ms, record.stored_ms,
+        position=record.position,
+    )  # fmt: skip
+
+
+def _is_at(copy: MessageCopy, record: StoredRecord) -> bool:
+    place = (record.topic, record.queue_id, record.offset)
+    return (copy.topic, copy.queue_id, copy.offset) == place
