@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from backend.records import ProgressView, QueueRef, ReadBatch, ReadStatus
@@ -53,10 +52,12 @@ class TracedSubscription(Protocol):
 
 
 class QueueTrace:
-    """A JobTrace of one queue. `offsets`: which are followed, with their message ids."""
+    """A JobTrace of one queue. `offsets`: which are followed, with their message ids; `back_ms`: when a
+    delivery of one ended that was not its last."""
 
     def __init__(self, owner: SubscriptionTrace, queue: QueueRef) -> None:
         self.offsets: dict[int, bytes] = {}
+        self.back_ms: dict[int, int] = {}
         self.installed_ms = owner.writer.now_ms()
         self._owner = owner
         self._queue = queue
@@ -93,20 +94,31 @@ class QueueTrace:
         stream = None if self.jobs is None else self.jobs.stream
         return ("" if stream is None else stream.key(offset) or "")[:KEY_CHARS]
 
+    def _ended(self, offset: int, kind: TraceKind) -> None:
+        if offset in self.offsets:
+            self.tell(offset, kind)
+            self.moved(offset)
+
+    def _came_back(
+        self, offset: int, kind: TraceKind, following: str, due: float = 0.0, error: str = ""
+    ) -> None:
+        if offset in self.offsets:
+            self.back_ms[offset] = self._owner.writer.now_ms()
+            self.tell(offset, kind, error=error, next=following, again_ms=self._owner.store_ms(due))
+
     # --- what its jobs tell
 
     def acked(self, offset: int) -> None:
-        self.tell(offset, TraceKind.ACKED)
-        self.offsets.pop(offset, None)
+        self._ended(offset, TraceKind.ACKED)
 
     def failed(self, offset: int, error: str, following: str, due: float) -> None:
-        self.tell(offset, TraceKind.FAILED, error=error, next=following, again_ms=self._owner.store_ms(due))
+        self._came_back(offset, TraceKind.FAILED, following, due, error)
 
     def timed_out(self, offset: int, following: str, due: float) -> None:
-        self.tell(offset, TraceKind.TIMED_OUT, next=following, again_ms=self._owner.store_ms(due))
+        self._came_back(offset, TraceKind.TIMED_OUT, following, due)
 
     def returned(self, offset: int, following: str) -> None:
-        self.tell(offset, TraceKind.RETURNED, next=following)
+        self._came_back(offset, TraceKind.RETURNED, following)
 
     def extended(self, offset: int) -> None:
         self.tell(offset, TraceKind.EXTENDED)
@@ -122,15 +134,16 @@ class QueueTrace:
 
     def moved(self, offset: int) -> None:
         self.offsets.pop(offset, None)
+        self.back_ms.pop(offset, None)
 
     def passed(self, offset: int) -> None:
-        self.tell(offset, TraceKind.PASSED)
-        self.offsets.pop(offset, None)
+        self._ended(offset, TraceKind.PASSED)
 
     def left(self) -> None:
         for offset in self.offsets:
             self.tell(offset, TraceKind.LEFT)
         self.offsets.clear()
+        self.back_ms.clear()
 
 
 class SubscriptionTrace:
@@ -241,7 +254,8 @@ class SubscriptionTrace:
         offset, index = messages.offsets[at], messages.indexes[at]
         if state.retry_queue:
             attempt += attempts_before(messages.batch.record(index).system)
-        noted = self.waited(state, messages.batch.stored_ms(index), now_ms)
+        since_ms = trace.back_ms.get(offset) or messages.batch.stored_ms(index)
+        noted = self.waited(state, since_ms, now_ms)
         facts = trace.place(offset) | {
             "attempt": attempt,
             "lease": str(lease.id),
@@ -280,9 +294,3 @@ def trace_of(state: BufferedQueue) -> QueueTrace | None:
     jobs = state.jobs
     trace = jobs.trace if isinstance(jobs, TracedJobs) else None
     return trace if isinstance(trace, QueueTrace) else None
-
-
-def offsets_of(state: BufferedQueue) -> Sequence[int]:
-    """The messages of a queue that are followed."""
-    trace = trace_of(state)
-    return [] if trace is None else list(trace.offsets)

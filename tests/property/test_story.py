@@ -192,7 +192,18 @@ def _truth(life: SimulatedLife, now_ms: int) -> list[tuple[int, int, Phase]]:
     """The model: from, until, what; those without length are nothing."""
     ends = [*(at_ms for at_ms, _ in life.truth[1:]), now_ms]
     spans = [(at, end, phase) for (at, phase), end in zip(life.truth, ends, strict=True)]
-    return [span for span in spans if span[1] > span[0] and span[2] not in ENDS]
+    return _joined([span for span in spans if span[1] > span[0] and span[2] not in ENDS])
+
+
+def _joined(spans: list[tuple[int, int, Phase]]) -> list[tuple[int, int, Phase]]:
+    """Neighbours in the same phase are one, unless each is a delivery."""
+    joined: list[tuple[int, int, Phase]] = []
+    for start, end, phase in spans:
+        if joined and joined[-1][2] is phase is not Phase.LEASED:
+            joined[-1] = (joined[-1][0], end, phase)
+        else:
+            joined.append((start, end, phase))
+    return joined
 
 
 def _check_whole(story: GroupStory, now_ms: int, newest_ms: int = 0) -> None:

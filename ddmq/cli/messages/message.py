@@ -64,9 +64,9 @@ def message(
     behind its key (an earlier message of the same order key is not finished), parked, dead (a dead letter),
     or not yet.
 
-    --story tells of one message (--id, the newest with --key, or --queue and --offset) where its time went, for
-    each group: spans from sent to acknowledged that add up to the whole. What is known without a trace, and
-    how to trace: docs/story.md.
+    --story tells of one message (--id, the newest with --key, or --queue and --offset) where its time went,
+    for each group: spans from sent to acknowledged that add up to the whole. What is known without a trace,
+    and how to trace: docs/story.md.
 
     Nothing is taken from anyone. Exit code 1 when there is no such message.
     """

@@ -202,9 +202,8 @@ class ServerProcess:
         common["random"] = random.Random()
         serve = self.config.serve
         traces = self.traces = TraceWriter(
-            backend, metrics, clock, serve.process(self.parts, socket.gethostname()), secrets.token_hex(8),
-            serve.trace_bytes_per_day,
-        )  # fmt: skip
+            backend, metrics, clock, self._trace_name(), secrets.token_hex(8), serve.trace_bytes_per_day
+        )
         if "delay" in self.parts:
             self.delay = LevelService(backend, self.config.delay, metrics, clock)
             self.delay.start()
@@ -228,6 +227,13 @@ class ServerProcess:
             self.consumer.advertise(str(reachable(self.addresses["consumer"])))
         if "admin" in self.parts:
             self._listen_admin(backend)
+
+    def _trace_name(self) -> str:
+        """What this process is called in stories: its own name, or where its admin port is."""
+        machine, serve = socket.gethostname(), self.config.serve
+        self._bind_admin()
+        port = f":{self.addresses['admin'].port}" if "admin" in self.addresses else f" process {os.getpid()}"
+        return serve.process_name or machine + port
 
     def _delay_stores(self) -> tuple[Path, int]:
         delay, data_dir = self.config.delay, self.config.serve.data_dir

@@ -253,8 +253,10 @@ class _Teller:
             timeline.mark(heard.at_ms, Phase.AGAIN, heard.process)
 
     def returned(self, heard: _Heard) -> None:
-        self._timeline.note("given back unread")
-        self._timeline.mark(heard.at_ms, Phase.AGAIN, heard.process)
+        following = _NEXT.get(heard.event.text_of("next"), Phase.AGAIN)
+        if self._timeline.phase is Phase.LEASED:
+            self._timeline.note("given back untried")
+        self._timeline.mark(heard.at_ms, following, heard.process)
 
     def parked(self, heard: _Heard) -> None:
         self._timeline.mark(heard.at_ms, Phase.PARKED, heard.process, _key(heard.event))

@@ -12,6 +12,7 @@ from ddmq.server.story.core.facts import ENDS, WAITABLE, Phase, StorySpan
 from ddmq_common.trace.events import Wait
 
 WORTH_TELLING = frozenset((Phase.LEASED, Phase.SENDING))  # also where they took no millisecond
+BEFORE_WAITS = frozenset((Phase.LEASED, Phase.SENDING, Phase.OVERDUE, Phase.DELAYED)) | ENDS
 _REASONS = {phase.name.lower(): phase for phase in Phase}
 
 
@@ -69,10 +70,10 @@ class Timeline:
         add_why(self.last, text)
 
     def waited(self, waits: Iterable[Wait], until_ms: int) -> None:
-        """What the message waited for, in the waiting phases that it is in now, up to `until_ms`."""
+        """What the message waited for up to `until_ms`, in its waiting phases since it was with a client."""
         self.pass_to(until_ms)
         first = len(self.marks)
-        while first and self.marks[first - 1].phase in WAITABLE:
+        while first and self.marks[first - 1].phase not in BEFORE_WAITS:
             first -= 1
         if first == len(self.marks):
             return
@@ -81,7 +82,7 @@ class Timeline:
         self.marks[first:] = [
             piece
             for mark, end_ms in zip(waiting, ends, strict=True)
-            for piece in _pieces(mark, end_ms, noted)
+            for piece in (_pieces(mark, end_ms, noted) if mark.phase in WAITABLE else [mark])
         ]
 
     def spans(self, now_ms: int) -> list[StorySpan]:
@@ -95,13 +96,27 @@ class Timeline:
             StorySpan(mark.at_ms, end, mark.phase, mark.who, mark.why)
             for mark, end in zip(marks, ends, strict=True)
         ]
-        return [one for one in found if one.end_ms > one.start_ms or one.phase in WORTH_TELLING] or found[:1]
+        told = [one for one in found if one.end_ms > one.start_ms or one.phase in WORTH_TELLING]
+        return _joined(told) or found[:1]
 
 
 def add_why(mark: StoryMark, text: str) -> None:
     """Another sentence to a mark, once."""
     if text and text not in mark.why:
         mark.why = f"{mark.why}; {text}" if mark.why else text
+
+
+def _joined(spans: Iterable[StorySpan]) -> list[StorySpan]:
+    """Neighbours in the same phase are one, unless each is a delivery."""
+    joined = list[StorySpan]()
+    for span in spans:
+        before = joined[-1] if joined else None
+        if before is None or before.phase is not span.phase or span.phase is Phase.LEASED:
+            joined.append(span)
+            continue
+        why = f"{before.why}; {span.why}" if before.why and span.why else before.why or span.why
+        joined[-1] = before._replace(end_ms=span.end_ms, who=span.who or before.who, why=why)
+    return joined
 
 
 def _pieces(mark: StoryMark, end_ms: int, waits: Sequence[Wait]) -> list[StoryMark]:
