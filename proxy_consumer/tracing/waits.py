@@ -37,11 +37,11 @@ class WaitLog:
         """What was noted of `[start_ms, end_ms)`, ascending; the longest where it is much."""
         found, until = list[Wait](), end_ms
         for at_ms, reason in reversed(self._changes):
+            if until <= start_ms:
+                break
             if at_ms < until:
                 found.append((reason, max(at_ms, start_ms), until))
                 until = at_ms
-            if at_ms <= start_ms:
-                break
         if len(found) > WAITS_MAX:
             found = sorted(found, key=lambda wait: wait[1] - wait[2])[:WAITS_MAX]
         return sorted(found, key=lambda wait: wait[1])
