@@ -20,7 +20,7 @@ from ddmq.server.http.pace import breathe, paced
 from ddmq.server.story.core.facts import CopyKind, GroupStanding, HeardEvent, MessageCopy, StoryFacts
 from ddmq_common import delivery, names
 from ddmq_common.delays.command import ADD, COMMAND_PROPERTY, decode_command
-from ddmq_common.errors import ConfigError, DamagedError, UnsupportedError
+from ddmq_common.errors import ConfigError, DamagedError
 from ddmq_common.trace.events import Wait, decode_batch
 from proxy_consumer.groups.group import SUBSCRIPTION_PREFIX, stored_subscription
 from proxy_consumer.groups.stats import DONE, LEFT
@@ -56,7 +56,9 @@ class StoryGatherer:
 
     def gather(self, found: StoredRecord, only: str | None) -> GatheredStory:
         """Of the message that `found` is a record of; `only`: the one group to tell of."""
-        topic, message_id = topic_of(found), found.message_id
+        message_id = found.message_id
+        levels = () if topic_of(found) else self._find(names.SCHEDULE_TOPIC, message_id)
+        topic = next(filter(None, map(topic_of, (found, *levels))), "")
         mains = self._find(topic, message_id) if topic else []
         if not mains and found.topic == topic:
             mains = [found]
@@ -78,17 +80,15 @@ class StoryGatherer:
     # --- records
 
     def _find(self, topic: str, message_id: bytes, count_max: int = COPIES_MAX) -> list[StoredRecord]:
-        if self._backend.topic(topic) is None:
-            return []
-        try:
-            return self._backend.find(topic, message_id=message_id, count_max=count_max).wait(WAIT_S)
-        except UnsupportedError:
-            engine = self._backend.capabilities.engine
+        can = self._backend.capabilities
+        if not can.find_by_key:
             self._note(
-                f"{engine} finds nothing by a message's id: of delays, retries and dead letters "
+                f"{can.engine} finds nothing by a message's id: of delays, retries and dead letters "
                 "only what was traced is known"
             )
+        if not can.find_by_key or self._backend.topic(topic) is None:
             return []
+        return self._backend.find(topic, message_id=message_id, count_max=count_max).wait(WAIT_S)
 
     def _copies(self, topic: str, message_id: bytes, groups: Iterable[str]) -> Iterator[MessageCopy]:
         """Where else it stands, or stood."""
@@ -208,7 +208,7 @@ def topic_of(record: StoredRecord) -> str:
 
 def copies_of(record: StoredRecord, topic: str) -> Iterator[MessageCopy]:
     """What a record beside its topic says; nothing where it is of another message that had its id."""
-    if topic_of(record) != topic:
+    if not topic or topic_of(record) != topic:
         return
     if record.topic == names.DELAY_TOPIC:
         command = decode_command(record.system[COMMAND_PROPERTY])

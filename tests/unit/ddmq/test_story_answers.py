@@ -1,0 +1,207 @@
+"""The story as the admin port answers it: what is damaged, missing or wrongly asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from backend.internal_topics import REAL_QUEUE, REAL_TOPIC
+from backend.memory import MemoryBackend
+from backend.records import CommitBatch, NewRecord, ProgressDelta, TopicInfo
+from backend.traces import queue_of
+from ddmq.server.admin.api import AdminApi
+from ddmq.server.story.gather import first_id
+from ddmq_common.clock import ManualClock
+from ddmq_common.delivery import encode
+from ddmq_common.metrics.registry import Registry
+from ddmq_common.names import DELAY_TOPIC, SCHEDULE_TOPIC, TRACE_TOPIC
+from ddmq_common.trace.events import TraceBatch, TraceEvent, TraceKind, encode_batch
+from proxy_consumer.groups.group import group_key, subscription_key
+
+FAR = 1e12
+ID = bytes(range(16))
+K = TraceKind
+
+
+class StoryRig:
+    """The admin port over the memory engine, and what stands there."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.backend = MemoryBackend(self.clock)
+        self.api = AdminApi(self.backend, None, Registry(), self.clock, self.backend.health)
+        self.topic("orders")
+
+    def topic(self, name: str, queues: int = 4) -> None:
+        self.backend.put_topic(TopicInfo(name, 0, queues), FAR).wait(5)
+
+    def group(self, name: str = "g") -> None:
+        settings = {subscription_key(name, "orders"): b"{}", group_key(name): b"{}"}
+        self.backend.commit(CommitBatch(settings=settings), FAR).wait(5)
+
+    def put(
+        self, topic: str = "orders", queue: int = 0, system: Any = None, key: bytes = b"k", **fields: Any
+    ) -> None:
+        record = NewRecord(
+            topic, queue, fields.get("message_id", ID), self.clock.wall_ms(), encode(key, b"x", b"", None),
+            key, system=system, due_ms=fields.get("due_ms", 0),
+        )  # fmt: skip
+        self.backend.append([record], FAR).wait(5)
+
+    def trace(self, body: bytes) -> None:
+        if self.backend.topic(TRACE_TOPIC) is None:
+            self.topic(TRACE_TOPIC)
+        record = NewRecord(
+            TRACE_TOPIC, queue_of(ID, 4), ID, self.clock.wall_ms(), encode(b"", body, b"", None)
+        )
+        self.backend.append([record], FAR).wait(5)
+
+    def event(self, number: int, kind: TraceKind, group: str = "", **facts: Any) -> None:
+        event = TraceEvent(number, int(kind), self.clock.wall_ms(), group, facts)
+        self.trace(encode_batch(TraceBatch("p", "i", [event])))
+
+    def ask(self, path: str, status: int = 200) -> Any:
+        path, _, query = path.partition("?")
+        environ = {
+            "REQUEST_METHOD": "GET", "PATH_INFO": path, "QUERY_STRING": query, "HTTP_HOST": "127.0.0.1",
+        }  # fmt: skip
+        told: list[str] = []
+        answer = b"".join(self.api.router(environ, lambda said, headers: told.append(said)))
+        assert told[0].startswith(str(status)), (told, answer)
+        return msgspec.json.decode(answer)
+
+    def story(self, query: str = "") -> Any:
+        return self.ask(f"/messages/{ID.hex()}/story{query}")
+
+
+@pytest.fixture
+def rig() -> Iterator[StoryRig]:
+    made = StoryRig()
+    yield made
+    made.backend.close()
+
+
+def phases(story: Any, place: int = 0) -> list[str]:
+    return [span["phase"] for span in story["stories"][place]["spans"]]
+
+
+def test_without_any_trace_the_records_tell(rig: StoryRig) -> None:
+    rig.group()
+    rig.put()
+    rig.clock.advance(5.0)
+    story = rig.story()
+    assert (story["id"], story["topic"], story["offset"]) == (ID.hex(), "orders", 0)
+    (one,) = story["stories"]
+    assert (one["group"], one["state"], one["whole_ms"]) == ("g", "not yet", 5_000)
+    assert phases(story)[-1] == "queued"
+    assert not one["spans"][-1]["known"]
+    assert "--trace-one-in" in story["notes"][0]
+
+
+def test_what_is_finished_says_so(rig: StoryRig) -> None:
+    rig.group()
+    rig.put()
+    info = rig.backend.topic("orders")
+    assert info is not None
+    delta = ProgressDelta("g", info.refs()[0], 1, 0, ((0, 1),))
+    rig.backend.commit(CommitBatch(progress=[delta]), FAR).wait(5)
+    rig.clock.advance(1.0)
+    (one,) = rig.story()["stories"]
+    assert (one["state"], one["end"]) == ("done", None)
+    assert "finished in here" in one["spans"][-1]["why"]
+
+
+def test_damaged_trace_records_are_left_out_and_counted(rig: StoryRig) -> None:
+    rig.group()
+    rig.put()
+    rig.event(1, K.READ, "g", queue=0, offset=0)
+    for body in (b"", b"\x01", b"\x02" + b"x" * 50, b"\x01" + b"\x93" * 500, bytes(300)):
+        rig.trace(body)
+    rig.event(2, K.HANDED_OUT, "g", queue=0, offset=0, client="c\x1b[31m")
+    rig.clock.advance(1.0)
+    story = rig.story()
+    assert story["trace_events"] == 2
+    assert story["notes"] == ["5 trace records cannot be read and are left out"]
+    assert phases(story)[-1] == "leased"
+    spans = story["stories"][0]["spans"]
+    assert sum(span["ms"] for span in spans) == story["stories"][0]["whole_ms"]
+
+
+def test_events_of_a_later_version_are_passed_over(rig: StoryRig) -> None:
+    rig.group()
+    rig.put()
+    event = TraceEvent(1, 999, rig.clock.wall_ms(), "g", {"queue": "text", "waits": 5})
+    rig.trace(encode_batch(TraceBatch("p", "i", [event])))
+    odd = TraceEvent(
+        2, int(K.HANDED_OUT), rig.clock.wall_ms(), "g", {"queue": "t", "waits": 5, "attempt": "x"}
+    )
+    rig.trace(encode_batch(TraceBatch("p", "i", [odd])))
+    assert phases(rig.story())[-1] == "leased"
+
+
+def test_a_message_that_retention_took_is_told_from_what_is_left(rig: StoryRig) -> None:
+    rig.group()
+    rig.event(1, K.SENT, "", client="c")
+    rig.ask(f"/messages/{ID.hex()}/story", status=404)
+    rig.topic("%DLQ%g")
+    rig.put("%DLQ%g", system={"dead-letter-reason": "failed", "dead-letter-topic": "orders"})
+    rig.clock.advance(1.0)
+    story = rig.story()
+    assert story["topic"] == "orders"
+    assert "offset" not in story
+    assert story["stories"][0]["end"] == "dead"
+
+
+def test_a_level_and_a_command(rig: StoryRig) -> None:
+    rig.topic(SCHEDULE_TOPIC, 18)
+    rig.put(SCHEDULE_TOPIC, 2, {REAL_TOPIC: "orders", REAL_QUEUE: "0"}, due_ms=-10_000)
+    rig.clock.advance(11.0)
+    story = rig.story()
+    assert phases(story)[1:] == ["delayed", "overdue"]
+    assert story["stories"][0]["whole_ms"] == 11_000
+    rig.topic(DELAY_TOPIC)
+    rig.put(DELAY_TOPIC, 0, {"delay-order": "{not json"})
+    assert rig.story()["stories"], "what does not parse is left out"
+
+
+def test_later_deliveries_of_a_repeating_message_know_their_first() -> None:
+    own = ID[:8] + (5).to_bytes(8, "big")
+    third = ID[:8] + (5 + (2 << 44)).to_bytes(8, "big")
+    assert first_id(third) == own
+    assert first_id(own) == own
+
+
+def test_where_nothing_is_found_by_an_id(rig: StoryRig) -> None:
+    """As on Kafka: the message is named by its place, and its events are looked for by time."""
+    rig.group()
+    rig.put()
+    rig.event(1, K.READ, "g", queue=0, offset=0)
+    rig.backend.capabilities = replace(rig.backend.capabilities, find_by_key=False)
+    story = rig.ask("/topics/orders/story?queue=0&offset=0")
+    assert story["trace_events"] == 1
+    assert "finds nothing by a message's id" in story["notes"][0]
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/messages/xyz/story", 400),
+        ("/messages/00/story", 400),
+        (f"/messages/{'f' * 32}/story", 404),
+        ("/topics/none/story?key=k", 404),
+        ("/topics/orders/story", 400),
+        (f"/topics/orders/story?key=k&id={ID.hex()}", 400),
+        ("/topics/orders/story?queue=9&offset=0", 404),
+        ("/topics/orders/story?queue=0&offset=77", 404),
+        ("/topics/orders/story?queue=-1&offset=x", 400),
+        ("/topics/orders/story?key=nobody", 404),
+        (f"/messages/{ID.hex()}/story?group=nobody", 404),
+    ],
+)
+def test_wrong_questions(rig: StoryRig, path: str, status: int) -> None:
+    rig.put()
+    assert rig.ask(path, status=status)["error"]

@@ -1,0 +1,126 @@
+"""What a producer proxy tells of traced messages, and that untraced topics have the plain answers."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+from producer_rig import ProducerRig, message
+
+from backend.records import CommitBatch, NewRecord
+from backend.traces import TraceWriter
+from ddmq_common import delivery
+from ddmq_common.names import TRACE_TOPIC
+from ddmq_common.trace.events import TraceEvent, TraceKind, decode_batch
+from proxy_producer.config import ProducerConfig, RateLimit
+from proxy_producer.pending import SEND_ANSWERS
+from proxy_producer.service import ProducerService
+from proxy_producer.tracing import TracedAnswers
+from tests.support.waits import until
+
+
+class ByHand:
+    """A timer that never rings: the test flushes."""
+
+    def once(self, seconds: float, ring: Any) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class TracedRig(ProducerRig):
+    """A producer proxy whose trace records are looked at."""
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__(**config)
+        self.writer = TraceWriter(self.backend, self.metrics, self.clock, "p", "i", 1 << 30, ByHand())
+        self.proxy = ProducerService(
+            self.backend, ProducerConfig(**config), self.metrics, self.clock, Random(7), timer=self.timer,
+            traces=self.writer,
+        )  # fmt: skip
+        self.handlers = self.proxy.service().handlers
+
+    def trace(self, one_in: int, topic: str = "orders") -> None:
+        value = b"%d" % one_in if one_in else None
+        batch = CommitBatch(settings={f"trace/{topic}": value})
+        self.backend.commit(batch, self.clock.monotonic() + 60).wait(60)
+
+    def told(self) -> dict[bytes, list[TraceEvent]]:
+        """By message, what goes into the log."""
+        self.writer.flush()
+        until(lambda: self.backend.sent and self.backend.sent[-1].records[0].topic == TRACE_TOPIC)
+        records = self.backend.sent[-1].records
+        return {each.message_id: _events(each) for each in records}
+
+
+def _events(record: NewRecord) -> list[TraceEvent]:
+    return list(decode_batch(delivery.decode(record.delivery).value).events)
+
+
+def test_when_it_came_from_whom_and_when_it_was_stored() -> None:
+    rig = TracedRig()
+    rig.trace(1)
+    call = rig.send(clientId=b"shop-3")
+    rig.clock.advance(0.040)
+    sent = rig.backend.sent[-1]
+    sent.answer()
+    assert call.answer.code == 0
+    ((message_id, events),) = rig.told().items()
+    assert message_id == sent.records[0].message_id
+    came, stored = events
+    assert (came.kind, stored.kind) == (TraceKind.SENT, TraceKind.STORED)
+    assert stored.at_ms - came.at_ms == 40, "how long the commit took"
+    assert came.facts == {"topic": "orders", "client": "shop-3", "address": "127.0.0.1:1"}
+    assert stored.facts == {"topic": "orders", "queue": sent.records[0].queue_id, "offset": 100}
+
+
+def test_a_rate_limit_that_held_it_is_named() -> None:
+    rig = TracedRig(topic_rate=RateLimit(messages_per_s=10, burst_ms=100), defer_ms_max=1_000)
+    rig.trace(1)
+    rig.send(timeout=5_000)
+    rig.send(timeout=5_000)
+    rig.advance(0.2)
+    for sent in rig.backend.sent:
+        sent.answer()
+    events = list(rig.told().values())
+    assert "held_ms" not in events[0][0].facts
+    assert events[1][0].facts["held_ms"] == 100
+    assert "limited to 10 messages/s" in str(events[1][0].facts["held_by"])
+
+
+def test_each_message_of_a_batch_is_told_of() -> None:
+    rig = TracedRig()
+    rig.trace(1)
+    rig.call("sendBatch", messages=[message(), message(clientId=b"x")], timeout=500)
+    sent = rig.backend.sent[-1]
+    sent.answer()
+    assert {each.message_id for each in sent.records} == set(rig.told())
+
+
+def test_untraced_topics_have_the_plain_answers() -> None:
+    rig = TracedRig()
+    rig.send()
+    topic = rig.proxy.topics.known[b"orders"]
+    assert topic.answers is SEND_ANSWERS
+    rig.trace(100)
+    assert isinstance(topic.answers, TracedAnswers)
+    rig.trace(0)
+    assert topic.answers is SEND_ANSWERS
+    assert topic.trace is None
+
+
+@pytest.mark.parametrize("code", [15, 12])
+def test_what_is_not_stored_is_not_told(code: int) -> None:
+    rig = TracedRig()
+    rig.trace(1)
+    rig.send()
+    if code == 12:
+        rig.advance(1.0)
+        rig.backend.sent[-1].answer()
+    else:
+        from backend.records import AppendStatus
+        from ddmq_common.errors import DiskFullError
+
+        rig.backend.sent[-1].answer(AppendStatus.REFUSED, error=DiskFullError("full"))
+    rig.writer.flush()
+    assert len(rig.backend.sent) == 1
