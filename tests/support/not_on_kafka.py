@@ -88,6 +88,12 @@ NOT_ON_KAFKA: Mapping[str, Mapping[str, Reason]] = {
     "service/cli/test_message_states.py": {
         "test_where_a_failed_message_went": NO_FIND,
     },
+    "service/cli/test_story.py": {
+        "test_delayed_ordered_failed_and_acknowledged": NO_FIND,
+        "test_a_dead_letter": NO_FIND,
+        "test_behind_another_of_its_key": NO_FIND,
+        "test_for_people": NO_FIND,
+    },
     "service/cli/test_blocked_keys.py": {
         "test_skip_makes_a_dead_letter_and_goes_on": NO_FIND,
     },

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
-from typing import Any
 
 from backend.records import CommitBatch, NewRecord
 from backend.traces import TraceWriter
@@ -15,25 +14,18 @@ from proxy_consumer.core.queue_jobs import QueueJobs
 from proxy_consumer.core.traced_jobs import TracedJobs
 from proxy_consumer.service import ConsumerService
 from tests.service.consumer.consumer_rig import FIRST, ConsumerRig, result
+from tests.support.rung_by_hand import RungByHand
 from tests.support.waits import done, until
 
 TRACED = replace(FIRST, trace_one_in=1)
 K = TraceKind
 
 
-class ByHand:
-    """A timer that never rings: the test flushes."""
-
-    def once(self, seconds: float, ring: Any) -> None: ...
-
-    def stop(self) -> None: ...
-
-
-class TracedRig(ConsumerRig):
+class TracedConsumer(ConsumerRig):
     """A proxy whose traces are read back."""
 
     def start(self) -> ConsumerService:
-        self.writer = TraceWriter(self.backend, self.metrics, self.clock, "p", "i", 1 << 30, ByHand())
+        self.writer = TraceWriter(self.backend, self.metrics, self.clock, "p", "i", 1 << 30, RungByHand())
         service = ConsumerService(
             self.backend, self.config, self.metrics, self.clock, Random(7), traces=self.writer
         )
@@ -57,7 +49,7 @@ class TracedRig(ConsumerRig):
 
 
 def test_from_read_to_acknowledged() -> None:
-    rig = TracedRig().ready(3, TRACED)
+    rig = TracedConsumer().ready(3, TRACED)
     rig.advance(0.5)
     rig.pull(count=3, clientId=b"worker-1")
     rig.advance(0.2)
@@ -74,7 +66,7 @@ def test_from_read_to_acknowledged() -> None:
 
 
 def test_a_group_that_is_not_traced_tells_nothing_and_has_plain_jobs() -> None:
-    rig = TracedRig().ready(2)
+    rig = TracedConsumer().ready(2)
     rig.pull(count=2)
     rig.submit(result(success=[0, 1]))
     assert rig.events(0) == []
@@ -83,7 +75,7 @@ def test_a_group_that_is_not_traced_tells_nothing_and_has_plain_jobs() -> None:
 
 
 def test_failures_time_outs_extensions_and_what_is_given_back() -> None:
-    rig = TracedRig().ready(1, replace(TRACED, retry_intervals_ms=(100,), ack_timeout_ms=1_000))
+    rig = TracedConsumer().ready(1, replace(TRACED, retry_intervals_ms=(100,), ack_timeout_ms=1_000))
     rig.pull()
     rig.submit(result(fail=[0], failReasons=[b"no stock"]))
     rig.advance(0.15)
@@ -108,7 +100,7 @@ def test_failures_time_outs_extensions_and_what_is_given_back() -> None:
 
 
 def test_what_held_it_up_goes_with_the_hand_out() -> None:
-    rig = TracedRig().ready(0, replace(TRACED, concurrency=1))
+    rig = TracedConsumer().ready(0, replace(TRACED, concurrency=1))
     rig.send(1)
     rig.pull()
     rig.advance(0.01)
@@ -124,7 +116,7 @@ def test_what_held_it_up_goes_with_the_hand_out() -> None:
 
 
 def test_nobody_pulled() -> None:
-    rig = TracedRig().ready(0, TRACED)
+    rig = TracedConsumer().ready(0, TRACED)
     rig.advance(0.01)
     rig.send(1)
     rig.advance(3.0)
@@ -140,7 +132,7 @@ def record(number: int, key: str = "k") -> NewRecord:
 
 
 def test_behind_its_key_then_parked_and_skipped() -> None:
-    rig = TracedRig().ready(0, replace(TRACED, order_key="KEY", retry_intervals_ms=()))
+    rig = TracedConsumer().ready(0, replace(TRACED, order_key="KEY", retry_intervals_ms=()))
     done(rig.backend.append([record(0), record(1), record(2)], rig.deadline()))
     assert rig.pull(count=3).offsets == [0]
     assert rig.kinds(1) == [K.READ]
@@ -157,7 +149,7 @@ def test_behind_its_key_then_parked_and_skipped() -> None:
 
 
 def test_switched_on_and_off_while_clients_have_messages() -> None:
-    rig = TracedRig().ready(3)
+    rig = TracedConsumer().ready(3)
     assert rig.pull(count=1).offsets == [0]
     done(rig.backend.commit(CommitBatch(settings={"trace/T": b"1"}), rig.deadline()))
     rig.settle()
@@ -176,7 +168,7 @@ def test_switched_on_and_off_while_clients_have_messages() -> None:
 
 
 def test_only_those_of_the_sample_are_followed() -> None:
-    rig = TracedRig().ready(100, replace(TRACED, trace_one_in=10))
+    rig = TracedConsumer().ready(100, replace(TRACED, trace_one_in=10))
     rig.pull(count=100)
     rig.submit(result(success=list(range(100))))
     traced = [number for number in range(100) if rig.events(number)]
@@ -185,7 +177,7 @@ def test_only_those_of_the_sample_are_followed() -> None:
 
 
 def test_a_queue_that_goes_to_another_proxy() -> None:
-    rig = TracedRig().ready(2, TRACED)
+    rig = TracedConsumer().ready(2, TRACED)
     rig.pull(count=1)
     rig.backend.depose("G", "T")
     rig.settle()

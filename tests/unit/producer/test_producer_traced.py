@@ -17,23 +17,16 @@ from proxy_producer.config import ProducerConfig, RateLimit
 from proxy_producer.pending import SEND_ANSWERS
 from proxy_producer.service import ProducerService
 from proxy_producer.tracing import TracedAnswers
+from tests.support.rung_by_hand import RungByHand
 from tests.support.waits import until
 
 
-class ByHand:
-    """A timer that never rings: the test flushes."""
-
-    def once(self, seconds: float, ring: Any) -> None: ...
-
-    def stop(self) -> None: ...
-
-
-class TracedRig(ProducerRig):
+class TracedProducer(ProducerRig):
     """A producer proxy whose trace records are looked at."""
 
     def __init__(self, **config: Any) -> None:
         super().__init__(**config)
-        self.writer = TraceWriter(self.backend, self.metrics, self.clock, "p", "i", 1 << 30, ByHand())
+        self.writer = TraceWriter(self.backend, self.metrics, self.clock, "p", "i", 1 << 30, RungByHand())
         self.proxy = ProducerService(
             self.backend, ProducerConfig(**config), self.metrics, self.clock, Random(7), timer=self.timer,
             traces=self.writer,
@@ -58,7 +51,7 @@ def _events(record: NewRecord) -> list[TraceEvent]:
 
 
 def test_when_it_came_from_whom_and_when_it_was_stored() -> None:
-    rig = TracedRig()
+    rig = TracedProducer()
     rig.trace(1)
     call = rig.send(clientId=b"shop-3")
     rig.clock.advance(0.040)
@@ -75,7 +68,7 @@ def test_when_it_came_from_whom_and_when_it_was_stored() -> None:
 
 
 def test_a_rate_limit_that_held_it_is_named() -> None:
-    rig = TracedRig(topic_rate=RateLimit(messages_per_s=10, burst_ms=100), defer_ms_max=1_000)
+    rig = TracedProducer(topic_rate=RateLimit(messages_per_s=10, burst_ms=100), defer_ms_max=1_000)
     rig.trace(1)
     rig.send(timeout=5_000)
     rig.send(timeout=5_000)
@@ -89,7 +82,7 @@ def test_a_rate_limit_that_held_it_is_named() -> None:
 
 
 def test_each_message_of_a_batch_is_told_of() -> None:
-    rig = TracedRig()
+    rig = TracedProducer()
     rig.trace(1)
     rig.call("sendBatch", messages=[message(), message(clientId=b"x")], timeout=500)
     sent = rig.backend.sent[-1]
@@ -98,7 +91,7 @@ def test_each_message_of_a_batch_is_told_of() -> None:
 
 
 def test_untraced_topics_have_the_plain_answers() -> None:
-    rig = TracedRig()
+    rig = TracedProducer()
     rig.send()
     topic = rig.proxy.topics.known[b"orders"]
     assert topic.answers is SEND_ANSWERS
@@ -111,7 +104,7 @@ def test_untraced_topics_have_the_plain_answers() -> None:
 
 @pytest.mark.parametrize("code", [15, 12])
 def test_what_is_not_stored_is_not_told(code: int) -> None:
-    rig = TracedRig()
+    rig = TracedProducer()
     rig.trace(1)
     rig.send()
     if code == 12:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from backend import traces
@@ -18,28 +16,10 @@ from ddmq_common.names import TRACE_TOPIC
 from ddmq_common.trace.events import TEXT_MAX, TraceBatch, TraceKind, decode_batch
 from tests.played_memory import PlayedMemory
 from tests.support.rig import Rig
+from tests.support.rung_by_hand import RungByHand
 from tests.support.waits import done, until
 
 ONE, TWO = b"o" * 16, b"t" * 16
-
-
-class RungByHand:
-    """A timer that rings when the test says so."""
-
-    def __init__(self) -> None:
-        self.seconds = -1.0
-        self._ring: Callable[[], object] | None = None
-
-    def once(self, seconds: float, ring: Callable[[], object]) -> None:
-        self.seconds, self._ring = seconds, ring
-
-    def stop(self) -> None:
-        self._ring = None
-
-    def ring(self) -> None:
-        ring, self._ring = self._ring, None
-        assert ring is not None
-        ring()
 
 
 class TraceRig(Rig):

@@ -1,0 +1,53 @@
+"""The story of a message that went through three processes: each tells its part, and the parts add up."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddmq_client import Consumer, Producer
+from tests.scenarios.real_server import running
+from tests.support.waits import until
+
+pytestmark = pytest.mark.slow
+
+
+def test_each_process_tells_its_part(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def handle(message: Any) -> None:
+        seen.append(message.text())
+        if len(seen) == 1:
+            raise RuntimeError("not today")
+
+    with running(tmp_path, processes=True) as server:
+        server.admin("POST", "topics", "t", body={"queues": 1, "trace_one_in": 1})
+        server.admin("POST", "groups", "g", "topics", "t", body={"start": "first"})
+        with Producer(f"127.0.0.1:{server.ports['producer']}", client_id="shop") as producer:
+            producer.send("t", b"one", delay=timedelta(milliseconds=300))
+            with Consumer(f"127.0.0.1:{server.ports['consumer']}", "g", "t", handler=handle):
+                until(lambda: len(seen) == 2, "failed once, then handled")
+                (row,) = until(lambda: server.messages("t"), "it is stored")
+                told: dict[str, Any] = {}
+
+                def acknowledged() -> bool:
+                    told.update(server.admin("GET", "messages", row["id"], "story"))
+                    return bool(told["stories"][0]["end"] == "done")
+
+                until(acknowledged, lambda: told)
+    (one,) = told["stories"]
+    spans = one["spans"]
+    assert all(before["end_ms"] == after["start_ms"] for before, after in pairwise(spans))
+    assert sum(span["ms"] for span in spans) == one["whole_ms"]
+    found = [span["phase"] for span in spans]
+    assert found.count("leased") == 2
+    assert "delayed" in found
+    assert "shop" in spans[0]["who"]
+    who = {word for span in spans for word in (span["who"], span["why"]) if word}
+    assert len({text for text in who if "127.0.0.1" in text or ":" in text}) >= 2, who
+    assert told["trace_events"] >= 8
+    assert told["notes"] == []

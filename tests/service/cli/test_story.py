@@ -1,0 +1,186 @@
+"""`ddmq message --story` on a real server: where a message's time went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from ddmq_client import Consumer
+from tests.service.cli.conftest import Shell
+from tests.support.waits import until
+
+
+class FailsAtFirst:
+    """A handler that fails the first `times` messages."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+        self.seen = 0
+
+    def __call__(self, message: Any) -> None:
+        self.seen += 1
+        if self.left:
+            self.left -= 1
+            raise RuntimeError("not today")
+
+
+def consuming(shell: Shell, topic: str, handler: Callable[[Any], None]) -> Consumer:
+    return Consumer(f"127.0.0.1:{shell.server.ports['consumer']}", topic, topic, handler=handler)
+
+
+def told_until(shell: Shell, topic: str, wanted: Callable[[Any], bool], *more: str) -> Any:
+    """The story once it says what is wanted: events are in the log a second later."""
+    found: list[Any] = []
+
+    def look() -> bool:
+        found.append(shell.json("message", topic, "--story", *more))
+        return wanted(found[-1])
+
+    until(look, lambda: found[-1])
+    return found[-1]
+
+
+def phases(story: Any, group: str) -> list[str]:
+    (one,) = [each for each in story["stories"] if each["group"] == group]
+    spans = one["spans"]
+    assert all(before["end_ms"] == after["start_ms"] for before, after in pairwise(spans))
+    assert sum(span["ms"] for span in spans) == one["whole_ms"]
+    if one["ended_ms"] is not None:
+        assert spans[-1]["end_ms"] == one["ended_ms"]
+    return [span["phase"] for span in spans]
+
+
+def ended(story: Any, end: str) -> bool:
+    return any(one["end"] == end for one in story["stories"])
+
+
+def test_delayed_ordered_failed_and_acknowledged(shell: Shell, topic: str) -> None:
+    shell("topic", "create", topic, "--queues", "1", "--trace-one-in", "1")
+    shell(
+        "group", "set", topic, "--topic", topic, "--start", "first", "--order-key", "KEY",
+        "--retry-intervals-ms", "200",
+    )  # fmt: skip
+    shell("send", topic, "one", "--key", "k", "--delay", "300ms")
+    handler = FailsAtFirst(1)
+    with consuming(shell, topic, handler):
+        until(lambda: handler.seen == 2, "it failed once")
+        story = told_until(shell, topic, lambda told: ended(told, "done"), "--key", "k")
+    found = phases(story, topic)
+    for phase in ("sending", "delayed", "backoff"):
+        assert phase in found, found
+    assert found.count("leased") == 2
+    (one,) = story["stories"]
+    assert not [span for span in one["spans"] if span["phase"] == "unknown"]
+    leases = [span for span in one["spans"] if span["phase"] == "leased"]
+    assert "not today" in leases[0]["why"]
+    assert "127.0.0.1" in leases[0]["who"]
+    (backoff,) = [span for span in one["spans"] if span["phase"] == "backoff"]
+    assert backoff["ms"] >= 200
+    (delayed,) = [span for span in one["spans"] if span["phase"] == "delayed"]
+    assert delayed["ms"] >= 290, "it was not early"
+
+
+def test_a_dead_letter(shell: Shell, topic: str) -> None:
+    shell("topic", "create", topic, "--queues", "1", "--trace-one-in", "1")
+    shell(
+        "group", "set", topic, "--topic", topic, "--start", "first",
+        "--retry-intervals-ms", "", "--retry-steps", "0",
+    )  # fmt: skip
+    shell("send", topic, "one", "--key", "k")
+    with consuming(shell, topic, FailsAtFirst(9)):
+        story = told_until(
+            shell, topic, lambda told: ended(told, "dead") and "leased" in phases(told, topic), "--key", "k"
+        )
+    (one,) = story["stories"]
+    assert "failed after 1 delivery: not today" in one["end_why"].replace("RuntimeError: ", "")
+
+
+def test_behind_another_of_its_key(shell: Shell, topic: str) -> None:
+    shell("topic", "create", topic, "--queues", "1", "--trace-one-in", "1")
+    shell(
+        "group", "set", topic, "--topic", topic, "--start", "first", "--order-key", "KEY",
+        "--retry-intervals-ms", "300",
+    )  # fmt: skip
+    shell("send", topic, "one", "two", "--key", "k")
+    with consuming(shell, topic, FailsAtFirst(1)):
+        story = told_until(shell, topic, lambda told: ended(told, "done"), "--key", "k")
+    (one,) = story["stories"]
+    (behind,) = [span for span in one["spans"] if span["phase"] == "key"]
+    assert behind["ms"] >= 250
+    assert behind["why"] == 'key "k"'
+
+
+def test_for_people(shell: Shell, topic: str) -> None:
+    shell("topic", "create", topic, "--queues", "1")
+    shell("group", "create", topic, "--topic", topic, "--start", "first")
+    shell("send", topic, "one", "--key", "k")
+    (row,) = shell.json("message", topic)
+    for by in (("--id", row["id"]), (topic, "--key", "k"), (topic, "--queue", "0", "--offset", "0")):
+        told = shell("message", *by, "--story")
+        assert row["id"] in told
+        assert "on its way into the log" in told
+        assert "? in its queue, not recorded why" in told
+        assert "in all: now: not yet" in told
+        assert "--trace-one-in 1` traces what is sent" in shell.error.replace("\n", " ")
+    assert (
+        shell.json("message", topic, "--key", "k", "--story", "--group", topic)["stories"][0]["group"]
+        == topic
+    )
+
+
+def test_by_its_place_alone(shell: Shell, topic: str) -> None:
+    """On every engine: what is traced is found where nothing is found by an id."""
+    shell("topic", "create", topic, "--queues", "1", "--trace-one-in", "1")
+    shell("group", "create", topic, "--topic", topic, "--start", "first")
+    shell("send", topic, "one", "--key", "k")
+    with consuming(shell, topic, FailsAtFirst(0)):
+        offset = str(until(lambda: shell.json("message", topic, "--count", "1"))[0]["offset"])
+        story = told_until(shell, topic, lambda told: ended(told, "done"), "--queue", "0", "--offset", offset)
+    assert phases(story, topic)[-1] == "leased"
+    assert story["trace_events"] >= 5
+
+
+def test_switched_off_it_traces_nothing(shell: Shell, topic: str) -> None:
+    shell("topic", "create", topic, "--queues", "1", "--trace-one-in", "1")
+    assert shell.json("topic", "show", topic)["trace_one_in"] == 1
+    shell("topic", "update", topic, "--trace-one-in", "0")
+    assert shell.json("topic", "show", topic)["trace_one_in"] == 0
+    shell("group", "set", topic, "--topic", topic, "--start", "first", "--trace-one-in", "1000")
+    shell("group", "set", topic, "--topic", topic, "--trace-one-in", "0")
+    shell("send", topic, "one", "--key", "k")
+    handler = FailsAtFirst(0)
+    with consuming(shell, topic, handler):
+        until(lambda: handler.seen, "it is consumed")
+    (row,) = shell.json("message", topic)
+    place = ("--queue", str(row["queue"]), "--offset", str(row["offset"]))
+    assert shell.json("message", topic, *place, "--story")["trace_events"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("orders", "--story"), 2, "--story tells of one message"),
+        (("--story",), 2, "--story tells of one message"),
+        (("--key", "k", "--story"), 2, "TOPIC is missing"),
+        (("--id", "xyz", "--story"), 2, "is not a message id"),
+        (("owned", "--queue", "0", "--offset", "999999", "--story"), 1, "no such message"),
+        (("owned", "--time", "-1h", "--story"), 2, "--story tells of one message"),
+    ],
+)
+def test_what_is_asked_wrongly(shell: Shell, arguments: tuple[str, ...], code: int, said: str) -> None:
+    shell("message", *arguments, code=code)
+    assert said in shell.error.replace("\n", " ")
+
+
+@pytest.mark.parametrize("value", ["-1", "1000001", "x"])
+def test_how_many_are_traced_is_bounded(shell: Shell, topic: str, value: str) -> None:
+    shell("topic", "create", topic, "--trace-one-in", value, code=2)
+    status, answer = shell.server.ask("POST", f"/topics/{topic}", {"trace_one_in": -5})
+    assert status == 400
+    assert "allowed: 0 (none is traced) to 1000000" in answer["error"]
+    status, answer = shell.server.ask("POST", "/topics/%25DELAY", {"trace_one_in": 1, "create": False})
+    assert status == 400
+    assert "belongs to the system" in answer["error"]
