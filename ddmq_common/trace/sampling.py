@@ -5,6 +5,7 @@ One in `one_in`: those of a thinner sample are among those of a denser one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from zlib import crc32
 
 ONE_IN_MAX = 1_000_000
@@ -15,6 +16,11 @@ _WHOLE = 1 << 32
 def limit_of(one_in: int) -> int:
     """The limit for one message in `one_in`; 0: none is traced."""
     return -(-_WHOLE // one_in) if one_in > 0 else OFF
+
+
+def sampled(message_ids: Sequence[bytes], limit: int) -> list[int]:
+    """The places of those that are among them. Each message of a traced subscription passes here."""
+    return [at for at, message_id in enumerate(message_ids) if crc32(message_id) < limit]
 
 
 def is_sampled(message_id: bytes, limit: int) -> bool:

@@ -93,9 +93,11 @@ class TracedJobs(QueueJobs):
     def new_table(self, budget: Budget) -> JobTable:
         return TracedTable(budget, self.trace)
 
-    def _among(self, offsets: Iterable[int]) -> list[int]:
+    def _among(self, offsets: Sequence[int]) -> list[int]:
         traced = self.trace.offsets
-        return [offset for offset in offsets if offset in traced] if traced else []
+        if traced.keys().isdisjoint(offsets):
+            return []
+        return [offset for offset in offsets if offset in traced]
 
     def _following(self, offset: int) -> tuple[str, float]:
         job = self.table.jobs.get(offset)

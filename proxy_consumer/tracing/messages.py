@@ -7,7 +7,7 @@ from typing import Protocol
 from backend.records import ProgressView, QueueRef, ReadBatch, ReadStatus
 from backend.traces import Facts, TraceWriter
 from ddmq_common.trace.events import Fact, TraceKind, Wait
-from ddmq_common.trace.sampling import is_sampled
+from ddmq_common.trace.sampling import sampled
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.jobs import RetryPolicy
 from proxy_consumer.core.leases import Lease
@@ -79,9 +79,10 @@ class QueueTrace:
         jobs, limit = self.jobs, self._owner.limit
         if jobs is None:
             return
-        finished = jobs.ack_map.is_finished
-        for offset, message_id in zip(batch.offsets, batch.message_ids(), strict=True):
-            if not is_sampled(message_id, limit) or offset in self.offsets or finished(offset):
+        ids, offsets, finished = batch.message_ids(), batch.offsets, jobs.ack_map.is_finished
+        for at in sampled(ids, limit):
+            offset, message_id = offsets[at], ids[at]
+            if not message_id or offset in self.offsets or finished(offset):
                 continue
             if len(self.offsets) >= TRACED_MAX:
                 self._owner.writer.dropped("messages")
@@ -240,14 +241,12 @@ class SubscriptionTrace:
         """Messages go to a client; who it is will be known a moment later."""
         state, messages = delivery.state, delivery.messages
         trace = trace_of(state)
-        if trace is None or not trace.offsets:
-            return
-        if trace.offsets.keys().isdisjoint(messages.offsets):
+        if trace is None or trace.offsets.keys().isdisjoint(messages.offsets):
             return
         now_ms, attempts = self.writer.now_ms(), list(delivery.attempts())
-        for at, offset in enumerate(messages.offsets):
-            if offset in trace.offsets:
-                self._handed_out(trace, delivery, at, attempts[at], now_ms)
+        followed = trace.offsets
+        for at in [at for at, offset in enumerate(messages.offsets) if offset in followed]:
+            self._handed_out(trace, delivery, at, attempts[at], now_ms)
 
     def _handed_out(self, trace: QueueTrace, delivery: Delivery, at: int, attempt: int, now_ms: int) -> None:
         state, messages, lease = delivery.state, delivery.messages, delivery.lease

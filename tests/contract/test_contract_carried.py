@@ -22,6 +22,16 @@ def test_in_short_as_in_full(kit: Kit, key: bytes) -> None:
         assert bytes(one.delivery) == bytes(whole.delivery)
 
 
+def test_message_ids_are_those_of_the_records(kit: Kit) -> None:
+    kit.make("orders")
+    kit.append(*(kit.new("orders", 0, b"%d" % n) for n in range(9)))
+    batch = kit.read(kit.queue("orders"))
+    assert batch.message_ids() == [batch.record(index).message_id for index in range(9)]
+    assert len(set(batch.message_ids())) == 9
+
+
 def test_nothing_in_short(kit: Kit) -> None:
     kit.make("orders")
-    assert kit.read(kit.queue("orders")).carried("order") == []
+    batch = kit.read(kit.queue("orders"))
+    assert batch.carried("order") == []
+    assert batch.message_ids() == []

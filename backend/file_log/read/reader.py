@@ -263,20 +263,23 @@ class LogReader:
         return stored_ms
 
     def message_ids_at(self, positions: Sequence[int]) -> list[bytes]:
-        """Of records that were served lately; b"" where a segment is gone."""
-        found: list[bytes] = []
-        locate, size = self.segments.locate, len(NO_ID)
-        for position in positions:
-            segment, start = locate(position), position + MESSAGE_ID_AT
-            try:
-                view = None if segment is None else segment.view(position, start + size)
-            except (DamagedError, OSError, ValueError):
-                view = None
-            if segment is None or view is None:
-                found.append(b"")
-            else:
-                found.append(bytes(view[start - segment.start : start - segment.start + size]))
-        return found
+        """Of records that were served lately, at ascending positions; b"" where a segment is gone."""
+        if not positions:
+            return []
+        first, last = positions[0], positions[-1]
+        segment, size = self.segments.locate(first), len(NO_ID)
+        if segment is None or last + RECORD_BYTES > segment.end:
+            halves = len(positions) // 2
+            if not halves:
+                return [b""]
+            return self.message_ids_at(positions[:halves]) + self.message_ids_at(positions[halves:])
+        try:
+            view = segment.view(first, last + RECORD_BYTES)
+        except (DamagedError, OSError, ValueError):
+            return [b""] * len(positions)
+        start = MESSAGE_ID_AT - segment.start
+        end = start + size
+        return [view[position + start : position + end] for position in positions]
 
     def carried(self, batch: FileBatch, name: str) -> list[ShortRecord]:
         """As FileBatch.carried."""

@@ -38,6 +38,15 @@ def stored_over_segments(rig: LogRig) -> QueueRef:
     return ref
 
 
+def test_message_ids_are_read_over_several_segments(tmp_path: Path) -> None:
+    rig = LogRig(tmp_path / "log")
+    ref = stored_over_segments(rig)
+    assert len(commitlog(rig)) > 2
+    batch = done(rig.log.read(ref, 0, 10_000, 1 << 24))
+    assert len(batch.offsets) == 120
+    assert batch.message_ids() == [record.message_id for record in rig.stored(ref)]
+
+
 @pytest.mark.parametrize("damage", ["missing", "cut short"])
 def test_a_hole_in_the_middle_is_damage_and_what_lies_behind_it_is_served(
     tmp_path: Path, damage: str
