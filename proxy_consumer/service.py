@@ -25,7 +25,6 @@ from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.errors import TryLaterError
 from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics.registry import Registry
-from ddmq_common.trace.events import Wait
 from ddmq_rpc.api import Call, Service
 from proxy_consumer import answers
 from proxy_consumer.config import LIVE_KEYS, ConsumerConfig, GroupsFile, SubscriptionDefaults
@@ -44,6 +43,7 @@ from proxy_consumer.pulls import Pulls, code_of
 from proxy_consumer.push.pushers import Pushers
 from proxy_consumer.results import Results
 from proxy_consumer.runtime import Runtime
+from proxy_consumer.tracing.messages import HeldUp
 
 
 class ConsumerService:
@@ -112,7 +112,7 @@ class ConsumerService:
         self._runtime.timers.run_due(now)
         self._pulls.sweep(now)
         self._fetches.sweep(now)
-        for trace in self._runtime.traced:
+        for trace in list(self._runtime.traced):
             trace.look()
         if self._drained is not None:
             self._drain_on(now)
@@ -298,11 +298,11 @@ class ConsumerService:
         subscription = self._directory.subscription(group, topic)
         return None if subscription is None else live_state(subscription, queue, offset)
 
-    def waits(self, group: str, topic: str, since_ms: int) -> list[Wait]:
-        """What holds up a group's deliveries since a moment, where it is traced here."""
+    def waits(self, group: str, topic: str, queue: QueueRef, since_ms: int) -> HeldUp | None:
+        """What holds up a group's deliveries from a queue since a moment; None where nobody notes it here."""
         subscription = self._directory.subscription(group, topic)
         trace = None if subscription is None else subscription.trace
-        return [] if trace is None else trace.waits_now(since_ms)
+        return None if trace is None else trace.held_up(queue, since_ms)
 
     def order_keys(self, group: str) -> GroupOrdering:
         """What operators see of a group's order keys, and do to them: park, skip, replay. Raises CallerError

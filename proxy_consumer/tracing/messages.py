@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from backend.records import ProgressView, QueueRef, ReadBatch, ReadStatus
 from backend.traces import Facts, TraceWriter
@@ -28,11 +28,13 @@ KEY_CHARS = 100
 
 
 class TracedSubscription(Protocol):
-    """What is asked of a subscription. `halted`: it takes nothing, for it is about to start anew."""
+    """What is asked of a subscription. `halted`: it takes nothing, for it is about to start anew; `removed`:
+    it was deleted."""
 
     config: SubscriptionDefaults
     halted: int
     readable: bool
+    removed: bool
     topic: str
 
     @property
@@ -49,6 +51,14 @@ class TracedSubscription(Protocol):
 
     @property
     def membership(self) -> SubscriptionMembership: ...
+
+
+class HeldUp(NamedTuple):
+    """What is known here of a message that was not handed out. `here`: this proxy has its queue; else nobody
+    pulls here, and that is all."""
+
+    waits: list[Wait]
+    here: bool
 
 
 class QueueTrace:
@@ -190,6 +200,9 @@ class SubscriptionTrace:
 
     def look(self) -> None:
         """Note what does now."""
+        if self._subscription.removed:
+            self._runtime.traced.pop(self, None)
+            return
         self._waits.note(self._reason(), self.writer.now_ms())
 
     def _reason(self) -> str:
@@ -231,9 +244,13 @@ class SubscriptionTrace:
         ]
         return early + [(reason, max(start, here_ms), end) for reason, start, end in found if end > here_ms]
 
-    def waits_now(self, since_ms: int) -> list[Wait]:
-        """The same up to now, of a message that was not handed out."""
-        return self._waits.between(since_ms, self.writer.now_ms())
+    def held_up(self, queue: QueueRef, since_ms: int) -> HeldUp:
+        """The same up to now, of a message of that queue."""
+        state = self._subscription.buffer.queues.get(queue)
+        found = self.waited(state, since_ms, self.writer.now_ms())
+        if state is None:
+            found = [wait for wait in found if wait[0] == waits.NO_PULL]
+        return HeldUp(found, here=state is not None)
 
     # --- deliveries
 

@@ -8,6 +8,7 @@ be in, up to a bound; the notes say so.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from time import monotonic
 from typing import NamedTuple
 
 from backend.internal_topics import REAL_TOPIC, read_dead_letter
@@ -20,11 +21,12 @@ from ddmq.server.http.pace import breathe, paced
 from ddmq.server.story.core.facts import CopyKind, GroupStanding, HeardEvent, MessageCopy, StoryFacts
 from ddmq_common import delivery, names
 from ddmq_common.delays.command import ADD, COMMAND_PROPERTY, decode_command
-from ddmq_common.errors import ConfigError, DamagedError
+from ddmq_common.errors import ConfigError, DamagedError, DdmqError
 from ddmq_common.trace.events import Wait, decode_batch
 from proxy_consumer.groups.group import SUBSCRIPTION_PREFIX, stored_subscription
 from proxy_consumer.groups.stats import DONE, LEFT
 from proxy_consumer.retries import headers
+from proxy_consumer.tracing.messages import HeldUp
 
 GROUPS_MAX = 100  # told of in one answer
 COPIES_MAX = 64  # of one message in one topic
@@ -33,7 +35,8 @@ SCANNED_MAX = 100_000  # trace records that are looked at where none can be foun
 SCAN_COUNT, SCAN_BYTES = 1_000, 4 << 20
 SINCE_MS = 5_000  # trace events of a message may have been stored so much before its own clock says
 OCCURRENCE_BITS = 44  # of an id's second half; what is above counts the deliveries of a message that repeats
-Waits = Callable[[str, str, int], list[Wait]]
+ASK_S = 1.0  # for who holds a queue
+Waits = Callable[[str, str, QueueRef, int], HeldUp | None]
 
 
 class GatheredStory(NamedTuple):
@@ -165,7 +168,7 @@ class StoryGatherer:
             return GroupStanding(group, "", False)
         row = MessageStates(self._backend, group, self._live).add([{}], [main])[0]
         state, error = str(row["state"]), str(row.get("last_error", ""))
-        waits = [] if self._waits is None else self._waits(group, topic, main.stored_ms)
+        waits = self._held_up(group, main)
         return GroupStanding(
             group,
             f"{state}: {error}" if error else state,
@@ -173,6 +176,24 @@ class StoryGatherer:
             waits,
             self._made_ms(group, topic),
         )
+
+    def _held_up(self, group: str, main: StoredRecord) -> list[Wait]:
+        """What its proxy notes; where that is none, that nobody pulls. Another proxy's is not known here."""
+        info = self._backend.topic(main.topic)
+        if self._waits is None or info is None:
+            return []
+        queue = QueueRef(info.name, info.incarnation, main.queue_id)
+        known = self._waits(group, main.topic, queue, main.stored_ms)
+        if known is None or (not known.here and self._is_held(group, queue)):
+            return []
+        return known.waits
+
+    def _is_held(self, group: str, queue: QueueRef) -> bool:
+        try:
+            holders = self._backend.holders(group, queue.topic, monotonic() + ASK_S).wait(ASK_S)
+        except (DdmqError, TimeoutError):
+            return True
+        return queue in holders
 
     def _made_ms(self, group: str, topic: str) -> int:
         key = f"{SUBSCRIPTION_PREFIX}{group}/{topic}"

@@ -183,3 +183,27 @@ def test_a_queue_that_goes_to_another_proxy() -> None:
     rig.settle()
     rig.advance(0.05)
     assert K.LEFT in rig.kinds(1)
+
+
+def test_a_deleted_subscription_is_looked_at_no_more() -> None:
+    rig = TracedConsumer().ready(1, TRACED)
+    rig.pull()
+    runtime = rig.subscription().runtime
+    assert len(runtime.traced) == 1
+    rig.wait(rig.service.delete_group("G"))
+    rig.advance(0.01)
+    assert not runtime.traced
+
+
+def test_what_holds_up_a_message_that_nobody_got() -> None:
+    rig = TracedConsumer().ready(1, TRACED)
+    assert rig.service.waits("G", "T", rig.ref(), 0) is not None
+    since_ms = rig.clock.wall_ms()
+    rig.advance(0.01)
+    rig.advance(2.0)
+    held_up = rig.service.waits("G", "T", rig.ref(), since_ms)
+    assert held_up is not None
+    assert not held_up.here, "nobody has pulled yet, so it has no queue"
+    assert held_up.waits == [("no_pull", since_ms + 10, since_ms + 2_010)]
+    assert rig.service.waits("nobody", "T", rig.ref(), 0) is None
+    assert rig.service.waits("G", "other", rig.ref(), 0) is None
