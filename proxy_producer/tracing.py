@@ -36,11 +36,15 @@ class TopicTrace:
         self._topic = topic
         self._limit = limit
 
+    def wanted(self, record: NewRecord) -> bool:
+        """Whether the message is of the sample."""
+        return is_sampled(record.message_id, self._limit)
+
     def stored(
         self, call: Call, record: NewRecord, result: AppendResult, now_s: float, held_s: float, held_by: str
     ) -> None:
-        """A message is stored, at `now_s`. What was stored before is another send's."""
-        if result.first is not None or not is_sampled(record.message_id, self._limit):
+        """A message that is `wanted` is stored, at `now_s`. What was stored before is another send's."""
+        if result.first is not None:
             return
         writer, now_ms = self._writer, self._writer.now_ms()
         sent_ms = now_ms - round((now_s - call.received_at) * 1_000)
@@ -54,7 +58,8 @@ class TopicTrace:
     def batch(self, call: Call, records: Iterable[tuple[NewRecord, AppendResult]], now_s: float) -> None:
         """The same for what a batch has of this topic."""
         for record, result in records:
-            if result.status is AppendStatus.STORED and record.topic == self._topic:
+            stored = result.status is AppendStatus.STORED and record.topic == self._topic
+            if stored and self.wanted(record):
                 self.stored(call, record, result, now_s, 0.0, "")
 
 
@@ -68,8 +73,9 @@ class TracedAnswers:
         self._trace = trace
 
     def stored(self, send: Any, result: AppendResult) -> None:
-        held_s, held_by = getattr(send, "held", (0.0, ""))  # set where it was held
-        self._trace.stored(send.call, send.record, result, send.flow.monotonic(), held_s, held_by)
+        if self._trace.wanted(send.record):
+            held_s, held_by = getattr(send, "held", (0.0, ""))  # set where it was held
+            self._trace.stored(send.call, send.record, result, send.flow.monotonic(), held_s, held_by)
         self._answers.stored(send, result)
 
     def refused(self, send: Any, fault: SendRefusal) -> None:

@@ -62,6 +62,7 @@ from proxy_producer.delay.context import DelayContext
 from proxy_producer.flow import Flow
 from proxy_producer.pending import Answers, Destination, PendingSend, SendAnswers
 from proxy_producer.topics import InternalTopic, KnownTopic
+from proxy_producer.tracing import TracedAnswers
 from proxy_producer.wire import SendRequest, flags_of
 
 _ADD, _ONCE = int(DelayAction.ADD), int(DelayType.DELAY)
@@ -125,7 +126,6 @@ class DelaySends:
             or message.dueMs is not None
             or message.delayMs is not None
             or topic.limiters
-            or topic.trace is not None
             or topic.name in self._full.names
             or not (topic.takes_delayed and topic.writable and commands.ready)
             or flow.draining
@@ -150,7 +150,10 @@ class DelaySends:
             {COMMAND_PROPERTY: encode_command(command)},
         )  # fmt: skip
         delay_id = b"%010d-2-%d-0-0-0-%d-%b" % (second, expire, shard, uuid)
-        send = PendingSend(flow, call, record, deadline, len(body), False, topic, IdAnswers(delay_id))
+        answers: Answers = IdAnswers(delay_id)
+        if topic.trace is not None:
+            answers = TracedAnswers(answers, topic.trace)
+        send = PendingSend(flow, call, record, deadline, len(body), False, topic, answers)
         send.send()
         if not send.done:
             flow.watch(send)
