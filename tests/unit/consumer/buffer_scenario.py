@@ -18,6 +18,7 @@ from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.queue_feed import FILTERED, Refusal
 from proxy_consumer.core.steps import BufferedQueue, Delivery, ReadRequest
 from proxy_consumer.core.tally import Tally
+from proxy_consumer.core.traced_jobs import TracedJobs
 
 REFS = [QueueRef("T", 1, 0), QueueRef("T", 1, 1)]
 
@@ -26,12 +27,37 @@ def key_of(delivery: bytes) -> str | None:
     return re.sub("[^a-z]", "", delivery.decode()) or None
 
 
+class TracesAll(dict[int, bytes]):
+    """Each offset is followed, so that each hook of TracedJobs runs."""
+
+    def __contains__(self, offset: object) -> bool:
+        return True
+
+    def keys(self) -> Any:
+        return SimpleNamespace(isdisjoint=lambda offsets: False)
+
+
+class SilentTrace:
+    """A JobTrace that takes everything in."""
+
+    def __init__(self) -> None:
+        self.offsets = TracesAll()
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *told: None
+
+
+def all_traced(*given: Any) -> TracedJobs:
+    return TracedJobs(*given, trace=SilentTrace())
+
+
 class Scenario:
     """One subscription over two queues, its own filter; each command of a file is a method here."""
 
     tags: frozenset[int] | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, *, traced: bool = False) -> None:
+        self.traced = traced
         self.now, self.kept, self.lease_ids, self.config = 0.0, 16, count(1), SubscriptionDefaults()
         self.queues: list[list[tuple[int, int, str]]] = [[], []]  # offset, log position, text
         self.where: dict[str, tuple[QueueRef, int]] = {}
@@ -76,6 +102,8 @@ class Scenario:
         self.scope = OrderScope(ChainTable(self.config.chain_batch, self.kept), merged=True)
         ahead = lambda wanted: (wanted, 1 << 20)  # noqa: E731
         self.buffer = PullBuffer(self.config, 1 << 20, ahead, self.lease_ids, Tally(), None, self)
+        if self.traced:
+            self.buffer.jobs_of = all_traced
         order = (self.scope, key_of) if self.config.scope else None
         for ref, durable, queue in zip(REFS, self.durable, self.queues, strict=True):
             self.buffer.assign(ref, durable.view(), Bounds(0, len(queue)), order)

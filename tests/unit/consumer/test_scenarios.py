@@ -10,9 +10,9 @@ from buffer_scenario import Scenario
 FILES = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
 
 
-def played(text: str) -> str:
+def played(text: str, *, traced: bool = False) -> str:
     """The file as it comes out: its commands, each followed by what was decided."""
-    scenario, lines = Scenario(), list[str]()
+    scenario, lines = Scenario(traced=traced), list[str]()
     for line in text.splitlines():
         if line.startswith(">"):
             continue
@@ -28,3 +28,9 @@ def played(text: str) -> str:
 def test_scenario(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert played(text) == text
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_trace_changes_no_decision(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert played(text, traced=True) == text

@@ -15,11 +15,13 @@ from backend.file_log.holds import DeadLetters
 from backend.file_log.retention import Retention
 from backend.file_log.storage import Space, Storage
 from backend.records import AppendStatus, NewRecord, QueueRef, ReadStatus, StoredRecord, TopicInfo
+from backend.traces import topic_info
 from ddmq_common.clock import ManualClock
 from ddmq_common.delivery import encode
 from ddmq_common.errors import DiskFullError
 from ddmq_common.metrics.registry import Registry
-from tests.support.waits import until
+from ddmq_common.names import TRACE_TOPIC
+from tests.support.waits import done, until
 
 DAY_S = 86_400
 SEGMENT = 64 * 1024
@@ -386,6 +388,15 @@ def test_a_full_disk_refuses_clients_and_keeps_the_reserve(house: RetainedLog) -
     house.storage.free = 500 * GIB
     house.clean()
     assert house.send() is AppendStatus.STORED
+
+
+def test_a_full_disk_takes_no_trace_events(house: RetainedLog) -> None:
+    done(house.log.put_topic(topic_info(house.log), house.deadline()))
+    record = NewRecord(TRACE_TOPIC, 0, bytes(16), 0, encode(b"", b"x", b"", None))
+    assert done(house.log.append([record], house.deadline()))[0].status is AppendStatus.STORED
+    house.storage.free = GIB
+    house.clean()
+    assert done(house.log.append([record], house.deadline()))[0].status is AppendStatus.REFUSED
 
 
 def test_without_a_checkpoint_the_messages_that_are_left_are_still_there(house: RetainedLog) -> None:
