@@ -244,7 +244,7 @@ def test_what_is_left_of_it_still_adds_up(life: SimulatedLife, data: st.DataObje
     copies = [one for one in life.copies if data.draw(st.booleans())]
     now_ms = life.at_ms + data.draw(st.integers(-1_000, 10_000))
     standing = GroupStanding("g", data.draw(st.sampled_from(("", "parked", "in flight"))), finished)
-    stories = tell(StoryFacts(copies, data.draw(st.permutations(events)), [standing], now_ms))
+    stories = list(tell(StoryFacts(copies, data.draw(st.permutations(events)), [standing], now_ms)))
     assert bool(stories) is bool(copies or events)
     for story in stories:
         _check_whole(story, now_ms, story.spans[-1].end_ms if story.spans[-1].end_ms > now_ms else 0)

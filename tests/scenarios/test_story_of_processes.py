@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddmq_client import Consumer, Producer
-from tests.scenarios.real_server import running
+from tests.scenarios.real_server import ddmq, running
 from tests.support.waits import until
 
 pytestmark = pytest.mark.slow
@@ -51,3 +51,47 @@ def test_each_process_tells_its_part(tmp_path: Path) -> None:
     assert len({text for text in who if "127.0.0.1" in text or ":" in text}) >= 2, who
     assert told["trace_events"] >= 8
     assert told["notes"] == []
+
+
+def test_after_a_kill_what_is_missing_is_said(tmp_path: Path) -> None:
+    """Events of the last second are lost with the process; what is told still adds up."""
+    with running(tmp_path) as server:
+        server.admin("POST", "topics", "t", body={"queues": 1, "trace_one_in": 1})
+        server.admin("POST", "groups", "g", "topics", "t", body={"start": "first", "ack_timeout_ms": 500})
+        with Producer(f"127.0.0.1:{server.ports['producer']}") as producer:
+            producer.send("t", b"one")
+        (row,) = until(lambda: server.messages("t"), "it is stored")
+        ports = [f"127.0.0.1:{server.ports[part]}" for part in ("consumer", "admin")]
+        looked = ddmq(
+            "pull",
+            "t",
+            "--group",
+            "g",
+            "--count",
+            "1",
+            "--no-ack",
+            "--consumer",
+            ports[0],
+            "--admin",
+            ports[1],
+        )
+        assert "one" in looked.stdout, looked
+        server.kill()
+        server.start()
+        seen: list[str] = []
+
+        def handle(message: Any) -> None:
+            seen.append(message.text())
+
+        with Consumer(f"127.0.0.1:{server.ports['consumer']}", "g", "t", handler=handle):
+            until(lambda: seen, "it comes again")
+            told: dict[str, Any] = {}
+
+            def acknowledged() -> bool:
+                told.update(server.admin("GET", "messages", row["id"], "story"))
+                return bool(told["stories"][0]["end"] == "done")
+
+            until(acknowledged, lambda: told)
+    (one,) = told["stories"]
+    assert sum(span["ms"] for span in one["spans"]) == one["whole_ms"]
+    assert one["spans"][-1]["phase"] == "leased"

@@ -10,6 +10,7 @@ from backend.records import StoredRecord
 from backend.traces import one_in_of
 from ddmq.server.admin.messages import Live, find_by_id, find_by_key, find_by_offset
 from ddmq.server.admin.offsets import check_group
+from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import AdminRequest, NoSuchMessageError
 from ddmq.server.story.core.facts import GroupStory, StorySpan
 from ddmq.server.story.core.telling import tell
@@ -63,7 +64,7 @@ class StoryTeller:
 
 def story_row(backend: Backend, found: StoredRecord, gathered: GatheredStory) -> dict[str, Any]:
     """What is told of the message, for people and programs. Times are epoch milliseconds."""
-    stories = tell(gathered.facts)
+    stories = list(paced(tell(gathered.facts)))
     key = delivery.key_and_tags(found.delivery)[0]
     row: dict[str, Any] = {
         "id": found.message_id.hex(),

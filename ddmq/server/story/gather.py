@@ -18,6 +18,7 @@ from backend.traces import queue_of
 from ddmq.server.admin.messages import READ_S_PER_BYTE, Live, MessageStates
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.http.pace import breathe, paced
+from ddmq.server.http.routing import NoSuchGroupError
 from ddmq.server.story.core.facts import CopyKind, GroupStanding, HeardEvent, MessageCopy, StoryFacts
 from ddmq_common import delivery, names
 from ddmq_common.delays.command import ADD, COMMAND_PROPERTY, decode_command
@@ -166,7 +167,10 @@ class StoryGatherer:
     def _standing(self, group: str, topic: str, main: StoredRecord | None) -> GroupStanding:
         if main is None:
             return GroupStanding(group, "", False)
-        row = MessageStates(self._backend, group, self._live).add([{}], [main])[0]
+        try:
+            row = MessageStates(self._backend, group, self._live).add([{}], [main])[0]
+        except NoSuchGroupError:
+            return GroupStanding(group, f"{group} does not exist any more", False)
         state, error = str(row["state"]), str(row.get("last_error", ""))
         waits = self._held_up(group, main)
         return GroupStanding(

@@ -143,6 +143,31 @@ def test_events_of_a_later_version_are_passed_over(rig: StoryRig) -> None:
     assert phases(rig.story())[-1] == "leased"
 
 
+def test_a_group_that_was_deleted_since(rig: StoryRig) -> None:
+    rig.put()
+    rig.event(1, K.READ, "gone", queue=0, offset=0)
+    rig.event(2, K.HANDED_OUT, "gone", queue=0, offset=0)
+    rig.event(3, K.ACKED, "gone", queue=0, offset=0)
+    (one,) = rig.story()["stories"]
+    assert (one["group"], one["state"], one["end"]) == ("gone", "gone does not exist any more", "done")
+
+
+def test_very_many_deliveries_are_folded(rig: StoryRig) -> None:
+    rig.group()
+    rig.put()
+    for number in range(1, 3_000, 2):
+        rig.event(number, K.HANDED_OUT, "g", queue=0, offset=0)
+        rig.clock.advance(0.010)
+        rig.event(number + 1, K.TIMED_OUT, "g", queue=0, offset=0, next="again")
+        rig.clock.advance(0.010)
+    story = rig.story()
+    (one,) = story["stories"]
+    assert len(one["spans"]) == 501
+    assert "many" in phases(story)
+    assert sum(span["ms"] for span in one["spans"]) == one["whole_ms"]
+    assert any("the newest are told of" in note for note in story["notes"])
+
+
 def test_a_message_that_retention_took_is_told_from_what_is_left(rig: StoryRig) -> None:
     rig.group()
     rig.event(1, K.SENT, "", client="c")

@@ -35,6 +35,7 @@ class Phase(Enum):
     AGAIN = "to be delivered again"
     MOVING = "on its way to the retry path or the dead letters"
     UNKNOWN = "not recorded"
+    MANY = "much else, left out here"
     DONE = "acknowledged"
     DEAD = "dead letter"
     PASSED = "finished undelivered"

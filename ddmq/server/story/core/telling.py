@@ -8,10 +8,11 @@ explains the span before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
+from ddmq.server.story.core import words
 from ddmq.server.story.core.facts import (
     ENDS,
     WAITABLE,
@@ -41,15 +42,21 @@ class _Heard(NamedTuple):
     event: TraceEvent
 
 
-def tell(facts: StoryFacts) -> list[GroupStory]:
+def tell(facts: StoryFacts) -> Iterator[GroupStory]:
     """The story for each group, or the one up to its topic where no group reads that; none where nothing is
     known of the message."""
     if not facts.copies and not facts.events:
-        return []
+        return
     way, landed = _way(facts)
     if not landed or not facts.groups:
-        return [_closed(way, "", GroupStanding("", "", False), facts.now_ms)]
-    return [_of_group(way.copy(), facts, standing) for standing in facts.groups]
+        yield _closed(way, "", GroupStanding("", "", False), facts.now_ms)
+        return
+    heard: dict[str, list[HeardEvent]] = {}
+    for one in facts.events:
+        if one.event.kind in _KINDS:
+            heard.setdefault(one.event.group, []).append(one)
+    for standing in facts.groups:
+        yield _of_group(way.copy(), facts, standing, heard.get(standing.group, []))
 
 
 # --- to its topic
@@ -58,17 +65,17 @@ def tell(facts: StoryFacts) -> list[GroupStory]:
 def _way(facts: StoryFacts) -> tuple[Timeline, bool]:
     """Up to the first record in its topic; whether there is one."""
     copies = sorted((one for one in facts.copies if not one.group), key=_when)
-    events = {TraceKind(one.event.kind): one for one in facts.events if _is_of(one, "")}
+    events = {TraceKind(one.event.kind): one for one in facts.events if _is_of_none(one)}
     timeline = _sending(facts, copies, events.get(TraceKind.SENT))
     for place, copy in enumerate(copies):
         stored_ms = copy.stored_ms
         if not place and TraceKind.STORED in events:
             stored_ms = max(stored_ms, events[TraceKind.STORED].event.at_ms)
         if copy.kind is CopyKind.MAIN:
-            timeline.mark(stored_ms, Phase.QUEUED, why=_place(copy))
+            timeline.mark(stored_ms, Phase.QUEUED, why=words.place(copy))
             return timeline, True
         if copy.kind is CopyKind.DEAD:
-            timeline.mark(stored_ms, Phase.DEAD, why=_reason(copy))
+            timeline.mark(stored_ms, Phase.DEAD, why=words.reason(copy))
             return timeline, False
         taken = events.get(TraceKind.TAKEN)
         who = "" if taken is None else taken.process
@@ -88,7 +95,7 @@ def _sending(facts: StoryFacts, copies: Sequence[MessageCopy], sent: HeardEvent 
     if sent is None:
         return Timeline(StoryMark(min(born_ms, *known), Phase.SENDING))
     event = sent.event
-    first = StoryMark(min(event.at_ms, *known), Phase.SENDING, _who(sent), "")
+    first = StoryMark(min(event.at_ms, *known), Phase.SENDING, words.who(sent), "")
     held_ms = event.number_of("held_ms")
     if held_ms <= 0:
         return Timeline(first)
@@ -100,7 +107,9 @@ def _sending(facts: StoryFacts, copies: Sequence[MessageCopy], sent: HeardEvent 
 # --- for one group
 
 
-def _of_group(timeline: Timeline, facts: StoryFacts, standing: GroupStanding) -> GroupStory:
+def _of_group(
+    timeline: Timeline, facts: StoryFacts, standing: GroupStanding, events: Iterable[HeardEvent]
+) -> GroupStory:
     group = standing.group
     own = sorted((one for one in facts.copies if one.group == group), key=_when)
     mains = sorted(
@@ -108,7 +117,6 @@ def _of_group(timeline: Timeline, facts: StoryFacts, standing: GroupStanding) ->
         key=_when,
     )
     copies = sorted([*mains[1:], *own], key=_when)
-    events = [one for one in facts.events if _is_of(one, group)]
     read = [*mains, *(one for one in own if one.kind is CopyKind.RETRY)]
     stored = {(one.kind is CopyKind.RETRY, one.queue_id, one.offset): one.stored_ms for one in read}
     streams = _streams(events, stored)
@@ -126,8 +134,8 @@ def _of_group(timeline: Timeline, facts: StoryFacts, standing: GroupStanding) ->
     return _closed(timeline, group, standing, facts.now_ms)
 
 
-def _is_of(heard: HeardEvent, group: str) -> bool:
-    return heard.event.group == group and heard.event.kind in _KINDS
+def _is_of_none(heard: HeardEvent) -> bool:
+    return not heard.event.group and heard.event.kind in _KINDS
 
 
 def _streams(events: Iterable[HeardEvent], stored: dict[tuple[bool, int, int], int]) -> list[list[_Heard]]:
@@ -188,14 +196,16 @@ class _Teller:
         """A record was stored."""
         timeline, at_ms = self._timeline, copy.stored_ms
         if copy.kind is CopyKind.LEVEL:
-            why = f"retry path, step {copy.step} of 16, after {_deliveries(copy)}"
-            timeline.mark(at_ms, Phase.DELAYED, "", _with(why, copy.error), _overdue(copy))
+            why = f"retry path, step {copy.step} of 16, after {words.deliveries(copy)}"
+            timeline.mark(at_ms, Phase.DELAYED, "", words.with_error(why, copy.error), _overdue(copy))
         elif copy.kind is CopyKind.RETRY:
-            timeline.mark(at_ms, Phase.QUEUED, "", f"back from the retry path in {_place(copy)}")
+            timeline.mark(at_ms, Phase.QUEUED, "", f"back from the retry path in {words.place(copy)}")
         elif copy.kind is CopyKind.DEAD:
-            timeline.mark(at_ms, Phase.DEAD, "", _reason(copy))
+            timeline.mark(at_ms, Phase.DEAD, "", words.reason(copy))
         elif copy.kind is CopyKind.MAIN:
-            timeline.mark(at_ms, Phase.QUEUED, "", f"sent again from the dead letters, to {_place(copy)}")
+            timeline.mark(
+                at_ms, Phase.QUEUED, "", f"sent again from the dead letters, to {words.place(copy)}"
+            )
 
     def event(self, heard: _Heard) -> None:
         """A process told something. What cannot follow the present phase is late, or its cause is missing:
@@ -204,7 +214,7 @@ class _Teller:
         timeline.pass_to(heard.at_ms)
         if kind in _ENDINGS and timeline.phase in _AFTER:
             if self._lease is not None:
-                add_why(self._lease, _ending(heard.event))
+                add_why(self._lease, words.ending(heard.event))
             return
         if timeline.phase not in ENDS:
             _TOLD[kind](self, heard)
@@ -217,7 +227,7 @@ class _Teller:
         timeline = self._timeline
         if timeline.phase is Phase.TURN:
             timeline.last.phase = Phase.KEY
-            add_why(timeline.last, _key(heard.event))
+            add_why(timeline.last, words.key(heard.event))
             timeline.mark(heard.at_ms, Phase.TURN, heard.process)
         elif timeline.phase in (Phase.PARKED, Phase.KEY, Phase.BACKOFF):
             timeline.mark(heard.at_ms, Phase.AGAIN, heard.process)
@@ -226,7 +236,7 @@ class _Teller:
         timeline, event = self._timeline, heard.event
         timeline.waited(event.waits(), heard.at_ms)
         why = f"delivery {event.number_of('attempt', 1)} at {heard.process}"
-        timeline.mark(heard.at_ms, Phase.LEASED, _client(event), why)
+        timeline.mark(heard.at_ms, Phase.LEASED, words.client(event), why)
         self._lease, self._extended = timeline.last, 0
 
     def extended(self, heard: _Heard) -> None:
@@ -242,7 +252,7 @@ class _Teller:
     def failed(self, heard: _Heard) -> None:
         timeline, event = self._timeline, heard.event
         if timeline.phase is Phase.LEASED:
-            timeline.note(_ending(event))
+            timeline.note(words.ending(event))
         following = event.text_of("next")
         again_ms = event.number_of("again_ms", heard.at_ms)
         if following == "wait":
@@ -259,11 +269,11 @@ class _Teller:
         self._timeline.mark(heard.at_ms, following, heard.process)
 
     def parked(self, heard: _Heard) -> None:
-        self._timeline.mark(heard.at_ms, Phase.PARKED, heard.process, _key(heard.event))
+        self._timeline.mark(heard.at_ms, Phase.PARKED, heard.process, words.key(heard.event))
 
     def spent(self, heard: _Heard) -> None:
         if self._timeline.phase is Phase.LEASED:
-            self._timeline.note(_ending(heard.event))
+            self._timeline.note(words.ending(heard.event))
         if self._timeline.phase is not Phase.MOVING:
             self._timeline.mark(heard.at_ms, Phase.MOVING, heard.process)
 
@@ -348,49 +358,6 @@ def _waits_now(timeline: Timeline, standing: GroupStanding, now_ms: int) -> None
         timeline.waited(standing.waits, now_ms)
 
 
-# --- words
-
-
-def _who(heard: HeardEvent) -> str:
-    return f"{_client(heard.event)} → {heard.process}"
-
-
-def _client(event: TraceEvent) -> str:
-    client, address = event.text_of("client"), event.text_of("address")
-    return f"{client} ({address})" if client and address else client or address
-
-
-def _key(event: TraceEvent) -> str:
-    key = event.text_of("key")
-    return f"key {key}" if key else ""
-
-
 def _overdue(copy: MessageCopy) -> tuple[int, Phase] | None:
     """From when on it is late; None: nobody knows when it was to come (a message that repeats)."""
     return (copy.due_ms, Phase.OVERDUE) if copy.due_ms else None
-
-
-def _place(copy: MessageCopy) -> str:
-    return f"{copy.topic} {copy.queue_id}/{copy.offset}"
-
-
-def _deliveries(copy: MessageCopy) -> str:
-    return "1 delivery" if copy.deliveries == 1 else f"{copy.deliveries} deliveries"
-
-
-def _with(text: str, error: str) -> str:
-    return f"{text}: {error}" if error else text
-
-
-def _reason(copy: MessageCopy) -> str:
-    after = f" after {_deliveries(copy)}" if copy.deliveries else ""
-    return _with(f"{copy.reason or 'died'}{after}", copy.error)
-
-
-def _ending(event: TraceEvent) -> str:
-    """How a delivery ended."""
-    if event.kind == TraceKind.TIMED_OUT:
-        return "the lease ran out"
-    if event.kind == TraceKind.FAILED:
-        return _with("failed", event.text_of("error"))
-    return event.text_of("reason") if event.kind == TraceKind.SPENT else ""

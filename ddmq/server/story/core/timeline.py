@@ -13,6 +13,7 @@ from ddmq_common.trace.events import Wait
 
 WORTH_TELLING = frozenset((Phase.LEASED, Phase.SENDING))  # also where they took no millisecond
 BEFORE_WAITS = frozenset((Phase.LEASED, Phase.SENDING, Phase.OVERDUE, Phase.DELAYED, Phase.BETWEEN)) | ENDS
+SPANS_MAX = 500  # of one story
 _REASONS = {phase.name.lower(): phase for phase in Phase}
 
 
@@ -97,7 +98,7 @@ class Timeline:
             for mark, end in zip(marks, ends, strict=True)
         ]
         told = [one for one in found if one.end_ms > one.start_ms or one.phase in WORTH_TELLING]
-        return _joined(told) or found[:1]
+        return _folded(_joined(told)) or found[:1]
 
 
 def add_why(mark: StoryMark, text: str) -> None:
@@ -117,6 +118,16 @@ def _joined(spans: Iterable[StorySpan]) -> list[StorySpan]:
         why = f"{before.why}; {span.why}" if before.why and span.why else before.why or span.why
         joined[-1] = before._replace(end_ms=span.end_ms, who=span.who or before.who, why=why)
     return joined
+
+
+def _folded(spans: list[StorySpan]) -> list[StorySpan]:
+    """As many as are told; of very many those in the middle are one."""
+    if len(spans) <= SPANS_MAX:
+        return spans
+    half = SPANS_MAX // 2
+    between = spans[half:-half]
+    many = StorySpan(between[0].start_ms, between[-1].end_ms, Phase.MANY, "", f"{len(between)} spans")
+    return [*spans[:half], many, *spans[-half:]]
 
 
 def _pieces(mark: StoryMark, end_ms: int, waits: Sequence[Wait]) -> list[StoryMark]:

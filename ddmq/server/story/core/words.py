@@ -1,0 +1,53 @@
+"""What a story says in words. Pure."""
+
+from __future__ import annotations
+
+from ddmq.server.story.core.facts import HeardEvent, MessageCopy
+from ddmq_common.trace.events import TraceEvent, TraceKind
+
+
+def who(heard: HeardEvent) -> str:
+    """From whom to which process."""
+    return f"{client(heard.event)} → {heard.process}"
+
+
+def client(event: TraceEvent) -> str:
+    """What a client calls itself, and where it is."""
+    name, address = event.text_of("client"), event.text_of("address")
+    return f"{name} ({address})" if name and address else name or address
+
+
+def key(event: TraceEvent) -> str:
+    """The order key that an event names."""
+    named = event.text_of("key")
+    return f"key {named}" if named else ""
+
+
+def place(copy: MessageCopy) -> str:
+    """Topic, queue and offset."""
+    return f"{copy.topic} {copy.queue_id}/{copy.offset}"
+
+
+def deliveries(copy: MessageCopy) -> str:
+    """How many there were."""
+    return "1 delivery" if copy.deliveries == 1 else f"{copy.deliveries} deliveries"
+
+
+def with_error(text: str, error: str) -> str:
+    """The error behind a text, where there is one."""
+    return f"{text}: {error}" if error else text
+
+
+def reason(copy: MessageCopy) -> str:
+    """Why it is a dead letter."""
+    after = f" after {deliveries(copy)}" if copy.deliveries else ""
+    return with_error(f"{copy.reason or 'died'}{after}", copy.error)
+
+
+def ending(event: TraceEvent) -> str:
+    """How a delivery ended."""
+    if event.kind == TraceKind.TIMED_OUT:
+        return "the lease ran out"
+    if event.kind == TraceKind.FAILED:
+        return with_error("failed", event.text_of("error"))
+    return event.text_of("reason") if event.kind == TraceKind.SPENT else ""
