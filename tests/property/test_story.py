@@ -97,6 +97,8 @@ def _send(life: SimulatedLife, draw: st.DrawFn) -> None:
         life.copy(CopyKind.MAIN)
     else:
         life.copy(CopyKind.MAIN)
+        life.now(Phase.COMMIT)
+        life.at_ms += draw(some_ms)
         life.told("p", K.STORED, "", **life.place)
     life.now(Phase.QUEUED)
     life.at_ms += draw(some_ms)

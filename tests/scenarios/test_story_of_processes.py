@@ -5,12 +5,13 @@ from __future__ import annotations
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
 from ddmq_client import Consumer, Producer
-from tests.scenarios.real_server import ddmq, running
+from tests.scenarios.real_server import RealServer, ddmq, running
 from tests.support.waits import until
 
 pytestmark = pytest.mark.slow
@@ -51,6 +52,64 @@ def test_each_process_tells_its_part(tmp_path: Path) -> None:
     assert len({text for text in who if "127.0.0.1" in text or ":" in text}) >= 2, who
     assert told["trace_events"] >= 8
     assert told["notes"] == []
+
+
+def test_a_queue_that_another_proxy_holds(tmp_path: Path) -> None:
+    """Asked at a proxy that does not hold the queue: what is not known there is not guessed."""
+    with running(tmp_path) as server:
+        other = RealServer(tmp_path, command="consumer")
+        try:
+            other.start()
+            server.admin("POST", "topics", "t", body={"queues": 1, "trace_one_in": 1})
+            server.admin("POST", "groups", "g", "topics", "t", body={"start": "first", "concurrency": 1})
+            until(lambda: other.ask("GET", "/groups/g")[0] == 200, "the group is known at both")
+            told = _held_and_told(server, other)
+        finally:
+            other.end()
+    (one,) = told["stories"]
+    assert sum(span["ms"] for span in one["spans"]) == one["whole_ms"]
+    (lease,) = [span for span in one["spans"] if span["phase"] == "leased"]
+    assert str(other.ports["admin"]) in lease["why"], "that proxy has told it"
+    held_up = [span for span in one["spans"] if span["phase"] == "concurrency"]
+    assert held_up, "it waited for the one before, which took its time"
+
+
+def _held_and_told(server: RealServer, other: RealServer) -> dict[str, Any]:
+    """Two messages, one at a time, at the other proxy; the second one's story, asked at the server."""
+    may_end = Event()
+
+    def handle(message: Any) -> None:
+        if message.text() == "first":
+            may_end.wait(60)
+
+    told: dict[str, Any] = {}
+    with (
+        Producer(f"127.0.0.1:{server.ports['producer']}") as producer,
+        Consumer(f"127.0.0.1:{other.ports['consumer']}", "g", "t", handler=handle),
+    ):
+        producer.send("t", b"first")
+        until(lambda: other.admin("GET", "groups", "g")["subscriptions"][0]["in_flight"], "it is in hand")
+        producer.send("t", b"second")
+        (row, _) = until(lambda: _both(server), "both are stored")
+
+        def story() -> dict[str, Any]:
+            told.update(server.admin("GET", "messages", row["id"], "story"))
+            return told
+
+        def waited_long() -> bool:
+            spans = story()["stories"][0]["spans"]
+            assert spans[-1]["phase"] in ("queued", "turn"), "its proxy has not told what holds it up"
+            return bool(told["stories"][0]["whole_ms"] > 300)
+
+        until(waited_long, lambda: told)
+        may_end.set()
+        until(lambda: story()["stories"][0]["end"] == "done", lambda: told)
+    return told
+
+
+def _both(server: RealServer) -> list[dict[str, Any]]:
+    rows = sorted(server.messages("t"), key=lambda row: -int(row["offset"]))
+    return rows if len(rows) == 2 else []
 
 
 def test_after_a_kill_what_is_missing_is_said(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ class Phase(Enum):
     their names in small letters."""
 
     SENDING = "on its way into the log"
+    COMMIT = "the commit: written, synced, answered"
     HELD_BACK = "held back by the producer proxy"
     DELAYED = "delayed"
     OVERDUE = "due, not fired yet"

@@ -70,6 +70,7 @@ def _way(facts: StoryFacts) -> tuple[Timeline, bool]:
     for place, copy in enumerate(copies):
         stored_ms = copy.stored_ms
         if not place and TraceKind.STORED in events:
+            timeline.mark(stored_ms, Phase.COMMIT)
             stored_ms = max(stored_ms, events[TraceKind.STORED].event.at_ms)
         if copy.kind is CopyKind.MAIN:
             timeline.mark(stored_ms, Phase.QUEUED, why=words.place(copy))

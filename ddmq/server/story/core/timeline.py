@@ -12,7 +12,9 @@ from ddmq.server.story.core.facts import ENDS, WAITABLE, Phase, StorySpan
 from ddmq_common.trace.events import Wait
 
 WORTH_TELLING = frozenset((Phase.LEASED, Phase.SENDING))  # also where they took no millisecond
-BEFORE_WAITS = frozenset((Phase.LEASED, Phase.SENDING, Phase.OVERDUE, Phase.DELAYED, Phase.BETWEEN)) | ENDS
+BEFORE_WAITS = (
+    frozenset((Phase.LEASED, Phase.SENDING, Phase.COMMIT, Phase.OVERDUE, Phase.DELAYED, Phase.BETWEEN)) | ENDS
+)
 SPANS_MAX = 500  # of one story
 _REASONS = {phase.name.lower(): phase for phase in Phase}
 
