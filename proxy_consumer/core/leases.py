@@ -23,12 +23,12 @@ Piece = tuple[int, int, int]  # start, end, bytes
 
 
 class Recipient:
-    """Whoever deliveries go to, and how many messages of them it has in flight. `name`: what it calls itself;
-    "": the `address` that it comes from says it all."""
+    """Whoever deliveries go to, and how many messages of them it has in flight. `name`: what it calls itself,
+    as it came; empty: the `address` that it comes from says it all."""
 
     __slots__ = ("address", "in_flight", "name")
 
-    def __init__(self, name: str = "") -> None:
+    def __init__(self, name: bytes = b"") -> None:
         self.in_flight = 0
         self.name = name
         self.address = ""

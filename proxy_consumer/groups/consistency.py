@@ -61,8 +61,8 @@ class Client(Recipient):
 
     __slots__ = ("differences", "first_at", "ours", "seen_at", "since_ms", "topics")
 
-    def __init__(self, now: float, since_ms: int, name: str, *, ours: bool) -> None:
-        super().__init__(name if ours else "")
+    def __init__(self, now: float, since_ms: int, name: bytes, *, ours: bool) -> None:
+        super().__init__(name if ours else b"")
         self.first_at = self.seen_at = now
         self.since_ms = since_ms
         self.ours = ours
@@ -118,7 +118,7 @@ class Consistency:
             return None
         self._count += 1
         self._runtime.timers.set(self, now + SWEEP_S)
-        client = clients[client_id] = Client(now, self._runtime.clock.wall_ms(), _text(client_id), ours=ours)
+        client = clients[client_id] = Client(now, self._runtime.clock.wall_ms(), client_id, ours=ours)
         return client
 
     def _note(self, group: str, client: Client | None, client_id: bytes, topic: str, what: str) -> None:

@@ -288,7 +288,7 @@ class SubscriptionTrace:
         recipient = lease.recipient
         if recipient is None:
             return {"client": f"sink {config.actions[-1]}"} if config.pushed else {}
-        return {"client": recipient.name, "address": recipient.address}
+        return {"client": recipient.name.decode("utf-8", "replace"), "address": recipient.address}
 
 
 class TracedHandedOut(HandedOut):
