@@ -1,4 +1,4 @@
-"""T22: what tracing costs, sendSync and pull 100 with acknowledgements: off, 1 in 1,000, 1 in 100, every one.
+"""T23: what tracing costs, sendSync and pull 100 with acknowledgements: off, 1 in 1,000, 1 in 100, every one.
 
 The floor is the same load with tracing off, in the same run, on the same server; the figure is the server's
 processor time for each message, what stores the events included. What does not fit a bound is dropped, so
@@ -67,7 +67,7 @@ def main() -> None:
     with ExitStack() as stack:
         server = stack.enter_context(ddmq())
         every = [kind(server, *how) for kind in (sends, pulls) for how in ONE_IN.items()]
-        run("t22_story", __doc__ or "", every, calls=CALLS, messages=MESSAGES, one_in=ONE_IN)
+        run("t23_story", __doc__ or "", every, calls=CALLS, messages=MESSAGES, one_in=ONE_IN)
 
 
 if __name__ == "__main__":
