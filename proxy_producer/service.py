@@ -50,9 +50,9 @@ from proxy_producer.pending import (
     refuse,
 )
 from proxy_producer.topics import TopicTable
+from proxy_producer.tracing import TracedAnswers
 from proxy_producer.transactions.prepared.sends import PreparedSends
 from proxy_producer.transactions.service import Transactions
-from proxy_producer.tracing import TracedAnswers
 from proxy_producer.wire import RequestKind, SendRequest, delay_request_of, is_ours, request_of
 
 PREFIX_BYTES = 8  # of message ids

@@ -55,9 +55,8 @@ from ddmq_common.names import (
 from ddmq_common.native_threads import wait_for_native_work
 
 log = logging.getLogger(__name__)
-_OF_CLIENTS = frozenset(  # delayed and prepared sends stand there (retries come by commit), and traces, which nobody owes
-    (SCHEDULE_TOPIC, DELAY_TOPIC, HALF_TOPIC, TRACE_TOPIC)
-)
+# Delayed and prepared sends stand there (retries come by commit), and traces, which nobody owes.
+_OF_CLIENTS = frozenset((SCHEDULE_TOPIC, DELAY_TOPIC, HALF_TOPIC, TRACE_TOPIC))
 GRANT_S, GRANT_RETRY_S = 10.0, 0.1  # how long raising an epoch may wait for the disk; after that failed
 CLOSE_WAIT_S = 10.0  # for native threads; while one works the directory is not given back
 
