@@ -7,7 +7,7 @@ concerns its own message only. Order within a queue is the order of the messages
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from backend.completion import Completion
@@ -229,6 +229,10 @@ class PendingBatch(Completion[list[AppendResult]]):
         else:
             call.reply_encoded(wire.OK[call.wire])
 
+    def _records(self) -> Iterable[NewRecord]:
+        """What was stored of each member."""
+        return (member.record for member in self.members)
+
     def _count_stored(self, results: Sequence[AppendResult]) -> int:
         """How many are stored; the others become faults."""
         stored = self.members[: len(results)]
@@ -243,8 +247,8 @@ class PendingBatch(Completion[list[AppendResult]]):
             topic.counts.stored.value += messages
             topic.counts.stored_bytes.value += body_bytes
             if topic.trace is not None:
-                records = (member.record for member in self.members)
-                together = zip(records, results, strict=False)
+                sent_to = (member.record.topic for member in self.members)
+                together = zip(sent_to, self._records(), results, strict=False)
                 topic.trace.batch(self.call, together, self.flow.monotonic())
         for member, result in zip(self.members, results, strict=False):
             if result.first is not None:

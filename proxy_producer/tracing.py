@@ -55,10 +55,10 @@ class TopicTrace:
         place: Facts = {"topic": record.topic, "queue": record.queue_id, "offset": result.offset}
         writer.add(record.message_id, TraceKind.STORED, "", place, now_ms)
 
-    def batch(self, call: Call, records: Iterable[tuple[NewRecord, AppendResult]], now_s: float) -> None:
-        """The same for what a batch has of this topic."""
-        for record, result in records:
-            stored = result.status is AppendStatus.STORED and record.topic == self._topic
+    def batch(self, call: Call, sent: Iterable[tuple[str, NewRecord, AppendResult]], now_s: float) -> None:
+        """The same for what a batch has of this topic; each with the topic that it was sent to."""
+        for topic, record, result in sent:
+            stored = result.status is AppendStatus.STORED and topic == self._topic
             if stored and self.wanted(record):
                 self.stored(call, record, result, now_s, 0.0, "")
 
@@ -90,7 +90,7 @@ def trace_of(backend: Backend, writer: TraceWriter | None, topic: str) -> TopicT
 
 def _client(call: Call) -> str:
     """What the sender calls itself; the arguments are there until the call is answered."""
-    args: Any = call.args
+    args: Any = getattr(call.args, "request", call.args)  # of a prepare
     messages = getattr(args, "messages", None)
     message = (
         messages[0] if messages else getattr(args, "message", None) or getattr(args, "delayMessage", None)

@@ -88,6 +88,10 @@ def _send(life: SimulatedLife, draw: st.DrawFn) -> None:
     life.now(Phase.SENDING)
     life.at_ms += draw(some_ms)
     if draw(st.booleans()):
+        life.copy(CopyKind.HALF)
+        life.now(Phase.TRANSACTION)
+        life.at_ms += draw(some_ms)
+    if draw(st.booleans()):
         due_ms = life.at_ms + draw(some_ms)
         life.copy(CopyKind.COMMAND, due_ms=due_ms)
         life.now(Phase.DELAYED)
@@ -96,10 +100,12 @@ def _send(life: SimulatedLife, draw: st.DrawFn) -> None:
         life.at_ms += draw(some_ms)
         life.copy(CopyKind.MAIN)
     else:
+        in_transaction = bool(life.copies)
         life.copy(CopyKind.MAIN)
-        life.now(Phase.COMMIT)
-        life.at_ms += draw(some_ms)
-        life.told("p", K.STORED, "", **life.place)
+        if not in_transaction:
+            life.now(Phase.COMMIT)
+            life.at_ms += draw(some_ms)
+            life.told("p", K.STORED, "", **life.place)
     life.now(Phase.QUEUED)
     life.at_ms += draw(some_ms)
     _read(life, draw)

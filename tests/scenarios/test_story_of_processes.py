@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ddmq_client import Consumer, Producer
+from ddmq_client import Consumer, OutgoingMessage, Producer
 from tests.scenarios.real_server import RealServer, ddmq, running
 from tests.support.waits import until
 
@@ -52,6 +52,33 @@ def test_each_process_tells_its_part(tmp_path: Path) -> None:
     assert len({text for text in who if "127.0.0.1" in text or ":" in text}) >= 2, who
     assert told["trace_events"] >= 8
     assert told["notes"] == []
+
+
+@pytest.mark.parametrize("messages", [1, 2])
+def test_a_message_of_a_transaction(tmp_path: Path, messages: int) -> None:
+    with running(tmp_path) as server:
+        server.admin("POST", "topics", "t", body={"queues": 1, "trace_one_in": 1})
+        server.admin("POST", "groups", "g", "topics", "t", body={"start": "first"})
+        place = f"127.0.0.1:{server.ports['producer']}"
+        with Producer(place, client_id="bank-1", producer_group="bank") as producer:
+            with producer.transaction() as tx:
+                tx.send_batch([OutgoingMessage("t", b"money") for _ in range(messages)])
+                open_ = until(lambda: server.admin("GET", "transactions")["transactions"], "it is open")
+            sent = tx.results[0]
+        told: dict[str, Any] = {}
+
+        def traced() -> bool:
+            told.update(server.admin("GET", "messages", sent.message_id, "story"))
+            return bool(told["trace_events"])
+
+        until(traced, lambda: told)
+    (one,) = told["stories"]
+    spans = one["spans"]
+    assert sum(span["ms"] for span in spans) == one["whole_ms"]
+    (waited,) = [span for span in spans if span["phase"] == "transaction"]
+    assert waited["why"] == f"transaction {open_[0]['transaction']} of bank"
+    assert spans[0]["phase"] == "sending"
+    assert "bank-1" in spans[0]["who"]
 
 
 def test_a_queue_that_another_proxy_holds(tmp_path: Path) -> None:

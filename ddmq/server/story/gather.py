@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
 from typing import NamedTuple
 
-from backend.internal_topics import REAL_TOPIC, read_dead_letter
 from backend.port import Backend
 from backend.records import QueueRef, ReadStatus, StoredRecord
 from backend.traces import queue_of
@@ -19,15 +18,16 @@ from ddmq.server.admin.messages import READ_S_PER_BYTE, Live, MessageStates
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.http.pace import breathe, paced
 from ddmq.server.http.routing import NoSuchGroupError
+from ddmq.server.story.copies import copies_of, copy_of, first_id, is_at, topic_of, transaction_of
 from ddmq.server.story.core.facts import CopyKind, GroupStanding, HeardEvent, MessageCopy, StoryFacts
+from ddmq_client.idl.codes import TransactionOutcome
 from ddmq_common import delivery, names
-from ddmq_common.delays.command import ADD, COMMAND_PROPERTY, decode_command
 from ddmq_common.errors import ConfigError, DamagedError, DdmqError
 from ddmq_common.trace.events import Wait, decode_batch
 from proxy_consumer.groups.group import SUBSCRIPTION_PREFIX, stored_subscription
 from proxy_consumer.groups.stats import DONE, LEFT
-from proxy_consumer.retries import headers
 from proxy_consumer.tracing.messages import HeldUp
+from proxy_producer.transactions.codec import read_op
 
 GROUPS_MAX = 100  # told of in one answer
 COPIES_MAX = 64  # of one message in one topic
@@ -35,7 +35,6 @@ TRACE_RECORDS_MAX = 1_000  # of one message
 SCANNED_MAX = 100_000  # trace records that are looked at where none can be found by its id
 SCAN_COUNT, SCAN_BYTES = 1_000, 4 << 20
 SINCE_MS = 5_000  # trace events of a message may have been stored so much before its own clock says
-OCCURRENCE_BITS = 44  # of an id's second half; what is above counts the deliveries of a message that repeats
 ASK_S = 1.0  # for who holds a queue
 Waits = Callable[[str, str, QueueRef, int], HeldUp | None]
 
@@ -68,9 +67,9 @@ class StoryGatherer:
             mains = [found]
         heard = list(self._heard(found))
         groups = [only] if only is not None else self._groups(topic, heard)
-        copies = [_copy(record, CopyKind.MAIN) for record in mains]
+        copies = [copy_of(record, CopyKind.MAIN) for record in mains]
         copies += self._copies(topic, message_id, groups)
-        if not any(_is_at(copy, found) for copy in copies):
+        if not any(is_at(copy, found) for copy in copies):
             copies += copies_of(found, topic)
         main = mains[0] if mains else None
         standings = [self._standing(group, topic, main) for group in paced(groups)]
@@ -96,9 +95,15 @@ class StoryGatherer:
 
     def _copies(self, topic: str, message_id: bytes, groups: Iterable[str]) -> Iterator[MessageCopy]:
         """Where else it stands, or stood."""
-        for name in (names.SCHEDULE_TOPIC, names.DELAY_DLQ_TOPIC, names.DELAY_TOPIC):
+        for name in (
+            names.SCHEDULE_TOPIC,
+            names.DELAY_DLQ_TOPIC,
+            names.DELAY_TOPIC,
+            names.TRANSACTION_DEAD_TOPIC,
+        ):
             for record in self._find(name, message_id):
                 yield from copies_of(record, topic)
+        yield from self._of_transaction(topic, message_id)
         first = first_id(message_id)
         if first != message_id:  # a later delivery of a message that repeats
             for record in self._find(names.DELAY_TOPIC, first):
@@ -107,6 +112,23 @@ class StoryGatherer:
             for name in (names.retry_topic(group), names.dlq_topic(group)):
                 for record in self._find(name, message_id):
                     yield from copies_of(record, topic)
+
+    def _of_transaction(self, topic: str, message_id: bytes) -> Iterator[MessageCopy]:
+        """Its half message, and how the transaction ended where it never became visible. A second copy, of
+        a send that was sent again, is no other message."""
+        halves = [one for one in self._find(names.HALF_TOPIC, message_id) if topic_of(one) == topic]
+        if not halves:
+            return
+        half = min(halves, key=lambda one: one.offset)
+        yield from copies_of(half, topic)
+        for record in self._find(names.OP_TOPIC, transaction_of(half), 1):
+            try:
+                op = read_op(bytes(record.delivery))
+            except DamagedError:
+                self._note("how its transaction ended cannot be read")
+                continue
+            if op.outcome == TransactionOutcome.ROLLED_BACK:
+                yield copy_of(record, CopyKind.ROLLED_BACK)
 
     # --- what was traced
 
@@ -206,72 +228,3 @@ class StoryGatherer:
             return 0 if value is None else stored_subscription(key, value).created_ms
         except ConfigError:
             return 0
-
-
-def first_id(message_id: bytes) -> bytes:
-    """That of the first delivery, of a message that repeats; of others it is their own."""
-    own = int.from_bytes(message_id[8:], "big") & ((1 << OCCURRENCE_BITS) - 1)
-    return message_id[:8] + own.to_bytes(8, "big")
-
-
-def topic_of(record: StoredRecord) -> str:
-    """The topic that a message was sent to, by any record of it; "" when that one does not say."""
-    name = record.topic
-    if name == names.SCHEDULE_TOPIC:
-        name = record.system.get(REAL_TOPIC, "")
-    if name.startswith(names.RETRY_PREFIX):
-        return record.system.get(headers.TOPIC, "")
-    if name == names.DELAY_TOPIC:
-        try:
-            return decode_command(record.system.get(COMMAND_PROPERTY, "")).topic
-        except DamagedError:
-            return ""
-    if name.startswith(names.DLQ_PREFIX):
-        return read_dead_letter(record).topic
-    return name
-
-
-def copies_of(record: StoredRecord, topic: str) -> Iterator[MessageCopy]:
-    """What a record beside its topic says; nothing where it is of another message that had its id."""
-    if not topic or topic_of(record) != topic:
-        return
-    if record.topic == names.DELAY_TOPIC:
-        command = decode_command(record.system[COMMAND_PROPERTY])
-        if command.op == ADD:
-            yield _copy(record, CopyKind.COMMAND)._replace(due_ms=command.at_ms or command.due_ms)
-    elif record.topic == names.SCHEDULE_TOPIC:
-        yield _level(record)
-    elif record.topic.startswith(names.RETRY_PREFIX):
-        yield _copy(record, CopyKind.RETRY)._replace(group=record.topic.removeprefix(names.RETRY_PREFIX))
-    elif record.topic.startswith(names.DLQ_PREFIX):
-        letter = read_dead_letter(record)
-        group = "" if record.topic == names.DELAY_DLQ_TOPIC else record.topic.removeprefix(names.DLQ_PREFIX)
-        yield _copy(record, CopyKind.DEAD)._replace(
-            group=group, deliveries=letter.attempts, reason=letter.reason, error=letter.error
-        )
-
-
-def _level(record: StoredRecord) -> MessageCopy:
-    real = record.system.get(REAL_TOPIC, "")
-    copy = _copy(record, CopyKind.LEVEL)._replace(due_ms=record.due_ms, step=record.queue_id + 1)
-    if not real.startswith(names.RETRY_PREFIX):
-        return copy
-    said = headers.headers_of(record._replace(topic=real))
-    return copy._replace(
-        group=real.removeprefix(names.RETRY_PREFIX),
-        step=said.steps,
-        deliveries=said.deliveries,
-        error=said.error,
-    )
-
-
-def _copy(record: StoredRecord, kind: CopyKind) -> MessageCopy:
-    return MessageCopy(
-        kind, record.topic, record.queue_id, record.offset, record.born_ms, record.stored_ms,
-        position=record.position,
-    )  # fmt: skip
-
-
-def _is_at(copy: MessageCopy, record: StoredRecord) -> bool:
-    place = (record.topic, record.queue_id, record.offset)
-    return (copy.topic, copy.queue_id, copy.offset) == place

@@ -237,7 +237,7 @@ def refuse(transactions: Transactions, call: Call, fault: SendRefusal, messages:
 class PendingPrepare(PendingBatch):
     """State of one call; making one accepts it."""
 
-    __slots__ = ("_asked", "_halves", "_prepare", "_sends", "_shard")
+    __slots__ = ("_asked", "_halves", "_prepare", "_sends", "_shard", "_stored")
 
     def __init__(
         self,
@@ -255,6 +255,7 @@ class PendingPrepare(PendingBatch):
         self._prepare = prepare
         self._shard = 0
         self._halves: list[tuple[NewRecord, HalfMark]] = []
+        self._stored: list[NewRecord] = []
 
     def _check_modes(self) -> None:
         """Topics that did not exist when the messages were checked may have come with other rules."""
@@ -303,7 +304,7 @@ class PendingPrepare(PendingBatch):
             self._finish_unsent()
             return
         self._choose_queues()
-        records = [half_record(self._shard, record, mark) for record, mark in self._halves]
+        records = self._stored = [half_record(self._shard, record, mark) for record, mark in self._halves]
         self.sent = True
         try:
             if len(records) == 1:
@@ -328,6 +329,9 @@ class PendingPrepare(PendingBatch):
             self._halves.append((record, mark))
 
     # --- the answer
+
+    def _records(self) -> list[NewRecord]:
+        return self._stored
 
     def _finish(self, results: Sequence[AppendResult]) -> None:
         """Tell the shard, if it is ours, and answer."""

@@ -66,6 +66,7 @@ class UsualPrepares:
             or transaction is None
             or not shards
             or topic.limiters
+            or topic.trace is not None
             or (properties and IMMUNITY in properties)
         ):
             return False

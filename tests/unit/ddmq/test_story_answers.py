@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,13 +15,22 @@ from backend.memory import MemoryBackend
 from backend.records import CommitBatch, NewRecord, ProgressDelta, TopicInfo
 from backend.traces import queue_of
 from ddmq.server.admin.api import AdminApi
-from ddmq.server.story.gather import first_id
+from ddmq.server.story.copies import first_id
+from ddmq_client.idl.codes import TransactionOutcome
 from ddmq_common.clock import ManualClock
 from ddmq_common.delivery import encode
 from ddmq_common.metrics.registry import Registry
-from ddmq_common.names import DELAY_TOPIC, SCHEDULE_TOPIC, TRACE_TOPIC
+from ddmq_common.names import (
+    DELAY_TOPIC,
+    HALF_TOPIC,
+    OP_TOPIC,
+    SCHEDULE_TOPIC,
+    TRACE_TOPIC,
+    TRANSACTION_DEAD_TOPIC,
+)
 from ddmq_common.trace.events import TraceBatch, TraceEvent, TraceKind, encode_batch
 from proxy_consumer.groups.group import group_key, subscription_key
+from proxy_producer.transactions.codec import Op, op_record
 
 FAR = 1e12
 ID = bytes(range(16))
@@ -191,6 +201,66 @@ def test_a_level_and_a_command(rig: StoryRig) -> None:
     rig.topic(DELAY_TOPIC)
     rig.put(DELAY_TOPIC, 0, {"delay-order": "{not json"})
     assert rig.story()["stories"], "what does not parse is left out"
+
+
+TRANSACTION = "018bcfe5680070008000000000000001"
+MARK = {"transaction": json.dumps({"id": TRANSACTION, "group": "bank", "topic": "orders", "queue": 0})}
+
+
+def prepared(rig: StoryRig) -> None:
+    rig.topic(HALF_TOPIC, 1)
+    rig.topic(OP_TOPIC, 1)
+    rig.put(HALF_TOPIC, system=MARK, key=b"")
+    rig.clock.advance(5.0)
+
+
+def ended(rig: StoryRig, outcome: TransactionOutcome) -> None:
+    op = op_record(0, bytes.fromhex(TRANSACTION), Op(int(outcome), "bank", rig.clock.wall_ms()))
+    rig.backend.append([op], FAR).wait(5)
+
+
+def test_a_message_waits_in_its_transaction(rig: StoryRig) -> None:
+    rig.group()
+    prepared(rig)
+    rig.put(HALF_TOPIC, system=MARK, key=b"")  # it was sent again, to an engine that does not know it again
+    (one,) = rig.story()["stories"]
+    assert one["spans"][-1]["phase"] == "transaction"
+    assert (one["whole_ms"], one["spans"][-1]["why"]) == (5_000, f"transaction {TRANSACTION} of bank")
+    rig.put()
+    ended(rig, TransactionOutcome.COMMITTED)
+    rig.clock.advance(1.0)
+    story = rig.story()
+    assert phases(story) == ["sending", "transaction", "queued"]
+    assert story["stories"][0]["whole_ms"] == 6_000
+
+
+def test_a_message_that_was_rolled_back(rig: StoryRig) -> None:
+    rig.group()
+    prepared(rig)
+    ended(rig, TransactionOutcome.ROLLED_BACK)
+    rig.clock.advance(60.0)
+    story = rig.story()
+    (one,) = story["stories"]
+    assert (story["topic"], one["end"], one["whole_ms"]) == ("orders", "rolled_back", 5_000)
+
+
+def test_a_message_whose_transaction_nobody_decided(rig: StoryRig) -> None:
+    prepared(rig)
+    rig.topic(TRANSACTION_DEAD_TOPIC, 1)
+    facts = {"dead-letter-reason": "unanswered", "dead-letter-topic": "orders", "dead-letter-attempts": "15"}
+    rig.put(TRANSACTION_DEAD_TOPIC, system=facts)
+    ended(rig, TransactionOutcome.DEAD_LETTER)
+    (one,) = rig.story()["stories"]
+    assert (one["end"], one["end_why"]) == ("dead", "its transaction: unanswered after 15 checks")
+
+
+def test_a_half_message_that_cannot_be_read_is_left_out(rig: StoryRig) -> None:
+    rig.group()
+    rig.topic(HALF_TOPIC, 1)
+    rig.put(HALF_TOPIC, system={"transaction": "{"}, key=b"")
+    rig.put()
+    rig.clock.advance(1.0)
+    assert phases(rig.story())[-1] == "queued"
 
 
 def test_later_deliveries_of_a_repeating_message_know_their_first() -> None:

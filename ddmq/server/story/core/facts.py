@@ -16,6 +16,7 @@ class Phase(Enum):
     SENDING = "on its way into the log"
     COMMIT = "the commit: written, synced, answered"
     HELD_BACK = "held back by the producer proxy"
+    TRANSACTION = "in its transaction, not decided"
     DELAYED = "delayed"
     OVERDUE = "due, not fired yet"
     QUEUED = "in its queue, not recorded why"
@@ -40,11 +41,12 @@ class Phase(Enum):
     DONE = "acknowledged"
     DEAD = "dead letter"
     PASSED = "finished undelivered"
+    ROLLED_BACK = "rolled back with its transaction"
 
     __hash__ = object.__hash__  # members are singletons
 
 
-ENDS = frozenset((Phase.DONE, Phase.DEAD, Phase.PASSED))
+ENDS = frozenset((Phase.DONE, Phase.DEAD, Phase.PASSED, Phase.ROLLED_BACK))
 WAITABLE = frozenset((Phase.QUEUED, Phase.TURN, Phase.AGAIN))  # what a noted wait says more about
 OPEN = frozenset((Phase.QUEUED, Phase.UNKNOWN))  # nobody knows what for
 
@@ -53,6 +55,8 @@ class CopyKind(Enum):
     """Where a record of the message stands."""
 
     MAIN = "its topic"
+    HALF = "a transaction"
+    ROLLED_BACK = "how its transaction ended"
     LEVEL = "a delay level"
     COMMAND = "the delay service's topic"
     RETRY = "the group's retry topic"
@@ -60,7 +64,10 @@ class CopyKind(Enum):
 
 
 class MessageCopy(NamedTuple):
-    """One record of the message. `group` "": it concerns none. `step`, `deliveries`, `error`: of a retry."""
+    """One record of the message. `group` "": it concerns none. `step`, `deliveries`, `error`: of a retry.
+
+    `reason`: of a dead letter; of a half message which transaction it is in.
+    """
 
     kind: CopyKind
     topic: str

@@ -75,6 +75,12 @@ def _way(facts: StoryFacts) -> tuple[Timeline, bool]:
         if copy.kind is CopyKind.MAIN:
             timeline.mark(stored_ms, Phase.QUEUED, why=words.place(copy))
             return timeline, True
+        if copy.kind is CopyKind.HALF:
+            timeline.mark(stored_ms, Phase.TRANSACTION, why=copy.reason)
+            continue
+        if copy.kind is CopyKind.ROLLED_BACK:
+            timeline.mark(stored_ms, Phase.ROLLED_BACK)
+            return timeline, False
         if copy.kind is CopyKind.DEAD:
             timeline.mark(stored_ms, Phase.DEAD, why=words.reason(copy))
             return timeline, False

@@ -1,0 +1,111 @@
+"""What one record says of a message: a copy of it, at one place of its way. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from backend.internal_topics import REAL_TOPIC, read_dead_letter
+from backend.records import StoredRecord
+from ddmq.server.story.core.facts import CopyKind, MessageCopy
+from ddmq_common import names
+from ddmq_common.delays.command import ADD, COMMAND_PROPERTY, decode_command
+from ddmq_common.errors import DamagedError
+from proxy_consumer.retries import headers
+from proxy_producer.transactions.codec import TRANSACTION, HalfMark, parse_mark
+
+OCCURRENCE_BITS = 44  # of an id's second half; what is above counts the deliveries of a message that repeats
+
+
+def first_id(message_id: bytes) -> bytes:
+    """That of the first delivery, of a message that repeats; of others it is their own."""
+    own = int.from_bytes(message_id[8:], "big") & ((1 << OCCURRENCE_BITS) - 1)
+    return message_id[:8] + own.to_bytes(8, "big")
+
+
+def topic_of(record: StoredRecord) -> str:
+    """The topic that a message was sent to, by any record of it; "" when that one does not say."""
+    name = record.topic
+    if name == names.SCHEDULE_TOPIC:
+        name = record.system.get(REAL_TOPIC, "")
+    if name.startswith(names.RETRY_PREFIX):
+        return record.system.get(headers.TOPIC, "")
+    if name == names.HALF_TOPIC:
+        return mark.topic if (mark := _mark(record)) is not None else ""
+    if name == names.DELAY_TOPIC:
+        try:
+            return decode_command(record.system.get(COMMAND_PROPERTY, "")).topic
+        except DamagedError:
+            return ""
+    if names.is_dead_letters(name):
+        return read_dead_letter(record).topic
+    return name
+
+
+def copies_of(record: StoredRecord, topic: str) -> Iterator[MessageCopy]:
+    """What a record beside its topic says; nothing where it is of another message that had its id."""
+    if not topic or topic_of(record) != topic:
+        return
+    if record.topic == names.DELAY_TOPIC:
+        command = decode_command(record.system[COMMAND_PROPERTY])
+        if command.op == ADD:
+            yield copy_of(record, CopyKind.COMMAND)._replace(due_ms=command.at_ms or command.due_ms)
+    elif record.topic == names.HALF_TOPIC:
+        mark = parse_mark(record.system[TRANSACTION])
+        why = f"transaction {mark.id} of {mark.group}"
+        yield copy_of(record, CopyKind.HALF)._replace(reason=why)
+    elif record.topic == names.SCHEDULE_TOPIC:
+        yield _level(record)
+    elif record.topic.startswith(names.RETRY_PREFIX):
+        yield copy_of(record, CopyKind.RETRY)._replace(group=record.topic.removeprefix(names.RETRY_PREFIX))
+    elif names.is_dead_letters(record.topic):
+        yield _dead(record)
+
+
+def transaction_of(record: StoredRecord) -> bytes:
+    """The transaction that a half record is of."""
+    return bytes.fromhex(parse_mark(record.system[TRANSACTION]).id)
+
+
+def _mark(record: StoredRecord) -> HalfMark | None:
+    try:
+        return parse_mark(record.system.get(TRANSACTION, ""))
+    except DamagedError:
+        return None
+
+
+def _dead(record: StoredRecord) -> MessageCopy:
+    letter = read_dead_letter(record)
+    copy = copy_of(record, CopyKind.DEAD)._replace(reason=letter.reason, error=letter.error)
+    if record.topic == names.TRANSACTION_DEAD_TOPIC:
+        checks = "1 check" if letter.attempts == 1 else f"{letter.attempts} checks"
+        return copy._replace(reason=f"its transaction: {letter.reason} after {checks}")
+    group = "" if record.topic == names.DELAY_DLQ_TOPIC else record.topic.removeprefix(names.DLQ_PREFIX)
+    return copy._replace(group=group, deliveries=letter.attempts)
+
+
+def _level(record: StoredRecord) -> MessageCopy:
+    real = record.system.get(REAL_TOPIC, "")
+    copy = copy_of(record, CopyKind.LEVEL)._replace(due_ms=record.due_ms, step=record.queue_id + 1)
+    if not real.startswith(names.RETRY_PREFIX):
+        return copy
+    said = headers.headers_of(record._replace(topic=real))
+    return copy._replace(
+        group=real.removeprefix(names.RETRY_PREFIX),
+        step=said.steps,
+        deliveries=said.deliveries,
+        error=said.error,
+    )
+
+
+def copy_of(record: StoredRecord, kind: CopyKind) -> MessageCopy:
+    """What any record says of itself."""
+    return MessageCopy(
+        kind, record.topic, record.queue_id, record.offset, record.born_ms, record.stored_ms,
+        position=record.position,
+    )  # fmt: skip
+
+
+def is_at(copy: MessageCopy, record: StoredRecord) -> bool:
+    """Whether it is the copy of this record."""
+    place = (record.topic, record.queue_id, record.offset)
+    return (copy.topic, copy.queue_id, copy.offset) == place
