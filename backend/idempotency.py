@@ -10,6 +10,9 @@ A topic that was deleted and made again is another topic: what was stored in the
 Bounds: `keys_max` keys in all and half of them of one topic; more are refused. PRODUCERS_MAX producers and
 SEQUENCES_ALL_MAX open sequences, SEQUENCES_MAX of one of them; above these who has many forgets its oldest,
 else whoever was not heard of for longest is forgotten. What was forgotten before its time is counted.
+
+Of producers that are forgotten nothing is left but `forgotten_ms`, when the last of them was heard of last.
+What has been under way since before that, and of which nothing is known, is refused: it may be stored.
 """
 
 from __future__ import annotations
@@ -23,13 +26,14 @@ import google_crc32c
 
 from backend.records import FirstStored
 from ddmq_common.errors import BoundReachedError, CallerError
-from ddmq_common.send_identity import DIGEST_BYTES, parse_key, parse_sequence
+from ddmq_common.send_identity import DIGEST_BYTES, parse_key, parse_sequence, under_way_ms
 
 WINDOW_MS = 3_600_000
 KEYS_MAX = 1_000_000
 PRODUCERS_MAX = 100_000
 SEQUENCES_MAX = 65_536
 SEQUENCES_ALL_MAX = 262_144
+ARRIVES_MS = 60_000  # by which a send may come later than it thinks; a SLICES-th of a shorter window
 MANY = 16  # who has more than this part of all sequences has many
 SLICE_KEYS = 65_536
 SLICES = 8  # of time; forgetting goes by slice, so a key is known for up to an eighth of the window longer
@@ -119,6 +123,7 @@ class KnownSends:
         self.slices: deque[KeySlice] = deque()
         self.producers: OrderedDict[str, ProducerSequences] = OrderedDict()  # heard of last: last
         self.forgotten = 0  # before their time
+        self.forgotten_ms = -1  # whatever producer is forgotten was heard of then at the latest
         self._counts: Counter[int] = Counter()
         self._keys = self._sequences = 0
         self._next_slice = 0
@@ -144,7 +149,7 @@ class KnownSends:
         self._asked = text, name, rest
         if isinstance(name, bytes):
             return self._first_of_key(name, rest, incarnation, now_ms)
-        return self._first_of_sequence(name, incarnation)
+        return self._first_of_sequence(name, text, incarnation, now_ms)
 
     def _first_of_key(
         self, digest: bytes, checksum: int, incarnation: int, now_ms: int
@@ -173,7 +178,9 @@ class KnownSends:
                 f" allowed: {self.keys_max}, of one topic {self.keys_max // 2}"
             )
 
-    def _first_of_sequence(self, name: tuple[str, int], incarnation: int) -> FirstStored | None:
+    def _first_of_sequence(
+        self, name: tuple[str, int], text: str, incarnation: int, now_ms: int
+    ) -> FirstStored | None:
         place, (producer, sequence) = self._ahead.get(name), name
         if place is None:
             known = self.producers.get(producer)
@@ -184,9 +191,20 @@ class KnownSends:
                     )
                 place = known.places.get(sequence)
         if place is None:
+            if text.count(".") > 2:  # it is sent again
+                self._check_known(name, text, now_ms)
             return None
         message_id, offset, queue_id, found, _, _ = PLACE.unpack(place)
         return FirstStored(message_id, queue_id, offset, False) if found == incarnation else None
+
+    def _check_known(self, name: tuple[str, int], text: str, now_ms: int) -> None:
+        """Whether it is known that it is not stored. Raises CallerError."""
+        late_ms = min(ARRIVES_MS, self.window_ms // SLICES)
+        if now_ms - (under_way_ms(text) or 0) - late_ms <= self.forgotten_ms:
+            raise CallerError(
+                f"sequence {name[1]} of producer {name[0]} is sent again, and it is not known any more"
+                " whether it was stored: producers that were heard of as long ago are forgotten"
+            )
 
     def note(
         self, text: str, message_id: bytes, offset: int, queue_id: int, incarnation: int, stored_ms: int
@@ -298,6 +316,7 @@ class KnownSends:
         while len(self.producers) > 1 and self._over(now_ms):
             _, oldest = self.producers.popitem(last=False)
             self._sequences -= len(oldest.places)
+            self.forgotten_ms = max(self.forgotten_ms, oldest.heard_ms)
             if oldest.heard_ms >= now_ms - self.window_ms:
                 self.forgotten += 1 + len(oldest.places)
 

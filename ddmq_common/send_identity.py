@@ -1,11 +1,11 @@
 """How a send that is stored once says which one it is: the text of the system property IDENTITY. Pure.
 
 Two kinds (docs/wire-additions.md, "Sends that are stored once"). A key: once per topic and key, so the text
-is a digest of both, and the checksum of the body. A sequence: once per producer and number. All numbers are
-hexadecimal:
+is a digest of both, and the checksum of the body. A sequence: once per producer and number; what is sent
+again also says for how long it has been under way (ms). All numbers are hexadecimal:
 
-    k DIGEST(32) CHECKSUM(8)                    k8a3f…
-    s PRODUCER . SEQUENCE . ANSWERED_BELOW      s5be1….2a.29
+    k DIGEST(32) CHECKSUM(8)                                    k8a3f…
+    s PRODUCER . SEQUENCE . ANSWERED_BELOW [. UNDER_WAY_MS]      s5be1….2a.29
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ def key_identity(topic: bytes, key: bytes, body: bytes) -> str:
     return f"k{digest}{google_crc32c.value(body):08x}"
 
 
-def sequence_identity(producer: bytes, sequence: int, answered_below: int) -> str:
-    """Of a message that a producer gave a number."""
-    return f"s{producer.hex()}.{sequence:x}.{answered_below:x}"
+def sequence_identity(
+    producer: bytes, sequence: int, answered_below: int, under_way_ms: int | None = None
+) -> str:
+    """Of a message that a producer gave a number. `under_way_ms`: of one that may be stored already."""
+    text = f"s{producer.hex()}.{sequence:x}.{answered_below:x}"
+    return text if under_way_ms is None else f"{text}.{under_way_ms:x}"
 
 
 def is_key(text: str) -> bool:
@@ -48,8 +51,21 @@ def parse_key(text: str) -> tuple[bytes, int]:
 
 def parse_sequence(text: str) -> tuple[tuple[str, int], int]:
     """(producer, sequence), answered below. Raises ValueError."""
-    producer, first, second = text.split(".")
+    producer, first, second = text.split(".", 2)
+    if "." in second:
+        second, _, under_way = second.partition(".")
+        int(under_way, 16)
     sequence, below = int(first, 16), int(second, 16)
     if producer[:1] != "s" or not 0 <= below <= sequence:
         raise ValueError("a producer, a sequence and what it has answers below are wanted")
     return (producer[1:], sequence), below
+
+
+def under_way_ms(text: str) -> int | None:
+    """Of a sequence that `parse_sequence` takes: for how long it has been, None: it says that it is new."""
+    return int(text.rpartition(".")[2], 16) if text.count(".") > 2 else None
+
+
+def sequence_name(text: str) -> str:
+    """What is the same in each send of a sequence; "" of none."""
+    return ".".join(text.split(".", 2)[:2])

@@ -25,7 +25,17 @@ from ddmq_common.errors import DamagedError
 log = logging.getLogger(__name__)
 SliceRow = tuple[int, int, int]  # number, rows, store time of the last one (epoch ms)
 ProducerRow = tuple[str, int, int, dict[int, bytes]]
-_decode: Any = msgspec.msgpack.Decoder(tuple[list[SliceRow], list[ProducerRow]]).decode
+
+
+class SavedSends(msgspec.Struct, array_like=True):
+    """What a checkpoint holds of them."""
+
+    slices: list[SliceRow]
+    producers: list[ProducerRow]
+    forgotten_ms: int = -1
+
+
+_decode: Any = msgspec.msgpack.Decoder(SavedSends).decode
 _encode: Any = msgspec.msgpack.Encoder().encode
 Found = Callable[[str, int, int, str], None]  # a damaged piece: file, position, length, what
 
@@ -42,7 +52,7 @@ def encode_sends(known: KnownSends) -> bytes:
     """What a checkpoint holds of it; b"" for nothing."""
     slices = [(one.number, one.saved + len(one.unsaved) // ROW_BYTES, one.last_ms) for one in known.slices]
     producers = [one.encoded or _encoded(name, one) for name, one in known.producers.items()]
-    found: bytes = _encode((slices, producers)) if slices or producers else b""
+    found: bytes = _encode((slices, producers, known.forgotten_ms)) if slices or producers else b""
     return found
 
 
@@ -55,13 +65,13 @@ def _encoded(name: str, one: ProducerSequences) -> object:
 def decode_sends(data: bytes, known: KnownSends) -> list[SliceRow]:
     """The other way: producers go into `known`, the slices are to be loaded. Raises DamagedError."""
     try:
-        slices, producers = _decode(data)
+        saved: SavedSends = _decode(data)
     except msgspec.MsgspecError as error:
         raise DamagedError(f"sends in a checkpoint: {error}") from error
-    for name, below, heard_ms, places in producers:
+    for name, below, heard_ms, places in saved.producers:
         known.put_producer(name, ProducerSequences(below, heard_ms, places))
-    found: list[SliceRow] = slices
-    return found
+    known.forgotten_ms = saved.forgotten_ms
+    return saved.slices
 
 
 class SendFiles:

@@ -119,6 +119,11 @@ def answered_below(sequence: int) -> bytes:
     return _I64_FIELD + varint(sequence << 1) + _STOP
 
 
+def under_way(below: bytes, ms: int) -> bytes:
+    """The same with field 106 behind it."""
+    return b"".join((below[:-1], _I64_FIELD, varint(ms << 1), _STOP))
+
+
 def numbered(message: bytes, producer: bytes, sequence: int, below: bytes) -> bytes:
     """A message, encoded without those fields, with them: what the two above made, its number between."""
     return b"".join((message[:-1], producer, varint(sequence << 1), below))

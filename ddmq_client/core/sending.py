@@ -7,11 +7,13 @@ stored. `end()` comes last, however it ended.
 
 What may be stored is sent again where that is no second message: it has a number or a key, and proxies were
 seen to recognise such (a key: were not seen to pass over it). A node shows by its results whether it does.
+With its number it says for how long it has been under way: who has forgotten what was stored then refuses it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from math import ceil
 from typing import NamedTuple
 
 from ddmq_client.core import frames, verdicts
@@ -49,6 +51,7 @@ class SendJob:
         "_attempts",
         "_batch",
         "_divides",
+        "_first_at",
         "_keyed",
         "_maybe_stored",
         "_messages",
@@ -87,6 +90,7 @@ class SendJob:
         self._numbers: range | None = None  # one for each message, also for those with a key
         self._recognised: bool | None = None
         self._divides = False  # the time, to leave some for another attempt
+        self._first_at: float | None = None  # when the first request was made
         self._batch = batch
         self.deadline = deadline
         self._policy = policy
@@ -114,6 +118,8 @@ class SendJob:
 
     def frame(self, now: float, sequence_id: int) -> bytes:
         """The request for everything still pending. The proxy is given a little less time than we have."""
+        if self._first_at is None:
+            self._first_at = now
         left_ms = max(0.0, self.attempt_deadline(now) - now) * 1000
         timeout_ms = max(1, int(left_ms - min(50.0, left_ms / 10)))
         pending = self._numbered() if self._numbers else [self._messages[at] for at in self._pending]
@@ -191,10 +197,24 @@ class SendJob:
         assert self._numbers is not None
         first, keyed, messages = self._numbers.start, self._keyed, self._messages
         producer, below = self._sequences.producer, frames.answered_below(self._sequences.lowest)
+        numbered, maybe_stored = frames.numbered, self._maybe_stored
+        if not maybe_stored:
+            return [
+                messages[at] if at in keyed else numbered(messages[at], producer, first + at, below)
+                for at in self._pending
+            ]
+        again = frames.under_way(below, self._under_way_ms())
         return [
-            messages[at] if at in keyed else frames.numbered(messages[at], producer, first + at, below)
+            messages[at]
+            if at in keyed
+            else numbered(messages[at], producer, first + at, again if at in maybe_stored else below)
             for at in self._pending
         ]
+
+    def _under_way_ms(self) -> int:
+        """Since the first request, when the time is up: nobody may take it for less."""
+        assert self._first_at is not None
+        return max(0, ceil((self.deadline - self._first_at) * 1000))
 
     def _once(self, at: int) -> bool:
         """Whether a second one of this message does no harm."""

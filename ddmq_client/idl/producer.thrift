@@ -46,6 +46,8 @@ struct Message {
     103: optional binary producerId
     104: optional i64 sequence
     105: optional i64 answeredBelow
+    /* of one that may be stored already: for how long it has been under way, at most, when this call's time is up */
+    106: optional i64 underWayMs
 }
 
 /* Adds or cancels a delayed message, or (of ours) changes one. Times are epoch seconds unless the name says otherwise. */

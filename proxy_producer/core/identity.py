@@ -20,6 +20,7 @@ from ddmq_common.send_identity import (
     key_identity,
     parse_key,
     sequence_identity,
+    sequence_name,
 )
 from proxy_producer.core.refusals import SendRefusal, illegal, shown
 from proxy_producer.core.validation import CHRONOS, DELAY
@@ -36,7 +37,9 @@ def identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> str |
     if key is not None:
         return _key(message, key, leveled=properties is not None and DELAY in properties)
     sequence = message.sequence
-    return None if sequence is None else _sequence(message.producerId or b"", sequence, message.answeredBelow)
+    if sequence is None:
+        return None
+    return _sequence(message.producerId or b"", sequence, message.answeredBelow, message.underWayMs)
 
 
 def no_identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> str | SendRefusal | None:
@@ -74,7 +77,9 @@ def _key(message: Any, key: bytes, *, leveled: bool) -> str | SendRefusal:
     return key_identity(b"\x00" + topic if leveled else topic, key, message.body or message.value or b"")
 
 
-def _sequence(producer: bytes, sequence: int, below: int | None) -> str | SendRefusal:
+def _sequence(
+    producer: bytes, sequence: int, below: int | None, under_way_ms: int | None
+) -> str | SendRefusal:
     below = below or 0
     if not 1 <= len(producer) <= PRODUCER_BYTES_MAX:
         what = f"sequence {sequence} comes with a producerId of {len(producer)} bytes"
@@ -82,10 +87,15 @@ def _sequence(producer: bytes, sequence: int, below: int | None) -> str | SendRe
     if not 0 <= below <= sequence <= SEQUENCE_MAX:
         what = f"sequence {sequence} comes with answeredBelow {below}"
         return illegal("sequence", what, "allowed: 0 <= answeredBelow <= sequence")
-    return sequence_identity(producer, sequence, below)
+    if under_way_ms is None:
+        return sequence_identity(producer, sequence, below)
+    if not 0 <= under_way_ms <= SEQUENCE_MAX:
+        what = f"sequence {sequence} comes with underWayMs {under_way_ms}"
+        return illegal("sequence", what, "allowed: 0 or more, or none with a first attempt")
+    return sequence_identity(producer, sequence, below, under_way_ms)
 
 
 def delay_uuid(identity: str) -> bytes:
     """16 bytes, the same for each send of a message: by them the delay service knows it."""
-    name = parse_key(identity)[0] if is_key(identity) else identity.rpartition(".")[0].encode()
+    name = parse_key(identity)[0] if is_key(identity) else sequence_name(identity).encode()
     return blake2b(name, digest_size=16).digest()

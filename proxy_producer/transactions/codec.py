@@ -21,7 +21,7 @@ from ddmq_common.delays.command import DelayCommand
 from ddmq_common.delivery import encode, key_and_tags, value_of
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import HALF_TOPIC, OP_TOPIC, TRANSACTION_DEAD_TOPIC
-from ddmq_common.send_identity import IDENTITY, is_key, parse_key
+from ddmq_common.send_identity import IDENTITY, is_key, parse_key, sequence_name
 
 TRANSACTION = "transaction"  # system property of a half record
 DEAD_TRANSACTION, DEAD_GROUP = dead.PREFIX + "transaction", dead.PREFIX + "producer-group"
@@ -149,7 +149,7 @@ def identity_in(identity: str, transaction: bytes) -> str:
 def name_of(identity: str) -> str:
     """What `identity_in` gave without what changes from one send to the next: the body's checksum, what its
     sender has an answer for. "" has none."""
-    return identity[:33] if is_key(identity) else identity.rpartition(".")[0]
+    return identity[:33] if is_key(identity) else sequence_name(identity)
 
 
 def id_by(identity: str) -> bytes:

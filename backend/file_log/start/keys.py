@@ -31,6 +31,11 @@ def apply_identity(record: Record, known: KnownSends) -> None:
         raise DamagedError(f"identity {identity[:100]!r} of a send: {error}") from error
 
 
+def forget_before(known: KnownSends, items: Iterator[Frame | Record | Bad]) -> None:
+    """What was stored before the first frame of `items` is lost, also who had stored it."""
+    known.forgotten_ms = next((one.stored_ms for one in items if isinstance(one, Frame)), known.forgotten_ms)
+
+
 def load_keys(
     known: KnownSends,
     files: SendFiles,

@@ -37,7 +37,7 @@ from backend.file_log.segments import SegmentSet
 from backend.file_log.sends import SendFiles
 from backend.file_log.start.checkpoint import load_checkpoint
 from backend.file_log.start.format_file import find_format, new_salt, write_format
-from backend.file_log.start.keys import apply_identity, load_keys
+from backend.file_log.start.keys import apply_identity, forget_before, load_keys
 from backend.file_log.start.tail import Tail
 from backend.file_log.state import LogQueue, LogState, decode_topic
 from backend.file_log.storage import Storage, is_full
@@ -129,6 +129,7 @@ class Recovery:
             load_keys(self._state.sends, files, checkpoint.slices, now_ms, found, segments, self.items, start)
         rebuilt = self._rebuild_missing(min(start, end))
         if self._headless:
+            forget_before(self._state.sends, self.items(start, end))
             self._apply_letters(start)
         self._apply(start, end)
         self._keep_finished()

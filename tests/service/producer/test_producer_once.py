@@ -9,6 +9,7 @@ from once_kit import NUMBERS, OLD_KEY, TIMEOUT_MS, keyed, numbered, place, sent
 from producer_client import Client
 from producer_server import ProducerServer
 
+from backend import idempotency
 from backend.records import AppendStatus
 from ddmq_common.delivery import decode
 from ddmq_common.errors import StorageError
@@ -151,6 +152,7 @@ class TestIllegal:
             ({"sequence": -(1 << 63)}, (f"sequence {-(1 << 63)}", "0 <= answeredBelow <= sequence")),
             ({"answeredBelow": 8}, ("sequence 7", "answeredBelow 8", "0 <= answeredBelow <= sequence")),
             ({"answeredBelow": -1}, ("sequence 7", "answeredBelow -1", "0 <= answeredBelow <= sequence")),
+            ({"underWayMs": -1}, ("sequence 7", "underWayMs -1", "0 or more")),
         ],
     )
     def test_sequences(self, client: Client, topic: str, fields: dict[str, Any], said: tuple[str, ...]):
@@ -177,6 +179,21 @@ class TestIllegal:
 
 
 class TestSequences:
+    def test_of_a_forgotten_producer_a_resend_is_refused(
+        self, server: ProducerServer, client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(idempotency, "PRODUCERS_MAX", 1)
+        sequence = next(NUMBERS) << 20
+        first = numbered(topic, sequence)
+        assert sent(client, first).duplicate == 0
+        first.underWayMs = 1_000
+        assert sent(client, first).duplicate == 1
+        sent(client, Message(topic=topic, body=b"other", producerId=b"other", sequence=sequence))
+        result = client.call("sendSync", message=first, timeout=TIMEOUT_MS)
+        assert (result.code, set(result.given())) == (11, {"code", "msg"})
+        assert f"sequence {sequence} of producer {first.producerId.hex()} is sent again" in result.msg
+        assert len(server.stored(topic)) == 2
+
     def test_once_each_in_any_order(self, server: ProducerServer, client: Client, topic: str):
         start = next(NUMBERS) << 20
         order = [3, 1, 3, 0, 0, 2, 1]

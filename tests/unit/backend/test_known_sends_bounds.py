@@ -9,6 +9,7 @@ import pytest
 
 from backend import idempotency
 from backend.idempotency import KnownSends
+from backend.records import FirstStored
 from ddmq_common.errors import BoundReachedError, CallerError
 from ddmq_common.send_identity import key_identity, sequence_identity
 from tests.support.passed_over import PassedOver
@@ -121,6 +122,46 @@ def test_of_too_many_producers_the_one_that_was_not_heard_of_for_longest_goes() 
     store(known, 5, 0)
     assert [is_known(known, producer, 0) for producer in (1, 2, 3, 4, 5)] == [True, False, True, True, True]
     assert known.forgotten == 2
+
+
+def sent_again(known: KnownSends, sequence: int, under_way_ms: int, at_ms: int) -> FirstStored | None:
+    return known.first(sequence_identity(b"1", sequence, 0, under_way_ms), 1, at_ms)
+
+
+def test_what_a_forgotten_producer_sends_again_is_refused() -> None:
+    """Nobody can know whether it is stored; also when the producer is heard of again."""
+    known = KnownSends()
+    store(known, 1, 0)
+    for producer in (2, 3, 4):
+        store(known, producer, 0)
+    assert sent_again(known, 0, 10, NOW_MS) is not None, "as long as it is known"
+    store(known, 5, 0, at_ms=NOW_MS + 2_000)
+    with pytest.raises(CallerError, match=r"sequence 0 .* not known any more"):
+        sent_again(known, 0, 3_000, NOW_MS + 3_000)
+    store(known, 1, 1, at_ms=NOW_MS + 4_000)
+    assert is_known(known, 1, 1)
+    with pytest.raises(CallerError, match=r"sequence 0 .* not known any more"):
+        sent_again(known, 0, 5_000, NOW_MS + 5_000)
+
+
+def test_what_is_newer_than_all_that_was_forgotten_is_sent_again_as_ever() -> None:
+    known = KnownSends()
+    for producer in (1, 2, 3, 4, 5):
+        store(known, producer, 0)
+    late_ms = idempotency.ARRIVES_MS
+    assert sent_again(known, 7, 3_000, NOW_MS + late_ms + 3_001) is None
+    with pytest.raises(CallerError):  # it may have been longer on its way than it knows
+        sent_again(known, 7, 3_000, NOW_MS + late_ms + 3_000)
+    assert not is_known(known, 1, 0), "what says that it is new is taken to be"
+
+
+def test_what_is_sent_again_after_the_window_is_refused() -> None:
+    known = KnownSends(window_ms=1_000)
+    store(known, 1, 0)
+    store(known, 2, 0, at_ms=NOW_MS + 1_001)
+    with pytest.raises(CallerError, match="not known any more"):
+        sent_again(known, 0, 1_001, NOW_MS + 1_001)
+    assert sent_again(known, 1, 500, NOW_MS + 1_001) is None
 
 
 def test_who_is_silent_for_the_window_is_forgotten_and_not_missed() -> None:

@@ -309,6 +309,34 @@ def test_what_the_nodes_of_a_cluster_show_together() -> None:
     assert rotation.recognises() is True, "who is gone does not count"
 
 
+def test_what_may_be_stored_says_for_how_long_it_is_under_way() -> None:
+    """Until its time is up, so that it is not less when somebody looks."""
+    job = SendJob(encoded(4, {3}), True, 10.0, ResendPolicy(), sequences=new_sequences(), keyed={3})
+    job.begin(NODE, True)
+    first = arguments(job.frame(2.5, 1)).messages
+    assert [message.underWayMs for message in first] == [None] * 4
+    job.answered(NODE, [result(12), result(15), result(0, 0), result(12)], False)
+    job.begin(NODE, True)
+    again = arguments(job.frame(4.0, 2)).messages
+    assert [(message.sequence, message.underWayMs) for message in again] == [
+        (0, 7_500),
+        (1, None),
+        (None, None),
+    ]
+    job.end()
+
+
+def test_what_is_not_known_any_more_is_told_and_not_sent_again() -> None:
+    job = SendJob(encoded(1), False, 10.0, ResendPolicy(), sequences=new_sequences())
+    job.begin(NODE, True)
+    job.failed(NODE, CallVerdict.LOST, "lost", True)
+    job.begin(NODE, True)
+    job.answered(NODE, [result(11)], True)
+    assert job.next_wait(0.0, True) is None
+    assert isinstance(job.results[0].error, UnknownOutcomeError)
+    assert job.results[0].code == 11
+
+
 def test_past_the_bound_a_message_goes_without_a_number() -> None:
     sequences = new_sequences()
     assert sequences.take(OPEN_MAX) is not None

@@ -16,10 +16,11 @@ from backend.file_log.start.keys import apply_identity
 from backend.file_log.storage import File
 from backend.idempotency import KnownSends
 from backend.records import AppendResult, AppendStatus, Durability
+from ddmq_common.errors import CallerError
 from ddmq_common.metrics import catalogue
 from ddmq_common.send_identity import IDENTITY, key_identity, sequence_identity
 from tests.support.waits import done
-from tests.unit.file_log.log_rig import LogRig, record
+from tests.unit.file_log.log_rig import LogRig, forget_checkpoints, record
 
 WINDOW_MS = 8_000
 
@@ -150,6 +151,47 @@ def test_keys_whose_files_are_lost_come_from_all_segments_of_the_window(
     assert damaged(rig) >= 1
     assert [number for number in range(61) if send_key(rig, number).first is None] == [0]
     assert read_before[0] < 2 * segments + 4 < read_before[-1]
+    rig.close()
+
+
+def send_again(rig: LogRig, producer: bytes) -> AppendResult:
+    identity = {IDENTITY: sequence_identity(producer, 1, 0, 1_000)}
+    return done(rig.log.append([record(b"again", system=identity)], rig.soon))[0]
+
+
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_that_producers_are_forgotten_is_known_after_a_restart(
+    rig: LogRig, monkeypatch: pytest.MonkeyPatch, checkpoint: bool
+) -> None:
+    monkeypatch.setattr("backend.idempotency.PRODUCERS_MAX", 1)
+    rig.make()
+    for producer in (b"one", b"two"):
+        identity = {IDENTITY: sequence_identity(producer, 1, 0)}
+        done(rig.log.append([record(b"first", system=identity)], rig.soon))
+    if checkpoint:
+        rig.checkpoint()
+    rig.reopen()
+    refused = send_again(rig, b"one")
+    assert (refused.status, type(refused.error)) == (AppendStatus.REFUSED, CallerError)
+    assert "not known any more" in str(refused.error)
+    assert send_again(rig, b"two").first is not None
+    rig.close()
+
+
+def test_what_is_lost_with_the_log_and_its_checkpoints_is_not_taken_for_new(tmp_path: Path) -> None:
+    rig = LogRig(tmp_path / "log", segment_bytes=4 << 10)
+    rig.make()
+    done(send_number(rig, 1))
+    for _ in range(10):
+        done(rig.append(bytes(1_000)))
+    rig.log.close()
+    first, *_ = sorted((rig.directory / "commitlog").glob("0*"))
+    first.unlink()
+    forget_checkpoints(rig)
+    rig.open()
+    rig.make()
+    refused = send_again(rig, b"producer")
+    assert (refused.status, type(refused.error)) == (AppendStatus.REFUSED, CallerError)
     rig.close()
 
 
