@@ -7,9 +7,12 @@ durable: `keep` makes it count, `back_to` takes it back. The state is what the s
 in their order, so that it can be had again from them (`restore`).
 
 A topic that was deleted and made again is another topic: what was stored in the one before does not count.
-Bounds: `keys_max` keys in all and half of them of one topic; more are refused. PRODUCERS_MAX producers and
-SEQUENCES_ALL_MAX open sequences, SEQUENCES_MAX of one of them; above these who has many forgets its oldest,
-else whoever was not heard of for longest is forgotten. What was forgotten before its time is counted.
+Bounds: a topic may have as many keys as are free of `keys_max`: half of them when it is alone, a third each
+when two take all they can, so that there is room for the next; and a SHARE-th of them in any case, as long as
+there are no more than twice `keys_max`. More are refused.
+PRODUCERS_MAX producers and SEQUENCES_ALL_MAX open sequences, SEQUENCES_MAX of one of them; above these who has
+many forgets its oldest, else whoever was not heard of for longest is forgotten. What was forgotten before its
+time is counted.
 
 Of producers that are forgotten nothing is left but `forgotten_ms`, when the last of them was heard of last.
 What has been under way since before that, and of which nothing is known, is refused: it may be stored.
@@ -25,11 +28,12 @@ from struct import Struct
 import google_crc32c
 
 from backend.records import FirstStored
-from ddmq_common.errors import BoundReachedError, CallerError
+from ddmq_common.errors import BoundReachedError, CallerError, DdmqError
 from ddmq_common.send_identity import DIGEST_BYTES, parse_key, parse_sequence, under_way_ms
 
 WINDOW_MS = 3_600_000
 KEYS_MAX = 1_000_000
+SHARE = 10_000  # every topic may have this part of all keys, whatever the others have
 PRODUCERS_MAX = 100_000
 SEQUENCES_MAX = 65_536
 SEQUENCES_ALL_MAX = 262_144
@@ -47,6 +51,11 @@ Name = bytes | tuple[str, int]  # what tells a send from all others: a key's dig
 def _parse(text: str) -> tuple[Name, int]:
     """Its name, and the checksum of the body or below what the producer has answers. Raises ValueError."""
     return parse_key(text) if text[:1] == "k" else parse_sequence(text)
+
+
+def refusal_in(topic: str, error: DdmqError) -> DdmqError:
+    """What `first` raised for a record of `topic`, with its name where it finds no room."""
+    return BoundReachedError(f"topic {topic}: {error}") if isinstance(error, BoundReachedError) else error
 
 
 def row_of(key: bytes) -> bytes:
@@ -165,18 +174,25 @@ class KnownSends:
             if found == incarnation and stored_ms >= now_ms - self.window_ms:
                 return FirstStored(message_id, queue_id, offset, checksum != sum_before)
         self._expire(now_ms)
-        if self._keys + len(self.notes) >= self.keys_max // 2:
+        if 2 * (self._keys + len(self.notes)) >= self.keys_max:
             self._check_room(incarnation)
         return None
 
     def _check_room(self, incarnation: int) -> None:
         keys = self._keys + self._noted_keys
         own = self._counts[incarnation] + self._noted[incarnation]
-        if keys >= self.keys_max or own >= self.keys_max // 2:
+        free, share = max(0, self.keys_max - keys), self.keys_max // SHARE
+        if (own >= free and own >= share) or keys >= self._all_max:
             raise BoundReachedError(
-                f"{keys} idempotency keys of the last {self.window_ms} ms are known, {own} of this topic;"
-                f" allowed: {self.keys_max}, of one topic {self.keys_max // 2}"
+                f"{own} of its idempotency keys are known, and {keys} of all topics; allowed: as many as are"
+                f" free, {free} of {self.keys_max} (idempotency_keys_max), and {share} in any case; a key is"
+                f" known for {self.window_ms} ms: send it again later, or have the bound raised"
             )
+
+    @property
+    def _all_max(self) -> int:
+        """Keys of all topics."""
+        return self.keys_max + self.keys_max // SHARE * SHARE
 
     def _first_of_sequence(
         self, name: tuple[str, int], text: str, incarnation: int, now_ms: int
@@ -266,9 +282,9 @@ class KnownSends:
             last.unsaved += row_of(digest + place)
         self._counts[incarnation] += 1
         self._keys += 1
-        if self._keys > self.keys_max:  # commits were not asked for room
+        if self._keys > self._all_max:  # commits were not asked for room
             self._expire(stored_ms)
-            while self._keys > self.keys_max and len(self.slices) > 1:
+            while self._keys > self._all_max and len(self.slices) > 1:
                 self.forgotten += self._forget_slice()
 
     def _expire(self, now_ms: int) -> None:

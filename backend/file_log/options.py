@@ -38,7 +38,9 @@ class FileLogOptions:
     hot_bytes: int = 256 * MIB  # the newest part of the log, read without leaving the hub
     warm_blocks_max: int = 256  # of 1 MiB, read lately: taken as cached as well
     idempotency_window_ms: int = WINDOW_MS  # a message's idempotency key is known for so long
-    idempotency_keys_max: int = KEYS_MAX  # known at a time, half of them of one topic; more are refused
+    idempotency_keys_max: int = (
+        KEYS_MAX  # known at a time, of one topic as many as are free; more are refused
+    )
     sweep_ms: int = 5  # how exact deadlines are
     recover_retry_ms: int = 1_000  # between tries to leave the state after a failed sync, and two such states
 
@@ -54,7 +56,7 @@ class FileLogOptions:
                     f"log: {name} is {getattr(self, name)}; allowed: at least body_bytes_max,"
                     f" {self.body_bytes_max}, or such a message could never be stored"
                 )
-        if self.idempotency_keys_max < 2:  # half of them of one topic
+        if self.idempotency_keys_max < 2:  # one topic may have as many as are free
             raise ConfigError(
                 f"log: idempotency_keys_max is {self.idempotency_keys_max}; allowed: at least 2"
             )

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from backend.engine import check_absent, check_change, check_settings
-from backend.idempotency import KnownSends
+from backend.idempotency import KnownSends, refusal_in
 from backend.port import FindCall, ReadCall, Wait
 from backend.progress.group_progress import ProgressTable
 from backend.records import (
@@ -229,7 +229,7 @@ class MemoryStore:
                     results.append(self._store_once(record, wall_ms))
                     continue
                 except DdmqError as refusal:
-                    error = refusal
+                    error = refusal_in(record.topic, refusal)
             results.append(AppendResult(AppendStatus.REFUSED, -1, Durability.WRITTEN, error))
         return results
 

@@ -94,16 +94,15 @@ class KnownSendsMachine(RuleBasedStateMachine):
     def send_key(self, key: int, incarnation: int, body: bytes) -> None:
         text = key_identity(b"topic", b"key %d" % key, body)
         known = self._first(b"", key, incarnation) is not None
+        own, every = self._keys(WINDOW_MS, incarnation), self._keys(WINDOW_MS)
         try:
             self._send(b"", key, 0, text, incarnation, body)
         except BoundReachedError:
             longest_ms = WINDOW_MS + WINDOW_MS // SLICES  # a slice goes as a whole
-            full = self._keys(longest_ms) >= KEYS_MAX
             assert not known
-            assert full or self._keys(longest_ms, incarnation) >= KEYS_MAX // 2
+            assert self._keys(longest_ms, incarnation) >= KEYS_MAX - self._keys(longest_ms)
         else:
-            assert self._keys(WINDOW_MS) <= KEYS_MAX
-            assert self._keys(WINDOW_MS, incarnation) <= KEYS_MAX // 2
+            assert known or own < KEYS_MAX - every
 
     def _producer(self, index: int) -> bytes:
         """One that was heard of lately: who is silent for longer than the window is forgotten, some time."""

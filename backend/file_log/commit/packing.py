@@ -33,6 +33,7 @@ from backend.file_log.core.layout import (
 )
 from backend.file_log.options import FileLogOptions
 from backend.file_log.state import LogQueue, LogState, TopicState
+from backend.idempotency import refusal_in
 from backend.progress.group_progress import Fence, Key
 from backend.records import (
     AppendResult,
@@ -269,7 +270,7 @@ class FramePacker:
         try:
             first = self._state.sends.first(identity, topic.incarnation, self.frame.stored_ms)
         except DdmqError as error:
-            results.append(refused(error))
+            results.append(refused(refusal_in(topic.info.name, error)))
             return True
         if first is not None:
             found = AppendResult(AppendStatus.STORED, first.offset, topic.durability, None, first)

@@ -77,11 +77,11 @@ def test_a_key_costs_no_more_when_many_are_known_and_noted() -> None:
     for number in range(10):
         known.restore(key_identity(b"t", b"%d" % number, b""), bytes(16), number, 0, 1 + number % 2, NOW_MS)
     known.notes = Notes()
-    for number in range(10):
+    for number in range(5):
         text = key_identity(b"u", b"%d" % number, b"")
         assert known.first(text, 3, NOW_MS) is None
         known.note(text, bytes(16), number, 0, 3, NOW_MS)
-    with pytest.raises(BoundReachedError, match=r"20 idempotency keys .*10 of this topic"):
+    with pytest.raises(BoundReachedError, match=r"5 of its idempotency keys .*15 of all topics"):
         known.first(key_identity(b"v", b"0", b""), 3, NOW_MS)
 
 
@@ -95,10 +95,10 @@ def test_what_is_taken_back_makes_room_again() -> None:
     text = key_identity(b"t", b"4", b"")
     assert known.first(text, 1, NOW_MS) is None
     known.note(text, bytes(16), 3, 0, 1, NOW_MS)
-    with pytest.raises(BoundReachedError, match=r"4 idempotency keys .*4 of this topic"):
+    with pytest.raises(BoundReachedError, match=r"4 of its idempotency keys .*4 of all topics"):
         known.first(key_identity(b"t", b"5", b""), 1, NOW_MS)
     known.keep()
-    with pytest.raises(BoundReachedError, match=r"4 idempotency keys .*4 of this topic"):
+    with pytest.raises(BoundReachedError, match=r"4 of its idempotency keys .*4 of all topics"):
         known.first(key_identity(b"t", b"5", b""), 1, NOW_MS)
 
 
@@ -176,10 +176,60 @@ def test_one_topic_has_half_of_the_keys() -> None:
     known = KnownSends(keys_max=8)
     for number in range(4):
         known.restore(key_identity(b"a", b"%d" % number, b""), bytes(16), number, 0, 1, NOW_MS)
-    with pytest.raises(BoundReachedError, match=r"4 idempotency keys .* 4 of this topic; allowed: 8"):
+    with pytest.raises(BoundReachedError, match=r"4 of its .* allowed: as many as are free, 4 of 8"):
         known.first(key_identity(b"a", b"more", b""), 1, NOW_MS)
     assert known.first(key_identity(b"b", b"more", b""), 2, NOW_MS) is None
     assert known.first(key_identity(b"a", b"more", b""), 1, NOW_MS + known.window_ms + 1) is None
+
+
+def fill(known: KnownSends, topic: int) -> int:
+    """Store keys of a topic until there is no room for more; how many that were."""
+    for number in range(100_000):
+        text = key_identity(b"%d" % topic, b"%d" % number, b"")
+        try:
+            assert known.first(text, topic, NOW_MS) is None
+        except BoundReachedError:
+            return number
+        known.restore(text, bytes(16), number, 0, topic, NOW_MS)
+    return pytest.fail("there is no bound")
+
+
+def test_two_topics_that_take_all_they_can_leave_room_for_others() -> None:
+    known = KnownSends(keys_max=1_200)
+    assert [fill(known, topic) for topic in (1, 2)] == [600, 300]
+    assert known.first(key_identity(b"3", b"0", b""), 3, NOW_MS) is None
+
+
+def test_topics_that_want_more_have_an_equal_part_each() -> None:
+    known, wanting, stored = KnownSends(keys_max=1_200), {1, 2}, {1: 0, 2: 0}
+    while wanting:
+        for topic in list(wanting):
+            text = key_identity(b"%d" % topic, b"%d" % stored[topic], b"")
+            try:
+                known.first(text, topic, NOW_MS)
+            except BoundReachedError:
+                wanting.remove(topic)
+                continue
+            known.restore(text, bytes(16), stored[topic], 0, topic, NOW_MS)
+            stored[topic] += 1
+    assert stored == {1: 400, 2: 400}
+
+
+def test_a_topic_has_its_share_whatever_the_others_have() -> None:
+    """Many that take what is free, one after the other, leave next to nothing."""
+    known = KnownSends(keys_max=20_000)
+    for topic in range(1, 30):
+        assert fill(known, topic) >= 20_000 // idempotency.SHARE
+    assert known.forgotten == 0
+
+
+def test_all_shares_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idempotency, "SHARE", 10)
+    known = KnownSends(keys_max=100)
+    stored = [fill(known, topic) for topic in range(1, 50)]
+    assert min(stored[:10]) == 10
+    assert sum(stored) <= 200
+    assert known.forgotten == 0
 
 
 def test_copies_that_nobody_had_to_make_room_for_push_out_the_oldest_keys() -> None:

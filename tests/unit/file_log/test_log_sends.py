@@ -16,7 +16,7 @@ from backend.file_log.start.keys import apply_identity
 from backend.file_log.storage import File
 from backend.idempotency import KnownSends
 from backend.records import AppendResult, AppendStatus, Durability
-from ddmq_common.errors import CallerError
+from ddmq_common.errors import BoundReachedError, CallerError
 from ddmq_common.metrics import catalogue
 from ddmq_common.send_identity import IDENTITY, key_identity, sequence_identity
 from tests.support.waits import done
@@ -151,6 +151,19 @@ def test_keys_whose_files_are_lost_come_from_all_segments_of_the_window(
     assert damaged(rig) >= 1
     assert [number for number in range(61) if send_key(rig, number).first is None] == [0]
     assert read_before[0] < 2 * segments + 4 < read_before[-1]
+    rig.close()
+
+
+def test_a_topic_that_finds_no_room_is_named(tmp_path: Path) -> None:
+    rig = LogRig(tmp_path / "log", idempotency_keys_max=4)
+    rig.make()
+    rig.make("bills")
+    assert [send_key(rig, number).status for number in (1, 2)] == [AppendStatus.STORED] * 2
+    refused = send_key(rig, 3)
+    assert (refused.status, type(refused.error)) == (AppendStatus.REFUSED, BoundReachedError)
+    assert str(refused.error).startswith("topic orders: 2 of its idempotency keys are known, and 2 of all")
+    identity = {IDENTITY: key_identity(b"bills", b"1", b"1")}
+    assert done(rig.log.append([record(b"1", "bills", system=identity)], rig.soon))[0].error is None
     rig.close()
 
 
