@@ -10,9 +10,12 @@ A topic that was deleted and made again is another topic: what was stored in the
 Bounds: a topic may have as many keys as are free of `keys_max`: half of them when it is alone, a third each
 when two take all they can, so that there is room for the next; and a SHARE-th of them in any case, as long as
 there are no more than twice `keys_max`. More are refused.
-PRODUCERS_MAX producers and SEQUENCES_ALL_MAX open sequences, SEQUENCES_MAX of one of them; above these who has
-many forgets its oldest, else whoever was not heard of for longest is forgotten. What was forgotten before its
-time is counted.
+PRODUCERS_MAX producers and SEQUENCES_ALL_MAX open sequences, SEQUENCES_MAX of one of them; above these who
+has many forgets its oldest, else whoever was not heard of for longest is forgotten. What was forgotten before
+its time is counted.
+
+Its time is store time less `ahead_ms`: while the engine runs it goes by the monotonic clock (`start`, `stamp`),
+so nothing gets older because somebody has set the wall clock forward.
 
 Of producers that are forgotten nothing is left but `forgotten_ms`, when the last of them was heard of last.
 What has been under way since before that, and of which nothing is known, is refused: it may be stored.
@@ -122,7 +125,7 @@ class KeySlice:
 
 
 class KnownSends:
-    """See the module's text. Store times (epoch ms) are its clock."""
+    """See the module's text. All times are its own (ms), but for those of `restore`."""
 
     def __init__(self, window_ms: int = WINDOW_MS, keys_max: int = KEYS_MAX, *, saving: bool = False) -> None:
         """`saving`: slices keep their rows until they are told that these are saved."""
@@ -131,6 +134,8 @@ class KnownSends:
         self.keys_max = keys_max
         self.slices: deque[KeySlice] = deque()
         self.producers: OrderedDict[str, ProducerSequences] = OrderedDict()  # heard of last: last
+        self.ahead_ms = 0  # of its time the store times are: so far the wall clock was set forward
+        self._base_ms = 0.0  # its time when the monotonic clock was at 0
         self.forgotten = 0  # before their time
         self.forgotten_ms = -1  # whatever producer is forgotten was heard of then at the latest
         self._counts: Counter[int] = Counter()
@@ -146,6 +151,16 @@ class KnownSends:
     def bounds(self, window_ms: int, keys_max: int) -> None:
         """Others from now on."""
         self.window_ms, self.keys_max = window_ms, keys_max
+
+    def start(self, stored_ms: int, now_s: float) -> None:
+        """All is restored; what is stored now has the store time `stored_ms`, at `now_s` (monotonic)."""
+        self._base_ms = stored_ms - self.ahead_ms - now_s * 1000
+
+    def stamp(self, stored_ms: int, now_s: float) -> int:
+        """Its time when records are stored with `stored_ms`, at `now_s` (monotonic)."""
+        time_ms = round(self._base_ms + now_s * 1000)
+        self.ahead_ms = stored_ms - time_ms
+        return time_ms
 
     # --- before a record is stored, and when it has its offset
 
@@ -261,7 +276,7 @@ class KnownSends:
         self, text: str, message_id: bytes, offset: int, queue_id: int, incarnation: int, stored_ms: int
     ) -> None:
         """A stored record said this, in the order of the log. Raises ValueError for what is no identity."""
-        self.note(text, message_id, offset, queue_id, incarnation, stored_ms)
+        self.note(text, message_id, offset, queue_id, incarnation, stored_ms - self.ahead_ms)
         self.keep()
 
     # --- what counts

@@ -23,7 +23,7 @@ from backend.idempotency import ROW_BYTES, KeySlice, KnownSends, ProducerSequenc
 from ddmq_common.errors import DamagedError
 
 log = logging.getLogger(__name__)
-SliceRow = tuple[int, int, int]  # number, rows, store time of the last one (epoch ms)
+SliceRow = tuple[int, int, int]  # number, rows, when the last one was stored (time of KnownSends)
 ProducerRow = tuple[str, int, int, dict[int, bytes]]
 
 
@@ -33,6 +33,7 @@ class SavedSends(msgspec.Struct, array_like=True):
     slices: list[SliceRow]
     producers: list[ProducerRow]
     forgotten_ms: int = -1
+    ahead_ms: int = 0
 
 
 _decode: Any = msgspec.msgpack.Decoder(SavedSends).decode
@@ -52,7 +53,9 @@ def encode_sends(known: KnownSends) -> bytes:
     """What a checkpoint holds of it; b"" for nothing."""
     slices = [(one.number, one.saved + len(one.unsaved) // ROW_BYTES, one.last_ms) for one in known.slices]
     producers = [one.encoded or _encoded(name, one) for name, one in known.producers.items()]
-    found: bytes = _encode((slices, producers, known.forgotten_ms)) if slices or producers else b""
+    if not slices and not producers:
+        return b""
+    found: bytes = _encode((slices, producers, known.forgotten_ms, known.ahead_ms))
     return found
 
 
@@ -70,7 +73,7 @@ def decode_sends(data: bytes, known: KnownSends) -> list[SliceRow]:
         raise DamagedError(f"sends in a checkpoint: {error}") from error
     for name, below, heard_ms, places in saved.producers:
         known.put_producer(name, ProducerSequences(below, heard_ms, places))
-    known.forgotten_ms = saved.forgotten_ms
+    known.forgotten_ms, known.ahead_ms = saved.forgotten_ms, saved.ahead_ms
     return saved.slices
 
 

@@ -88,6 +88,7 @@ class MemoryBackend(Backend):
         self._draining = self._closed = False
         self._timer = HubTimer()
         self._store_clock = StoreClock(self._clock, 0)
+        self._store.sends.start(self._store_clock.now_ms(), self._clock.monotonic())
         self._ticking = False
 
     # --- topics and settings
@@ -145,7 +146,8 @@ class MemoryBackend(Backend):
         taken = list(records)
 
         def act() -> list[AppendResult]:
-            results = self._store.append(taken, self._store_clock.stamp(self._clock.monotonic()))
+            now = self._clock.monotonic()
+            results = self._store.append(taken, self._store_clock.stamp(now), now)
             self._store_clock.stored()
             self._loop.run_callback(self._wake, taken)
             return results
@@ -163,7 +165,8 @@ class MemoryBackend(Backend):
             check_delta(delta)
 
         def act() -> list[AppendResult]:
-            results = self._store.commit(batch, self._store_clock.stamp(self._clock.monotonic()))
+            now = self._clock.monotonic()
+            results = self._store.commit(batch, self._store_clock.stamp(now), now)
             if batch.records:
                 self._store_clock.stored()
             for key in batch.settings:

@@ -219,32 +219,34 @@ class MemoryStore:
 
     # --- writing
 
-    def append(self, records: Sequence[NewRecord], wall_ms: int) -> list[AppendResult]:
-        """One result per record; each is stored or refused by itself."""
+    def append(self, records: Sequence[NewRecord], wall_ms: int, now_s: float) -> list[AppendResult]:
+        """One result per record; each is stored or refused by itself. `now_s`: monotonic."""
         results = []
+        sends_ms = self.sends.stamp(wall_ms, now_s)
         for record in records:
             error = self._refusal(record, 0)
             if error is None:
                 try:
-                    results.append(self._store_once(record, wall_ms))
+                    results.append(self._store_once(record, wall_ms, sends_ms))
                     continue
                 except DdmqError as refusal:
                     error = refusal_in(record.topic, refusal)
             results.append(AppendResult(AppendStatus.REFUSED, -1, Durability.WRITTEN, error))
         return results
 
-    def _store_once(self, record: NewRecord, wall_ms: int) -> AppendResult:
+    def _store_once(self, record: NewRecord, wall_ms: int, sends_ms: int) -> AppendResult:
         """Store it, unless it says that it was stored before. Raises what KnownSends.first does."""
         identity = record.system.get(IDENTITY) if record.system else None
         if identity is not None:
             info = self.topics[record.topic].info
-            first = self.sends.first(identity, info.incarnation, wall_ms)
+            first = self.sends.first(identity, info.incarnation, sends_ms)
             if first is not None:
                 return AppendResult(AppendStatus.STORED, first.offset, info.durability, None, first)
         return self._store(record, wall_ms)
 
-    def commit(self, batch: CommitBatch, wall_ms: int) -> list[AppendResult]:
+    def commit(self, batch: CommitBatch, wall_ms: int, now_s: float) -> list[AppendResult]:
         """All of `batch` or nothing. Raises what Backend.commit fails with."""
+        self.sends.stamp(wall_ms, now_s)
         for delta in batch.progress:
             if self.queue(delta.queue) is None:
                 raise UnknownTopicError(f"queue {delta.queue} of a progress delta does not exist (any more)")

@@ -139,3 +139,12 @@ def test_they_are_known_after_a_restart(lasting: Kit) -> None:
         assert [result.first for result in results[:2]] == [first_of(key, 0), first_of(sequence, 1)]
         assert isinstance(results[2].error, CallerError)
     assert len(lasting.stored(lasting.queue("orders"))) == 2
+
+
+def test_a_clock_that_is_set_forward_makes_nothing_older(kit: Kit) -> None:
+    kit.make("orders")
+    first = with_key(kit, b"1")
+    kit.append(first)
+    kit.clock.now_ms += 24 * 3_600_000
+    kit.send("orders", b"between")
+    assert kit.append(with_key(kit, b"1"))[0].first == first_of(first, 0)

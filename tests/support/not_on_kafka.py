@@ -63,6 +63,7 @@ NOT_ON_KAFKA: Mapping[str, Mapping[str, Reason]] = {
         "test_a_topic_made_again_knows_nothing_of_the_one_before": NO_ONCE,
         "test_commits_do_not_look_at_it": NO_ONCE,
         "test_they_are_known_after_a_restart": NO_ONCE,
+        "test_a_clock_that_is_set_forward_makes_nothing_older": NO_ONCE,
     },
     "contract/test_contract_lasting.py": {
         "test_everything_is_found_again": NO_FIND,

@@ -58,7 +58,7 @@ class PackedFrame:
 
     __slots__ = (
         "applies", "batch_id", "columns", "count", "data", "durable", "end", "fences", "position", "requests",
-        "settings", "stored_ms", "sync", "topics", "topics_more", "touched",
+        "sends_ms", "settings", "stored_ms", "sync", "topics", "topics_more", "touched",
     )  # fmt: skip
 
     def __init__(self, position: int, batch_id: int, durable: int, stored_ms: int) -> None:
@@ -66,6 +66,7 @@ class PackedFrame:
         self.batch_id = batch_id
         self.durable = durable
         self.stored_ms = stored_ms
+        self.sends_ms = 0  # the same in the time of sends that are known
         self.end = position + FRAME_BYTES
         self.count = 0
         self.sync = False
@@ -132,10 +133,11 @@ class FramePacker:
         self._parts: list[bytes] = []
         self.frame = PackedFrame(0, 0, 0, 0)
 
-    def begin(self, position: int, durable: int, stored_ms: int) -> PackedFrame:
-        """Start a frame at a log position."""
+    def begin(self, position: int, durable: int, stored_ms: int, now_s: float) -> PackedFrame:
+        """Start a frame at a log position; `now_s`: monotonic."""
         self._parts = [b""]
         self.frame = PackedFrame(position, self._state.batch_id, durable, stored_ms)
+        self.frame.sends_ms = self._state.sends.stamp(stored_ms, now_s)
         return self.frame
 
     def mark(self) -> Mark:
@@ -203,7 +205,7 @@ class FramePacker:
     def add_lists(self, lists: Iterable[Sequence[NewRecord]], once: bool = True) -> list[Results]:
         """The same for the records of many requests."""
         frame, parts, tags = self.frame, self._parts, self._tags
-        topics, position, stored_ms = self._state.topics, frame.end, frame.stored_ms
+        topics, position, stored_ms, sends_ms = self._state.topics, frame.end, frame.stored_ms, frame.sends_ms
         positions, names, keys, ids = frame.columns
         crc, add_crc, pack_rest, pack_front = google_crc32c.value, google_crc32c.extend, REST.pack, FRONT.pack
         salt = self._salt
@@ -261,14 +263,14 @@ class FramePacker:
                 position += size
                 results.append(new(AppendResult, (status, offset, topic.durability, None, None)))
                 if identity is not None:
-                    note(identity, message_id, offset, record.queue_id, topic.incarnation, stored_ms)
+                    note(identity, message_id, offset, record.queue_id, topic.incarnation, sends_ms)
         frame.end = position
         return answers
 
     def _answered_before(self, identity: str, topic: TopicState, results: Results) -> bool:
         """Whether it is answered by what it says it is: it was stored before, or cannot be known."""
         try:
-            first = self._state.sends.first(identity, topic.incarnation, self.frame.stored_ms)
+            first = self._state.sends.first(identity, topic.incarnation, self.frame.sends_ms)
         except DdmqError as error:
             results.append(refused(refusal_in(topic.info.name, error)))
             return True

@@ -71,6 +71,7 @@ class Writer:
         self._options = options
         self._clock = clock
         self.store_clock = StoreClock(clock, state.last_ms)
+        state.sends.start(self.store_clock.now_ms(), clock.monotonic())
         self._published = published
         self._answered = answered
         self._segments = place.segments
@@ -165,7 +166,7 @@ class Writer:
 
     def _pack(self) -> tuple[list[Request], list[Request]]:
         now, packer = self._clock.monotonic(), self._packer
-        frame = packer.begin(self.written, self.durable, self.store_clock.stamp(now))
+        frame = packer.begin(self.written, self.durable, self.store_clock.stamp(now), now)
         later = self._loop.run_callback
         filled = fill(packer, self._pending, now, self._options.frame_bytes_max, later)
         self._pending_bytes -= filled.bytes

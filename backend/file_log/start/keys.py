@@ -46,8 +46,11 @@ def load_keys(
     items: Items,
     end: int,
 ) -> None:
-    """Those of records below the log position `end`: as their files hold them, else from the log."""
-    if files.load(known, slices, now_ms, found):
+    """Those of records below the log position `end`: as their files hold them, else from the log.
+
+    `now_ms`: the newest store time.
+    """
+    if files.load(known, slices, now_ms - known.ahead_ms, found):
         return
     log.warning("idempotency keys of the last %d ms are added again from the log", known.window_ms)
     known.forget_keys()

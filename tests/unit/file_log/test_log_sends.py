@@ -154,6 +154,51 @@ def test_keys_whose_files_are_lost_come_from_all_segments_of_the_window(
     rig.close()
 
 
+def test_a_clock_that_steps_forward_forgets_nothing(rig: LogRig) -> None:
+    rig.make()
+    send_key(rig, 1)
+    rig.clock.step_wall(10 * WINDOW_MS / 1_000)
+    assert send_key(rig, 1).first is not None
+    rig.clock.advance(0.7 * WINDOW_MS / 1_000)
+    send_key(rig, 2)
+    assert send_key(rig, 1).first is not None
+    rig.clock.advance(0.7 * WINDOW_MS / 1_000)
+    assert [send_key(rig, number).first is None for number in (1, 2)] == [True, False]
+    rig.close()
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_nor_does_a_restart_behind_it(rig: LogRig, back: bool) -> None:
+    """Time goes on as it was written, at first by the store times, which are ahead of a clock set back."""
+    rig.make()
+    send_key(rig, 1)
+    rig.clock.step_wall(10 * WINDOW_MS / 1_000)
+    send_key(rig, 2)
+    rig.checkpoint()
+    send_key(rig, 3)
+    if back:
+        rig.clock.step_wall(-10 * WINDOW_MS / 1_000)
+    for _ in range(2):
+        rig.clock.advance(0.3 * WINDOW_MS / 1_000)
+        rig.reopen()
+        assert [send_key(rig, number).first is None for number in (1, 2, 3)] == [False] * 3
+        rig.checkpoint()
+    rig.clock.advance(1.1 * WINDOW_MS / 1_000)
+    assert [send_key(rig, number).first is None for number in (1, 2, 3)] == [True] * 3
+    rig.close()
+
+
+def test_the_time_without_a_server_counts(rig: LogRig) -> None:
+    rig.make()
+    send_key(rig, 1)
+    rig.checkpoint()
+    rig.log.close()
+    over(rig)
+    rig.open()
+    assert send_key(rig, 1).first is None
+    rig.close()
+
+
 def test_a_topic_that_finds_no_room_is_named(tmp_path: Path) -> None:
     rig = LogRig(tmp_path / "log", idempotency_keys_max=4)
     rig.make()
