@@ -14,8 +14,8 @@ PRODUCERS_MAX producers and SEQUENCES_ALL_MAX open sequences, SEQUENCES_MAX of o
 has many forgets its oldest, else whoever was not heard of for longest is forgotten. What was forgotten before
 its time is counted.
 
-Its time is store time less `ahead_ms`: while the engine runs it goes by the monotonic clock (`start`, `stamp`),
-so nothing gets older because somebody has set the wall clock forward.
+Its time is store time less `ahead_ms`: while the engine runs it goes by the monotonic clock (`start`,
+`stamp`), so nothing gets older because somebody has set the wall clock forward.
 
 Of producers that are forgotten nothing is left but `forgotten_ms`, when the last of them was heard of last.
 What has been under way since before that, and of which nothing is known, is refused: it may be stored.
@@ -363,14 +363,18 @@ class KnownSends:
         self.producers[name] = known
         self._sequences += len(known.places)
 
-    def forget_keys(self) -> None:
-        """All of them, to be told anew."""
-        self.slices.clear()
-        self._counts.clear()
-        self._keys = 0
+    def has_key(self, text: str, stored_ms: int) -> bool:
+        """Whether a record with this key that was stored then (store time), or later, is known."""
+        digest, _ = parse_key(text)
+        places = [one.places[digest] for one in self.slices if digest in one.places]
+        return any(PLACE.unpack(place)[-1] >= stored_ms - self.ahead_ms for place in places)
 
-    def put_slice(self, number: int, rows: Sequence[bytes]) -> None:
-        """A slice as its file holds it, in the order of their numbers."""
+    def put_slice(self, number: int, rows: Sequence[bytes], *, whole: bool = True) -> None:
+        """A slice as its file holds it, oldest first; what is left of one that is not whole is another, to be
+        saved. Without rows: the number is taken."""
+        self._next_slice = max(self._next_slice, number + 1)
+        if not whole:
+            number, self._next_slice = self._next_slice, self._next_slice + 1
         made: KeySlice | None = None
         for row in rows:
             place = row[DIGEST_BYTES:-4]
@@ -378,9 +382,11 @@ class KnownSends:
             if made is None:
                 made = KeySlice(number, stored_ms)
             made.add(row[:DIGEST_BYTES], place, incarnation, stored_ms)
-        self._next_slice = max(self._next_slice, number + 1)
         if made is not None:
-            made.saved = len(rows)
+            if whole:
+                made.saved = len(rows)
+            else:
+                made.unsaved += b"".join(rows)
             self.slices.append(made)
             self._counts += made.counts
             self._keys += sum(made.counts.values())

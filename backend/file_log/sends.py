@@ -3,7 +3,8 @@
 The records of the log say who they are, so the tail brings back what was stored since the checkpoint; the
 files hold what stood there before it, row after row. A checkpoint names the slices and how many rows of
 each count; it is written when those are durable. What neither it nor the one before names goes afterwards.
-Files that are not as it says are made again from the log.
+What a file lacks, or holds damaged, is had from the log again, if it is there; its sound rows count, and go to
+another file.
 Sequences of producers are few and change all the time: they stand in the checkpoint itself
 (`encode_sends`).
 """
@@ -89,28 +90,38 @@ class SendFiles:
         )
 
     def load(self, known: KnownSends, slices: Sequence[SliceRow], now_ms: int, found: Found) -> bool:
-        """What a checkpoint says was there; False: some of it is missing or damaged, which is told."""
+        """What a checkpoint says was there, as far as it is sound; False: not all of it is, which is told."""
         sound = True
+        for number, _, _ in slices:
+            known.put_slice(number, ())
         for number, rows, last_ms in slices:
             if last_ms >= now_ms - known.window_ms:
-                whole = self._read(number)[: rows * ROW_BYTES]
-                every = [whole[at : at + ROW_BYTES] for at in range(0, len(whole), ROW_BYTES)]
-                good = [row for row in every if is_sound(row)]
-                if len(good) < rows:
-                    sound, lost = False, rows - len(good)
-                    found(names.SENDS, number, lost * ROW_BYTES, f"{lost} of {rows} idempotency keys")
-                known.put_slice(number, good)
-            else:
-                known.put_slice(number, ())
+                good, why = self._sound_rows(number, rows)
+                lost = rows - len(good)
+                if lost:
+                    sound = False
+                    what = f"{lost} of {rows} idempotency keys in {names.slice_name(number)}: {why}"
+                    found(names.SENDS, number, lost * ROW_BYTES, what)
+                known.put_slice(number, good, whole=not lost)
         return sound
 
-    def _read(self, number: int) -> bytes:
+    def _sound_rows(self, number: int, rows: int) -> tuple[list[bytes], str]:
+        """And why others are not, where that is so."""
+        data, why = self._read(number)
+        found = len(data) // ROW_BYTES
+        every = [data[at * ROW_BYTES : (at + 1) * ROW_BYTES] for at in range(min(rows, found))]
+        if not why and found < rows:
+            why = f"the file has {len(data)} bytes, {rows * ROW_BYTES} are wanted"
+        return [row for row in every if is_sound(row)], why or "their checksums are wrong"
+
+    def _read(self, number: int) -> tuple[bytes, str]:
+        """What can be had of it, and why it is nothing."""
         try:
             file = self._storage.open(f"{self._folder}/{names.slice_name(number)}")
-        except OSError:
-            return b""
+        except OSError as error:
+            return b"", str(error)
         try:
-            return file.salvage(file.size(), 0)
+            return file.salvage(file.size(), 0), ""
         finally:
             file.close()
 

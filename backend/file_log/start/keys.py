@@ -46,17 +46,17 @@ def load_keys(
     items: Items,
     end: int,
 ) -> None:
-    """Those of records below the log position `end`: as their files hold them, else from the log.
-
-    `now_ms`: the newest store time.
-    """
+    """Those of records below the log position `end`: as their files hold them, and what is missing there from
+    the log. `now_ms`: the newest store time."""
     if files.load(known, slices, now_ms - known.ahead_ms, found):
         return
-    log.warning("idempotency keys of the last %d ms are added again from the log", known.window_ms)
-    known.forget_keys()
+    added = 0
     for item in items(_window_start(segments, items, end, now_ms - known.window_ms), end):
-        if isinstance(item, Record) and _has_key(item):  # one after the other: a window may have many
+        if isinstance(item, Record) and _is_missing(item, known):  # one after the other: there may be many
             apply_identity(item, known)
+            added += 1
+    log.warning("%d idempotency keys of the last %d ms that their files lack were found in the log; all others"
+                " are lost: what is sent with them is stored again", added, known.window_ms)  # fmt: skip
 
 
 def _window_start(segments: SegmentSet, items: Items, end: int, since_ms: int) -> int:
@@ -70,5 +70,7 @@ def _window_start(segments: SegmentSet, items: Items, end: int, since_ms: int) -
     return segments.starts[0] if segments.segments else end
 
 
-def _has_key(record: Record) -> bool:
-    return record.kind == RecordKind.MESSAGE and is_key(record.system.get(IDENTITY, ""))
+def _is_missing(record: Record, known: KnownSends) -> bool:
+    """A key that is not known; later ones of the same key go before it."""
+    identity = record.system.get(IDENTITY, "") if record.kind == RecordKind.MESSAGE else ""
+    return is_key(identity) and not known.has_key(identity, record.stored_ms)

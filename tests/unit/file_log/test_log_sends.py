@@ -14,7 +14,7 @@ from backend.file_log.core.layout import Frame, Record
 from backend.file_log.core.scan import Bad, walk
 from backend.file_log.start.keys import apply_identity
 from backend.file_log.storage import File
-from backend.idempotency import KnownSends
+from backend.idempotency import ROW_BYTES, KnownSends
 from backend.records import AppendResult, AppendStatus, Durability
 from ddmq_common.errors import BoundReachedError, CallerError
 from ddmq_common.metrics import catalogue
@@ -250,6 +250,59 @@ def test_what_is_lost_with_the_log_and_its_checkpoints_is_not_taken_for_new(tmp_
     rig.make()
     refused = send_again(rig, b"producer")
     assert (refused.status, type(refused.error)) == (AppendStatus.REFUSED, CallerError)
+    rig.close()
+
+
+def spoil(path: Path, row: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[row * ROW_BYTES + 3] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_bad_row_costs_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Also where the log of the window is gone, from which the others could be had again."""
+    rig = LogRig(tmp_path / "log", idempotency_window_ms=WINDOW_MS, segment_bytes=8 << 10)
+    rig.make()
+    for number in range(5):
+        send_key(rig, number)
+    for _ in range(20):
+        done(rig.append(bytes(1_000)))
+    rig.checkpoint()
+    rig.log.close()
+    (path,) = (rig.directory / "sends").iterdir()
+    spoil(path, 2)
+    min((rig.directory / "commitlog").glob("0*")).unlink()
+    for _ in range(3):
+        rig.open()
+        rig.make()
+        known = {number for number in range(5) if send_again_with_key(rig, number)}
+        assert known >= {0, 1, 3, 4}
+        assert damaged(rig) == 1, "told once, and whole from the next checkpoint on"
+        rig.checkpoint()
+        done(rig.append(b"more"))
+        rig.checkpoint()
+        rig.log.close()
+    assert f"64 bytes at {int(path.name)}: 1 of 5 idempotency keys in {path.name}: " in caplog.text
+    assert "their checksums are wrong" in caplog.text
+
+
+def send_again_with_key(rig: LogRig, number: int) -> bool:
+    return send_key(rig, number).first is not None
+
+
+def test_a_lost_row_of_a_topic_that_is_gone_hides_none_of_the_new_one(rig: LogRig) -> None:
+    rig.make()
+    send_key(rig, 1)
+    done(rig.log.delete_topic("orders", rig.soon))
+    rig.make()
+    send_key(rig, 1)
+    rig.checkpoint()
+    rig.log.close()
+    (path,) = (rig.directory / "sends").iterdir()
+    spoil(path, 0)
+    rig.open()
+    assert damaged(rig) == 1
+    assert send_key(rig, 1).first is not None
     rig.close()
 
 
