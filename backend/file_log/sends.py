@@ -3,8 +3,8 @@
 The records of the log say who they are, so the tail brings back what was stored since the checkpoint; the
 files hold what stood there before it, row after row. A checkpoint names the slices and how many rows of
 each count; it is written when those are durable. What neither it nor the one before names goes afterwards.
-What a file lacks, or holds damaged, is had from the log again, if it is there; its sound rows count, and go to
-another file.
+What a file lacks, or holds damaged, is had from the log again, if it is there; its sound rows count, and go
+to another file.
 Sequences of producers are few and change all the time: they stand in the checkpoint itself
 (`encode_sends`).
 """

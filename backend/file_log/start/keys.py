@@ -55,7 +55,7 @@ def load_keys(
         if isinstance(item, Record) and _is_missing(item, known):  # one after the other: there may be many
             apply_identity(item, known)
             added += 1
-    log.warning("%d idempotency keys of the last %d ms that their files lack were found in the log; all others"
+    log.warning("%d idempotency keys of the last %d ms that their files lack were found in the log; others"
                 " are lost: what is sent with them is stored again", added, known.window_ms)  # fmt: skip
 
 
