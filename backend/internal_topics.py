@@ -22,6 +22,8 @@ of these that are known (none of them a reserved name):
     dead-letter-attempts   deliveries made in all, over every step
     dead-letter-time       epoch milliseconds
     dead-letter-resent     how often it was sent again from the dead-letter topic; left out at first
+    dead-letter-delay      of a transaction's message that was to be delayed from the commit on: how
+    dead-letter-transaction  its id
 
 Where a message cannot carry them (its bytes do not parse, or it would become too large) they stand in the
 record's system properties, and its bytes are kept as they are.
@@ -141,13 +143,15 @@ REASON, ERROR, TOPIC = PREFIX + "reason", PREFIX + "error", PREFIX + "topic"
 QUEUE, OFFSET, PLACE = PREFIX + "queue", PREFIX + "offset", PREFIX + "place"
 ATTEMPTS, TIME, RESENT = PREFIX + "attempts", PREFIX + "time", PREFIX + "resent"
 LEVEL, DUE = PREFIX + "level", PREFIX + "due"
+DELAY, TRANSACTION = PREFIX + "delay", PREFIX + "transaction"
 
 
 class DeadLetter(NamedTuple):
     """A dead letter as it stands in its topic. `content` None: its bytes do not parse.
 
     `topic` "": it does not say where it comes from; `queue_id`, `offset` None: it was in no queue there yet,
-    and `place` chooses one. `time_ms`: when it died.
+    and `place` chooses one. `time_ms`: when it died. `delay` "": it is to be delivered at once. `transaction`:
+    its id, "" for none.
     """
 
     record: StoredRecord
@@ -161,6 +165,8 @@ class DeadLetter(NamedTuple):
     time_ms: int
     resent: int
     place: int
+    delay: str
+    transaction: str
 
 
 def dead_record(
@@ -208,6 +214,8 @@ def read_dead_letter(record: StoredRecord) -> DeadLetter:
         _number(found.get(TIME, "")) or record.stored_ms,
         _number(resent.decode("utf-8", "replace")),
         _number(found[PLACE]) if PLACE in found else record.offset,
+        found.get(DELAY, ""),
+        found.get(TRANSACTION, ""),
     )
 
 

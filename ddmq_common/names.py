@@ -43,7 +43,7 @@ DONE_GROUP = "%DONE"  # whose progress on a dead-letter topic says which letters
 _OWN_GROUPS = frozenset(
     (
         LEVELS_GROUP, DELAY_GROUP, FIRED_GROUP, OUTCOME_GROUP, TURN_GROUP, DONE_GROUP, LAG_GROUP,
-        TRANSACTION_GROUP,
+        TRANSACTION_GROUP, TRANSACTION_DEAD_TOPIC,
     )
 )  # fmt: skip
 _NAME = re.compile(r"[A-Za-z0-9_\-%|]+\Z")
@@ -88,6 +88,11 @@ def retry_topic(group: str) -> str:
 
 def dlq_topic(group: str) -> str:
     return DLQ_PREFIX + group
+
+
+def letters_topic(group: str) -> str:
+    """Where dead letters stand that are asked for by `group`: those of transactions by their topic's name."""
+    return group if group == TRANSACTION_DEAD_TOPIC else dlq_topic(group)
 
 
 def retry_qid(cluster: str, queue_id: int) -> str:

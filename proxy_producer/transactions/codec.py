@@ -24,7 +24,7 @@ from ddmq_common.names import HALF_TOPIC, OP_TOPIC, TRANSACTION_DEAD_TOPIC
 from ddmq_common.send_identity import IDENTITY, is_key, parse_key, sequence_name
 
 TRANSACTION = "transaction"  # system property of a half record
-DEAD_TRANSACTION, DEAD_GROUP = dead.PREFIX + "transaction", dead.PREFIX + "producer-group"
+DEAD_GROUP = dead.PREFIX + "producer-group"
 _ID = re.compile(rb"[0-9a-f]{12}7[0-9a-f]{3}[89ab][0-9a-f]{15}\Z")
 
 
@@ -195,11 +195,23 @@ def dead_half(half: HalfMessage, reason: str, checks: int, error: str, now_ms: i
         dead.PLACE: str(mark.queue),
         dead.ATTEMPTS: str(checks),
         dead.TIME: str(now_ms),
-        DEAD_TRANSACTION: mark.id,
+        dead.DELAY: _delay_of(mark),
+        dead.TRANSACTION: mark.id,
         DEAD_GROUP: mark.group,
     }
     facts = {name: text for name, text in texts.items() if text}
     return dead.dead_record(TRANSACTION_DEAD_TOPIC, half, facts, {})
+
+
+def _delay_of(mark: HalfMark) -> str:
+    """For people; "" where its message was to be seen with the commit."""
+    if mark.level:
+        return f"level {mark.level}"
+    if mark.command is None:
+        return ""
+    if mark.wait_ms >= 0:
+        return f"{mark.wait_ms} ms after the commit"
+    return f"until {mark.command.due_ms} ms since the epoch"
 
 
 def dead_unreadable(record: StoredHalf, now_ms: int) -> NewRecord:

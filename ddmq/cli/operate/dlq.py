@@ -18,7 +18,10 @@ LETTER_COLUMNS = ("offset", "died", "reason", "error", "from", "key", "attempts"
 
 @click.group()
 def dlq() -> None:
-    """List, show, resend and purge dead letters: messages that a group could not finish."""
+    """List, show, resend and purge dead letters: messages that a group could not finish.
+
+    Those of transactions are the group's TRANS_CHECK_MAX_TIME_TOPIC.
+    """
 
 
 @dlq.command("list", short_help="How many dead letters each group has.")
@@ -87,6 +90,8 @@ def show(
 def _letter_cells(row: dict[str, Any]) -> list[Any]:
     known = [row[name] for name in ("topic", "topic_queue", "topic_offset") if row[name] is not None]
     origin = "/".join(map(str, known)) if row["topic"] else None
+    if row["transaction"]:
+        origin = f"{origin or ''} (transaction {row['transaction']})".lstrip()
     return [
         str(row["offset"]), _moment(row["time_ms"]), row["reason"], row["error"][:80], origin, row["key"],
         row["attempts"], row["resent"], show_body(row["preview"].encode())[:60],
@@ -118,6 +123,10 @@ def resend(
     They are new messages there, with the same message id, key, tags and properties and one more property,
     dead-letter-resent: every group that consumes the topic gets them. Exit code 1 when one that was chosen
     could not be sent, or an --offset has no letter that waits.
+
+    GROUP may be TRANS_CHECK_MAX_TIME_TOPIC: messages of transactions that nobody decided, or that could not
+    be committed. Each is sent by itself, not together with the others of its transaction: send only what its
+    application says is committed. One that was to be delayed is not sent.
     """
     chosen = {"offsets": list(offsets), "reason": reason, "topic": topic, "since_ms": _since(since)}
     given = {name: value for name, value in chosen.items() if value not in (None, [])}

@@ -10,6 +10,7 @@ from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.output import confirm, hint, print_facts, print_json, print_table, say, show_body
 from ddmq.cli.values import Name, Whole
 from ddmq.moments import shown
+from ddmq_common.names import TRANSACTION_DEAD_TOPIC
 
 COLUMNS = ("transaction", "group", "began", "messages", "bytes", "checks", "topics")
 MESSAGE_COLUMNS = ("topic", "queue", "key", "delay", "body")
@@ -74,6 +75,8 @@ def show_one(transaction: str, admin: AdminClient, as_json: bool) -> None:
     if "ended_ms" in found:
         facts |= {"ended": shown(found["ended_ms"]), "messages": found["messages"]}
         print_facts(facts | ({"reason": found["reason"]} if found["reason"] else {}))
+        if found["state"] == "dead letter":
+            hint(f"`ddmq dlq show {TRANSACTION_DEAD_TOPIC}` has its messages, `ddmq dlq resend` sends them")
         return None
     facts |= {"began": shown(found["began_ms"]), "checks": found["checks"], "shard": found["shard"]}
     print_facts(facts | {"decided by": found["owner"] or None})

@@ -29,6 +29,7 @@ from ddmq_common.names import (
     TRACE_TOPIC,
     TRANSACTIONS_FULL_PREFIX,
     WAITING_TOPIC,
+    is_dead_letters,
     is_internal,
     retry_topic,
 )
@@ -113,4 +114,4 @@ def groups_of(settings: Mapping[str, bytes]) -> dict[str, list[str]]:
 
 def readers_of(topic: str, groups: Mapping[str, list[str]]) -> list[str]:
     """The groups whose progress on a topic is moved; of dead letters also what says which are dealt with."""
-    return [*groups.get(topic, ()), *((DONE_GROUP,) if topic.startswith(DLQ_PREFIX) else ())]
+    return [*groups.get(topic, ()), *((DONE_GROUP,) if is_dead_letters(topic) else ())]

@@ -20,7 +20,7 @@ from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import WHOLE, NoSuchGroupError, Page
 from ddmq_common.errors import CallerError
-from ddmq_common.names import DLQ_PREFIX, DONE_GROUP, dlq_topic
+from ddmq_common.names import DLQ_PREFIX, DONE_GROUP, TRANSACTION_DEAD_TOPIC, letters_topic
 from proxy_consumer.groups.group import group_key
 
 BATCH = 100
@@ -99,9 +99,11 @@ class Open:
 
 
 def rows(backend: Backend, page: Page = WHOLE) -> list[dict[str, Any]]:
-    """Return a row for each group with a dead-letter topic: those with open letters first, but a page is
-    by name."""
-    topics = (name.removeprefix(DLQ_PREFIX) for name in backend.topics() if name.startswith(DLQ_PREFIX))
+    """Return a row for each group with a dead-letter topic, and for transactions: those with open letters
+    first, but a page is by name."""
+    topics = [name.removeprefix(DLQ_PREFIX) for name in backend.topics() if name.startswith(DLQ_PREFIX)]
+    if backend.topic(TRANSACTION_DEAD_TOPIC) is not None:
+        topics.append(TRANSACTION_DEAD_TOPIC)
     found = [_row(backend, name) for name in paced(page.of(topics, str))]
     return sorted(found, key=lambda row: row["letters"] == 0) if page == WHOLE else found
 
@@ -112,7 +114,7 @@ def _row(backend: Backend, group: str) -> dict[str, Any]:
     oldest = [_stored_ms(backend, queue, each.first) for queue, each in zip(queues, opened, strict=True)]
     return {
         "group": group,
-        "topic": dlq_topic(group),
+        "topic": letters_topic(group),
         "letters": sum(each.count(*limits) for each, limits in zip(opened, bounds, strict=True)),
         "stored": sum(each.stored for each in opened),
         "oldest_ms": min((ms for ms in oldest if ms is not None), default=None),
@@ -129,7 +131,7 @@ def letter_queues(backend: Backend, group: str) -> list[QueueRef]:
 
     Raises NoSuchGroupError when there is no such group either.
     """
-    info = backend.topic(dlq_topic(group))
+    info = backend.topic(letters_topic(group))
     if info is None and backend.setting(group_key(group)) is not None:
         return []
     if info is None:
@@ -247,6 +249,8 @@ def letter_row(letter: DeadLetter) -> dict[str, Any]:
         "topic_offset": letter.offset,
         "attempts": letter.attempts,
         "resent": letter.resent,
+        "transaction": letter.transaction,
+        "delay": letter.delay,
         "time_ms": letter.time_ms,
         "born_ms": record.born_ms,
         "properties": {

@@ -97,6 +97,9 @@ class Resend:
             if info is None or not info.writable:
                 kept[_why_kept(letter, missing=info is None)] += 1
                 continue
+            if letter.delay:  # nobody is to have it now
+                kept["it was to be delivered later (dead-letter-delay); send it anew, with its delay"] += 1
+                continue
             record = resent_record(letter, info.queues)
             if len(record.delivery) > self._bytes_max:
                 kept[f"larger than topic {letter.topic} takes (body_bytes_max of the log)"] += 1

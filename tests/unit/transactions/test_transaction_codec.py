@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from backend.internal_topics import read_dead_letter
 from backend.records import NewRecord, StoredRecord
 from ddmq_common.delays.command import DelayCommand, Schedule
 from ddmq_common.delivery import decode, encode, properties_of
@@ -105,12 +108,32 @@ def test_a_dead_record_keeps_the_message_and_says_why() -> None:
         b"dead-letter-transaction": ID,
         b"dead-letter-producer-group": b"bank",
     }
+    letter = read_dead_letter(stored(dead))
+    assert (letter.transaction, letter.delay, letter.place) == (ID.decode(), "", 3)
     odd = stored(record(system={codec.TRANSACTION: "?"}))
     kept = codec.dead_unreadable(odd, 9_000)
     assert kept.delivery == DELIVERY
     assert kept.system is not None
     assert (kept.system[codec.TRANSACTION], kept.system["dead-letter-reason"]) == ("?", "unreadable")
     assert properties_of(kept.delivery, [b"dead-letter-reason"]) == {}
+
+
+COMMAND = DelayCommand("add", "u", "orders", 5, 50_000, 50, schedule=Schedule())
+
+
+@pytest.mark.parametrize(
+    ("fields", "delay"),
+    [
+        ({"level": 3}, "level 3"),
+        ({"command": COMMAND, "wait_ms": 7_000}, "7000 ms after the commit"),
+        ({"command": COMMAND}, "until 50000 ms since the epoch"),
+    ],
+)
+def test_a_dead_record_says_that_it_was_to_be_delayed(fields: dict[str, Any], delay: str) -> None:
+    mark = HalfMark(ID.decode(), "bank", "orders", 3, **fields)
+    half = codec.read_half(stored(codec.half_record(2, record(), mark)))
+    dead = codec.dead_half(half, "unanswered", 15, "", 9_000)
+    assert read_dead_letter(stored(dead)).delay == delay
 
 
 def test_due_times_that_count_from_the_commit() -> None:
