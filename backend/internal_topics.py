@@ -150,8 +150,8 @@ class DeadLetter(NamedTuple):
     """A dead letter as it stands in its topic. `content` None: its bytes do not parse.
 
     `topic` "": it does not say where it comes from; `queue_id`, `offset` None: it was in no queue there yet,
-    and `place` chooses one. `time_ms`: when it died. `delay` "": it is to be delivered at once. `transaction`:
-    its id, "" for none.
+    and `place` chooses one. `time_ms`: when it died. `delay` "": it is to be delivered at once.
+    `transaction`: its id, "" for none.
     """
 
     record: StoredRecord

@@ -31,11 +31,15 @@ from ddmq.cli.messages.sending import (
 )
 from ddmq.cli.output import console, hint, json_option, print_json, say
 from ddmq.cli.values import TOPIC, Whole
-from ddmq_client import OutgoingMessage, Producer, SendResult, UnknownOutcomeError
+from ddmq_client import NotStoredError, OutgoingMessage, Producer, SendResult, UnknownOutcomeError
 from ddmq_client.idl.codes import DELAY_PROPERTY
 
 WINDOW = 500  # messages a request when many are sent
 PREFIX_MAX = 235  # characters, so that a key has no more than 255
+STOPPED = (
+    "stopped behind message {:,}: nothing more could be stored, as said above; what follows was not sent. When"
+    " it can, run the same again within the window (an hour): what is stored already is passed over"
+)
 
 
 @click.command()
@@ -57,8 +61,9 @@ PREFIX_MAX = 235  # characters, so that a key has no more than 255
 @click.option("--shard-key", help="Messages with the same one go to the same queue, in order.")
 @click.option("--queue", type=Whole(0), help="Queue number, modulo the topic's queues.")
 @click.option("--idempotency-key-prefix", "prefix", metavar="TEXT",
-              help="Message N has idempotency key TEXT/N: a run that is repeated within the window"
-              " (an hour by default) stores only what is missing.")  # fmt: skip
+              help="Message N has idempotency key TEXT/N: a run that is repeated within the window (an hour"
+              " by default) stores only what is missing. A server knows 500,000 keys of one topic by"
+              " default, half of its idempotency_keys_max; a run stops where there is no room.")  # fmt: skip
 @click.option("--repeat", default=1, show_default=True, type=Whole(1), help="Send everything N times.")
 @click.option(
     "--timeout-ms", default=10_000, show_default=True, type=Whole(1), help="How long each request may take."
@@ -130,6 +135,7 @@ class SendReport:
     def __init__(self) -> None:
         self.stored = self.failed = self.body_bytes = 0
         self.before = self.differing = 0  # of the stored: by an earlier run, and with another body
+        self.stopped = False  # there were more, and they were not sent
         self.results: list[SendResult] = []
         self.failures: list[tuple[int, SendResult]] = []  # with their places, from 1
         self.began = time.monotonic()
@@ -161,6 +167,7 @@ class SendReport:
             "stored_before": self.before,
             "body_differs": self.differing,
             "body_bytes": self.body_bytes,
+            "stopped": self.stopped,
             "seconds": round(time.monotonic() - self.began, 3),
             "results": results,
         }
@@ -174,6 +181,8 @@ class SendReport:
             hint(f"{what}{which}: {result.error}")
         if self.failed > len(self.failures):
             hint(f"… and {self.failed - len(self.failures):,} more that were not stored")
+        if self.stopped:
+            hint(STOPPED.format(total))
         if self.differing:
             hint(f"there already with another body, which stays: {self.differing:,}")
         if total and not self.stored:
@@ -214,13 +223,22 @@ def _send_all(
     quiet = as_json or not screen.is_terminal or known == 1
     with Progress(*columns, console=screen, disable=quiet, transient=True) as progress:
         task = progress.add_task("sending", total=known)
-        for window in _windows(messages):
+        windows = _windows(messages)
+        for window in windows:
             with patience.waiting():
                 results = client.send_batch(window)
             for message, result in zip(window, results, strict=True):
                 report.add(result, message)
             progress.advance(task, len(window))
+            if window[0].idempotency_key is not None and all(map(_is_for_later, results)):
+                report.stopped = next(windows, None) is not None
+                break
     return report
+
+
+def _is_for_later(result: SendResult) -> bool:
+    """Not stored, or nobody knows, and not because of what it is."""
+    return isinstance(result.error, NotStoredError | UnknownOutcomeError)
 
 
 def _windows(messages: Iterable[OutgoingMessage]) -> Iterator[list[OutgoingMessage]]:

@@ -68,6 +68,7 @@ class Standin(StandinTransactions):
         super().__init__()
         self.faults: dict[str, deque[Fault]] = defaultdict(deque)
         self.stored: list[Any] = []  # producer Messages, in the order they were stored
+        self.full = False
         self.calls: list[tuple[str, Any]] = []  # (method, arguments), in order, without heartbeats
         self.recognises = False
         self.takes_keys = True
@@ -216,8 +217,9 @@ class Standin(StandinTransactions):
         return self._store(args.message, fault.code if fault else 0)
 
     def _sendBatch(self, args: Any, fault: Fault | None) -> Any:  # noqa: N802
-        """A refusal hits the first member only."""
-        codes = [fault.code if fault else 0] + [0] * (len(args.messages) - 1)
+        """A refusal hits the first member only; when it is `full`, all get 15."""
+        code, others = (15, 15) if self.full else (fault.code if fault else 0, 0)
+        codes = [code] + [others] * (len(args.messages) - 1)
         return [self._store(*pair) for pair in zip(args.messages, codes, strict=True)]
 
     def _sendOneway(self, args: Any, fault: Fault | None) -> Any:  # noqa: N802

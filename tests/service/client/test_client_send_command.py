@@ -60,6 +60,33 @@ def test_a_run_that_is_repeated_stores_only_what_is_missing(
     assert len(proxy.stored) == 3
 
 
+def test_a_run_that_finds_no_room_stops_and_says_how_to_go_on(
+    send: SendCommand, proxy: Standin, tmp_path: Path
+) -> None:
+    """There may be none for an hour; each further request would wait for nothing."""
+    path = tmp_path / "many"
+    path.write_bytes(b"".join(b"%d\n" % number for number in range(2_000)))
+    asked = ("--lines", str(path), "--idempotency-key-prefix", "p", "--timeout-ms", "200")
+    proxy.full = True
+    send(*asked, code=1)
+    assert "stopped behind message 500: nothing more could be stored" in send.error
+    assert "run the same again within the window" in send.error
+    report = json.loads(send(*asked, "--json", code=1))
+    assert (report["stored"], report["failed"], report["stopped"]) == (0, 500, True)
+    assert not proxy.stored
+    proxy.full = False
+    report = json.loads(send(*asked, "--json"))
+    assert (report["stored"], report["failed"], report["stopped"]) == (2_000, 0, False)
+
+
+def test_what_has_no_key_is_tried_to_the_end(send: SendCommand, proxy: Standin, tmp_path: Path) -> None:
+    path = tmp_path / "many"
+    path.write_bytes(b"x\n" * 1_200)
+    proxy.full = True
+    report = json.loads(send("--lines", str(path), "--timeout-ms", "100", "--json", code=1))
+    assert (report["stored"], report["failed"], report["stopped"]) == (0, 1_200, False)
+
+
 def test_the_whole_run_is_numbered(send: SendCommand, proxy: Standin) -> None:
     send("x", "y", "--repeat", "2", "--idempotency-key-prefix", "p")
     assert [message.idempotencyKey for message in proxy.stored] == ["p/1", "p/2", "p/3", "p/4"]
