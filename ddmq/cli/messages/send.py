@@ -37,8 +37,8 @@ from ddmq_client.idl.codes import DELAY_PROPERTY
 WINDOW = 500  # messages a request when many are sent
 PREFIX_MAX = 235  # characters, so that a key has no more than 255
 STOPPED = (
-    "stopped behind message {:,}: nothing more could be stored, as said above; what follows was not sent. When"
-    " it can, run the same again within the window (an hour): what is stored already is passed over"
+    "stopped behind message {:,}: nothing more could be stored, as said above; what follows was not sent."
+    " Later run the same again, within the window (an hour): what is stored already is passed over"
 )
 
 

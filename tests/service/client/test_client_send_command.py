@@ -70,7 +70,7 @@ def test_a_run_that_finds_no_room_stops_and_says_how_to_go_on(
     proxy.full = True
     send(*asked, code=1)
     assert "stopped behind message 500: nothing more could be stored" in send.error
-    assert "run the same again within the window" in send.error
+    assert "run the same again, within the window" in send.error
     report = json.loads(send(*asked, "--json", code=1))
     assert (report["stored"], report["failed"], report["stopped"]) == (0, 500, True)
     assert not proxy.stored
