@@ -32,7 +32,7 @@ import google_crc32c
 
 from backend.records import FirstStored
 from ddmq_common.errors import BoundReachedError, CallerError, DdmqError
-from ddmq_common.send_identity import DIGEST_BYTES, parse_key, parse_sequence, under_way_ms
+from ddmq_common.send_identity import DIGEST_BYTES, parse_key, parse_sequence
 
 WINDOW_MS = 3_600_000
 KEYS_MAX = 1_000_000
@@ -53,7 +53,7 @@ Name = bytes | tuple[str, int]  # what tells a send from all others: a key's dig
 
 def _parse(text: str) -> tuple[Name, int]:
     """Its name, and the checksum of the body or below what the producer has answers. Raises ValueError."""
-    return parse_key(text) if text[:1] == "k" else parse_sequence(text)
+    return parse_key(text) if text[:1] == "k" else parse_sequence(text)[:2]
 
 
 def refusal_in(topic: str, error: DdmqError) -> DdmqError:
@@ -130,8 +130,7 @@ class KnownSends:
     def __init__(self, window_ms: int = WINDOW_MS, keys_max: int = KEYS_MAX, *, saving: bool = False) -> None:
         """`saving`: slices keep their rows until they are told that these are saved."""
         self._saving = saving
-        self.window_ms = window_ms
-        self.keys_max = keys_max
+        self.bounds(window_ms, keys_max)
         self.slices: deque[KeySlice] = deque()
         self.producers: OrderedDict[str, ProducerSequences] = OrderedDict()  # heard of last: last
         self.ahead_ms = 0  # of its time the store times are: so far the wall clock was set forward
@@ -151,6 +150,7 @@ class KnownSends:
     def bounds(self, window_ms: int, keys_max: int) -> None:
         """Others from now on."""
         self.window_ms, self.keys_max = window_ms, keys_max
+        self._all_max = keys_max + keys_max // SHARE * SHARE  # with shares where nothing is free
 
     def start(self, stored_ms: int, now_s: float) -> None:
         """All is restored; what is stored now has the store time `stored_ms`, at `now_s` (monotonic)."""
@@ -167,13 +167,21 @@ class KnownSends:
     def first(self, text: str, incarnation: int, now_ms: int) -> FirstStored | None:
         """What was stored as the send `text` before, None: nothing. Raises CallerError, BoundReachedError."""
         try:
-            name, rest = _parse(text)
+            if text[:1] == "k":
+                digest, checksum = parse_key(text)
+                self._asked = text, digest, checksum
+                return self._first_of_key(digest, checksum, incarnation, now_ms)
+            name, below, under_way_ms = parse_sequence(text)
         except ValueError as error:
             raise CallerError(f"identity {text[:100]!r} of a send: {error}") from error
-        self._asked = text, name, rest
-        if isinstance(name, bytes):
-            return self._first_of_key(name, rest, incarnation, now_ms)
-        return self._first_of_sequence(name, text, incarnation, now_ms)
+        self._asked = text, name, below
+        place = self._place_of(name)
+        if place is None:
+            if under_way_ms is not None:
+                self._check_known(name, now_ms - under_way_ms)
+            return None
+        message_id, offset, queue_id, found, _, _ = PLACE.unpack(place)
+        return FirstStored(message_id, queue_id, offset, False) if found == incarnation else None
 
     def _first_of_key(
         self, digest: bytes, checksum: int, incarnation: int, now_ms: int
@@ -204,14 +212,7 @@ class KnownSends:
                 f" known for {self.window_ms} ms: send it again later, or have the bound raised"
             )
 
-    @property
-    def _all_max(self) -> int:
-        """Keys of all topics."""
-        return self.keys_max + self.keys_max // SHARE * SHARE
-
-    def _first_of_sequence(
-        self, name: tuple[str, int], text: str, incarnation: int, now_ms: int
-    ) -> FirstStored | None:
+    def _place_of(self, name: tuple[str, int]) -> bytes | None:
         place, (producer, sequence) = self._ahead.get(name), name
         if place is None:
             known = self.producers.get(producer)
@@ -221,17 +222,11 @@ class KnownSends:
                         f"sequence {sequence} of producer {producer}: below {known.below} nothing is known"
                     )
                 place = known.places.get(sequence)
-        if place is None:
-            if text.count(".") > 2:  # it is sent again
-                self._check_known(name, text, now_ms)
-            return None
-        message_id, offset, queue_id, found, _, _ = PLACE.unpack(place)
-        return FirstStored(message_id, queue_id, offset, False) if found == incarnation else None
+        return place
 
-    def _check_known(self, name: tuple[str, int], text: str, now_ms: int) -> None:
-        """Whether it is known that it is not stored. Raises CallerError."""
-        late_ms = min(ARRIVES_MS, self.window_ms // SLICES)
-        if now_ms - (under_way_ms(text) or 0) - late_ms <= self.forgotten_ms:
+    def _check_known(self, name: tuple[str, int], since_ms: int) -> None:
+        """Whether what has been under way since then is certainly not stored. Raises CallerError."""
+        if since_ms - min(ARRIVES_MS, self.window_ms // SLICES) <= self.forgotten_ms:
             raise CallerError(
                 f"sequence {name[1]} of producer {name[0]} is sent again, and it is not known any more"
                 " whether it was stored: producers that were heard of as long ago are forgotten"

@@ -49,21 +49,19 @@ def parse_key(text: str) -> tuple[bytes, int]:
     return digest, checksum
 
 
-def parse_sequence(text: str) -> tuple[tuple[str, int], int]:
-    """(producer, sequence), answered below. Raises ValueError."""
-    producer, first, second = text.split(".", 2)
-    if "." in second:
-        second, _, under_way = second.partition(".")
-        int(under_way, 16)
+def parse_sequence(text: str) -> tuple[tuple[str, int], int, int | None]:
+    """(producer, sequence), answered below, for how long it has been under way (ms; None: it is new). Raises
+    ValueError."""
+    under_way_ms = None
+    try:
+        producer, first, second = text.split(".")
+    except ValueError:
+        producer, first, second, last = text.split(".")
+        under_way_ms = int(last, 16)
     sequence, below = int(first, 16), int(second, 16)
     if producer[:1] != "s" or not 0 <= below <= sequence:
         raise ValueError("a producer, a sequence and what it has answers below are wanted")
-    return (producer[1:], sequence), below
-
-
-def under_way_ms(text: str) -> int | None:
-    """Of a sequence that `parse_sequence` takes: for how long it has been, None: it says that it is new."""
-    return int(text.rpartition(".")[2], 16) if text.count(".") > 2 else None
+    return (producer[1:], sequence), below, under_way_ms
 
 
 def sequence_name(text: str) -> str:
