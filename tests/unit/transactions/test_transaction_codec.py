@@ -87,6 +87,7 @@ def test_a_key_counts_in_its_transaction_and_a_sequence_everywhere() -> None:
     first, again = sequence_identity(b"p", 5, 0), sequence_identity(b"p", 5, 4)
     assert codec.identity_in(first, TRANSACTION) == first
     assert codec.id_by(first) == codec.id_by(again) != codec.id_by(sequence_identity(b"p", 6, 0))
+    assert codec.id_by(first) == codec.id_by(sequence_identity(b"p", 5, 4, 3_000))
 
 
 def test_a_dead_record_keeps_the_message_and_says_why() -> None:
