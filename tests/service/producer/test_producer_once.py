@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -11,10 +12,13 @@ from producer_server import ProducerServer
 
 from backend import idempotency
 from backend.records import AppendStatus
+from ddmq_client import Producer, UnknownOutcomeError
 from ddmq_common.delivery import decode
 from ddmq_common.errors import StorageError
 from tests.interop import apache_client
 from tests.interop.apache_client import Message, Result
+from tests.service.proxy_server import PATIENCE_S
+from tests.support.lossy_relay import LossyRelay
 from tests.support.waits import until
 
 
@@ -193,6 +197,33 @@ class TestSequences:
         assert (result.code, set(result.given())) == (11, {"code", "msg"})
         assert f"sequence {sequence} of producer {first.producerId.hex()} is sent again" in result.msg
         assert len(server.stored(topic)) == 2
+
+    def test_the_library_says_that_nobody_knows(
+        self, server: ProducerServer, client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+    ):
+        """Its answers are lost, and others push it out before one of them comes."""
+        monkeypatch.setattr(idempotency, "PRODUCERS_MAX", 1)
+        relay, failures = LossyRelay(server.port), list[UnknownOutcomeError]()
+
+        def send() -> None:
+            with pytest.raises(UnknownOutcomeError) as caught:
+                producer.send(topic, "second")
+            failures.append(caught.value)
+
+        with Producer(relay.address, timeout_ms=TIMEOUT_MS) as producer:
+            assert producer.send(topic, "first").stored
+            relay.every = 1
+            thread = threading.Thread(target=send, daemon=True)
+            thread.start()
+            until(lambda: relay.lost)
+            sent(client, Message(topic=topic, body=b"other", producerId=b"other", sequence=next(NUMBERS)))
+            relay.every = 0
+            thread.join(PATIENCE_S)
+        relay.close()
+        assert [failure.code for failure in failures] == [11]
+        assert "not known any more whether it was stored" in failures[0].text
+        bodies = sorted(decode(record.delivery).value for record in server.stored(topic))
+        assert bodies == [b"first", b"other", b"second"]
 
     def test_once_each_in_any_order(self, server: ProducerServer, client: Client, topic: str):
         start = next(NUMBERS) << 20
