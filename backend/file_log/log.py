@@ -57,6 +57,7 @@ from ddmq_common.native_threads import wait_for_native_work
 log = logging.getLogger(__name__)
 # Delayed and prepared sends stand there (retries come by commit), and traces, which nobody owes.
 _OF_CLIENTS = frozenset((SCHEDULE_TOPIC, DELAY_TOPIC, HALF_TOPIC, TRACE_TOPIC))
+STEP_MS = 1_000  # the wall clock was set forward: by how much, only a checkpoint says
 GRANT_S, GRANT_RETRY_S = 10.0, 0.1  # how long raising an epoch may wait for the disk; after that failed
 CLOSE_WAIT_S = 10.0  # for native threads; while one works the directory is not given back
 
@@ -73,6 +74,7 @@ class FileLog(Backend):
         )
         self._opened = opened
         state = self._state = opened.state
+        self._ahead_ms = state.sends.ahead_ms  # by how much a checkpoint knows that store times are ahead
         self._tails, self._index = opened.tails, opened.index
         self._later: Any = gevent.get_hub().loop.run_callback
         self._writer = opened.make_writer(options, clock, metrics, self._published, self._answered)
@@ -215,7 +217,9 @@ class FileLog(Backend):
             tails.grown(queue, (queue.visible - before) * ENTRY_BYTES)
         tails.committed()
         self._index.published(frame, self._opened.segments.last.start)
-        if frame.end - self._checkpoints.position >= self._options.checkpoint_bytes:
+        stepped = frame.stored_ms - frame.sends_ms >= self._ahead_ms + STEP_MS
+        if stepped or frame.end - self._checkpoints.position >= self._options.checkpoint_bytes:
+            self._ahead_ms = frame.stored_ms - frame.sends_ms
             self._checkpoints.want()
 
     def _answered(self, frame: PackedFrame) -> None:

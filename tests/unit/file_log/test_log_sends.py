@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from backend.records import AppendResult, AppendStatus, Durability
 from ddmq_common.errors import BoundReachedError, CallerError
 from ddmq_common.metrics import catalogue
 from ddmq_common.send_identity import IDENTITY, key_identity, sequence_identity
-from tests.support.waits import done
+from tests.support.waits import done, until
 from tests.unit.file_log.log_rig import LogRig, forget_checkpoints, record
 
 WINDOW_MS = 8_000
@@ -186,6 +187,21 @@ def test_nor_does_a_restart_behind_it(rig: LogRig, back: bool) -> None:
     rig.clock.advance(1.1 * WINDOW_MS / 1_000)
     assert [send_key(rig, number).first is None for number in (1, 2, 3)] == [True] * 3
     rig.close()
+
+
+def test_nor_does_a_kill_soon_after_it(rig: LogRig, tmp_path: Path) -> None:
+    """Only a checkpoint says how far the clock was set forward, so there is one at once."""
+    rig.make()
+    send_key(rig, 1)
+    rig.clock.step_wall(10 * WINDOW_MS / 1_000)
+    send_key(rig, 2)
+    until(lambda: rig.metrics.cell(catalogue.LOG_CHECKPOINTS, "saved").value == 1, "a checkpoint")
+    send_key(rig, 3)
+    shutil.copytree(rig.directory, tmp_path / "left by a kill")
+    rig.close()
+    left = LogRig(tmp_path / "left by a kill", idempotency_window_ms=WINDOW_MS)
+    assert [send_key(left, number).first is None for number in (1, 2, 3)] == [False] * 3
+    left.close()
 
 
 def test_the_time_without_a_server_counts(rig: LogRig) -> None:
