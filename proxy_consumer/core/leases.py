@@ -6,6 +6,9 @@ part of it: that part has a deadline of its own, under the same id. Nothing else
 are disjoint and sorted by offset, so that whoever comes with an offset and no lease id finds the lease by
 bisection.
 
+A message whose acknowledgement is being committed together with others (replying.py) is *taken up*: it counts
+as leased, but nobody takes it, and its lease does not run out.
+
 The byte count of a run is shared out in proportion when it is cut: sums stay exact, single pieces are
 estimates.
 """
@@ -82,10 +85,24 @@ class LeaseRun:
         self.lease = lease
 
 
-class LeaseTable:
-    """All leased runs of one queue, counted in the subscription's budget. `jobs`: messages of this queue."""
+class TakenUp:
+    """A message that is taken up. `turned`: its chain has turned back, it is to wait there again."""
 
-    __slots__ = ("_budget", "_leases", "_runs", "_starts", "jobs", "next_deadline")
+    __slots__ = ("lease", "size", "turned")
+
+    def __init__(self, lease: Lease, size: int) -> None:
+        self.lease = lease
+        self.size = size
+        self.turned = False
+
+
+class LeaseTable:
+    """All leased runs of one queue, counted in the subscription's budget. `jobs`: messages of this queue.
+
+    `taken_up`: by offset.
+    """
+
+    __slots__ = ("_budget", "_leases", "_runs", "_starts", "jobs", "next_deadline", "taken_up")
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
@@ -94,6 +111,7 @@ class LeaseTable:
         self._leases: dict[int, list[Lease]] = {}  # by id: the parts of one that have deadlines of their own
         self.jobs = 0
         self.next_deadline = NEVER  # a lower bound; exact after `expire`
+        self.taken_up: dict[int, TakenUp] = {}
 
     def add(self, start: int, end: int, size: int, lease: Lease) -> None:
         """Lease `[start, end)`, none of which is leased now."""
@@ -106,16 +124,42 @@ class LeaseTable:
             index = bisect_right(starts, start)
             starts.insert(index, start)
             self._runs.insert(index, run)
-        if lease.left == 0:
-            self._leases.setdefault(lease.id, []).append(lease)
-        lease.left += end - start
-        if lease.recipient is not None:
-            lease.recipient.in_flight += end - start
-        self.jobs += end - start
-        self._budget.leased += end - start
-        self._budget.leased_bytes += size
+        self._count(lease, end - start, size)
         if lease.deadline < self.next_deadline:
             self.next_deadline = lease.deadline
+
+    def _count(self, lease: Lease, jobs: int, size: int) -> None:
+        if lease.left == 0:
+            self._leases.setdefault(lease.id, []).append(lease)
+        lease.left += jobs
+        if lease.recipient is not None:
+            lease.recipient.in_flight += jobs
+        self.jobs += jobs
+        self._budget.leased += jobs
+        self._budget.leased_bytes += size
+
+    def take_up(self, offset: int, lease_id: int) -> bool:
+        """Take up a message that is leased under this id; False when it is not."""
+        lease = self.lease_of(offset)
+        if lease is None or lease.id != lease_id or offset in self.taken_up:
+            return False
+        ((_, _, size),) = self.take(offset, offset + 1, lease_id)
+        self._count(lease, 1, size)
+        self.taken_up[offset] = TakenUp(lease, size)
+        return True
+
+    def turn(self, offset: int) -> bool:
+        """Its chain turns back; True when it is taken up, and goes back only if it is put down unfinished."""
+        held = self.taken_up.get(offset)
+        if held is not None:
+            held.turned = True
+        return held is not None
+
+    def put_down(self, offset: int) -> TakenUp:
+        """It is taken up, and leased, no longer."""
+        held = self.taken_up.pop(offset)
+        self._give_back(held.lease, 1, held.size)
+        return held
 
     def take(self, start: int, end: int, lease_id: int | None) -> list[Piece]:
         """Remove what of `[start, end)` is leased (under `lease_id`, unless None); returns the pieces."""
@@ -176,6 +220,8 @@ class LeaseTable:
         for run in self._runs:
             self._give_back(run.lease, run.end - run.start, run.size)
         self._starts, self._runs = [], []
+        for offset in list(self.taken_up):
+            self.put_down(offset)
         self.next_deadline = NEVER
 
     def extend(self, lease_id: int, now: float) -> bool:
@@ -196,7 +242,15 @@ class LeaseTable:
         pieces = [piece for start, end in ranges_of(offsets) for piece in self.take(start, end, lease_id)]
         for start, end, size in pieces:
             self.add(start, end, size, part)
-        return [offset for start, end, _ in pieces for offset in range(start, end)]
+        extended = [offset for start, end, _ in pieces for offset in range(start, end)]
+        for offset in self.taken_up.keys() & set(offsets) if self.taken_up else ():
+            held = self.taken_up[offset]
+            if held.lease.id == lease_id:
+                self._give_back(held.lease, 1, held.size)
+                self._count(part, 1, held.size)
+                held.lease = part
+                extended.append(offset)
+        return extended
 
     def _extend(self, lease: Lease, now: float) -> None:
         lease.deadline = now + lease.length_s
@@ -212,17 +266,24 @@ class LeaseTable:
             self._starts = [run.start for run in self._runs]
             for run in gone:
                 self._give_back(run.lease, run.end - run.start, run.size)
-        deadlines = (lease.deadline for parts in self._leases.values() for lease in parts)
-        self.next_deadline = min(deadlines, default=NEVER)
+        self.next_deadline = min((run.lease.deadline for run in self._runs), default=NEVER)
         return [(run.start, run.end, run.size) for run in gone]
 
     def leased(self) -> list[tuple[int, int, int, Lease]]:
-        """Every run as (start, end, bytes, lease), ascending; leases as copies that nobody counts yet."""
-        copies = {id(run.lease): run.lease.copy() for run in self._runs}
-        return [(run.start, run.end, run.size, copies[id(run.lease)]) for run in self._runs]
+        """Every run as (start, end, bytes, lease), ascending, and what is taken up; leases as copies that
+        nobody counts yet."""
+        found = [(run.start, run.end, run.size, run.lease) for run in self._runs]
+        found += [(at, at + 1, held.size, held.lease) for at, held in self.taken_up.items()]
+        copies = {id(lease): lease.copy() for _, _, _, lease in found}
+        return sorted(
+            ((start, end, size, copies[id(lease)]) for start, end, size, lease in found),
+            key=lambda run: run[0],
+        )
 
     def lease_of(self, offset: int) -> Lease | None:
         """The lease that holds `offset` now, whatever its id."""
+        if offset in self.taken_up:
+            return self.taken_up[offset].lease
         index = bisect_right(self._starts, offset) - 1
         if index < 0 or offset >= self._runs[index].end:
             return None

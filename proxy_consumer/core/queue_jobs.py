@@ -143,13 +143,17 @@ class QueueJobs:
             self.stream.put_back(offset)
 
     def dead_letter(self, offset: int, reason: str) -> None:
-        """Dead letter at once, whatever the job's state; a client that has it is late from now on."""
+        """Dead letter at once, whatever the job's state; a client that has it is late from now on. What is
+        taken up is one if its acknowledgement is not stored."""
         self.leases.take(offset, offset + 1, None)
         self.back(offset, offset + 1)
-        job = self.table.jobs.get(offset) or self.table.add(offset, JobState.PLAIN)
+        held = offset in self.leases.taken_up
+        state = JobState.LEASED if held else JobState.PLAIN
+        job = self.table.jobs.get(offset) or self.table.add(offset, state)
         if job.state is not JobState.SPENT:
-            job.final = True
-            self.table.spend(job, reason)
+            job.final, job.reason = True, reason
+            if not held:
+                self.table.spend(job, reason)
 
     # --- results
 
@@ -159,7 +163,7 @@ class QueueJobs:
         done = 0
         for lease_id, group in by_lease(offsets, lease_ids):
             lease, before = self.leases.lease_of(group[0]), done
-            if lease is not None and lease_id in (None, lease.id):
+            if lease is not None and lease_id in (None, lease.id) and group[0] not in self.leases.taken_up:
                 self._tally.process.observe((now - lease.since) * 1e6)
             for start, end in ranges_of(group):
                 done += self._finish_range(start, end, lease_id)
@@ -214,9 +218,9 @@ class QueueJobs:
         return len(open_offsets)
 
     def _open(self, start: int, end: int) -> list[int]:
-        """Those that are neither finished nor on their way to another topic."""
-        finished, is_spent = self.ack_map.is_finished, self.table.is_spent
-        return [offset for offset in range(start, end) if not finished(offset) and not is_spent(offset)]
+        """Those that are neither finished, nor on their way to another topic, nor taken up."""
+        finished, is_spent, taken_up = self.ack_map.is_finished, self.table.is_spent, self.leases.taken_up
+        return [at for at in range(start, end) if not (finished(at) or is_spent(at) or at in taken_up)]
 
     def fail(
         self, offset: int, lease_id: int | None, delay_ms: int | None, now: float, error: str = ""
@@ -289,8 +293,9 @@ class QueueJobs:
             self.table.go_back(self.table.jobs[offset])
             return True
         for follower in stream.failing(offset):
-            self.leases.take(follower, follower + 1, None)
-            self.send_back(follower)
+            if not self.leases.turn(follower):
+                self.leases.take(follower, follower + 1, None)
+                self.send_back(follower)
         if stream.leads(offset):
             return False
         self.send_back(offset)
@@ -338,8 +343,8 @@ class QueueJobs:
             return
         if self.stream is not None:
             for follower in self.stream.failing(offset):
-                if self.leases.take(follower, follower + 1, None):  # extended for itself
-                    self.send_back(follower)
+                if not self.leases.turn(follower) and self.leases.take(follower, follower + 1, None):
+                    self.send_back(follower)  # extended for itself
         job = self._returned(offset, size)
         job.timeouts += 1
         job.since = job.since or now
@@ -374,16 +379,13 @@ class QueueJobs:
             tally = self._tally.unknown if lease_id is None else self._tally.late
             tally.value += count
 
-    # --- what is spent: to the retry topic, or a dead letter
+    def finish_of(self, group: str, offset: int) -> ProgressDelta:
+        """What to commit together with what a message leaves in other topics."""
+        return ProgressDelta(group, self.queue, self.epoch, self.generation, ((offset, offset + 1),))
 
-    def finish_of(self, group: str, job: UpstreamJob) -> ProgressDelta:
-        """What to commit together with a spent job's record in its next topic."""
-        finished = ((job.offset, job.offset + 1),)
-        return ProgressDelta(group, self.queue, self.epoch, self.generation, finished=finished)
-
-    def published(self, job: UpstreamJob) -> None:
-        """A spent job's record and its finish are durable."""
-        self._finish(job.offset, job.offset + 1, durable=True)
+    def published(self, offset: int) -> None:
+        """A message's finish is durable, with what it leaves in other topics."""
+        self._finish(offset, offset + 1, durable=True)
 
     # --- progress on its way to the backend
 

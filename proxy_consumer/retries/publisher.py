@@ -191,7 +191,7 @@ class MessageMove:
         self._runtime.backend.commit(batch, self._runtime.commit_deadline()).then(self._settled)
 
     def _delta(self) -> ProgressDelta:
-        return self.state.jobs.finish_of(self._group, self.job)
+        return self.state.jobs.finish_of(self._group, self.job.offset)
 
     def _settled(self, committed: Completion[Any]) -> None:
         if committed.error is None:

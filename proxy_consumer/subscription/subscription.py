@@ -347,7 +347,7 @@ class Subscription:
             self.buffer.tally.expired.value += 1
             self.store_later()
         if self.holds(state):
-            state.jobs.published(job)
+            state.jobs.published(job.offset)
             self.buffer.heard(state)
             self.group.serve()
 

@@ -382,8 +382,8 @@ class OrderMachine(RuleBasedStateMachine):
             for job in state.jobs.table.take_spent():
                 message = self.queues[number][job.offset]
                 assert message.state == "burying", message
-                self.durable[number].apply(state.jobs.finish_of("G", job))
-                state.jobs.published(job)
+                self.durable[number].apply(state.jobs.finish_of("G", job.offset))
+                state.jobs.published(job.offset)
                 self.buffer.heard(state)
                 message.state = "done"
 

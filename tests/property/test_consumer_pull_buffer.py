@@ -373,8 +373,8 @@ class PullBufferMachine(RuleBasedStateMachine):
         for job in state.jobs.table.take_spent():
             assert self.jobs[number][job.offset].state == "burying"
             if stored:
-                self.durable[number].apply(state.jobs.finish_of("G", job))
-                state.jobs.published(job)
+                self.durable[number].apply(state.jobs.finish_of("G", job.offset))
+                state.jobs.published(job.offset)
                 self.buffer.heard(state)
                 self.jobs[number][job.offset].state = "done"
             else:

@@ -12,10 +12,12 @@ from typing import Any
 from backend.progress.group_progress import GroupProgress
 from backend.records import Bounds, QueueRef, ReadStatus
 from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.core import replying
 from proxy_consumer.core.order.chains import ChainTable
 from proxy_consumer.core.order.scope import EndsRequest, OrderScope
 from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.queue_feed import FILTERED, Refusal
+from proxy_consumer.core.replying import Taking
 from proxy_consumer.core.steps import BufferedQueue, Delivery, ReadRequest
 from proxy_consumer.core.tally import Tally
 from proxy_consumer.core.traced_jobs import TracedJobs
@@ -144,6 +146,27 @@ class Scenario:
     def fail(self, *names: str) -> str:
         return self.result(names, lambda state, at, lease: state.jobs.fail(at, lease or None, None, self.now))
 
+    def take_up(self, *names: str) -> str:
+        """Their acknowledgements are being committed, with messages."""
+        return self.result(
+            names, lambda state, at, lease: replying.take_up(state.jobs, at, lease) is Taking.TAKEN_UP
+        )
+
+    def stored(self, *names: str) -> None:
+        """They are: the finish is durable."""
+        for queue, offset in map(self.where.__getitem__, names):
+            state = self.buffer.queues[queue]
+            self.durable[queue.queue_id].apply(state.jobs.finish_of("G", offset))
+            replying.finish(state.jobs, offset)
+            self.buffer.heard(state)
+
+    def put_down(self, *names: str) -> None:
+        """They are not, and nothing is stored."""
+        for queue, offset in map(self.where.__getitem__, names):
+            state = self.buffer.queues[queue]
+            replying.put_down(state.jobs, offset)
+            self.buffer.heard(state)
+
     def extend(self, *names: str) -> str:
         return self.result(
             names, lambda state, at, lease: not state.jobs.extend_parts([at], [lease], self.now)
@@ -162,8 +185,8 @@ class Scenario:
         told = []
         for durable, queue, state in zip(self.durable, self.queues, self.buffer.queues.values(), strict=True):
             for job in state.jobs.table.take_spent():
-                durable.apply(state.jobs.finish_of("G", job))
-                state.jobs.published(job)
+                durable.apply(state.jobs.finish_of("G", job.offset))
+                state.jobs.published(job.offset)
                 self.buffer.heard(state)
                 told.append(f"{queue[job.offset][2].lstrip('-!')} ({job.reason})")
             if (delta := state.jobs.collect("G")) is not None:

@@ -1,0 +1,93 @@
+"""Acknowledgements that carry messages: what may be committed, and what follows when it was, or was not.
+
+`take_up` gives the one who holds a message's lease the right to finish it together with other messages, which
+are its *replies*; `finish` and `put_down` are the two ends. In between nobody else has it: its lease does not
+run out, its results are late, its chain waits (leases.py).
+
+An answer that was lost is asked for again: `Replied` remembers the newest, and `reply_id` is the id that a
+reply has wherever it is found.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from enum import Enum
+from hashlib import blake2b
+from typing import Any
+
+from backend.records import QueueRef
+from proxy_consumer.core.leases import Lease
+from proxy_consumer.core.queue_jobs import QueueJobs
+
+REMEMBERED_MAX = 10_000  # acknowledgements; of one proxy
+ID_BYTES = 16
+
+
+class Taking(Enum):
+    """What comes of an acknowledgement. The value is what it means."""
+
+    TAKEN_UP = "its lease holds; it may be committed"
+    BUSY = "it is taken up already"
+    OVER = "its lease is over, and the message is not finished"
+    FINISHED = "the message is finished"
+
+
+def take_up(jobs: QueueJobs, offset: int, lease_id: int) -> Taking:
+    """Take a message up for whoever has it under this lease."""
+    if jobs.ack_map.is_finished(offset):
+        return Taking.FINISHED
+    held = jobs.leases.taken_up.get(offset)
+    if held is not None and held.lease.id == lease_id:
+        return Taking.BUSY
+    return Taking.TAKEN_UP if jobs.leases.take_up(offset, lease_id) else Taking.OVER
+
+
+def finish(jobs: QueueJobs, offset: int) -> Lease:
+    """Its finish is durable, and so are its replies; the lease that it was finished under."""
+    held = jobs.leases.put_down(offset)
+    jobs.back(offset, offset + 1)
+    jobs.published(offset)
+    return held.lease
+
+
+def put_down(jobs: QueueJobs, offset: int) -> None:
+    """Nothing was stored: it is as it was, and what happened meanwhile takes effect now."""
+    held = jobs.leases.put_down(offset)
+    job = jobs.table.jobs.get(offset)
+    if jobs.ack_map.is_finished(offset):
+        return
+    if job is not None and job.final:
+        jobs.dead_letter(offset, job.reason)
+    elif held.turned:
+        jobs.send_back(offset)
+    else:
+        jobs.leases.add(offset, offset + 1, held.size, held.lease)
+
+
+Ack = tuple[QueueRef, int, int]  # queue, offset, lease id
+
+
+class Replied:
+    """How the newest acknowledgements were answered: the wire's results."""
+
+    def __init__(self, count_max: int = REMEMBERED_MAX) -> None:
+        self._count_max = count_max
+        self._known: OrderedDict[Ack, Sequence[Any]] = OrderedDict()
+
+    def note(self, ack: Ack, results: Sequence[Any]) -> None:
+        """It was stored."""
+        self._known[ack] = results
+        if len(self._known) > self._count_max:
+            self._known.popitem(last=False)
+
+    def of(self, ack: Ack) -> Sequence[Any] | None:
+        """What it was answered; None: not known here (any more)."""
+        return self._known.get(ack)
+
+
+def reply_id(group: str, ack: Ack, place: int) -> bytes:
+    """The message id of the reply at `place`: the same each time, and no other acknowledgement's."""
+    queue, offset, lease_id = ack
+    name = "\0".join(map(str, (group, *queue, offset, lease_id, place)))
+    return blake2b(name.encode(), digest_size=ID_BYTES, person=b"reply").digest()

@@ -1,0 +1,174 @@
+"""Acknowledgements that carry messages, beside everything else that happens to messages, against the naive
+models of the pull buffer and of order keys: who is taken up is nobody else's until it is stored or put down.
+
+More examples: DDMQ_PROPERTY_EXAMPLES=2000 .venv/bin/python -m pytest tests/property -k consumer_replies
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from proxy_consumer.core import replying
+from proxy_consumer.core.replying import Taking
+from tests.examples import examples
+from tests.property.test_consumer_order import Message, OrderMachine
+from tests.property.test_consumer_pull_buffer import QUEUES, PullBufferMachine
+
+EXAMPLES = os.environ.get("DDMQ_PROPERTY_EXAMPLES")
+ENDS = ["stored"] * 3 + ["put down"] * 2 + ["stored and killed"]
+
+
+class RepliesMachine(PullBufferMachine):
+    """A job of the model may be "taken up"."""
+
+    def count(self, *states: str) -> int:
+        return super().count(*states, *(["taken up"] if "leased" in states else []))
+
+    @rule(number=st.integers(0, QUEUES - 1), data=st.data())
+    def take_up(self, number: int, data: st.DataObject) -> None:
+        offsets = data.draw(self.some_offsets(number))
+        leases = data.draw(self.some_leases(number, offsets))
+        for offset, lease in zip(offsets, leases, strict=True):
+            job, jobs = self.jobs[number].get(offset), self.state(number).jobs
+            taking = replying.take_up(jobs, offset, lease)
+            if job is not None and job.state == "leased" and job.lease == lease:
+                assert taking is Taking.TAKEN_UP
+                job.state = "taken up"
+            elif job is not None and job.state == "taken up" and job.lease == lease:
+                assert taking is Taking.BUSY
+            else:
+                finished = jobs.ack_map.is_finished(offset)
+                assert taking is (Taking.FINISHED if finished else Taking.OVER)
+
+    @rule(number=st.integers(0, QUEUES - 1), data=st.data(), end=st.sampled_from(ENDS))
+    def end(self, number: int, data: st.DataObject, end: str) -> None:
+        held = [offset for offset, job in self.jobs[number].items() if job.state == "taken up"]
+        if not held:
+            return
+        state, offset = self.state(number), data.draw(st.sampled_from(held))
+        if end == "put down":
+            replying.put_down(state.jobs, offset)
+            self.jobs[number][offset].state = "leased"
+            self.buffer.heard(state)
+            self.advance(0.0)
+            return
+        self.durable[number].apply(state.jobs.finish_of("G", offset))
+        if end == "stored":
+            assert replying.finish(state.jobs, offset).id == self.jobs[number][offset].lease
+            self.buffer.heard(state)
+            self.jobs[number][offset].state = "done"
+        else:
+            self.load()
+
+    @rule(number=st.integers(0, QUEUES - 1), data=st.data())
+    def extend(self, number: int, data: st.DataObject) -> None:
+        with self.as_leased(number):
+            super().extend(number, data)
+
+    @rule(number=st.integers(0, QUEUES - 1), data=st.data())
+    def extend_parts(self, number: int, data: st.DataObject) -> None:
+        with self.as_leased(number):
+            super().extend_parts(number, data)
+
+    @contextmanager
+    def as_leased(self, number: int) -> Iterator[None]:
+        """The time of a lease starts anew, also of what is taken up: it counts when that is put down."""
+        held = [job for job in self.jobs[number].values() if job.state == "taken up"]
+        for job in held:
+            job.state = "leased"
+        yield
+        for job in held:
+            job.state = "taken up"
+
+
+class OrderedRepliesMachine(OrderMachine):
+    """With order keys, up to three messages of a key in an answer: also out of their order."""
+
+    batch = 3
+
+    def load(self) -> None:
+        self.turned: set[tuple[int, int]] = set()  # queue and offset of those whose chain has turned back
+        super().load()
+
+    def taken_up(self) -> list[Message]:
+        return [message for message in self.messages if message.state == "taken up"]
+
+    @rule(data=st.data())
+    def take_up(self, data: st.DataObject) -> None:
+        leased = [message for message in self.messages if message.state == "leased"]
+        for message in data.draw(st.lists(st.sampled_from(leased), unique_by=id)) if leased else []:
+            jobs = self.queue_state(message.queue).jobs
+            assert replying.take_up(jobs, message.offset, message.lease) is Taking.TAKEN_UP
+            assert replying.take_up(jobs, message.offset, message.lease) is Taking.BUSY
+            assert replying.take_up(jobs, message.offset, 999_999) is Taking.OVER
+            message.state = "taken up"
+
+    @rule(data=st.data(), end=st.sampled_from(ENDS))
+    def end(self, data: st.DataObject, end: str) -> None:
+        if not self.taken_up():
+            return
+        message = data.draw(st.sampled_from(self.taken_up()))
+        state = self.queue_state(message.queue)
+        if end == "put down":
+            self.put_down(message)
+            return
+        self.durable[message.queue].apply(state.jobs.finish_of("G", message.offset))
+        message.state = "done"
+        if end == "stored":
+            replying.finish(state.jobs, message.offset)
+            self.buffer.heard(state)
+        else:
+            self.crash()
+
+    def put_down(self, message: Message) -> None:
+        state = self.queue_state(message.queue)
+        replying.put_down(state.jobs, message.offset)
+        self.buffer.heard(state)
+        turned = (message.queue, message.offset) in self.turned
+        self.turned.discard((message.queue, message.offset))
+        message.state = "new" if turned else "leased"
+        self.advance(0.0)
+
+    def came_back(self, message: Message, *, failed: bool) -> None:
+        """What is taken up stays so; it goes back into its chain when it is put down."""
+        held = [m for m in self.taken_up() if m.lease == message.lease and m.key == message.key != ""]
+        behind = [other for other in held if other.position > message.position]
+        before = len(held) > len(behind)
+        if failed or not before:
+            self.turned.update((other.queue, other.offset) for other in behind)
+        if not before:
+            super().came_back(message, failed=failed)
+        elif failed:
+            for other in held:
+                other.state = "leased"  # for the model beneath: it stands before this one
+            saved = {id(other) for other in held}
+            super().came_back(message, failed=failed)
+            for other in self.messages:
+                if id(other) in saved:
+                    other.state = "taken up"
+        else:
+            message.state = "new"  # it was behind one that is not done: not its time-out
+
+    def teardown(self) -> None:
+        if hasattr(self, "buffer"):
+            for message in self.taken_up():
+                self.put_down(message)
+        super().teardown()
+
+
+for machine in (RepliesMachine, OrderedRepliesMachine):
+    machine.TestCase.settings = settings(
+        max_examples=int(EXAMPLES or examples(60)),
+        stateful_step_count=60,
+        deadline=None,
+        derandomize=EXAMPLES is None,
+        suppress_health_check=list(HealthCheck),
+    )
+TestReplies = RepliesMachine.TestCase
+TestOrderedReplies = OrderedRepliesMachine.TestCase
