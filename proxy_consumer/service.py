@@ -41,6 +41,7 @@ from proxy_consumer.groups.stalled import Stall
 from proxy_consumer.groups.stats import GroupSummary, LiveState, SubscriptionStats, live_state
 from proxy_consumer.pulls import Pulls, code_of
 from proxy_consumer.push.pushers import Pushers
+from proxy_consumer.replies import Replies, ReplySender
 from proxy_consumer.results import Results
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.tracing.messages import HeldUp
@@ -59,8 +60,10 @@ class ConsumerService:
         address: str = "",
         levels: Levels = DEFAULT_LEVELS,
         traces: TraceWriter | None = None,
+        replies: ReplySender | None = None,
     ) -> None:
-        """`address`: see `advertise`. `levels`: the waits of the level scheduler, for retries."""
+        """`address`: see `advertise`. `levels`: the waits of the level scheduler, for retries.
+        `replies`: what sends messages that come with an acknowledgement."""
         self._runtime = Runtime(backend, config, metrics, clock, random)
         self._runtime.traces = traces
         self._runtime.levels = levels
@@ -69,6 +72,8 @@ class ConsumerService:
         self._changes = Changes(self._runtime, self._directory)
         self._fetches = Fetches(self._runtime, self._directory)
         self._results = Results(self._runtime, self._directory.groups, self._fetches)
+        forwarding = self._results.forwarding
+        self._replies = Replies(self._runtime, self._directory.groups, forwarding, replies)
         self._pushers = Pushers(self._runtime, self._directory, random)
         self._pulls = Pulls(self._runtime, self._directory, self._results, self._fetches)
         self._retry_paths = RetryPaths(self._runtime)
@@ -83,6 +88,7 @@ class ConsumerService:
             "pull": self._pulls.pull,
             "submit": self.submit,
             "settle": self.settle,
+            "reply": self._replies.reply,
             "getConsumeStats": self.get_consume_stats,
             "fetch": self._fetches.fetch,
             "ack": self._fetches.acks.ack,

@@ -49,6 +49,7 @@ from proxy_producer.pending import (
     ToTopic,
     refuse,
 )
+from proxy_producer.replies import ReplySends
 from proxy_producer.topics import TopicTable
 from proxy_producer.tracing import TracedAnswers
 from proxy_producer.transactions.prepared.sends import PreparedSends
@@ -104,6 +105,9 @@ class ProducerService:
             self.transactions, self.admission, self.delay, self._delay_sends, self._levels, config,
             self._new_id, clock.wall_ms,
         )  # fmt: skip
+        self.replies = ReplySends(
+            self.flow, self.admission, self.delay, self._delay_sends, self._levels, config, clock.wall_ms
+        )
         self._known = self.topics.known
         self._config = config
         self._drained: Completion[None] | None = None
@@ -119,7 +123,7 @@ class ProducerService:
         done = reloaded(self._config, fresh, LIVE_KEYS)
         self._config = done.config
         self._use(done.config)
-        for part in (self.topics, self.flow, self.admission, self._delay_sends):
+        for part in (self.topics, self.flow, self.admission, self._delay_sends, self.replies):
             part.reconfigure(done.config)
         return done
 

@@ -73,6 +73,15 @@ class DelayOutcome(IntEnum):
     PENDING = 6  # the caller's time ran out first
 
 
+class ReplyOutcome(IntEnum):
+    """`outcome` of ReplyResponse."""
+
+    STORED = 1
+    STORED_BEFORE = 2
+    LEASE_OVER = 3
+    FINISHED = 4  # whether by this acknowledgement sent before is not known
+
+
 class TransactionAction(IntEnum):
     """`action` of EndTransactionRequest; RocketMQ's."""
 

@@ -100,6 +100,52 @@ struct SettleResponse {
     1: list<LateResult> late
 }
 
+/* A message to send, ours; as a producer's Message. */
+struct ReplyMessage {
+    1: string topic
+    2: string key
+    4: i64 hashId = 0
+    5: string tags
+    /* >= 0 that queue, -1 by hashId, < -1 any */
+    6: i32 partitionId = -1
+    7: binary body
+    9: optional map<string, string> properties
+}
+
+/* The acknowledgement of one message, and messages that are stored in the same commit. */
+struct ReplyRequest {
+    /* of the delivered message: where it came from, its offset and leaseId */
+    1: Context context
+    2: i64 offset
+    3: i64 lease
+    4: list<ReplyMessage> messages
+    5: optional string clientId
+    /* ms; absent or <= 0: the proxy's cap of 10 s */
+    6: optional i64 timeout
+    /* properties deliver-at, deliver-after … ask for a delay, whether or not the topic speaks dialect ddmq */
+    7: optional bool dueTimes
+    /* set by a proxy that passes a client's call on; such a call is never passed on again */
+    8: optional string forwardedBy
+}
+
+/* Fields as those of a producer's Result. */
+struct ReplyResult {
+    100: optional string messageId
+    101: optional i32 queueId
+    102: optional i64 offset
+    103: optional i32 durability
+    104: optional string delayId
+}
+
+struct ReplyResponse {
+    /* 0: the message is finished and all messages are stored */
+    1: i32 code
+    2: string msg
+    /* 1 by this call, 2 by an earlier one; 3 the lease is over, 4 the message is finished: not by this call */
+    3: optional i32 outcome
+    4: optional list<ReplyResult> results
+}
+
 struct ConsumeStatsRequest {
     1: required string group
     2: optional string topic
@@ -172,6 +218,9 @@ service ConsumerService {
 
     /* ours: like submit, and tells what came too late */
     SettleResponse settle(1: SettleRequest request) throws (1: PullException error)
+
+    /* ours: acknowledges one message and sends others, in one commit */
+    ReplyResponse reply(1: ReplyRequest request)
 
     list<ConsumeStats> getConsumeStats(1: ConsumeStatsRequest request) throws (1: PullException error)
 

@@ -158,6 +158,13 @@ RETRY_STEPS = _counter(
 RESULTS_IGNORED = _counter(
     "ddmq_results_ignored_total", "Acks and fails that changed nothing.", "group", "reason"
 )
+REPLIES = _counter(
+    "ddmq_replies_total",
+    "Acknowledgements that carried messages, by outcome: stored, stored before, lease over, finished, "
+    "refused, again (not now), unknown.",
+    "group",
+    "outcome",
+)
 SKIPPED = _counter(
     "ddmq_skipped_total",
     "Messages finished undelivered: pressure traffic refused, filtered, missing from the log, expired, "

@@ -24,7 +24,7 @@ REMEMBERED_MAX = 10_000  # acknowledgements; of one proxy
 ID_BYTES = 16
 
 
-class Taking(Enum):
+class AckTaking(Enum):
     """What comes of an acknowledgement. The value is what it means."""
 
     TAKEN_UP = "its lease holds; it may be committed"
@@ -33,14 +33,14 @@ class Taking(Enum):
     FINISHED = "the message is finished"
 
 
-def take_up(jobs: QueueJobs, offset: int, lease_id: int) -> Taking:
+def take_up(jobs: QueueJobs, offset: int, lease_id: int) -> AckTaking:
     """Take a message up for whoever has it under this lease."""
     if jobs.ack_map.is_finished(offset):
-        return Taking.FINISHED
+        return AckTaking.FINISHED
     held = jobs.leases.taken_up.get(offset)
     if held is not None and held.lease.id == lease_id:
-        return Taking.BUSY
-    return Taking.TAKEN_UP if jobs.leases.take_up(offset, lease_id) else Taking.OVER
+        return AckTaking.BUSY
+    return AckTaking.TAKEN_UP if jobs.leases.take_up(offset, lease_id) else AckTaking.OVER
 
 
 def finish(jobs: QueueJobs, offset: int) -> Lease:

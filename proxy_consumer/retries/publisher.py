@@ -256,8 +256,13 @@ class RetryPublisher:
         self._watched: dict[UpstreamJob, Completion[None]] = {}  # by who waits for their end
 
     def watch(self, job: UpstreamJob) -> Completion[None]:
-        """Succeeds when this job has been moved, or its queue is lost: its next owner moves it then."""
+        """Succeeds when this job has been moved, or finished otherwise, or its queue is lost: its next owner
+        moves it then."""
         return self._watched.setdefault(job, Completion())
+
+    def finished(self, job: UpstreamJob) -> None:
+        """It was to be moved, and need not any more."""
+        self._no_longer_watched(job)
 
     def _no_longer_watched(self, job: UpstreamJob) -> None:
         watched = self._watched.pop(job, None)

@@ -61,6 +61,10 @@ class QueueHolder(Protocol):
     def refence(self, state: BufferedQueue, then: Callable[[], None]) -> None:
         """A commit was fenced: see whether the queue was reset or lost; `then` runs in any case."""
 
+    def start_anew(self) -> None:
+        """Have its queues anew, with those that share its chains; clients keep what they have. Under the new
+        epoch no commit of before can come any more."""
+
     def serve(self) -> None:
         """There may be something for those who wait."""
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from proxy_consumer.core import replying
-from proxy_consumer.core.replying import Taking
+from proxy_consumer.core.replying import AckTaking
 from tests.examples import examples
 from tests.property.test_consumer_order import Message, OrderMachine
 from tests.property.test_consumer_pull_buffer import QUEUES, PullBufferMachine
@@ -38,13 +38,13 @@ class RepliesMachine(PullBufferMachine):
             job, jobs = self.jobs[number].get(offset), self.state(number).jobs
             taking = replying.take_up(jobs, offset, lease)
             if job is not None and job.state == "leased" and job.lease == lease:
-                assert taking is Taking.TAKEN_UP
+                assert taking is AckTaking.TAKEN_UP
                 job.state = "taken up"
             elif job is not None and job.state == "taken up" and job.lease == lease:
-                assert taking is Taking.BUSY
+                assert taking is AckTaking.BUSY
             else:
                 finished = jobs.ack_map.is_finished(offset)
-                assert taking is (Taking.FINISHED if finished else Taking.OVER)
+                assert taking is (AckTaking.FINISHED if finished else AckTaking.OVER)
 
     @rule(number=st.integers(0, QUEUES - 1), data=st.data(), end=st.sampled_from(ENDS))
     def end(self, number: int, data: st.DataObject, end: str) -> None:
@@ -104,9 +104,9 @@ class OrderedRepliesMachine(OrderMachine):
         leased = [message for message in self.messages if message.state == "leased"]
         for message in data.draw(st.lists(st.sampled_from(leased), unique_by=id)) if leased else []:
             jobs = self.queue_state(message.queue).jobs
-            assert replying.take_up(jobs, message.offset, message.lease) is Taking.TAKEN_UP
-            assert replying.take_up(jobs, message.offset, message.lease) is Taking.BUSY
-            assert replying.take_up(jobs, message.offset, 999_999) is Taking.OVER
+            assert replying.take_up(jobs, message.offset, message.lease) is AckTaking.TAKEN_UP
+            assert replying.take_up(jobs, message.offset, message.lease) is AckTaking.BUSY
+            assert replying.take_up(jobs, message.offset, 999_999) is AckTaking.OVER
             message.state = "taken up"
 
     @rule(data=st.data(), end=st.sampled_from(ENDS))

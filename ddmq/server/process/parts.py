@@ -105,6 +105,9 @@ class ServerProcess:
         self.addresses: dict[str, HostPort] = {}
         self.backend: Backend | None = None
         self.producer: ProducerService | None = None
+        self.sends: ProducerService | None = (
+            None  # what acknowledgements carry: `producer`, or without a port
+        )
         self.consumer: ConsumerService | None = None
         self.delay: LevelService | None = None
         self.timers: DelayService | None = None
@@ -220,7 +223,11 @@ class ServerProcess:
             self._listen("producer", self.producer.service())
             self.producer.transactions.advertise(str(reachable(self.addresses["producer"])))
         if "consumer" in self.parts:
-            self.consumer = ConsumerService(backend, self.config.consumer, **common, traces=traces)
+            sends = self.producer or ProducerService(backend, self.config.producer, **common, traces=traces)
+            self.sends = sends
+            self.consumer = ConsumerService(
+                backend, self.config.consumer, **common, traces=traces, replies=sends.replies
+            )
             self.consumer.start()
             self.declare_groups(self.config)
             self._listen("consumer", self.consumer.service())
@@ -333,11 +340,11 @@ class ServerProcess:
         log.info("draining", extra={"drain_ms": self.config.serve.drain_ms})
         for server in self._rpc.values():
             server.stop_accepting()
-        for part in (self.producer, self.consumer, self.delay, self.timers):
+        for part in (self.producer, self.consumer, self.sends, self.delay, self.timers):
             if part is not None:
                 _wait(part.drain(deadline), deadline - self.clock.monotonic())
-        if self.producer is not None:
-            self.producer.close()
+        for sends in {self.producer, self.sends} - {None}:
+            sends.close()
         if self.traces is not None:
             _wait(self.traces.drain(deadline), deadline - self.clock.monotonic())
         if self.backend is not None:

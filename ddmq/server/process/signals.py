@@ -79,7 +79,7 @@ def _apply(process: ServerProcess, fresh: Configuration) -> tuple[list[str], lis
     note("serve", serve)
     logging.getLogger().setLevel(serve.config.log_level.upper())
     config = dataclasses.replace(config, serve=serve.config, topics=fresh.topics, groups=fresh.groups)
-    for part, proxy in (("consumer", process.consumer), ("producer", process.producer)):
+    for part, proxy in (("consumer", process.consumer), ("producer", process.producer or process.sends)):
         if proxy is not None:
             done = proxy.reconfigure(getattr(fresh, part))
             note(part, done)

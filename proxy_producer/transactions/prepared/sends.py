@@ -15,18 +15,18 @@ from typing import Any, NamedTuple
 from backend.records import AppendResult, AppendStatus, CommitBatch, NewRecord
 from ddmq_client.idl import producer
 from ddmq_client.idl.codes import OK_TEXT, Code
-from ddmq_common.queue_choice import choose
 from ddmq_common.send_identity import IDENTITY
 from ddmq_rpc.api import Call, Fault
 from ddmq_rpc.codec import structs
 from proxy_producer import wire
 from proxy_producer.admission import DRAINING, Admission
-from proxy_producer.batches import PendingBatch, worst
+from proxy_producer.batches import worst
 from proxy_producer.config import ProducerConfig
 from proxy_producer.core.identity import identity_of
 from proxy_producer.core.refusals import SendRefusal, illegal, refusal, shown
 from proxy_producer.delay.context import DelayContext
 from proxy_producer.delay.sends import DelaySends
+from proxy_producer.delaying import DelayingBatch
 from proxy_producer.pending import DelayLevels
 from proxy_producer.transactions.codec import HalfMark, half_record, id_by, identity_in, shard_of
 from proxy_producer.transactions.core.shard import HalfTaken
@@ -56,10 +56,9 @@ class PreparedSends:
     ) -> None:
         self.transactions = transactions
         self.levels = levels
-        self.commands = delay.commands
+        self.delay = delay
         self.limits = config.transactions
         self._admission = admission
-        self._relays = delay.relays
         self._placed = delay_sends.placed
         self._new_id = new_id
         self._wall_ms = wall_ms
@@ -193,10 +192,6 @@ class PreparedSends:
             Code.BUSY, "transactions_open", what, "allowed: later, when some have ended (open_max)"
         )
 
-    @property
-    def relays(self) -> Any:
-        return self._relays
-
     def mark(self, prepare: Prepare, record: NewRecord, request: SendRequest | None) -> HalfMark:
         """What the half record says."""
         digits, level, command, wait_ms = prepare.transaction.hex(), 0, None, -1
@@ -234,10 +229,10 @@ def refuse(transactions: Transactions, call: Call, fault: SendRefusal, messages:
     call.reply(IDL.PrepareResponse(code=int(fault.code), msg=fault.text, results=[answer] * messages))
 
 
-class PendingPrepare(PendingBatch):
+class PendingPrepare(DelayingBatch):
     """State of one call; making one accepts it."""
 
-    __slots__ = ("_asked", "_halves", "_prepare", "_sends", "_shard", "_stored")
+    __slots__ = ("_halves", "_prepare", "_sends", "_shard", "_stored")
 
     def __init__(
         self,
@@ -248,47 +243,20 @@ class PendingPrepare(PendingBatch):
         asked: Mapping[int, SendRequest],
         prepare: Prepare,
     ) -> None:
-        flow = sends.transactions.flow
-        super().__init__(flow, sends.relays, call, deadline, len(members), members, {}, each=False)
+        super().__init__(sends.transactions.flow, sends.delay, sends.levels, call, deadline, members, asked)
         self._sends = sends
-        self._asked = asked
         self._prepare = prepare
         self._shard = 0
         self._halves: list[tuple[NewRecord, HalfMark]] = []
         self._stored: list[NewRecord] = []
 
-    def _check_modes(self) -> None:
-        """Topics that did not exist when the messages were checked may have come with other rules."""
-        for member in self.members:
-            topic = self.topics[member.record.topic]
-            plain = member.place not in self._asked
-            fault = topic.write_fault()
-            fault = fault or (topic.plain_fault(member.chronos) if plain else topic.delayed_fault())
-            if fault is not None:
-                self._drop_topic(topic.name, fault)
-                return
-
     def release(self) -> None:
         """No limit holds it any more: the internal topics that it needs, then the store."""
-        sends = self._sends
-        requests = self._asked.values()
-        if not sends.transactions.topics.shards:
-            sends.transactions.topics.when_ready(self._topic_ready)
-        elif not sends.levels.topic.ready and any(request.level for request in requests):
-            sends.levels.topic.when_ready(self._topic_ready)
-        elif not sends.commands.ready and any(request.command is not None for request in requests):
-            sends.commands.when_ready(self._topic_ready)
+        topics = self._sends.transactions.topics
+        if topics.shards:
+            super().release()
         else:
-            self._store()
-
-    def _topic_ready(self, fault: SendRefusal | None) -> None:
-        if self.answered:
-            return
-        if fault is None:
-            self.release()
-        else:
-            self._fail_all(fault)
-            self._finish_unsent()
+            topics.when_ready(self._topic_ready)
 
     def _store(self) -> None:
         sends, prepare = self._sends, self._prepare
@@ -300,8 +268,7 @@ class PendingPrepare(PendingBatch):
         if health is not None and not health.ready:  # a commit would get past a disk that is nearly full
             fault = refusal(Code.BUSY, "backend_bound", health.reason, "send it again")
         if fault is not None:
-            self._fail_all(fault)
-            self._finish_unsent()
+            self._refuse_unsent(fault)
             return
         self._choose_queues()
         records = self._stored = [half_record(self._shard, record, mark) for record, mark in self._halves]
@@ -316,17 +283,10 @@ class PendingPrepare(PendingBatch):
             raise
 
     def _choose_queues(self) -> None:
-        """As a batch does: one queue for all of a topic that mind none."""
-        turns: dict[str, int] = {}
-        for place, record, _, partition_id, hash_id, _ in self.members:
-            topic = self.topics[record.topic]
-            turn = turns.get(record.topic)
-            if turn is None:
-                topic.turn = turn = turns[record.topic] = topic.turn + 1
-            key = record.key if topic.by_key else b""
-            record.queue_id = choose(partition_id, hash_id, topic.queues, turn, key)
-            mark = self._sends.mark(self._prepare, record, self._asked.get(place))
-            self._halves.append((record, mark))
+        super()._choose_queues()
+        for member in self.members:
+            mark = self._sends.mark(self._prepare, member.record, self._asked.get(member.place))
+            self._halves.append((member.record, mark))
 
     # --- the answer
 

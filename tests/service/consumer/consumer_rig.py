@@ -19,6 +19,7 @@ from ddmq_rpc.codec import Codec, encode_result, methods, structs
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.group import Group
+from proxy_consumer.replies import ReplySender
 from proxy_consumer.service import ConsumerService
 from proxy_consumer.subscription.subscription import Subscription
 from tests.played_memory import PlayedMemory
@@ -115,11 +116,17 @@ class ConsumerRig(Rig):
 
     def start(self) -> ConsumerService:
         """A (new) proxy process over the same backend."""
-        service = ConsumerService(self.backend, self.config, self.metrics, self.clock, Random(7))
+        service = ConsumerService(
+            self.backend, self.config, self.metrics, self.clock, Random(7), replies=self.replies()
+        )
         service.start(timer=False)
         self.service = service
         self.handlers = service.service().handlers
         return service
+
+    def replies(self) -> ReplySender | None:
+        """What sends messages that come with an acknowledgement."""
+        return None
 
     def restart(self) -> None:
         """Kill the proxy and start another: what was only in its memory is gone."""

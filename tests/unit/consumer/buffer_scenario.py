@@ -17,7 +17,7 @@ from proxy_consumer.core.order.chains import ChainTable
 from proxy_consumer.core.order.scope import EndsRequest, OrderScope
 from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.queue_feed import FILTERED, Refusal
-from proxy_consumer.core.replying import Taking
+from proxy_consumer.core.replying import AckTaking
 from proxy_consumer.core.steps import BufferedQueue, Delivery, ReadRequest
 from proxy_consumer.core.tally import Tally
 from proxy_consumer.core.traced_jobs import TracedJobs
@@ -149,7 +149,7 @@ class Scenario:
     def take_up(self, *names: str) -> str:
         """Their acknowledgements are being committed, with messages."""
         return self.result(
-            names, lambda state, at, lease: replying.take_up(state.jobs, at, lease) is Taking.TAKEN_UP
+            names, lambda state, at, lease: replying.take_up(state.jobs, at, lease) is AckTaking.TAKEN_UP
         )
 
     def stored(self, *names: str) -> None:

@@ -1,0 +1,289 @@
+"""`reply`: the acknowledgement of one message that carries others; all of it is one commit, or nothing is.
+
+The message is taken up under its lease (core/replying.py), its replies pass the checks of every send (the
+ReplySender: the producer proxy's, which the composition hands over), and go into one commit with the finish.
+Which error means what: fenced, nothing is stored, and the queue is looked at anew; any other but RemoteError,
+nothing is stored and the lease goes on; RemoteError, nobody knows, so the queues are had anew, under an epoch
+that the commit cannot have any more, and the caller asks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from backend.completion import Completion
+from backend.records import AppendResult, CommitBatch, NewRecord, StoredRecord
+from ddmq_client.idl.codes import OK_TEXT, Code, ReplyOutcome
+from ddmq_common.errors import FencedError, RemoteError, TryLaterError, UnknownTopicError
+from ddmq_common.metrics.catalogue import REPLIES
+from ddmq_common.names import DELAY_TOPIC, SCHEDULE_TOPIC
+from ddmq_rpc.api import Call
+from proxy_consumer.answers import IDL
+from proxy_consumer.core import replying
+from proxy_consumer.core.replying import Ack, AckTaking, Replied, reply_id
+from proxy_consumer.forwarding import Forwarding
+from proxy_consumer.groups.consistency import CLIENT_ID_BYTES_MAX
+from proxy_consumer.groups.group import Group
+from proxy_consumer.runtime import Runtime
+from proxy_consumer.subscription.held_queue import HeldQueue
+
+OFFSET_MAX = (1 << 63) - 1
+MOVES = "send the acknowledgement again, also to another proxy"
+
+
+class ReplySender(Protocol):
+    """Makes records of replies; proxy_producer/replies.py."""
+
+    def begin(self, call: Call, request: Any, ids: Sequence[bytes], deadline: float, keeper: Any) -> None:
+        """Take in the `messages` of the request; `keeper`, a PendingAck, hears what comes of it."""
+
+
+class Replies:
+    """They belong to one consumer proxy. `sender` None: it has nothing to send with."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        groups: Mapping[bytes, Group],
+        forwarding: Forwarding,
+        sender: ReplySender | None,
+    ) -> None:
+        self.runtime = runtime
+        self.sender = sender
+        self.replied = Replied()
+        self._groups = groups
+        self._forwarding = forwarding
+
+    def reply(self, call: Call) -> None:
+        """Handler of `reply`."""
+        request = call.args.request
+        group = None if request.context is None else self._groups.get(request.context.groupId)
+        answer = ReplyAnswer(self, call, "" if group is None else group.name)
+        fault = self._fault(request) or self._between(request.context)
+        if fault is not None:
+            answer.refuse(*fault)
+            return
+        held = None if group is None else group.held.get((request.context.topic, request.context.qid))
+        if group is None or held is None:
+            self._not_held(answer, group, request.context)
+            return
+        ack = (held.state.queue, request.offset, request.lease)
+        taking = replying.take_up(held.state.jobs, request.offset, request.lease)
+        if taking is AckTaking.TAKEN_UP:
+            PendingAck(self, answer, held, ack).begin()
+        elif taking is AckTaking.BUSY:
+            answer.refuse(Code.BUSY, f"this acknowledgement is being committed; {MOVES}")
+        elif taking is AckTaking.OVER:
+            held.subscription.buffer.tally.late.value += 1
+            text = f"the lease {request.lease} of offset {request.offset} is over; nothing is stored"
+            answer.tell(Code.ILLEGAL_MESSAGE, text, ReplyOutcome.LEASE_OVER)
+        else:
+            self._finished(answer, group.name, ack)
+
+    def _fault(self, request: Any) -> tuple[Code, str] | None:
+        """What is wrong with a request, or forbids it here."""
+        if self.runtime.stopping:
+            return Code.SHUTTING_DOWN, f"this proxy is shutting down; {MOVES}"
+        can = self.runtime.backend.capabilities
+        if not can.atomic:
+            what = f"the engine {can.engine} cannot commit messages with an acknowledgement"
+            return Code.ILLEGAL_MESSAGE, f"{what}; allowed here: to send first, then to acknowledge"
+        if self.sender is None:
+            return Code.NO_SERVICE, "this proxy sends no messages; allowed: acknowledgements without any"
+        if request.context is None or request.context.groupId not in self._groups:
+            return (
+                Code.ILLEGAL_MESSAGE,
+                "the request names no group that exists; allowed: a message's context",
+            )
+        if not request.messages:
+            return Code.ILLEGAL_MESSAGE, "the acknowledgement carries no messages; allowed: 1 or more"
+        if request.offset is None or not 0 <= request.offset <= OFFSET_MAX:
+            return Code.ILLEGAL_MESSAGE, f"offset is {request.offset}; allowed: that of a delivered message"
+        if request.lease is None or request.lease <= 0:
+            what = f"lease is {request.lease}"
+            return Code.ILLEGAL_MESSAGE, f"{what}; allowed: the leaseId of a delivered message"
+        if len(request.clientId or b"") > CLIENT_ID_BYTES_MAX:
+            what = f"clientId has {len(request.clientId)} bytes"
+            return Code.ILLEGAL_MESSAGE, f"{what}; allowed: at most {CLIENT_ID_BYTES_MAX}"
+        return None
+
+    def _between(self, context: Any) -> tuple[Code, str] | None:
+        """A queue was lost a moment ago: until it is known who has it, nobody can tell."""
+        until = self.runtime.lost.get((context.groupId, context.topic, context.qid))
+        if until is None or until <= self.runtime.now():
+            return None
+        return Code.BUSY, f"the queue is between two owners; {MOVES}"
+
+    def _not_held(self, answer: ReplyAnswer, group: Group | None, context: Any) -> None:
+        if group is not None and self._forwarding.takes(group, context):
+            answer.refuse(Code.BUSY, f"another proxy holds the queue, or is about to; {MOVES}")
+        else:
+            answer.refuse(
+                Code.ILLEGAL_MESSAGE, "the context names no queue of the group; allowed: a message's"
+            )
+
+    # --- one that may have been answered before
+
+    def _finished(self, answer: ReplyAnswer, group: str, ack: Ack) -> None:
+        known = self.replied.of(ack)
+        if known is not None:
+            answer.tell(Code.OK, OK_TEXT, ReplyOutcome.STORED_BEFORE, known)
+            return
+        can = self.runtime.backend.capabilities
+        first = answer.call.args.request.messages[0].topic or b""
+        topics = (first.decode("utf-8", "replace"), SCHEDULE_TOPIC, DELAY_TOPIC) if can.find_by_key else ()
+        self._look(answer, reply_id(group, ack, 0), list(topics))
+
+    def _look(self, answer: ReplyAnswer, message_id: bytes, topics: list[str]) -> None:
+        """Its first reply may be in one of these."""
+        backend = self.runtime.backend
+        while topics and backend.topic(topics[0]) is None:
+            del topics[0]
+        if not topics:
+            text = "the message is finished; whether by this acknowledgement is not known here"
+            answer.tell(Code.ILLEGAL_MESSAGE, text, ReplyOutcome.FINISHED)
+            return
+
+        def found(answered: Completion[list[StoredRecord]]) -> None:
+            if answered.error is None and answered.value:
+                answer.tell(Code.OK, OK_TEXT, ReplyOutcome.STORED_BEFORE)
+            elif answered.error is None or isinstance(answered.error, UnknownTopicError):
+                self._look(answer, message_id, topics[1:])
+            else:
+                answer.refuse(Code.BUSY, f"whether it is stored cannot be seen: {answered.error}; {MOVES}")
+
+        backend.find(topics[0], message_id=message_id, count_max=1).then(found)
+
+
+_OUTCOMES = {
+    ReplyOutcome.STORED: "stored",
+    ReplyOutcome.STORED_BEFORE: "stored before",
+    ReplyOutcome.LEASE_OVER: "lease over",
+    ReplyOutcome.FINISHED: "finished",
+}
+_AGAIN = (Code.BUSY, Code.NO_SUCH_QUEUE, Code.SHUTTING_DOWN)
+_UNKNOWN = (Code.TIMED_OUT, Code.BACKEND_FAILED)
+
+
+class ReplyAnswer:
+    """One call's answer; it is given once."""
+
+    def __init__(self, replies: Replies, call: Call, group: str) -> None:
+        self.call = call
+        self._replies = replies
+        self._group = group
+        self._told = False
+
+    def refuse(self, code: int, text: str) -> None:
+        """Nothing is stored by it, or (codes 10, 12) nobody knows; it is not over."""
+        kind = "again" if code in _AGAIN else "unknown" if code in _UNKNOWN else "refused"
+        self._give(kind, IDL.ReplyResponse(code=int(code), msg=text))
+
+    def tell(self, code: int, text: str, outcome: ReplyOutcome, results: Sequence[Any] | None = None) -> None:
+        """How it ended."""
+        response = IDL.ReplyResponse(code=int(code), msg=text, outcome=int(outcome), results=results)
+        self._give(_OUTCOMES[outcome], response)
+
+    def _give(self, kind: str, response: Any) -> None:
+        if not self._told:
+            self._told = True
+            self._replies.runtime.metrics.cell(REPLIES, self._group, kind).value += 1
+            self.call.reply(response)
+
+
+class PendingAck:
+    """One acknowledgement from taking its message up to its end: the keeper of its replies."""
+
+    def __init__(self, replies: Replies, answer: ReplyAnswer, held: HeldQueue, ack: Ack) -> None:
+        self._replies = replies
+        self._runtime = replies.runtime
+        self._answer = answer
+        self._held = held
+        self._ack = ack
+
+    @property
+    def _offset(self) -> int:
+        return self._ack[1]
+
+    def begin(self) -> None:
+        """The message is taken up."""
+        runtime, call, sender = self._runtime, self._answer.call, self._replies.sender
+        assert sender is not None
+        runtime.open_commits += 1
+        group, request = self._held.subscription.group_name, call.args.request
+        ids = [reply_id(group, self._ack, place) for place in range(len(request.messages))]
+        cap_ms = runtime.config.commit_timeout_ms
+        timeout_ms = request.timeout if request.timeout and 0 < request.timeout < cap_ms else cap_ms
+        sender.begin(call, request, ids, call.received_at + timeout_ms / 1000, self)
+
+    # --- ReplyKeeper
+
+    def commit(self, records: list[NewRecord], into: Completion[list[AppendResult]]) -> None:
+        """Raises DdmqError, and stores nothing, where the queue is not ours any more."""
+        held, runtime = self._held, self._runtime
+        if not held.subscription.holds(held.state):
+            raise TryLaterError(f"the queue is not this proxy's any more; {MOVES}")
+        delta = held.state.jobs.finish_of(held.subscription.group_name, self._offset)
+        batch = CommitBatch(records=records, progress=(delta,))
+        runtime.backend.commit(batch, runtime.commit_deadline(), into=into)
+
+    def refused(self, code: int, text: str) -> None:
+        self._put_down()
+        self._answer.refuse(code, text)
+
+    def late(self, code: int, text: str) -> None:
+        self._answer.refuse(code, text)
+
+    def stored(self, results: Sequence[Any]) -> None:
+        told = [
+            IDL.ReplyResult(
+                messageId=one.messageId,
+                queueId=one.queueId,
+                offset=one.offset,
+                durability=one.durability,
+                delayId=one.delayId,
+            )
+            for one in results
+        ]
+        self._replies.replied.note(self._ack, told)
+        held, offset = self._held, self._offset
+        if held.subscription.holds(held.state):
+            jobs, tally = held.state.jobs, held.subscription.buffer.tally
+            job = jobs.table.jobs.get(offset)
+            lease = replying.finish(jobs, offset)
+            tally.acked.value += 1
+            tally.process.observe((self._runtime.now() - lease.since) * 1e6)
+            if job is not None:
+                held.subscription.retries.finished(job)
+        self._ended()
+        self._answer.tell(Code.OK, OK_TEXT, ReplyOutcome.STORED, told)
+
+    def failed(self, error: Exception, code: int, text: str) -> None:
+        self._runtime.progress_failed(error)
+        subscription = self._held.subscription
+        if isinstance(error, RemoteError):
+            if subscription.holds(self._held.state):
+                subscription.start_anew()
+            self._ended()
+            self._answer.refuse(Code.TIMED_OUT, f"{text}; whether it is stored the next answer tells")
+        elif isinstance(error, FencedError):
+            subscription.refence(self._held.state, lambda: self.refused(Code.BUSY, f"{error}; {MOVES}"))
+        else:
+            self.refused(code, text)
+
+    # --- its end
+
+    def _put_down(self) -> None:
+        if self._held.subscription.holds(self._held.state):
+            replying.put_down(self._held.state.jobs, self._offset)
+        self._ended()
+
+    def _ended(self) -> None:
+        """The message is taken up no longer: what waited for that goes on."""
+        self._runtime.open_commits -= 1
+        held = self._held
+        if held.subscription.holds(held.state):
+            held.subscription.buffer.heard(held.state)
+            held.subscription.after_results((held.state,))
+            held.subscription.serve()
