@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         ClientError,
         ClosedError,
         InvalidMessageError,
+        LeaseOverError,
         NoSuchTopicError,
         NotCommittedError,
         NotStoredError,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from ddmq_client.producer import Producer
     from ddmq_client.ranges import QueueBounds, RangeReader
     from ddmq_client.received import FetchedQueue, LateResult, Message, Outcome
+    from ddmq_client.replies import Replies
     from ddmq_client.transactions import CheckCounts, Decision, UndecidedTransaction
 
 __all__ = [
@@ -54,6 +56,7 @@ __all__ = [
     "FetchedQueue",
     "InvalidMessageError",
     "LateResult",
+    "LeaseOverError",
     "Message",
     "NoSuchTopicError",
     "NotCommittedError",
@@ -65,6 +68,7 @@ __all__ = [
     "PullError",
     "QueueBounds",
     "RangeReader",
+    "Replies",
     "SendError",
     "SendResult",
     "ThrottledError",
@@ -94,6 +98,7 @@ _HOMES = {
     "Producer": "producer",
     "QueueBounds": "ranges",
     "RangeReader": "ranges",
+    "Replies": "replies",
     "SendResult": "outgoing",
 }
 

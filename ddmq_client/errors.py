@@ -10,6 +10,7 @@ ClientError
             ThrottledError          refused by a rate limit or a bound of the proxy (code 15)
             BusyError               refused by a bound of this client; nothing was sent
         UnknownOutcomeError     may or may not be stored: sending it again may make a duplicate
+    LeaseOverError          an acknowledgement with messages came too late: none of them is stored
     PullError               the consumer proxy refused the pull
     TransactionError        a transaction did not end as it was told to
         NotCommittedError       certainly not committed: none of its messages is seen by anybody
@@ -74,6 +75,11 @@ class BusyError(NotStoredError):
 
 class UnknownOutcomeError(SendError):
     """May or may not be stored: no answer came in time, or the backend could not tell (codes 10, 12)."""
+
+
+class LeaseOverError(ProxyError):
+    """The message's lease is over: none of its replies is stored, and somebody else gets the message. Nothing
+    is to be done."""
 
 
 class PullError(ProxyError):

@@ -14,6 +14,9 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
+from ddmq_client.errors import ClientError
+from ddmq_client.replies import Replies
+
 REASON_CHARS_MAX = 200  # of a fail's reason; the rest is cut
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 DEAD_LETTER = -2  # in place of a delay
@@ -51,7 +54,9 @@ class LateResult(NamedTuple):
 
 
 class Settling(Protocol):
-    """Takes what messages say became of them, from any thread."""
+    """Takes what messages say became of them, from any thread. `inline`: `reply` is not awaited."""
+
+    inline: bool
 
     def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str) -> bool:
         """A message is acked, skipped or failed."""
@@ -62,9 +67,14 @@ class Settling(Protocol):
     def hand_back(self, message: Message) -> bool:
         """A message is for others."""
 
+    def reply(self, message: Message, messages: Sequence[bytes], timeout_ms: int | None) -> Any:
+        """A message is done together with others, which are sent: their results, or an error."""
+
 
 class NothingToSettle:
     """Of messages that were fetched by offset: they have no lease, and are not acknowledged one by one."""
+
+    inline = True
 
     def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str) -> bool:
         """Changes nothing."""
@@ -77,6 +87,10 @@ class NothingToSettle:
     def hand_back(self, message: Message) -> bool:
         """Changes nothing."""
         return False
+
+    def reply(self, message: Message, messages: Sequence[bytes], timeout_ms: int | None) -> Any:
+        """Raises ClientError."""
+        raise ClientError("a message that was fetched by offset is not acknowledged, and carries no replies")
 
 
 class DeliveryContext:
@@ -133,6 +147,7 @@ class Message:
     stored_ms: int | None = None
     next_offset: int | None = None
     outcome: Outcome | None = None  # None until settled
+    replying: bool = False  # its acknowledgement is under way, with messages
     lost: bool = False
     extended_at: float | None = None  # monotonic seconds of the last extension
     delivery: DeliveryContext
@@ -202,6 +217,17 @@ class Message:
         False, and it is as before, where it was settled, or cannot go back (an older proxy, a broadcast).
         """
         return self.delivery.settling.hand_back(self)
+
+    def replies(self, timeout_ms: int | None = None) -> Replies:
+        """A block in which messages are sent that become visible together with this one's acknowledgement, in
+        one commit: `with message.replies() as tx: tx.send(...)` (`async with` in an asyncio consumer).
+
+        Leaving the block acknowledges and sends, within `timeout_ms` (the consumer's); an exception does
+        neither. Raises what became of it otherwise: InvalidMessageError, NoSuchTopicError, NotStoredError
+        (nothing is stored), LeaseOverError (nor then; somebody else gets the message), UnknownOutcomeError.
+        Let these pass: the message fails then, which changes nothing where it was stored after all.
+        """
+        return Replies(self, timeout_ms)
 
     def _settle(self, outcome: Outcome, delay_ms: int | None = None, reason: str = "") -> bool:
         return self.delivery.settling.settle(self, outcome, delay_ms, reason)

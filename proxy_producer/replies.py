@@ -110,7 +110,7 @@ class ReplySends:
         asked: dict[int, SendRequest] = {}
         for place, (message, message_id) in enumerate(zip(request.messages, ids, strict=True)):
             sent = _request_of(message, born_ms)
-            sent.due_times = bool(request.dueTimes)
+            sent.due_times = bool(message.dueTimes)
             fault = _key_fault(sent) or self._admission.fault(sent)
             if fault is not None:
                 return fault if len(ids) == 1 else worst({place: fault}, len(ids), 0)

@@ -25,6 +25,7 @@ MODULES = (
     "due_results",
     "fetching",
     "producer",
+    "replying",
     "router",
     "sender",
     "transactions",

@@ -1,7 +1,8 @@
 """Where all parts of a consumer meet: the prefetch buffer behind one lock, and what each of them waits for.
 
 Pullers wait for room, workers and `pull` callers for messages, each proxy's flusher for results that must go
-by themselves. Nothing here touches a socket. Messages call `settle` and `extend` from any thread.
+by themselves; what is acknowledged with messages goes by `replies`. Nothing here touches a socket. Messages
+call `settle`, `extend` and `reply` from any thread.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import math
 from collections.abc import Sequence
 
 from ddmq_client.aio.due_results import IDLE_WAKE_S, AsyncDueResults
-from ddmq_client.aio.sync import Condition, Lock, clock, me
+from ddmq_client.aio.replying import AsyncReplyCalls
+from ddmq_client.aio.sync import INLINE, Condition, Lock, clock, me
 from ddmq_client.core.acks import AckBatch, UnappliedResult, late_results
 from ddmq_client.core.held import HeldMessages, keep_at
 from ddmq_client.core.places import Offsets, Places
@@ -32,6 +34,8 @@ RIDE_S = 0.002  # a puller waits this long for results to ride on its next pull
 
 class AsyncCoordinator:
     """The shared state of one consumer. Safe for many threads: messages are settled from any."""
+
+    inline = INLINE
 
     def __init__(self, settings: ConsumerSettings, handlers: bool, teller: Teller | None = None) -> None:
         self.settings = settings
@@ -61,6 +65,8 @@ class AsyncCoordinator:
         self.pulling_stopped = False
         self._handing_stopped = False
         self._parked = 0  # pulls that are under way
+        self.replies = AsyncReplyCalls(settings, self._lock, self._buffer, self._room)
+        self.reply = self.replies.acknowledge
         self.first = FirstAnswer()
         self.refusal: PullError | None = None
         self.last_error: str | None = None

@@ -120,6 +120,7 @@ class AsyncWorkerPool:
             await finish([*flushing, self._leases], flush_deadline + ABORT_S)
             return not coordinator.abandon() and clean
         finally:
+            coordinator.replies.close()
             for activity in (*pulling, *flushing, *self._workers, self._leases):
                 activity.cancel()
 
@@ -147,6 +148,7 @@ class AsyncWorkerPool:
             self._coordinator.last_error = "no proxy address is known: no name resolves"
             _log.warning("none of %s resolves", ", ".join(map(str, self._proxies)))
             return
+        self._coordinator.replies.use(addresses)
         with self._lock:
             if self._stopping:
                 return

@@ -23,6 +23,7 @@ _LIST_FIELD = b"\x19"
 _STRUCT = 0x0C
 _MESSAGES_FIELD = b"\x09\x06"  # of a PrepareRequest: list, its id 3 said in full
 _TIMEOUT_BEHIND = b"\x26"  # behind it: i64, two ids further
+_REPLIES_FIELD = b"\x09\x08"  # of a ReplyRequest: list, its id 4 said in full
 _TIMEOUT_FIELD = b"\x06\x0a"  # of an EndTransactionRequest: i64, its id 5 said in full
 _PRODUCER_ID_FIELD = b"\x08\xce\x01"  # of a Message: binary, its id 103 said in full
 
@@ -89,8 +90,19 @@ def many_messages_args(messages: Sequence[bytes], timeout_ms: int | None) -> tup
 
 def prepare_args(request: bytes, messages: Sequence[bytes], timeout_ms: int) -> tuple[bytes, ...]:
     """Argument struct of a PrepareRequest, which was encoded without messages and timeout."""
+    return _messages_between(_MESSAGES_FIELD, request, messages, timeout_ms)
+
+
+def reply_args(request: bytes, messages: Sequence[bytes], timeout_ms: int) -> tuple[bytes, ...]:
+    """The same of a ReplyRequest."""
+    return _messages_between(_REPLIES_FIELD, request, messages, timeout_ms)
+
+
+def _messages_between(
+    field: bytes, request: bytes, messages: Sequence[bytes], timeout_ms: int
+) -> tuple[bytes, ...]:
     timeout = (_TIMEOUT_BEHIND, zigzag(timeout_ms))
-    head = (_MESSAGES_FIELD, _list_head(len(messages)))
+    head = (field, _list_head(len(messages)))
     return _STRUCT_FIELD, request[:-1], *head, *messages, *timeout, _STOP, _STOP
 
 

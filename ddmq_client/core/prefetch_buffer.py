@@ -248,9 +248,24 @@ class PrefetchBuffer:
             self._sources.add(source)
         return list(proxies)
 
+    def begin_reply(self, message: Message) -> bool:
+        """Its acknowledgement goes by itself, with messages; False where it is settled, or cannot."""
+        if message.outcome is not None or message.replying or message.lease_id is None:
+            return False
+        message.replying = True
+        return True
+
+    def end_reply(self, message: Message, *, stored: bool) -> None:
+        """It is stored, or the message is as it was."""
+        message.replying = False
+        if stored:
+            message.outcome = Outcome.ACKED
+            message.delivery.source.open -= 1
+            self.counts.acked += 1
+
     def hand_back(self, message: Message) -> bool:
         """Return one that was handed out; False where it is settled, or cannot go back."""
-        if message.outcome is not None or not message.delivery.told:
+        if message.outcome is not None or message.replying or not message.delivery.told:
             return False
         message.outcome = Outcome.HANDED_BACK
         self._return(message)
@@ -271,7 +286,7 @@ class PrefetchBuffer:
 
     def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str = "") -> bool:
         """Record what became of a message; False where that is known already."""
-        if message.outcome is not None:
+        if message.outcome is not None or message.replying:
             return False
         message.outcome = outcome
         delivery = message.delivery

@@ -110,6 +110,8 @@ struct ReplyMessage {
     6: i32 partitionId = -1
     7: binary body
     9: optional map<string, string> properties
+    /* properties deliver-at, deliver-after … ask for a delay, whether or not the topic speaks dialect ddmq */
+    10: optional bool dueTimes
 }
 
 /* The acknowledgement of one message, and messages that are stored in the same commit. */
@@ -122,10 +124,6 @@ struct ReplyRequest {
     5: optional string clientId
     /* ms; absent or <= 0: the proxy's cap of 10 s */
     6: optional i64 timeout
-    /* properties deliver-at, deliver-after … ask for a delay, whether or not the topic speaks dialect ddmq */
-    7: optional bool dueTimes
-    /* set by a proxy that passes a client's call on; such a call is never passed on again */
-    8: optional string forwardedBy
 }
 
 /* Fields as those of a producer's Result. */

@@ -2,7 +2,8 @@
 """Where all parts of a consumer meet: the prefetch buffer behind one lock, and what each of them waits for.
 
 Pullers wait for room, workers and `pull` callers for messages, each proxy's flusher for results that must go
-by themselves. Nothing here touches a socket. Messages call `settle` and `extend` from any thread.
+by themselves; what is acknowledged with messages goes by `replies`. Nothing here touches a socket. Messages
+call `settle`, `extend` and `reply` from any thread.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from ddmq_client.core.prefetch_buffer import (
 from ddmq_client.core.settings import ConsumerSettings
 from ddmq_client.errors import ClosedError, PullError
 from ddmq_client.net.due_results import IDLE_WAKE_S, DueResults
-from ddmq_client.net.sync import Condition, Lock, clock, me
+from ddmq_client.net.replying import ReplyCalls
+from ddmq_client.net.sync import INLINE, Condition, Lock, clock, me
 from ddmq_client.received import FetchedQueue, Message, Outcome
 from ddmq_client.teller import FirstAnswer, Teller
 from ddmq_client.wire.consuming import Pulled
@@ -33,6 +35,8 @@ RIDE_S = 0.002  # a puller waits this long for results to ride on its next pull
 
 class Coordinator:
     """The shared state of one consumer. Safe for many threads: messages are settled from any."""
+
+    inline = INLINE
 
     def __init__(self, settings: ConsumerSettings, handlers: bool, teller: Teller | None = None) -> None:
         self.settings = settings
@@ -60,6 +64,8 @@ class Coordinator:
         self.pulling_stopped = False
         self._handing_stopped = False
         self._parked = 0  # pulls that are under way
+        self.replies = ReplyCalls(settings, self._lock, self._buffer, self._room)
+        self.reply = self.replies.acknowledge
         self.first = FirstAnswer()
         self.refusal: PullError | None = None
         self.last_error: str | None = None

@@ -73,7 +73,8 @@ def encode_message(
     wire = _WireMessage()
     wire.producerGroup = producer_group
     wire.idempotencyKey = message.idempotency_key
-    return _encoded(wire, _MESSAGE, message, placement, client_id)
+    wire.clientId = client_id
+    return encoded_message(wire, _MESSAGE, message, placement)
 
 
 def encode_delayed(
@@ -87,7 +88,8 @@ def encode_delayed(
     wire.cron, wire.zone, wire.catchUp = when.cron, when.zone, when.catch_up
     wire.periodMs, wire.repeat, wire.occurrencesMax = when.period_ms, when.repeat, when.occurrences_max
     wire.fresh = True
-    first = _encoded(wire, _DELAY_MESSAGE, message, placement, client_id)
+    wire.clientId = client_id
+    first = encoded_message(wire, _DELAY_MESSAGE, message, placement)
 
     def again() -> bytes:
         wire.fresh = None
@@ -96,15 +98,12 @@ def encode_delayed(
     return first, again
 
 
-def _encoded(
-    wire: Any, args: StructArgs, message: OutgoingMessage, placement: Placement, client_id: str
-) -> bytes:
+def encoded_message(wire: Any, args: StructArgs, message: OutgoingMessage, placement: Placement) -> bytes:
     """The bytes of a wire struct that carries a message, which is filled in here."""
     wire.topic = message.topic
     wire.key = message.key or None
     wire.tags = message.tags or None
     wire.partitionId, wire.hashId = placement
-    wire.clientId = client_id
     body = message.body
     try:
         if isinstance(body, str):

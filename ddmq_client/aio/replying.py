@@ -1,0 +1,142 @@
+"""AsyncReplyCalls: acknowledgements that carry messages, each a call with connections of their own.
+
+It goes to the proxy that the message came from; where that one does not answer, or holds the queue no longer,
+to the others in turn. As many connections are open as handlers acknowledge at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddmq_client.aio.connection import AsyncFramedConnection
+from ddmq_client.aio.sync import Condition, Lock, now, sleep
+from ddmq_client.core.frames import FrameError
+from ddmq_client.core.nodes import ProxyAddress
+from ddmq_client.core.prefetch_buffer import PrefetchBuffer
+from ddmq_client.core.replying import ReplyJob, ReplyTo
+from ddmq_client.core.settings import ConsumerSettings
+from ddmq_client.core.verdicts import CallFailed, CallVerdict, of_fault
+from ddmq_client.errors import ClientError, ClosedError, LeaseOverError
+from ddmq_client.outgoing import SendResult
+from ddmq_client.received import Message
+from ddmq_client.teller import UNKNOWN_METHOD
+from ddmq_client.wire.producing import ProxyFault
+from ddmq_client.wire.replying import read_reply, reply_request
+
+IDLE_MAX = 16  # connections kept for one proxy
+
+
+class AsyncReplyCalls:
+    """Of one consumer. Safe for many threads."""
+
+    def __init__(
+        self, settings: ConsumerSettings, shared: Lock, buffer: PrefetchBuffer, room: Condition
+    ) -> None:
+        """`shared`: the lock of the buffer; `room`: who waits for messages to be settled."""
+        self._settings = settings
+        self._shared = shared
+        self._buffer = buffer
+        self._room = room
+        self._lock = Lock()
+        self._addresses: Sequence[ProxyAddress] = ()
+        self._idle: dict[ProxyAddress, list[AsyncFramedConnection]] = {}
+        self._in_use: set[AsyncFramedConnection] = set()
+        self._closed = False
+
+    def use(self, addresses: Sequence[ProxyAddress]) -> None:
+        """These are the proxies."""
+        with self._lock:
+            self._addresses = list(addresses)
+            gone = [self._idle.pop(address) for address in set(self._idle) - set(addresses)]
+        for connection in (each for idle in gone for each in idle):
+            connection.close()
+
+    async def acknowledge(
+        self, message: Message, messages: Sequence[bytes], timeout_ms: int | None
+    ) -> Sequence[SendResult]:
+        """A message is done together with others, which are sent: their results."""
+        with self._shared:
+            if not self._buffer.begin_reply(message):
+                raise ClientError(f"{message!r} is settled, or has no lease; nothing is sent with it")
+        stored = False
+        try:
+            results = await self._acknowledge(message, messages, timeout_ms)
+            stored = True
+        finally:
+            with self._shared:
+                self._buffer.end_reply(message, stored=stored)
+                self._room.notify_all()
+        return results
+
+    async def _acknowledge(
+        self, message: Message, messages: Sequence[bytes], timeout_ms: int | None
+    ) -> Sequence[SendResult]:
+        settings, origin = self._settings, message.delivery.origin
+        to = ReplyTo(origin.group, origin.topic, origin.queue, message.offset, message.lease_id or 0)
+        timeout_s = (settings.timeout_ms if timeout_ms is None else timeout_ms) / 1000
+        job = ReplyJob(reply_request(to, settings.client_id), messages, now() + timeout_s)
+        await self._run(job, message.delivery.source.proxy.present().name)
+        if job.error is not None:
+            message.lost = message.lost or isinstance(job.error, LeaseOverError)
+            raise job.error
+        return job.results
+
+    async def _run(self, job: ReplyJob, first: str) -> None:
+        """Until it is over, or its time is. `first`: the proxy to ask first, as HOST:PORT."""
+        with self._lock:
+            addresses = sorted(self._addresses, key=lambda address: str(address) != first)
+        turn = 0
+        wait: float | None = 0.0
+        while wait is not None and addresses:
+            if wait:
+                await sleep(wait)
+            await self._try(job, addresses[turn % len(addresses)])
+            turn += 1
+            wait = job.next_wait(now(), turn < len(addresses))
+
+    async def _try(self, job: ReplyJob, address: ProxyAddress) -> None:
+        connection = self._take(address)
+        name = str(address)
+        try:
+            payload, sequence_id = await connection.call(job.frame, job.attempt_deadline(now()))
+            job.answered(read_reply(payload, sequence_id), name)
+        except CallFailed as failure:
+            job.failed(failure.verdict, failure.text, name)
+        except FrameError as error:
+            connection.close()
+            job.failed(CallVerdict.LOST, f"{error} (from {name})", name)
+        except ProxyFault as fault:
+            if fault.kind == UNKNOWN_METHOD:
+                job.impossible(f"the proxy at {name} is too old for acknowledgements that carry messages")
+            else:
+                job.failed(of_fault(fault.kind), str(fault), name)
+        finally:
+            self._give_back(address, connection)
+
+    def _take(self, address: ProxyAddress) -> AsyncFramedConnection:
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the consumer has been stopped")
+            idle = self._idle.get(address)
+            connection = idle.pop() if idle else AsyncFramedConnection(address)
+            self._in_use.add(connection)
+            return connection
+
+    def _give_back(self, address: ProxyAddress, connection: AsyncFramedConnection) -> None:
+        with self._lock:
+            self._in_use.discard(connection)
+            idle = self._idle.setdefault(address, [])
+            keep = not (connection.closed or self._closed) and len(idle) < IDLE_MAX
+            if keep:
+                idle.append(connection)
+        if not keep:
+            connection.close()
+
+    def close(self) -> None:
+        """Close every connection; calls under way fail."""
+        with self._lock:
+            self._closed = True
+            connections = [each for idle in self._idle.values() for each in idle] + list(self._in_use)
+            self._idle.clear()
+        for connection in connections:
+            connection.close()

@@ -1,0 +1,133 @@
+"""An acknowledgement that carries messages, from its first try to its outcome. Pure: a shell does what a
+ReplyJob says, and asks `next_wait` after each try.
+
+The message's lease makes it stored once, so it is asked again, also elsewhere, until somebody knows: what was
+unknown once stays unknown unless a later answer says that it is stored, or that it never was.
+
+    answer                          what the caller hears
+    stored, now or before           the results
+    the lease is over               LeaseOverError: nothing is stored
+    finished, by whom is not known  UnknownOutcomeError
+    refused (11, 13, 18, 19)        InvalidMessageError, NoSuchTopicError: nothing is stored
+    not now (14, 15, 20, 21)        again; in the end NotStoredError, ThrottledError
+    nobody knows (10, 12), silence  again; in the end UnknownOutcomeError
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ddmq_client.core import frames, verdicts
+from ddmq_client.core.verdicts import CallVerdict
+from ddmq_client.errors import (
+    ClientError,
+    LeaseOverError,
+    NotStoredError,
+    SendError,
+    ThrottledError,
+    UnknownOutcomeError,
+)
+from ddmq_client.idl.codes import Code, ReplyOutcome
+from ddmq_client.outgoing import SendResult
+
+REPLY = b"reply"
+PAUSE_FIRST_S, PAUSE_MAX_S = 0.02, 0.5
+_AGAIN = {
+    Code.NO_SUCH_QUEUE: NotStoredError,
+    Code.BUSY: ThrottledError,
+    Code.SHUTTING_DOWN: NotStoredError,
+    Code.NO_SERVICE: NotStoredError,
+}
+
+
+class ReplyTo(NamedTuple):
+    """The message that is acknowledged."""
+
+    group: str
+    topic: str
+    queue: str
+    offset: int
+    lease: int
+
+
+class ReplyAnswer:
+    """What a proxy answered."""
+
+    code: int = 0
+    text: str = ""
+    outcome: int | None = None
+    results: Sequence[SendResult] = ()
+
+
+class ReplyJob:
+    """`error` or `results` when it is over."""
+
+    def __init__(self, request: bytes, messages: Sequence[bytes], deadline: float) -> None:
+        """`request`: the ReplyRequest without messages and timeout. `deadline`: monotonic seconds."""
+        self.deadline = deadline
+        self.results: Sequence[SendResult] = ()
+        self.error: ClientError | None = NotStoredError("not sent: no attempt was made in time")
+        self._request = request
+        self._messages = messages
+        self._tries = 0
+        self._unsure = False
+        self._over = False
+
+    def attempt_deadline(self, now: float) -> float:
+        """When to stop waiting for the try that starts now: some time is left for another."""
+        return now + (self.deadline - now) / 2
+
+    def frame(self, now: float, sequence_id: int) -> bytes:
+        """The request. The proxy is given a little less time than we have."""
+        left_ms = max(0.0, self.attempt_deadline(now) - now) * 1000
+        timeout_ms = max(1, int(left_ms - min(50.0, left_ms / 10)))
+        args = frames.reply_args(self._request, self._messages, timeout_ms)
+        return frames.framed((frames.call_head(REPLY, sequence_id), *args))
+
+    def answered(self, answer: ReplyAnswer, proxy: str) -> None:
+        """A proxy has answered."""
+        self._tries += 1
+        code, text, outcome = answer.code, answer.text, answer.outcome
+        if code == Code.OK:
+            for result in answer.results:
+                result.proxy = proxy
+            self._end(None, answer.results)
+        elif outcome == ReplyOutcome.LEASE_OVER:
+            self._end(LeaseOverError(text, code, proxy))
+        elif outcome == ReplyOutcome.FINISHED:
+            self._end(UnknownOutcomeError(text, code, proxy))
+        elif code in _AGAIN:
+            self._try_again(_AGAIN[Code(code)](text, code, proxy))
+        else:
+            rule = verdicts.RULES[verdicts.of_code(code)]
+            if rule.error is UnknownOutcomeError:
+                self._try_again(UnknownOutcomeError(text, code, proxy))
+            else:
+                self._end(rule.error(text, code, proxy))
+
+    def failed(self, verdict: CallVerdict, text: str, proxy: str) -> None:
+        """No answer came."""
+        self._tries += 1
+        self._try_again(verdicts.RULES[verdict].error(text, None, proxy))
+
+    def impossible(self, text: str) -> None:
+        """No proxy can do it."""
+        self._end(ClientError(text))
+
+    def next_wait(self, now: float, elsewhere: bool) -> float | None:
+        """Seconds until the next try; None when it is over. `elsewhere`: a proxy has not been tried."""
+        if self._over:
+            return None
+        wait = 0.0 if elsewhere else min(PAUSE_FIRST_S * 2.0 ** min(self._tries, 10), PAUSE_MAX_S)
+        return wait if now + wait < self.deadline else None
+
+    def _try_again(self, error: SendError) -> None:
+        self._unsure = self._unsure or isinstance(error, UnknownOutcomeError)
+        if self._unsure and not isinstance(error, UnknownOutcomeError):
+            error = UnknownOutcomeError(error.text, error.code, error.proxy)
+        self.error = error
+
+    def _end(self, error: ClientError | None, results: Sequence[SendResult] = ()) -> None:
+        self._over = True
+        self.error, self.results = error, results

@@ -1,0 +1,137 @@
+"""Replies: what a handler sends is seen exactly when its message is acknowledged, in one commit, or never.
+
+    def handle(message):
+        with message.replies() as tx:
+            tx.send("invoices", make_invoice(message.body), key=message.key)
+
+Nothing is sent before the block ends. Then the message's acknowledgement carries it all: the proxy stores the
+messages and the end of this one together, once, whoever is killed when. An exception in the block sends
+nothing. In an asyncio consumer it is `async with`; `send` is the same there, for it only takes in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from ddmq_client.core import frames
+from ddmq_client.core.selectors import placer
+from ddmq_client.core.settings import TIMEOUT_MS_MAX, check
+from ddmq_client.delays import When, when_of
+from ddmq_client.errors import ClientError, InvalidMessageError, OptionError
+from ddmq_client.idl.codes import FRAME_BYTES_MAX, Code
+from ddmq_client.outgoing import OutgoingMessage, SendResult, ShardKey, with_level
+from ddmq_client.wire.replying import encode_reply
+
+if TYPE_CHECKING:
+    from ddmq_client.received import Message
+
+MESSAGES_MAX = 4_096
+ROOM_BYTES = 1_024  # of a frame, for what stands around the messages
+_place = placer("hash")
+
+
+class Replies:
+    """Messages that are stored together with the acknowledgement of one; made by `Message.replies`.
+
+    results  after the block: where each landed, in the order they were sent; empty where the answer was lost
+             and nobody remembered it when it was asked for again
+    """
+
+    def __init__(self, message: Message, timeout_ms: int | None) -> None:
+        if timeout_ms is not None:
+            check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
+        self.results: Sequence[SendResult] = ()
+        self._message = message
+        self._timeout_ms = timeout_ms
+        self._encoded: list[bytes] = []
+        self._bytes = 0
+        self._state = "not entered"  # open, over
+
+    def send(
+        self,
+        topic: str,
+        body: bytes | str,
+        *,
+        key: str | None = None,
+        tags: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        shard_key: ShardKey | None = None,
+        queue: int | None = None,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        level: int | None = None,
+        cron: str | None = None,
+        zone: str | None = None,
+        every: timedelta | None = None,
+        times: int | None = None,
+        catch_up: str | None = None,
+    ) -> None:
+        """Take one message in; it is sent when the block ends. Arguments: see `Producer.send`.
+
+        Raises OptionError and InvalidMessageError for what no proxy would take: so far as can be seen here.
+        """
+        when = when_of(delay, deliver_at, cron, zone, every, times, catch_up, level)
+        message = OutgoingMessage(topic, body, key, tags, with_level(properties, level), shard_key, queue)
+        self._take(message, when)
+
+    def send_message(self, message: OutgoingMessage) -> None:
+        """`send`, for a message at hand; it has no idempotency key: by its lease all is stored once."""
+        if message.idempotency_key is not None:
+            raise OptionError(
+                f"idempotency_key={message.idempotency_key!r} of a reply; allowed: None, it is stored once"
+            )
+        self._take(message, None)
+
+    def _take(self, message: OutgoingMessage, when: When | None) -> None:
+        if self._state != "open":
+            raise ClientError(f"the block of these replies is {self._state}; allowed: to send in it")
+        encoded = encode_reply(message, _place(message), when)
+        if len(self._encoded) >= MESSAGES_MAX:
+            what = f"{MESSAGES_MAX} messages were sent with this acknowledgement"
+            raise InvalidMessageError(f"{what}; allowed: no more", Code.ILLEGAL_MESSAGE)
+        if self._bytes + len(encoded) > FRAME_BYTES_MAX - frames.HEAD_BYTES_MAX - ROOM_BYTES:
+            what = f"{self._bytes + len(encoded)} bytes with all fields in one acknowledgement"
+            raise InvalidMessageError(f"{what}; allowed: about {FRAME_BYTES_MAX}", Code.ILLEGAL_MESSAGE)
+        self._encoded.append(encoded)
+        self._bytes += len(encoded)
+
+    # --- the block
+
+    def __enter__(self) -> Self:
+        return self._open(inline=True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._ends(error):
+            settling = self._message.delivery.settling
+            self.results = settling.reply(self._message, self._encoded, self._timeout_ms)
+
+    async def __aenter__(self) -> Self:
+        return self._open(inline=False)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._ends(error):
+            settling = self._message.delivery.settling
+            self.results = await settling.reply(self._message, self._encoded, self._timeout_ms)
+
+    def _open(self, *, inline: bool) -> Self:
+        if self._message.delivery.settling.inline is not inline:
+            right = "async with" if inline else "with"
+            raise ClientError(f"this message is of the other kind of consumer; allowed: {right} …replies()")
+        if self._state != "not entered":
+            raise ClientError(f"the block of these replies is {self._state}; it can be entered once")
+        self._state = "open"
+        return self
+
+    def _ends(self, error: BaseException | None) -> bool:
+        """Whether there is something to send; without any message the acknowledgement is a plain one."""
+        self._state = "over"
+        if error is None and not self._encoded:
+            self._message.ack()
+        return error is None and bool(self._encoded)
