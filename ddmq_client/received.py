@@ -227,7 +227,7 @@ class Message:
         (nothing is stored), LeaseOverError (nor then; somebody else gets the message), UnknownOutcomeError.
         Let these pass: the message fails then, which changes nothing where it was stored after all.
         """
-        return Replies(self, timeout_ms)
+        return Replies(self, self.delivery.settling, timeout_ms)
 
     def _settle(self, outcome: Outcome, delay_ms: int | None = None, reason: str = "") -> bool:
         return self.delivery.settling.settle(self, outcome, delay_ms, reason)

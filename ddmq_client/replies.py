@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Any, Protocol, Self
 
 from ddmq_client.core import frames
 from ddmq_client.core.selectors import placer
@@ -25,12 +25,24 @@ from ddmq_client.idl.codes import FRAME_BYTES_MAX, Code
 from ddmq_client.outgoing import OutgoingMessage, SendResult, ShardKey, with_level
 from ddmq_client.wire.replying import encode_reply
 
-if TYPE_CHECKING:
-    from ddmq_client.received import Message
-
 MESSAGES_MAX = 4_096
 ROOM_BYTES = 1_024  # of a frame, for what stands around the messages
 _place = placer("hash")
+
+
+class Delivered(Protocol):
+    """A message, as its replies see it."""
+
+    def ack(self) -> bool: ...
+
+
+class Replying(Protocol):
+    """Takes acknowledgements with messages. `inline`: they are not awaited."""
+
+    inline: bool
+
+    def reply(self, message: Any, messages: Sequence[bytes], timeout_ms: int | None) -> Any:
+        """A message is done together with others, which are sent: their results, or an error."""
 
 
 class Replies:
@@ -40,11 +52,12 @@ class Replies:
              and nobody remembered it when it was asked for again
     """
 
-    def __init__(self, message: Message, timeout_ms: int | None) -> None:
+    def __init__(self, message: Delivered, settling: Replying, timeout_ms: int | None) -> None:
         if timeout_ms is not None:
             check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
         self.results: Sequence[SendResult] = ()
         self._message = message
+        self._settling = settling
         self._timeout_ms = timeout_ms
         self._encoded: list[bytes] = []
         self._bytes = 0
@@ -107,8 +120,7 @@ class Replies:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._ends(error):
-            settling = self._message.delivery.settling
-            self.results = settling.reply(self._message, self._encoded, self._timeout_ms)
+            self.results = self._settling.reply(self._message, self._encoded, self._timeout_ms)
 
     async def __aenter__(self) -> Self:
         return self._open(inline=False)
@@ -117,11 +129,10 @@ class Replies:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._ends(error):
-            settling = self._message.delivery.settling
-            self.results = await settling.reply(self._message, self._encoded, self._timeout_ms)
+            self.results = await self._settling.reply(self._message, self._encoded, self._timeout_ms)
 
     def _open(self, *, inline: bool) -> Self:
-        if self._message.delivery.settling.inline is not inline:
+        if self._settling.inline is not inline:
             right = "async with" if inline else "with"
             raise ClientError(f"this message is of the other kind of consumer; allowed: {right} …replies()")
         if self._state != "not entered":

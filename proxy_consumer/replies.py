@@ -39,7 +39,7 @@ class ReplySender(Protocol):
         """Take in the `messages` of the request; `keeper`, a PendingAck, hears what comes of it."""
 
 
-class Replies:
+class ReplyHandling:
     """They belong to one consumer proxy. `sender` None: it has nothing to send with."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Replies:
         """Handler of `reply`."""
         request = call.args.request
         group = None if request.context is None else self._groups.get(request.context.groupId)
-        answer = ReplyAnswer(self, call, "" if group is None else group.name)
+        answer = AnswerOnce(self, call, "" if group is None else group.name)
         fault = self._fault(request) or self._between(request.context)
         if fault is not None:
             answer.refuse(*fault)
@@ -115,7 +115,7 @@ class Replies:
             return None
         return Code.BUSY, f"the queue is between two owners; {MOVES}"
 
-    def _not_held(self, answer: ReplyAnswer, group: Group | None, context: Any) -> None:
+    def _not_held(self, answer: AnswerOnce, group: Group | None, context: Any) -> None:
         if group is not None and self._forwarding.takes(group, context):
             answer.refuse(Code.BUSY, f"another proxy holds the queue, or is about to; {MOVES}")
         else:
@@ -125,7 +125,7 @@ class Replies:
 
     # --- one that may have been answered before
 
-    def _finished(self, answer: ReplyAnswer, group: str, ack: Ack) -> None:
+    def _finished(self, answer: AnswerOnce, group: str, ack: Ack) -> None:
         known = self.replied.of(ack)
         if known is not None:
             answer.tell(Code.OK, OK_TEXT, ReplyOutcome.STORED_BEFORE, known)
@@ -135,7 +135,7 @@ class Replies:
         topics = (first.decode("utf-8", "replace"), SCHEDULE_TOPIC, DELAY_TOPIC) if can.find_by_key else ()
         self._look(answer, reply_id(group, ack, 0), list(topics))
 
-    def _look(self, answer: ReplyAnswer, message_id: bytes, topics: list[str]) -> None:
+    def _look(self, answer: AnswerOnce, message_id: bytes, topics: list[str]) -> None:
         """Its first reply may be in one of these."""
         backend = self.runtime.backend
         while topics and backend.topic(topics[0]) is None:
@@ -166,10 +166,10 @@ _AGAIN = (Code.BUSY, Code.NO_SUCH_QUEUE, Code.SHUTTING_DOWN)
 _UNKNOWN = (Code.TIMED_OUT, Code.BACKEND_FAILED)
 
 
-class ReplyAnswer:
+class AnswerOnce:
     """One call's answer; it is given once."""
 
-    def __init__(self, replies: Replies, call: Call, group: str) -> None:
+    def __init__(self, replies: ReplyHandling, call: Call, group: str) -> None:
         self.call = call
         self._replies = replies
         self._group = group
@@ -195,7 +195,7 @@ class ReplyAnswer:
 class PendingAck:
     """One acknowledgement from taking its message up to its end: the keeper of its replies."""
 
-    def __init__(self, replies: Replies, answer: ReplyAnswer, held: HeldQueue, ack: Ack) -> None:
+    def __init__(self, replies: ReplyHandling, answer: AnswerOnce, held: HeldQueue, ack: Ack) -> None:
         self._replies = replies
         self._runtime = replies.runtime
         self._answer = answer

@@ -41,7 +41,7 @@ from proxy_consumer.groups.stalled import Stall
 from proxy_consumer.groups.stats import GroupSummary, LiveState, SubscriptionStats, live_state
 from proxy_consumer.pulls import Pulls, code_of
 from proxy_consumer.push.pushers import Pushers
-from proxy_consumer.replies import Replies, ReplySender
+from proxy_consumer.replies import ReplyHandling, ReplySender
 from proxy_consumer.results import Results
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.tracing.messages import HeldUp
@@ -73,7 +73,7 @@ class ConsumerService:
         self._fetches = Fetches(self._runtime, self._directory)
         self._results = Results(self._runtime, self._directory.groups, self._fetches)
         forwarding = self._results.forwarding
-        self._replies = Replies(self._runtime, self._directory.groups, forwarding, replies)
+        self._replies = ReplyHandling(self._runtime, self._directory.groups, forwarding, replies)
         self._pushers = Pushers(self._runtime, self._directory, random)
         self._pulls = Pulls(self._runtime, self._directory, self._results, self._fetches)
         self._retry_paths = RetryPaths(self._runtime)
