@@ -9,7 +9,8 @@ that the commit cannot have any more, and the caller asks again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from backend.completion import Completion
@@ -35,8 +36,11 @@ MOVES = "send the acknowledgement again, also to another proxy"
 class ReplySender(Protocol):
     """Makes records of replies; proxy_producer/replies.py."""
 
-    def begin(self, call: Call, request: Any, ids: Sequence[bytes], deadline: float, keeper: Any) -> None:
-        """Take in the `messages` of the request; `keeper`, a PendingAck, hears what comes of it."""
+    def begin(
+        self, call: Call, request: Any, id_of: Callable[[int], bytes], deadline: float, keeper: Any
+    ) -> None:
+        """Take in the `messages` of the request, with the ids of their places; `keeper`, a PendingAck, hears what
+        comes of it."""
 
 
 class ReplyHandling:
@@ -212,10 +216,10 @@ class PendingAck:
         assert sender is not None
         runtime.open_commits += 1
         group, request = self._held.subscription.group_name, call.args.request
-        ids = [reply_id(group, self._ack, place) for place in range(len(request.messages))]
+        id_of = partial(reply_id, group, self._ack)
         cap_ms = runtime.config.commit_timeout_ms
         timeout_ms = request.timeout if request.timeout and 0 < request.timeout < cap_ms else cap_ms
-        sender.begin(call, request, ids, call.received_at + timeout_ms / 1000, self)
+        sender.begin(call, request, id_of, call.received_at + timeout_ms / 1000, self)
 
     # --- ReplyKeeper
 

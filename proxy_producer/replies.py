@@ -33,6 +33,8 @@ from proxy_producer.flow import Flow
 from proxy_producer.pending import DelayLevels
 from proxy_producer.wire import BatchMember, RequestKind, SendRequest
 
+IdOf = Callable[[int], bytes]  # the message id of the reply at a place
+
 
 class ReplyKeeper(Protocol):
     """Who has the message that is acknowledged, and its caller. One of `refused`, `stored` and `failed`
@@ -79,28 +81,26 @@ class ReplySends:
         """Other bounds from now on."""
         self._config = config
 
-    def begin(
-        self, call: Call, request: Any, ids: Sequence[bytes], deadline: float, keeper: ReplyKeeper
-    ) -> None:
-        """Take in the `messages` of a ReplyRequest; `ids`: the message id of each."""
-        found = self._members(request, ids, call.frame_bytes)
+    def begin(self, call: Call, request: Any, id_of: IdOf, deadline: float, keeper: ReplyKeeper) -> None:
+        """Take in the `messages` of a ReplyRequest."""
+        found = self._members(request, id_of, call.frame_bytes)
         if not isinstance(found, SendRefusal):
             PendingReply(self, call, deadline, *found, keeper).start()
             return
-        again = partial(self.begin, call, request, ids, deadline, keeper)
+        again = partial(self.begin, call, request, id_of, deadline, keeper)
         if found.code is Code.NO_SERVICE and self.delay.presence.look_again(again):
             return  # a delay service that has just begun is noticed before it is refused
-        self.flow.counts.refused(None, found, len(ids))
+        self.flow.counts.refused(None, found, len(request.messages))
         keeper.refused(found.code, found.text)
 
     def _members(
-        self, request: Any, ids: Sequence[bytes], frame_bytes: int
+        self, request: Any, id_of: IdOf, frame_bytes: int
     ) -> SendRefusal | tuple[list[BatchMember], dict[int, SendRequest]]:
         """The messages, and by place what those asked for that wait; or the first fault."""
-        config, born_ms = self._config, self._wall_ms()
+        config, born_ms, count = self._config, self._wall_ms(), len(request.messages)
         size = sum([len(message.body or b"") for message in request.messages])
-        if len(ids) > config.batch_messages_max or size > config.batch_bytes_max:
-            what = f"the acknowledgement has {len(ids)} messages with {size} bytes"
+        if count > config.batch_messages_max or size > config.batch_bytes_max:
+            what = f"the acknowledgement has {count} messages with {size} bytes"
             allowed = f"at most {config.batch_messages_max} messages and {config.batch_bytes_max} bytes"
             return illegal("reply_long", what, f"allowed: {allowed}")
         fault = self.flow.bound_fault(frame_bytes)
@@ -108,15 +108,15 @@ class ReplySends:
             return fault
         members: list[BatchMember] = []
         asked: dict[int, SendRequest] = {}
-        for place, (message, message_id) in enumerate(zip(request.messages, ids, strict=True)):
+        for place, message in enumerate(request.messages):
             sent = _request_of(message, born_ms)
             sent.due_times = bool(message.dueTimes)
             fault = _key_fault(sent) or self._admission.fault(sent)
             if fault is not None:
-                return fault if len(ids) == 1 else worst({place: fault}, len(ids), 0)
+                return fault if count == 1 else worst({place: fault}, count, 0)
             if sent.level or sent.command is not None:
                 asked[place] = sent
-            record = sent.record(message_id)
+            record = sent.record(id_of(place))
             members.append(BatchMember(place, record, len(sent.body), *sent.place, sent.chronos))
         return members, asked
 

@@ -13,6 +13,7 @@ from ddmq_common.delivery import decode
 from ddmq_common.errors import FencedError, RemoteError, StorageError, TryLaterError
 from ddmq_common.names import DELAY_TOPIC, SCHEDULE_TOPIC, dlq_topic
 from proxy_consumer.config import SubscriptionDefaults
+from proxy_producer.config import RateLimit
 from tests.service.consumer.consumer_rig import FIRST, IDL, METHODS, result
 from tests.service.consumer.reply_rig import (
     FINISHED,
@@ -140,8 +141,6 @@ def test_bounds_are_those_of_a_batch() -> None:
 
 
 def test_a_rate_limit_holds_it_up_or_refuses_it() -> None:
-    from proxy_producer.config import RateLimit
-
     rig = ReplyRig(3, topic_rates={"OUT": RateLimit(messages_per_s=1.0)}, defer_ms_max=1_000)
     offsets, lease = rig.have(3)
     assert rig.reply(offsets[0], lease).outcome == STORED

@@ -209,6 +209,16 @@ def pull_request(**fields: Any) -> Struct:
     return {1: (STRUCT, dict(sorted(request.items())))}
 
 
+def reply_request(**fields: Any) -> Struct:
+    """Arguments of an acknowledgement that carries two messages, under a lease that nobody has."""
+    numbers = {"context": 1, "offset": 2, "lease": 3, "messages": 4, "clientId": 5, "timeout": 6}
+    context: Struct = {1: text("hostile"), 2: text("quiet"), 3: text("R_default_a_0")}
+    given: Struct = {1: (STRUCT, context), 2: (I64, 0), 3: (I64, 7), 4: (LIST, (STRUCT, [message()] * 2))}
+    for name, value in fields.items():
+        given[numbers[name]] = value
+    return {1: (STRUCT, dict(sorted(given.items())))}
+
+
 def consume_result(**fields: Any) -> Struct:
     numbers = {"context": 1, "successOffsets": 3, "failOffsets": 4, "nextResult": 10}
     context: Struct = {1: text("hostile"), 2: text("quiet"), 3: text("R_default_a_0")}

@@ -21,6 +21,7 @@ from tests.service.hostile.attack import (
     prefixed,
     properties,
     pull_request,
+    reply_request,
     send_sync,
     text,
 )
@@ -44,6 +45,7 @@ REQUESTS: dict[str, tuple[str, bytes, Struct]] = {
     "sendPrepared": ("producer", b"sendPrepared", request_of(3, (LIST, (STRUCT, [FULL, FULL])))),
     "endTransaction": ("producer", b"endTransaction", request_of(3, (I32, 8))),
     "pull": ("consumer", b"pull", pull_request(result=(STRUCT, consume_result()))),
+    "reply": ("consumer", b"reply", reply_request()),
     "submit": ("consumer", b"submit", {1: (STRUCT, consume_result(nextResult=(STRUCT, consume_result())))}),
 }
 

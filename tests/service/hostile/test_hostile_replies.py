@@ -1,0 +1,113 @@
+"""Acknowledgements with messages as no honest client sends them: nothing is stored, nobody else notices."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.interop.anyframe import I64, LIST, STRUCT, Struct
+from tests.interop.apache_replies import ReplyResponse
+from tests.scenarios.real_server import RealServer
+from tests.service.hostile.attack import Attacker, encoded, message, prefixed, properties, reply_request, text
+from tests.service.hostile.test_hostile_content import MIB, VALUES
+from tests.service.hostile.test_hostile_frames import PROTOCOL_ERROR, works
+
+WRONG = (11, None)
+OVER = (11, 3)
+
+
+def told(answer: Any) -> tuple[int, int | None]:
+    assert isinstance(answer.result, ReplyResponse.__mro__[1]), answer
+    return answer.result.code, answer.result.outcome
+
+
+def many(*messages: Struct) -> tuple[int, Any]:
+    return LIST, (STRUCT, list(messages))
+
+
+@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize("name", ["context", "offset", "lease", "messages", "clientId", "timeout"])
+def test_fields_of_every_wrong_type(server: RealServer, wire: str, name: str, kind: int) -> None:
+    """Skipped like unknown ones: the field is absent then."""
+    with Attacker(server.ports["consumer"]) as attacker:
+        request = reply_request(**{name: (kind, VALUES[kind])})
+        answer = attacker.ask(encoded(wire, b"reply", request))
+        assert answer.fault in (None, PROTOCOL_ERROR)
+        if answer.fault is None:
+            assert told(answer) in (WRONG, OVER)
+        assert works(attacker, "consumer")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"offset": (I64, -1)},
+        {"offset": (I64, -(1 << 63))},
+        {"lease": (I64, 0)},
+        {"lease": (I64, -(1 << 63))},
+        {"messages": many()},
+        {"clientId": text("c" * 100_000)},
+        {"context": (STRUCT, {})},
+        {"context": (STRUCT, {1: text(b"\xff\xfe"), 2: text(b"\xff"), 3: text(b"\xff")})},
+        {"context": (STRUCT, {1: text("hostile"), 2: text("quiet"), 3: text("R_default_a_" + "9" * 400)})},
+        {"context": (STRUCT, {1: text("hostile"), 2: text("other"), 3: text("R_default_a_0")})},
+    ],
+)
+def test_requests_that_are_wrong(server: RealServer, wire: str, fields: dict[str, Any]) -> None:
+    with Attacker(server.ports["consumer"]) as attacker:
+        assert told(attacker.ask(encoded(wire, b"reply", reply_request(**fields)))) == WRONG
+        assert works(attacker, "consumer")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"offset": (I64, (1 << 63) - 1)},
+        {"lease": (I64, (1 << 63) - 1)},
+        {"timeout": (I64, -(1 << 63))},
+        {"timeout": (I64, (1 << 63) - 1)},
+        {"messages": many(message(topic=text(b"\xff\xfe")))},
+        {"messages": many(message(topic=text("%DELAY")))},
+        {"messages": many(message(body=text(bytes(3 * MIB))))},
+        {"messages": many(*[message(body=text("x"))] * 20_000)},
+        {"messages": many(*[{}] * 50_000)},
+        {"messages": many(message(properties=properties(*[(b"%d" % n, b"v") for n in range(20_000)])))},
+    ],
+)
+def test_without_the_lease_nothing_of_it_is_looked_at(
+    server: RealServer, wire: str, fields: dict[str, Any]
+) -> None:
+    """Nobody has that message: that is the answer, whatever the messages are."""
+    with Attacker(server.ports["consumer"]) as attacker:
+        answer = attacker.ask(encoded(wire, b"reply", reply_request(**fields)))
+        if answer.fault is None:
+            assert told(answer) in (OVER, (15, None))
+        else:
+            assert answer.fault == PROTOCOL_ERROR
+        assert works(attacker, "consumer")
+
+
+def test_garbage_in_place_of_its_bytes(server: RealServer, wire: str) -> None:
+    """Any byte of it may be any other."""
+    random = Random(7)
+    whole = encoded(wire, b"reply", reply_request())[4:]
+    with Attacker(server.ports["consumer"]) as attacker:
+        for _ in range(300):
+            broken = bytearray(whole)
+            for at in random.sample(range(len(b"reply") + 12, len(whole)), 3):
+                broken[at] = random.randrange(256)
+            answer = attacker.ask(prefixed(bytes(broken)))
+            assert answer.fault is not None or answer.result.code != 0
+        assert works(attacker, "consumer")
+
+
+def test_thousands_that_name_leases_nobody_has(server: RealServer, wire: str) -> None:
+    before = server.metric("ddmq_replies_total", group="hostile", outcome="lease over")
+    frame = encoded(wire, b"reply", reply_request())
+    with Attacker(server.ports["consumer"]) as attacker:
+        attacker.send(frame * 1_000)
+        for _ in range(1_000):
+            assert told(attacker.read()) in (OVER, (15, None))
+    assert server.metric("ddmq_replies_total", group="hostile", outcome="lease over") >= before
