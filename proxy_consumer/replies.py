@@ -39,8 +39,8 @@ class ReplySender(Protocol):
     def begin(
         self, call: Call, request: Any, id_of: Callable[[int], bytes], deadline: float, keeper: Any
     ) -> None:
-        """Take in the `messages` of the request, with the ids of their places; `keeper`, a PendingAck, hears what
-        comes of it."""
+        """Take in the `messages` of the request, with the ids of their places; `keeper`, a PendingAck, hears
+        what comes of it."""
 
 
 class ReplyHandling:

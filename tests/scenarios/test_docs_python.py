@@ -30,6 +30,7 @@ PAGES = (
     "operating-groups.md",
     "retries.md",
     "transactions.md",
+    "replies.md",
 )
 ENDLESS = re.compile(r"\.run\(|\binput\(")
 GROUPS = {
