@@ -131,8 +131,12 @@ class ReplyHandling:
 
     def _finished(self, answer: AnswerOnce, group: str, ack: Ack) -> None:
         known = self.replied.of(ack)
+        if known is not None and known.lease_id == ack[2]:
+            answer.tell(Code.OK, OK_TEXT, ReplyOutcome.STORED_BEFORE, known.results)
+            return
         if known is not None:
-            answer.tell(Code.OK, OK_TEXT, ReplyOutcome.STORED_BEFORE, known)
+            text = f"the lease {ack[2]} is over, and the message finished under another; nothing is stored"
+            answer.tell(Code.ILLEGAL_MESSAGE, text, ReplyOutcome.LEASE_OVER)
             return
         can = self.runtime.backend.capabilities
         first = answer.call.args.request.messages[0].topic or b""

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from enum import Enum
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from backend.records import QueueRef
 from proxy_consumer.core.leases import Lease
@@ -68,22 +68,30 @@ def put_down(jobs: QueueJobs, offset: int) -> None:
 Ack = tuple[QueueRef, int, int]  # queue, offset, lease id
 
 
+class KnownReply(NamedTuple):
+    """How a message was acknowledged: under which lease, and what was answered, the wire's results."""
+
+    lease_id: int
+    results: Sequence[Any]
+
+
 class Replied:
-    """How the newest acknowledgements were answered: the wire's results."""
+    """How the newest messages were acknowledged, of those that were with replies."""
 
     def __init__(self, count_max: int = REMEMBERED_MAX) -> None:
         self._count_max = count_max
-        self._known: OrderedDict[Ack, Sequence[Any]] = OrderedDict()
+        self._known: OrderedDict[tuple[QueueRef, int], KnownReply] = OrderedDict()
 
     def note(self, ack: Ack, results: Sequence[Any]) -> None:
         """It was stored."""
-        self._known[ack] = results
+        queue, offset, lease_id = ack
+        self._known[queue, offset] = KnownReply(lease_id, results)
         if len(self._known) > self._count_max:
             self._known.popitem(last=False)
 
-    def of(self, ack: Ack) -> Sequence[Any] | None:
-        """What it was answered; None: not known here (any more)."""
-        return self._known.get(ack)
+    def of(self, ack: Ack) -> KnownReply | None:
+        """None: not known here (any more)."""
+        return self._known.get(ack[:2])
 
 
 def reply_id(group: str, ack: Ack, place: int) -> bytes:

@@ -60,12 +60,13 @@ def test_sent_again_it_stores_nothing_and_says_so() -> None:
     again = rig.reply(offset, lease)
     assert (again.code, again.outcome) == (0, STORED_BEFORE)
     assert again.results == first.results
+    assert rig.reply(offset, lease + 1).outcome == LEASE_OVER, "that lease it was not"
     rig.restart()
     rig.pull(clientId="c")
     found = rig.reply(offset, lease)
     assert (found.code, found.outcome) == (0, STORED_BEFORE), "found by its id where nobody remembers"
     other = rig.reply(offset, lease + 1)
-    assert (other.code, other.outcome) == (11, FINISHED), "under another lease it was not"
+    assert (other.code, other.outcome) == (11, FINISHED), "who it was is not known any more"
     assert rig.bodies() == [b"out"]
 
 

@@ -1,0 +1,244 @@
+"""Replies of the client library on a real server: stored with a message's acknowledgement, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+from ddmq_client import (
+    Consumer,
+    InvalidMessageError,
+    LeaseOverError,
+    Message,
+    Producer,
+    SendError,
+    SendResult,
+    UnknownOutcomeError,
+)
+from ddmq_client.aio import AsyncConsumer
+from tests.scenarios.real_server import RealServer
+from tests.support.lossy_relay import LossyRelay
+from tests.support.waits import loop_until, until
+
+pytestmark = pytest.mark.slow
+PATIENCE_MS = 60_000
+
+
+@pytest.fixture
+def out(server: RealServer, topic: str) -> str:
+    """Where the replies go."""
+    name = f"{topic}-out"
+    server.admin("POST", "topics", name, body={"create": True, "queues": 3})
+    return name
+
+
+@pytest.fixture
+def relay(server: RealServer) -> Iterator[LossyRelay]:
+    made = LossyRelay(server.ports["consumer"])
+    yield made
+    made.close()
+
+
+def consumers(server: RealServer) -> str:
+    return f"127.0.0.1:{server.ports['consumer']}"
+
+
+def fed(server: RealServer, topic: str, *bodies: str) -> None:
+    with Producer(f"127.0.0.1:{server.ports['producer']}", timeout_ms=PATIENCE_MS) as producer:
+        for body in bodies:
+            producer.send(topic, body, key=body[0], shard_key=body[0])
+
+
+def bodies(server: RealServer, topic: str) -> list[str]:
+    """All that is seen of a topic, sorted."""
+    status, found = server.ask("GET", f"/topics/{topic}/messages?count=1000")
+    assert status == 200
+    return sorted(one["body"] for one in found)
+
+
+def test_a_handler_s_replies_are_there_once(server: RealServer, topic: str, group: str, out: str) -> None:
+    """Also of a handler that failed when it had sent, and of one whose answers get lost."""
+    done: list[tuple[str, list[SendResult]]] = []
+    failed = Counter[str]()
+
+    def handle(message: Message) -> None:
+        with message.replies(timeout_ms=PATIENCE_MS) as tx:
+            tx.send(out, f"{message.text()}-one", key=message.key, shard_key=message.key)
+            tx.send(out, f"{message.text()}-two", tags="t", properties={"a": "b"})
+            failed[message.text()] += 1
+            if failed[message.text()] == 1 and message.text().endswith("3"):
+                raise ZeroDivisionError
+        assert not message.ack(), "it is settled"
+        done.append((message.text(), list(tx.results)))
+
+    names = [f"{key}{number}" for key in "abc" for number in range(10)]
+    fed(server, topic, *names)
+    with Consumer(consumers(server), group, topic, handler=handle) as consumer:
+        until(lambda: len(done) == len(names))
+        assert consumer.counts().acked == len(names)
+    assert bodies(server, out) == sorted(f"{name}-{which}" for name in names for which in ("one", "two"))
+    assert all(len(results) == 2 for _, results in done)
+    assert {failed[name] for name in names if name.endswith("3")} == {2}
+
+
+def test_answers_that_are_lost_change_nothing(
+    server: RealServer, topic: str, group: str, out: str, relay: LossyRelay, engine: str
+) -> None:
+    relay.every = 3  # of pulls and acknowledgements alike
+    server.admin("POST", "groups", group, "topics", topic, body={"ack_timeout_ms": 1_000})
+    heard: list[bool] = []
+
+    def handle(message: Message) -> None:
+        with message.replies(timeout_ms=PATIENCE_MS) as tx:
+            tx.send(out, message.body)
+        heard.append(bool(tx.results))
+
+    names = [f"k{number:02}" for number in range(40)]
+    fed(server, topic, *names)
+    with Consumer(relay.address, group, topic, handler=handle, lease_ms=2_000):
+        until(lambda: bodies(server, out) == names, lambda: bodies(server, out))
+        until(lambda: len(heard) >= len(names))
+    assert relay.lost > 10
+    assert bodies(server, out) == names
+    assert all(heard), "one proxy remembers"
+
+
+def test_a_refusal_is_told_and_the_message_goes_on(
+    server: RealServer, topic: str, group: str, out: str
+) -> None:
+    seen: list[Exception] = []
+
+    def handle(message: Message) -> None:
+        try:
+            with message.replies() as tx:
+                tx.send(out, b"x")
+                tx.send("no/name", b"x")
+        except SendError as error:
+            seen.append(error)
+        with message.replies(timeout_ms=PATIENCE_MS) as tx:
+            tx.send(out, b"instead")
+
+    fed(server, topic, "one")
+    with Consumer(consumers(server), group, topic, handler=handle):
+        until(lambda: bodies(server, out) == ["instead"])
+    (error,) = seen
+    assert isinstance(error, InvalidMessageError)
+    assert error.code == 11
+    assert "no/name" in str(error)
+
+
+def test_a_lease_that_is_over_stores_nothing(server: RealServer, topic: str, out: str) -> None:
+    server.admin("POST", "topics", topic, body={"create": True})
+    server.admin("POST", "groups", "over", body={"topics": [topic], "start": "first", "ack_timeout_ms": 300})
+    late, told = threading.Event(), list[Exception]()
+
+    def handle(message: Message) -> None:
+        try:
+            with message.replies(timeout_ms=PATIENCE_MS) as tx:
+                tx.send(out, f"attempt {message.attempt}")
+                if message.attempt == 1:
+                    late.wait(PATIENCE_MS / 1_000)
+        except LeaseOverError as error:
+            told.append(error)
+
+    fed(server, topic, "one")
+    with Consumer(consumers(server), "over", topic, handler=handle, extend_for_ms=0, threads=2) as consumer:
+        until(lambda: len(bodies(server, out)) == 1)
+        late.set()
+        until(lambda: told)
+        assert consumer.counts().acked == 1
+    assert bodies(server, out) == ["attempt 2"]
+
+
+def test_replies_that_wait(server: RealServer, topic: str, group: str, out: str) -> None:
+    delays_are_served(server, out)
+
+    def handle(message: Message) -> None:
+        with message.replies(timeout_ms=PATIENCE_MS) as tx:
+            tx.send(out, b"soon", delay=timedelta(milliseconds=300))
+            tx.send(out, b"level", level=1)
+            tx.send(out, b"now")
+        results.extend(tx.results)
+
+    results: list[SendResult] = []
+    fed(server, topic, "one")
+    with Consumer(consumers(server), group, topic, handler=handle):
+        until(lambda: results)
+        soon, level, now = results
+        assert soon.delay_id
+        assert (soon.delayed, level.delayed, now.delayed) == (True, True, False)
+        until(lambda: {"soon", "level", "now"} <= set(bodies(server, out)))
+    assert Counter(bodies(server, out)) == Counter(["first", "level", "now", "soon"])
+
+
+def delays_are_served(server: RealServer, topic: str) -> None:
+    def first() -> bool:
+        try:
+            with Producer(f"127.0.0.1:{server.ports['producer']}", timeout_ms=PATIENCE_MS) as producer:
+                producer.send(topic, b"first", delay=timedelta(0))
+        except SendError:
+            return False
+        return True
+
+    until(first, "a delay service is there")
+
+
+def test_one_topic_s_messages_by_hand(server: RealServer, topic: str, group: str, out: str) -> None:
+    """Without a handler, and with an order key: the next is given out behind the acknowledgement."""
+    path = ("groups", group, "topics", topic)
+    server.admin("POST", *path, body={"order_key": "KEY", "order_scope": "topic"})
+    fed(server, topic, "a1", "a2", "a3")
+    order: list[str] = []
+    with Consumer(consumers(server), group, topic) as consumer:
+        while len(order) < 3:
+            for message in consumer.pull(timeout_ms=PATIENCE_MS):
+                with message.replies(timeout_ms=PATIENCE_MS) as tx:
+                    tx.send(out, message.body, shard_key="a")
+                assert [result.stored for result in tx.results] == [True]
+                order.append(message.text())
+    assert order == ["a1", "a2", "a3"]
+    assert bodies(server, out) == order
+
+
+def test_asyncio(server: RealServer, topic: str, group: str, out: str) -> None:
+    names = [f"k{number:02}" for number in range(30)]
+    failed = set[str]()
+
+    async def handle(messages: list[Message]) -> None:
+        for message in messages:
+            async with message.replies(timeout_ms=PATIENCE_MS) as tx:
+                tx.send(out, message.body)
+                if message.text() == "k07" and message.text() not in failed:
+                    failed.add(message.text())
+                    raise ZeroDivisionError
+
+    async def main() -> None:
+        async with AsyncConsumer(consumers(server), group, topic, batch_handler=handle, max_batch=7):
+            await loop_until(lambda: bodies(server, out) == names)
+
+    fed(server, topic, *names)
+    asyncio.run(main())
+    assert bodies(server, out) == names
+
+
+def test_who_asks_again_and_nobody_knows(server: RealServer, topic: str, group: str, out: str) -> None:
+    """Acknowledged by somebody without replies: that is said, and they are not stored."""
+    fed(server, topic, "one")
+    with (
+        Consumer(consumers(server), group, topic) as first,
+        Consumer(consumers(server), group, topic) as second,
+    ):
+        (message,) = until(lambda: first.pull(timeout_ms=1_000))
+        twin = Message()
+        twin.offset, twin.lease_id, twin.delivery = message.offset, message.lease_id, message.delivery
+        assert message.ack()
+        until(lambda: server.metric("ddmq_acked_total", group=group) == 1)
+        with pytest.raises(UnknownOutcomeError, match="is finished"), twin.replies() as tx:
+            tx.send(out, b"x")
+        assert second.counts().acked == 0
+    assert bodies(server, out) == []
