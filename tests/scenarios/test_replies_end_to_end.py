@@ -147,11 +147,10 @@ def test_a_lease_that_is_over_stores_nothing(server: RealServer, topic: str, out
             told.append(error)
 
     fed(server, topic, "one")
-    with Consumer(consumers(server), "over", topic, handler=handle, extend_for_ms=0, threads=2) as consumer:
+    with Consumer(consumers(server), "over", topic, handler=handle, extend_for_ms=0, threads=2):
         until(lambda: len(bodies(server, out)) == 1)
         late.set()
         until(lambda: told)
-        assert consumer.counts().acked == 1
     assert bodies(server, out) == ["attempt 2"]
 
 

@@ -343,7 +343,8 @@ class ServerProcess:
         for part in (self.producer, self.consumer, self.sends, self.delay, self.timers):
             if part is not None:
                 _wait(part.drain(deadline), deadline - self.clock.monotonic())
-        for sends in {self.producer, self.sends} - {None}:
+        sends = self.producer or self.sends
+        if sends is not None:
             sends.close()
         if self.traces is not None:
             _wait(self.traces.drain(deadline), deadline - self.clock.monotonic())
