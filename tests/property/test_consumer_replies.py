@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import invariant, rule
 
 from proxy_consumer.core import replying
 from proxy_consumer.core.replying import AckTaking
@@ -31,9 +31,18 @@ class RepliesMachine(PullBufferMachine):
         return super().count(*states, *(["taken up"] if "leased" in states else []))
 
     @rule(number=st.integers(0, QUEUES - 1), data=st.data())
-    def take_up(self, number: int, data: st.DataObject) -> None:
+    def take_anything_up(self, number: int, data: st.DataObject) -> None:
         offsets = data.draw(self.some_offsets(number))
-        leases = data.draw(self.some_leases(number, offsets))
+        self.take_up(number, offsets, data.draw(self.some_leases(number, offsets)))
+
+    @rule(number=st.integers(0, QUEUES - 1), data=st.data(), most=st.integers(1, 4))
+    def pull_and_take_up(self, number: int, data: st.DataObject, most: int) -> None:
+        self.pull(6)
+        leased = [offset for offset, job in self.jobs[number].items() if job.state == "leased"]
+        offsets = data.draw(st.lists(st.sampled_from(leased), max_size=most, unique=True)) if leased else []
+        self.take_up(number, offsets, [self.jobs[number][offset].lease for offset in offsets])
+
+    def take_up(self, number: int, offsets: list[int], leases: list[int]) -> None:
         for offset, lease in zip(offsets, leases, strict=True):
             job, jobs = self.jobs[number].get(offset), self.state(number).jobs
             taking = replying.take_up(jobs, offset, lease)
@@ -45,6 +54,12 @@ class RepliesMachine(PullBufferMachine):
             else:
                 finished = jobs.ack_map.is_finished(offset)
                 assert taking is (AckTaking.FINISHED if finished else AckTaking.OVER)
+
+    @invariant()
+    def budget_is_what_the_model_counts(self) -> None:
+        """What is taken up counts as leased."""
+        with self.as_leased(0), self.as_leased(1):
+            super().budget_is_what_the_model_counts()
 
     @rule(number=st.integers(0, QUEUES - 1), data=st.data(), end=st.sampled_from(ENDS))
     def end(self, number: int, data: st.DataObject, end: str) -> None:
@@ -86,6 +101,21 @@ class RepliesMachine(PullBufferMachine):
         for job in held:
             job.state = "taken up"
 
+    def earliest(self) -> float:
+        """The lease of what is taken up does not run out."""
+        held = [
+            self.jobs[number][offset]
+            for number in range(QUEUES)
+            for offset in self.state(number).jobs.leases.taken_up
+        ]
+        states = [job.state for job in held]
+        for job in held:
+            job.state = "taken up"
+        found = super().earliest()
+        for job, state in zip(held, states, strict=True):
+            job.state = state
+        return found
+
 
 class OrderedRepliesMachine(OrderMachine):
     """With order keys, up to three messages of a key in an answer: also out of their order."""
@@ -99,8 +129,18 @@ class OrderedRepliesMachine(OrderMachine):
     def taken_up(self) -> list[Message]:
         return [message for message in self.messages if message.state == "taken up"]
 
+    def check_nothing_to_deliver(self) -> None:
+        """What is taken up counts as leased."""
+        held = self.taken_up()
+        for message in held:
+            message.state = "leased"
+        super().check_nothing_to_deliver()
+        for message in held:
+            message.state = "taken up"
+
     @rule(data=st.data())
     def take_up(self, data: st.DataObject) -> None:
+        self.pull_once(4)
         leased = [message for message in self.messages if message.state == "leased"]
         for message in data.draw(st.lists(st.sampled_from(leased), unique_by=id)) if leased else []:
             jobs = self.queue_state(message.queue).jobs
