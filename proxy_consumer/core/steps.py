@@ -135,7 +135,8 @@ class BufferedQueue:
         """These are to go into an answer: those of them that do not, as they stand behind others."""
         behind = stream.close(offsets)
         for offset in behind:
-            self.jobs.send_back(offset)
+            if not self.jobs.leases.turn(offset):
+                self.jobs.send_back(offset)
         return set(behind).intersection(offsets) if behind else set()
 
     def park(self, offset: int) -> None:

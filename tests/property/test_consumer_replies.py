@@ -77,6 +77,7 @@ class RepliesMachine(PullBufferMachine):
         if end == "stored":
             assert replying.finish(state.jobs, offset).id == self.jobs[number][offset].lease
             self.buffer.heard(state)
+            assert state.jobs.ack_map.is_finished(offset)
             self.jobs[number][offset].state = "done"
         else:
             self.load()
@@ -149,6 +150,28 @@ class OrderedRepliesMachine(OrderMachine):
             assert replying.take_up(jobs, message.offset, 999_999) is AckTaking.OVER
             message.state = "taken up"
 
+    @rule(data=st.data(), failed=st.booleans())
+    def chain_turns_back(self, data: st.DataObject, failed: bool) -> None:
+        """What stands behind one that fails, or times out, is taken up."""
+        self.append([(0, "e", "plain")] * 3)
+        self.pull_once(4)
+        leased = [message for message in self.messages if message.state == "leased" and message.key == "e"]
+        if len(leased) < 2:
+            return
+        head = min(leased, key=lambda message: message.position)
+        for message in leased:
+            if message is not head and data.draw(st.booleans()):
+                jobs = self.queue_state(message.queue).jobs
+                assert replying.take_up(jobs, message.offset, message.lease) is AckTaking.TAKEN_UP
+                message.state = "taken up"
+        if failed:
+            state = self.queue_state(head.queue)
+            assert state.jobs.fail(head.offset, head.lease, None, self.now)
+            self.buffer.heard(state)
+            self.came_back(head, failed=True)
+        else:
+            self.advance(5.0)
+
     @rule(data=st.data(), end=st.sampled_from(ENDS))
     def end(self, data: st.DataObject, end: str) -> None:
         if not self.taken_up():
@@ -172,7 +195,7 @@ class OrderedRepliesMachine(OrderMachine):
         self.buffer.heard(state)
         turned = (message.queue, message.offset) in self.turned
         self.turned.discard((message.queue, message.offset))
-        message.state = "new" if turned else "leased"
+        message.state = "new" if turned and self.blocked(message) else "leased"
         self.advance(0.0)
 
     def came_back(self, message: Message, *, failed: bool) -> None:
