@@ -150,9 +150,10 @@ class OrderedRepliesMachine(OrderMachine):
             assert replying.take_up(jobs, message.offset, 999_999) is AckTaking.OVER
             message.state = "taken up"
 
-    @rule(data=st.data(), failed=st.booleans())
-    def chain_turns_back(self, data: st.DataObject, failed: bool) -> None:
-        """What stands behind one that fails, or times out, is taken up."""
+    @rule(data=st.data(), failed=st.booleans(), again=st.booleans())
+    def chain_turns_back(self, data: st.DataObject, failed: bool, again: bool) -> None:
+        """What stands behind one that fails, or times out, is taken up; that one may come `again`, and be done
+        before it is known whether what stands behind it is stored."""
         self.append([(0, "e", "plain")] * 3)
         self.pull_once(4)
         leased = [message for message in self.messages if message.state == "leased" and message.key == "e"]
@@ -171,6 +172,15 @@ class OrderedRepliesMachine(OrderMachine):
             self.came_back(head, failed=True)
         else:
             self.advance(5.0)
+        if again:
+            self.advance(2.0)
+            self.pull_once(4)
+            if head.state == "leased":
+                assert self.finish(head.queue, [head.offset], [head.lease]) == 1
+                head.state = "done"
+            for message in self.taken_up():
+                if data.draw(st.booleans()):
+                    self.put_down(message)
 
     @rule(data=st.data(), end=st.sampled_from(ENDS))
     def end(self, data: st.DataObject, end: str) -> None:
