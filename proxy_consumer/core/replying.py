@@ -59,7 +59,7 @@ def put_down(jobs: QueueJobs, offset: int) -> None:
         return
     if job is not None and job.final:
         jobs.dead_letter(offset, job.reason)
-    elif held.turned and jobs.stream is not None and not jobs.stream.leads(offset):
+    elif held.turned:
         jobs.send_back(offset)
     else:
         jobs.leases.add(offset, offset + 1, held.size, held.lease)

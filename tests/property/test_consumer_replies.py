@@ -152,8 +152,8 @@ class OrderedRepliesMachine(OrderMachine):
 
     @rule(data=st.data(), failed=st.booleans(), again=st.booleans())
     def chain_turns_back(self, data: st.DataObject, failed: bool, again: bool) -> None:
-        """What stands behind one that fails, or times out, is taken up; that one may come `again`, and be done
-        before it is known whether what stands behind it is stored."""
+        """What stands behind one that fails, or times out, is taken up; that one may come `again`, and be
+        done before it is known whether what stands behind it is stored."""
         self.append([(0, "e", "plain")] * 3)
         self.pull_once(4)
         leased = [message for message in self.messages if message.state == "leased" and message.key == "e"]
@@ -205,7 +205,7 @@ class OrderedRepliesMachine(OrderMachine):
         self.buffer.heard(state)
         turned = (message.queue, message.offset) in self.turned
         self.turned.discard((message.queue, message.offset))
-        message.state = "new" if turned and self.blocked(message) else "leased"
+        message.state = "new" if turned else "leased"
         self.advance(0.0)
 
     def came_back(self, message: Message, *, failed: bool) -> None:

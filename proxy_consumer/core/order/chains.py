@@ -145,7 +145,7 @@ class ChainTable:
         return [other for where, other in chain.heads if where is stream and other > offset]
 
     def put_back(self, chain: Chain, stream: QueueStream, offset: int) -> None:
-        """A job that was let out, and does not lead, waits again in its old place."""
+        """A job that was let out waits again in its old place."""
         chain.heads.remove((stream, offset))
         at, kept = 0, chain.kept
         while at < len(kept) and kept[at][0] is stream and kept[at][1] < offset:
@@ -299,9 +299,12 @@ class QueueStream:
         return self.ledger.table.after(chain, self, offset)[::-1]
 
     def put_back(self, offset: int) -> None:
-        """A job that does not lead waits in its chain again."""
+        """A job waits in its chain again, whose next one is let out where this was the last that was out."""
         self.unready(offset)
-        self.ledger.table.put_back(self.busy.pop(offset), self, offset)
+        chain, table = self.busy.pop(offset), self.ledger.table
+        table.put_back(chain, self, offset)
+        if not chain.heads:
+            self.ledger.let_out.append((chain, list(table.let_out(chain))))
 
     def pass_over(self, offsets: Sequence[int]) -> None:
         """These are finished without a lease: those that lie ready are not delivered any more."""

@@ -1,0 +1,71 @@
+"""What is remembered of acknowledgements that carried messages, and whose those are that others come with."""
+
+from __future__ import annotations
+
+from backend.records import ProgressView, QueueRef
+from proxy_consumer.core import replying
+from proxy_consumer.core.jobs import RetryPolicy
+from proxy_consumer.core.leases import Lease
+from proxy_consumer.core.queue_jobs import QueueJobs
+from proxy_consumer.core.replying import AckTaking, KnownReply, Replied, reply_id
+from proxy_consumer.core.tally import Budget, Tally
+
+QUEUE = QueueRef("T", 3, 1)
+
+
+def jobs() -> QueueJobs:
+    made = QueueJobs(QUEUE, ProgressView(0, (), {}, 1, 0), 0, RetryPolicy((), -1), Budget(), Tally())
+    made.lease(0, 4, 40, Lease(7, 100.0))
+    return made
+
+
+def test_ids_are_the_same_each_time_and_no_others() -> None:
+    others = QueueRef("T", 4, 1), QueueRef("U", 3, 1), QueueRef("T", 3, 2)
+    acks = [("G", (QUEUE, 5, 7)), ("H", (QUEUE, 5, 7)), ("G", (QUEUE, 6, 7)), ("G", (QUEUE, 5, 8))]
+    acks += [("G", (queue, 5, 7)) for queue in others]
+    ids = [reply_id(group, ack, place) for group, ack in acks for place in range(3)]
+    assert len(set(ids)) == len(ids)
+    assert {len(one) for one in ids} == {16}
+    assert reply_id("G", (QUEUE, 5, 7), 0) == ids[0]
+
+
+def test_the_newest_are_remembered() -> None:
+    replied = Replied(count_max=2)
+    for offset in range(3):
+        replied.note((QUEUE, offset, 7), [offset])
+    assert replied.of((QUEUE, 0, 7)) is None
+    assert replied.of((QUEUE, 2, 9)) == KnownReply(7, [2]), "under which lease it was"
+    replied.note((QUEUE, 2, 9), ["again"])
+    assert replied.of((QUEUE, 2, 9)) == KnownReply(9, ["again"])
+    assert replied.of((QUEUE, 1, 7)) == KnownReply(7, [1])
+
+
+def test_who_names_no_lease_does_not_finish_what_is_taken_up() -> None:
+    one = jobs()
+    one.delivered_until = 10  # handed out before the queue was lost, and came back
+    assert replying.take_up(one, 2, 7) is AckTaking.TAKEN_UP
+    assert one.finish([2], None, 1.0) == 0
+    assert one.finish([0, 1, 2, 3, 4], None, 1.0) == 4
+    assert not one.ack_map.is_finished(2)
+    assert [run[:3] for run in one.leases.leased()] == [(2, 3, 10)], "who has the queue next hears of it"
+    assert replying.finish(one, 2).id == 7
+    assert one.ack_map.committed == 5
+
+
+def test_retention_may_finish_it_meanwhile() -> None:
+    one = jobs()
+    replying.take_up(one, 2, 7)
+    one.expire_ranges([(0, 4)])
+    assert replying.take_up(one, 2, 7) is AckTaking.FINISHED
+    replying.put_down(one, 2)
+    assert (one.leases.lease_of(2), one.ack_map.committed) == (None, 4)
+
+
+def test_a_queue_that_goes_leaves_nothing_in_the_budget() -> None:
+    budget = Budget()
+    one = QueueJobs(QUEUE, ProgressView(0, (), {}, 1, 0), 0, RetryPolicy((), -1), budget, Tally())
+    one.lease(0, 4, 40, Lease(7, 100.0))
+    replying.take_up(one, 2, 7)
+    assert (budget.leased, budget.leased_bytes) == (4, 40)
+    one.abandon()
+    assert (budget.leased, budget.leased_bytes) == (0, 0)
