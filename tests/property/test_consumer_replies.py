@@ -131,13 +131,18 @@ class OrderedRepliesMachine(OrderMachine):
         return [message for message in self.messages if message.state == "taken up"]
 
     def check_nothing_to_deliver(self) -> None:
-        """What is taken up counts as leased."""
+        """What is taken up counts as leased; what was put down before it may wait for it."""
         held = self.taken_up()
-        for message in held:
-            message.state = "leased"
-        super().check_nothing_to_deliver()
-        for message in held:
-            message.state = "taken up"
+        keys = {message.key for message in held} - {""}
+        free = [m for m in self.messages if m.state in ("new", "ready") and m.key in keys]
+        states = [message.state for message in free]
+        for message in (*held, *free):
+            message.state = "leased" if message in held else "waiting"
+        try:
+            super().check_nothing_to_deliver()
+        finally:
+            for message, state in zip((*held, *free), ["taken up"] * len(held) + states, strict=True):
+                message.state = state
 
     @rule(data=st.data())
     def take_up(self, data: st.DataObject) -> None:
