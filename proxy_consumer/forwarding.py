@@ -51,7 +51,11 @@ class Forwarding:
 
     def takes(self, group: Group, context: Any) -> bool:
         """Whether another proxy may hold the queue that a context names."""
-        if not self._runtime.address or context.topic not in group.subscriptions:
+        return bool(self._runtime.address) and self.exists(group, context)
+
+    def exists(self, group: Group, context: Any) -> bool:
+        """Whether a context names a queue of the group, whoever holds it."""
+        if context.topic not in group.subscriptions:
             return False
         return self._exists(_place(group, context)[1].decode("utf-8", "replace"), context.qid or b"")
 

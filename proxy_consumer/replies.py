@@ -120,8 +120,8 @@ class ReplyHandling:
         return Code.BUSY, f"the queue is between two owners; {MOVES}"
 
     def _not_held(self, answer: AnswerOnce, group: Group | None, context: Any) -> None:
-        if group is not None and self._forwarding.takes(group, context):
-            answer.refuse(Code.BUSY, f"another proxy holds the queue, or is about to; {MOVES}")
+        if group is not None and self._forwarding.exists(group, context):
+            answer.refuse(Code.BUSY, f"this proxy does not hold the queue; {MOVES}")
         else:
             answer.refuse(
                 Code.ILLEGAL_MESSAGE, "the context names no queue of the group; allowed: a message's"

@@ -117,12 +117,16 @@ class ConsumerRig(Rig):
     def start(self) -> ConsumerService:
         """A (new) proxy process over the same backend."""
         service = ConsumerService(
-            self.backend, self.config, self.metrics, self.clock, Random(7), replies=self.replies()
+            self.backend, self.config, self.metrics, self.clock, self.random(), replies=self.replies()
         )
         service.start(timer=False)
         self.service = service
         self.handlers = service.service().handlers
         return service
+
+    def random(self) -> Random:
+        """A proxy's, of which its lease ids are made."""
+        return Random(7)
 
     def replies(self) -> ReplySender | None:
         """What sends messages that come with an acknowledgement."""

@@ -28,9 +28,15 @@ class ReplyRig(ConsumerRig):
 
     def __init__(self, count: int = 3, settings: SubscriptionDefaults = FIRST, **producer: Any) -> None:
         self.sends_config = ProducerConfig(**producer)
+        self._starts = 0
         super().__init__()
         self.topic("OUT", 2)
         self.ready(count, settings)
+
+    def random(self) -> Random:
+        """Another one's at each start: lease ids are no other process's."""
+        self._starts += 1
+        return Random(self._starts)
 
     def replies(self) -> ReplySender:
         self.timer = FakeTimer()

@@ -1,0 +1,108 @@
+"""Acknowledgements that carry messages while proxies die, stop as planned, and others take their queues."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proxy_consumer.config import SubscriptionDefaults
+from tests.service.consumer.reply_rig import FINISHED, LEASE_OVER, STORED, STORED_BEFORE, ReplyRig
+from tests.service.consumer.test_consumer_takeover import come_back, lose
+from tests.service.consumer.test_planned_restart import ADDRESS, stop
+from tests.support.waits import until
+
+ORDERS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "queue": {"order_key": "KEY", "order_scope": "queue"},
+    "group": {"order_key": "KEY"},
+}
+
+
+@pytest.fixture(params=list(ORDERS))
+def rig(request: pytest.FixtureRequest) -> ReplyRig:
+    made = ReplyRig(3, SubscriptionDefaults(start="first", **ORDERS[request.param]))
+    made.service.advertise(ADDRESS)
+    return made
+
+
+def settled(rig: ReplyRig, offset: int, lease: int) -> Any:
+    """The answer, asked for again as clients do."""
+
+    def asked() -> Any:
+        answer = rig.reply(offset, lease)
+        rig.advance(0.05)
+        return answer if answer.code not in (15, 20) else None
+
+    return until(asked, "somebody can tell")
+
+
+def test_a_proxy_dies_between_the_commit_and_its_answer(rig: ReplyRig) -> None:
+    (offset,), lease = rig.have()
+    rig.backend.hold()
+    lost = rig.replying(offset, lease)
+    rig.backend.release_held()
+    until(lambda: len(rig.bodies()) == 1)
+    rig.restart()
+    assert offset not in rig.pull(count=10, clientId="c").offsets
+    told = rig.reply(offset, lease)
+    assert (told.code, told.outcome) == (0, STORED_BEFORE)
+    assert rig.bodies() == [b"out"]
+    assert lost is not None
+
+
+def test_a_proxy_dies_before_the_commit(rig: ReplyRig) -> None:
+    (offset,), lease = rig.have()
+    rig.restart()
+    again = rig.pull(count=1, clientId="c")
+    assert again.offsets == [offset], "its lease died with it"
+    assert rig.reply(offset, lease).outcome == LEASE_OVER
+    assert rig.reply(offset, again.result.messages[0].leaseId).outcome == STORED
+    assert rig.reply(offset, lease).outcome == LEASE_OVER
+    assert rig.bodies() == [b"out"]
+
+
+def test_a_planned_restart_takes_no_lease_away(rig: ReplyRig) -> None:
+    (offset,), lease = rig.have()
+    stop(rig)
+    assert rig.reply(offset, lease).code in (15, 20)
+    rig.start().advertise(ADDRESS)
+    rig.pull(count=1, clientId="c")
+    told = settled(rig, offset, lease)
+    assert (told.code, told.outcome) == (0, STORED)
+    assert (rig.bodies(), rig.finished()) == ([b"out"], [offset])
+
+
+def test_what_is_being_committed_when_the_writer_is_lost(rig: ReplyRig) -> None:
+    """The queues come back under another epoch: the commit counted before that, or not at all."""
+    for stored in (True, False):
+        (offset,), lease = rig.have()
+        rig.backend.hold()
+        call = rig.replying(offset, lease)
+        if stored:
+            rig.backend.release_held()
+            until(lambda: call.answered)  # noqa: B023
+        lose(rig)
+        rig.backend.release_held()
+        come_back(rig)
+        told = settled(rig, offset, lease)
+        assert (told.code, told.outcome in (STORED, STORED_BEFORE)) == (0, True), told
+        assert rig.bodies() == [b"out"] * len(rig.finished())
+        assert offset in rig.finished()
+
+
+def test_another_proxy_has_the_queue(rig: ReplyRig) -> None:
+    (offset,), lease = rig.have()
+    rig.backend.hold()
+    call = rig.replying(offset, lease)
+    rig.backend.depose("G", "T")
+    rig.backend.release_held()
+    until(lambda: call.answered)
+    rig.advance(4.0)
+    assert len(rig.bodies()) == len(rig.finished())
+    told = settled(rig, offset, lease)
+    assert told.outcome in (STORED, STORED_BEFORE, LEASE_OVER, FINISHED)
+    if told.outcome == LEASE_OVER:
+        again = rig.pull(count=1, clientId="c")
+        assert settled(rig, again.offsets[0], again.result.messages[0].leaseId).outcome == STORED
+    assert rig.bodies() == [b"out"]
