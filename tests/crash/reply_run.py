@@ -5,7 +5,8 @@
 A producer proxy and two consumer proxies are processes over one directory; one of them writes, another takes
 over when it is killed. Two processes of consumers (reply_load.py) turn jobs into parts and parts into ends,
 with acknowledgements that carry messages; by half of the seeds with an order key. Each round kills one or
-several of the five. At the end every job that is stored must be in the topics that follow exactly once and
+several of the five; with `--stops` now and then a consumer proxy stands still (SIGSTOP) until others have its
+queues, and goes on. At the end every job that is stored must be in the topics that follow exactly once and
 whole: all parts of it by one handling, each part's end once, and in order by key where that was asked for.
 Prints the seed and the command that runs the same again; the exit code is 1 when a promise was broken.
 """
@@ -15,6 +16,8 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -39,6 +42,7 @@ KEYS = 12
 QUEUES = 3
 AHEAD_MAX = 400  # jobs that are sent and not through
 END_S = 240.0
+STOPPED_S = 12.0  # others have its queues after 10
 SHOWN_MAX = 20
 Places = Mapping[int, Sequence[Piece]]  # by queue, in order
 
@@ -124,8 +128,11 @@ class Feeder(threading.Thread):
 class ReplyRun:
     """One run."""
 
-    def __init__(self, folder: Path, seed: int, jobs: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Path, seed: int, jobs: int, say: Callable[[str], None], stops: bool = False
+    ) -> None:
         self._folder = folder
+        self._stops = stops
         self._seed = seed
         self._say = say
         self._random = Random(f"{seed}/killer")
@@ -190,6 +197,8 @@ class ReplyRun:
 
     def _round(self) -> None:
         time.sleep(self._random.uniform(*LOAD_S))
+        if self._stops and self._random.random() < 0.3:
+            self._stand_still(self._random.choice([s for s in self._servers if s.command == "consumer"]))
         victims = self._random.sample([*self._servers, *LOADS], self._random.choice((1, 1, 1, 2, 3)))
         servers = [victim for victim in victims if isinstance(victim, RealServer)]
         for server in servers:
@@ -207,6 +216,12 @@ class ReplyRun:
         self._look()
         if self._kills.total() % 20 < len(victims):
             self.report("so far")
+
+    def _stand_still(self, server: RealServer) -> None:
+        self._kills["stopped"] += 1
+        os.kill(server.pid, signal.SIGSTOP)
+        time.sleep(STOPPED_S)
+        os.kill(server.pid, signal.SIGCONT)
 
     def _settle(self) -> None:
         """Everything goes through; the consumers stop as they should; what is there then is all."""
@@ -247,10 +262,13 @@ class ReplyRun:
         self._say(f"{when}: {len(self._feeder.sent)} jobs {order}, found {self._counts()}; kills {kills}")
 
 
-def run(folder: Path, seed: int, jobs: int, say: Callable[[str], None] = print) -> int:
+def run(
+    folder: Path, seed: int, jobs: int, say: Callable[[str], None] = print, *, stops: bool = False
+) -> int:
     """The number of broken promises; what was seen is said."""
-    say(f"seed {seed}; the same again: python -m tests.crash.reply_run --seed {seed} --jobs {jobs}")
-    one = ReplyRun(folder, seed, jobs, say)
+    options = f"--seed {seed} --jobs {jobs}" + " --stops" * stops
+    say(f"seed {seed}; the same again: python -m tests.crash.reply_run {options}")
+    one = ReplyRun(folder, seed, jobs, say, stops)
     try:
         broken = one.run()
     except (NotReady, AssertionError) as error:
@@ -266,11 +284,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--jobs", type=int, default=10_000)
+    parser.add_argument("--stops", action="store_true", help="proxies stand still, too")
     parser.add_argument("--dir", type=Path, help="where the data lies (default: the temporary folder)")
     given = parser.parse_args()
     logging.getLogger("ddmq_client").setLevel(logging.CRITICAL)
     with scratch(given.dir) as folder:
-        if run(folder, given.seed, given.jobs):
+        if run(folder, given.seed, given.jobs, stops=given.stops):
             print(f"kept for inspection: {folder}")
             sys.exit(1)
     return 0
