@@ -30,6 +30,7 @@ from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.held_queue import HeldQueue
 
 OFFSET_MAX = (1 << 63) - 1
+LOOKS_MAX = 64  # for replies of old, at a time
 MOVES = "send the acknowledgement again, also to another proxy"
 
 
@@ -56,6 +57,7 @@ class ReplyHandling:
         self.runtime = runtime
         self.sender = sender
         self.replied = Replied()
+        self._looks = 0
         self._groups = groups
         self._forwarding = forwarding
 
@@ -138,9 +140,13 @@ class ReplyHandling:
             text = f"the lease {ack[2]} is over, and the message finished under another; nothing is stored"
             answer.tell(Code.ILLEGAL_MESSAGE, text, ReplyOutcome.LEASE_OVER)
             return
+        if self._looks >= LOOKS_MAX:
+            answer.refuse(Code.BUSY, f"{LOOKS_MAX} acknowledgements of before are looked for; {MOVES}")
+            return
         can = self.runtime.backend.capabilities
         first = answer.call.args.request.messages[0].topic or b""
         topics = (first.decode("utf-8", "replace"), SCHEDULE_TOPIC, DELAY_TOPIC) if can.find_by_key else ()
+        self._looks += 1
         self._look(answer, reply_id(group, ack, 0), list(topics))
 
     def _look(self, answer: AnswerOnce, message_id: bytes, topics: list[str]) -> None:
@@ -149,16 +155,19 @@ class ReplyHandling:
         while topics and backend.topic(topics[0]) is None:
             del topics[0]
         if not topics:
+            self._looks -= 1
             text = "the message is finished; whether by this acknowledgement is not known here"
             answer.tell(Code.ILLEGAL_MESSAGE, text, ReplyOutcome.FINISHED)
             return
 
         def found(answered: Completion[list[StoredRecord]]) -> None:
             if answered.error is None and answered.value:
+                self._looks -= 1
                 answer.tell(Code.OK, OK_TEXT, ReplyOutcome.STORED_BEFORE)
             elif answered.error is None or isinstance(answered.error, UnknownTopicError):
                 self._look(answer, message_id, topics[1:])
             else:
+                self._looks -= 1
                 answer.refuse(Code.BUSY, f"whether it is stored cannot be seen: {answered.error}; {MOVES}")
 
         backend.find(topics[0], message_id=message_id, count_max=1).then(found)

@@ -21,6 +21,7 @@ from proxy_consumer.core.leases import Lease
 from proxy_consumer.core.queue_jobs import QueueJobs
 
 REMEMBERED_MAX = 10_000  # acknowledgements; of one proxy
+RESULTS_MAX = 50_000  # of theirs together
 ID_BYTES = 16
 
 
@@ -78,16 +79,20 @@ class KnownReply(NamedTuple):
 class Replied:
     """How the newest messages were acknowledged, of those that were with replies."""
 
-    def __init__(self, count_max: int = REMEMBERED_MAX) -> None:
+    def __init__(self, count_max: int = REMEMBERED_MAX, results_max: int = RESULTS_MAX) -> None:
         self._count_max = count_max
+        self._results_max = results_max
+        self._results = 0
         self._known: OrderedDict[tuple[QueueRef, int], KnownReply] = OrderedDict()
 
     def note(self, ack: Ack, results: Sequence[Any]) -> None:
         """It was stored."""
         queue, offset, lease_id = ack
+        before = self._known.pop((queue, offset), None)
         self._known[queue, offset] = KnownReply(lease_id, results)
-        if len(self._known) > self._count_max:
-            self._known.popitem(last=False)
+        self._results += len(results) - (0 if before is None else len(before.results))
+        while len(self._known) > self._count_max or self._results > self._results_max:
+            self._results -= len(self._known.popitem(last=False)[1].results)
 
     def of(self, ack: Ack) -> KnownReply | None:
         """None: not known here (any more)."""

@@ -40,6 +40,19 @@ def test_the_newest_are_remembered() -> None:
     assert replied.of((QUEUE, 1, 7)) == KnownReply(7, [1])
 
 
+def test_their_results_are_bounded_together() -> None:
+    replied = Replied(results_max=10)
+    for offset in range(4):
+        replied.note((QUEUE, offset, 7), ["x"] * 4)
+    assert [replied.of((QUEUE, offset, 7)) is not None for offset in range(4)] == [False, False, True, True]
+    replied.note((QUEUE, 3, 8), ["x"] * 6)
+    assert [replied.of((QUEUE, offset, 7)) is not None for offset in range(4)] == [False, False, True, True]
+    replied.note((QUEUE, 5, 8), ["x"] * 11)
+    assert [replied.of((QUEUE, offset, 7)) for offset in range(6)] == [None] * 6, (
+        "it is found where it stands"
+    )
+
+
 def test_who_names_no_lease_does_not_finish_what_is_taken_up() -> None:
     one = jobs()
     one.delivered_until = 10  # handed out before the queue was lost, and came back
