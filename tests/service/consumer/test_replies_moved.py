@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
 
 from proxy_consumer.config import SubscriptionDefaults
-from tests.service.consumer.reply_rig import FINISHED, LEASE_OVER, STORED, STORED_BEFORE, ReplyRig
+from proxy_consumer.replies import ReplySender
+from proxy_producer.config import ProducerConfig
+from proxy_producer.service import ProducerService
+from tests.service.consumer.consumer_rig import IDL, METHODS
+from tests.service.consumer.reply_rig import (
+    FINISHED,
+    LEASE_OVER,
+    STORED,
+    STORED_BEFORE,
+    ReplyRig,
+    reply_message,
+)
 from tests.service.consumer.test_consumer_takeover import come_back, lose
 from tests.service.consumer.test_planned_restart import ADDRESS, stop
+from tests.service.consumer.test_retry_path import RetryPathRig
 from tests.support.waits import until
+from tests.unit.producer.producer_rig import FakeTimer
 
 ORDERS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -106,3 +120,31 @@ def test_another_proxy_has_the_queue(rig: ReplyRig) -> None:
         again = rig.pull(count=1, clientId="c")
         assert settled(rig, again.offsets[0], again.result.messages[0].leaseId).outcome == STORED
     assert rig.bodies() == [b"out"]
+
+
+class RetriedReplyRig(RetryPathRig):
+    """With what sends replies."""
+
+    def replies(self) -> ReplySender:
+        self.sends = ProducerService(
+            self.backend, ProducerConfig(), self.metrics, self.clock, Random(3), timer=FakeTimer()
+        )
+        return self.sends.replies
+
+
+def test_a_message_on_the_retry_path_is_acknowledged_there() -> None:
+    rig = RetriedReplyRig()
+    rig.topic()
+    rig.takes_a_step()
+    rig.advance(11)
+    answer = rig.pull(clientId=b"c", count=1).result
+    (message,) = answer.messages
+    request = IDL.ReplyRequest(
+        context=answer.context, offset=message.offset, lease=message.leaseId, messages=[reply_message()]
+    )
+    for outcome in (STORED, STORED_BEFORE):
+        call = rig.call("reply", METHODS["reply"].args[0](request=request))
+        until(lambda: call.answered)  # noqa: B023
+        assert (call.result.code, call.result.outcome) == (0, outcome)
+    assert rig.retry_progress() == 1
+    assert rig.backend.topic("OUT") is not None
