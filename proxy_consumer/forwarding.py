@@ -5,6 +5,8 @@ of the backend) and sent on by the Thrift method `submit`, with our address in t
 call that carries it is never passed on again, so results cannot run in circles. Queues between two owners,
 and holders that do not answer, end in TryLaterError: the client sends its results again.
 
+An acknowledgement that carries messages goes the same way, by the method `reply` (`pass_on`).
+
 Queues that nobody holds may have been let go by a proxy that stopped as planned, with word of what clients
 have: whoever gets their results takes them up, as for a pull, and the results count when it holds them.
 """
@@ -22,7 +24,7 @@ from ddmq_common.names import RETRY_PREFIX, retry_topic
 from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.fetches.service import Fetches
 from proxy_consumer.groups.group import Group
-from proxy_consumer.peers import Peers
+from proxy_consumer.peers import PassedReply, Peers
 from proxy_consumer.runtime import Runtime
 
 HOLDERS_AGE_S = 1.0
@@ -75,6 +77,29 @@ class Forwarding:
             place: self._holders(place) for place in {_place(group, one.context) for group, one in taken}
         }
         when_all(found.values(), lambda: self._dispatch(taken, found, judge, done))
+
+    def pass_on(self, group: Group, context: Any, passed: PassedReply) -> None:
+        """An acknowledgement with messages goes to the proxy that holds its queue."""
+        place = _place(group, context)
+
+        def found(looked_up: Completion[_Holders]) -> None:
+            holders = {} if looked_up.error is not None else looked_up.value
+            address = holders.get(context.qid, "")
+            if address not in ("", self._runtime.address):
+                self._done.value += 1
+                self._peers.reply(address, passed)
+                return
+            self._known.pop(place, None)
+            if looked_up.error is None and not holders and not self._runtime.stopping:
+                self._take_up(group, context.topic)  # who asks again finds it here
+            self._between.value += 1
+            passed.done(TryLaterError(f"queue {_text(context.qid)} is between two owners"))
+
+        self._holders(place).then(found)
+
+    def moved(self) -> None:
+        """Whoever was taken for the holder of a queue is it no longer."""
+        self._known.clear()
 
     def _holders(self, place: tuple[str, bytes]) -> Completion[_Holders]:
         runtime = self._runtime

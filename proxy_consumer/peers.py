@@ -1,10 +1,13 @@
-"""Connections to other consumer proxies, for the results that are passed on to them.
+"""Connections to other consumer proxies, for the results that are passed on to them, and for acknowledgements
+that carry messages.
 
 One link per proxy: a queue of calls and a few connections, each worked by one greenlet that takes what
 waits, sends it as one `submit`, and reads the answer. Bounded in proxies, connections, calls waiting and
 time; a link that nobody used for a while closes. A call that cannot be made or is refused ends in
 TryLaterError, and with one that gets no answer those that wait behind it: each would wait as long, and so
 would the pull that brought it. Submits are idempotent, so the client may send again what was perhaps taken.
+An acknowledgement that carries messages (`reply`) goes alone, over a link of its own kind, with its caller's
+time.
 """
 
 from __future__ import annotations
@@ -38,6 +41,8 @@ PASSED_ON = (  # of each result
     "extendOffsets", "extendLeases", "returnOffsets", "returnLeases",
 )  # fmt: skip
 
+REPLY_BYTES_MAX = 1 << 20
+
 Done = Callable[[Exception | None], None]
 
 
@@ -46,27 +51,46 @@ class _Waiting(NamedTuple):
     done: Done
 
 
+class PassedReply:
+    """A ReplyRequest on its way to the proxy that holds the queue. `until`: monotonic seconds."""
+
+    def __init__(self, request: Any, until: float, done: Done) -> None:
+        self.results = (request,)
+        self.until = until
+        self.done = done
+        self.sent = False  # it may have been carried out
+        self.answer: Any = None  # a ReplyResponse, when `done` says of no error
+
+
 class Peers:
     """The links of one proxy."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._links: dict[str, PeerLink] = {}
+        self._links: dict[tuple[str, type[PeerLink]], PeerLink] = {}
         self._closed = False
 
     def submit(self, address: str, results: Sequence[Any], done: Done) -> None:
         """Pass `results` on; `done` runs later, from the hub, with what went wrong or None."""
+        self._put(address, PeerLink, _Waiting(results, done))
+
+    def reply(self, address: str, passed: PassedReply) -> None:
+        """Pass an acknowledgement with messages on."""
+        self._put(address, ReplyLink, passed)
+
+    def _put(self, address: str, kind: type[PeerLink], waiting: _Waiting | PassedReply) -> None:
         if self._closed:
-            done(DrainingError("this proxy is shutting down; send the results to another one"))
+            waiting.done(DrainingError("this proxy is shutting down; send the results to another one"))
             return
-        link = self._links.get(address)
+        link = self._links.get((address, kind))
         if link is None:
             self._links = {name: each for name, each in self._links.items() if not each.idle}
             if len(self._links) >= LINKS_MAX:
-                done(BoundReachedError(f"results are passed on to {LINKS_MAX} proxies; that is the bound"))
+                text = f"results are passed on over {LINKS_MAX} links; that is the bound"
+                waiting.done(BoundReachedError(text))
                 return
-            link = self._links[address] = PeerLink(self._runtime, address)
-        link.put(_Waiting(results, done))
+            link = self._links[address, kind] = kind(self._runtime, address)
+        link.put(waiting)
 
     def close(self) -> None:
         """End every link."""
@@ -81,7 +105,7 @@ class PeerLink:
     def __init__(self, runtime: Runtime, address: str) -> None:
         self._runtime = runtime
         self.address = address
-        self._calls: deque[_Waiting] = deque()
+        self._calls: deque[_Waiting | PassedReply] = deque()
         self._arrived = Event()
         self._workers: set[Any] = set()
         self._resting = 0  # workers that wait for a call
@@ -92,7 +116,7 @@ class PeerLink:
         """Nothing waits, nobody works."""
         return not self._calls and not self._workers
 
-    def put(self, waiting: _Waiting) -> None:
+    def put(self, waiting: _Waiting | PassedReply) -> None:
         """Take one call."""
         if len(self._calls) >= CALLS_MAX:
             waiting.done(BoundReachedError(f"{CALLS_MAX} results wait for {self.address}; that is the bound"))
@@ -113,7 +137,7 @@ class PeerLink:
 
     def _work(self) -> None:
         connection: socket.socket | None = None
-        batch: list[_Waiting] = []
+        batch: list[_Waiting | PassedReply] = []
         try:
             while self._wait():
                 batch = self._take()
@@ -155,7 +179,7 @@ class PeerLink:
         finally:
             self._resting -= 1
 
-    def _take(self) -> list[_Waiting]:
+    def _take(self) -> list[_Waiting | PassedReply]:
         batch = [self._calls.popleft()]
         count = len(batch[0].results)
         while self._calls and count + len(self._calls[0].results) <= ELEMENTS_MAX:
@@ -170,23 +194,15 @@ class PeerLink:
         made.settimeout(ANSWER_S)
         return made
 
-    def _call(self, connection: socket.socket, batch: Sequence[_Waiting]) -> None:
+    def _call(self, connection: socket.socket, batch: Sequence[_Waiting | PassedReply]) -> None:
         head = linked([result for waiting in batch for result in waiting.results], self._runtime.address)
-        with gevent.Timeout(ANSWER_S, OSError(f"no answer within {ANSWER_S:.0f} s")):
-            connection.sendall(encode_call(consumer, SERVICE, "submit", result=head))
-            frames = Frames(ANSWER_BYTES_MAX)
-            frame = None
-            while frame is None:
-                data = connection.recv(ANSWER_BYTES_MAX)
-                if not data:
-                    raise EOFError("the connection was closed")
-                frame = frames.feed(data)
-        answer = decode_reply(consumer, SERVICE, frame).result
+        frame = encode_call(consumer, SERVICE, "submit", result=head)
+        answer = exchanged(connection, frame, ANSWER_S, ANSWER_BYTES_MAX)
         if answer.error is not None:
             said = (answer.error.message or b"").decode("utf-8", "replace")
             raise TryLaterError(f"the proxy at {self.address} says: {said}")
 
-    def _finish(self, batch: Sequence[_Waiting], error: Exception | None) -> None:
+    def _finish(self, batch: Sequence[_Waiting | PassedReply], error: Exception | None) -> None:
         if error is not None and batch:
             self._failed.value += len(batch)
             if not isinstance(error, TryLaterError):
@@ -195,6 +211,40 @@ class PeerLink:
                 )
         for waiting in batch:
             waiting.done(error)
+
+
+class ReplyLink(PeerLink):
+    """The same for acknowledgements with messages, one a call."""
+
+    def _take(self) -> list[_Waiting | PassedReply]:
+        return [self._calls.popleft()]
+
+    def _call(self, connection: socket.socket, batch: Sequence[_Waiting | PassedReply]) -> None:
+        (passed,) = batch
+        assert isinstance(passed, PassedReply)
+        left_s = passed.until - self._runtime.now()
+        if left_s <= 0:
+            raise TryLaterError("its time was up before it was passed on")
+        (request,) = passed.results
+        request.timeout, request.forwardedBy = max(1, int(left_s * 900)), self._runtime.address
+        connection.settimeout(left_s)
+        frame = encode_call(consumer, SERVICE, "reply", request=request)
+        passed.sent = True
+        passed.answer = exchanged(connection, frame, left_s, REPLY_BYTES_MAX).success
+
+
+def exchanged(connection: socket.socket, frame: bytes, seconds: float, bytes_max: int) -> Any:
+    """The result struct that answers a call."""
+    with gevent.Timeout(seconds, OSError(f"no answer within {seconds:.1f} s")):
+        connection.sendall(frame)
+        frames = Frames(bytes_max)
+        found = None
+        while found is None:
+            data = connection.recv(ANSWER_BYTES_MAX)
+            if not data:
+                raise EOFError("the connection was closed")
+            found = frames.feed(data)
+    return decode_reply(consumer, SERVICE, found).result
 
 
 def linked(results: Sequence[Any], forwarded_by: str) -> Any:

@@ -26,6 +26,7 @@ from proxy_consumer.core.replying import Ack, AckTaking, Replied, reply_id
 from proxy_consumer.forwarding import Forwarding
 from proxy_consumer.groups.consistency import CLIENT_ID_BYTES_MAX
 from proxy_consumer.groups.group import Group
+from proxy_consumer.peers import PassedReply
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.held_queue import HeldQueue
 
@@ -72,7 +73,7 @@ class ReplyHandling:
             return
         held = None if group is None else group.held.get((request.context.topic, request.context.qid))
         if group is None or held is None:
-            self._not_held(answer, group, request.context)
+            self._not_held(answer, group, request)
             return
         ack = (held.state.queue, request.offset, request.lease)
         taking = replying.take_up(held.state.jobs, request.offset, request.lease)
@@ -121,13 +122,35 @@ class ReplyHandling:
             return None
         return Code.BUSY, f"the queue is between two owners; {MOVES}"
 
-    def _not_held(self, answer: AnswerOnce, group: Group | None, context: Any) -> None:
-        if group is not None and self._forwarding.exists(group, context):
+    def _not_held(self, answer: AnswerOnce, group: Group | None, request: Any) -> None:
+        """Another proxy may hold the queue: it is passed on, once."""
+        context = request.context
+        if group is None or not self._forwarding.exists(group, context):
+            what = "the context names no queue of the group"
+            answer.refuse(Code.ILLEGAL_MESSAGE, f"{what}; allowed: a message's")
+            return
+        if request.forwardedBy is not None or not self._forwarding.takes(group, context):
             answer.refuse(Code.BUSY, f"this proxy does not hold the queue; {MOVES}")
-        else:
-            answer.refuse(
-                Code.ILLEGAL_MESSAGE, "the context names no queue of the group; allowed: a message's"
-            )
+            return
+
+        def done(error: Exception | None) -> None:
+            if error is None and passed.answer is not None:
+                if passed.answer.code == Code.BUSY:
+                    self._forwarding.moved()
+                answer.relay(passed.answer)
+                return
+            self._forwarding.moved()
+            code = Code.TIMED_OUT if passed.sent else Code.BUSY
+            answer.refuse(code, f"{error}; {MOVES}")
+
+        passed = PassedReply(request, self.until(answer.call), done)
+        self._forwarding.pass_on(group, context, passed)
+
+    def until(self, call: Call) -> float:
+        """How long a caller waits, monotonic seconds."""
+        asked_ms, cap_ms = call.args.request.timeout, self.runtime.config.commit_timeout_ms
+        timeout_ms = asked_ms if asked_ms and 0 < asked_ms < cap_ms else cap_ms
+        return call.received_at + timeout_ms / 1000
 
     # --- one that may have been answered before
 
@@ -202,6 +225,12 @@ class AnswerOnce:
         response = IDL.ReplyResponse(code=int(code), msg=text, outcome=int(outcome), results=results)
         self._give(_OUTCOMES[outcome], response)
 
+    def relay(self, response: Any) -> None:
+        """What another proxy says, which has counted it."""
+        if not self._told:
+            self._told = True
+            self.call.reply(response)
+
     def _give(self, kind: str, response: Any) -> None:
         if not self._told:
             self._told = True
@@ -230,9 +259,7 @@ class PendingAck:
         runtime.open_commits += 1
         group, request = self._held.subscription.group_name, call.args.request
         id_of = partial(reply_id, group, self._ack)
-        cap_ms = runtime.config.commit_timeout_ms
-        timeout_ms = request.timeout if request.timeout and 0 < request.timeout < cap_ms else cap_ms
-        sender.begin(call, request, id_of, call.received_at + timeout_ms / 1000, self)
+        sender.begin(call, request, id_of, self._replies.until(call), self)
 
     # --- ReplyKeeper
 

@@ -124,6 +124,8 @@ struct ReplyRequest {
     5: optional string clientId
     /* ms; absent or <= 0: the proxy's cap of 10 s */
     6: optional i64 timeout
+    /* set by a proxy that passes a client's call on; such a call is never passed on again */
+    7: optional string forwardedBy
 }
 
 /* Fields as those of a producer's Result. */

@@ -1,0 +1,120 @@
+"""Two proxies over one engine: acknowledgements with messages that reach the one that does not hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from backend.completion import succeeded
+from ddmq_common.clock import SystemClock
+from ddmq_common.metrics.registry import Registry
+from ddmq_rpc.server import RpcServer
+from ddmq_rpc.traffic import RpcLimits
+from tests.service.consumer.consumer_rig import IDL, METHODS, ConsumerRig, FakeCall
+from tests.service.consumer.reply_rig import LEASE_OVER, STORED, STORED_BEFORE, ReplyRig, reply_message
+from tests.support.waits import until
+
+
+class OtherRig(ReplyRig):
+    """Another proxy over the engine of a first one."""
+
+    def __init__(self, first: ReplyRig) -> None:
+        self.sends_config, self._starts = first.sends_config, 100
+        ConsumerRig.__init__(self, backend=first.backend)
+
+
+class TwoProxies:
+    """`here` holds the queue and listens; `there` is asked."""
+
+    def __init__(self) -> None:
+        self.here = ReplyRig()
+        service = self.here.service.service()
+        self.server = RpcServer(service, "127.0.0.1", 0, RpcLimits(), Registry(), SystemClock())
+        self.server.start()
+        self.address = f"127.0.0.1:{self.server.address[1]}"
+        self.here.service.advertise(self.address)
+        self.there = OtherRig(self.here)
+        self.there.clock = self.here.clock
+        self.there.start()
+        self.there.service.advertise("127.0.0.1:1")
+        self.held_by(self.address)
+        (self.offset,), self.lease = self.here.have()
+
+    def held_by(self, *addresses: str) -> None:
+        holders = {self.here.ref(): address for address in addresses}
+        self.here.backend.holders = lambda *_: succeeded(holders)  # type: ignore[method-assign]
+
+    def ask(self, rig: ConsumerRig, lease: int, *messages: Any, **fields: Any) -> Any:
+        context = IDL.Context(groupId=b"G", topic=b"T", qid=b"R_default_a_0")
+        given = list(messages or (reply_message(),))
+        request = IDL.ReplyRequest(context=context, offset=self.offset, lease=lease, messages=given, **fields)
+        call = FakeCall("reply", METHODS["reply"].args[0](request=request))
+        call.received_at = rig.clock.monotonic()
+        rig.handlers["reply"](call)
+        until(lambda: call.answered)
+        return call.result
+
+    def close(self) -> None:
+        self.there.wait(self.there.service.drain(0.0))
+        self.server.close()
+        self.here.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[TwoProxies]:
+    made = TwoProxies()
+    yield made
+    made.close()
+
+
+def test_it_reaches_the_holder_and_its_answer_the_caller(pair: TwoProxies) -> None:
+    told = pair.ask(pair.there, pair.lease, reply_message(body=b"a"), reply_message(body=b"b"), timeout=5_000)
+    assert (told.code, told.outcome, len(told.results)) == (0, STORED, 2)
+    assert pair.here.bodies() == [b"a", b"b"]
+    assert pair.here.finished() == [pair.offset]
+    again = pair.ask(pair.there, pair.lease)
+    assert (again.code, again.outcome) == (0, STORED_BEFORE)
+    assert pair.there.counted("ddmq_results_forwarded_total", outcome="forwarded") == 2
+    assert pair.here.counted("ddmq_replies_total", group="G", outcome="stored") == 1
+    assert pair.there.counted("ddmq_replies_total", group="G") == 0
+
+
+def test_refusals_come_back_whole(pair: TwoProxies) -> None:
+    told = pair.ask(pair.there, pair.lease, reply_message("no/name"))
+    assert (told.code, told.outcome) == (11, None)
+    assert b"no/name" in told.msg
+    assert pair.ask(pair.there, pair.lease + 1).outcome == LEASE_OVER
+    assert pair.here.bodies() == []
+
+
+def test_nobody_passes_it_on_twice(pair: TwoProxies) -> None:
+    told = pair.ask(pair.there, pair.lease, forwardedBy=b"127.0.0.1:2")
+    assert (told.code, told.outcome) == (15, None)
+
+
+def test_between_two_owners(pair: TwoProxies) -> None:
+    pair.held_by()
+    assert pair.ask(pair.there, pair.lease).code == 15
+    pair.held_by("127.0.0.1:1")
+    assert pair.ask(pair.there, pair.lease).code == 15
+
+
+def test_a_holder_that_cannot_be_reached(pair: TwoProxies) -> None:
+    pair.held_by("127.0.0.1:9")
+    told = pair.ask(pair.there, pair.lease)
+    assert (told.code, told.outcome) == (15, None)
+    assert b"cannot be reached" in told.msg
+    pair.held_by(pair.address)
+    assert pair.ask(pair.there, pair.lease).outcome == STORED
+
+
+def test_a_holder_that_says_nothing_may_have_done_it(pair: TwoProxies) -> None:
+    pair.here.backend.hold()
+    told = pair.ask(pair.there, pair.lease, timeout=200)
+    assert (told.code, told.outcome) == (12, None)
+    pair.here.backend.release_held()
+    until(lambda: pair.here.finished() == [pair.offset])
+    assert pair.ask(pair.there, pair.lease).outcome == STORED_BEFORE
+    assert pair.here.bodies() == [b"out"]
