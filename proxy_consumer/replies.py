@@ -22,7 +22,7 @@ from ddmq_common.names import DELAY_TOPIC, SCHEDULE_TOPIC
 from ddmq_rpc.api import Call
 from proxy_consumer.answers import IDL
 from proxy_consumer.core import replying
-from proxy_consumer.core.replying import Ack, AckTaking, Replied, reply_id
+from proxy_consumer.core.replying import Ack, AckTaking, KnownReply, Replied, reply_id
 from proxy_consumer.forwarding import Forwarding
 from proxy_consumer.groups.consistency import CLIENT_ID_BYTES_MAX
 from proxy_consumer.groups.group import Group
@@ -75,7 +75,11 @@ class ReplyHandling:
         if group is None or held is None:
             self._not_held(answer, group, request)
             return
-        ack = (held.state.queue, request.offset, request.lease)
+        ack = Ack(group.name, held.state.queue, request.offset, request.lease)
+        known = self.replied.of(ack)
+        if known is not None and known.lease_id == request.lease:
+            answer.tell(Code.OK, OK_TEXT, ReplyOutcome.STORED_BEFORE, known.results)
+            return
         taking = replying.take_up(held.state.jobs, request.offset, request.lease)
         if taking is AckTaking.TAKEN_UP:
             PendingAck(self, answer, held, ack).begin()
@@ -86,7 +90,7 @@ class ReplyHandling:
             text = f"the lease {request.lease} of offset {request.offset} is over; nothing is stored"
             answer.tell(Code.ILLEGAL_MESSAGE, text, ReplyOutcome.LEASE_OVER)
         else:
-            self._finished(answer, group.name, ack)
+            self._finished(answer, ack, known)
 
     def _fault(self, request: Any) -> tuple[Code, str] | None:
         """What is wrong with a request, or forbids it here."""
@@ -154,13 +158,11 @@ class ReplyHandling:
 
     # --- one that may have been answered before
 
-    def _finished(self, answer: AnswerOnce, group: str, ack: Ack) -> None:
-        known = self.replied.of(ack)
-        if known is not None and known.lease_id == ack[2]:
-            answer.tell(Code.OK, OK_TEXT, ReplyOutcome.STORED_BEFORE, known.results)
-            return
+    def _finished(self, answer: AnswerOnce, ack: Ack, known: KnownReply | None) -> None:
         if known is not None:
-            text = f"the lease {ack[2]} is over, and the message finished under another; nothing is stored"
+            text = (
+                f"the lease {ack.lease_id} is over, and the message finished under another; nothing is stored"
+            )
             answer.tell(Code.ILLEGAL_MESSAGE, text, ReplyOutcome.LEASE_OVER)
             return
         if self._looks >= LOOKS_MAX:
@@ -170,7 +172,7 @@ class ReplyHandling:
         first = answer.call.args.request.messages[0].topic or b""
         topics = (first.decode("utf-8", "replace"), SCHEDULE_TOPIC, DELAY_TOPIC) if can.find_by_key else ()
         self._looks += 1
-        self._look(answer, reply_id(group, ack, 0), list(topics))
+        self._look(answer, reply_id(ack, 0), list(topics))
 
     def _look(self, answer: AnswerOnce, message_id: bytes, topics: list[str]) -> None:
         """Its first reply may be in one of these."""
@@ -250,16 +252,15 @@ class PendingAck:
 
     @property
     def _offset(self) -> int:
-        return self._ack[1]
+        return self._ack.offset
 
     def begin(self) -> None:
         """The message is taken up."""
         runtime, call, sender = self._runtime, self._answer.call, self._replies.sender
         assert sender is not None
         runtime.open_commits += 1
-        group, request = self._held.subscription.group_name, call.args.request
-        id_of = partial(reply_id, group, self._ack)
-        sender.begin(call, request, id_of, self._replies.until(call), self)
+        id_of = partial(reply_id, self._ack)
+        sender.begin(call, call.args.request, id_of, self._replies.until(call), self)
 
     # --- ReplyKeeper
 
@@ -268,7 +269,7 @@ class PendingAck:
         held, runtime = self._held, self._runtime
         if not held.subscription.holds(held.state):
             raise TryLaterError(f"the queue is not this proxy's any more; {MOVES}")
-        delta = held.state.jobs.finish_of(held.subscription.group_name, self._offset)
+        delta = held.state.jobs.finish_of(self._ack.group, self._offset)
         batch = CommitBatch(records=records, progress=(delta,))
         runtime.backend.commit(batch, runtime.commit_deadline(), into=into)
 

@@ -66,7 +66,13 @@ def put_down(jobs: QueueJobs, offset: int) -> None:
         jobs.leases.add(offset, offset + 1, held.size, held.lease)
 
 
-Ack = tuple[QueueRef, int, int]  # queue, offset, lease id
+class Ack(NamedTuple):
+    """Which acknowledgement it is: of which message, by whom."""
+
+    group: str
+    queue: QueueRef
+    offset: int
+    lease_id: int
 
 
 class KnownReply(NamedTuple):
@@ -83,24 +89,22 @@ class Replied:
         self._count_max = count_max
         self._results_max = results_max
         self._results = 0
-        self._known: OrderedDict[tuple[QueueRef, int], KnownReply] = OrderedDict()
+        self._known: OrderedDict[tuple[str, QueueRef, int], KnownReply] = OrderedDict()
 
     def note(self, ack: Ack, results: Sequence[Any]) -> None:
         """It was stored."""
-        queue, offset, lease_id = ack
-        before = self._known.pop((queue, offset), None)
-        self._known[queue, offset] = KnownReply(lease_id, results)
+        before = self._known.pop(ack[:3], None)
+        self._known[ack[:3]] = KnownReply(ack.lease_id, results)
         self._results += len(results) - (0 if before is None else len(before.results))
         while len(self._known) > self._count_max or self._results > self._results_max:
             self._results -= len(self._known.popitem(last=False)[1].results)
 
     def of(self, ack: Ack) -> KnownReply | None:
         """None: not known here (any more)."""
-        return self._known.get(ack[:2])
+        return self._known.get(ack[:3])
 
 
-def reply_id(group: str, ack: Ack, place: int) -> bytes:
+def reply_id(ack: Ack, place: int) -> bytes:
     """The message id of the reply at `place`: the same each time, and no other acknowledgement's."""
-    queue, offset, lease_id = ack
-    name = "\0".join(map(str, (group, *queue, offset, lease_id, place)))
+    name = "\0".join(map(str, (ack.group, *ack.queue, ack.offset, ack.lease_id, place)))
     return blake2b(name.encode(), digest_size=ID_BYTES, person=b"reply").digest()

@@ -20,6 +20,7 @@ from tests.service.consumer.reply_rig import (
     ReplyRig,
     reply_message,
 )
+from tests.service.consumer.test_consumer_reset import reset
 from tests.service.consumer.test_consumer_takeover import come_back, lose
 from tests.service.consumer.test_planned_restart import ADDRESS, stop
 from tests.service.consumer.test_retry_path import RetryPathRig
@@ -103,6 +104,34 @@ def test_what_is_being_committed_when_the_writer_is_lost(rig: ReplyRig) -> None:
         assert (told.code, told.outcome in (STORED, STORED_BEFORE)) == (0, True), told
         assert rig.bodies() == [b"out"] * len(rig.finished())
         assert offset in rig.finished()
+
+
+def test_offsets_that_are_reset(rig: ReplyRig) -> None:
+    """A lease of before says nothing any more; what was stored before stays told."""
+    (offset,), lease = rig.have()
+    reset(rig, "first")
+    rig.advance(0.1)
+    told = settled(rig, offset, lease)
+    assert (told.code, told.outcome, rig.bodies()) == (11, LEASE_OVER, [])
+    again = rig.pull(count=1, clientId="c")
+    assert again.offsets == [offset]
+    new = again.result.messages[0].leaseId
+    assert rig.reply(offset, new).outcome == STORED
+    reset(rig, "first")
+    rig.advance(0.1)
+    assert settled(rig, offset, new).outcome == STORED_BEFORE
+    assert rig.pull(count=1, clientId="c").offsets == [offset], "as the reset says"
+
+
+def test_two_groups_have_the_same_message() -> None:
+    rig = ReplyRig()
+    rig.subscribe("H")
+    (offset,), first = rig.have()
+    second = rig.pull(group=b"H", clientId="c").result.messages[0].leaseId
+    context = IDL.Context(groupId=b"H", topic=b"T", qid=b"R_default_a_0")
+    for _ in range(2):
+        assert rig.reply(offset, first).code == rig.reply(offset, second, context=context).code == 0
+    assert rig.bodies() == [b"out", b"out"]
 
 
 def test_another_proxy_has_the_queue(rig: ReplyRig) -> None:

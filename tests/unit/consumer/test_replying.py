@@ -7,10 +7,11 @@ from proxy_consumer.core import replying
 from proxy_consumer.core.jobs import RetryPolicy
 from proxy_consumer.core.leases import Lease
 from proxy_consumer.core.queue_jobs import QueueJobs
-from proxy_consumer.core.replying import AckTaking, KnownReply, Replied, reply_id
+from proxy_consumer.core.replying import Ack, AckTaking, KnownReply, Replied, reply_id
 from proxy_consumer.core.tally import Budget, Tally
 
 QUEUE = QueueRef("T", 3, 1)
+ACK = Ack("G", QUEUE, 5, 7)
 
 
 def jobs() -> QueueJobs:
@@ -21,34 +22,45 @@ def jobs() -> QueueJobs:
 
 def test_ids_are_the_same_each_time_and_no_others() -> None:
     others = QueueRef("T", 4, 1), QueueRef("U", 3, 1), QueueRef("T", 3, 2)
-    acks = [("G", (QUEUE, 5, 7)), ("H", (QUEUE, 5, 7)), ("G", (QUEUE, 6, 7)), ("G", (QUEUE, 5, 8))]
-    acks += [("G", (queue, 5, 7)) for queue in others]
-    ids = [reply_id(group, ack, place) for group, ack in acks for place in range(3)]
+    acks = [ACK, ACK._replace(group="H"), ACK._replace(offset=6), ACK._replace(lease_id=8)]
+    acks += [ACK._replace(queue=queue) for queue in others]
+    ids = [reply_id(ack, place) for ack in acks for place in range(3)]
     assert len(set(ids)) == len(ids)
     assert {len(one) for one in ids} == {16}
-    assert reply_id("G", (QUEUE, 5, 7), 0) == ids[0]
+    assert reply_id(ACK, 0) == ids[0]
 
 
 def test_the_newest_are_remembered() -> None:
     replied = Replied(count_max=2)
     for offset in range(3):
-        replied.note((QUEUE, offset, 7), [offset])
-    assert replied.of((QUEUE, 0, 7)) is None
-    assert replied.of((QUEUE, 2, 9)) == KnownReply(7, [2]), "under which lease it was"
-    replied.note((QUEUE, 2, 9), ["again"])
-    assert replied.of((QUEUE, 2, 9)) == KnownReply(9, ["again"])
-    assert replied.of((QUEUE, 1, 7)) == KnownReply(7, [1])
+        replied.note(Ack("G", QUEUE, offset, 7), [offset])
+    assert replied.of(Ack("G", QUEUE, 0, 7)) is None
+    assert replied.of(Ack("G", QUEUE, 2, 9)) == KnownReply(7, [2]), "under which lease it was"
+    replied.note(Ack("G", QUEUE, 2, 9), ["again"])
+    assert replied.of(Ack("G", QUEUE, 2, 9)) == KnownReply(9, ["again"])
+    assert replied.of(Ack("G", QUEUE, 1, 7)) == KnownReply(7, [1])
+    assert replied.of(Ack("H", QUEUE, 1, 7)) is None, "another group's"
 
 
 def test_their_results_are_bounded_together() -> None:
     replied = Replied(results_max=10)
     for offset in range(4):
-        replied.note((QUEUE, offset, 7), ["x"] * 4)
-    assert [replied.of((QUEUE, offset, 7)) is not None for offset in range(4)] == [False, False, True, True]
-    replied.note((QUEUE, 3, 8), ["x"] * 6)
-    assert [replied.of((QUEUE, offset, 7)) is not None for offset in range(4)] == [False, False, True, True]
-    replied.note((QUEUE, 5, 8), ["x"] * 11)
-    assert [replied.of((QUEUE, offset, 7)) for offset in range(6)] == [None] * 6, (
+        replied.note(Ack("G", QUEUE, offset, 7), ["x"] * 4)
+    assert [replied.of(Ack("G", QUEUE, offset, 7)) is not None for offset in range(4)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    replied.note(Ack("G", QUEUE, 3, 8), ["x"] * 6)
+    assert [replied.of(Ack("G", QUEUE, offset, 7)) is not None for offset in range(4)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    replied.note(Ack("G", QUEUE, 5, 8), ["x"] * 11)
+    assert [replied.of(Ack("G", QUEUE, offset, 7)) for offset in range(6)] == [None] * 6, (
         "it is found where it stands"
     )
 
