@@ -6,7 +6,8 @@ A producer proxy and two consumer proxies are processes over one directory; one 
 over when it is killed. Two processes of consumers (reply_load.py) turn jobs into parts and parts into ends,
 with acknowledgements that carry messages; by half of the seeds with an order key. Each round kills one or
 several of the five; with `--stops` now and then a consumer proxy stands still (SIGSTOP) until others have its
-queues, and goes on. At the end every job that is stored must be in the topics that follow exactly once and
+queues, and goes on. `--kafka` asks it of Kafka, which knows no keys of jobs: one whose send brought no answer
+may be there or not. At the end every job that is stored must be in the topics that follow exactly once and
 whole: all parts of it by one handling, each part's end once, and in order by key where that was asked for.
 Prints the seed and the command that runs the same again; the exit code is 1 when a promise was broken.
 """
@@ -23,16 +24,17 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
-from ddmq_client import Producer, SendError
+from ddmq_client import Producer, SendError, UnknownOutcomeError
 from ddmq_client.ranges import RangeReader
 from tests.crash.kill_nine import scratch
 from tests.crash.once_run import configuration
 from tests.crash.reply_load import ENDS, FIRST, JOBS, PARTS, SECOND, SIDES, Piece, pieces_of
 from tests.scenarios.real_server import NotReady, RealServer, write_config
+from tests.support.installations import Installation, installed
 from tests.support.waits import until
 
 COMMANDS = ("producer", "consumer", "consumer")
@@ -42,17 +44,26 @@ KEYS = 12
 QUEUES = 3
 AHEAD_MAX = 400  # jobs that are sent and not through
 END_S = 240.0
+QUIET_S = 1.0
 STOPPED_S = 12.0  # others have its queues after 10
 SHOWN_MAX = 20
 Places = Mapping[int, Sequence[Piece]]  # by queue, in order
 
 
 def broken_rules(
-    jobs: Iterable[str], parts: Places, sides: Places, ends: Places, *, ordered: bool
+    jobs: Iterable[str],
+    parts: Places,
+    sides: Places,
+    ends: Places,
+    *,
+    ordered: bool,
+    unsure: Iterable[str] = (),
 ) -> list[str]:
-    """What does not agree. `jobs`: those that are stored, each once; the others: what is in the topics."""
+    """What does not agree. `jobs`: those that are stored, each once; `unsure`: those that may be; the others:
+    what is in the topics."""
     broken: list[str] = []
-    wanted = set(jobs)
+    sides_of = {piece.job for queue in sides.values() for piece in queue}
+    wanted = set(jobs) | sides_of.intersection(unsure)
     for name, places in (("parts", parts), ("sides", sides), ("ends", ends)):
         found: dict[str, list[Piece]] = {}
         for piece in (piece for queue in places.values() for piece in queue):
@@ -61,7 +72,7 @@ def broken_rules(
         for job in wanted:
             broken += _of_job(name, job, found.get(job, []))
         if ordered:
-            broken += _out_of_order(name, places)
+            broken += _out_of_order(name, places, set(unsure))
     tokens = {piece.job: piece.token for queue in parts.values() for piece in queue}
     others = [piece for queue in sides.values() for piece in queue if tokens.get(piece.job) != piece.token]
     broken += [f"the parts and the side of {piece.job} are of two handlings" for piece in others]
@@ -78,9 +89,10 @@ def _of_job(name: str, job: str, pieces: Sequence[Piece]) -> list[str]:
     return []
 
 
-def _out_of_order(name: str, places: Places) -> list[str]:
+def _out_of_order(name: str, places: Places, unsure: Container[str]) -> list[str]:
+    """Of those whose place in their own topic is known."""
     broken, last = [], dict[str, tuple[int, int]]()
-    for piece in (piece for queue in places.values() for piece in queue):
+    for piece in (piece for queue in places.values() for piece in queue if piece.job not in unsure):
         key, _, number = piece.job.partition("/")
         at = (int(number), piece.index)
         if at <= last.get(key, (-1, -1)):
@@ -90,16 +102,19 @@ def _out_of_order(name: str, places: Places) -> list[str]:
 
 
 class Feeder(threading.Thread):
-    """Sends jobs, one key's in the order of their numbers; each is sent until it is answered for."""
+    """Sends jobs, one key's in the order of their numbers; each is sent until it is answered for, where it is
+    known again (`once`)."""
 
-    def __init__(self, seed: int, jobs: int, ports: Callable[[], list[int]]) -> None:
+    def __init__(self, seed: int, jobs: int, ports: Callable[[], list[int]], once: bool) -> None:
         super().__init__(name="feeder", daemon=True)
         self.sent: list[str] = []
+        self.unsure: list[str] = []
         self.through = 0  # how many the run has seen in the end
         self.failure: BaseException | None = None
         self.stopping = threading.Event()
         self._jobs = jobs
         self._ports = ports
+        self._once = once
         self._random = Random(f"{seed}/feeder")
 
     def run(self) -> None:
@@ -118,7 +133,11 @@ class Feeder(threading.Thread):
     def _send(self, producer: Producer, job: str) -> bool:
         key = job.partition("/")[0]
         try:
-            producer.send(JOBS, job, key=key, shard_key=key, idempotency_key=job)
+            producer.send(JOBS, job, key=key, shard_key=key, idempotency_key=job if self._once else None)
+        except UnknownOutcomeError:
+            if not self._once:
+                self.unsure.append(job)
+            return not self._once
         except SendError:
             return False
         self.sent.append(job)
@@ -129,7 +148,13 @@ class ReplyRun:
     """One run."""
 
     def __init__(
-        self, folder: Path, seed: int, jobs: int, say: Callable[[str], None], stops: bool = False
+        self,
+        folder: Path,
+        seed: int,
+        jobs: int,
+        say: Callable[[str], None],
+        installation: Installation,
+        stops: bool,
     ) -> None:
         self._folder = folder
         self._stops = stops
@@ -141,12 +166,21 @@ class ReplyRun:
         lease_ms = Random(f"{seed}/lease").choice([500, 2_000])
         retries = {"retry_intervals_ms": [20, -1], "max_timeout_redeliveries": -1, "start": "first"}
         write_config(folder / "conf", proxy_consumer={"defaults": {"ack_timeout_ms": lease_ms, **retries}})
-        self._servers = [RealServer(folder, config, command=command) for command in COMMANDS]
+        kafka = installation.engine == "kafka"
+        self._servers = [
+            RealServer(
+                folder / f"server-{number}" if kafka else folder,
+                config,
+                command=command,
+                installation=installation,
+            )
+            for number, command in enumerate(COMMANDS)
+        ]
         self._loads: dict[str, subprocess.Popen[bytes]] = {}
         self._kills: Counter[str] = Counter()
         self._at: dict[tuple[str, int], int] = {}
         self._found: dict[str, dict[int, list[Piece]]] = {name: {} for name in (PARTS, SIDES, ENDS)}
-        self._feeder = Feeder(seed, jobs, self._producers)
+        self._feeder = Feeder(seed, jobs, self._producers, once=not kafka)
         self._jobs = jobs
 
     def run(self) -> list[str]:
@@ -162,7 +196,8 @@ class ReplyRun:
                 self._round()
             self._settle()
             found = (self._found[name] for name in (PARTS, SIDES, ENDS))
-            return broken_rules(self._feeder.sent, *found, ordered=self.ordered)
+            sent, unsure = self._feeder.sent, self._feeder.unsure
+            return broken_rules(sent, *found, ordered=self.ordered, unsure=unsure)
         finally:
             self._feeder.stopping.set()
             for load in self._loads.values():
@@ -227,13 +262,18 @@ class ReplyRun:
         """Everything goes through; the consumers stop as they should; what is there then is all."""
         if self._feeder.failure is not None:
             raise AssertionError(f"the feeder broke: {self._feeder.failure!r}")
-        wanted = sum(map(pieces_of, self._feeder.sent))
+        before: list[dict[str, int]] = [{}]
 
         def through() -> bool:
+            """All of them, and nothing came of late."""
             self._look()
-            return sum(map(len, self._found[ENDS].values())) >= wanted
+            begun = {piece.job for queue in self._found[SIDES].values() for piece in queue}
+            wanted = sum(map(pieces_of, begun.union(self._feeder.sent)))
+            before.append(self._counts())
+            time.sleep(QUIET_S)
+            return before[-1][ENDS] >= wanted and before[-1] == before[-2]
 
-        until(through, lambda: f"{wanted} ends; {self._counts()}", END_S)
+        until(through, lambda: f"of {len(self._feeder.sent)} jobs {self._counts()}", END_S)
         for load in self._loads.values():
             load.communicate(timeout=60)
         self._look()
@@ -263,16 +303,23 @@ class ReplyRun:
 
 
 def run(
-    folder: Path, seed: int, jobs: int, say: Callable[[str], None] = print, *, stops: bool = False
+    folder: Path,
+    seed: int,
+    jobs: int,
+    say: Callable[[str], None] = print,
+    *,
+    stops: bool = False,
+    engine: str = "file_log",
 ) -> int:
     """The number of broken promises; what was seen is said."""
-    options = f"--seed {seed} --jobs {jobs}" + " --stops" * stops
+    options = f"--seed {seed} --jobs {jobs}" + " --stops" * stops + " --kafka" * (engine == "kafka")
     say(f"seed {seed}; the same again: python -m tests.crash.reply_run {options}")
-    one = ReplyRun(folder, seed, jobs, say, stops)
-    try:
-        broken = one.run()
-    except (NotReady, AssertionError) as error:
-        broken = [f"the run broke off: {error}"]
+    with installed(engine) as made:
+        one = ReplyRun(folder, seed, jobs, say, made, stops)
+        try:
+            broken = one.run()
+        except (NotReady, AssertionError) as error:
+            broken = [f"the run broke off: {error}"]
     one.report("end")
     for text in broken[:SHOWN_MAX]:
         say(f"BROKEN: {text}")
@@ -285,11 +332,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--stops", action="store_true", help="proxies stand still, too")
+    parser.add_argument("--kafka", action="store_true", help="on a Kafka broker, not on the file log")
     parser.add_argument("--dir", type=Path, help="where the data lies (default: the temporary folder)")
     given = parser.parse_args()
     logging.getLogger("ddmq_client").setLevel(logging.CRITICAL)
     with scratch(given.dir) as folder:
-        if run(folder, given.seed, given.jobs, stops=given.stops):
+        engine = "kafka" if given.kafka else "file_log"
+        if run(folder, given.seed, given.jobs, stops=given.stops, engine=engine):
             print(f"kept for inspection: {folder}")
             sys.exit(1)
     return 0
