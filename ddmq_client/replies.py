@@ -25,7 +25,7 @@ from ddmq_client.idl.codes import FRAME_BYTES_MAX, Code
 from ddmq_client.outgoing import OutgoingMessage, SendResult, ShardKey, with_level
 from ddmq_client.wire.replying import encode_reply
 
-MESSAGES_MAX = 4_096
+MESSAGES_MAX = 4_096  # the most that a proxy may be set to; 1,000 by default
 ROOM_BYTES = 1_024  # of a frame, for what stands around the messages
 _place = placer("hash")
 

@@ -20,9 +20,9 @@ from ddmq_common.errors import DdmqError
 from ddmq_common.names import DELAY_TOPIC, SCHEDULE_TOPIC
 from ddmq_rpc.api import Call
 from proxy_producer import wire
-from proxy_producer.admission import Admission
+from proxy_producer.admission import DRAINING, Admission
 from proxy_producer.batches import worst
-from proxy_producer.config import ProducerConfig
+from proxy_producer.config import ProducerConfig, TransactionLimits
 from proxy_producer.core.delay_requests import schedule_id
 from proxy_producer.core.identity import KEY_PROPERTY
 from proxy_producer.core.refusals import SendRefusal, illegal, refusal, refusal_of
@@ -97,33 +97,56 @@ class ReplySends:
         self, request: Any, id_of: IdOf, frame_bytes: int
     ) -> SendRefusal | tuple[list[BatchMember], dict[int, SendRequest]]:
         """The messages, and by place what those asked for that wait; or the first fault."""
-        config, born_ms, count = self._config, self._wall_ms(), len(request.messages)
-        size = sum([len(message.body or b"") for message in request.messages])
-        if count > config.batch_messages_max or size > config.batch_bytes_max:
-            what = f"the acknowledgement has {count} messages with {size} bytes"
-            allowed = f"at most {config.batch_messages_max} messages and {config.batch_bytes_max} bytes"
-            return illegal("reply_long", what, f"allowed: {allowed}")
-        fault = self.flow.bound_fault(frame_bytes)
+        limits, born_ms, count = self._config.transactions, self._wall_ms(), len(request.messages)
+        if count > limits.messages_max:
+            return _long(f"{count} messages", limits)
+        fault = DRAINING if self.flow.draining else self.flow.bound_fault(frame_bytes)
         if fault is not None:
             return fault
         members: list[BatchMember] = []
         asked: dict[int, SendRequest] = {}
+        admission, size = self._admission, 0
         for place, message in enumerate(request.messages):
-            sent = _request_of(message, born_ms)
-            sent.due_times = bool(message.dueTimes)
-            fault = _key_fault(sent) or self._admission.fault(sent)
-            if fault is not None:
-                return fault if count == 1 else worst({place: fault}, count, 0)
-            if sent.level or sent.command is not None:
+            found: NewRecord | SendRefusal | None = _key_fault(message.properties)
+            topic, sent = None if message.dueTimes else admission.known.get(message.topic), None
+            if found is None and topic is not None:
+                found = admission.usual(UsualReply(message), topic, born_ms)
+            if found is None:
+                sent = _request_of(message, born_ms)
+                found = admission.fault(sent) or sent.record(b"")
+            if isinstance(found, SendRefusal):
+                return found if count == 1 else worst({place: found}, count, 0)
+            if sent is not None and (sent.level or sent.command is not None):
                 asked[place] = sent
-            record = sent.record(id_of(place))
-            members.append(BatchMember(place, record, len(sent.body), *sent.place, sent.chronos))
+            found.message_id = id_of(place)
+            size += len(found.delivery)
+            if size > limits.bytes_max:
+                return _long(f"messages of {size} bytes and more", limits)
+            chronos = sent is not None and sent.chronos
+            where = message.partitionId, message.hashId
+            members.append(BatchMember(place, found, len(message.body), *where, chronos))
         return members, asked
+
+
+def _long(what: str, limits: TransactionLimits) -> SendRefusal:
+    allowed = f"{limits.messages_max} messages and {limits.bytes_max} bytes together, as in a transaction"
+    return illegal("reply_long", f"the acknowledgement has {what}", f"allowed: at most {allowed}")
+
+
+class UsualReply:
+    """A wire ReplyMessage as `Admission.usual` looks at messages: it has neither key nor number."""
+
+    __slots__ = ("body", "key", "properties", "tags", "topic")
+    value = idempotencyKey = sequence = None  # noqa: N815 - the wire's names
+
+    def __init__(self, message: Any) -> None:
+        self.topic, self.body, self.properties = message.topic, message.body, message.properties
+        self.key, self.tags = message.key, message.tags
 
 
 def _request_of(message: Any, born_ms: int) -> SendRequest:
     """What a wire ReplyMessage asks for."""
-    return SendRequest(
+    request = SendRequest(
         RequestKind.PREPARED,
         message.topic or b"",
         message.key or b"",
@@ -135,10 +158,12 @@ def _request_of(message: Any, born_ms: int) -> SendRequest:
         born_ms,
         0,
     )
+    request.due_times = bool(message.dueTimes)
+    return request
 
 
-def _key_fault(request: SendRequest) -> SendRefusal | None:
-    if not request.properties or KEY_PROPERTY not in request.properties:
+def _key_fault(properties: Mapping[bytes, bytes] | None) -> SendRefusal | None:
+    if not properties or KEY_PROPERTY not in properties:
         return None
     what = f"a message that is sent with an acknowledgement has the property {KEY_PROPERTY.decode()}"
     return illegal("reply_key", what, "allowed: none; by its lease the acknowledgement is stored once")

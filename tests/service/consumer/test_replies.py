@@ -13,7 +13,7 @@ from ddmq_common.delivery import decode
 from ddmq_common.errors import FencedError, RemoteError, StorageError, TryLaterError
 from ddmq_common.names import DELAY_TOPIC, SCHEDULE_TOPIC, dlq_topic
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_producer.config import RateLimit
+from proxy_producer.config import RateLimit, TransactionLimits
 from tests.service.consumer.consumer_rig import FIRST, IDL, METHODS, result
 from tests.service.consumer.reply_rig import (
     FINISHED,
@@ -129,14 +129,14 @@ def test_what_no_send_takes_is_refused_and_the_lease_goes_on(message: Any, code:
     assert rig.reply(offset, lease).outcome == STORED
 
 
-def test_bounds_are_those_of_a_batch() -> None:
-    rig = ReplyRig(batch_messages_max=2, batch_bytes_max=100, body_bytes_max=100)
+def test_bounds_are_those_of_a_transaction() -> None:
+    rig = ReplyRig(transactions=TransactionLimits(messages_max=2, bytes_max=100))
     (offset,), lease = rig.have()
     many = rig.reply(offset, lease, *[reply_message()] * 3)
     large = rig.reply(offset, lease, *[reply_message(body=b"x" * 60)] * 2)
     assert (many.code, large.code) == (11, 11)
     assert "has 3 messages" in many.msg.decode()
-    assert "120 bytes" in large.msg.decode()
+    assert "bytes and more" in large.msg.decode()
     assert rig.counted("ddmq_send_refused_total", reason="reply_long") == 5
     assert rig.reply(offset, lease, *[reply_message()] * 2).outcome == STORED
 
