@@ -11,7 +11,8 @@ Safe for many threads; correct under gevent's monkey patching (threads are green
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
+from functools import partial
 
 from ddmq_client.core.pipeline import QueuedSend, goes_alone
 from ddmq_client.core.selectors import Selector
@@ -19,6 +20,7 @@ from ddmq_client.core.settings import ProducerSettings
 from ddmq_client.net.background import Background
 from ddmq_client.net.producer import ProducerBase
 from ddmq_client.net.sync import now
+from ddmq_client.observer import ClientObserver, ObservedSend, told
 from ddmq_client.outbox import hurry_at
 from ddmq_client.outgoing import OutgoingMessage, SendResult, has_key
 from ddmq_client.process import new_client_id
@@ -50,6 +52,7 @@ class Producer(ProducerBase):
                      process that is dead, and returns a Decision. It is asked from the `with` or the first
                      send on, in a thread of its own, one at a time; one that raises says NOT_KNOWN_YET
     client_id        in the proxies' logs; made from host and process when absent
+    observer         is called for every send: see ddmq_client.observer, and ddmq_client.opentelemetry for spans
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Producer(ProducerBase):
         producer_group: str | None = None,
         check: Check | None = None,
         client_id: str | None = None,
+        observer: ClientObserver | None = None,
     ) -> None:
         """Checks its arguments (OptionError); connects with the first send."""
         settings = ProducerSettings(
@@ -85,7 +89,7 @@ class Producer(ProducerBase):
             producer_group=producer_group,
             client_id=client_id or new_client_id(),
         )
-        super().__init__(proxies, settings, check)
+        super().__init__(proxies, settings, check, observer)
         self._background = Background(settings, self._outbox, self._sender)
 
     def send_async(
@@ -100,6 +104,19 @@ class Producer(ProducerBase):
         `on_done` is called with the SendResult either way (see `error`), on a worker's thread: it must not
         block. Sends that wait together travel in one request. A future cancelled early is not sent.
         """
+        if self._observer is None:
+            return self._queue(message, on_done, timeout_ms)
+        with told(self._observer.sending((message,), self._single)) as send:
+            future = self._queue(send.messages[0], on_done, timeout_ms)
+        future.add_done_callback(partial(_tell, send))
+        return future
+
+    def _queue(
+        self,
+        message: OutgoingMessage,
+        on_done: Callable[[SendResult], None] | None,
+        timeout_ms: int | None,
+    ) -> Future[SendResult]:
         timeout_s = self._outbox.timeout_s(timeout_ms)
         encoded = self._encode(message)
         time = now()
@@ -125,3 +142,12 @@ class Producer(ProducerBase):
         self._checks.close(deadline)
         self._router.close(deadline + 1.0)
         self._background.join(deadline + 1.0)
+
+
+def _tell(send: ObservedSend, future: Future[SendResult]) -> None:
+    """How a send in the background ended."""
+    error = CancelledError() if future.cancelled() else future.exception()
+    if error is None:
+        send.ended((future.result(),))
+    else:
+        send.failed(error)

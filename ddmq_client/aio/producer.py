@@ -18,6 +18,7 @@ from ddmq_client.core.settings import ProducerSettings
 from ddmq_client.delays import CancelOutcome, When, duration_ms, outcome_of, when_of
 from ddmq_client.errors import ClosedError, OptionError
 from ddmq_client.idl.codes import PRODUCER_PORT, DelayAction
+from ddmq_client.observer import ClientObserver, SendCall, told
 from ddmq_client.outbox import Outbox, oneway_frame
 from ddmq_client.outgoing import OutgoingMessage, SendResult
 from ddmq_client.process import Home, new_client_id
@@ -31,9 +32,15 @@ class AsyncProducerBase(AsyncSends):
     """All but the constructor of what applications use."""
 
     def __init__(
-        self, proxies: str | Sequence[str], settings: ProducerSettings, check: Check | None = None
+        self,
+        proxies: str | Sequence[str],
+        settings: ProducerSettings,
+        check: Check | None = None,
+        observer: ClientObserver | None = None,
     ) -> None:
         self._settings = settings
+        self._observer = observer
+        self._single = SendCall(settings.client_id)
         self._outbox = Outbox(settings)
         parsed = parse_addresses(proxies, PRODUCER_PORT)
         self._router = AsyncProxyRouter(parsed, settings.connections_max, heartbeat(settings.client_id))
@@ -89,6 +96,17 @@ class AsyncProducerBase(AsyncSends):
         `timeout_ms`. Messages of one queue keep their order, except that what is resent comes later.
         """
         self._check_open()
+        if self._observer is None:
+            return await self._send_many(messages, timeout_ms)
+        found = list(messages)
+        with told(self._observer.sending(found, SendCall(self.client_id, batch=True))) as send:
+            results = await self._send_many(send.messages, timeout_ms)
+            send.ended(results)
+            return results
+
+    async def _send_many(
+        self, messages: Iterable[OutgoingMessage], timeout_ms: int | None
+    ) -> list[SendResult]:
         plan = self._outbox.plan(messages)
         for request in plan.requests:
             job = self._outbox.part(plan, request, self._deadline(timeout_ms))
@@ -100,6 +118,13 @@ class AsyncProducerBase(AsyncSends):
 
         NotStoredError where it could not even be written to a proxy.
         """
+        if self._observer is None:
+            return await self._write(message, timeout_ms)
+        with told(self._observer.sending((message,), self._single)) as send:
+            await self._write(send.messages[0], timeout_ms)
+            send.ended(())
+
+    async def _write(self, message: OutgoingMessage, timeout_ms: int | None) -> None:
         encoded = self._encode(message)
         await self._sender.oneway(
             lambda at, number: oneway_frame(encoded, number), self._deadline(timeout_ms)
@@ -136,7 +161,9 @@ class AsyncProducerBase(AsyncSends):
             self._checks.register(check)
         self._check_open()
         after_ms = None if check_after is None else duration_ms("check_after", check_after, 1)
-        return AsyncTransaction(self._calls, reference, after_ms, timeout_ms, lambda: self._checks.present)
+        return AsyncTransaction(
+            self._calls, reference, after_ms, timeout_ms, lambda: self._checks.present, self._observer
+        )
 
     def check_counts(self) -> CheckCounts:
         """What the check has done so far."""
@@ -213,6 +240,7 @@ class AsyncProducer(AsyncProducerBase):
         producer_group: str | None = None,
         check: Check | None = None,
         client_id: str | None = None,
+        observer: ClientObserver | None = None,
     ) -> None:
         """Checks its arguments (OptionError); connects with the first send."""
         settings = ProducerSettings(
@@ -227,4 +255,4 @@ class AsyncProducer(AsyncProducerBase):
             producer_group=producer_group,
             client_id=client_id or new_client_id(),
         )
-        super().__init__(proxies, settings, check)
+        super().__init__(proxies, settings, check, observer)

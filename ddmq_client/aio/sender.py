@@ -17,6 +17,7 @@ from ddmq_client.core.sending import SendJob
 from ddmq_client.core.verdicts import CallFailed, CallVerdict
 from ddmq_client.delays import When, when_of
 from ddmq_client.errors import BusyError, ClosedError, NotStoredError, OptionError
+from ddmq_client.observer import ClientObserver, SendCall, told
 from ddmq_client.outgoing import OutgoingMessage, SendResult, ShardKey, with_level
 from ddmq_client.wire.producing import ProxyFault, read_results
 
@@ -117,6 +118,9 @@ class AsyncJobSender:
 class AsyncSends(ABC):
     """`send`, as the producer and a transaction have it."""
 
+    _observer: ClientObserver | None
+    _single: SendCall  # what an observer is told of a send
+
     async def send(
         self,
         topic: str,
@@ -159,11 +163,24 @@ class AsyncSends(ABC):
         except OptionError as error:
             raise self._refused(error) from None
         message = OutgoingMessage(topic, body, key, tags, properties, shard_key, queue, idempotency_key)
+        if self._observer is not None:
+            return await self._send_observed(message, when, timeout_ms)
         return await self._send(message, when, timeout_ms)
 
     async def send_message(self, message: OutgoingMessage, *, timeout_ms: int | None = None) -> SendResult:
         """`send`, for a message at hand."""
+        if self._observer is not None:
+            return await self._send_observed(message, None, timeout_ms)
         return await self._send(message, None, timeout_ms)
+
+    async def _send_observed(
+        self, message: OutgoingMessage, when: When | None, timeout_ms: int | None
+    ) -> SendResult:
+        assert self._observer is not None
+        with told(self._observer.sending((message,), self._single)) as send:
+            result = await self._send(send.messages[0], when, timeout_ms)
+            send.ended((result,))
+            return result
 
     def _refused(self, error: OptionError) -> OptionError:
         """What a send with wrong arguments raises; nothing was sent."""

@@ -15,6 +15,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -30,6 +31,7 @@ from ddmq_client.core.transactions import (
 from ddmq_client.delays import When
 from ddmq_client.errors import ClientError, InvalidMessageError, NotStoredError, OptionError
 from ddmq_client.idl.codes import TransactionAction
+from ddmq_client.observer import ClientObserver, SendCall, told
 from ddmq_client.outbox import Outbox
 from ddmq_client.outgoing import OutgoingMessage, SendResult
 from ddmq_client.process import Home
@@ -95,6 +97,7 @@ class AsyncTransaction(AsyncSends):
         check_after_ms: int | None,
         timeout_ms: int | None,
         checked: Callable[[], bool],
+        observer: ClientObserver | None = None,
     ) -> None:
         """`checked`: whether somebody here answers for it later."""
         check_reference(reference)
@@ -107,6 +110,8 @@ class AsyncTransaction(AsyncSends):
         self._checked = checked
         self._lock = Lock()
         self._state = TransactionState(new_id(time.time_ns() // 1_000_000, secrets.token_bytes(RANDOM_BYTES)))
+        self._observer = observer
+        self._single = SendCall(calls.outbox.settings.client_id, transaction=self.id)
 
     @property
     def id(self) -> str:
@@ -119,7 +124,15 @@ class AsyncTransaction(AsyncSends):
         """Send many in one request, which is one write of the proxy: all are durable, or none is and an error
         says why. A request has 5,000,000 bytes at most; a transaction has bounds of its own."""
         found = list(messages)
-        return await self._send_all(found, None, timeout_ms) if found else []
+        if not found:
+            return []
+        if self._observer is None:
+            return await self._send_all(found, None, timeout_ms)
+        call = replace(self._single, batch=True)
+        with told(self._observer.sending(found, call)) as send:
+            results = await self._send_all(send.messages, None, timeout_ms)
+            send.ended(results)
+            return results
 
     async def commit(self) -> None:
         """All of its messages are seen from now on, or an error says why not. Leaving the block does it.

@@ -20,6 +20,7 @@ others. What was started before a fork raises ClientError after it.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from ddmq_client.net.broadcast import BroadcastPool
 from ddmq_client.net.coordinator import Coordinator
 from ddmq_client.net.sync import WORKERS, Condition, Lock, answered, ends, fails, me, now, set_apart, sleep
 from ddmq_client.net.worker_pool import WorkerPool
+from ddmq_client.observer import ClientObserver, HandleCall, ObservedHandling
 from ddmq_client.offsets_file import broadcast_place
 from ddmq_client.process import RUN_LOOK_S, Home, Signals, new_client_id
 from ddmq_client.received import Message
@@ -77,6 +79,8 @@ class Consumer:
     on_late        called with a LateResult for each ack or fail that came when the lease was over and did
                    not count; such are logged and counted (`counts().late`), too
     on_error       called with the error when pulls begin to fail: refused (PullError), or not answered
+    observer       is called for what is handed out and handled: see ddmq_client.observer, and
+                   ddmq_client.opentelemetry for spans
     """
 
     def __init__(
@@ -104,6 +108,7 @@ class Consumer:
         client_id: str | None = None,
         on_late: OnLate | None = None,
         on_error: OnError | None = None,
+        observer: ClientObserver | None = None,
     ) -> None:
         """Checks its arguments (OptionError); connects when started."""
         check_functions(handler=handler, batch_handler=batch_handler, on_late=on_late, on_error=on_error)
@@ -129,6 +134,7 @@ class Consumer:
         self._place = broadcast_place(self._settings, instance, offsets_file)
         self._handler = handler
         self._batch_handler = batch_handler
+        self._observer = observer
         self._coordinator: Coordinator | None = None
         self._pool: WorkerPool | None = None
         self._paused = False
@@ -281,7 +287,13 @@ class Consumer:
             raise ClosedError("the consumer has been stopped")
         self._home.enter()
         assert self._coordinator is not None
-        return self._coordinator.ask(count, now() + timeout_ms / 1000, one)
+        if self._observer is None:
+            return self._coordinator.ask(count, now() + timeout_ms / 1000, one)
+        asked_ns = time.time_ns()
+        messages = self._coordinator.ask(count, now() + timeout_ms / 1000, one)
+        if messages:
+            self._observer.handed_out(messages, self.client_id, asked_ns)
+        return messages
 
     def __iter__(self) -> Iterator[Message]:
         """Messages one by one, for ever: until `stop`. Settle each one.
@@ -312,6 +324,14 @@ class Consumer:
 
     def _handle(self, messages: list[Message]) -> int:
         """Run the handler; the number of times it raised."""
+        if self._observer is None:
+            return self._call_handler(messages, None)
+        self._observer.handed_out(messages, self.client_id, None)
+        call = HandleCall(self.client_id, self._batch_handler is not None)
+        with (handling := self._observer.handling(messages, call)):
+            return self._call_handler(messages, handling)
+
+    def _call_handler(self, messages: list[Message], handling: ObservedHandling | None) -> int:
         try:
             if self._batch_handler is not None:
                 answer = self._batch_handler(list(messages))
@@ -321,6 +341,8 @@ class Consumer:
             if answer is not None:
                 answered(answer)
         except BaseException as error:
+            if handling is not None:
+                handling.raised(error)
             if fails(error):
                 _log.exception("the handler raised on %s", ", ".join(map(repr, messages[:3])))
                 for message in messages:

@@ -18,6 +18,7 @@ from ddmq_client.net.router import ProxyRouter
 from ddmq_client.net.sender import JobSender, Sends
 from ddmq_client.net.sync import now
 from ddmq_client.net.transactions import Transaction, TransactionCalls
+from ddmq_client.observer import ClientObserver, SendCall, told
 from ddmq_client.outbox import Outbox, oneway_frame
 from ddmq_client.outgoing import OutgoingMessage, SendResult
 from ddmq_client.process import Home
@@ -31,9 +32,15 @@ class ProducerBase(Sends):
     """All but the constructor of what applications use."""
 
     def __init__(
-        self, proxies: str | Sequence[str], settings: ProducerSettings, check: Check | None = None
+        self,
+        proxies: str | Sequence[str],
+        settings: ProducerSettings,
+        check: Check | None = None,
+        observer: ClientObserver | None = None,
     ) -> None:
         self._settings = settings
+        self._observer = observer
+        self._single = SendCall(settings.client_id)
         self._outbox = Outbox(settings)
         parsed = parse_addresses(proxies, PRODUCER_PORT)
         self._router = ProxyRouter(parsed, settings.connections_max, heartbeat(settings.client_id))
@@ -89,6 +96,15 @@ class ProducerBase(Sends):
         `timeout_ms`. Messages of one queue keep their order, except that what is resent comes later.
         """
         self._check_open()
+        if self._observer is None:
+            return self._send_many(messages, timeout_ms)
+        found = list(messages)
+        with told(self._observer.sending(found, SendCall(self.client_id, batch=True))) as send:
+            results = self._send_many(send.messages, timeout_ms)
+            send.ended(results)
+            return results
+
+    def _send_many(self, messages: Iterable[OutgoingMessage], timeout_ms: int | None) -> list[SendResult]:
         plan = self._outbox.plan(messages)
         for request in plan.requests:
             job = self._outbox.part(plan, request, self._deadline(timeout_ms))
@@ -100,6 +116,13 @@ class ProducerBase(Sends):
 
         NotStoredError where it could not even be written to a proxy.
         """
+        if self._observer is None:
+            return self._write(message, timeout_ms)
+        with told(self._observer.sending((message,), self._single)) as send:
+            self._write(send.messages[0], timeout_ms)
+            send.ended(())
+
+    def _write(self, message: OutgoingMessage, timeout_ms: int | None) -> None:
         encoded = self._encode(message)
         self._sender.oneway(lambda at, number: oneway_frame(encoded, number), self._deadline(timeout_ms))
 
@@ -134,7 +157,9 @@ class ProducerBase(Sends):
             self._checks.register(check)
         self._check_open()
         after_ms = None if check_after is None else duration_ms("check_after", check_after, 1)
-        return Transaction(self._calls, reference, after_ms, timeout_ms, lambda: self._checks.present)
+        return Transaction(
+            self._calls, reference, after_ms, timeout_ms, lambda: self._checks.present, self._observer
+        )
 
     def check_counts(self) -> CheckCounts:
         """What the check has done so far."""

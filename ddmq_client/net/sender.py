@@ -18,6 +18,7 @@ from ddmq_client.delays import When, when_of
 from ddmq_client.errors import BusyError, ClosedError, NotStoredError, OptionError
 from ddmq_client.net.router import ProxyRouter
 from ddmq_client.net.sync import now
+from ddmq_client.observer import ClientObserver, SendCall, told
 from ddmq_client.outgoing import OutgoingMessage, SendResult, ShardKey, with_level
 from ddmq_client.wire.producing import ProxyFault, read_results
 
@@ -118,6 +119,9 @@ class JobSender:
 class Sends(ABC):
     """`send`, as the producer and a transaction have it."""
 
+    _observer: ClientObserver | None
+    _single: SendCall  # what an observer is told of a send
+
     def send(
         self,
         topic: str,
@@ -160,11 +164,24 @@ class Sends(ABC):
         except OptionError as error:
             raise self._refused(error) from None
         message = OutgoingMessage(topic, body, key, tags, properties, shard_key, queue, idempotency_key)
+        if self._observer is not None:
+            return self._send_observed(message, when, timeout_ms)
         return self._send(message, when, timeout_ms)
 
     def send_message(self, message: OutgoingMessage, *, timeout_ms: int | None = None) -> SendResult:
         """`send`, for a message at hand."""
+        if self._observer is not None:
+            return self._send_observed(message, None, timeout_ms)
         return self._send(message, None, timeout_ms)
+
+    def _send_observed(
+        self, message: OutgoingMessage, when: When | None, timeout_ms: int | None
+    ) -> SendResult:
+        assert self._observer is not None
+        with told(self._observer.sending((message,), self._single)) as send:
+            result = self._send(send.messages[0], when, timeout_ms)
+            send.ended((result,))
+            return result
 
     def _refused(self, error: OptionError) -> OptionError:
         """What a send with wrong arguments raises; nothing was sent."""

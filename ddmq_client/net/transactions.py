@@ -16,6 +16,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -31,6 +32,7 @@ from ddmq_client.errors import ClientError, InvalidMessageError, NotStoredError,
 from ddmq_client.idl.codes import TransactionAction
 from ddmq_client.net.sender import JobSender, Sends
 from ddmq_client.net.sync import Lock, now
+from ddmq_client.observer import ClientObserver, SendCall, told
 from ddmq_client.outbox import Outbox
 from ddmq_client.outgoing import OutgoingMessage, SendResult
 from ddmq_client.process import Home
@@ -96,6 +98,7 @@ class Transaction(Sends):
         check_after_ms: int | None,
         timeout_ms: int | None,
         checked: Callable[[], bool],
+        observer: ClientObserver | None = None,
     ) -> None:
         """`checked`: whether somebody here answers for it later."""
         check_reference(reference)
@@ -108,6 +111,8 @@ class Transaction(Sends):
         self._checked = checked
         self._lock = Lock()
         self._state = TransactionState(new_id(time.time_ns() // 1_000_000, secrets.token_bytes(RANDOM_BYTES)))
+        self._observer = observer
+        self._single = SendCall(calls.outbox.settings.client_id, transaction=self.id)
 
     @property
     def id(self) -> str:
@@ -120,7 +125,15 @@ class Transaction(Sends):
         """Send many in one request, which is one write of the proxy: all are durable, or none is and an error
         says why. A request has 5,000,000 bytes at most; a transaction has bounds of its own."""
         found = list(messages)
-        return self._send_all(found, None, timeout_ms) if found else []
+        if not found:
+            return []
+        if self._observer is None:
+            return self._send_all(found, None, timeout_ms)
+        call = replace(self._single, batch=True)
+        with told(self._observer.sending(found, call)) as send:
+            results = self._send_all(send.messages, None, timeout_ms)
+            send.ended(results)
+            return results
 
     def commit(self) -> None:
         """All of its messages are seen from now on, or an error says why not. Leaving the block does it.
