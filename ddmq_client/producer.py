@@ -52,7 +52,8 @@ class Producer(ProducerBase):
                      process that is dead, and returns a Decision. It is asked from the `with` or the first
                      send on, in a thread of its own, one at a time; one that raises says NOT_KNOWN_YET
     client_id        in the proxies' logs; made from host and process when absent
-    observer         is called for every send: see ddmq_client.observer, and ddmq_client.opentelemetry for spans
+    observer         is called for every send: see ddmq_client.observer, and ddmq_client.opentelemetry for
+                     spans
     """
 
     def __init__(

@@ -131,8 +131,7 @@ class AsyncConsumer:
         self._teller = Teller(on_late, on_error)
         self._proxies = parse_addresses(proxies, CONSUMER_PORT)
         self._place = broadcast_place(self._settings, instance, offsets_file)
-        self._handler = handler
-        self._batch_handler = batch_handler
+        self._handler, self._batch_handler = handler, batch_handler
         self._observer = observer
         self._coordinator: AsyncCoordinator | None = None
         self._pool: AsyncWorkerPool | None = None

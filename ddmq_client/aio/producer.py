@@ -119,7 +119,8 @@ class AsyncProducerBase(AsyncSends):
         NotStoredError where it could not even be written to a proxy.
         """
         if self._observer is None:
-            return await self._write(message, timeout_ms)
+            await self._write(message, timeout_ms)
+            return
         with told(self._observer.sending((message,), self._single)) as send:
             await self._write(send.messages[0], timeout_ms)
             send.ended(())

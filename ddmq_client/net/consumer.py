@@ -132,8 +132,7 @@ class Consumer:
         self._teller = Teller(on_late, on_error)
         self._proxies = parse_addresses(proxies, CONSUMER_PORT)
         self._place = broadcast_place(self._settings, instance, offsets_file)
-        self._handler = handler
-        self._batch_handler = batch_handler
+        self._handler, self._batch_handler = handler, batch_handler
         self._observer = observer
         self._coordinator: Coordinator | None = None
         self._pool: WorkerPool | None = None

@@ -117,7 +117,8 @@ class ProducerBase(Sends):
         NotStoredError where it could not even be written to a proxy.
         """
         if self._observer is None:
-            return self._write(message, timeout_ms)
+            self._write(message, timeout_ms)
+            return
         with told(self._observer.sending((message,), self._single)) as send:
             self._write(send.messages[0], timeout_ms)
             send.ended(())

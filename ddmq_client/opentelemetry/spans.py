@@ -1,0 +1,325 @@
+"""The observer that makes spans, and its ends of them: of a send, of a handler's call."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextvars import Token
+from functools import wraps
+from threading import Lock
+from types import TracebackType
+from typing import Any, TypeVar
+
+from opentelemetry import context as contexts
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
+
+from ddmq_client.idl.codes import FROM_CHRONOS
+from ddmq_client.observer import HandleCall, ObservedHandling, ObservedSend, SendCall
+from ddmq_client.opentelemetry.attributes import (
+    got_attributes,
+    message_attributes,
+    sent_attributes,
+    set_error,
+    set_result,
+    span_name,
+)
+from ddmq_client.opentelemetry.carrier import ContextCarrier, Propagator
+from ddmq_client.outgoing import OutgoingMessage, SendResult
+from ddmq_client.received import Message, Outcome
+
+SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
+_log = logging.getLogger("ddmq_client.opentelemetry")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class OpenTelemetryObserver:
+    """Give it to producers and consumers as `observer=`.
+
+    tracer_provider  makes the spans; the application's global one when absent
+    propagator       writes contexts into properties and reads them; W3C's traceparent and tracestate when
+                     absent (`opentelemetry.propagate.get_global_textmap()`: what the application has set)
+    same_trace       the span of a handler that gets one message is a child of the span that sent it (and
+                     linked to it), unless that went through the delay service; False: linked only, as those
+                     of batches are
+    create_spans     send_batch makes a span for each message, too; False: one for all of them
+    """
+
+    def __init__(
+        self,
+        tracer_provider: TracerProvider | None = None,
+        *,
+        propagator: Propagator | None = None,
+        same_trace: bool = True,
+        create_spans: bool = True,
+    ) -> None:
+        """Nothing begins here."""
+        self._tracer = trace.get_tracer("ddmq_client", None, tracer_provider, SCHEMA_URL)
+        self._carrier = ContextCarrier(propagator)
+        self._same_trace = same_trace
+        self._create_spans = create_spans
+
+    @property
+    def not_carried(self) -> int:
+        """How many messages went without their context, which would have made them too large."""
+        return self._carrier.not_carried
+
+    def sending(self, messages: Sequence[OutgoingMessage], call: SendCall) -> ObservedSend:
+        """Begin the span of a send. Called by producers."""
+        if not messages:
+            return _Unobserved(messages)
+        try:
+            return self._sending(messages, call)
+        except Exception:
+            _broke()
+            return _Unobserved(messages)
+
+    def handed_out(self, messages: Sequence[Message], client_id: str, asked_ns: int | None) -> None:
+        """Tell of what the application got. Called by consumers."""
+        try:
+            now_ns = time.time_ns()
+            if asked_ns is not None:
+                self._received(messages, client_id, asked_ns, now_ns)
+            for message in messages if self._same_trace else ():
+                self._delivered(message, client_id, now_ns)
+        except Exception:
+            _broke()
+
+    def handling(self, messages: Sequence[Message], call: HandleCall | None = None) -> ObservedHandling:
+        """The span of what an application does with messages; current while the block runs.
+
+        Consumers call it around their handlers. Who takes messages by `pull` or a loop may call it:
+
+            with observer.handling([message]):
+                ...
+                message.ack()
+        """
+        try:
+            return self._handling(messages, call)
+        except Exception:
+            _broke()
+            return _Handling(None, None, messages)
+
+    def _sending(self, messages: Sequence[OutgoingMessage], call: SendCall) -> ObservedSend:
+        given = [self._carrier.given(message.properties) for message in messages]
+        own: list[Span | None] = [None] * len(messages)
+        if call.batch and self._create_spans:
+            own = [
+                self._created(message, call) if found is None else None
+                for message, found in zip(messages, given, strict=True)
+            ]
+        creations = [
+            found if span is None else span.get_span_context() for found, span in zip(given, own, strict=True)
+        ]
+        attributes = sent_attributes(messages, call, "send", "send")
+        span = self._tracer.start_span(
+            span_name("send", attributes),
+            kind=SpanKind.PRODUCER if None in creations else SpanKind.CLIENT,
+            attributes=attributes,
+            links=[Link(each) for each in creations if each is not None],
+        )
+        fit = call.transaction is None or self._carrier.fit_together(messages)
+        carried = []
+        for message, found, create in zip(messages, given, own, strict=True):
+            context = None if found is not None else trace.set_span_in_context(create or span)
+            message, fits = self._carrier.with_context(message, context, found, fit)
+            carried.append(message)
+            if not fits:
+                (create or span).set_attribute("messaging.ddmq.context_left_out", True)
+        return _Sending(span, own, carried)
+
+    def _created(self, message: OutgoingMessage, call: SendCall) -> Span:
+        attributes = sent_attributes((message,), call, "create", "create")
+        del attributes["messaging.batch.message_count"]
+        return self._tracer.start_span(
+            span_name("create", attributes), kind=SpanKind.PRODUCER, attributes=attributes
+        )
+
+    def _received(self, messages: Sequence[Message], client_id: str, asked_ns: int, now_ns: int) -> None:
+        attributes = got_attributes(messages, client_id, "receive")
+        attributes["messaging.operation.type"] = "receive"
+        attributes["messaging.batch.message_count"] = len(messages)
+        self._tracer.start_span(
+            span_name("receive", attributes),
+            kind=SpanKind.CLIENT,
+            attributes=attributes,
+            links=self._links(messages, now_ns),
+            start_time=asked_ns,
+        ).end(now_ns)
+
+    def _delivered(self, message: Message, client_id: str, now_ns: int) -> None:
+        """From the store time to this moment, as a part of the trace that it was sent in. The two ends are of
+        two clocks: where they disagree by more than it took, the span has no length."""
+        if message.stored_ms is None or FROM_CHRONOS in message.properties:
+            return
+        context, creation = self._carrier.found(message.properties)
+        if context is None or creation is None:
+            return
+        attributes = got_attributes((message,), client_id, "deliver")
+        self._tracer.start_span(
+            span_name("deliver", attributes),
+            context,
+            attributes={**attributes, **message_attributes(message, now_ns)},
+            start_time=min(message.stored_ms * 1_000_000, now_ns),
+        ).end(now_ns)
+
+    def _handling(self, messages: Sequence[Message], call: HandleCall | None) -> ObservedHandling:
+        now_ns = time.time_ns()
+        batch = len(messages) != 1 if call is None else call.batch
+        attributes = got_attributes(messages, None if call is None else call.client_id, "process")
+        attributes["messaging.operation.type"] = "process"
+        # A worker of a consumer has the context of whoever started that: nothing that a handler is part of.
+        parent = contexts.get_current() if call is None else Context()
+        if batch:
+            attributes["messaging.batch.message_count"] = len(messages)
+        else:
+            attributes |= message_attributes(messages[0], now_ns)
+            attributes["messaging.message.body.size"] = len(messages[0].body)
+            if self._same_trace and not trace.get_current_span(parent).get_span_context().is_valid:
+                parent = self._parent(messages[0], parent)
+        span = self._tracer.start_span(
+            span_name("process", attributes),
+            parent,
+            kind=SpanKind.CONSUMER,
+            attributes=attributes,
+            links=self._links(messages, now_ns if batch else None),
+            start_time=now_ns,
+        )
+        return _Handling(span, trace.set_span_in_context(span, parent), messages)
+
+    def _parent(self, message: Message, around: Context) -> Context:
+        """With the span of its sender; not of what the delay service held, or repeats, for any time."""
+        if FROM_CHRONOS in message.properties:
+            return around
+        return self._carrier.found(message.properties, around)[0] or around
+
+    def _links(self, messages: Sequence[Message], now_ns: int | None) -> list[Link]:
+        """To the spans that sent them. `now_ns`: say of each which it is, the span itself is of several."""
+        found = [(message, self._carrier.found(message.properties)[1]) for message in messages]
+        return [
+            Link(creation, None if now_ns is None else message_attributes(message, now_ns))
+            for message, creation in found
+            if creation is not None
+        ]
+
+
+def _harmless(method: F) -> F:
+    """It is logged where it fails, and that is all."""
+
+    @wraps(method)
+    def harmless(*args: Any) -> Any:
+        try:
+            return method(*args)
+        except Exception:
+            _broke()
+            return None
+
+    return harmless  # type: ignore[return-value]
+
+
+class _Unobserved:
+    """A send without a span."""
+
+    def __init__(self, messages: Sequence[OutgoingMessage]) -> None:
+        self.messages = messages
+
+    def ended(self, results: Sequence[SendResult]) -> None:
+        """Nobody asks."""
+
+    def failed(self, error: BaseException) -> None:
+        """Nobody asks."""
+
+
+class _Sending:
+    """A send with its span, and those of its messages where it is a batch."""
+
+    def __init__(self, span: Span, own: Sequence[Span | None], messages: Sequence[OutgoingMessage]) -> None:
+        self.messages = messages
+        self._span = span
+        self._own = own
+        self._created_ns = time.time_ns()
+
+    @_harmless
+    def ended(self, results: Sequence[SendResult]) -> None:
+        """Each result stands at the span of its message; what failed also at that of the batch."""
+        errors = [result.error for result in results if result.error is not None]
+        many = len(self.messages) > 1
+        for result, span in zip(results, self._own, strict=False):
+            if span is not None:
+                set_result(span, result)
+        if not many and results:
+            set_result(self._span, results[0])
+        elif errors:
+            set_error(self._span, errors[0])
+            self._span.set_attribute("messaging.ddmq.batch.failed_count", len(errors))
+        self._end()
+
+    @_harmless
+    def failed(self, error: BaseException) -> None:
+        """All of it did."""
+        for span in self._own:
+            if span is not None:
+                set_error(span, error)
+        set_error(self._span, error)
+        self._end()
+
+    def _end(self) -> None:
+        for span in self._own:
+            if span is not None:
+                span.end(self._created_ns)
+        self._span.end()
+
+
+class _Handling:
+    """A handler's call with its span; without, where that could not be made."""
+
+    def __init__(self, span: Span | None, context: Context | None, messages: Sequence[Message]) -> None:
+        self._span = span
+        self._context = context
+        self._messages = messages
+        self._error: BaseException | None = None
+        self._token: Token[Context] | None = None
+
+    @_harmless
+    def __enter__(self) -> None:
+        if self._context is not None:
+            self._token = contexts.attach(self._context)
+
+    def raised(self, error: BaseException) -> None:
+        """It counts as that of the span."""
+        self._error = error
+
+    @_harmless
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._token is not None:
+            contexts.detach(self._token)
+        if self._span is None:
+            return
+        try:
+            self._settled(self._span, self._error or error)
+        finally:
+            self._span.end()
+
+    def _settled(self, span: Span, error: BaseException | None) -> None:
+        failed = sum(message.outcome is Outcome.FAILED for message in self._messages)
+        if error is not None:
+            set_error(span, error)
+        elif failed:
+            span.set_status(Status(StatusCode.ERROR, f"{failed} of {len(self._messages)} messages failed"))
+            span.set_attribute("error.type", "failed")
+        if len(self._messages) > 1:
+            span.set_attribute("messaging.ddmq.batch.failed_count", failed)
+        elif self._messages and (outcome := self._messages[0].outcome) is not None:
+            span.set_attribute("messaging.ddmq.message.outcome", outcome.value)
+
+
+_told = Lock()  # taken by the first failure, for good
+
+
+def _broke() -> None:
+    if _told.acquire(blocking=False):
+        _log.exception("a span could not be made or ended; the message goes on (said once)")
