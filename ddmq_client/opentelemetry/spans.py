@@ -30,6 +30,7 @@ from ddmq_client.opentelemetry.carrier import ContextCarrier, Propagator
 from ddmq_client.outgoing import OutgoingMessage, SendResult
 from ddmq_client.received import Message, Outcome
 
+HELD_MS = 60_000  # between send and store; from then on a trace is not gone on with
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
 _log = logging.getLogger("ddmq_client.opentelemetry")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,8 +43,8 @@ class OpenTelemetryObserver:
     propagator       writes contexts into properties and reads them; W3C's traceparent and tracestate when
                      absent (`opentelemetry.propagate.get_global_textmap()`: what the application has set)
     same_trace       the span of a handler that gets one message is a child of the span that sent it (and
-                     linked to it), unless that went through the delay service; False: linked only, as those
-                     of batches are
+                     linked to it), unless it was held on its way for more than a minute, or by the delay
+                     service; False: linked only, as those of batches are
     create_spans     send_batch makes a span for each message, too; False: one for all of them
     """
 
@@ -152,7 +153,7 @@ class OpenTelemetryObserver:
     def _delivered(self, message: Message, client_id: str, now_ns: int) -> None:
         """From the store time to this moment, as a part of the trace that it was sent in. The two ends are of
         two clocks: where they disagree by more than it took, the span has no length."""
-        if message.stored_ms is None or FROM_CHRONOS in message.properties:
+        if message.stored_ms is None or _held(message):
             return
         context, creation = self._carrier.found(message.properties)
         if context is None or creation is None:
@@ -190,8 +191,8 @@ class OpenTelemetryObserver:
         return _Handling(span, trace.set_span_in_context(span, parent), messages)
 
     def _parent(self, message: Message, around: Context) -> Context:
-        """With the span of its sender; not of what the delay service held, or repeats, for any time."""
-        if FROM_CHRONOS in message.properties:
+        """With the span of its sender, unless that is long ago."""
+        if _held(message):
             return around
         return self._carrier.found(message.properties, around)[0] or around
 
@@ -203,6 +204,14 @@ class OpenTelemetryObserver:
             for message, creation in found
             if creation is not None
         ]
+
+
+def _held(message: Message) -> bool:
+    """A delay, a transaction, the retry path: it came into its topic, or comes again and again, when the
+    trace that it was sent in may be long over."""
+    if message.stored_ms is not None and message.stored_ms - (message.born_ms or message.stored_ms) > HELD_MS:
+        return True
+    return FROM_CHRONOS in message.properties
 
 
 def _harmless(method: F) -> F:

@@ -31,6 +31,7 @@ PAGES = (
     "retries.md",
     "transactions.md",
     "replies.md",
+    "opentelemetry.md",
 )
 ENDLESS = re.compile(r"\.run\(|\binput\(")
 GROUPS = {
