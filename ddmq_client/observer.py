@@ -14,8 +14,11 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from ddmq_client.errors import OptionError
 from ddmq_client.outgoing import OutgoingMessage, SendResult
 from ddmq_client.received import Message
+
+_METHODS = ("sending", "handed_out", "handling")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,17 @@ class ClientObserver(Protocol):
 
     def handling(self, messages: Sequence[Message], call: HandleCall) -> ObservedHandling:
         """The application's handler is called."""
+
+
+def check_observer(observer: object) -> None:
+    """OptionError unless it is one, or None."""
+    if observer is None or (
+        not isinstance(observer, type) and all(callable(getattr(observer, name, None)) for name in _METHODS)
+    ):
+        return
+    raise OptionError(
+        f"observer={observer!r}; allowed: an object with the methods {', '.join(_METHODS)}, or None"
+    )
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from ddmq_client.core.prefetch_buffer import ConsumerCounts
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, ConsumerSettings, check, check_functions, topic_names
 from ddmq_client.errors import ClientError, ClosedError
 from ddmq_client.idl.codes import CONSUMER_PORT
-from ddmq_client.observer import ClientObserver, HandleCall, ObservedHandling
+from ddmq_client.observer import ClientObserver, HandleCall, ObservedHandling, check_observer
 from ddmq_client.offsets_file import broadcast_place
 from ddmq_client.process import RUN_LOOK_S, Home, Signals, new_client_id
 from ddmq_client.received import Message
@@ -110,6 +110,7 @@ class AsyncConsumer:
         observer: ClientObserver | None = None,
     ) -> None:
         """Checks its arguments (OptionError); connects when started."""
+        check_observer(observer)
         check_functions(handler=handler, batch_handler=batch_handler, on_late=on_late, on_error=on_error)
         self._settings = ConsumerSettings(
             group=group,
@@ -131,8 +132,7 @@ class AsyncConsumer:
         self._teller = Teller(on_late, on_error)
         self._proxies = parse_addresses(proxies, CONSUMER_PORT)
         self._place = broadcast_place(self._settings, instance, offsets_file)
-        self._handler, self._batch_handler = handler, batch_handler
-        self._observer = observer
+        self._handler, self._batch_handler, self._observer = handler, batch_handler, observer
         self._coordinator: AsyncCoordinator | None = None
         self._pool: AsyncWorkerPool | None = None
         self._paused = False

@@ -18,7 +18,7 @@ from ddmq_client.core.settings import ProducerSettings
 from ddmq_client.delays import CancelOutcome, When, duration_ms, outcome_of, when_of
 from ddmq_client.errors import ClosedError, OptionError
 from ddmq_client.idl.codes import PRODUCER_PORT, DelayAction
-from ddmq_client.observer import ClientObserver, SendCall, told
+from ddmq_client.observer import ClientObserver, SendCall, check_observer, told
 from ddmq_client.outbox import Outbox, oneway_frame
 from ddmq_client.outgoing import OutgoingMessage, SendResult
 from ddmq_client.process import Home, new_client_id
@@ -38,6 +38,7 @@ class AsyncProducerBase(AsyncSends):
         check: Check | None = None,
         observer: ClientObserver | None = None,
     ) -> None:
+        check_observer(observer)
         self._settings = settings
         self._observer = observer
         self._single = SendCall(settings.client_id)

@@ -35,7 +35,7 @@ from ddmq_client.net.broadcast import BroadcastPool
 from ddmq_client.net.coordinator import Coordinator
 from ddmq_client.net.sync import WORKERS, Condition, Lock, answered, ends, fails, me, now, set_apart, sleep
 from ddmq_client.net.worker_pool import WorkerPool
-from ddmq_client.observer import ClientObserver, HandleCall, ObservedHandling
+from ddmq_client.observer import ClientObserver, HandleCall, ObservedHandling, check_observer
 from ddmq_client.offsets_file import broadcast_place
 from ddmq_client.process import RUN_LOOK_S, Home, Signals, new_client_id
 from ddmq_client.received import Message
@@ -111,6 +111,7 @@ class Consumer:
         observer: ClientObserver | None = None,
     ) -> None:
         """Checks its arguments (OptionError); connects when started."""
+        check_observer(observer)
         check_functions(handler=handler, batch_handler=batch_handler, on_late=on_late, on_error=on_error)
         self._settings = ConsumerSettings(
             group=group,
@@ -132,8 +133,7 @@ class Consumer:
         self._teller = Teller(on_late, on_error)
         self._proxies = parse_addresses(proxies, CONSUMER_PORT)
         self._place = broadcast_place(self._settings, instance, offsets_file)
-        self._handler, self._batch_handler = handler, batch_handler
-        self._observer = observer
+        self._handler, self._batch_handler, self._observer = handler, batch_handler, observer
         self._coordinator: Coordinator | None = None
         self._pool: WorkerPool | None = None
         self._paused = False

@@ -18,7 +18,7 @@ from ddmq_client.net.router import ProxyRouter
 from ddmq_client.net.sender import JobSender, Sends
 from ddmq_client.net.sync import now
 from ddmq_client.net.transactions import Transaction, TransactionCalls
-from ddmq_client.observer import ClientObserver, SendCall, told
+from ddmq_client.observer import ClientObserver, SendCall, check_observer, told
 from ddmq_client.outbox import Outbox, oneway_frame
 from ddmq_client.outgoing import OutgoingMessage, SendResult
 from ddmq_client.process import Home
@@ -38,6 +38,7 @@ class ProducerBase(Sends):
         check: Check | None = None,
         observer: ClientObserver | None = None,
     ) -> None:
+        check_observer(observer)
         self._settings = settings
         self._observer = observer
         self._single = SendCall(settings.client_id)

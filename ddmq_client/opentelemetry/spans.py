@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from opentelemetry import context as contexts
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, TracerProvider
 
 from ddmq_client.idl.codes import FROM_CHRONOS
 from ddmq_client.observer import HandleCall, ObservedHandling, ObservedSend, SendCall
@@ -146,7 +146,7 @@ class OpenTelemetryObserver:
             span_name("receive", attributes),
             kind=SpanKind.CLIENT,
             attributes=attributes,
-            links=self._links(messages, now_ns),
+            links=_links(messages, [self._carrier.found(each.properties)[1] for each in messages], now_ns),
             start_time=asked_ns,
         ).end(now_ns)
 
@@ -173,37 +173,38 @@ class OpenTelemetryObserver:
         attributes["messaging.operation.type"] = "process"
         # A worker of a consumer has the context of whoever started that: nothing that a handler is part of.
         parent = contexts.get_current() if call is None else Context()
+        found = [self._carrier.found(message.properties, parent) for message in messages]
         if batch:
             attributes["messaging.batch.message_count"] = len(messages)
         else:
             attributes |= message_attributes(messages[0], now_ns)
             attributes["messaging.message.body.size"] = len(messages[0].body)
-            if self._same_trace and not trace.get_current_span(parent).get_span_context().is_valid:
-                parent = self._parent(messages[0], parent)
+            if self._same_trace and not _held(messages[0]) and not _in_span(parent):
+                parent = found[0][0] or parent
         span = self._tracer.start_span(
             span_name("process", attributes),
             parent,
             kind=SpanKind.CONSUMER,
             attributes=attributes,
-            links=self._links(messages, now_ns if batch else None),
+            links=_links(messages, [creation for _, creation in found], now_ns if batch else None),
             start_time=now_ns,
         )
         return _Handling(span, trace.set_span_in_context(span, parent), messages)
 
-    def _parent(self, message: Message, around: Context) -> Context:
-        """With the span of its sender, unless that is long ago."""
-        if _held(message):
-            return around
-        return self._carrier.found(message.properties, around)[0] or around
 
-    def _links(self, messages: Sequence[Message], now_ns: int | None) -> list[Link]:
-        """To the spans that sent them. `now_ns`: say of each which it is, the span itself is of several."""
-        found = [(message, self._carrier.found(message.properties)[1]) for message in messages]
-        return [
-            Link(creation, None if now_ns is None else message_attributes(message, now_ns))
-            for message, creation in found
-            if creation is not None
-        ]
+def _links(
+    messages: Sequence[Message], creations: Sequence[SpanContext | None], now_ns: int | None
+) -> list[Link]:
+    """To the spans that sent them. `now_ns`: say of each which it is, the span itself is of several."""
+    return [
+        Link(creation, None if now_ns is None else message_attributes(message, now_ns))
+        for message, creation in zip(messages, creations, strict=True)
+        if creation is not None
+    ]
+
+
+def _in_span(around: Context) -> bool:
+    return trace.get_current_span(around).get_span_context().is_valid
 
 
 def _held(message: Message) -> bool:

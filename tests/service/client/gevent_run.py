@@ -13,9 +13,11 @@ import sys  # noqa: E402
 import threading  # noqa: E402
 
 import gevent  # noqa: E402
+from opentelemetry import trace  # noqa: E402
 from standin import AFTER, HOLD, standing_in  # noqa: E402
 
 from ddmq_client import Consumer, Decision, OutgoingMessage, Producer, UnknownOutcomeError  # noqa: E402
+from tests.support.spans import Spans  # noqa: E402
 
 ticks = 0
 
@@ -97,6 +99,21 @@ def transacting(address: str, proxy: object) -> None:
     print("transactions", len(proxy.ended), len([m for m in proxy.stored if m.topic == "tx"]))
 
 
+def traced(address: str, proxy: object) -> None:
+    """Each greenlet has the span of its own handler."""
+    spans, own = Spans(), []
+
+    def handle(message: object) -> None:
+        gevent.sleep(0.001)
+        found = trace.get_current_span().attributes["messaging.ddmq.message.offset"]
+        own.append(found == message.offset)
+
+    proxy.put("spans", *[b"x"] * 50)
+    with Consumer(address, "g", "spans", handler=handle, threads=16, linger_ms=50, observer=spans.observer):
+        proxy.wait(lambda: len(own) == 50, 60)
+    print("traced", all(own), len(spans.all("process spans")))
+
+
 def signalled(address: str, proxy: object) -> None:
     """A signal that comes while all wait is handled on the hub, where nothing may wait."""
     consumer = Consumer(address, "g", "t", handler=lambda message: None, threads=2, linger_ms=50)
@@ -112,7 +129,7 @@ def signalled(address: str, proxy: object) -> None:
 def main() -> int:
     gevent.spawn(tick)
     with standing_in() as proxy:
-        for check in (sending, consuming, killed, transacting, signalled):
+        for check in (sending, consuming, killed, transacting, traced, signalled):
             check(proxy.address, proxy)
     print("ticked", ticks > 50)
     return 0

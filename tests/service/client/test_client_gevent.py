@@ -15,6 +15,7 @@ handled True True
 stopped True
 after kill True
 transactions 101 301
+traced True 50
 signalled [False] True
 ticked True
 """

@@ -43,4 +43,4 @@ def test_example(
 
 
 def test_there_are_examples() -> None:
-    assert [page for page, _, _ in EXAMPLES] == ["client.md"] * 12 + ["transactions.md"] * 5
+    assert [page for page, _, _ in EXAMPLES] == ["client.md"] * 13 + ["transactions.md"] * 5

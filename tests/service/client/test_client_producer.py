@@ -294,6 +294,7 @@ def test_a_name_is_resolved_again(proxy: Standin, other: Standin, monkeypatch: p
         {"batch_bytes": 5_000_000},
         {"client_id": "x" * 256},
         {"selector": "best"},
+        {"observer": "me"},
     ],
 )
 def test_settings_are_checked(settings: dict[str, object]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,17 @@ from opentelemetry import baggage, context, propagate, trace
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind
 
-from ddmq_client import Message, NotStoredError, Outcome, OutgoingMessage, SendResult
+from ddmq_client import (
+    Consumer,
+    Message,
+    NotStoredError,
+    OptionError,
+    Outcome,
+    OutgoingMessage,
+    Producer,
+    SendResult,
+)
+from ddmq_client.aio import AsyncConsumer, AsyncProducer
 from ddmq_client.core.sending import result_of
 from ddmq_client.observer import HandleCall, SendCall
 from ddmq_client.opentelemetry import OpenTelemetryObserver
@@ -100,6 +111,13 @@ def test_of_a_batch_each_message_s_own_end_is_told() -> None:
     whole = spans.one("send o")
     assert (whole.attributes or {})["messaging.ddmq.batch.failed_count"] == 2
     assert not whole.status.is_ok
+
+
+@pytest.mark.parametrize("odd", [OpenTelemetryObserver, "me", object()])
+def test_an_observer_is_an_object_with_its_methods(odd: Any) -> None:
+    for make in (Producer, AsyncProducer, partial(Consumer, group="g"), partial(AsyncConsumer, group="g")):
+        with pytest.raises(OptionError, match=r"observer=.* allowed: an object with the methods sending"):
+            make("h:1", observer=odd)
 
 
 def test_nothing_is_sent_with_nothing() -> None:
