@@ -301,7 +301,7 @@ def test_thriftpy2s_own_client_calls_us(one: Stage, wire: Wire) -> None:
 
 def test_handlers_must_be_of_the_idl() -> None:
     service = Service(producer, PRODUCER, {"sendSink": print})
-    with pytest.raises(ValueError, match="no method 'sendSink'; allowed: .*sendAsync"):
+    with pytest.raises(ValueError, match=r"no method 'sendSink'; allowed: .*sendAsync"):
         RpcServer(service, "127.0.0.1", 0, RpcLimits(), Registry(), SystemClock())
 
 
