@@ -67,7 +67,7 @@ class SeenHandling:
         self.outcomes = [message.outcome for message in self.messages]
 
 
-class Seen:
+class Onlooker:
     """An observer that keeps what it is told."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ def marked(proxy: Standin) -> list[bool]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_call_that_sends_is_one(proxy: Standin, kind: str) -> None:
-    seen = Seen()
+    seen = Onlooker()
     with going(kind, proxy.address, producer_group="g", observer=seen) as producer:
         producer.send("t", b"x")
         producer.send_message(M0)
@@ -119,7 +119,7 @@ def test_each_call_that_sends_is_one(proxy: Standin, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_all_that_is_sent_again_for_it(proxy: Standin, kind: str) -> None:
-    seen = Seen()
+    seen = Onlooker()
     proxy.recognises = True
     with going(kind, proxy.address, observer=seen, timeout_ms=20_000) as producer:
         producer.send("t", b"first")
@@ -131,7 +131,7 @@ def test_with_all_that_is_sent_again_for_it(proxy: Standin, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_raises_has_failed(proxy: Standin, kind: str) -> None:
-    seen = Seen()
+    seen = Onlooker()
     with going(kind, proxy.address, observer=seen, retry_unknown=False) as producer:
         for fault, wanted in ((refuse(11), InvalidMessageError), (AFTER, UnknownOutcomeError)):
             proxy.faults["sendSync"].append(fault)
@@ -152,7 +152,7 @@ def test_what_raises_has_failed(proxy: Standin, kind: str) -> None:
 
 
 def test_sends_in_the_background_end_when_they_do(proxy: Standin) -> None:
-    seen = Seen()
+    seen = Onlooker()
     proxy.faults["sendSync"].extend([HOLD, refuse(11)])
     with Producer(proxy.address, async_workers=1, observer=seen) as producer:
         first = producer.send_async(M0)
@@ -170,7 +170,7 @@ def test_sends_in_the_background_end_when_they_do(proxy: Standin) -> None:
 
 
 def test_a_send_whose_task_is_cancelled(proxy: Standin) -> None:
-    seen = Seen()
+    seen = Onlooker()
 
     async def test() -> None:
         proxy.faults["sendSync"].append(HOLD)
@@ -187,7 +187,7 @@ def test_a_send_whose_task_is_cancelled(proxy: Standin) -> None:
 
 
 def test_handlers_and_what_became_of_their_messages(proxy: Standin) -> None:
-    seen = Seen()
+    seen = Onlooker()
     proxy.put("t", b"good", b"bad")
 
     def handle(message: Message) -> None:
@@ -203,7 +203,7 @@ def test_handlers_and_what_became_of_their_messages(proxy: Standin) -> None:
 
 
 def test_handlers_of_batches_that_are_tasks(proxy: Standin) -> None:
-    seen = Seen()
+    seen = Onlooker()
     proxy.put("t", b"x", b"y")
 
     async def handle(messages: list[Message]) -> None:
@@ -222,7 +222,7 @@ def test_handlers_of_batches_that_are_tasks(proxy: Standin) -> None:
 
 def test_messages_that_are_asked_for(proxy: Standin) -> None:
     """What a pull did not bring is not told."""
-    seen = Seen()
+    seen = Onlooker()
     with Consumer(proxy.address, "g", "t", client_id="you", observer=seen) as consumer:
         assert consumer.pull(timeout_ms=1) == []
         proxy.put("t", b"x", b"y")
