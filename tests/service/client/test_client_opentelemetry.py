@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -258,7 +259,6 @@ def test_messages_that_are_pulled(server: RealServer, topic: str, spans: Spans) 
         client.send_batch([OutgoingMessage(topic, f"m{at}", shard_key="s") for at in range(3)])
     created = spans.all(f"create {topic}")
     with consumer(server, topic, spans) as client, spans.tracer.start_as_current_span("job"):
-        assert client.pull(3, timeout_ms=1) == [] or spans.all(f"receive {topic}")
         taken = 0
         while taken < 3:
             for message in client.pull(3 - taken, timeout_ms=PATIENCE_MS):
@@ -362,10 +362,7 @@ def test_a_message_at_the_limit_goes_without(server: RealServer, topic: str, spa
     assert spans.observer.not_carried == 1
 
 
-def test_nothing_of_it_is_loaded_where_it_is_not_used(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
+def test_nothing_of_it_is_loaded_where_it_is_not_used() -> None:
     script = (
         "import sys; from ddmq_client import Consumer, Producer; from ddmq_client.aio import AsyncProducer\n"
         "Producer('127.0.0.1:1').close(); Consumer('127.0.0.1:1', 'g', 't')\n"
