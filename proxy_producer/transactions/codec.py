@@ -15,7 +15,7 @@ from zlib import crc32
 import msgspec
 
 from backend import internal_topics as dead
-from backend.records import NewRecord
+from backend.records import AppendResult, NewRecord
 from ddmq_client.idl.codes import TransactionOutcome
 from ddmq_common.delays.command import DelayCommand
 from ddmq_common.delivery import encode, key_and_tags, value_of
@@ -152,9 +152,16 @@ def name_of(identity: str) -> str:
     return identity[:33] if is_key(identity) else sequence_name(identity)
 
 
-def id_by(identity: str) -> bytes:
-    """The message id of whatever says that it is this one: a resend has the same."""
-    return blake2b(name_of(identity).encode(), digest_size=16, person=b"transaction").digest()
+def id_by(identity: str, transaction: bytes) -> bytes:
+    """The message id of whatever says that it is this one: a resend has the same, another transaction's has
+    another."""
+    named = transaction + name_of(identity).encode()
+    return blake2b(named, digest_size=16, person=b"transaction").digest()
+
+
+def is_elsewhere(record: NewRecord, stored: AppendResult) -> bool:
+    """Whether the engine took it for a message of another transaction: its sequence was used there."""
+    return stored.first is not None and stored.first.message_id != record.message_id
 
 
 class Op(msgspec.Struct, frozen=True, omit_defaults=True):

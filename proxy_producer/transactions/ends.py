@@ -255,6 +255,12 @@ def late(transaction: bytes, why: str) -> SendRefusal:
     return illegal("transaction_ended", what, "allowed: messages of an open one, or of a new one")
 
 
+def used_elsewhere() -> SendRefusal:
+    """The engine knows the message: of another transaction."""
+    what = "sequence names a message that was sent before, in another transaction"
+    return illegal("sequence_used", what, "allowed: another number for each message")
+
+
 class Lookup:
     """Looks among the op records of a shard for one that is not remembered any more."""
 

@@ -28,10 +28,17 @@ from proxy_producer.delay.context import DelayContext
 from proxy_producer.delay.sends import DelaySends
 from proxy_producer.delaying import DelayingBatch
 from proxy_producer.pending import DelayLevels
-from proxy_producer.transactions.codec import HalfMark, half_record, id_by, identity_in, shard_of
+from proxy_producer.transactions.codec import (
+    HalfMark,
+    half_record,
+    id_by,
+    identity_in,
+    is_elsewhere,
+    shard_of,
+)
 from proxy_producer.transactions.core.shard import HalfTaken
 from proxy_producer.transactions.deciding import Came
-from proxy_producer.transactions.ends import TOLD, foreign, late, late_fault
+from proxy_producer.transactions.ends import TOLD, foreign, late, late_fault, used_elsewhere
 from proxy_producer.transactions.prepared.tally import IMMUNITY, PreparedTally, long_fault
 from proxy_producer.transactions.prepared.usual import UsualPrepares, half_message
 from proxy_producer.transactions.service import Transactions, legal_id
@@ -152,7 +159,7 @@ class PreparedSends:
         if identity is not None:
             identity = identity_in(identity, transaction)
             record.system = {IDENTITY: identity}
-            record.message_id = id_by(identity)
+            record.message_id = id_by(identity, transaction)
 
     # --- one that was accepted, and whose topics are there
 
@@ -305,7 +312,9 @@ class PendingPrepare(DelayingBatch):
         transaction, group = self._prepare.transaction, self._prepare.group
         owned, fault, waits = self._sends.transactions.owned(self._shard), None, False
         for (record, mark), result in zip(self._halves, results, strict=True):
-            if owned is not None:
+            if is_elsewhere(record, result):
+                fault = used_elsewhere()
+            elif owned is not None:
                 taken = owned.held.appended(half_message(record, mark, result.offset), transaction)
                 fault, waits = fault or late_fault(taken, transaction, group), taken is HalfTaken.LATE
         if owned is not None and waits:

@@ -26,12 +26,13 @@ from proxy_producer.transactions.codec import (
     half_record,
     id_by,
     identity_in,
+    is_elsewhere,
     parse_id,
     shard_of,
 )
 from proxy_producer.transactions.core.shard import HalfTaken
 from proxy_producer.transactions.deciding import Came, OwnedShard
-from proxy_producer.transactions.ends import late, late_fault
+from proxy_producer.transactions.ends import late, late_fault, used_elsewhere
 from proxy_producer.transactions.prepared.tally import IMMUNITY
 from proxy_producer.transactions.service import Transactions
 
@@ -90,7 +91,7 @@ class UsualPrepares:
         if record.system is not None:
             identity = identity_in(record.system[IDENTITY], transaction)
             record.system = {IDENTITY: identity}
-            record.message_id = id_by(identity)
+            record.message_id = id_by(identity, transaction)
         elif message.sequence is not None:
             return False
         topic.turn = turn = topic.turn + 1
@@ -119,7 +120,9 @@ class HalfAnswers:
 
     def stored(self, send: PendingSend, result: AppendResult) -> None:
         held, fault = self.owned.held, None
-        if held.ready:
+        if is_elsewhere(self.record, result):
+            fault = used_elsewhere()
+        elif held.ready:
             taken = held.appended(half_message(self.record, self.mark, result.offset), self.transaction)
             if taken is HalfTaken.LATE:
                 found = held.core.open[self.transaction]

@@ -43,6 +43,29 @@ def test_a_resend_of_a_prepare_puts_nothing_in_twice(rig: TransactionRig) -> Non
     until(lambda: rig.unfinished() == 0, "second copies are finished")
 
 
+@pytest.mark.parametrize("shard", [1, 2])
+def test_a_sequence_of_another_transaction_is_refused_and_hurts_nobody(
+    rig: TransactionRig, shard: int
+) -> None:
+    rig.begin()
+    numbered = body(b"x", producerId=b"p", sequence=7, answeredBelow=0)
+    first, second, other = rig.new_id(shard=1), rig.new_id(shard), rig.new_id(shard=2)
+    for given in (rig.new_id(shard=1), rig.new_id(shard=1)):
+        assert rig.proxy.prepare(given).code == 0
+    assert rig.proxy.prepare(first, numbered).code == 0
+    beside = rig.beside(served=False)
+    for proxy in (rig.proxy, beside):
+        refused = proxy.prepare(second, numbered)
+        assert (refused.code, "sequence" in refused.msg) == (11, True)
+    beside.kill()
+    rig.proxies.remove(beside)
+    rig.caught_up()
+    assert rig.proxy.end(second, COMMIT).outcome == NEVER_THERE
+    assert rig.proxy.prepare(other, body(b"other")).code == 0
+    assert [rig.proxy.end(given, COMMIT).code for given in (other, first)] == [0, 0]
+    assert sorted(rig.bodies()) == [b"other", b"x"]
+
+
 def test_a_key_counts_once_a_transaction_and_topic(rig: TransactionRig) -> None:
     keyed = body(b"x", idempotencyKey=b"once")
     transaction = rig.begin(keyed)

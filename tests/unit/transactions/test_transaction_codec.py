@@ -83,11 +83,15 @@ def test_a_key_counts_in_its_transaction_and_a_sequence_everywhere() -> None:
     assert len({key, here, there, codec.identity_in(other, TRANSACTION)}) == 4
     assert here[-8:] == key[-8:]
     changed = codec.identity_in(key_identity(b"orders", b"once", b"other body"), TRANSACTION)
-    assert codec.id_by(changed) == codec.id_by(here) != codec.id_by(there)
+    assert (
+        codec.id_by(changed, TRANSACTION) == codec.id_by(here, TRANSACTION) != codec.id_by(there, TRANSACTION)
+    )
     first, again = sequence_identity(b"p", 5, 0), sequence_identity(b"p", 5, 4)
     assert codec.identity_in(first, TRANSACTION) == first
-    assert codec.id_by(first) == codec.id_by(again) != codec.id_by(sequence_identity(b"p", 6, 0))
-    assert codec.id_by(first) == codec.id_by(sequence_identity(b"p", 5, 4, 3_000))
+    ids = [codec.id_by(each, TRANSACTION) for each in (first, again, sequence_identity(b"p", 6, 0))]
+    assert ids[0] == ids[1] != ids[2]
+    assert codec.id_by(first, b"x" * 16) != ids[0]
+    assert codec.id_by(sequence_identity(b"p", 5, 4, 3_000), TRANSACTION) == ids[0]
 
 
 def test_a_dead_record_keeps_the_message_and_says_why() -> None:
