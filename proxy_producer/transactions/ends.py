@@ -21,7 +21,7 @@ from proxy_producer.core.refusals import SendRefusal, illegal, refusal, refusal_
 from proxy_producer.flow import Flow
 from proxy_producer.transactions.codec import began_ms, read_op, shard_of
 from proxy_producer.transactions.context import TransactionCounts, TransactionTopics
-from proxy_producer.transactions.core.ended import Ended
+from proxy_producer.transactions.core.ended import Ended, began_after
 from proxy_producer.transactions.core.shard import HalfTaken, OpenTransaction
 from proxy_producer.transactions.deciding import Came, OwnedShard
 from proxy_producer.transactions.owners import Holders, Owners
@@ -155,7 +155,7 @@ class PendingEnd:
         ended = core.ended.get(self.transaction)
         if ended is not None:
             self._told(ended)
-        elif core.ended.covers(began_ms(self.transaction)):
+        elif core.ended.covers(began_ms(self.transaction), self._service.flow.backend.clock_ms()):
             self._answer(TransactionOutcome.NEVER_THERE)
         else:
             Lookup(self, self._service, owned.held.number).start()
@@ -306,5 +306,7 @@ class Lookup:
             return
         batch = answer.value
         oldest_ms = batch.stored_ms(0) if len(batch.offsets) else 0
-        known = oldest_ms and oldest_ms <= began_ms(self._end.transaction)
+        known = oldest_ms and began_after(
+            oldest_ms, began_ms(self._end.transaction), self._backend.clock_ms()
+        )
         self._end.not_found(TransactionOutcome.NEVER_THERE if known else TransactionOutcome.NO_LONGER_KNOWN)

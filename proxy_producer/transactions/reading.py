@@ -220,6 +220,8 @@ class OpReader:
             self._take(batch)
             self._go_on(batch.next_offset)
         elif batch.status is ReadStatus.NONE:
+            if self._first and self._partly:  # all of them are gone
+                self._ended.covered_from_ms = self._backend.clock_ms()
             self._done(self._ended, None)
         else:
             self._done(self._ended, TryLaterError(f"the op topic's queue is {batch.status.value}"))

@@ -1,7 +1,7 @@
 """How transactions ended, as far as it is remembered: the newest of one shard, oldest forgotten first.
 
 `covers` tells "never there" from "no longer known": every transaction that ended at or after
-`covered_from_ms` is here.
+`covered_from_ms` is here. When one began is what its id says, by the clock of whoever made it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from ddmq_client.idl.codes import TransactionOutcome
+
+CLOCKS_APART_MS = 3_600_000  # that the clock of who made an id may be wrong by
 
 
 class Ended(NamedTuple):
@@ -43,6 +45,11 @@ class EndedTransactions:
             _, oldest = self._known.popitem(last=False)
             self.covered_from_ms = max(self.covered_from_ms, oldest.at_ms + 1)
 
-    def covers(self, began_ms: int) -> bool:
+    def covers(self, began_ms: int, now_ms: int) -> bool:
         """Whether one that began then would be known here if it had ended."""
-        return began_ms >= self.covered_from_ms
+        return not self.covered_from_ms or began_after(self.covered_from_ms, began_ms, now_ms)
+
+
+def began_after(at_ms: int, began_ms: int, now_ms: int) -> bool:
+    """Whether what began then by its maker's clock did so at `at_ms` or later by the store's."""
+    return at_ms + CLOCKS_APART_MS <= began_ms <= now_ms + CLOCKS_APART_MS

@@ -244,7 +244,15 @@ def test_what_retention_took_is_no_longer_known(memory: TransactionRig) -> None:
     memory.memory.expire(QueueRef(OP_TOPIC, info.incarnation, 1), 2)
     answer = few.end(ids[0], COMMIT)
     assert (answer.code, answer.outcome) == (11, NO_LONGER_KNOWN)
+    memory.clock.advance(3_600)  # which clocks may be apart
     assert few.end(memory.new_id(1), COMMIT).outcome == NEVER_THERE
+    memory.memory.expire(QueueRef(OP_TOPIC, info.incarnation, 1), 4)
+    few.kill()
+    later = TransactionProxy(memory, served=False, outcomes_max=2)
+    memory.proxies.append(later)
+    assert later.prepare(memory.new_id(1)).code == 0
+    for one in ids:
+        assert later.end(one, COMMIT).outcome == NO_LONGER_KNOWN
 
 
 def test_a_message_that_is_damaged_makes_a_dead_letter_of_the_rest(memory: TransactionRig) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from backend.progress.ack_map import AckMap
 from ddmq_client.idl.codes import TransactionOutcome
-from proxy_producer.transactions.core.ended import Ended, EndedTransactions
+from proxy_producer.transactions.core.ended import CLOCKS_APART_MS, Ended, EndedTransactions
 from proxy_producer.transactions.core.shard import (
     TIMERS_MIN,
     TOO_OLD,
@@ -188,8 +188,18 @@ def test_ended_ones_are_remembered_within_their_bound() -> None:
     assert ended.get(A) is None
     assert ended.get(C) == Ended(COMMITTED, "g", 20)
     assert len(ended) == 2
-    assert not ended.covers(0)
-    assert ended.covers(1)
+    assert not ended.covers(CLOCKS_APART_MS, CLOCKS_APART_MS)
+    assert ended.covers(CLOCKS_APART_MS + 1, CLOCKS_APART_MS)
+
+
+def test_an_id_of_a_wrong_clock_is_not_taken_at_its_word() -> None:
+    ended = EndedTransactions(2)
+    assert ended.covers(0, 0)  # nothing was ever forgotten
+    for number, transaction in enumerate((A, B, C)):
+        ended.remember(transaction, Ended(COMMITTED, "g", 1_000 + number))
+    ahead_ms = 300_000  # its maker's clock, when A was committed
+    assert not ended.covers(1_000 + ahead_ms, 1_000 + ahead_ms)
+    assert not ended.covers(1 << 47, 1_000)
 
 
 def test_ranges() -> None:
