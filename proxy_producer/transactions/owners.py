@@ -36,6 +36,9 @@ CONNECT_S = 1.0
 ANSWER_S = 12.0  # a little more than a call may take there
 IDLE_S = 60.0
 READ_BYTES = 1 << 16
+ANSWER_BYTES_MAX = (
+    2 * FRAME_BYTES_MAX
+)  # a check has all of its transaction, which may have come by two proxies
 
 Done = Callable[[Any, Exception | None], None]
 Holders = Mapping[int, str]  # shard → address
@@ -192,7 +195,7 @@ class OwnerLink:
     def _exchange(self, connection: socket.socket, call: PassedOn) -> Any:
         with gevent.Timeout(ANSWER_S, OSError(f"no answer within {ANSWER_S:.0f} s")):
             connection.sendall(encode_call(producer, SERVICE, call.method, request=call.request))
-            frames = Frames(FRAME_BYTES_MAX)
+            frames = Frames(ANSWER_BYTES_MAX)
             frame = None
             while frame is None:
                 data = connection.recv(READ_BYTES)

@@ -279,3 +279,25 @@ def test_it_costs_nothing_where_there_are_no_transactions(memory: TransactionRig
     served.prepare(memory.new_id())
     assert served.beat_timer.sweep is not None
     until(lambda: len(served.shards) == SHARDS or served.look(), "it owns all shards")
+
+
+def test_one_that_two_proxies_let_in_whole_is_asked_about_at_the_other(memory: TransactionRig) -> None:
+    first, second = two(memory)
+    transaction = owned_by(memory, first)
+    for proxy in (first, second):
+        for _ in range(2):
+            assert proxy.prepare(transaction, body(b"x" * 2_000_000)).code == 0
+    memory.look()
+    memory.clock.advance(60)
+    polls = [second.polling(timeout=30_000)]
+
+    def messages() -> int:
+        """Of the largest check that has come: there is another transaction, which comes first or last."""
+        memory.advance(1)
+        if polls[-1].answers:
+            polls.append(second.polling(timeout=30_000))
+        return max(
+            [len(check.messages) for poll in polls for call in poll.answers for check in call.checks] or [0]
+        )
+
+    until(lambda: messages() == 4, "its check has come")
