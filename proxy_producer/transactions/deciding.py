@@ -31,6 +31,7 @@ TOPIC_GONE, REFUSED, DAMAGED, LARGE = (
     "damaged",
     "too large",
 )  # why a transaction becomes a dead letter
+NEWS_MS = 2_000  # in which every process has heard of a topic
 _COMMITTED, _DEAD = TransactionOutcome.COMMITTED, TransactionOutcome.DEAD_LETTER
 
 
@@ -58,6 +59,7 @@ class Deciding:
         self._waiting: dict[
             bytes, list[Then]
         ] = {}  # who waits for the end of which; bounded as all in flight
+        self._missing: dict[bytes, int] = {}  # of open ones: when a topic was first not known here, store ms
 
     def wait(self, found: OpenTransaction, then: Then) -> None:
         """It is being decided: `then` follows with what it came to."""
@@ -118,7 +120,7 @@ class Deciding:
         context = self._held.context
         fault = targets_fault(context.backend, halves)
         if isinstance(fault, Gone):
-            self._die(found, halves, TOPIC_GONE, f"topic {fault.topic!r} does not exist (any more)")
+            self._gone(found, halves, fault.topic)
         elif isinstance(fault, NotWritable):
             self._closed(found, fault.topic)
         elif not context.levels.topic.ready and any(half.mark.level for half in halves):
@@ -141,6 +143,14 @@ class Deciding:
         backend, table, now_ms = context.backend, context.levels.table, context.clock.wall_ms()
         records = [visible(half, backend, table, context.commands.queues, now_ms) for half in halves]
         self._commit(found, _COMMITTED, halves, records)
+
+    def _gone(self, found: OpenTransaction, halves: list[HalfMessage], topic: str) -> None:
+        """Who made it may have told others before it told us: that is waited for."""
+        now_ms = self._held.context.backend.clock_ms()
+        if now_ms - self._missing.setdefault(found.id, now_ms) < NEWS_MS:
+            self._not_now(found, refusal_of(TryLaterError(f"topic {topic!r} is not known here; {_AGAIN}")))
+        else:
+            self._die(found, halves, TOPIC_GONE, f"topic {topic!r} does not exist (any more)")
 
     def _closed(self, found: OpenTransaction, topic: str) -> None:
         error = TryLaterError(f"topic {topic!r} takes no messages now; {_AGAIN} when it does")
@@ -183,6 +193,7 @@ class Deciding:
                 self._failed(found, outcome, halves, error)
                 return
             came = results_of(halves, records, results) if outcome is _COMMITTED else None
+            self._missing.pop(found.id, None)
             for late in held.core.decided(found, outcome, at_ms):
                 held.context.counts.refused("half message: ended")
                 held.kept.drop(late.offset)

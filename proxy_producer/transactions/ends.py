@@ -84,7 +84,7 @@ class PendingEnd:
         flow.inflight_bytes += self.call.frame_bytes
         shards = service.topics.shards
         if not shards:
-            self._answer(TransactionOutcome.NEVER_THERE)
+            self._unheard_of()
             return
         number = shard_of(self.transaction, shards)
         owned = service.owned(number)
@@ -109,6 +109,14 @@ class PendingEnd:
         self._refuse(refusal(Code.TIMED_OUT, "swept", what, "ask again"))
 
     # --- elsewhere
+
+    def _unheard_of(self) -> None:
+        """There are no transactions, as far as this proxy has heard."""
+        if self.request.throughOffset is None and self.request.check is None:
+            self._answer(TransactionOutcome.NEVER_THERE)
+        else:
+            text = "the topics of transactions are not known here; ask again"
+            self._refuse(refusal_of(TryLaterError(text)))
 
     def _nobody(self, number: int) -> None:
         self._service.owners.forget()

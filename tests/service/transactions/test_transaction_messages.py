@@ -167,6 +167,10 @@ def test_a_topic_that_is_gone_makes_dead_letters_of_all(rig: TransactionRig) -> 
     rig.make("doomed")
     transaction = rig.begin(body(b"one"), body(b"two", topic=b"doomed"))
     rig.delete("doomed")
+    call = rig.proxy.ending(transaction, COMMIT)
+    until(lambda: bool(call.answers), "it is answered")
+    assert (call.answer.code, "not known here" in call.answer.msg) == (15, True)
+    rig.advance(2)
     ended = rig.proxy.end(transaction, COMMIT)
     assert (ended.code, ended.outcome) == (11, DEAD_LETTER)
     assert "topic gone" in ended.msg
@@ -176,6 +180,26 @@ def test_a_topic_that_is_gone_makes_dead_letters_of_all(rig: TransactionRig) -> 
     facts = properties_of(bytes(rig.dead()[1].delivery), [b"dead-letter-error", b"dead-letter-topic"])
     assert b"doomed" in facts[b"dead-letter-error"]
     assert facts[b"dead-letter-topic"] == b"doomed"
+
+
+def test_a_topic_that_the_owner_hears_of_late_is_waited_for(rig: TransactionRig) -> None:
+    transaction = rig.begin(body(b"one"), body(b"two", topic=b"news"))
+    made = rig.backend.topic("news")
+    assert made is not None
+    rig.delete("news")  # stands for an owner that has not heard of it yet
+    call = rig.proxy.ending(transaction, COMMIT)
+    until(lambda: bool(call.answers), "it is answered")
+    assert call.answer.code == 15
+    rig.change(replace(made, incarnation=0))
+    rig.advance(1)
+    assert rig.proxy.end(transaction, COMMIT).outcome == COMMITTED
+    assert (rig.bodies(), rig.bodies("news"), rig.dead()) == ([b"one"], [b"two"], [])
+
+
+def test_a_proxy_that_has_not_heard_of_transactions_calls_none_never_there(rig: TransactionRig) -> None:
+    call = rig.proxy.ending(rig.new_id(), COMMIT, throughOffset=0)
+    assert (call.answer.code, call.answer.outcome) == (15, None)
+    assert rig.proxy.end(rig.new_id(), ROLLBACK).outcome == NEVER_THERE
 
 
 def test_a_topic_that_is_closed_keeps_it_open(rig: TransactionRig) -> None:
