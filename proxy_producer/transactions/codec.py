@@ -165,13 +165,15 @@ def is_elsewhere(record: NewRecord, stored: AppendResult) -> bool:
 
 
 class Op(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a transaction ended: the body of an op record. `reason`: of a dead letter."""
+    """How a transaction ended: the body of an op record. `reason`: of a dead letter. `end`: half messages of it
+    at this offset or above came too late."""
 
     outcome: int
     group: str
     at_ms: int
     messages: int = 0
     reason: str = ""
+    end: int = -1
 
 
 _OPS = msgspec.json.Decoder(Op)

@@ -186,7 +186,9 @@ class Deciding:
     ) -> None:
         held = self._held
         at_ms = held.context.backend.clock_ms()
-        op = Op(int(outcome), found.group, at_ms, len(found.offsets), reason)
+        end = found.late[0].offset if found.late else held.core.read_to
+        ended = Ended(outcome, found.group, at_ms, end)
+        op = Op(int(outcome), found.group, at_ms, len(found.offsets), reason, end)
 
         def stored(results: Sequence[AppendResult], error: Exception | None) -> None:
             if error is not None:
@@ -194,7 +196,7 @@ class Deciding:
                 return
             came = results_of(halves, records, results) if outcome is _COMMITTED else None
             self._missing.pop(found.id, None)
-            for late in held.core.decided(found, outcome, at_ms):
+            for late in held.core.decided(found, ended):
                 held.context.counts.refused("half message: ended")
                 held.kept.drop(late.offset)
             for offset in found.offsets:
@@ -203,7 +205,7 @@ class Deciding:
             if reason:
                 facts = {"transaction": found.id.hex(), "group": found.group, "reason": reason, "error": text}
                 log.warning("a transaction became a dead letter", extra=facts)
-            self._tell(found, Came(Ended(outcome, found.group, at_ms), reason, came))
+            self._tell(found, Came(ended, reason, came))
 
         held.commit([*records, op_record(held.number, found.id, op)], found.offsets, stored)
 

@@ -197,8 +197,18 @@ class PendingEnd:
     def _told(self, ended: Ended, reason: str = "", results: list[Any] | None = None) -> None:
         if ended.group != self.group:
             self._refuse(foreign(self.group))
+        elif self._is_short(ended):
+            why = f"was committed before its message at offset {self.request.throughOffset} was stored"
+            self._refuse(late(self.transaction, why))
         else:
             self._answer(ended.outcome, reason, results)
+
+    def _is_short(self, ended: Ended) -> bool:
+        """Whether it was committed without a message that the caller has an answer for: by somebody else, while
+        this one came by a proxy that could not know."""
+        through = self.request.throughOffset
+        committed = ended.outcome is ASKED.get(self.action) is TransactionOutcome.COMMITTED
+        return committed and through is not None and 0 <= ended.end <= through
 
     def _answer(
         self, outcome: TransactionOutcome, reason: str = "", results: list[Any] | None = None
@@ -294,7 +304,8 @@ class Lookup:
             except DamagedError as error:
                 self._end.not_looked_up(error)
                 return
-            self._end.found(Ended(TransactionOutcome(op.outcome), op.group, op.at_ms), op.reason)
+            ended = Ended(TransactionOutcome(op.outcome), op.group, op.at_ms, op.end)
+            self._end.found(ended, op.reason)
             return
         assert self._queue is not None
         self._backend.bounds((self._queue,)).then(self._bounded)

@@ -237,7 +237,8 @@ class OpReader:
             if self._first and self._partly:
                 self._ended.covered_from_ms = op.at_ms
             self._first = False
-            self._ended.remember(record.message_id, Ended(TransactionOutcome(op.outcome), op.group, op.at_ms))
+            ended = Ended(TransactionOutcome(op.outcome), op.group, op.at_ms, op.end)
+            self._ended.remember(record.message_id, ended)
 
 
 def read_error(batch: ReadBatch, position: int) -> Exception:

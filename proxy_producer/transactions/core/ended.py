@@ -15,11 +15,13 @@ CLOCKS_APART_MS = 3_600_000  # that the clock of who made an id may be wrong by
 
 
 class Ended(NamedTuple):
-    """How one ended. `at_ms`: when, on the store's clock."""
+    """How one ended. `at_ms`: when, on the store's clock. `end`: what is at this offset of the shard or above
+    came too late for it; -1: that is not known."""
 
     outcome: TransactionOutcome
     group: str
     at_ms: int
+    end: int = -1
 
 
 class EndedTransactions:

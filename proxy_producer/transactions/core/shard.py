@@ -277,13 +277,13 @@ class TransactionShard:
         found.deciding = outcome
         self._withdraw(found)
 
-    def decided(self, found: OpenTransaction, outcome: TransactionOutcome, at_ms: int) -> list[HalfSeen]:
+    def decided(self, found: OpenTransaction, ended: Ended) -> list[HalfSeen]:
         """It is durable that it ended; gives those that came too late."""
         del self.open[found.id]
         self.by_group[found.group] -= 1
         if not self.by_group[found.group]:
             del self.by_group[found.group]
-        self.ended.remember(found.id, Ended(outcome, found.group, at_ms))
+        self.ended.remember(found.id, ended)
         self._acks.finish((offset, offset + 1) for offset in found.offsets)
         self._loose += [half.offset for half in found.late]
         self._loose += found.beyond

@@ -86,6 +86,25 @@ def test_a_late_message_elsewhere_is_counted(rig: TransactionRig) -> None:
     assert rig.bodies() == []
 
 
+def test_a_commit_that_others_made_before_a_message_came_is_not_told_as_done(rig: TransactionRig) -> None:
+    first, second = two(rig)
+    transaction = owned_by(rig, first)
+    through = first.prepare(transaction, body(b"1")).throughOffset
+    assert first.end(transaction, COMMIT).code == 0  # an operator, say
+    late = second.prepare(transaction, body(b"2"))
+    for restarted in (False, True):
+        if restarted:
+            first.kill()
+            rig.proxies.remove(first)
+            rig.proxy = second
+            rig.caught_up()
+        refused = second.end(transaction, COMMIT, throughOffset=late.throughOffset)
+        assert (refused.code, refused.outcome) == (11, None)
+        assert "was committed before" in str(refused.msg)
+        assert second.end(transaction, COMMIT, throughOffset=through).code == 0
+    assert rig.bodies() == [b"1"]
+
+
 def test_what_several_proxies_let_in_together_is_never_visible_in_part(memory: TransactionRig) -> None:
     memory.proxy.kill()
     memory.proxies.clear()
