@@ -29,7 +29,13 @@ from ddmq_client.core.transactions import (
     new_id,
 )
 from ddmq_client.delays import When
-from ddmq_client.errors import ClientError, InvalidMessageError, NotStoredError, OptionError
+from ddmq_client.errors import (
+    ClientError,
+    InvalidMessageError,
+    NotStoredError,
+    OptionError,
+    UnknownEndError,
+)
 from ddmq_client.idl.codes import TransactionAction
 from ddmq_client.observer import ClientObserver, SendCall, told
 from ddmq_client.outbox import Outbox
@@ -169,13 +175,17 @@ class AsyncTransaction(AsyncSends):
             return
         if error is None:
             await self.commit()
-        elif not isinstance(error, Exception) and self._checked():
+        elif (self._is_doubt(error) or not isinstance(error, Exception)) and self._checked():
             self.undecided()  # interrupted, cancelled: perhaps behind the local commit
         else:
             try:
                 await self.rollback()
             except ClientError as failure:
                 _log.warning("%s (its block raised %r)", failure, error)
+
+    def _is_doubt(self, error: BaseException) -> bool:
+        """Whether it says that the local commit may have been, as DecisionTable does."""
+        return isinstance(error, UnknownEndError) and error.transaction_id == self.id
 
     def _refused(self, error: OptionError) -> OptionError:
         with self._lock:

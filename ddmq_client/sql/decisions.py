@@ -19,7 +19,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from ddmq_client.errors import NotCommittedError
+from ddmq_client.errors import NotCommittedError, UnknownEndError
 from ddmq_client.sql.statements import create, execute, forget, now_ms, opened, table_name
 from ddmq_client.transactions import Decision, UndecidedTransaction
 
@@ -42,17 +42,23 @@ class DecisionTable:
 
     def commit(self, database: Any, transaction_id: str) -> None:
         """Note in the SQL transaction that is open there, or begins with it, that its commit is that of the
-        transaction. NotCommittedError where a check has decided otherwise: it took too long, roll it back."""
-        if not self._insert(database, transaction_id, Decision.COMMITTED):
-            text = f"transaction {transaction_id} was given up by its check before the work was done"
-            raise NotCommittedError(text, transaction_id)
+        transaction. NotCommittedError where a check has decided otherwise: it took too long, roll it back.
+        UnknownEndError where the row is there already: the work was done before, by a SQL transaction whose
+        commit brought no answer. Do not do it again, let the error leave the transaction's block: the check
+        settles it."""
+        if self._insert(database, transaction_id, Decision.COMMITTED):
+            return
+        if self._said(database, transaction_id) is Decision.COMMITTED:
+            text = f"transaction {transaction_id} is noted as committed already; its work is not done again"
+            raise UnknownEndError(text, transaction_id)
+        text = f"transaction {transaction_id} was given up by its check before the work was done"
+        raise NotCommittedError(text, transaction_id)
 
     def decide(self, database: Any, transaction_id: str) -> Decision:
         """How it ended; from now on it has."""
         if self._insert(database, transaction_id, Decision.ROLLED_BACK):
             return Decision.ROLLED_BACK
-        statement = f"SELECT decision FROM {self._table} WHERE id = :id"
-        return Decision(execute(database, statement, id=transaction_id).rows[0][0])
+        return self._said(database, transaction_id)
 
     def check(self, connect: Callable[[], Any]) -> Callable[[UndecidedTransaction], Decision]:
         """The check of a producer: each time on a connection that `connect` makes, closed then."""
@@ -67,6 +73,10 @@ class DecisionTable:
         """Delete older rows, and say how many. A check asks for a quarter of an hour in all, while a proxy is
         there to ask it: a day is right."""
         return forget(database, self._table, "decided_ms", older_than)
+
+    def _said(self, database: Any, transaction_id: str) -> Decision:
+        statement = f"SELECT decision FROM {self._table} WHERE id = :id"
+        return Decision(execute(database, statement, id=transaction_id).rows[0][0])
 
     def _insert(self, database: Any, transaction_id: str, decision: Decision) -> bool:
         done = execute(

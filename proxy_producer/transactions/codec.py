@@ -165,8 +165,8 @@ def is_elsewhere(record: NewRecord, stored: AppendResult) -> bool:
 
 
 class Op(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a transaction ended: the body of an op record. `reason`: of a dead letter. `end`: half messages of it
-    at this offset or above came too late."""
+    """How a transaction ended: the body of an op record. `reason`: of a dead letter. `end`: half messages of
+    it at this offset or above came too late."""
 
     outcome: int
     group: str

@@ -204,8 +204,8 @@ class PendingEnd:
             self._answer(ended.outcome, reason, results)
 
     def _is_short(self, ended: Ended) -> bool:
-        """Whether it was committed without a message that the caller has an answer for: by somebody else, while
-        this one came by a proxy that could not know."""
+        """Whether it was committed without a message that the caller has an answer for: by somebody else,
+        while this one came by a proxy that could not know."""
         through = self.request.throughOffset
         committed = ended.outcome is ASKED.get(self.action) is TransactionOutcome.COMMITTED
         return committed and through is not None and 0 <= ended.end <= through

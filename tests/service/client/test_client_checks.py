@@ -13,7 +13,7 @@ import pytest
 from either import KINDS, Going, going
 from standin import AFTER, FAULT, GARBAGE, Fault, Standin, refuse
 
-from ddmq_client import CheckCounts, Decision, OptionError, UndecidedTransaction
+from ddmq_client import CheckCounts, Decision, OptionError, UndecidedTransaction, UnknownEndError
 from ddmq_client.aio import AsyncProducer
 from tests.support.waits import loop_until, until
 
@@ -240,6 +240,24 @@ def test_interrupted_work_is_left_to_the_check(made: Make, proxy: Standin) -> No
             interrupted(tx)
         assert len(proxy.ends) == ends
     assert list(proxy.ended.values()) == [ROLLED_BACK], "of the producer without a check"
+
+
+def test_work_that_may_have_been_done_is_left_to_the_check(made: Make, proxy: Standin) -> None:
+    """As DecisionTable says where the row is there already; of another transaction it says nothing here."""
+    for producer, own, ends in (
+        (made(), True, 1),
+        (made(check=ScriptedCheck()), True, 1),
+        (made(), False, 2),
+    ):
+        tx = producer.transaction()
+        with pytest.raises(UnknownEndError), tx:
+            done_before(tx, tx.id if own else "0" * 32)
+        assert len(proxy.ends) == ends
+
+
+def done_before(tx: Going, transaction_id: str) -> None:
+    tx.send("t", b"x")
+    raise UnknownEndError("noted as committed already", transaction_id)
 
 
 def interrupted(tx: Going) -> None:

@@ -20,6 +20,7 @@ from ddmq_client import (
     NotCommittedError,
     OptionError,
     UndecidedTransaction,
+    UnknownEndError,
 )
 from ddmq_client.received import DeliveryContext, NothingToSettle, Origin
 from ddmq_client.sql import DecisionTable, InboxTable, OutboxTable
@@ -149,6 +150,18 @@ def test_a_check_waits_for_work_that_is_about_to_be_committed(
         assert answers == []
     thread.join(60)
     assert answers == [Decision.COMMITTED]
+
+
+def test_work_that_was_committed_is_not_said_to_be_given_up(
+    connect: Connect, decisions: DecisionTable
+) -> None:
+    """Who tries again what brought no answer must not roll back the messages of work that is done."""
+    with opened(connect) as database:
+        decisions.commit(database, NAME)
+    with pytest.raises(UnknownEndError, match="committed already") as raised, opened(connect) as database:
+        decisions.commit(database, NAME)
+    assert raised.value.transaction_id == NAME
+    assert decisions.check(connect)(asked()) is Decision.COMMITTED
 
 
 def test_old_decisions_are_forgotten(connect: Connect, decisions: DecisionTable) -> None:
