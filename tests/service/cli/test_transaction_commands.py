@@ -100,8 +100,10 @@ def test_every_process_tells_and_ends_them(installation: Installation, tmp_path:
             other.start()
             calls = TransactionCalls(server.ports["producer"])
             transaction = begun(calls, "orders", b"x")
-            until(lambda: other.ask("GET", f"/transactions/{transaction}")[0] == 200)
-            assert other.admin("GET", "transactions", transaction)["state"] == "open"
+            until(
+                lambda: other.admin("GET", "transactions", transaction)["state"] == "open",
+                "it has heard of it",
+            )
             ended = other.admin("POST", "transactions", transaction, body={"action": "commit"})
             assert ended["state"] == "committed"
             assert calls.end(transaction, COMMIT).code == 0
