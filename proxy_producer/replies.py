@@ -172,7 +172,7 @@ def _key_fault(properties: Mapping[bytes, bytes] | None) -> SendRefusal | None:
 class PendingReply(DelayingBatch):
     """State of one acknowledgement; making one accepts it."""
 
-    __slots__ = ("_keeper", "_records", "_sends")
+    __slots__ = ("_keeper", "_sends", "_stored")
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class PendingReply(DelayingBatch):
         super().__init__(sends.flow, sends.delay, sends.levels, call, deadline, members, asked)
         self._sends = sends
         self._keeper = keeper
-        self._records: list[tuple[NewRecord, DelayCommand | None]] = []
+        self._stored: list[tuple[NewRecord, DelayCommand | None]] = []
 
     def _store(self) -> None:
         health = self.flow.backend.health()
@@ -194,10 +194,10 @@ class PendingReply(DelayingBatch):
             self._refuse_unsent(refusal(Code.BUSY, "backend_bound", health.reason, "send it again"))
             return
         self._choose_queues()
-        self._records = [self._placed(member) for member in self.members]
+        self._stored = [self._placed(member) for member in self.members]
         self.sent = True
         try:
-            self._keeper.commit([record for record, _ in self._records], self)
+            self._keeper.commit([record for record, _ in self._stored], self)
         except DdmqError as error:
             self.fail(error)
 
@@ -216,6 +216,9 @@ class PendingReply(DelayingBatch):
 
     # --- the end
 
+    def _records(self) -> list[NewRecord]:
+        return [record for record, _ in self._stored]
+
     def settled(self) -> None:
         """The commit's outcome is here; the keeper hears of it also when its caller was told before."""
         self.flow.settled(self, self.frame_bytes)
@@ -230,7 +233,7 @@ class PendingReply(DelayingBatch):
             self.flow.counts.late(True)
         else:
             self._count_stored(self.value)
-        pairs = zip(self._records, self.value, strict=True)
+        pairs = zip(self._stored, self.value, strict=True)
         self._keeper.stored([_result(*each, result) for each, result in pairs])
 
     def _finish(self, results: Sequence[AppendResult]) -> None:

@@ -28,8 +28,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ddmq_common": set(),
     "ddmq_client": set(),
     "metrics_job": {
-        "ddmq_common.metrics.catalogue", "ddmq_common.metrics.cells", "ddmq_common.metrics.samples",
-        "ddmq_common.config", "ddmq_common.errors", "ddmq_common.java", "ddmq_common.plain_text",
+        "ddmq_common.metrics.catalogue", "ddmq_common.metrics.metric", "ddmq_common.metrics.cells",
+        "ddmq_common.metrics.samples", "ddmq_common.config", "ddmq_common.errors", "ddmq_common.java",
+        "ddmq_common.plain_text",
     },
 }  # fmt: skip
 DEPLOYABLES = {"proxy_producer", "proxy_consumer", "delay_service"}

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddmq_common.metrics.catalogue import CATALOGUE, Metric
+from ddmq_common.metrics.catalogue import CATALOGUE
+from ddmq_common.metrics.metric import Metric
 
 FILE = Path(__file__).resolve().parent.parent / "conf" / "grafana" / "ddmq-dashboard.json"
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}

@@ -3,7 +3,8 @@
 import sys
 from pathlib import Path
 
-from ddmq_common.metrics.catalogue import CATALOGUE, Metric
+from ddmq_common.metrics.catalogue import CATALOGUE
+from ddmq_common.metrics.metric import Metric
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 HEAD = """# Metrics

@@ -15,7 +15,8 @@ from typing import Any
 
 import promql_parser as promql
 
-from ddmq_common.metrics.catalogue import CATALOGUE, Metric
+from ddmq_common.metrics.catalogue import CATALOGUE
+from ddmq_common.metrics.metric import Metric
 
 OF_COUNTERS = {"rate", "irate", "increase", "resets"}
 ALWAYS = {"job", "instance"}  # labels that Prometheus gives to every series

@@ -6,33 +6,10 @@ from it. Labels are bounded (topic, group, queue, code, reason): never a key, an
 
 from __future__ import annotations
 
-from functools import partial
-from typing import NamedTuple
-
-
-class Metric(NamedTuple):
-    """A metric family. Kind is counter, gauge or histogram (registry.Histogram, its values in `unit`).
-
-    `unit`: "" (a count of what the name says), "us", "ms", "bytes", or "1" (a flag or a state).
-    """
-
-    name: str
-    kind: str
-    labels: tuple[str, ...]
-    help: str
-    unit: str
-
-
-CATALOGUE: dict[str, Metric] = {}
-
-
-def _metric(kind: str, name: str, text: str, *labels: str, unit: str = "") -> Metric:
-    CATALOGUE[name] = Metric(name, kind, labels, text, unit)
-    return CATALOGUE[name]
-
-
-_counter, _gauge, _histogram = (partial(_metric, kind) for kind in ("counter", "gauge", "histogram"))
-
+from ddmq_common.metrics.metric import CATALOGUE as CATALOGUE  # filled here
+from ddmq_common.metrics.metric import counter as _counter
+from ddmq_common.metrics.metric import gauge as _gauge
+from ddmq_common.metrics.metric import histogram as _histogram
 
 # --- the process
 HUB_BLOCKED = _histogram(

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import isfinite
 
-from ddmq_common.metrics.catalogue import Metric
 from ddmq_common.metrics.cells import Histogram, MetricCell
+from ddmq_common.metrics.metric import Metric
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.metrics.samples import (
     FIRST,

@@ -19,8 +19,9 @@ from typing import Any, Generic, TypeVar
 
 from prometheus_client import utils
 
-from ddmq_common.metrics.catalogue import CATALOGUE, COLLECT_FAILED, Metric
+from ddmq_common.metrics.catalogue import CATALOGUE, COLLECT_FAILED
 from ddmq_common.metrics.cells import OVERFLOW, SUB_BUCKETS, Histogram, MetricCell, upper_edge
+from ddmq_common.metrics.metric import Metric
 
 LABEL_SETS_MAX = 10_000  # of one counter or gauge
 HISTOGRAM_LABEL_SETS_MAX = 1_000  # of one histogram, whose cells are a hundred times the size

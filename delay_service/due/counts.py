@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 
 from ddmq_common.errors import DdmqError
 from ddmq_common.metrics import catalogue
-from ddmq_common.metrics.catalogue import Metric
 from ddmq_common.metrics.cells import Histogram, MetricCell
+from ddmq_common.metrics.metric import Metric
 from ddmq_common.metrics.registry import Registry
 from delay_service.core.fire_command import FireCommand
 

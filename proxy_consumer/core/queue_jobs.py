@@ -383,8 +383,8 @@ class QueueJobs:
         """What to commit together with what a message leaves in other topics."""
         return ProgressDelta(group, self.queue, self.epoch, self.generation, ((offset, offset + 1),))
 
-    def published(self, offset: int) -> None:
-        """A message's finish is durable, with what it leaves in other topics."""
+    def published(self, offset: int, *, acked: bool = False) -> None:
+        """A message's finish is durable, with what it leaves in other topics. `acked`: a client's finish."""
         self._finish(offset, offset + 1, durable=True)
 
     # --- progress on its way to the backend

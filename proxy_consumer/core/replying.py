@@ -48,7 +48,7 @@ def finish(jobs: QueueJobs, offset: int) -> Lease:
     """Its finish is durable, and so are its replies; the lease that it was finished under."""
     held = jobs.leases.put_down(offset)
     jobs.back(offset, offset + 1)
-    jobs.published(offset)
+    jobs.published(offset, acked=True)
     return held.lease
 
 

@@ -160,10 +160,10 @@ class TracedJobs(QueueJobs):
         for offset in gone:
             self.trace.passed(offset)
 
-    def published(self, job: UpstreamJob) -> None:
-        super().published(job)
-        if job.offset in self.trace.offsets:
-            self.trace.moved(job.offset)
+    def published(self, offset: int, *, acked: bool = False) -> None:
+        super().published(offset, acked=acked)
+        if offset in self.trace.offsets:
+            (self.trace.acked if acked else self.trace.moved)(offset)
 
     def abandon(self) -> None:
         self.trace.left()

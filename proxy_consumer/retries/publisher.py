@@ -33,8 +33,9 @@ from backend.records import (
     TopicInfo,
 )
 from ddmq_common.errors import CallerError, FencedError, RemoteError, UnknownTopicError
-from ddmq_common.metrics.catalogue import DEAD_LETTERS, RETRY_STEPS, Metric
+from ddmq_common.metrics.catalogue import DEAD_LETTERS, RETRY_STEPS
 from ddmq_common.metrics.cells import MetricCell
+from ddmq_common.metrics.metric import Metric
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.jobs import UpstreamJob, policy_of
 from proxy_consumer.core.steps import BufferedQueue

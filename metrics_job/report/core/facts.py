@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ddmq_common.metrics import catalogue
-from ddmq_common.metrics.catalogue import CATALOGUE, Metric
+from ddmq_common.metrics.catalogue import CATALOGUE
+from ddmq_common.metrics.metric import Metric
 from metrics_job.report.core import changes, health, offenders
 from metrics_job.report.core.changes import Change
 from metrics_job.report.core.health import Finding, ProcessFacts, SloFacts

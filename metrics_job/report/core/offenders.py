@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ddmq_common.metrics import catalogue
-from ddmq_common.metrics.catalogue import Metric
+from ddmq_common.metrics.metric import Metric
 from metrics_job.report.core import words
 from metrics_job.report.core.material import (
     STORED,

@@ -10,8 +10,8 @@ from backend.completion import Completion
 from backend.records import NewRecord
 from ddmq_common.delivery import encode
 from ddmq_common.metrics import catalogue
-from ddmq_common.metrics.catalogue import Metric
 from ddmq_common.metrics.cells import Histogram
+from ddmq_common.metrics.metric import Metric
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import SCHEDULE_TOPIC
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults

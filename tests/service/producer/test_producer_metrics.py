@@ -10,6 +10,7 @@ from producer_server import ProducerServer
 
 from backend.records import TopicInfo
 from ddmq_common.metrics import catalogue
+from ddmq_common.metrics.metric import Metric
 from proxy_producer.config import RateLimit
 from tests.interop.apache_client import Message
 from tests.service.proxy_server import PATIENCE_S
@@ -40,7 +41,7 @@ def latencies(server: ProducerServer, topic: str) -> int:
     return server.do(lambda: sum(server.metrics.histogram(catalogue.SEND_LATENCY, topic).counts))
 
 
-def cell(server: ProducerServer, metric: catalogue.Metric, *labels: str) -> float:
+def cell(server: ProducerServer, metric: Metric, *labels: str) -> float:
     return server.do(lambda: server.metrics.cell(metric, *labels).value)
 
 

@@ -27,6 +27,7 @@ from ddmq_client.idl.codes import FROM_CHRONOS
 from ddmq_common.delays.command import COMMAND_PROPERTY, decode_command
 from ddmq_common.errors import StorageError
 from ddmq_common.metrics import catalogue
+from ddmq_common.metrics.metric import Metric
 from ddmq_common.names import DELAY_TOPIC, SCHEDULE_TOPIC
 from proxy_producer.config import RateLimit
 from tests.interop.apache_client import Message, Result
@@ -34,7 +35,7 @@ from tests.service.proxy_server import PATIENCE_S
 from tests.support.waits import until
 
 
-def cell(server: ProducerServer, metric: catalogue.Metric, *labels: str) -> float:
+def cell(server: ProducerServer, metric: Metric, *labels: str) -> float:
     return server.do(lambda: server.metrics.cell(metric, *labels).value)
 
 

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddmq_common.metrics.catalogue import CATALOGUE, Metric
+from ddmq_common.metrics.catalogue import CATALOGUE
 from ddmq_common.metrics.cells import BUCKETS
+from ddmq_common.metrics.metric import Metric
 from ddmq_common.metrics.samples import (
     BAD_VALUE,
     CORRUPT,
