@@ -113,9 +113,9 @@ class Watchers:
 
     def __init__(self, later: Later) -> None:
         self._later = later
-        self._tells: list[Callable[[str], None]] = []
+        self._tells: dict[Callable[[str], None], tuple[str, ...]] = {}  # with what their keys begin
 
-    def watch(self, listener: Callable[[str], None]) -> Callable[[], None]:
+    def watch(self, listener: Callable[[str], None], prefixes: tuple[str, ...] = ()) -> Callable[[], None]:
         """As Backend.watch_settings; the same listener may be there twice."""
 
         def tell(key: str) -> None:
@@ -123,16 +123,16 @@ class Watchers:
                 listener(key)
 
         def stop() -> None:
-            if tell in self._tells:
-                self._tells.remove(tell)
+            self._tells.pop(tell, None)
 
-        self._tells.append(tell)
+        self._tells[tell] = prefixes
         return stop
 
     def changed(self, key: str) -> None:
-        """Tell everybody, soon."""
-        for tell in list(self._tells):
-            self._later(tell, key)
+        """Tell all who want to hear of it, soon."""
+        for tell, prefixes in list(self._tells.items()):
+            if not prefixes or key.startswith(prefixes):
+                self._later(tell, key)
 
     def clear(self) -> None:
         """Nobody hears anything any more."""

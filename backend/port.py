@@ -179,8 +179,9 @@ class Backend(ABC):
         """All whose key starts with `prefix`."""
 
     @abstractmethod
-    def watch_settings(self, listener: Callable[[str], None]) -> Callable[[], None]:
-        """`listener(key)` after each change (topics too, as `topic/NAME`); returns how to stop."""
+    def watch_settings(self, listener: Callable[[str], None], *prefixes: str) -> Callable[[], None]:
+        """`listener(key)` after each change (topics too, as `topic/NAME`), of all keys or of those that begin
+        with one of `prefixes`; returns how to stop."""
 
     def caught_up(self) -> Completion[None]:
         """Settled once this process sees what any process was answered before, in settings and topics."""

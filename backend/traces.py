@@ -97,7 +97,7 @@ class TraceWriter:
         self.now_ms = backend.clock_ms
         for key in backend.settings(TRACE_PREFIX):
             self._changed(key)
-        self._unwatch = backend.watch_settings(self._changed)
+        self._unwatch = backend.watch_settings(self._changed, TRACE_PREFIX)
 
     def close(self) -> None:
         """Follow the settings no more, append no more."""
@@ -105,8 +105,6 @@ class TraceWriter:
         self._timer.stop()
 
     def _changed(self, key: str) -> None:
-        if not key.startswith(TRACE_PREFIX):
-            return
         topic = key.removeprefix(TRACE_PREFIX)
         limit = limit_of(one_in_of(self._backend, topic))
         if limit == OFF:

@@ -88,7 +88,7 @@ class DelayService(DueService):
 
     def start(self) -> None:
         if self._stop_watching is None:
-            self._stop_watching = self._backend.watch_settings(self._changed)
+            self._stop_watching = self._backend.watch_settings(self._changed, "topic/")
         super().start()
 
     def _queues(self) -> int:
@@ -243,10 +243,9 @@ class DelayService(DueService):
     # --- looking
 
     def _changed(self, key: str) -> None:
-        kind, _, topic = key.partition("/")
-        if kind == "topic":
-            for shard in self._shards.values():
-                shard.topic_changed(topic)
+        topic = key.removeprefix("topic/")
+        for shard in self._shards.values():
+            shard.topic_changed(topic)
 
     def _look_now(self) -> None:
         self._count_overdue()

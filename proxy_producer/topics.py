@@ -197,7 +197,7 @@ class TopicTable:
         self._creation_rate = creations(clock.monotonic())
         self._proxy_limiter = self._limiter("this proxy", config.rate)
         self.default_limits = self._limits(None)
-        self._unwatch: Callable[[], None] = backend.watch_settings(self._changed)
+        self._unwatch: Callable[[], None] = backend.watch_settings(self._changed, TRACE_PREFIX, _TOPIC_KEY)
 
     def close(self) -> None:
         self._unwatch()
@@ -338,7 +338,7 @@ class InternalTopic:
         self._waiting: list[Ready] | None = None  # a list: being made; bounded as all in flight
         self.queues = queues
         self.ready = False
-        self._unwatch: Callable[[], None] = backend.watch_settings(self._changed)
+        self._unwatch: Callable[[], None] = backend.watch_settings(self._changed, f"topic/{name}")
         self.look()
 
     def close(self) -> None:

@@ -159,8 +159,8 @@ class FileLog(Backend):
     def settings(self, prefix: str) -> Mapping[str, bytes]:
         return {key: value for key, value in self._state.settings.items() if key.startswith(prefix)}
 
-    def watch_settings(self, listener: Callable[[str], None]) -> Callable[[], None]:
-        return self._watchers.watch(listener)
+    def watch_settings(self, listener: Callable[[str], None], *prefixes: str) -> Callable[[], None]:
+        return self._watchers.watch(listener, prefixes)
 
     # --- writing
 

@@ -156,8 +156,8 @@ class KafkaBackend(Backend):
     def settings(self, prefix: str) -> Mapping[str, bytes]:
         return {key: value for key, value in self.parts.state.settings.items() if key.startswith(prefix)}
 
-    def watch_settings(self, listener: Callable[[str], None]) -> Callable[[], None]:
-        return self._watchers.watch(listener)
+    def watch_settings(self, listener: Callable[[str], None], *prefixes: str) -> Callable[[], None]:
+        return self._watchers.watch(listener, prefixes)
 
     def _topic_changed(self, name: str, before: KafkaTopic | None) -> None:
         self._watchers.changed(f"topic/{name}")

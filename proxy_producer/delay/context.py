@@ -123,7 +123,7 @@ class FullTopics:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self.names: frozenset[str] = frozenset()
-        self._unwatch: Callable[[], None] = backend.watch_settings(self._changed)
+        self._unwatch: Callable[[], None] = backend.watch_settings(self._changed, DELAY_FULL_PREFIX)
         self._changed(DELAY_FULL_PREFIX)
 
     def close(self) -> None:
@@ -131,9 +131,8 @@ class FullTopics:
         self._unwatch()
 
     def _changed(self, key: str) -> None:
-        if key.startswith(DELAY_FULL_PREFIX):
-            told = self._backend.settings(DELAY_FULL_PREFIX).values()
-            self.names = frozenset(topic for value in told for topic in decode_full(value))
+        told = self._backend.settings(DELAY_FULL_PREFIX).values()
+        self.names = frozenset(topic for value in told for topic in decode_full(value))
 
 
 class TopicDialects:
@@ -144,7 +143,7 @@ class TopicDialects:
         self._backend = backend
         self._configured = {name: dialects(names) for name, names in configured.items()}
         self.spoken: dict[bytes, Dialects] = {name.encode(): d for name, d in self._configured.items()}
-        self._unwatch = backend.watch_settings(self._changed)
+        self._unwatch = backend.watch_settings(self._changed, "topic/")
         for name in backend.topics():
             self._learn(name)
 
@@ -153,9 +152,7 @@ class TopicDialects:
         self._unwatch()
 
     def _changed(self, key: str) -> None:
-        kind, _, name = key.partition("/")
-        if kind == "topic":
-            self._learn(name)
+        self._learn(key.removeprefix("topic/"))
 
     def _learn(self, name: str) -> None:
         """What the topic speaks by now; names of a newer program mean nothing here."""

@@ -89,7 +89,7 @@ class Transactions(ClaimOwner):
         self._beats = self._looks = 0
         self._begun = self._stopping = False
         self._drained: Completion[None] | None = None
-        self._unwatch: Callable[[], None] = backend.watch_settings(self._changed)
+        self._unwatch: Callable[[], None] = backend.watch_settings(self._changed, *TOPIC_KEYS)
 
     # --- beginning and ending
 

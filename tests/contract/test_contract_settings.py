@@ -64,6 +64,20 @@ def test_every_watcher_is_told_until_it_stops(kit: Kit) -> None:
     stop_second()
 
 
+def test_a_watcher_is_told_of_the_keys_that_it_wants(kit: Kit) -> None:
+    some: list[str] = []
+    every: list[str] = []
+    stop_some = kit.backend.watch_settings(some.append, "a/", "topic/")
+    stop_every = kit.backend.watch_settings(every.append)
+    kit.commit(settings={"a/1": b"1", "ab": b"1", "b/a/": b"1", "a/2": b"1"})
+    kit.make("orders")
+    until(lambda: "topic/orders" in every, "the last change is told")
+    assert sorted(some) == ["a/1", "a/2", "topic/orders"]
+    assert set(every) >= {"a/1", "a/2", "ab", "b/a/", "topic/orders"}
+    stop_some()
+    stop_every()
+
+
 def test_settings_ride_with_records_and_progress(kit: Kit) -> None:
     kit.make("orders")
     results = kit.commit([kit.new("orders")], settings={"a": b"1"})

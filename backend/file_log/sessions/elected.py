@@ -165,8 +165,8 @@ class ElectedBackend(Backend):
         """That membership is over."""
         self._memberships.pop(membership, None)
 
-    def watch_settings(self, listener: Callable[[str], None]) -> Callable[[], None]:
-        return self._watchers.watch(listener)
+    def watch_settings(self, listener: Callable[[str], None], *prefixes: str) -> Callable[[], None]:
+        return self._watchers.watch(listener, prefixes)
 
     def join(self, join: Join, listener: MembershipListener) -> Membership:
         membership = ElectedMembership(self, join, listener)

@@ -114,8 +114,8 @@ class MemberBackend(Backend):
     def settings(self, prefix: str) -> Mapping[str, bytes]:
         return {key: value for key, value in self.mirror.settings.items() if key.startswith(prefix)}
 
-    def watch_settings(self, listener: Callable[[str], None]) -> Callable[[], None]:
-        return self.mirror.watchers.watch(listener)
+    def watch_settings(self, listener: Callable[[str], None], *prefixes: str) -> Callable[[], None]:
+        return self.mirror.watchers.watch(listener, prefixes)
 
     # --- writing
 

@@ -299,10 +299,10 @@ def test_a_backup_is_made_while_it_runs_and_put_back_beside_the_log(tmp_path: Pa
 def test_a_backup_put_into_an_empty_directory_fires_there(tmp_path: Path) -> None:
     with running(tmp_path / "old") as server:
         once = add(server, "once", "--delay", "1h", "--key", "k")
-        add(server, "soon", "--delay", "10s")  # so long nobody needs until the backup
         again = add(server, "again", "--delay", "1h", "--every", "2h", "--times", "3")
         change(server, "fire", again)
         shown = server.admin("GET", "delay", "messages", again)
+        add(server, "soon", "--delay", "15s")  # so long nobody needs until the backup
         folder = server.admin("POST", "delay", "backup", body={"folder": "made"})["folder"]
     fresh = RealServer(tmp_path / "new")
     done = ddmq("delay", "restore", folder, "--data-dir", str(fresh.data_dir), "--json")

@@ -18,6 +18,7 @@ from ddmq_client import Consumer, Producer, PullError
 from tests.scenarios.real_server import RealServer
 from tests.service.cli.conftest import Shell
 from tests.service.cli.terminal import Terminal, acts
+from tests.support.transaction_calls import TransactionCalls, message, new_id
 from tests.support.waits import until
 
 NASTY = (
@@ -64,6 +65,8 @@ READS = {
     "offset show": [Case(("offset", "show", GROUP), seen=False)],
     "topic list": [Case(("topic", "list"), seen=False)],
     "topic show": [Case(("topic", "show", TOPIC), seen=False)],
+    "tx list": [Case(("tx", "list"), seen=False)],
+    "tx show": [Case(("tx", "show", "{transaction}"))],
     "lag": [Case(("lag",), seen=False)],
     "stats": [Case(("stats",), seen=False)],
     "doctor": [Case(("doctor", "--config", NASTY.replace("\0", "")))],
@@ -92,6 +95,8 @@ ACTS = {  # what they refuse or do with a hostile name or value
     "group replay": [Case(("group", "replay", ORDERED, NASTY))],
     "group skip": [Case(("group", "skip", ORDERED, NASTY))],
     "offset reset": [Case(("offset", "reset", GROUP, "--topic", TOPIC, "--to", NASTY))],
+    "tx commit": [Case(("tx", "commit", NASTY, "--yes"))],
+    "tx rollback": [Case(("tx", "rollback", NASTY, "--yes"))],
     "dlq resend": [Case(("dlq", "resend", GROUP, "--reason", NASTY), seen=False)],
     "dlq purge": [Case(("dlq", "purge", NASTY, "--all", "--yes"))],
 }
@@ -119,8 +124,8 @@ def test_every_command_has_its_case() -> None:
 
 
 @pytest.fixture(scope="module")
-def hostile(server: RealServer) -> str:
-    """Hostile text in every field that a client can fill; the delay id of one of the messages."""
+def hostile(server: RealServer) -> dict[str, str]:
+    """Hostile text in every field that a client can fill; a delay's id, and that of an open transaction."""
     ports = server.ports
     server.admin("POST", "topics", TOPIC, body={"queues": 1})
     settings = {"topics": [TOPIC], "start": "first", "retry_intervals_ms": []}
@@ -146,16 +151,24 @@ def hostile(server: RealServer) -> str:
     until(lambda: server.admin("GET", "dlq", GROUP)["shown"], "the letter")
     until(lambda: server.admin("GET", "groups", ORDERED, "keys"), "the key")
     assert later.delay_id is not None
-    return later.delay_id
+    return {"{delay_id}": later.delay_id, "{transaction}": _open_transaction(ports["producer"])}
 
 
-def _line(case: Case, delay_id: str) -> list[str]:
-    return [delay_id if word == "{delay_id}" else word for word in case.line]
+def _open_transaction(port: int) -> str:
+    calls, transaction = TransactionCalls(port), new_id()
+    sent = message(TOPIC, NASTY.encode(), key=NASTY, tags=NASTY, properties={NASTY.encode(): NASTY.encode()})
+    assert calls.prepare(transaction, sent).code == 0
+    calls.close()
+    return transaction
+
+
+def _line(case: Case, ids: dict[str, str]) -> list[str]:
+    return [ids.get(word, word) for word in case.line]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_hostile_text_is_text(
-    case: Case, hostile: str, shell: Shell, monkeypatch: pytest.MonkeyPatch
+    case: Case, hostile: dict[str, str], shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, written = Terminal(monkeypatch)(*_line(case, hostile))
     assert code in (0, 1, 2)
@@ -165,7 +178,7 @@ def test_a_hostile_text_is_text(
 
 @pytest.mark.parametrize("case", CASES[: sum(map(len, READS.values())) - 1])
 def test_json_is_harmless_too(
-    case: Case, hostile: str, shell: Shell, monkeypatch: pytest.MonkeyPatch
+    case: Case, hostile: dict[str, str], shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, written = Terminal(monkeypatch)(*_line(case, hostile), "--json")
     assert (code, acts(written)) == (0, [])
@@ -175,7 +188,7 @@ def test_json_is_harmless_too(
 
 @pytest.mark.parametrize("case", [*READS["tail"][:2], READS["pull"][0]])
 def test_hostile_properties_are_shown_as_text(
-    case: Case, hostile: str, shell: Shell, monkeypatch: pytest.MonkeyPatch
+    case: Case, hostile: dict[str, str], shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = [word.replace("hostile-pull", "hostile-properties") for word in case.line]
     _, written = Terminal(monkeypatch)(*line)
@@ -185,13 +198,13 @@ def test_hostile_properties_are_shown_as_text(
     assert all(shown.count(SEEN) == 3 for shown in properties), properties
 
 
-def test_json_means_what_was_sent(hostile: str, shell: Shell) -> None:
+def test_json_means_what_was_sent(hostile: dict[str, str], shell: Shell) -> None:
     row = shell.json("message", TOPIC, "--queue", "0", "--offset", "0", "--count", "1")[0]
     assert (row["key"], row["tags"], row["properties"]["b"]) == (NASTY, NASTY, NASTY)
     assert row["body"].endswith(NASTY)
 
 
-def test_the_log_has_no_line_of_others(hostile: str, shell: Shell) -> None:
+def test_the_log_has_no_line_of_others(hostile: dict[str, str], shell: Shell) -> None:
     lines = shell.server.log.split("\n")
     assert [line for line in lines if "FORGED" in line], "the client's text is in the log"
     assert acts(shell.server.log) == []
