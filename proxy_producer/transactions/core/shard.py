@@ -126,6 +126,7 @@ class TransactionShard:
         self.ended = ended
         self.open: dict[bytes, OpenTransaction] = {}
         self.by_group: Counter[str] = Counter()
+        self._above = 0  # open ones that their groups have beyond what a group may have
         self.read_to = read_to
         self.known_end = read_to
         self._loose: list[int] = []
@@ -150,12 +151,16 @@ class TransactionShard:
         return len(self._timers)
 
     def full_for(self, group: str) -> bool:
-        """Whether the group may begin no more here."""
-        return len(self.open) >= self._rules.open_max or self.by_group[group] >= self._rules.group_max
+        """Whether the group may begin no more here. What another group has beyond its bound, which proxies
+        let in that had not heard yet, takes no room from it."""
+        return self._is_full() or self.by_group[group] >= self._rules.group_max
+
+    def _is_full(self) -> bool:
+        return len(self.open) - self._above >= self._rules.open_max
 
     def full_groups(self) -> list[str]:
         """The groups that may begin no more; "" stands for all."""
-        if len(self.open) >= self._rules.open_max:
+        if self._is_full():
             return [""]
         most = self._rules.group_max
         return sorted(group for group, count in self.by_group.items() if count >= most)
@@ -259,6 +264,7 @@ class TransactionShard:
         rules = self._rules
         found = self.open[half.transaction] = OpenTransaction(half.transaction, half.group, half.stored_ms)
         self.by_group[half.group] += 1
+        self._above += self.by_group[half.group] > self._rules.group_max
         after_ms = rules.check_after_ms if half.check_after_ms < 0 else half.check_after_ms
         found.checks = self._attempts.get(half.offset, 0)
         if found.checks:  # nobody knows when that was
@@ -280,6 +286,7 @@ class TransactionShard:
     def decided(self, found: OpenTransaction, ended: Ended) -> list[HalfSeen]:
         """It is durable that it ended; gives those that came too late."""
         del self.open[found.id]
+        self._above -= self.by_group[found.group] > self._rules.group_max
         self.by_group[found.group] -= 1
         if not self.by_group[found.group]:
             del self.by_group[found.group]

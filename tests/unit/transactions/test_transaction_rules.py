@@ -158,6 +158,24 @@ def test_a_group_may_have_half_of_the_open_ones(shard: TransactionShard) -> None
     assert shard.full_groups() == ["h"]
 
 
+def test_what_a_group_has_beyond_its_half_takes_no_room_from_others(shard: TransactionShard) -> None:
+    """Other proxies let it in, as they had not heard yet."""
+    many = [bytes([number]) * 16 for number in range(1, 11)]
+    for offset, transaction in enumerate(many):
+        shard.stored(half(offset, transaction))
+    assert shard.full_groups() == ["g"]
+    assert not shard.full_for("h")
+    for one in many[:8]:
+        end(shard, one)
+    assert shard.full_for("g")
+    end(shard, many[8])
+    assert not shard.full_for("g")
+    shard.stored(half(10, A))
+    shard.stored(half(11, B, group="h"))
+    shard.stored(half(12, C, group="h"))
+    assert shard.full_groups() == [""]
+
+
 def test_timers_of_ended_ones_do_not_pile_up(shard: TransactionShard) -> None:
     for offset in range(5 * TIMERS_MIN):
         shard.stored(half(offset, offset.to_bytes(16, "big")))
