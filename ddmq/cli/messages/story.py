@@ -10,6 +10,10 @@ from ddmq.moments import shown
 
 COLUMNS = ("from", "seconds", "what", "who", "why")
 DATE_AND_TIME = 23  # characters of a moment without its zone
+ENDS = {
+    "done": "acknowledged", "dead": "dead letter", "passed": "finished undelivered",
+    "rolled_back": "rolled back with its transaction",
+}  # fmt: skip
 
 
 def print_story(story: Mapping[str, Any]) -> None:
@@ -43,7 +47,7 @@ def _what(span: Mapping[str, Any]) -> str:
 
 def _end(one: Mapping[str, Any]) -> str:
     if one["end"] is not None:
-        return {"done": "acknowledged", "dead": "dead letter"}.get(one["end"], "finished undelivered")
+        return ENDS.get(str(one["end"]), str(one["end"]))
     return f"now: {one['state']}" if one["state"] else "now"
 
 

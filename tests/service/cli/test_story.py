@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ddmq_client import Consumer
+from ddmq_client import Consumer, Producer
+from ddmq_common.names import HALF_TOPIC
 from tests.service.cli.conftest import Shell
 from tests.support.waits import until
 
@@ -129,6 +130,16 @@ def test_for_people(shell: Shell, topic: str) -> None:
         shell.json("message", topic, "--key", "k", "--story", "--group", topic)["stories"][0]["group"]
         == topic
     )
+
+
+def test_rolled_back(shell: Shell, topic: str) -> None:
+    shell("topic", "create", topic, "--queues", "1")
+    place = f"127.0.0.1:{shell.server.ports['producer']}"
+    with Producer(place, producer_group=topic) as producer, producer.transaction() as tx:
+        tx.send(topic, b"never")
+        tx.rollback()
+    half = shell.json("message", HALF_TOPIC)[-1]
+    assert "in all: rolled back with its transaction" in shell("message", "--id", half["id"], "--story")
 
 
 def test_by_its_place_alone(shell: Shell, topic: str) -> None:
