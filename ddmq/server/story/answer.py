@@ -17,6 +17,7 @@ from ddmq.server.story.core.telling import tell
 from ddmq.server.story.gather import GatheredStory, StoryGatherer, Waits
 from ddmq_common import delivery
 from ddmq_common.errors import CallerError
+from ddmq_common.trace.sampling import is_sampled, limit_of
 
 
 class StoryTeller:
@@ -73,7 +74,7 @@ def story_row(backend: Backend, found: StoredRecord, gathered: GatheredStory) ->
         "sent_ms": min((story.spans[0].start_ms for story in stories), default=found.born_ms),
         "now_ms": gathered.facts.now_ms,
         "trace_events": len(gathered.facts.events),
-        "notes": [*gathered.notes, *_hints(backend, gathered)],
+        "notes": [*gathered.notes, *_hints(backend, found.message_id, gathered)],
         "stories": [_group_row(story) for story in stories],
     }
     if gathered.main is not None:
@@ -81,10 +82,15 @@ def story_row(backend: Backend, found: StoredRecord, gathered: GatheredStory) ->
     return row
 
 
-def _hints(backend: Backend, gathered: GatheredStory) -> list[str]:
+def _hints(backend: Backend, message_id: bytes, gathered: GatheredStory) -> list[str]:
     if gathered.facts.events or not gathered.topic:
         return []
     topic, one_in = gathered.topic, one_in_of(backend, gathered.topic)
+    if is_sampled(message_id, limit_of(one_in)):
+        return [
+            f"no trace event of it is in the log (topic {topic} is traced, 1 in {one_in}; what happens gets "
+            "there within a second or so): the records alone tell"
+        ]
     if one_in:
         return [f"it was not traced (of topic {topic} 1 in {one_in} is, now): the records alone tell"]
     return [

@@ -112,6 +112,19 @@ def test_without_any_trace_the_records_tell(rig: StoryRig) -> None:
     assert "--trace-one-in" in story["notes"][0]
 
 
+@pytest.mark.parametrize(
+    ("one_in", "said"),
+    [(b"1", "no trace event of it is in the log"), (b"1000000", "it was not traced (of topic orders 1 in")],
+)
+def test_events_that_are_not_in_the_log_yet_are_no_reason_to_say_untraced(
+    rig: StoryRig, one_in: bytes, said: str
+) -> None:
+    rig.backend.commit(CommitBatch(settings={"trace/orders": one_in}), FAR).wait(5)
+    rig.put()
+    (note,) = rig.story()["notes"]
+    assert note.startswith(said)
+
+
 def test_what_is_finished_says_so(rig: StoryRig) -> None:
     rig.group()
     rig.put()
