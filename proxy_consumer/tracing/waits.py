@@ -2,15 +2,20 @@
 
 Only changes are kept. A reason is what was the case when it was looked at, and is taken to last until another
 one is seen: it may be a few milliseconds off. Reasons are those of docs/story.md.
+
+Each hand-out looks through all of them, so they are few: of older ones the longest stay, and what was between
+those is not known any more.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from heapq import nlargest
 
 from ddmq_common.trace.events import WAITS_MAX, Wait
 
-CHANGES_MAX = 4_096
+CHANGES_MAX = 256
+LONGEST = 2 * WAITS_MAX  # of the older half
+FORGOTTEN = ""
 NO_PULL = "no_pull"  # nobody asks for messages
 TURN = "turn"  # somebody asks: it is being read, or others go first
 CONCURRENCY = "concurrency"
@@ -26,12 +31,32 @@ class WaitLog:
     """Begins when the subscription is traced; before that nothing is known."""
 
     def __init__(self) -> None:
-        self._changes: deque[tuple[int, str]] = deque(maxlen=CHANGES_MAX)
+        self._changes: list[tuple[int, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._changes)
 
     def note(self, reason: str, at_ms: int) -> None:
         """What the case is at `at_ms` of the store's clock."""
         if not self._changes or self._changes[-1][1] != reason:
             self._changes.append((at_ms, reason))
+            if len(self._changes) > CHANGES_MAX:
+                self._thin()
+
+    def _thin(self) -> None:
+        """Of the older half the longest stay."""
+        half = len(self._changes) // 2
+        old, newer = self._changes[:half], self._changes[half:]
+        lengths = [until - at_ms for (at_ms, _), (until, _) in zip(old, self._changes[1:], strict=False)]
+        known = [place for place, (_, reason) in enumerate(old) if reason != FORGOTTEN]
+        longest = set(nlargest(LONGEST, known, key=lengths.__getitem__))
+        kept = list[tuple[int, str]]()
+        for place, (at_ms, reason) in enumerate(old):
+            if place in longest:
+                kept.append((at_ms, reason))
+            elif not kept or kept[-1][1] != FORGOTTEN:
+                kept.append((at_ms, FORGOTTEN))
+        self._changes = kept + newer
 
     def between(self, start_ms: int, end_ms: int) -> list[Wait]:
         """What was noted of `[start_ms, end_ms)`, ascending; the longest where it is much."""
@@ -40,8 +65,9 @@ class WaitLog:
             if until <= start_ms:
                 break
             if at_ms < until:
-                found.append((reason, max(at_ms, start_ms), until))
+                if reason != FORGOTTEN:
+                    found.append((reason, max(at_ms, start_ms), until))
                 until = at_ms
         if len(found) > WAITS_MAX:
-            found = sorted(found, key=lambda wait: wait[1] - wait[2])[:WAITS_MAX]
+            found = nlargest(WAITS_MAX, found, key=lambda wait: wait[2] - wait[1])
         return sorted(found, key=lambda wait: wait[1])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddmq_common.trace.events import WAITS_MAX
-from proxy_consumer.tracing.waits import WaitLog
+from proxy_consumer.tracing.waits import CHANGES_MAX, WaitLog
 
 reasons = st.sampled_from(("no_pull", "turn", "rate"))
 looks = st.lists(st.tuples(st.integers(0, 40), reasons), max_size=60)
@@ -36,3 +36,22 @@ def test_between_two_moments(told: list[tuple[int, str]], start: int, length: in
     else:
         assert len(found) == WAITS_MAX
         assert said.items() <= wanted.items()
+
+
+@given(st.sets(st.integers(0, 4_999), min_size=1, max_size=WAITS_MAX), st.integers(0, 400))
+def test_of_very_many_changes_the_longest_are_known(long: set[int], tail: int) -> None:
+    """A hand-out looks through few of them, whatever there was since its message was stored."""
+    log, at_ms = WaitLog(), 0
+    wanted: list[tuple[str, int, int]] = []
+    for number in range(5_000 + tail):
+        reason = ("no_pull", "turn")[number % 2]
+        log.note(reason, at_ms)
+        until = at_ms + (10_000 if number in long else 5)
+        if number in long:
+            wanted.append((reason, at_ms, until))
+        at_ms = until
+        assert len(log) <= CHANGES_MAX
+    found = log.between(0, at_ms)
+    assert len(found) <= WAITS_MAX
+    assert all(one[2] <= two[1] for one, two in pairwise(found))
+    assert set(wanted) <= set(found)
