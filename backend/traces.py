@@ -33,14 +33,15 @@ from ddmq_common.trace.sampling import OFF, limit_of
 log = logging.getLogger("ddmq.trace")
 QUEUES = 4
 EVENTS_MAX = 20_000  # in memory
-BYTES_MAX = 4 << 20  # the same, about
+BYTES_MAX = 20 << 20  # the same, at most
 FLUSH_S = 1.0
-FLUSH_BYTES = 256 << 10  # so many waiting go at once
+FLUSH_BYTES = 2 << 20  # so many waiting go at once
 APPEND_RECORDS = 1_000  # of one append
 APPEND_S = 10.0
 RETENTION_MS = 3 * 24 * 3_600_000  # on an engine that keeps topics by themselves
 DAY_S = 86_400.0
-EVENT_BYTES = 120  # of one event in memory and on the disk, about, without its texts
+EVENT_BYTES = 1_000  # of one event in memory, without its texts and waits
+WAIT_BYTES = 160  # of one wait there
 Facts = dict[str, Fact]
 
 
@@ -129,7 +130,12 @@ class TraceWriter:
             return
         self._number += 1
         self._count += 1
-        size = EVENT_BYTES + sum([len(value) for value in facts.values() if isinstance(value, str)])
+        size = EVENT_BYTES
+        for value in facts.values():
+            if isinstance(value, str):
+                size += len(value)
+            elif isinstance(value, list):
+                size += WAIT_BYTES * len(value)
         self._bytes += size
         at_ms = self.now_ms() if at_ms is None else at_ms
         event = _Kept(self._number, kind, at_ms, group, facts, later, size)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from backend import traces
@@ -13,7 +15,7 @@ from ddmq_common.errors import DiskFullError, StorageError
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import TRACE_TOPIC
-from ddmq_common.trace.events import TEXT_MAX, TraceBatch, TraceKind, decode_batch
+from ddmq_common.trace.events import TEXT_MAX, WAITS_MAX, Fact, TraceBatch, TraceKind, decode_batch
 from tests.played_memory import PlayedMemory
 from tests.support.rig import Rig
 from tests.support.rung_by_hand import RungByHand
@@ -90,8 +92,8 @@ def test_memory_is_bounded_and_what_does_not_fit_is_counted(monkeypatch: pytest.
 
 
 def test_bytes_are_bounded_and_many_of_them_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traces, "BYTES_MAX", 4_000)
-    monkeypatch.setattr(traces, "FLUSH_BYTES", 1_000)
+    monkeypatch.setattr(traces, "BYTES_MAX", 20_000)
+    monkeypatch.setattr(traces, "FLUSH_BYTES", 5_000)
     rig = TraceRig()
     rig.writer.add(ONE, TraceKind.FAILED, "g", {"error": "x" * 100})
     assert rig.timer.seconds == traces.FLUSH_S
@@ -103,6 +105,35 @@ def test_bytes_are_bounded_and_many_of_them_go_at_once(monkeypatch: pytest.Monke
     rig.writer.add(ONE, TraceKind.FAILED, "g", {"error": "y" * 100_000})
     rig.flushed(20)
     assert rig.stored(ONE)[-1].events[0].facts["error"] == "y" * TEXT_MAX
+
+
+@pytest.mark.parametrize("waits", [0, WAITS_MAX])
+def test_what_is_kept_takes_no_more_memory_than_is_said(waits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "BYTES_MAX", 2 << 20)
+    rig = TraceRig()
+    tracemalloc.start()
+    try:
+        number = 0
+        while not rig.count("memory"):
+            number += 1
+            noted = [("no_pull", number * 1_000 + at, number * 1_000 + at + 1) for at in range(waits)]
+            facts: dict[str, Fact] = {
+                "queue": number + 1_000, "offset": number + 1_000_000, "attempt": 1, "lease": str(number),
+                "until_ms": number + 10**12, "key": f"key {number}", "waits": noted,
+            }  # fmt: skip
+            key = number.to_bytes(16, "big")
+            rig.writer.add(
+                key,
+                TraceKind.HANDED_OUT,
+                "g",
+                facts,
+                number + 10**12,
+                lambda said=facts: said,
+            )
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < traces.BYTES_MAX * 1.2
 
 
 def test_a_day_takes_so_many_bytes() -> None:
