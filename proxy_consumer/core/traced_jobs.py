@@ -140,9 +140,10 @@ class TracedJobs(QueueJobs):
 
     def extend(self, lease_ids: Sequence[int], now: float) -> None:
         super().extend(lease_ids, now)
-        for offset in list(self.trace.offsets):
+        extended = set(lease_ids)
+        for offset in self.trace.offsets:
             lease = self.leases.lease_of(offset)
-            if lease is not None and lease.id in lease_ids:
+            if lease is not None and lease.id in extended:
                 self.trace.extended(offset)
 
     def extend_parts(self, offsets: Sequence[int], lease_ids: Sequence[int], now: float) -> list[int]:
