@@ -18,7 +18,7 @@ from proxy_producer.config import ProducerConfig
 from proxy_producer.core.refusals import SendRefusal, refusal_of
 from proxy_producer.pending import DelayLevels
 from proxy_producer.topics import InternalTopic
-from proxy_producer.transactions.core.shard import TransactionRules
+from proxy_producer.transactions.core.rules import TransactionRules
 from proxy_producer.transactions.gathered import GatheredCommits
 
 OUTCOMES = {TransactionOutcome.COMMITTED: "committed", TransactionOutcome.ROLLED_BACK: "rolled back"}

@@ -17,7 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from backend.progress.ack_map import AckMap
 from ddmq_client.idl.codes import TransactionOutcome
 from proxy_producer.transactions.core.ended import Ended, EndedTransactions
-from proxy_producer.transactions.core.shard import HalfSeen, HalfTaken, TransactionRules, TransactionShard
+from proxy_producer.transactions.core.rules import TransactionRules
+from proxy_producer.transactions.core.shard import HalfSeen, HalfTaken, TransactionShard
 from tests.examples import examples
 
 RULES = TransactionRules(6, 4, 3, 60, 60, 1_000, 5, 1_000)

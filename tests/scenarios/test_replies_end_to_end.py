@@ -204,7 +204,7 @@ def test_one_topic_s_messages_by_hand(server: RealServer, topic: str, group: str
     assert bodies(server, out) == order
 
 
-def test_asyncio(server: RealServer, topic: str, group: str, out: str) -> None:
+def test_replies_by_asyncio(server: RealServer, topic: str, group: str, out: str) -> None:
     names = [f"k{number:02}" for number in range(30)]
     failed = set[str]()
 

@@ -30,28 +30,10 @@ from typing import NamedTuple
 from backend.progress.ack_map import AckMap
 from ddmq_client.idl.codes import TransactionOutcome
 from proxy_producer.transactions.core.ended import Ended, EndedTransactions
+from proxy_producer.transactions.core.rules import TransactionRules
 
 AGAIN_MS = 1_000  # at least, until one whose end failed is looked at again
 TIMERS_MIN = 1_024
-
-
-class TransactionRules(NamedTuple):
-    """Bounds and periods. `age_ms_max`: who was open for so long becomes a dead letter. `messages_max`,
-    `bytes_max`: what one commit can hold; proxies that do not own the shard may let more in than they may."""
-
-    open_max: int
-    ended_max: int
-    checks_max: int
-    check_after_ms: int
-    check_interval_ms: int
-    age_ms_max: int
-    messages_max: int
-    bytes_max: int
-
-    @property
-    def group_max(self) -> int:
-        """Open ones of one producer group."""
-        return max(1, self.open_max // 2)
 
 
 class HalfSeen(NamedTuple):

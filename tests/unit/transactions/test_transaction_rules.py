@@ -8,6 +8,7 @@ import pytest
 from backend.progress.ack_map import AckMap
 from ddmq_client.idl.codes import TransactionOutcome
 from proxy_producer.transactions.core.ended import CLOCKS_APART_MS, Ended, EndedTransactions
+from proxy_producer.transactions.core.rules import TransactionRules
 from proxy_producer.transactions.core.shard import (
     TIMERS_MIN,
     TOO_OLD,
@@ -15,7 +16,6 @@ from proxy_producer.transactions.core.shard import (
     HalfSeen,
     HalfTaken,
     Overdue,
-    TransactionRules,
     TransactionShard,
     ranges_of,
 )
