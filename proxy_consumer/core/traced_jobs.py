@@ -16,7 +16,10 @@ from proxy_consumer.core.queue_jobs import QueueJobs
 from proxy_consumer.core.tally import Budget, Tally
 
 WAITS, AGAIN, BACK, SET_ASIDE, SPENT = "wait", "again", "key", "parked", "spent"
-_NEXT = {JobState.WAITING: WAITS, JobState.READY: AGAIN, JobState.PARKED: SET_ASIDE, JobState.SPENT: SPENT}
+_NEXT = {
+    JobState.WAITING: WAITS, JobState.READY: AGAIN, JobState.RELEASED: AGAIN, JobState.PARKED: SET_ASIDE,
+    JobState.SPENT: SPENT,
+}  # fmt: skip
 
 
 class JobTrace(Protocol):

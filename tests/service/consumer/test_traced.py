@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+import pytest
+
 from backend.records import CommitBatch, NewRecord
 from backend.traces import TraceWriter
 from ddmq_common import delivery
@@ -97,6 +99,16 @@ def test_failures_time_outs_extensions_and_what_is_given_back() -> None:
     assert (failed.facts["next"], failed.facts["again_ms"]) == ("wait", failed.at_ms + 100)
     assert events[4].facts["next"] == "again"
     assert [each.facts.get("attempt") for each in events if each.kind == K.HANDED_OUT] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("order_key", ["", "KEY"])
+def test_what_is_given_back_untried_waits_behind_no_key(order_key: str) -> None:
+    rig = TracedConsumer().ready(1, replace(TRACED, order_key=order_key))
+    rig.pull()
+    held = next(iter(rig.subscription().buffer.queues.values()))
+    rig.submit(result(returnOffsets=[0], returnLeases=[held.jobs.leases.lease_of(0).id]))
+    (returned,) = [event for event in rig.events() if event.kind == K.RETURNED]
+    assert returned.facts["next"] == "again"
 
 
 def test_what_held_it_up_goes_with_the_hand_out() -> None:
