@@ -95,6 +95,7 @@ NOT_ON_KAFKA: Mapping[str, Mapping[str, Reason]] = {
         "test_behind_another_of_its_key": NO_FIND,
         "test_for_people": NO_FIND,
         "test_rolled_back": NO_FIND,
+        "test_cancelled_and_moved": NO_FIND,
     },
     "service/cli/test_blocked_keys.py": {
         "test_skip_makes_a_dead_letter_and_goes_on": NO_FIND,

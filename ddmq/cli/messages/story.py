@@ -12,7 +12,7 @@ COLUMNS = ("from", "seconds", "what", "who", "why")
 DATE_AND_TIME = 23  # characters of a moment without its zone
 ENDS = {
     "done": "acknowledged", "dead": "dead letter", "passed": "finished undelivered",
-    "rolled_back": "rolled back with its transaction",
+    "rolled_back": "rolled back with its transaction", "cancelled": "cancelled before it was due",
 }  # fmt: skip
 
 

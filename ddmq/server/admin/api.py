@@ -64,6 +64,7 @@ class AdminApi:
             backend,
             None if consumer is None else consumer.message_state,
             None if consumer is None else consumer.waits,
+            self.delays.known,
         )
         self.page = MetricsPage(metrics, clock)
         self.router = AdminRouter(names)

@@ -8,20 +8,21 @@ search for a rare topic among millions takes a while, and the service goes on me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import gevent
+import msgspec
 
 from backend.port import Backend
 from backend.progress.ack_map import OFFSET_END
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.delays.backup import OpenShard, backup_folder, copy_shards, make_backup
 from ddmq.server.http.pace import paced
-from ddmq.server.http.routing import FORWARDED, AdminRequest, ask_other
+from ddmq.server.http.routing import FORWARDED, AdminRequest, Text, ask_other
 from ddmq_client.idl.codes import FROM_CHRONOS
 from ddmq_common import delivery
 from ddmq_common.clock import Clock
@@ -48,7 +49,11 @@ COUNTED_MAX = 1_000_000
 LOOKS_MAX, LOOK_S = 100, 0.01  # for commands that were answered before the question and are on their way
 FOREVER_MS = 1 << 62
 CHRONOS = FROM_CHRONOS.encode()
-_STATES = {IdKind.TOMBSTONE: "cancelled before it was known", IdKind.DEAD: "dead letter"}
+PENDING, CANCELLED = "pending", "cancelled"
+_STATES = {
+    IdKind.PENDING: PENDING, IdKind.CANCELLED: CANCELLED, IdKind.TOMBSTONE: "cancelled before it was known",
+    IdKind.DEAD: "dead letter",
+}  # fmt: skip
 
 
 class Cursor(NamedTuple):
@@ -175,6 +180,17 @@ class DelayQueries:
             return found | {"at_ms": state.at_ms, "kept_until_ms": state.forget_ms}
         message = store.get(DueKey(state.at_ms, state.offset))
         return found if message is None else found | _row(message, whole=True)
+
+    def known(self, uuid: str) -> Mapping[str, Any]:
+        """What `message` tells of a uuid, here or at the process that owns its shard."""
+        request = AdminRequest({"id": uuid}, {}, {}, "GET", "/delay/messages/{id}")
+        answer = self.anywhere(request, self.message)
+        if not isinstance(answer, Text):
+            return dict(answer)
+        told: dict[str, Any] = msgspec.json.decode(answer.payload)
+        if answer.status != 200:
+            raise TryLaterError(str(told.get("error", "the delay service does not answer")))
+        return told
 
     def _shard_of(self, text: str) -> tuple[str, int]:
         """(uuid, shard) of a delay id or a uuid."""

@@ -14,7 +14,7 @@ from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import AdminRequest, NoSuchMessageError
 from ddmq.server.story.core.facts import GroupStory, StorySpan
 from ddmq.server.story.core.telling import tell
-from ddmq.server.story.gather import GatheredStory, StoryGatherer, Waits
+from ddmq.server.story.gather import Delayed, GatheredStory, StoryGatherer, Waits
 from ddmq_common import delivery
 from ddmq_common.errors import CallerError
 from ddmq_common.trace.sampling import is_sampled, limit_of
@@ -23,8 +23,9 @@ from ddmq_common.trace.sampling import is_sampled, limit_of
 class StoryTeller:
     """`live`, `waits`: what the consumer proxy here knows; None where that runs elsewhere."""
 
-    def __init__(self, backend: Backend, live: Live | None, waits: Waits | None) -> None:
+    def __init__(self, backend: Backend, live: Live | None, waits: Waits | None, delayed: Delayed) -> None:
         self._backend = backend
+        self._delayed = delayed
         self._live = live
         self._waits = waits
 
@@ -59,7 +60,7 @@ class StoryTeller:
         only = request.query.get("group")
         if only is not None:
             check_group(self._backend, only)
-        gathered = StoryGatherer(self._backend, self._live, self._waits).gather(found[0], only)
+        gathered = StoryGatherer(self._backend, self._live, self._waits, self._delayed).gather(found[0], only)
         return story_row(self._backend, found[0], gathered)
 
 

@@ -48,7 +48,8 @@ def copies_of(record: StoredRecord, topic: str) -> Iterator[MessageCopy]:
     if record.topic == names.DELAY_TOPIC:
         command = decode_command(record.system[COMMAND_PROPERTY])
         if command.op == ADD:
-            yield copy_of(record, CopyKind.COMMAND)._replace(due_ms=command.at_ms or command.due_ms)
+            due_ms, uuid = command.at_ms or command.due_ms, "" if command.unless_cancelled else command.uuid
+            yield copy_of(record, CopyKind.COMMAND)._replace(due_ms=due_ms, reason=uuid)
     elif record.topic == names.HALF_TOPIC:
         mark = parse_mark(record.system[TRANSACTION])
         why = f"transaction {mark.id} of {mark.group}"

@@ -7,15 +7,16 @@ be in, up to a bound; the notes say so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import monotonic
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from backend.port import Backend
 from backend.records import QueueRef, ReadStatus, StoredRecord
 from backend.traces import queue_of
 from ddmq.server.admin.messages import READ_S_PER_BYTE, Live, MessageStates
 from ddmq.server.admin.topics import WAIT_S
+from ddmq.server.delays.queries import CANCELLED, PENDING
 from ddmq.server.http.pace import breathe, paced
 from ddmq.server.http.routing import NoSuchGroupError
 from ddmq.server.story.copies import copies_of, copy_of, first_id, is_at, topic_of, transaction_of
@@ -37,6 +38,8 @@ SCAN_COUNT, SCAN_BYTES = 1_000, 4 << 20
 SINCE_MS = 5_000  # trace events of a message may have been stored so much before its own clock says
 ASK_S = 1.0  # for who holds a queue
 Waits = Callable[[str, str, QueueRef, int], HeldUp | None]
+Delayed = Callable[[str], Mapping[str, Any]]
+"""What the delay service says of a uuid, wherever it runs. Raises DdmqError."""
 
 
 class GatheredStory(NamedTuple):
@@ -51,8 +54,9 @@ class GatheredStory(NamedTuple):
 class StoryGatherer:
     """Of one request. `live`, `waits`: what the consumer proxy here knows; None where that runs elsewhere."""
 
-    def __init__(self, backend: Backend, live: Live | None, waits: Waits | None) -> None:
+    def __init__(self, backend: Backend, live: Live | None, waits: Waits | None, delayed: Delayed) -> None:
         self._backend = backend
+        self._delayed = delayed
         self._live = live
         self._waits = waits
         self._notes: list[str] = []
@@ -72,6 +76,7 @@ class StoryGatherer:
         if not any(is_at(copy, found) for copy in copies):
             copies += copies_of(found, topic)
         main = mains[0] if mains else None
+        copies = copies if main is not None else list(self._as_delayed(copies))
         standings = [self._standing(group, topic, main) for group in paced(groups)]
         facts = StoryFacts(copies, heard, standings, self._backend.clock_ms())
         return GatheredStory(topic, main, facts, self._notes)
@@ -129,6 +134,25 @@ class StoryGatherer:
                 continue
             if op.outcome == TransactionOutcome.ROLLED_BACK:
                 yield copy_of(record, CopyKind.ROLLED_BACK)
+
+    def _as_delayed(self, copies: Iterable[MessageCopy]) -> Iterator[MessageCopy]:
+        """What waits at the delay service may have been moved or cancelled since it was sent."""
+        for copy in copies:
+            if copy.kind is not CopyKind.COMMAND or not copy.reason:
+                yield copy
+                continue
+            try:
+                known = self._delayed(copy.reason)
+            except (DdmqError, TimeoutError) as error:
+                self._note(f"it is delayed as it was sent; whether that was changed is not known: {error}")
+                known = {"state": PENDING}
+            state = str(known["state"])
+            yield copy._replace(due_ms=known.get("due_ms", copy.due_ms))
+            if state.startswith(CANCELLED):
+                at_ms = max(known.get("at_ms", 0), copy.stored_ms)
+                yield copy._replace(kind=CopyKind.CANCELLED, stored_ms=at_ms)
+            elif state != PENDING:
+                self._note(f"the delay service says of it: {state}")
 
     # --- what was traced
 

@@ -15,9 +15,11 @@ from backend.memory import MemoryBackend
 from backend.records import CommitBatch, NewRecord, ProgressDelta, TopicInfo
 from backend.traces import queue_of
 from ddmq.server.admin.api import AdminApi
+from ddmq.server.delays.queries import DelayQueries
 from ddmq.server.story.copies import first_id
 from ddmq_client.idl.codes import TransactionOutcome
 from ddmq_common.clock import ManualClock
+from ddmq_common.delays.command import ADD, COMMAND_PROPERTY, DelayCommand, encode_command
 from ddmq_common.delivery import encode
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import (
@@ -214,6 +216,52 @@ def test_a_level_and_a_command(rig: StoryRig) -> None:
     rig.topic(DELAY_TOPIC)
     rig.put(DELAY_TOPIC, 0, {"delay-order": "{not json"})
     assert rig.story()["stories"], "what does not parse is left out"
+
+
+UUID = "0fd79f5b-a3f6-4c87-b525-1697065ae9c2"
+
+
+def delayed(rig: StoryRig, due_ms: int) -> None:
+    rig.topic(DELAY_TOPIC, 1)
+    command = DelayCommand(ADD, UUID, "orders", due_ms=due_ms)
+    rig.put(DELAY_TOPIC, 0, {COMMAND_PROPERTY: encode_command(command)})
+
+
+@pytest.mark.parametrize(
+    ("known", "told", "end"),
+    [
+        ({"state": "pending", "due_ms": 60_000}, ["delayed"], None),
+        ({"state": "pending", "due_ms": 2_000}, ["delayed", "overdue"], None),
+        ({"state": "cancelled", "at_ms": 3_000}, ["delayed", "overdue"], "cancelled"),
+        ({"state": "cancelled before it was known", "at_ms": 0}, [], "cancelled"),
+    ],
+)
+def test_what_waits_is_told_as_the_delay_service_has_it_now(
+    rig: StoryRig, monkeypatch: pytest.MonkeyPatch, known: Any, told: list[str], end: str | None
+) -> None:
+    asked: list[str] = []
+    start_ms = rig.clock.wall_ms()
+    moved = {name: value if name == "state" else start_ms + value for name, value in known.items()}
+    monkeypatch.setattr(
+        DelayQueries,
+        "known",
+        lambda _, uuid: asked.append(uuid) or moved,  # type: ignore[func-returns-value]
+    )
+    rig = StoryRig()
+    delayed(rig, rig.clock.wall_ms() + 1_000)
+    rig.clock.advance(5.0)
+    story = rig.story()
+    assert asked == [UUID]
+    assert [phase for phase in phases(story) if phase != "sending"] == told
+    assert story["stories"][0]["end"] == end
+
+
+def test_where_no_delay_service_answers_that_is_said(rig: StoryRig) -> None:
+    delayed(rig, rig.clock.wall_ms() + 60_000)
+    rig.clock.advance(5.0)
+    story = rig.story()
+    assert phases(story)[-1] == "delayed"
+    assert "whether that was changed is not known" in story["notes"][0]
 
 
 TRANSACTION = "018bcfe5680070008000000000000001"

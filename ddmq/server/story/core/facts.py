@@ -42,11 +42,12 @@ class Phase(Enum):
     DEAD = "dead letter"
     PASSED = "finished undelivered"
     ROLLED_BACK = "rolled back with its transaction"
+    CANCELLED = "cancelled before it was due"
 
     __hash__ = object.__hash__  # members are singletons
 
 
-ENDS = frozenset((Phase.DONE, Phase.DEAD, Phase.PASSED, Phase.ROLLED_BACK))
+ENDS = frozenset((Phase.DONE, Phase.DEAD, Phase.PASSED, Phase.ROLLED_BACK, Phase.CANCELLED))
 WAITABLE = frozenset((Phase.QUEUED, Phase.TURN, Phase.AGAIN))  # what a noted wait says more about
 OPEN = frozenset((Phase.QUEUED, Phase.UNKNOWN))  # nobody knows what for
 
@@ -59,6 +60,7 @@ class CopyKind(Enum):
     ROLLED_BACK = "how its transaction ended"
     LEVEL = "a delay level"
     COMMAND = "the delay service's topic"
+    CANCELLED = "how its delay ended"
     RETRY = "the group's retry topic"
     DEAD = "the dead letters"
 
@@ -66,7 +68,7 @@ class CopyKind(Enum):
 class MessageCopy(NamedTuple):
     """One record of the message. `group` "": it concerns none. `step`, `deliveries`, `error`: of a retry.
 
-    `reason`: of a dead letter; of a half message which transaction it is in.
+    `reason`: of a dead letter; of a half message which transaction it is in; of a command its uuid.
     """
 
     kind: CopyKind

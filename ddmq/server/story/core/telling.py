@@ -31,6 +31,8 @@ _ENDINGS = frozenset((TraceKind.FAILED, TraceKind.TIMED_OUT, TraceKind.SPENT, Tr
 _RANK_COPY, _RANK_ENDING, _RANK_OTHER = 1, 0, 2
 _AFTER = frozenset((Phase.DELAYED, Phase.DEAD, Phase.OVERDUE))  # a copy has followed the delivery
 _KINDS = frozenset(TraceKind)
+_NEVER = {CopyKind.ROLLED_BACK: Phase.ROLLED_BACK, CopyKind.CANCELLED: Phase.CANCELLED}
+MOVED_MS = 1_000  # so late the delay service hardly is
 _when = attrgetter("when")
 
 
@@ -73,13 +75,14 @@ def _way(facts: StoryFacts) -> tuple[Timeline, bool]:
             timeline.mark(stored_ms, Phase.COMMIT)
             stored_ms = max(stored_ms, events[TraceKind.STORED].event.at_ms)
         if copy.kind is CopyKind.MAIN:
+            _fired(timeline, stored_ms, copies[:place])
             timeline.mark(stored_ms, Phase.QUEUED, why=words.place(copy))
             return timeline, True
         if copy.kind is CopyKind.HALF:
             timeline.mark(stored_ms, Phase.TRANSACTION, why=copy.reason)
             continue
-        if copy.kind is CopyKind.ROLLED_BACK:
-            timeline.mark(stored_ms, Phase.ROLLED_BACK)
+        if copy.kind in _NEVER:
+            timeline.mark(stored_ms, _NEVER[copy.kind])
             return timeline, False
         if copy.kind is CopyKind.DEAD:
             timeline.mark(stored_ms, Phase.DEAD, why=words.reason(copy))
@@ -93,6 +96,14 @@ def _way(facts: StoryFacts) -> tuple[Timeline, bool]:
         stored = events.get(TraceKind.STORED)
         timeline.mark(timeline.last.at_ms if stored is None else stored.event.at_ms, Phase.QUEUED)
     return timeline, landed
+
+
+def _fired(timeline: Timeline, stored_ms: int, before: Sequence[MessageCopy]) -> None:
+    """It came from the delay service, perhaps late: a due time that was changed is not in its records."""
+    timeline.pass_to(stored_ms)
+    late_ms = stored_ms - timeline.last.at_ms
+    if timeline.phase is Phase.OVERDUE and before[-1].kind is CopyKind.COMMAND and late_ms >= MOVED_MS:
+        timeline.note("unless it was moved to a later time: that is not recorded")
 
 
 def _sending(facts: StoryFacts, copies: Sequence[MessageCopy], sent: HeardEvent | None) -> Timeline:
