@@ -25,7 +25,9 @@ from ddmq_client.idl.codes import TransactionOutcome
 from ddmq_common import delivery, names
 from ddmq_common.errors import ConfigError, DamagedError, DdmqError
 from ddmq_common.trace.events import Wait, decode_batch
-from proxy_consumer.groups.group import SUBSCRIPTION_PREFIX, stored_subscription
+from proxy_consumer.core.queue_feed import FILTERED
+from proxy_consumer.filters.message_filters import filter_for
+from proxy_consumer.groups.group import SUBSCRIPTION_PREFIX, stored_subscription, subscription_key
 from proxy_consumer.groups.stats import DONE, LEFT
 from proxy_consumer.tracing.messages import HeldUp
 from proxy_producer.transactions.codec import read_op
@@ -224,7 +226,7 @@ class StoryGatherer:
             f"{state}: {error}" if error else state,
             state in (DONE, LEFT),
             waits,
-            self._made_ms(group, topic),
+            *self._subscribed(group, main),
         )
 
     def _held_up(self, group: str, main: StoredRecord) -> list[Wait]:
@@ -245,10 +247,15 @@ class StoryGatherer:
             return True
         return queue in holders
 
-    def _made_ms(self, group: str, topic: str) -> int:
-        key = f"{SUBSCRIPTION_PREFIX}{group}/{topic}"
+    def _subscribed(self, group: str, main: StoredRecord) -> tuple[int, str]:
+        """When the subscription was made, and what of its filter keeps the message back, if it does."""
+        key = subscription_key(group, main.topic)
         value = self._backend.setting(key)
         try:
-            return 0 if value is None else stored_subscription(key, value).created_ms
+            stored = stored_subscription(key, b"{}" if value is None else value)
+            tags, sql = str(stored.given.get("tags", "")), str(stored.given.get("sql", ""))
+            wanted = filter_for(tags, sql)
         except ConfigError:
-            return 0
+            return 0, ""
+        kept = wanted is not None and wanted.judge(main.delivery) is FILTERED
+        return stored.created_ms, f"its filter keeps it back: {sql or tags}" if kept else ""

@@ -140,6 +140,33 @@ def test_what_is_finished_says_so(rig: StoryRig) -> None:
     assert "finished in here" in one["spans"][-1]["why"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"tags": "a || b"}, "its filter keeps it back: a || b; finished in here"),
+        ({"sql": "KEYS = 'other'"}, "its filter keeps it back: KEYS = 'other'; finished in here"),
+        ({"sql": "KEYS = 'k'"}, "orders 0/0; finished in here"),
+        ({"tags": "*"}, "orders 0/0; finished in here"),
+    ],
+)
+def test_what_the_filter_keeps_back_was_not_consumed(rig: StoryRig, settings: Any, said: str) -> None:
+    rig.group()
+    value = json.dumps({"settings": settings}).encode()
+    rig.backend.commit(CommitBatch(settings={subscription_key("g", "orders"): value}), FAR).wait(5)
+    rig.put()
+    info = rig.backend.topic("orders")
+    assert info is not None
+    delta = ProgressDelta("g", info.refs()[0], 1, 0, ((0, 1),))
+    rig.backend.commit(CommitBatch(progress=[delta]), FAR).wait(5)
+    rig.clock.advance(1.0)
+    assert said in rig.story()["stories"][0]["spans"][-1]["why"]
+    rig.event(1, K.READ, "g", queue=0, offset=0)
+    rig.event(2, K.PASSED, "g", queue=0, offset=0)
+    (one,) = rig.story()["stories"]
+    assert one["end"] == "passed"
+    assert one["end_why"] == said.partition("; ")[0].replace("orders 0/0", "")
+
+
 def test_damaged_trace_records_are_left_out_and_counted(rig: StoryRig) -> None:
     rig.group()
     rig.put()

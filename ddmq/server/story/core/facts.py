@@ -102,6 +102,7 @@ class GroupStanding(NamedTuple):
     """Where the message is for one group now: `state` in words; `finished`: nothing of it is open there.
 
     `waits`: what holds up the group's deliveries, where that is noted. `made_ms`: when the group began.
+    `kept_back`: by which filter, as that is now, where it is.
     """
 
     group: str
@@ -109,6 +110,7 @@ class GroupStanding(NamedTuple):
     finished: bool
     waits: Sequence[Wait] = ()
     made_ms: int = 0
+    kept_back: str = ""
 
 
 class StoryFacts(NamedTuple):

@@ -337,7 +337,9 @@ _NOW = {"behind its key": Phase.KEY, "parked": Phase.PARKED}  # states that say 
 def _closed(timeline: Timeline, group: str, standing: GroupStanding, now_ms: int) -> GroupStory:
     timeline.pass_to(now_ms)
     last = timeline.last
-    if last.phase not in ENDS and group:
+    if last.phase is Phase.PASSED:
+        add_why(last, standing.kept_back)
+    elif last.phase not in ENDS and group:
         if standing.finished:
             _finished_somewhere(timeline, standing, now_ms)
         elif last.phase in WAITABLE:
@@ -361,6 +363,8 @@ def _finished_somewhere(timeline: Timeline, standing: GroupStanding, now_ms: int
         why = "finished: consumed, or passed over when the group was made, which was later"
     elif last.phase is not Phase.QUEUED:
         why = f"{last.phase.value}, then {why}"
+    if last.phase is Phase.QUEUED:
+        add_why(last, standing.kept_back)
     last.phase = Phase.UNKNOWN
     add_why(last, why)
 
