@@ -83,6 +83,9 @@ class PreparedSends:
             return
         prepared = self._members(found)
         if isinstance(prepared, SendRefusal):
+            again = partial(self.prepare, call, deadline)
+            if prepared.code is Code.NO_SERVICE and self.delay.presence.look_again(again):
+                return  # a delay service that has just begun is noticed before it is refused
             refuse(self.transactions, call, prepared, size)
             return
         members, asked = prepared

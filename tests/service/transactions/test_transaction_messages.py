@@ -137,6 +137,16 @@ def test_due_times_that_are_meant_hold_on_every_topic(
         assert command.due_ms == rig.clock.wall_ms() + 1 + 20_000
 
 
+def test_a_delay_service_that_has_just_begun_is_noticed(rig: TransactionRig) -> None:
+    rig.change(TopicInfo("spoken", 0, 1, delay_dialects=("ddmq",)))
+    meant = body(b"x", topic=b"spoken", properties={b"deliver-after": b"20s"})
+    assert rig.proxy.prepare(rig.new_id(), meant, dueTimes=True).code == 21
+    rig.change(TopicInfo(DELAY_TOPIC, 0, 4))
+    shards = Shards(rig.backend)  # type: ignore[arg-type]
+    until(lambda: len(shards.held) == 4)
+    assert rig.proxy.prepare(rig.new_id(), meant, dueTimes=True).code == 0, "asked before it is refused"
+
+
 def test_what_a_plain_send_may_not_be_is_refused_at_the_prepare(rig: TransactionRig) -> None:
     rig.change(TopicInfo("shut", 0, 1, writable=False))
     rig.change(TopicInfo("only", 0, 1, delay="only"))
