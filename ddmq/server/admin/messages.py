@@ -326,6 +326,8 @@ class MessageStates:
             (names.retry_topic(self._group), RETRYING),
         ):
             for found in self._find(topic, record.message_id):
+                if found.position < record.position:
+                    continue  # it was sent again from there
                 queue = self._queue(found)
                 if state == DEAD:
                     return {"state": DEAD, "dead_letter_offset": found.offset}

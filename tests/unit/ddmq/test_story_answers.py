@@ -233,6 +233,23 @@ def test_a_message_that_retention_took_is_told_from_what_is_left(rig: StoryRig) 
     assert story["stories"][0]["end"] == "dead"
 
 
+def test_a_letter_that_was_sent_again_and_consumed_is_dead_no_more(rig: StoryRig) -> None:
+    rig.group()
+    rig.topic("%DLQ%g")
+    rig.put()
+    rig.put("%DLQ%g", system={"dead-letter-reason": "failed", "dead-letter-topic": "orders"})
+    info = rig.backend.topic("orders")
+    assert info is not None
+    states = []
+    for finished in (1, 2):
+        delta = ProgressDelta("g", info.refs()[0], 1, 0, ((0, finished),))
+        rig.backend.commit(CommitBatch(progress=[delta]), FAR).wait(5)
+        states.append(rig.story()["stories"][0]["state"])
+        rig.put()
+        states.append(rig.story()["stories"][0]["state"])
+    assert states == ["dead", "not yet", "done", "not yet"]
+
+
 def test_a_level_and_a_command(rig: StoryRig) -> None:
     rig.topic(SCHEDULE_TOPIC, 18)
     rig.put(SCHEDULE_TOPIC, 2, {REAL_TOPIC: "orders", REAL_QUEUE: "0"}, due_ms=-10_000)

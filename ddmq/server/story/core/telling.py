@@ -30,6 +30,7 @@ from ddmq_common.trace.events import TraceEvent, TraceKind
 _ENDINGS = frozenset((TraceKind.FAILED, TraceKind.TIMED_OUT, TraceKind.SPENT, TraceKind.ACKED))
 _RANK_COPY, _RANK_ENDING, _RANK_OTHER = 1, 0, 2
 _AFTER = frozenset((Phase.DELAYED, Phase.DEAD, Phase.OVERDUE))  # a copy has followed the delivery
+_UNDONE = frozenset((Phase.DONE, Phase.PASSED))  # it comes again after the group's offset was reset
 _KINDS = frozenset(TraceKind)
 _NEVER = {CopyKind.ROLLED_BACK: Phase.ROLLED_BACK, CopyKind.CANCELLED: Phase.CANCELLED}
 MOVED_MS = 1_000  # so late the delay service hardly is
@@ -234,7 +235,8 @@ class _Teller:
             if self._lease is not None:
                 add_why(self._lease, words.ending(heard.event))
             return
-        if timeline.phase not in ENDS:
+        again = kind is TraceKind.HANDED_OUT and timeline.phase in _UNDONE
+        if again or timeline.phase not in ENDS:
             _TOLD[kind](self, heard)
 
     def read(self, heard: _Heard) -> None:
