@@ -211,12 +211,12 @@ class SubscriptionTrace:
         budget, asked = buffer.budget, subscription.group.waiting.waiting_for(self.topic)
         if subscription.halted:
             return waits.ANEW
+        if not subscription.readable:
+            return waits.CLOSED
         if not subscription.joined:
             return waits.NO_PULL
         if not subscription.membership.claims.complete:
             return waits.BETWEEN
-        if not subscription.readable:
-            return waits.CLOSED
         if budget.leased >= config.concurrency or (config.pushed and not asked):
             return waits.CONCURRENCY
         if budget.leased_bytes >= config.in_flight_bytes_max:
@@ -230,7 +230,7 @@ class SubscriptionTrace:
     def waited(self, state: BufferedQueue | None, since_ms: int, until_ms: int) -> list[Wait]:
         """What held up a message between two moments, as far as it was noted here.
 
-        Before its queue came here, only that nobody pulled, or that it was on its way.
+        Before its queue came here, only that nobody pulled or could, or that it was on its way.
         """
         found = self._waits.between(since_ms, until_ms)
         trace = None if state is None else trace_of(state)
@@ -240,7 +240,7 @@ class SubscriptionTrace:
         early = [
             (reason, start, min(end, here_ms))
             for reason, start, end in found
-            if start < here_ms and reason in (waits.NO_PULL, waits.BETWEEN, waits.ANEW)
+            if start < here_ms and reason in (*waits.EVERYWHERE, waits.BETWEEN, waits.ANEW)
         ]
         return early + [(reason, max(start, here_ms), end) for reason, start, end in found if end > here_ms]
 
@@ -249,7 +249,7 @@ class SubscriptionTrace:
         state = self._subscription.buffer.queues.get(queue)
         found = self.waited(state, since_ms, self.writer.now_ms())
         if state is None:
-            found = [wait for wait in found if wait[0] == waits.NO_PULL]
+            found = [wait for wait in found if wait[0] in waits.EVERYWHERE]
         return HeldUp(found, here=state is not None)
 
     # --- deliveries

@@ -25,6 +25,7 @@ RETRYING = "retrying"
 BETWEEN = "between"  # queues are on their way to this proxy
 ANEW = "anew"  # they are loaded anew, for settings changed
 CLOSED = "closed"  # the topic is not readable
+EVERYWHERE = (NO_PULL, CLOSED)  # what a proxy knows also of queues that it does not have
 
 
 class WaitLog:

@@ -138,6 +138,25 @@ def test_nobody_pulled() -> None:
     assert sum(end - start for reason, start, end in handed_out.waits() if reason == "no_pull") >= 2_990
 
 
+def test_a_topic_that_was_closed_is_no_lack_of_pulls() -> None:
+    rig = TracedConsumer().ready(1, TRACED)
+    info = rig.backend.topic("T")
+    assert info is not None
+    rig.wait(rig.backend.put_topic(replace(info, readable=False), rig.deadline()))
+    rig.settle()
+    rig.advance(0.01)
+    assert rig.pull().outcome.error.code == 13
+    rig.advance(3.0)
+    held_up = rig.service.waits("G", "T", rig.ref(), 0)
+    assert held_up is not None
+    assert held_up.waits[-1][0] == "closed"
+    rig.wait(rig.backend.put_topic(info, rig.deadline()))
+    rig.settle()
+    rig.pull()
+    (handed_out,) = [event for event in rig.events() if event.kind == K.HANDED_OUT]
+    assert sum(end - start for reason, start, end in handed_out.waits() if reason == "closed") >= 2_990
+
+
 def record(number: int, key: str = "k") -> NewRecord:
     body = delivery.encode(key.encode(), b"m%d" % number, b"", None)
     return NewRecord("T", 0, bytes(12) + number.to_bytes(4, "big"), 1, body, key.encode())

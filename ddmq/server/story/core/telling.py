@@ -240,7 +240,9 @@ class _Teller:
             _TOLD[kind](self, heard)
 
     def read(self, heard: _Heard) -> None:
-        if self._timeline.phase in (Phase.QUEUED, Phase.BETWEEN, Phase.OVERDUE, Phase.DELAYED):
+        last = self._timeline.last
+        taken_over = last.phase in (Phase.TURN, Phase.AGAIN) and last.who not in ("", heard.process)
+        if taken_over or last.phase in (Phase.QUEUED, Phase.BETWEEN, Phase.OVERDUE, Phase.DELAYED):
             self._timeline.mark(heard.at_ms, Phase.TURN, heard.process)
 
     def released(self, heard: _Heard) -> None:
@@ -254,7 +256,7 @@ class _Teller:
 
     def handed_out(self, heard: _Heard) -> None:
         timeline, event = self._timeline, heard.event
-        timeline.waited(event.waits(), heard.at_ms)
+        timeline.waited(event.waits(), heard.at_ms, heard.process)
         why = f"delivery {event.number_of('attempt', 1)} at {heard.process}"
         timeline.mark(heard.at_ms, Phase.LEASED, words.client(event), why)
         self._lease, self._extended = timeline.last, 0

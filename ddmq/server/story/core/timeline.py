@@ -72,8 +72,11 @@ class Timeline:
         """Something more about the present phase."""
         add_why(self.last, text)
 
-    def waited(self, waits: Iterable[Wait], until_ms: int) -> None:
-        """What the message waited for up to `until_ms`, in its waiting phases since it was with a client."""
+    def waited(self, waits: Iterable[Wait], until_ms: int, teller: str = "") -> None:
+        """What the message waited for up to `until_ms`, in its waiting phases since it was with a client.
+
+        `teller`: the process that noted it, which knows nothing of a time when another one had the message.
+        """
         self.pass_to(until_ms)
         first = len(self.marks)
         while first and self.marks[first - 1].phase not in BEFORE_WAITS:
@@ -85,7 +88,7 @@ class Timeline:
         self.marks[first:] = [
             piece
             for mark, end_ms in zip(waiting, ends, strict=True)
-            for piece in (_pieces(mark, end_ms, noted) if mark.phase in WAITABLE else [mark])
+            for piece in (_pieces(mark, end_ms, noted) if _is_of(mark, teller) else [mark])
         ]
 
     def spans(self, now_ms: int) -> list[StorySpan]:
@@ -101,6 +104,10 @@ class Timeline:
         ]
         told = [one for one in found if one.end_ms > one.start_ms or one.phase in WORTH_TELLING]
         return _folded(_joined(told)) or found[:1]
+
+
+def _is_of(mark: StoryMark, teller: str) -> bool:
+    return mark.phase in WAITABLE and (not teller or mark.who in ("", teller))
 
 
 def add_why(mark: StoryMark, text: str) -> None:
