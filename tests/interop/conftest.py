@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from tests.interop.apache_client import Client
 from tests.scenarios.real_server import RealServer, running, write_config
 from tests.support.installations import installed
+from tests.support.own_name import own_name
 
 STRICT = {
     "topics": {
@@ -84,7 +84,7 @@ def consumer(server: RealServer, protocol: str) -> Iterator[Client]:
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
     """A topic's name of the test's own."""
-    return re.sub(r"[^A-Za-z0-9]+", "-", request.node.name)[:100]
+    return own_name(request.node)
 
 
 @pytest.fixture

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import pytest
 
 from tests.scenarios.real_server import RealServer, running
 from tests.support.installations import installed
+from tests.support.own_name import own_name
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +21,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[Re
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
     """A topic's name of the test's own."""
-    return re.sub(r"[^A-Za-z0-9]+", "-", request.node.name)[:100]
+    return own_name(request.node)
 
 
 @pytest.fixture
