@@ -77,7 +77,7 @@ class ReplyLoad:
         if fate < 0.03:
             raise GaveUpError
         if fate < 0.035:
-            time.sleep(LATE_S)
+            time.sleep(LATE_S)  # a handler that is late for its lease
 
 
 def quietly(handle):  # type: ignore[no-untyped-def]

@@ -231,7 +231,7 @@ class ReplyRun:
         return [server.ports["producer"] for server in self._servers if "producer" in server.ports]
 
     def _round(self) -> None:
-        time.sleep(self._random.uniform(*LOAD_S))
+        time.sleep(self._random.uniform(*LOAD_S))  # load without a fault: its length is the seed's
         if self._stops and self._random.random() < 0.3:
             self._stand_still(self._random.choice([s for s in self._servers if s.command == "consumer"]))
         victims = self._random.sample([*self._servers, *LOADS], self._random.choice((1, 1, 1, 2, 3)))
@@ -255,7 +255,7 @@ class ReplyRun:
     def _stand_still(self, server: RealServer) -> None:
         self._kills["stopped"] += 1
         os.kill(server.pid, signal.SIGSTOP)
-        time.sleep(STOPPED_S)
+        time.sleep(STOPPED_S)  # how long it stands still is the fault
         os.kill(server.pid, signal.SIGCONT)
 
     def _settle(self) -> None:
@@ -270,7 +270,7 @@ class ReplyRun:
             begun = {piece.job for queue in self._found[SIDES].values() for piece in queue}
             wanted = sum(map(pieces_of, begun.union(self._feeder.sent)))
             before.append(self._counts())
-            time.sleep(QUIET_S)
+            time.sleep(QUIET_S)  # for what would come of late; the next look sees it
             return before[-1][ENDS] >= wanted and before[-1] == before[-2]
 
         until(through, lambda: f"of {len(self._feeder.sent)} jobs {self._counts()}", END_S)

@@ -37,6 +37,7 @@ LOADS = ("one", "two")
 LOAD_S = (0.05, 1.0)  # from a start to the next kill
 CHECKS_MAX = 15
 SETTLED_WITHIN_S = 240.0
+BETWEEN_LOOKS_S = 1.5
 SHOWN_MAX = 20
 CHECKS = {"transactions": {"check_interval_ms": 500}}
 
@@ -119,7 +120,7 @@ class TransactionRun:
         return [server.ports["producer"] for server in self._servers if "producer" in server.ports]
 
     def _round(self) -> None:
-        time.sleep(self._random.uniform(*LOAD_S))
+        time.sleep(self._random.uniform(*LOAD_S))  # load without a fault: its length is the seed's
         victims = self._random.sample([*self._servers, *LOADS], self._random.choice((1, 1, 1, 2, 3)))
         servers = [victim for victim in victims if isinstance(victim, RealServer)]
         for server in servers:
@@ -141,20 +142,19 @@ class TransactionRun:
         """Somebody of the group answers the rest."""
         places = [f"127.0.0.1:{port}" for port in self._ports()]
         with Producer(places, producer_group=GROUP, check=self._ledger.check, timeout_ms=5_000):
-            until(lambda: not self._open(), "no transaction is open", SETTLED_WITHIN_S)
+            until(self._none_is_open, "no transaction is open", SETTLED_WITHIN_S)
+
+    def _none_is_open(self) -> bool:
+        """At two looks, for a shard may be between two owners."""
+        for _ in range(2):
+            time.sleep(BETWEEN_LOOKS_S)  # a shard that nobody counts now has its next owner by then
+            if self._open():
+                return False
+        return True
 
     def _open(self) -> float:
-        """Twice, for a shard may be between two owners."""
-        looks = [
-            sum(
-                server.metric("ddmq_transactions_open")
-                for server in self._servers
-                if "producer" in server.ports
-            )
-            for _ in range(2)
-            if time.sleep(1.5) is None
-        ]
-        return sum(looks)
+        producers = [server for server in self._servers if "producer" in server.ports]
+        return sum(server.metric("ddmq_transactions_open") for server in producers)
 
     def _rows(self, query: str) -> list[tuple[str, int]]:
         with opened(self._ledger.connect) as database:

@@ -125,7 +125,7 @@ class TxRun:
                     last.end(transaction, meant, None)
                 else:
                     self._look_at(transaction)
-            time.sleep(0.2)
+            time.sleep(0.2)  # between two askings of all that are left, within END_S
         last.hang_up()
 
     def _look_at(self, transaction: str) -> None:
