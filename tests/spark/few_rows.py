@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from metrics_job.session import session
 
@@ -20,3 +21,13 @@ FEW_ROWS = {
 def small_session(name: str) -> SparkSession:
     """The session of this process, on two cores."""
     return session(name, master="local[2]", spark__driver__memory="1g", **FEW_ROWS)
+
+
+def worker_was_late(query: StreamingQuery) -> bool:
+    """The query has ended since the machine was too busy: Spark gives a Python worker 10 s to connect, a
+    constant of its own. Such a query may be started again; any other end is an AssertionError."""
+    if query.isActive:
+        return False
+    error = str(query.exception())
+    assert "worker failed to connect back" in error, f"the query has ended: {error}"
+    return True
