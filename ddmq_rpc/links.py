@@ -1,0 +1,183 @@
+"""Links to other proxies, over which calls are passed on: one for each proxy.
+
+A link has the calls that wait and a few connections, each worked by one greenlet that takes what waits, sends
+it and reads the answer. Bounded in links, connections, waiting calls and time; a link that nobody used for a
+while closes. What a call is, and how it is made, says a subclass.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Hashable
+from types import ModuleType
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import gevent
+from gevent import socket
+from gevent.event import Event
+
+from ddmq_common.errors import BoundReachedError, DrainingError, TryLaterError
+from ddmq_rpc.client_side import ReplyError, decode_reply
+from ddmq_rpc.envelope import FrameRefusedError, Frames
+
+LINKS_MAX = 256
+CONNECT_S = 1.0
+IDLE_S = 60.0
+READ_BYTES = 1 << 16
+_FAILURES = (OSError, EOFError, FrameRefusedError, ReplyError, ValueError, TryLaterError)
+
+
+class LinkBounds(NamedTuple):
+    """Of one link. `calls`: that wait; `together`: how many of them one connection takes at a time, at most;
+    `answer_s`: how long an answer is waited for."""
+
+    connections: int
+    calls: int
+    together: int
+    answer_s: float
+
+
+C = TypeVar("C")
+
+
+class CallLink(ABC, Generic[C]):
+    """The way to one proxy."""
+
+    def __init__(self, address: str, bounds: LinkBounds) -> None:
+        self.address = address
+        self.waiting: deque[C] = deque()
+        self._bounds = bounds
+        self._arrived = Event()
+        self._workers: set[Any] = set()
+        self._resting = 0  # workers that wait for a call
+
+    @abstractmethod
+    def call(self, connection: socket.socket, batch: list[C]) -> None:
+        """Make these calls as one, and keep the answer. What it raises, `ended` is told."""
+
+    @abstractmethod
+    def ended(self, batch: list[C], error: Exception | None) -> None:
+        """Tell those who made the calls; None: they were answered."""
+
+    def take(self) -> list[C]:
+        """The next calls that go together; something waits."""
+        return [self.waiting.popleft()]
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits, nobody works."""
+        return not self.waiting and not self._workers
+
+    def put(self, call: C) -> None:
+        """Take one call."""
+        bounds = self._bounds
+        if len(self.waiting) >= bounds.calls:
+            text = f"{bounds.calls} calls wait for {self.address}; that is the bound"
+            self.ended([call], BoundReachedError(text))
+            return
+        self.waiting.append(call)
+        self._arrived.set()
+        if self._resting * bounds.together < len(self.waiting) and len(self._workers) < bounds.connections:
+            worker = gevent.spawn(self._work)
+            self._workers.add(worker)
+            worker.rawlink(self._workers.discard)
+
+    def close(self) -> None:
+        """Whoever waits is told."""
+        workers, self._workers = self._workers, set()
+        gevent.killall(list(workers), block=False)
+        left, self.waiting = list(self.waiting), deque()
+        if left:
+            self.ended(left, DrainingError("this proxy is shutting down"))
+
+    def _work(self) -> None:
+        connection: socket.socket | None = None
+        batch: list[C] = []
+        try:
+            while self._wait():
+                batch = self.take()
+                error: Exception | None = None
+                try:
+                    connection = connection or self._connect()
+                    self.call(connection, batch)
+                except _FAILURES as failure:
+                    error = failure
+                    if connection is not None and not isinstance(failure, ReplyError | TryLaterError):
+                        connection.close()
+                        connection = None
+                done, batch = batch, []
+                self.ended(done, error)
+        finally:
+            if batch:
+                self.ended(batch, TryLaterError("the connection was ended"))
+            if connection is not None:
+                connection.close()
+
+    def _wait(self) -> bool:
+        """True when there is something to send, False when nothing came for long."""
+        self._resting += 1
+        try:
+            while not self.waiting:
+                self._arrived.clear()
+                if not self._arrived.wait(IDLE_S):
+                    return bool(self.waiting)
+            return True
+        finally:
+            self._resting -= 1
+
+    def _connect(self) -> socket.socket:
+        host, _, port = self.address.rpartition(":")
+        made = socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        made.settimeout(self._bounds.answer_s)
+        return made
+
+
+K = TypeVar("K", bound=Hashable)
+L = TypeVar("L", bound=CallLink[Any])
+
+
+class Links(Generic[K, L]):
+    """The links of one process, by what tells them apart."""
+
+    def __init__(self) -> None:
+        self._links: dict[K, L] = {}
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def of(self, key: K, make: Callable[[], L]) -> L:
+        """The link, made where there is none. Raises DrainingError after `close`, BoundReachedError."""
+        if self._closed:
+            raise DrainingError("this proxy is shutting down; ask another one")
+        link = self._links.get(key)
+        if link is None:
+            self._links = {name: each for name, each in self._links.items() if not each.idle}
+            if len(self._links) >= LINKS_MAX:
+                raise BoundReachedError(f"calls are passed on over {LINKS_MAX} links; that is the bound")
+            link = self._links[key] = make()
+        return link
+
+    def close(self) -> None:
+        """End every link."""
+        self._closed = True
+        for link in self._links.values():
+            link.close()
+
+
+def exchanged(
+    connection: socket.socket, idl: ModuleType, service: str, frame: bytes, seconds: float, bytes_max: int
+) -> Any:
+    """The result struct that answers a call."""
+    with gevent.Timeout(seconds, OSError(f"no answer within {seconds:.1f} s")):
+        connection.sendall(frame)
+        frames = Frames(bytes_max)
+        found = None
+        while found is None:
+            data = connection.recv(READ_BYTES)
+            if not data:
+                raise EOFError("the connection was closed")
+            found = frames.feed(data)
+    return decode_reply(idl, service, found).result
