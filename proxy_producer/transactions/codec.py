@@ -99,19 +99,11 @@ def half_record(shard: int, record: NewRecord, mark: HalfMark) -> NewRecord:
     )
 
 
-class StoredHalf(Protocol):
+class StoredHalf(dead.Dying, Protocol):
     """A record of the half topic, as it was read."""
 
     @property
     def offset(self) -> int: ...
-    @property
-    def message_id(self) -> bytes: ...
-    @property
-    def born_ms(self) -> int: ...
-    @property
-    def flags(self) -> int: ...
-    @property
-    def delivery(self) -> bytes: ...
     @property
     def system(self) -> Mapping[str, str]: ...
 

@@ -98,15 +98,19 @@ class PreparedSends:
         if not request.messages:
             return illegal("prepare", "the request has no messages", "allowed: 1 or more")
         fault = transactions.atomic_fault()
+        if fault is not None:
+            return fault
         transaction = legal_id(request.transactionId)
-        fault = fault or (transaction if isinstance(transaction, SendRefusal) else None)
-        fault = fault or transactions.group_fault(request.producerGroup)
+        if isinstance(transaction, SendRefusal):
+            return transaction
+        fault = transactions.group_fault(request.producerGroup)
+        if fault is not None:
+            return fault
         after_ms = self._check_after(request)
-        if fault is not None or isinstance(after_ms, SendRefusal) or isinstance(transaction, SendRefusal):
-            return fault or (after_ms if isinstance(after_ms, SendRefusal) else DRAINING)
-        if len(request.messages) > self.limits.messages_max:
-            return long_fault(self.limits, 0, 0, len(request.messages), 0)  # type: ignore[return-value]
-        fault = transactions.flow.bound_fault(call.frame_bytes)
+        if isinstance(after_ms, SendRefusal):
+            return after_ms
+        fault = long_fault(self.limits, 0, 0, len(request.messages), 0)
+        fault = fault or transactions.flow.bound_fault(call.frame_bytes)
         group = request.producerGroup.decode()
         return fault or Prepare(transaction, group, after_ms, request.messages, bool(request.dueTimes))
 

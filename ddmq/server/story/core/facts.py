@@ -26,7 +26,6 @@ class Phase(Enum):
     BYTES = "in_flight_bytes_max: as many bytes in flight as may be"
     RATE = "rate_max: the group's rate limit"
     RETRYING = "retrying_max: as many retries waiting as may be"
-    SPAN = "ack_span_max: too far past the committed offset"
     BETWEEN = "its queue was between two owners"
     ANEW = "its queues were loaded anew"
     CLOSED = "the topic may not be read"
