@@ -99,14 +99,16 @@ class OutboxTable:
         )
         return name
 
-    def waiting(self, database: Any, count_max: int, bytes_max: int) -> list[OutboxRow]:
-        """The oldest that are to be sent; the one that goes past the bytes is the last."""
+    def waiting(self, database: Any, count_max: int, bytes_max: int, after: int = 0) -> list[OutboxRow]:
+        """The oldest that are to be sent, of those behind row `after`; the one that goes past the bytes is
+        the last."""
         found = execute(
             database,
             "SELECT id, name, chain, topic, body, fields FROM"
             " (SELECT *, SUM(LENGTH(body)) OVER (ORDER BY id) - LENGTH(body) AS ahead FROM"
-            f" (SELECT * FROM {self._table} WHERE refused IS NULL ORDER BY id LIMIT :count) AS old) AS summed"
-            " WHERE ahead < :bytes ORDER BY id",
+            f" (SELECT * FROM {self._table} WHERE refused IS NULL AND id > :after ORDER BY id LIMIT :count)"
+            " AS old) AS summed WHERE ahead < :bytes ORDER BY id",
+            after=after,
             count=count_max,
             bytes=bytes_max,
         )

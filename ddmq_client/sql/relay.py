@@ -17,10 +17,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from ddmq_client.core.settings import check
 from ddmq_client.errors import ClosedError, InvalidMessageError, NoSuchTopicError, OptionError
+from ddmq_client.idl.codes import Code
 from ddmq_client.outgoing import SendResult
 from ddmq_client.producer import Producer
 from ddmq_client.sql.outbox import OutboxRow, OutboxTable
@@ -28,8 +29,10 @@ from ddmq_client.sql.statements import opened
 
 _log = logging.getLogger("ddmq_client.sql")
 READ_MAX, READ_BYTES_MAX = 1_000, 16 * 1024 * 1024  # rows, and their bodies, at a time
+READS_MAX = 16  # behind what is put off, until the oldest are looked at again
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.1, 5.0
 CLOSE_S = 10.0
+CLOSED = "is not writable"  # in the refusal of a topic that takes nothing for now
 NO_KEYS = "cannot tell whether it was stored before"  # in the refusal of a key by an engine that knows none
 
 
@@ -105,15 +108,20 @@ class OutboxRelay:
 
     def send_waiting(self) -> int:
         """Send what stands there now, here and not in a thread; how many were stored. It returns when nothing
-        is left, or something was not confirmed: call it again, later."""
-        total = 0
-        while not self._stopped:
+        is left, or something was not confirmed: call it again, later. What proxies put off holds up what
+        comes behind it in its chain, and nothing else."""
+        total = after = reads = 0
+        put_off: set[str] = set()
+        while not self._stopped and reads < READS_MAX:
             with opened(self._connect) as database:
-                rows = self._outbox.waiting(database, READ_MAX, READ_BYTES_MAX)
-            stored, whole = self._send(rows)
-            total += stored
-            if not rows or not whole:
+                rows = self._outbox.waiting(database, READ_MAX, READ_BYTES_MAX, after)
+            done = self._send([row for row in rows if row.chain not in put_off])
+            total += done.stored
+            put_off |= done.put_off
+            if not rows or not done.whole:
                 break
+            if put_off:
+                after, reads = rows[-1].row, reads + 1
         return total
 
     def __enter__(self) -> Self:
@@ -147,12 +155,12 @@ class OutboxRelay:
             return self._poll_s
         return min(PAUSE_FIRST_S * 2.0 ** min(self._failures - 1, 10), PAUSE_MAX_S)
 
-    def _send(self, rows: Sequence[OutboxRow]) -> tuple[int, bool]:
-        """(how many were stored, whether none is left that may be yet)."""
+    def _send(self, rows: Sequence[OutboxRow]) -> _Pass:
         chains: dict[str, deque[OutboxRow]] = {}
         for row in rows:
             chains.setdefault(row.chain, deque()).append(row)
-        stored = left = 0
+        stored, whole = 0, True
+        put_off: set[str] = set()
         while chains and not self._stopped:
             heads = [chain[0] for chain in chains.values()]
             results = self._producer.send_batch([self._message(head) for head in heads])
@@ -162,11 +170,12 @@ class OutboxRelay:
                 chain = chains[head.chain]
                 chain.popleft()
                 if not (result.stored or _for_good(result)):
-                    left += 1
+                    put_off.add(head.chain)
+                    whole = whole and result.code in (Code.BUSY, Code.TOPIC_REFUSED)
                     chain.clear()
                 if not chain:
                     del chains[head.chain]
-        return stored, not left and not chains
+        return _Pass(stored, put_off, whole and not chains)
 
     def _message(self, row: OutboxRow) -> Any:
         return row.message if self._once else replace(row.message, idempotency_key=None)
@@ -193,6 +202,17 @@ class OutboxRelay:
         return len(sent)
 
 
+class _Pass(NamedTuple):
+    """What one pass over some rows came to: how many were stored, which chains wait, and whether proxies said
+    so of each of these, or there are none."""
+
+    stored: int
+    put_off: set[str]
+    whole: bool
+
+
 def _for_good(result: SendResult) -> bool:
     """Whether it will never be taken as it is."""
-    return isinstance(result.error, InvalidMessageError | NoSuchTopicError)
+    if isinstance(result.error, NoSuchTopicError):
+        return CLOSED not in result.text
+    return isinstance(result.error, InvalidMessageError)

@@ -69,6 +69,7 @@ class Standin(StandinTransactions):
         self.faults: dict[str, deque[Fault]] = defaultdict(deque)
         self.stored: list[Any] = []  # producer Messages, in the order they were stored
         self.full = False
+        self.closed: set[str] = set()  # topics that take nothing for now
         self.calls: list[tuple[str, Any]] = []  # (method, arguments), in order, without heartbeats
         self.recognises = False
         self.takes_keys = True
@@ -253,6 +254,8 @@ class Standin(StandinTransactions):
         return self.past[uuid], None if message.action == 2 else 1_700_000_000_123, None
 
     def _store(self, message: Any, code: int) -> Any:
+        if message.topic in self.closed:
+            return producer_idl.Result(code=13, msg=f"FAILED: topic {message.topic!r} is not writable")
         if code:
             return _refused(code)
         identity = _identity(message)

@@ -177,6 +177,26 @@ def test_it_sends_from_a_thread_until_it_is_stopped(
     assert rows(connect) == 1
 
 
+def test_a_closed_topic_waits_and_holds_up_no_other(
+    connect: Connect, outbox: OutboxTable, relay: OutboxRelay, proxy: Standin,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Also where it has more rows than are read at a time."""
+    monkeypatch.setattr("ddmq_client.sql.relay.READ_MAX", 3)
+    proxy.closed.add("orders")
+    put(connect, outbox, *map(str, range(7)), key="k")
+    with opened(connect) as database:
+        outbox.put(database, "other", "a", key="k")
+        outbox.put(database, "other", "b", key="k")
+    assert relay.send_waiting() == 2
+    assert bodies(proxy) == ["a", "b"]
+    assert (relay.counts().refused, rows(connect)) == (0, 7)
+    proxy.closed.clear()
+    put(connect, outbox, "7", key="k")
+    assert relay.send_waiting() == 8
+    assert bodies(proxy)[2:] == [str(number) for number in range(8)]
+
+
 def test_it_goes_on_when_proxies_and_databases_are_back(
     connect: Connect, outbox: OutboxTable, proxy: Standin, caplog: pytest.LogCaptureFixture
 ) -> None:
