@@ -122,6 +122,8 @@ def end_error(action: TransactionAction, transaction_id: str, result: SendResult
         return None
     told = (transaction_id, None if result.code < 0 else result.code, result.proxy)
     called = f"transaction {transaction_id}"
+    if action is COMMIT and outcome == TransactionOutcome.COMMITTED and result.code:
+        return TransactionError(f"{called} is not committed as a whole: {result.text}", *told)
     if outcome in _AS_ASKED[action] or (result.code == 0 and outcome == TransactionOutcome.OPEN):
         return None
     if outcome == TransactionOutcome.COMMITTED:

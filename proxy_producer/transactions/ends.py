@@ -199,7 +199,7 @@ class PendingEnd:
             self._refuse(foreign(self.group))
         elif self._is_short(ended):
             why = f"was committed before its message at offset {self.request.throughOffset} was stored"
-            self._refuse(late(self.transaction, why))
+            self._refuse(late(self.transaction, why), ended.outcome)
         else:
             self._answer(ended.outcome, reason, results)
 
@@ -224,9 +224,11 @@ class PendingEnd:
             self._service.counts.refused(f"end: {outcome.name.lower().replace('_', ' ')}")
         self._finish(IDL.EndTransactionResponse(code=code, msg=text, outcome=int(outcome), results=results))
 
-    def _refuse(self, fault: SendRefusal) -> None:
+    def _refuse(self, fault: SendRefusal, outcome: TransactionOutcome | None = None) -> None:
         self._service.counts.refused(f"end: {fault.reason}")
-        self._finish(IDL.EndTransactionResponse(code=int(fault.code), msg=fault.text))
+        answer = IDL.EndTransactionResponse(code=int(fault.code), msg=fault.text)
+        answer.outcome = None if outcome is None else int(outcome)
+        self._finish(answer)
 
     def _finish(self, response: Any) -> None:
         self.answered = True

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from thriftpy2.protocol.compact import TCompactProtocol
 from thriftpy2.transport import TMemoryBuffer
 
-from ddmq_client import NotCommittedError, OutgoingMessage, TransactionError, UnknownEndError
+from ddmq_client import (
+    NotCommittedError,
+    OutgoingMessage,
+    TransactionError,
+    UnknownEndError,
+)
 from ddmq_client.core.nodes import Node, ProxyAddress
 from ddmq_client.core.selectors import ANY
 from ddmq_client.core.sending import ResendPolicy
@@ -192,6 +197,7 @@ MEANING: dict[tuple[TransactionAction, int | None, int], type[ClientError] | Non
     **{(action, None, 0): None for action in TransactionAction},
     **{(action, O.NO_LONGER_KNOWN, 11): UnknownEndError for action in (COMMIT, ROLLBACK)},
     (COMMIT, O.COMMITTED, 0): None,
+    (COMMIT, O.COMMITTED, 11): TransactionError,  # a message came behind it: somebody else had committed it
     (COMMIT, O.ROLLED_BACK, 11): NotCommittedError,
     (COMMIT, O.NEVER_THERE, 11): NotCommittedError,
     (COMMIT, O.DEAD_LETTER, 11): NotCommittedError,
