@@ -69,7 +69,7 @@ class Bystander:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     folder = tmp_path_factory.mktemp("hostile")
     with running(folder, write_config(folder / "conf", rpc=RPC)) as started:
-        for group, name in (("hostile", "quiet"), ("bystander", "bystander")):
+        for group, name in (("hostile", "quiet"), ("bystander", "bystander")):  # quiet: nobody sends to it
             started.admin("POST", "topics", name, body={"create": True})
             started.admin("POST", "groups", group, body={"topics": [name], "start": "last"})
         yield started

@@ -84,11 +84,12 @@ def timer_of(local_port: int, remote_port: int) -> int | None:
 def test_pulls_of_clients_that_went_take_nothing(server: RealServer, how: str) -> None:
     """They leave the line; the message that comes then goes to a client that lives."""
     group = f"went-{how.replace(' ', '-')}"
-    server.admin("POST", "groups", group, body={"topics": ["quiet"], "start": "last"})
+    server.admin("POST", "topics", group, body={"create": True})
+    server.admin("POST", "groups", group, body={"topics": [group], "start": "last"})
     waiting = server.metric("ddmq_waiting_pulls")
     attackers = [Attacker(server.ports["consumer"]) for _ in range(20)]
     for attacker in attackers:
-        request = pull_request(groupId=text(group), topic=text("quiet"), maxLingerTime=(I32, 30_000))
+        request = pull_request(groupId=text(group), topic=text(group), maxLingerTime=(I32, 30_000))
         attacker.send(encoded("compact", b"pull", request))
     until(lambda: server.metric("ddmq_waiting_pulls") >= waiting + 20, "all wait")
     for attacker in attackers:
@@ -100,7 +101,7 @@ def test_pulls_of_clients_that_went_take_nothing(server: RealServer, how: str) -
             attacker.close()
     until(lambda: server.metric("ddmq_waiting_pulls") <= waiting + 1, "none waits")
     with Client(server.ports["producer"]) as producer, Client(server.ports["consumer"]) as consumer:
-        assert producer.send("quiet", b"for the living").code == 0
+        assert producer.send(group, b"for the living").code == 0
         answer = consumer.pull(group, maxLingerTime=20_000)
         assert [found.value for found in answer.messages] == [b"for the living"]
     for attacker in attackers:
