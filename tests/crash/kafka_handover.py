@@ -23,7 +23,8 @@ from pathlib import Path
 from ddmq.trial.cluster import Ports, TrialCluster, free_ports
 from ddmq_client import Consumer, Message, Producer
 from ddmq_client.errors import ClientError
-from tests.crash.kafka.run import READY_S, Say, command_line, in_folder, post
+from tests.crash.kafka.run import READY_S, post
+from tests.crash.kit.command import Say, command_line, in_folder
 from tests.scenarios.real_server import RealServer, write_config
 from tests.support.waits import until
 
@@ -183,8 +184,7 @@ def run(folder: Path, times: int, brokers: int, say: Say = print) -> list[str]:
 
 
 def main() -> int:
-    parser = command_line(__doc__.splitlines()[0], seeded=False)
-    parser.add_argument("--times", type=int, default=10)
+    parser = command_line(__doc__.splitlines()[0], seeded=False, times=10)
     parser.add_argument("--brokers", type=int, choices=(1, 3), default=1)
     given = parser.parse_args()
     return in_folder(

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from ddmq.trial.cluster import Ports, TrialCluster
 from tests.crash.kafka.namespaces import Link, Namespaces, why_not
-from tests.crash.kafka.run import SERVERS, KafkaRun, Say, command_line, in_folder, judged
+from tests.crash.kafka.run import SERVERS, KafkaRun, judged
+from tests.crash.kit.command import Say, command_line, in_folder
 from tests.scenarios.real_server import RealServer, write_config
 
 BROKERS = [f"b{number}" for number in (1, 2, 3)]
@@ -127,7 +128,7 @@ def run(folder: Path, seed: int, rounds: int, say: Say = print) -> list[str]:
 
 
 def main() -> int:
-    given = command_line(__doc__.splitlines()[0]).parse_args()
+    given = command_line(__doc__.splitlines()[0], rounds=200).parse_args()
     if reason := why_not():
         print(f"NO PARTITION IS TESTED: {reason}")
         return 2

@@ -20,7 +20,8 @@ import time
 from pathlib import Path
 
 from ddmq.trial.cluster import Ports, TrialCluster, free_ports
-from tests.crash.kafka.run import READY_S, KafkaRun, Say, command_line, in_folder, judged
+from tests.crash.kafka.run import READY_S, KafkaRun, judged
+from tests.crash.kit.command import Say, command_line, in_folder
 from tests.scenarios.real_server import RealServer
 from tests.support.waits import until
 
@@ -108,7 +109,7 @@ def run(folder: Path, seed: int, rounds: int, brokers: int, say: Say = print) ->
 
 
 def main() -> int:
-    parser = command_line(__doc__.splitlines()[0])
+    parser = command_line(__doc__.splitlines()[0], rounds=200)
     parser.add_argument("--brokers", type=int, choices=(1, 3), default=3)
     given = parser.parse_args()
     return in_folder(

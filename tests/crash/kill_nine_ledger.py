@@ -23,7 +23,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-SHOWN = 20
+from tests.crash.kit.violations import Violations
+
 Place = tuple[int, int]  # queue, offset
 
 
@@ -94,13 +95,12 @@ class _Queue:
     highest: list[int] = field(default_factory=list)
 
 
-class Ledger:
+class Ledger(Violations):
     """Hears everything; `violations` is empty as long as every promise holds."""
 
     def __init__(self, fails_to_bury: int) -> None:
+        super().__init__()
         self.counts = Counts()
-        self.violations: list[str] = []
-        self.violations_count = 0
         self.life = 0
         self._fails_to_bury = fails_to_bury
         self._lock = threading.Lock()
@@ -112,10 +112,8 @@ class Ledger:
         self._deliveries = 0
         self._unsure_lives: set[int] = set()
 
-    def _violated(self, text: str) -> None:
-        self.violations_count += 1
-        if len(self.violations) < SHOWN:
-            self.violations.append(f"life {self.life}: {text}")
+    def violated(self, text: str) -> None:
+        super().violated(f"life {self.life}: {text}")
 
     # --- lives
 
@@ -141,7 +139,7 @@ class Ledger:
             if place is not None:
                 before = self._at.setdefault(place, data)
                 if before != data:
-                    self._violated(f"{place} was answered for two messages: {before[:40]!r}, {data[:40]!r}")
+                    self.violated(f"{place} was answered for two messages: {before[:40]!r}, {data[:40]!r}")
 
     def unknown(self, data: bytes) -> None:
         """No answer, or one that says: perhaps."""
@@ -171,17 +169,17 @@ class Ledger:
         self._deliveries += 1
         self.counts.delivered += 1
         if known.acked_at.get(offset, sent_at) < sent_at:
-            self._violated(f"{each.place} was acknowledged, and came again")
+            self.violated(f"{each.place} was acknowledged, and came again")
         if self._at.get(each.place, each.data) != each.data:
-            self._violated(f"{each.place} holds {each.data[:40]!r}, not what was answered for it")
+            self.violated(f"{each.place} holds {each.data[:40]!r}, not what was answered for it")
         if offset in known.data and known.data[offset] != each.data:
-            self._violated(f"{each.place} changed from {known.data[offset][:40]!r} to {each.data[:40]!r}")
+            self.violated(f"{each.place} changed from {known.data[offset][:40]!r} to {each.data[:40]!r}")
         return Ack(each.place, life, self._deliveries)
 
     def _check_rising(self, messages: Sequence[Delivery]) -> None:
         offsets = [each.place[1] for each in messages]
         if offsets != sorted(set(offsets)):
-            self._violated(f"an answer is not in offset order: {offsets[:40]}")
+            self.violated(f"an answer is not in offset order: {offsets[:40]}")
 
     def _first_come(
         self, messages: Sequence[Delivery], acks: list[Ack], life: int, sent_at: float, read_at: float
@@ -197,7 +195,7 @@ class Ledger:
             return acks
         before = bisect_left(known.read_at, sent_at)
         if before and known.highest[before - 1] > firsts[0].place[1] and life not in self._unsure_lives:
-            self._violated(f"{firsts[0].place} came first after {known.highest[before - 1]} of its queue had")
+            self.violated(f"{firsts[0].place} came first after {known.highest[before - 1]} of its queue had")
         for each in firsts:
             known.data[each.place[1]] = each.data
             self._seen[each.data].append(each.place)
@@ -247,10 +245,10 @@ class Ledger:
     def _check_committed(self, queue: int, committed: int) -> None:
         known = self._queues[queue]
         if committed < known.committed:
-            self._violated(f"queue {queue}: the committed offset fell from {known.committed} to {committed}")
+            self.violated(f"queue {queue}: the committed offset fell from {known.committed} to {committed}")
         for offset in range(known.committed, committed):
             if offset not in known.ack_sent and known.fails_sent[offset] < self._fails_to_bury:
-                self._violated(f"queue {queue} is committed to {committed}, past unfinished {offset}")
+                self.violated(f"queue {queue} is committed to {committed}, past unfinished {offset}")
         known.committed = max(committed, known.committed)
 
     # --- the end
@@ -267,26 +265,26 @@ class Ledger:
         for data, place in self._stored.items():
             found = self._seen.get(data)
             if not found:
-                self._violated(f"lost: {data[:40]!r} was answered 0 at {place}")
+                self.violated(f"lost: {data[:40]!r} was answered 0 at {place}")
             elif place is not None and place not in found:
-                self._violated(f"{data[:40]!r} was answered for {place}, came from {found}")
+                self.violated(f"{data[:40]!r} was answered for {place}, came from {found}")
         for data, places in self._seen.items():
             if len(places) > 1 and data not in self._may_repeat:
-                self._violated(f"{data[:40]!r} is stored twice, at {places}, and was sent once")
+                self.violated(f"{data[:40]!r} is stored twice, at {places}, and was sent once")
 
     def _check_dead(self, dead: Sequence[Place]) -> None:
         if len(set(dead)) != len(dead):
             twice = sorted({place for place in dead if dead.count(place) > 1})
-            self._violated(f"more than one dead letter of {twice[:10]}")
+            self.violated(f"more than one dead letter of {twice[:10]}")
         for queue, offset in dead:
             known = self._queues[queue]
             if known.fails_sent[offset] < self._fails_to_bury:
-                self._violated(f"{queue, offset} is a dead letter after {known.fails_sent[offset]} failures")
+                self.violated(f"{queue, offset} is a dead letter after {known.fails_sent[offset]} failures")
         buried = set(dead)
         for queue, known in self._queues.items():
             for offset, data in known.data.items():
                 if offset not in known.ack_sent and (queue, offset) not in buried:
-                    self._violated(f"{queue, offset} is finished and nobody acknowledged it: {data[:40]!r}")
+                    self.violated(f"{queue, offset} is finished and nobody acknowledged it: {data[:40]!r}")
 
     def _check_senders(self, queue: int, known: _Queue) -> None:
         """What was sent again counts where it stands first."""
@@ -298,7 +296,7 @@ class Ledger:
             before.add(known.data[offset])
             body = Body.decode(known.data[offset])
             if body.queue != queue:
-                self._violated(f"{body} is in queue {queue}")
+                self.violated(f"{body} is in queue {queue}")
             if body.number < last.get(body.sender, -1):
-                self._violated(f"queue {queue}: {body} comes after number {last[body.sender]}")
+                self.violated(f"queue {queue}: {body} comes after number {last[body.sender]}")
             last[body.sender] = body.number

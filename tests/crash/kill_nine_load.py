@@ -7,15 +7,14 @@ they send results with the next pull, as a linked list, or by submit. All choice
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
-from random import Random
 from typing import Any
 
 from thrift.Thrift import TException
 
 from tests.crash.kill_nine_ledger import Ack, Body, Delivery, Ledger, Place
+from tests.crash.kit.load_thread import LoadThread
 from tests.interop.apache_client import (
     Client,
     ConsumeResult,
@@ -38,52 +37,29 @@ def queue_of(qid: str) -> int:
     return int(qid.rpartition("_")[2])
 
 
-class Worker:
-    """A thread with a connection that it renews; `work` does one step."""
+class Worker(LoadThread):
+    """A thread with a connection that it renews; `step` does one step."""
+
+    join_s = 60.0
 
     def __init__(self, name: str, seed: object, ledger: Ledger, port: Callable[[], int]) -> None:
-        self.random = Random(f"{seed}/{name}")
+        super().__init__(name, seed)
         self.ledger = ledger
         self.protocol = self.random.choice(["compact", "binary"])
         self.life = -1
-        self.failure: BaseException | None = None
         self._port = port
         self._client: Client | None = None
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stop.set()
-
-    def join(self) -> None:
-        self._thread.join(60)
-        if self.failure is not None:
-            raise self.failure
-        assert not self._thread.is_alive(), f"{self._thread.name} hangs"
-
-    def _run(self) -> None:
-        try:
-            while not self._stop.is_set():
-                client = self._connected()
-                if client is None:
-                    self._stop.wait(PAUSE_S)
-                else:
-                    self.step(client)
-            if self._client is not None:
-                self.last(self._client)
-        except BaseException as error:
-            self.failure = error
-        finally:
-            self.drop()
+    def work(self) -> None:
+        client = self._connected()
+        if client is None:
+            self.stopping.wait(PAUSE_S)
+        else:
+            self.step(client)
 
     def step(self, client: Client) -> None:
-        """One unit of work. A failed call ends in `drop`."""
-
-    def last(self, client: Client) -> None:
-        """Before it ends."""
+        """One unit of work. A failed call ends in `hang_up`."""
+        raise NotImplementedError
 
     def _connected(self) -> Client | None:
         """A connection of the present life, or None when nobody listens."""
@@ -99,7 +75,7 @@ class Worker:
             self._client, self.life = client, life
         return self._client
 
-    def drop(self) -> None:
+    def hang_up(self) -> None:
         """The connection is of no use any more."""
         if self._client is not None:
             self._client.close()
@@ -121,7 +97,7 @@ class Sender(Worker):
         try:
             codes = self._send(client, messages)
         except BROKEN:
-            self.drop()
+            self.hang_up()
             codes = None
         if codes is None:
             for message in messages:
@@ -184,9 +160,9 @@ class Consumer(Worker):
             return
         self._pull(client, waiting)
 
-    def last(self, client: Client) -> None:
-        if self._results:
-            self._submit(client, self._results)
+    def last(self) -> None:
+        if self._client is not None and self._results:
+            self._submit(self._client, self._results)
 
     def _pull(self, client: Client, waiting: list[Any]) -> None:
         acks = self._leave(waiting)
@@ -205,7 +181,7 @@ class Consumer(Worker):
             self._back(waiting)
             return
         except BROKEN:
-            self.drop()
+            self.hang_up()
             self.ledger.answer_lost(life)
             self._back(waiting)
             return
@@ -221,7 +197,7 @@ class Consumer(Worker):
         except PullError:
             self._back(waiting)
         except BROKEN:
-            self.drop()
+            self.hang_up()
             self._back(waiting)
         else:
             self.ledger.acks_answered(acks, life, time.monotonic())

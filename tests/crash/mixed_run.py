@@ -15,8 +15,6 @@ concerned, and the command that runs the same again; the exit code is 1 then.
 
 from __future__ import annotations
 
-import argparse
-import logging
 import sys
 import threading
 import time
@@ -24,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
-from tests.crash.kill_nine import scratch
+from tests.crash.kit.command import Say, command_line, in_folder
 from tests.crash.mixed.clients import BROKEN, Load, OldVisit, OurVisit, Proxy, Sender, Surroundings, Visit
 from tests.crash.mixed.history import Ended, Ending, History, Plan
 from tests.crash.mixed.reading import read_ending
@@ -96,7 +94,7 @@ class MixedRun:
         seconds: float,
         proxies: int,
         processes: bool,
-        say: Callable[[str], None],
+        say: Say,
     ) -> None:
         self.random = Random(f"{seed}/killer")
         self.seed, self.seconds, self.say = seed, seconds, say
@@ -295,12 +293,10 @@ def run(
     seconds: float,
     proxies: int = 2,
     processes: bool = False,
-    say: Callable[[str], None] = print,
+    say: Say = print,
     kafka: int = 0,
 ) -> int:
     """The number of broken rules; what was seen is said."""
-    for noisy in ("thrift", "ddmq_client"):
-        logging.getLogger(noisy).setLevel(logging.CRITICAL)  # they tell of every failed call
     command = (
         f"python -m tests.crash.mixed_run --seed {seed} --keys {load.keys} --messages {load.messages} "
         f"--seconds {seconds:g} --proxies {proxies}{' --processes' if processes else ''}"
@@ -327,27 +323,19 @@ def run(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--keys", type=int, default=10_000)
-    parser.add_argument("--messages", type=int, default=40_000)
+    parser = command_line(__doc__.splitlines()[0], keys=10_000, messages=40_000)
     parser.add_argument("--seconds", type=float, default=120.0, help="of sending and killing")
     parser.add_argument("--proxies", type=int, default=2, help="consumer proxies as processes of their own")
     parser.add_argument("--processes", action="store_true", help="no `ddmq serve`: each part alone")
     parser.add_argument(
         "--kafka", type=int, choices=(1, 3), default=0, help="on so many Kafka brokers, not on the file log"
     )
-    parser.add_argument("--dir", type=Path, help="where the data lies (default: a temporary folder)")
     given = parser.parse_args()
     load = Load(given.messages, given.keys, TOPICS)
-    with scratch(given.dir) as folder:
-        broken = run(
-            folder, given.seed, load, given.seconds, given.proxies, given.processes, kafka=given.kafka
-        )
-        if broken:
-            print(f"kept for inspection: {folder}")
-            sys.exit(1)
-    return 0
+    how = given.seconds, given.proxies, given.processes
+    return in_folder(
+        given, "mixed-run", lambda folder, say: run(folder, given.seed, load, *how, say, kafka=given.kafka)
+    )
 
 
 if __name__ == "__main__":

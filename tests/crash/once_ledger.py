@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
 
-SHOWN = 20
+from tests.crash.kit.violations import Violations
 
 
 class StoredAt(NamedTuple):
@@ -61,21 +61,15 @@ def name_of(body: bytes) -> str:
     return f"{head} {blake2b(body, digest_size=16).hexdigest()}"
 
 
-class OnceLedger:
+class OnceLedger(Violations):
     """Hears everything; `violations` is empty as long as every promise holds."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.counts = OnceCounts()
-        self.violations: list[str] = []
-        self.violations_count = 0
         self._lock = threading.Lock()
         self._known: dict[str, _Known] = defaultdict(_Known)
         self._keys: set[str] = set()
-
-    def violated(self, text: str) -> None:
-        self.violations_count += 1
-        if len(self.violations) < SHOWN:
-            self.violations.append(text)
 
     def key(self, body: bytes) -> None:
         """One more send of a body that has a key of its own: it may be sent again and again."""

@@ -5,15 +5,14 @@ All choices come from the seed. Each body is unique; that of a key is the key's,
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from random import Random
 
 from thrift.Thrift import TException
 
 from ddmq_client import OutgoingMessage, Producer
 from ddmq_client.errors import NotStoredError, SendError, UnknownOutcomeError
 from ddmq_client.outgoing import SendResult
+from tests.crash.kit.load_thread import LoadThread
 from tests.crash.once_ledger import OnceLedger, StoredAt
 from tests.interop.apache_client import Client, Message
 
@@ -25,39 +24,13 @@ OLD_S, ASYNC_S = 20.0, 300.0
 PAUSE_S = 0.02
 
 
-class OnceWorker:
-    """A thread that sends until it is stopped."""
+class OnceWorker(LoadThread):
+    """Sends, and notes what is said of it; each `work` is the life of one client."""
 
     def __init__(self, name: str, seed: int, ledger: OnceLedger, ports: Callable[[], Sequence[int]]) -> None:
-        self.random = Random(f"{seed}/{name}")
+        super().__init__(name, seed)
         self.ledger = ledger
         self.ports = ports
-        self.failure: BaseException | None = None
-        self.name = name
-        self.stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self.stopping.set()
-
-    def join(self) -> None:
-        self._thread.join(300)
-        if self.failure is not None:
-            raise self.failure
-        assert not self._thread.is_alive(), f"{self.name} hangs"
-
-    def _run(self) -> None:
-        try:
-            while not self.stopping.is_set():
-                self.life()
-        except BaseException as error:
-            self.failure = error
-
-    def life(self) -> None:
-        """Of one client, until it is stopped or has had enough."""
 
     def producer(self) -> Producer:
         """One that knows all proxies."""
@@ -89,7 +62,7 @@ class NumberedSender(OnceWorker):
 
     count = 0
 
-    def life(self) -> None:
+    def work(self) -> None:
         with self.producer() as producer:
             for _ in range(self.random.randrange(20, 300)):
                 if self.stopping.is_set():
@@ -133,7 +106,7 @@ class KeySender(OnceWorker):
 
     counted = 0
 
-    def life(self) -> None:
+    def work(self) -> None:
         if self.random.random() < 0.5:
             self._old_life()
             return

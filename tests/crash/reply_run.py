@@ -14,12 +14,9 @@ Prints the seed and the command that runs the same again; the exit code is 1 whe
 
 from __future__ import annotations
 
-import argparse
 import json
-import logging
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -29,24 +26,22 @@ from pathlib import Path
 from random import Random
 
 from ddmq_client import Producer, SendError, UnknownOutcomeError
-from ddmq_client.ranges import RangeReader
-from tests.crash.kill_nine import scratch
-from tests.crash.once_run import configuration
+from tests.crash.kit.command import Say, command_line, in_folder
+from tests.crash.kit.kill_run import configuration, judged
+from tests.crash.kit.process_rounds import ProcessRounds
+from tests.crash.kit.reading import Reached, read_on
 from tests.crash.reply_load import ENDS, FIRST, JOBS, PARTS, SECOND, SIDES, Piece, pieces_of
-from tests.scenarios.real_server import NotReady, RealServer, write_config
+from tests.scenarios.real_server import RealServer, write_config
 from tests.support.installations import Installation, installed
 from tests.support.waits import until
 
 COMMANDS = ("producer", "consumer", "consumer")
-LOADS = ("one", "two")
-LOAD_S = (0.05, 1.5)  # from a start to the next kill
 KEYS = 12
 QUEUES = 3
 AHEAD_MAX = 400  # jobs that are sent and not through
 END_S = 240.0
 QUIET_S = 1.0
 STOPPED_S = 12.0  # others have its queues after 10
-SHOWN_MAX = 20
 Places = Mapping[int, Sequence[Piece]]  # by queue, in order
 
 
@@ -105,7 +100,7 @@ class Feeder(threading.Thread):
     """Sends jobs, one key's in the order of their numbers; each is sent until it is answered for, where it is
     known again (`once`)."""
 
-    def __init__(self, seed: int, jobs: int, ports: Callable[[], list[int]], once: bool) -> None:
+    def __init__(self, seed: int, jobs: int, addresses: Callable[[], list[str]], once: bool) -> None:
         super().__init__(name="feeder", daemon=True)
         self.sent: list[str] = []
         self.unsure: list[str] = []
@@ -113,14 +108,13 @@ class Feeder(threading.Thread):
         self.failure: BaseException | None = None
         self.stopping = threading.Event()
         self._jobs = jobs
-        self._ports = ports
+        self._addresses = addresses
         self._once = once
         self._random = Random(f"{seed}/feeder")
 
     def run(self) -> None:
         try:
-            places = [f"127.0.0.1:{port}" for port in self._ports()]
-            with Producer(places, timeout_ms=20_000) as producer:
+            with Producer(self._addresses(), timeout_ms=20_000) as producer:
                 for number in range(self._jobs):
                     job = f"k{self._random.randrange(KEYS)}/{number}"
                     while not self.stopping.is_set() and not self._send(producer, job):
@@ -144,30 +138,21 @@ class Feeder(threading.Thread):
         return True
 
 
-class ReplyRun:
+class ReplyRun(ProcessRounds):
     """One run."""
 
+    module = "tests.crash.reply_load"
+    load_kind = "consumers"
+
     def __init__(
-        self,
-        folder: Path,
-        seed: int,
-        jobs: int,
-        say: Callable[[str], None],
-        installation: Installation,
-        stops: bool,
+        self, folder: Path, seed: int, jobs: int, say: Say, installation: Installation, stops: bool
     ) -> None:
-        self._folder = folder
-        self._stops = stops
-        self._seed = seed
-        self._say = say
-        self._random = Random(f"{seed}/killer")
-        self.ordered = seed % 2 == 1
-        config = configuration(folder / "conf", Random(f"{seed}/conf"))
+        config = configuration(folder / "conf", seed)
         lease_ms = Random(f"{seed}/lease").choice([500, 2_000])
         retries = {"retry_intervals_ms": [20, -1], "max_timeout_redeliveries": -1, "start": "first"}
         write_config(folder / "conf", proxy_consumer={"defaults": {"ack_timeout_ms": lease_ms, **retries}})
         kafka = installation.engine == "kafka"
-        self._servers = [
+        servers = [
             RealServer(
                 folder / f"server-{number}" if kafka else folder,
                 config,
@@ -176,89 +161,52 @@ class ReplyRun:
             )
             for number, command in enumerate(COMMANDS)
         ]
-        self._loads: dict[str, subprocess.Popen[bytes]] = {}
-        self._kills: Counter[str] = Counter()
-        self._at: dict[tuple[str, int], int] = {}
+        super().__init__(folder, seed, say, servers)
+        self.ordered = seed % 2 == 1
+        self._stops = stops
+        self._reached: Reached = {}
         self._found: dict[str, dict[int, list[Piece]]] = {name: {} for name in (PARTS, SIDES, ENDS)}
-        self._feeder = Feeder(seed, jobs, self._producers, once=not kafka)
-        self._jobs = jobs
+        self._feeder = Feeder(seed, jobs, self.addresses, once=not kafka)
 
-    def run(self) -> list[str]:
-        """What was broken."""
-        try:
-            for server in self._servers:
-                server.start()
-            self._make()
-            for name in LOADS:
-                self._begin(name)
-            self._feeder.start()
-            while self._feeder.is_alive():
-                self._round()
-            self._settle()
-            found = (self._found[name] for name in (PARTS, SIDES, ENDS))
-            sent, unsure = self._feeder.sent, self._feeder.unsure
-            return broken_rules(sent, *found, ordered=self.ordered, unsure=unsure)
-        finally:
-            self._feeder.stopping.set()
-            for load in self._loads.values():
-                self._end(load)
-            for server in self._servers:
-                server.kill()
-
-    def _make(self) -> None:
-        admin = self._servers[0].admin
+    def prepare(self) -> None:
+        admin = self.servers[0].admin
         for topic in (JOBS, PARTS, SIDES, ENDS):
             admin("POST", "topics", topic, body={"create": True, "queues": QUEUES})
         order = {"order_key": "KEY", "order_scope": "topic"} if self.ordered else {}
         for group, topic in ((FIRST, JOBS), (SECOND, PARTS)):
-            self._servers[1].admin(
+            self.servers[1].admin(
                 "POST", "groups", group, body={"topics": [topic], "start": "first", **order}
             )
 
-    def _begin(self, name: str) -> None:
-        seed = f"{self._seed}/{self._kills.total()}"
-        ports = [str(server.ports["consumer"]) for server in self._servers if "consumer" in server.ports]
-        command = [sys.executable, "-m", "tests.crash.reply_load", name, seed, *ports]
-        with (self._folder / f"{name}.log").open("ab") as log:
-            self._loads[name] = subprocess.Popen(command, stderr=log, stdin=subprocess.PIPE)
+    def words(self, name: str, seed: str) -> list[str]:
+        return [name, seed, *map(str, self.ports("consumer"))]
 
-    @staticmethod
-    def _end(load: subprocess.Popen[bytes]) -> None:
-        load.kill()
-        load.wait()
+    def feed(self) -> None:
+        self._feeder.start()
 
-    def _producers(self) -> list[int]:
-        return [server.ports["producer"] for server in self._servers if "producer" in server.ports]
+    def is_enough(self, length: int) -> bool:
+        return not self._feeder.is_alive()
 
-    def _round(self) -> None:
-        time.sleep(self._random.uniform(*LOAD_S))  # load without a fault: its length is the seed's
-        if self._stops and self._random.random() < 0.3:
-            self._stand_still(self._random.choice([s for s in self._servers if s.command == "consumer"]))
-        victims = self._random.sample([*self._servers, *LOADS], self._random.choice((1, 1, 1, 2, 3)))
-        servers = [victim for victim in victims if isinstance(victim, RealServer)]
-        for server in servers:
-            server.kill()
-            self._kills[server.command] += 1
-        for name in LOADS:
-            if name in victims:
-                self._end(self._loads[name])
-                self._kills["consumers"] += 1
-        for server in servers:
-            server.start()
-        for name in LOADS:
-            if name in victims:
-                self._begin(name)
-        self._look()
-        if self._kills.total() % 20 < len(victims):
-            self.report("so far")
+    def broken(self) -> list[str]:
+        found = (self._found[name] for name in (PARTS, SIDES, ENDS))
+        sent, unsure = self._feeder.sent, self._feeder.unsure
+        return broken_rules(sent, *found, ordered=self.ordered, unsure=unsure)
+
+    def over(self) -> None:
+        self._feeder.stopping.set()
+        super().over()
+
+    def fault(self) -> None:
+        if self._stops and self.random.random() < 0.3:
+            self._stand_still(self.random.choice([s for s in self.servers if s.command == "consumer"]))
 
     def _stand_still(self, server: RealServer) -> None:
-        self._kills["stopped"] += 1
+        self.kills["stopped"] += 1
         os.kill(server.pid, signal.SIGSTOP)
         time.sleep(STOPPED_S)  # how long it stands still is the fault
         os.kill(server.pid, signal.SIGCONT)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Everything goes through; the consumers stop as they should; what is there then is all."""
         if self._feeder.failure is not None:
             raise AssertionError(f"the feeder broke: {self._feeder.failure!r}")
@@ -266,7 +214,7 @@ class ReplyRun:
 
         def through() -> bool:
             """All of them, and nothing came of late."""
-            self._look()
+            self.look()
             begun = {piece.job for queue in self._found[SIDES].values() for piece in queue}
             wanted = sum(map(pieces_of, begun.union(self._feeder.sent)))
             before.append(self._counts())
@@ -274,39 +222,30 @@ class ReplyRun:
             return before[-1][ENDS] >= wanted and before[-1] == before[-2]
 
         until(through, lambda: f"of {len(self._feeder.sent)} jobs {self._counts()}", END_S)
-        for load in self._loads.values():
+        for load in self.loads.values():
             load.communicate(timeout=60)
-        self._look()
+        self.look()
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Read on in the topics that follow."""
-        consumers = [server for server in self._servers if "consumer" in server.ports]
-        address = f"127.0.0.1:{consumers[0].ports['consumer']}"
-        with RangeReader(address, "cwp-reader", (PARTS, SIDES, ENDS), timeout_ms=60_000) as reader:
-            for queue in reader.bounds():
-                at = self._at.get((queue.topic, queue.queue), 0)
-                pieces = self._found[queue.topic].setdefault(queue.queue, [])
-                while at < queue.end:
-                    read = reader.read(queue.topic, queue.queue, at)
-                    pieces += [Piece(*json.loads(each.body)) for each in read.messages]
-                    at = self._at[queue.topic, queue.queue] = read.next_offset
+        for queue, each in read_on(self.addresses("consumer"), (PARTS, SIDES, ENDS), self._reached):
+            pieces = self._found[queue.topic].setdefault(queue.number, [])
+            pieces.append(Piece(*json.loads(each.body)))
         self._feeder.through = sum(map(len, self._found[SIDES].values()))
 
     def _counts(self) -> dict[str, int]:
         return {name: sum(map(len, queues.values())) for name, queues in self._found.items()}
 
-    def report(self, when: str) -> None:
-        """One line."""
-        kills = ", ".join(f"{count} {what}" for what, count in sorted(self._kills.items()))
+    def numbers(self) -> str:
         order = "by key" if self.ordered else "without order"
-        self._say(f"{when}: {len(self._feeder.sent)} jobs {order}, found {self._counts()}; kills {kills}")
+        return f"{len(self._feeder.sent)} jobs {order}, found {self._counts()}"
 
 
 def run(
     folder: Path,
     seed: int,
     jobs: int,
-    say: Callable[[str], None] = print,
+    say: Say = print,
     *,
     stops: bool = False,
     engine: str = "file_log",
@@ -316,32 +255,20 @@ def run(
     say(f"seed {seed}; the same again: python -m tests.crash.reply_run {options}")
     with installed(engine) as made:
         one = ReplyRun(folder, seed, jobs, say, made, stops)
-        try:
-            broken = one.run()
-        except (NotReady, AssertionError) as error:
-            broken = [f"the run broke off: {error}"]
-    one.report("end")
-    for text in broken[:SHOWN_MAX]:
-        say(f"BROKEN: {text}")
-    say(f"{len(broken)} promises broken" if broken else "every job once and whole, through both steps")
-    return len(broken)
+        return judged(one, jobs, "every job once and whole, through both steps")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--jobs", type=int, default=10_000)
+    parser = command_line(__doc__.splitlines()[0], jobs=10_000)
     parser.add_argument("--stops", action="store_true", help="proxies stand still, too")
     parser.add_argument("--kafka", action="store_true", help="on a Kafka broker, not on the file log")
-    parser.add_argument("--dir", type=Path, help="where the data lies (default: the temporary folder)")
     given = parser.parse_args()
-    logging.getLogger("ddmq_client").setLevel(logging.CRITICAL)
-    with scratch(given.dir) as folder:
-        engine = "kafka" if given.kafka else "file_log"
-        if run(folder, given.seed, given.jobs, stops=given.stops, engine=engine):
-            print(f"kept for inspection: {folder}")
-            sys.exit(1)
-    return 0
+    engine = "kafka" if given.kafka else "file_log"
+    return in_folder(
+        given,
+        "reply-run",
+        lambda folder, say: run(folder, given.seed, given.jobs, say, stops=given.stops, engine=engine),
+    )
 
 
 if __name__ == "__main__":

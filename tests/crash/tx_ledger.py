@@ -19,7 +19,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-SHOWN = 20
+from tests.crash.kit.violations import Violations
+
 CHECKS_MAX = 15
 COMMITTED, ROLLED_BACK, DEAD = 1, 2, 5
 
@@ -57,20 +58,14 @@ class Known:
     checks: Counter[int] = field(default_factory=Counter)
 
 
-class TxLedger:
+class TxLedger(Violations):
     """Hears everything; `violations` is empty as long as every promise holds."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.counts = TxCounts()
-        self.violations: list[str] = []
-        self.violations_count = 0
         self.known: dict[str, Known] = {}
         self._lock = threading.Lock()
-
-    def violated(self, text: str) -> None:
-        self.violations_count += 1
-        if len(self.violations) < SHOWN:
-            self.violations.append(text)
 
     def begin(self, transaction: str, meant: Meant) -> None:
         with self._lock:

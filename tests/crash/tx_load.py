@@ -6,12 +6,11 @@ to a prepare means the transaction to be rolled back, as an application would.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from random import Random
 from typing import Any
 
 from ddmq_rpc.client_side import ReplyError
+from tests.crash.kit.load_thread import LoadThread
 from tests.crash.tx_ledger import Meant, TxLedger
 from tests.support.transaction_calls import COMMIT, NOT_KNOWN_YET, ROLLBACK, TransactionCalls, message, new_id
 
@@ -25,42 +24,14 @@ ACTIONS = {Meant.COMMIT: COMMIT, Meant.ROLLBACK: ROLLBACK, Meant.SILENT: NOT_KNO
 _GONE = (OSError, EOFError, ReplyError, ValueError)
 
 
-class TxWorker:
-    """A thread that works until it is stopped."""
+class TxWorker(LoadThread):
+    """Has a connection to any proxy, and renews it."""
 
     def __init__(self, name: str, seed: int, ledger: TxLedger, ports: Callable[[], Sequence[int]]) -> None:
-        self.random = Random(f"{seed}/{name}")
+        super().__init__(name, seed)
         self.ledger = ledger
-        self.failure: BaseException | None = None
-        self.name = name
-        self.stopping = threading.Event()
         self._ports = ports
         self._calls: TransactionCalls | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self.stopping.set()
-
-    def join(self) -> None:
-        self._thread.join(300)
-        if self.failure is not None:
-            raise self.failure
-        assert not self._thread.is_alive(), f"{self.name} hangs"
-
-    def _run(self) -> None:
-        try:
-            while not self.stopping.is_set():
-                self.life()
-        except BaseException as error:
-            self.failure = error
-        finally:
-            self.hang_up()
-
-    def life(self) -> None:
-        """A little work."""
 
     def call(self, act: Callable[[TransactionCalls], Any]) -> Any:
         """By a connection to any proxy; None when that broke."""
@@ -101,7 +72,7 @@ class TxClient(TxWorker):
 
     _sequence = 0
 
-    def life(self) -> None:
+    def work(self) -> None:
         if self.random.random() < 0.1:
             self.hang_up()  # to another proxy, perhaps
         transaction = new_id(self.random.randrange(1 << 12))
@@ -151,7 +122,7 @@ class TxClient(TxWorker):
 class TxMember(TxWorker):
     """Polls for checks and answers them; now and then it does not know yet, or dies before it answers."""
 
-    def life(self) -> None:
+    def work(self) -> None:
         if self.random.random() < 0.05:
             self.hang_up()
         found = self.call(lambda calls: calls.poll(GROUP, timeout_ms=self.random.choice((0, 500, 2_000))))

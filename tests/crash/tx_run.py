@@ -12,106 +12,62 @@ exit code is 1 when any promise was broken.
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import logging
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from ddmq_client.ranges import RangeReader
 from ddmq_common.names import TRANSACTION_DEAD_TOPIC
-from tests.crash.kill_nine import START_KILL_S, START_KILL_SHARE, scratch
-from tests.crash.once_run import LOAD_S, configuration
+from tests.crash.kit.command import Say, command_line, in_folder
+from tests.crash.kit.kill_run import COMMANDS, configuration, judged, told
+from tests.crash.kit.load_thread import stopped
+from tests.crash.kit.reading import read_on
+from tests.crash.kit.server_rounds import ServerRounds
 from tests.crash.tx_ledger import Meant, TxLedger
-from tests.crash.tx_load import TOPICS, TxClient, TxMember, TxWorker
-from tests.scenarios.real_server import NotReady, RealServer, write_config
+from tests.crash.tx_load import TOPICS, TxClient, TxMember
+from tests.scenarios.real_server import RealServer, write_config
 
 CLIENTS, MEMBERS = 8, 3
-COMMANDS = ("producer", "producer", "consumer")
 END_S = 240.0
-REPORT_EVERY = 10
 QUEUES = 4
 CHECK_MS = 400  # after which a group is first asked, and between two checks
 
 
-class TxRun:
+class TxRun(ServerRounds):
     """One run."""
 
-    def __init__(self, folder: Path, seed: int, say: Callable[[str], None]) -> None:
-        self.random = Random(f"{seed}/killer")
-        self.say = say
-        self.ledger = TxLedger()
-        config = configuration(folder / "conf", Random(f"{seed}/conf"))
+    ledger: TxLedger
+
+    def __init__(self, folder: Path, seed: int, say: Say) -> None:
+        config = configuration(folder / "conf", seed)
         periods = {"check_after_ms": CHECK_MS, "check_interval_ms": CHECK_MS, "shards": 8}
         few = {"outcomes_max": Random(f"{seed}/few").choice([20, 10_000])}
         write_config(folder / "conf", proxy_producer={"transactions": periods | few})
-        self.servers = [RealServer(folder, config, command=command) for command in COMMANDS]
-        self.kills = {"serving": 0, "starting": 0}
-        self.clients = [TxClient(f"client-{n}", seed, self.ledger, self._ports) for n in range(CLIENTS)]
-        self.members = [TxMember(f"member-{n}", seed, self.ledger, self._ports) for n in range(MEMBERS)]
-        self.workers: list[TxWorker] = [*self.clients, *self.members]
+        servers = [RealServer(folder, config, command=command) for command in COMMANDS]
+        super().__init__(seed, say, servers, TxLedger())
+        self.clients = [TxClient(f"client-{n}", seed, self.ledger, self.ports) for n in range(CLIENTS)]
+        self.members = [TxMember(f"member-{n}", seed, self.ledger, self.ports) for n in range(MEMBERS)]
+        self.workers = [*self.clients, *self.members]
 
-    def _ports(self) -> list[int]:
-        return [server.ports["producer"] for server in self.servers if "producer" in server.ports]
+    def prepare(self) -> None:
+        for topic in TOPICS:
+            self.servers[0].admin("POST", "topics", topic, body={"create": True, "queues": QUEUES})
 
-    def run(self, rounds: int) -> int:
-        """Number of violations."""
-        try:
-            for server in self.servers:
-                server.start()
-            for topic in TOPICS:
-                self.servers[0].admin("POST", "topics", topic, body={"create": True, "queues": QUEUES})
-            for worker in self.workers:
-                worker.start()
-            for number in range(1, rounds + 1):
-                self._round(number)
-                if self.ledger.violations_count or any(worker.failure for worker in self.workers):
-                    break
-            self._end()
-            assert len(self.ledger.known) > 5 * rounds, "too little was done to prove a thing"
-        finally:
-            for server in self.servers:
-                server.kill()
-        return self.ledger.violations_count
+    def is_proof(self, rounds: int) -> bool:
+        return len(self.ledger.known) > 5 * rounds
 
-    def _round(self, number: int) -> None:
-        self.workers[0].stopping.wait(self.random.uniform(*LOAD_S))
-        victims = self.random.sample(self.servers, self.random.choice((1, 1, 1, 2, 3)))
-        self._kill(victims, "serving")
-        if self.random.random() < START_KILL_SHARE:
-            for server in victims:
-                server.launch()
-            self.workers[0].stopping.wait(self.random.uniform(*START_KILL_S))
-            self._kill(victims, "starting")
-        for server in victims:
-            server.start()
-        if number % REPORT_EVERY == 0:
-            self.report(f"round {number}")
-
-    def _kill(self, victims: list[RealServer], when: str) -> None:
-        for server in victims:
-            server.kill()
-            self.kills[when] += 1
+    def numbers(self) -> str:
+        self.ledger.counts.prepared = len(self.ledger.known)
+        return told(self.ledger.counts)
 
     # --- the end
 
-    def _end(self) -> None:
-        for client in self.clients:
-            client.stop()
-        for client in self.clients:
-            client.join()
+    def end(self) -> None:
+        stopped(self.clients)
         self._decide()
-        for worker in self.members:
-            worker.stop()
-        for worker in self.members:
-            worker.join()
-        if self.ledger.violations_count:
-            return
-        read = self._stored(TOPICS), self._stored((TRANSACTION_DEAD_TOPIC,))
-        self.ledger.finish(*read)
+        stopped(self.members)
+        if not self.ledger.violations_count:
+            self.ledger.finish(self._stored(TOPICS), self._stored((TRANSACTION_DEAD_TOPIC,)))
 
     def _decide(self) -> None:
         """Each ends by its client's word; the silent ones when they were asked often enough, or never, where
@@ -134,57 +90,21 @@ class TxRun:
 
     def _stored(self, topics: tuple[str, ...]) -> list[bytes]:
         """All that is in the topics."""
-        (address,) = [f"127.0.0.1:{s.ports['consumer']}" for s in self.servers if "consumer" in s.ports]
-        found: list[bytes] = []
         there = [topic for topic in topics if self.servers[0].ask("GET", f"/topics/{topic}")[0] == 200]
         if not there:
-            return found
-        with RangeReader(address, "tx-reader", there, timeout_ms=int(END_S * 1_000)) as reader:
-            for queue in reader.bounds():
-                at = queue.first
-                while at < queue.end:
-                    read = reader.read(queue.topic, queue.queue, at)
-                    found += [bytes(each.body) for each in read.messages]
-                    at = read.next_offset
-        return found
-
-    def report(self, when: str) -> None:
-        """One line."""
-        counts = dataclasses.asdict(self.ledger.counts)
-        counts["prepared"] = len(self.ledger.known)
-        said = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.items())
-        kills = ", ".join(f"{count} {what}" for what, count in self.kills.items())
-        self.say(f"{when}: kills {kills}; {said}")
+            return []
+        return [bytes(each.body) for _, each in read_on(self.addresses("consumer"), there)]
 
 
-def run(folder: Path, seed: int, rounds: int, say: Callable[[str], None] = print) -> int:
+def run(folder: Path, seed: int, rounds: int, say: Say = print) -> int:
     """The number of broken promises; what was seen is said."""
-    logging.getLogger("ddmq_client").setLevel(logging.CRITICAL)
     say(f"seed {seed}; the same again: python -m tests.crash.tx_run --seed {seed} --rounds {rounds}")
-    one = TxRun(folder, seed, say)
-    try:
-        broken = one.run(rounds)
-    except (NotReady, AssertionError) as error:
-        one.ledger.violated(f"the run broke off: {error}")
-        broken = one.ledger.violations_count
-    one.report("end")
-    for text in one.ledger.violations:
-        say(f"BROKEN: {text}")
-    say(f"{broken} promises broken" if broken else "each whole, once or never")
-    return broken
+    return judged(TxRun(folder, seed, say), rounds, "each whole, once or never")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--dir", type=Path, help="where the data lies (default: the temporary folder)")
-    given = parser.parse_args()
-    with scratch(given.dir) as folder:
-        if run(folder, given.seed, given.rounds):
-            print(f"kept for inspection: {folder}")
-            sys.exit(1)
-    return 0
+    given = command_line(__doc__.splitlines()[0], rounds=100).parse_args()
+    return in_folder(given, "tx-run", lambda folder, say: run(folder, given.seed, given.rounds, say))
 
 
 if __name__ == "__main__":

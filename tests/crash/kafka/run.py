@@ -7,14 +7,10 @@ with what clients saw (load.py).
 
 from __future__ import annotations
 
-import argparse
-import logging
-import shutil
 import signal
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -36,6 +32,7 @@ from tests.crash.kafka.load import (
     Stored,
     consumer,
 )
+from tests.crash.kit.command import Say
 from tests.scenarios.real_server import NotReady, RealServer, write_config
 from tests.support.waits import until
 
@@ -55,7 +52,6 @@ SETTINGS = {
     RETRIED: {**FOREVER, "retry_intervals_ms": [50], "retry_steps": 3},
 }
 LEVELS = ["100ms", "200ms", "500ms", "1s", "2s"]  # the retry path begins at the third
-Say = Callable[[str], None]
 
 
 def post(server: RealServer, target: str, body: dict[str, object]) -> None:
@@ -252,26 +248,3 @@ def judged(running: KafkaRun, rounds: int) -> list[str]:
         f"{len(broken)} broken" if broken else "0 lost, 0 out of order, 0 early, 0 twice, every cancel true"
     )
     return broken
-
-
-def command_line(description: str, seeded: bool = True) -> argparse.ArgumentParser:
-    """What all these commands take."""
-    parser = argparse.ArgumentParser(description=description)
-    if seeded:
-        parser.add_argument("--seed", type=int, default=int(time.time()))
-        parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument(
-        "--dir", type=Path, help="where the data lies (default: the system's temporary folder)"
-    )
-    return parser
-
-
-def in_folder(given: argparse.Namespace, name: str, run: Callable[[Path, Say], list[str]]) -> int:
-    """The exit code of a run in a folder of its own, which is kept when something was broken."""
-    logging.getLogger("ddmq_client").setLevel(logging.CRITICAL)  # it tells of every failed handler
-    folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=given.dir))
-    if run(folder, lambda text: print(time.strftime("%H:%M:%S"), text, flush=True)):
-        print(f"kept for inspection: {folder}")
-        return 1
-    shutil.rmtree(folder, ignore_errors=True)
-    return 0

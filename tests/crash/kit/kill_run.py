@@ -1,0 +1,111 @@
+"""A run under kill -9: servers over one directory, a load, rounds that kill, and what must hold in the end.
+
+What all runs do is here, so that each of them is its load and its promises. server_rounds.py kills servers
+under threads of this process; process_rounds.py kills processes full of load as well. What is killed when
+comes from the seed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tests.crash.kit.command import Say
+from tests.crash.kit.violations import Violations
+from tests.scenarios.real_server import NotReady, RealServer, write_config
+
+MIB = 1 << 20
+COMMANDS = ("producer", "producer", "consumer")
+
+
+def configuration(folder: Path, seed: int) -> Path:
+    """Segments, checkpoints and tails are small, so that kills meet all of them."""
+    random = Random(f"{seed}/conf")
+    return write_config(
+        folder,
+        file_log={
+            "segment_bytes": random.choice([1, 4, 64]) * MIB,
+            "allocate_bytes": MIB,
+            "checkpoint_bytes": random.choice([MIB, 256 * MIB]),
+            "checkpoint_ms": random.choice([50, 500, 5_000]),
+            "written_sync_ms": random.choice([10, 1_000]),
+        },
+        ddmq={"log_level": "warning"},
+    )
+
+
+class KillRun:
+    """One run. `ledger`: where everything that is broken goes."""
+
+    report_every = 10
+
+    def __init__(self, seed: int, say: Say, servers: Sequence[RealServer], ledger: Violations) -> None:
+        self.seed, self.say = seed, say
+        self.random = Random(f"{seed}/killer")
+        self.servers = list(servers)
+        self.ledger = ledger
+        self.kills: Counter[str] = Counter()
+
+    def run(self, length: int) -> None:
+        """All of it."""
+        try:
+            for server in self.servers:
+                server.start()
+            self.prepare()
+            self.under_load(length)
+        finally:
+            self.over()
+
+    def over(self) -> None:
+        """Nothing of it runs any more."""
+        for server in self.servers:
+            server.kill()
+
+    def prepare(self) -> None:
+        """Make what the load needs; the servers are ready."""
+        raise NotImplementedError
+
+    def under_load(self, length: int) -> None:
+        """The load, the rounds, and the end."""
+        raise NotImplementedError
+
+    def ports(self, part: str = "producer") -> list[int]:
+        """Of all servers that have the part."""
+        return [server.ports[part] for server in self.servers if part in server.ports]
+
+    def addresses(self, part: str = "producer") -> list[str]:
+        """The same as clients write them."""
+        return [f"127.0.0.1:{port}" for port in self.ports(part)]
+
+    def numbers(self) -> str:
+        """What a report says beside the kills."""
+        raise NotImplementedError
+
+    def report(self, when: str) -> None:
+        """One line."""
+        kills = ", ".join(f"{count} {what}" for what, count in sorted(self.kills.items()))
+        self.say(f"{when}: kills {kills or 'none'}; {self.numbers()}")
+
+
+def told(counts: Any) -> str:
+    """The fields of a dataclass of counts, for people."""
+    fields = dataclasses.asdict(counts)
+    return ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in fields.items())
+
+
+def judged(one: KillRun, length: int, kept: str) -> int:
+    """The number of broken promises of a run; what was seen is said, `kept` where there is none."""
+    try:
+        one.run(length)
+    except (NotReady, AssertionError) as error:
+        one.ledger.violated(f"the run broke off: {error}")
+    one.report("end")
+    for text in one.ledger.violations:
+        one.say(f"BROKEN: {text}")
+    broken = one.ledger.violations_count
+    one.say(f"{broken} promises broken" if broken else kept)
+    return broken

@@ -1,0 +1,27 @@
+"""What is in topics, read by a client that remembers nothing at the servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ddmq_client import Message
+from ddmq_client.ranges import QueueBounds, RangeReader
+
+READ_S = 240.0  # for one answer, in which all that was killed may come back
+Reached = dict[tuple[str, str], int]  # topic and queue; the next offset
+
+
+def read_on(
+    consumers: Sequence[str], topics: Sequence[str], reached: Reached | None = None
+) -> Iterator[tuple[QueueBounds, Message]]:
+    """Every message and its queue: from the first one, or from where `reached` says, and goes on with it."""
+    reached = {} if reached is None else reached
+    with RangeReader(consumers, "run-reader", topics, timeout_ms=int(READ_S * 1_000)) as reader:
+        for queue in reader.bounds():
+            place = queue.topic, queue.queue
+            at = reached.get(place, queue.first)
+            while at < queue.end:
+                read = reader.read(queue.topic, queue.queue, at)
+                for each in read.messages:
+                    yield queue, each
+                at = reached[place] = read.next_offset
