@@ -187,6 +187,9 @@ class ReplyRun(ProcessRounds):
     def is_enough(self, length: int) -> bool:
         return not self._feeder.is_alive()
 
+    def progress(self) -> int:
+        return len(self._feeder.sent) + len(self._feeder.unsure) + sum(self._counts().values())
+
     def broken(self) -> list[str]:
         found = (self._found[name] for name in (PARTS, SIDES, ENDS))
         sent, unsure = self._feeder.sent, self._feeder.unsure
@@ -214,6 +217,7 @@ class ReplyRun(ProcessRounds):
 
         def through() -> bool:
             """All of them, and nothing came of late."""
+            self.all_live()
             self.look()
             begun = {piece.job for queue in self._found[SIDES].values() for piece in queue}
             wanted = sum(map(pieces_of, begun.union(self._feeder.sent)))

@@ -82,7 +82,10 @@ class TransactionRun(ProcessRounds):
         return [str(self.folder), name, seed, *map(str, self.ports())]
 
     def is_enough(self, length: int) -> bool:
-        return self._begun() >= length
+        return self.progress() >= length
+
+    def progress(self) -> int:
+        return len(self._rows("SELECT id, 1 FROM begun"))
 
     def settle(self) -> None:
         """Somebody of the group answers the rest."""
@@ -110,9 +113,6 @@ class TransactionRun(ProcessRounds):
     def _rows(self, query: str) -> list[tuple[str, int]]:
         with opened(self._database.connect) as database:
             return list(database.execute(query))
-
-    def _begun(self) -> int:
-        return len(self._rows("SELECT id, 1 FROM begun"))
 
     def _decisions(self) -> dict[str, str]:
         return {name: str(how) for name, how in self._rows("SELECT id, decision FROM ddmq_decisions")}

@@ -1,7 +1,7 @@
 """Rounds that kill servers and the processes full of load: all of them are victims alike.
 
 What a load process writes on standard error is in a file of its name. It stops as it should when its standard
-input ends, if it cares.
+input ends, if it cares. One that ends by itself breaks the run off, as rounds do in which nothing goes on.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tests.crash.kit.violations import Violations
 from tests.scenarios.real_server import RealServer
 
 LOADS = ("one", "two")
+LOG_SHOWN = 2_000
 
 
 class ProcessRounds(KillRun):
@@ -27,6 +28,7 @@ class ProcessRounds(KillRun):
     load_kind = "clients"
     load_s = (0.05, 1.5)  # from a start to the next kill
     report_every = 20
+    stuck_s = 240.0  # of rounds without any progress; the slowest machine makes some
 
     def __init__(self, folder: Path, seed: int, say: Say, servers: Sequence[RealServer]) -> None:
         super().__init__(seed, say, servers, Violations())
@@ -37,8 +39,8 @@ class ProcessRounds(KillRun):
         for name in LOADS:
             self._begin(name)
         self.feed()
-        while not self.is_enough(length):
-            self._round()
+        self._rounds(length)
+        self.all_live()
         self.settle()
         for text in self.broken():
             self.ledger.violated(text)
@@ -59,6 +61,10 @@ class ProcessRounds(KillRun):
         """Whether the rounds are over."""
         raise NotImplementedError
 
+    def progress(self) -> int:
+        """A number that rises as long as the load goes on."""
+        raise NotImplementedError
+
     def settle(self) -> None:
         """What was begun comes to its end; then nothing changes any more."""
         raise NotImplementedError
@@ -73,11 +79,28 @@ class ProcessRounds(KillRun):
     def look(self) -> None:
         """At the end of a round."""
 
-    # --- a round
+    def all_live(self) -> None:
+        """AssertionError when a load process has ended that nobody killed."""
+        for name, load in self.loads.items():
+            code = load.poll()
+            if code is not None:
+                log = self._log(name).read_text(errors="replace")[-LOG_SHOWN:]
+                raise AssertionError(f"load {name} ended by itself with {code}; it wrote: {log or 'nothing'}")
+
+    # --- the rounds
+
+    def _rounds(self, length: int) -> None:
+        best, deadline = self.progress(), time.monotonic() + self.stuck_s
+        while not self.is_enough(length):
+            self._round()
+            if (reached := self.progress()) > best:
+                best, deadline = reached, time.monotonic() + self.stuck_s
+            assert time.monotonic() < deadline, f"nothing went on for {self.stuck_s:g} s, behind {best}"
 
     def _round(self) -> None:
         time.sleep(self.random.uniform(*self.load_s))  # load without a fault: its length is the seed's
         self.fault()
+        self.all_live()
         victims = self.random.sample([*self.servers, *LOADS], self.random.choice((1, 1, 1, 2, 3)))
         servers = [victim for victim in victims if isinstance(victim, RealServer)]
         loads = [name for name in LOADS if name in victims]
