@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from ddmq_client import Producer
 from ddmq_client.aio import AsyncProducer
 
 KINDS = ("blocking", "asyncio")
+PATIENCE_MS = 60_000
 
 
 class Either:
@@ -96,3 +97,19 @@ def going(kind: str, proxies: str | list[str], **settings: Any) -> Iterator[Goin
         loop.call_soon_threadsafe(loop.stop)
         thread.join(60)
         loop.close()
+
+
+Make = Callable[..., Going]
+
+
+@contextmanager
+def bank(kind: str, proxy: str, *, entered: bool) -> Iterator[Make]:
+    """Makes producers of this kind and of the group bank, until the end of the block."""
+    with ExitStack() as ends:
+
+        def make(proxies: str | list[str] = "", **settings: Any) -> Going:
+            settings = {"timeout_ms": PATIENCE_MS, "producer_group": "bank"} | settings
+            producer = ends.enter_context(going(kind, proxies or proxy, **settings))
+            return producer.__enter__() if entered else producer
+
+        yield make

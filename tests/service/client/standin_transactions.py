@@ -12,7 +12,7 @@ from typing import Any
 
 from ddmq_client.idl import producer as idl
 
-COMMIT, ROLLBACK = 8, 12
+COMMIT, ROLLBACK, NOT_KNOWN_YET = 8, 12, 0
 COMMITTED, ROLLED_BACK, NEVER_THERE, OPEN = 1, 2, 3, 6
 
 

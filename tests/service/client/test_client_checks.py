@@ -3,46 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from either import KINDS, Going, going
+from either import KINDS, PATIENCE_MS, Going, Make, bank, going
 from standin import AFTER, FAULT, GARBAGE, Fault, Standin, refuse
+from standin_transactions import COMMIT, COMMITTED, NOT_KNOWN_YET, ROLLBACK, ROLLED_BACK
 
 from ddmq_client import CheckCounts, Decision, OptionError, UndecidedTransaction, UnknownEndError
 from ddmq_client.aio import AsyncProducer
 from tests.support.waits import loop_until, until
 
-COMMIT, ROLLBACK, NOT_KNOWN_YET = 8, 12, 0
-COMMITTED, ROLLED_BACK = 1, 2
-PATIENCE_MS = 60_000
-Make = Callable[..., Going]
+pytestmark = pytest.mark.usefixtures("library_log")
 
 
 @pytest.fixture(params=KINDS)
 def made(request: pytest.FixtureRequest, proxy: Standin) -> Iterator[Make]:
     """Makes producers of either kind, which are entered."""
-    ends: list[Any] = []
-
-    def make(proxies: str | list[str] = "", **settings: Any) -> Going:
-        settings = {"timeout_ms": PATIENCE_MS, "producer_group": "bank"} | settings
-        block = going(request.param, proxies or proxy.address, **settings)
-        ends.append(block)
-        return block.__enter__().__enter__()
-
-    yield make
-    for block in ends:
-        block.__exit__(None, None, None)
-
-
-@pytest.fixture(autouse=True)
-def heard(caplog: pytest.LogCaptureFixture) -> None:
-    """What the library logs, also where a test before has silenced it."""
-    caplog.set_level(logging.WARNING, "ddmq_client")
+    with bank(request.param, proxy.address, entered=True) as make:
+        yield make
 
 
 class ScriptedCheck:

@@ -4,16 +4,16 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
-from either import KINDS, Going, going
+from either import KINDS, PATIENCE_MS, Going, Make, bank
 from standin import AFTER, BEFORE, FAULT, GARBAGE, HALF, HOLD, Fault, Standin, refuse
+from standin_transactions import COMMIT, COMMITTED, ROLLBACK, ROLLED_BACK
 
 from ddmq_client import (
     ClosedError,
@@ -28,34 +28,15 @@ from ddmq_client import (
     UnknownOutcomeError,
 )
 
-COMMIT, ROLLBACK = 8, 12
-COMMITTED, ROLLED_BACK = 1, 2
 LOST = [AFTER, HALF, BEFORE, GARBAGE, FAULT, refuse(15), refuse(10), refuse(12), refuse(20)]
-PATIENCE_MS = 60_000
-Make = Callable[..., Going]
+pytestmark = pytest.mark.usefixtures("library_log")
 
 
 @pytest.fixture(params=KINDS)
 def made(request: pytest.FixtureRequest, proxy: Standin) -> Iterator[Make]:
     """Makes producers of either kind."""
-    ends: list[Any] = []
-
-    def make(proxies: str | list[str] = "", **settings: Any) -> Going:
-        settings = {"timeout_ms": PATIENCE_MS, "producer_group": "bank"} | settings
-        block = going(request.param, proxies or proxy.address, **settings)
-        producer = block.__enter__()
-        ends.append(block)
-        return producer
-
-    yield make
-    for block in ends:
-        block.__exit__(None, None, None)
-
-
-@pytest.fixture(autouse=True)
-def heard(caplog: pytest.LogCaptureFixture) -> None:
-    """What the library logs, also where a test before has silenced it."""
-    caplog.set_level(logging.WARNING, "ddmq_client")
+    with bank(request.param, proxy.address, entered=False) as make:
+        yield make
 
 
 @pytest.fixture

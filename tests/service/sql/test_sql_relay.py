@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,12 +16,7 @@ from tests.support.waits import until
 
 Connect = Callable[[], Any]
 PATIENCE_MS = 60_000
-
-
-@pytest.fixture(autouse=True)
-def heard(caplog: pytest.LogCaptureFixture) -> None:
-    """What the library logs, also where a test before has silenced it."""
-    caplog.set_level(logging.WARNING, "ddmq_client")
+pytestmark = pytest.mark.usefixtures("library_log")
 
 
 @pytest.fixture
