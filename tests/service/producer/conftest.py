@@ -1,5 +1,24 @@
-"""The fixtures of the tests of sends that are stored once; tests with a `server` of their own have theirs."""
+"""The fixtures of the tests of a producer proxy; those with a `server` of their own reach that one."""
 
-from once_kit import client, key, server, topic
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from once_kit import NUMBERS, key, server
+from producer_client import Client
+from producer_server import ProducerServer
 
 __all__ = ["client", "key", "server", "topic"]
+
+
+@pytest.fixture(params=["compact", "binary"])
+def client(request: pytest.FixtureRequest, server: ProducerServer) -> Iterator[Client]:
+    with Client(server.port, request.param) as client:
+        yield client
+
+
+@pytest.fixture
+def topic() -> str:
+    """A name of the test's own; the first message makes it."""
+    return f"own-{next(NUMBERS)}"

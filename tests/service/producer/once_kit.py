@@ -58,17 +58,6 @@ def server() -> Iterator[ProducerServer]:
     server.stop()
 
 
-@pytest.fixture(params=["compact", "binary"])
-def client(request: pytest.FixtureRequest, server: ProducerServer) -> Iterator[Client]:
-    with Client(server.port, request.param) as client:
-        yield client
-
-
-@pytest.fixture
-def topic(server: ProducerServer) -> str:
-    return f"once-{next(NUMBERS)}"
-
-
 @pytest.fixture
 def key() -> str:
     return f"key-{next(NUMBERS)}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -21,10 +19,8 @@ from tests.interop.apache_transactions import (
     PollChecksRequest,
     PrepareRequest,
 )
+from tests.support.transaction_calls import COMMIT, ROLLBACK, new_id
 from tests.support.waits import until
-
-NUMBERS = itertools.count(1)
-COMMIT, ROLLBACK = 8, 12
 
 
 @pytest.fixture(scope="module")
@@ -33,16 +29,6 @@ def server() -> Iterator[ProducerServer]:
     server = ProducerServer((TopicInfo("orders", 0, 4),), transactions=limits)
     yield server
     server.stop()
-
-
-@pytest.fixture(params=["compact", "binary"])
-def client(request: pytest.FixtureRequest, server: ProducerServer) -> Iterator[Client]:
-    with Client(server.port, request.param) as client:
-        yield client
-
-
-def new_id() -> str:
-    return f"{time.time_ns() // 1_000_000:012x}70008{next(NUMBERS):015x}"
 
 
 def prepared(client: Client, transaction: str, group: str, *texts: bytes) -> int:
@@ -93,7 +79,7 @@ def test_rolled_back(server: ProducerServer, client: Client) -> None:
 
 
 def test_asked_about_and_dead(server: ProducerServer, client: Client) -> None:
-    transaction, group = new_id(), f"silent-{next(NUMBERS)}"
+    transaction, group = new_id(), f"silent-{new_id()}"
     own = transaction.encode()
     request = PrepareRequest(
         transactionId=transaction,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import socket
 import threading
 import time
@@ -28,7 +27,6 @@ TOPICS = (
     TopicInfo("closed", 0, 4, writable=False),
 )
 SENDS = [one for one in exchanges() if "_send" in one.name]
-NUMBERS = itertools.count()  # a topic of its own for each run of a test
 DELAY_ID = "1795289273-2-1795462073-0-0-0-7-a4207970-e5e1-11f1-a4e0-02fc00000001"
 
 
@@ -39,14 +37,7 @@ def server() -> Iterator[ProducerServer]:
     server.stop()
 
 
-@pytest.fixture(params=["compact", "binary"])
-def client(request: pytest.FixtureRequest, server: ProducerServer) -> Iterator[Client]:
-    with Client(server.port, request.param) as client:
-        yield client
-
-
-def test_a_message_is_stored_as_it_was_sent(server: ProducerServer, client: Client) -> None:
-    topic = f"sent-{next(NUMBERS)}"
+def test_a_message_is_stored_as_it_was_sent(server: ProducerServer, client: Client, topic: str) -> None:
     result = client.send(topic=topic, key="kéy", tags="A||B", body=b"\x00\xff", properties={"p": "ü"})
     assert result.given() == {"code": 0, "msg": "OK"}, "absent fields stay absent"
     (record,) = server.stored(topic)
@@ -66,8 +57,7 @@ def test_callers_of_ours_get_ours(client: Client) -> None:
     assert (given["code"], given["queueId"], len(given["messageId"])) == (0, 2, 32)
 
 
-def test_batches(server: ProducerServer, client: Client) -> None:
-    topic = f"batch-{next(NUMBERS)}"
+def test_batches(server: ProducerServer, client: Client, topic: str) -> None:
     messages = [Message(topic=topic, key=str(n), body=b"x", partitionId=-2) for n in range(50)]
     assert client.call("sendBatchSync", messages=messages).given() == {"code": 0, "msg": "OK"}
     records = server.stored(topic)
@@ -78,8 +68,9 @@ def test_batches(server: ProducerServer, client: Client) -> None:
     assert mixed[0].offset is not None
 
 
-def test_oneway_is_stored_and_the_connection_goes_on(server: ProducerServer, client: Client) -> None:
-    topic = f"oneway-{next(NUMBERS)}"
+def test_oneway_is_stored_and_the_connection_goes_on(
+    server: ProducerServer, client: Client, topic: str
+) -> None:
     for number in range(20):
         client.call("sendOneway", message=Message(topic=topic, key=str(number), body=b"x"))
     client.call("sendOneway", message=Message(topic=topic))
