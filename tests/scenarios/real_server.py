@@ -27,6 +27,7 @@ from tests.support.installations import Installation
 from tests.support.ports import port_of, reserved
 
 PATIENCE_S = 60.0
+MESSAGES_MAX = 1_000  # in one answer
 PARTS = ("producer", "consumer", "admin")
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -221,9 +222,20 @@ class RealServer:
         is_json = response.headers.get("Content-Type", "").startswith("application/json")
         return response.status, json.loads(text) if is_json else text
 
+    def address(self, part: str) -> str:
+        """Where clients find a part of it."""
+        return f"{self.host}:{self.ports[part]}"
+
     def messages(self, topic: str) -> list[dict[str, Any]]:
         """What lies in a topic. (A difference of offsets counts gaps, too, which Kafka has.)"""
-        return list(self.admin("GET", "topics", topic, "messages"))
+        target = f"/topics/{quote(topic, safe='')}/messages?count={MESSAGES_MAX}"
+        status, found = self.ask("GET", target)
+        assert status == 200, (status, found)
+        return list(found)
+
+    def bodies(self, topic: str) -> list[str]:
+        """The bodies of what lies in a topic, sorted."""
+        return sorted(one["body"] for one in self.messages(topic))
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of the samples of that name that carry these labels, 0 when there are none."""

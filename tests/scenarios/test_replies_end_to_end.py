@@ -22,6 +22,7 @@ from ddmq_client import (
 )
 from ddmq_client.aio import AsyncConsumer
 from tests.scenarios.real_server import RealServer
+from tests.support.delays import wait_for_delays
 from tests.support.lossy_relay import LossyRelay
 from tests.support.waits import loop_until, until
 
@@ -44,21 +45,10 @@ def relay(server: RealServer) -> Iterator[LossyRelay]:
     made.close()
 
 
-def consumers(server: RealServer) -> str:
-    return f"127.0.0.1:{server.ports['consumer']}"
-
-
 def fed(server: RealServer, topic: str, *bodies: str) -> None:
-    with Producer(f"127.0.0.1:{server.ports['producer']}", timeout_ms=PATIENCE_MS) as producer:
+    with Producer(server.address("producer"), timeout_ms=PATIENCE_MS) as producer:
         for body in bodies:
             producer.send(topic, body, key=body[0], shard_key=body[0])
-
-
-def bodies(server: RealServer, topic: str) -> list[str]:
-    """All that is seen of a topic, sorted."""
-    status, found = server.ask("GET", f"/topics/{topic}/messages?count=1000")
-    assert status == 200
-    return sorted(one["body"] for one in found)
 
 
 def test_a_handler_s_replies_are_there_once(server: RealServer, topic: str, group: str, out: str) -> None:
@@ -78,10 +68,10 @@ def test_a_handler_s_replies_are_there_once(server: RealServer, topic: str, grou
 
     names = [f"{key}{number}" for key in "abc" for number in range(10)]
     fed(server, topic, *names)
-    with Consumer(consumers(server), group, topic, handler=handle) as consumer:
+    with Consumer(server.address("consumer"), group, topic, handler=handle) as consumer:
         until(lambda: len(done) == len(names))
         assert consumer.counts().acked == len(names)
-    assert bodies(server, out) == sorted(f"{name}-{which}" for name in names for which in ("one", "two"))
+    assert server.bodies(out) == sorted(f"{name}-{which}" for name in names for which in ("one", "two"))
     assert all(len(results) == 2 for _, results in done)
     assert {failed[name] for name in names if name.endswith("3")} == {2}
 
@@ -101,10 +91,10 @@ def test_answers_that_are_lost_change_nothing(
     names = [f"k{number:02}" for number in range(40)]
     fed(server, topic, *names)
     with Consumer(relay.address, group, topic, handler=handle, lease_ms=2_000):
-        until(lambda: bodies(server, out) == names, lambda: bodies(server, out))
+        until(lambda: server.bodies(out) == names, lambda: server.bodies(out))
         until(lambda: len(heard) >= len(names))
     assert relay.lost > 10
-    assert bodies(server, out) == names
+    assert server.bodies(out) == names
     assert all(heard), "one proxy remembers"
 
 
@@ -124,8 +114,8 @@ def test_a_refusal_is_told_and_the_message_goes_on(
             tx.send(out, b"instead")
 
     fed(server, topic, "one")
-    with Consumer(consumers(server), group, topic, handler=handle):
-        until(lambda: bodies(server, out) == ["instead"])
+    with Consumer(server.address("consumer"), group, topic, handler=handle):
+        until(lambda: server.bodies(out) == ["instead"])
     (error,) = seen
     assert isinstance(error, InvalidMessageError)
     assert error.code == 11
@@ -147,15 +137,15 @@ def test_a_lease_that_is_over_stores_nothing(server: RealServer, topic: str, out
             told.append(error)
 
     fed(server, topic, "one")
-    with Consumer(consumers(server), "over", topic, handler=handle, extend_for_ms=0, threads=2):
-        until(lambda: len(bodies(server, out)) == 1)
+    with Consumer(server.address("consumer"), "over", topic, handler=handle, extend_for_ms=0, threads=2):
+        until(lambda: len(server.bodies(out)) == 1)
         late.set()
         until(lambda: told)
-    assert bodies(server, out) == ["attempt 2"]
+    assert server.bodies(out) == ["attempt 2"]
 
 
 def test_replies_that_wait(server: RealServer, topic: str, group: str, out: str) -> None:
-    delays_are_served(server, out)
+    wait_for_delays(server.address("producer"), out)
 
     def handle(message: Message) -> None:
         with message.replies(timeout_ms=PATIENCE_MS) as tx:
@@ -166,25 +156,13 @@ def test_replies_that_wait(server: RealServer, topic: str, group: str, out: str)
 
     results: list[SendResult] = []
     fed(server, topic, "one")
-    with Consumer(consumers(server), group, topic, handler=handle):
+    with Consumer(server.address("consumer"), group, topic, handler=handle):
         until(lambda: results)
         soon, level, now = results
         assert soon.delay_id
         assert (soon.delayed, level.delayed, now.delayed) == (True, True, False)
-        until(lambda: {"soon", "level", "now"} <= set(bodies(server, out)))
-    assert Counter(bodies(server, out)) == Counter(["first", "level", "now", "soon"])
-
-
-def delays_are_served(server: RealServer, topic: str) -> None:
-    def first() -> bool:
-        try:
-            with Producer(f"127.0.0.1:{server.ports['producer']}", timeout_ms=PATIENCE_MS) as producer:
-                producer.send(topic, b"first", delay=timedelta(0))
-        except SendError:
-            return False
-        return True
-
-    until(first, "a delay service is there")
+        until(lambda: {"soon", "level", "now"} <= set(server.bodies(out)))
+    assert Counter(server.bodies(out)) == Counter(["first", "level", "now", "soon"])
 
 
 def test_one_topic_s_messages_by_hand(server: RealServer, topic: str, group: str, out: str) -> None:
@@ -193,7 +171,7 @@ def test_one_topic_s_messages_by_hand(server: RealServer, topic: str, group: str
     server.admin("POST", *path, body={"order_key": "KEY", "order_scope": "topic"})
     fed(server, topic, "a1", "a2", "a3")
     order: list[str] = []
-    with Consumer(consumers(server), group, topic) as consumer:
+    with Consumer(server.address("consumer"), group, topic) as consumer:
         while len(order) < 3:
             for message in consumer.pull(timeout_ms=PATIENCE_MS):
                 with message.replies(timeout_ms=PATIENCE_MS) as tx:
@@ -201,7 +179,7 @@ def test_one_topic_s_messages_by_hand(server: RealServer, topic: str, group: str
                 assert [result.stored for result in tx.results] == [True]
                 order.append(message.text())
     assert order == ["a1", "a2", "a3"]
-    assert bodies(server, out) == order
+    assert server.bodies(out) == order
 
 
 def test_replies_by_asyncio(server: RealServer, topic: str, group: str, out: str) -> None:
@@ -217,20 +195,20 @@ def test_replies_by_asyncio(server: RealServer, topic: str, group: str, out: str
                     raise ZeroDivisionError
 
     async def main() -> None:
-        async with AsyncConsumer(consumers(server), group, topic, batch_handler=handle, max_batch=7):
-            await loop_until(lambda: bodies(server, out) == names)
+        async with AsyncConsumer(server.address("consumer"), group, topic, batch_handler=handle, max_batch=7):
+            await loop_until(lambda: server.bodies(out) == names)
 
     fed(server, topic, *names)
     asyncio.run(main())
-    assert bodies(server, out) == names
+    assert server.bodies(out) == names
 
 
 def test_who_asks_again_and_nobody_knows(server: RealServer, topic: str, group: str, out: str) -> None:
     """Acknowledged by somebody without replies: that is said, and they are not stored."""
     fed(server, topic, "one")
     with (
-        Consumer(consumers(server), group, topic) as first,
-        Consumer(consumers(server), group, topic) as second,
+        Consumer(server.address("consumer"), group, topic) as first,
+        Consumer(server.address("consumer"), group, topic) as second,
     ):
         (message,) = until(lambda: first.pull(timeout_ms=1_000))
         twin = Message()
@@ -240,4 +218,4 @@ def test_who_asks_again_and_nobody_knows(server: RealServer, topic: str, group: 
         with pytest.raises(UnknownOutcomeError, match="is finished"), twin.replies() as tx:
             tx.send(out, b"x")
         assert second.counts().acked == 0
-    assert bodies(server, out) == []
+    assert server.bodies(out) == []

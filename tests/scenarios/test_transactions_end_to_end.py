@@ -22,7 +22,6 @@ from ddmq_client import (
     Decision,
     Message,
     NotCommittedError,
-    NotStoredError,
     OutgoingMessage,
     Producer,
     SendError,
@@ -33,6 +32,7 @@ from ddmq_client.aio import AsyncProducer
 from ddmq_client.sql import DecisionTable, InboxTable, OutboxRelay, OutboxTable
 from ddmq_client.sql.statements import opened
 from tests.scenarios.real_server import RealServer, running, write_config
+from tests.support.delays import wait_for_delays
 from tests.support.installations import Installation, installed
 from tests.support.lossy_relay import LossyRelay
 from tests.support.waits import loop_until, until
@@ -59,17 +59,6 @@ def relay(server: RealServer) -> Iterator[LossyRelay]:
     made.close()
 
 
-def producers(server: RealServer) -> str:
-    return f"127.0.0.1:{server.ports['producer']}"
-
-
-def bodies(server: RealServer, topic: str) -> list[str]:
-    """All that is seen of a topic, sorted."""
-    status, found = server.ask("GET", f"/topics/{topic}/messages?count=1000")
-    assert status == 200
-    return sorted(one["body"] for one in found)
-
-
 def created(server: RealServer, *topics: str) -> None:
     for topic in topics:
         server.admin("POST", "topics", topic, body={"create": True})
@@ -79,9 +68,9 @@ def test_all_of_it_is_seen_by_consumers_or_nothing(server: RealServer, topic: st
     seen: list[Message] = []
     other = f"{topic}-2"
     created(server, other)
-    place = f"127.0.0.1:{server.ports['consumer']}"
+    place = server.address("consumer")
     with (
-        Producer(producers(server), producer_group="g", timeout_ms=PATIENCE_MS) as producer,
+        Producer(server.address("producer"), producer_group="g", timeout_ms=PATIENCE_MS) as producer,
         Consumer(place, group, topic, handler=seen.append),
     ):
         tx = producer.transaction()
@@ -92,13 +81,13 @@ def test_all_of_it_is_seen_by_consumers_or_nothing(server: RealServer, topic: st
             tx.send(other, b"two")
             tx.send(topic, b"three", level=1)
             tx.send_batch([OutgoingMessage(other, str(number)) for number in range(50)])
-            assert bodies(server, topic) == bodies(server, other) == []
+            assert server.bodies(topic) == server.bodies(other) == []
         first, second, third, *many = tx.results
         assert len(many) == 50
         assert first.message_id == sent.message_id
         assert (first.offset, second.offset, third.offset) == (0, 0, None)
         until(lambda: len(seen) == 2)
-    assert bodies(server, other) == sorted(["two", *map(str, range(50))])
+    assert server.bodies(other) == sorted(["two", *map(str, range(50))])
     one, three = seen
     assert (one.body, one.key, one.tags, one.message_id) == (b"one", "k", "t", sent.message_id)
     assert one.properties == {"p": "v", "transaction-reference": "order 17"}
@@ -111,8 +100,8 @@ def broken(result: object) -> None:
 
 def test_due_times_count_from_the_commit(server: RealServer, topic: str, group: str) -> None:
     seen: list[Message] = []
-    with Producer(producers(server), producer_group="g", timeout_ms=PATIENCE_MS) as producer:
-        until(lambda: delays_are_served(producer, topic), "a delay service is there")
+    wait_for_delays(server.address("producer"), topic)
+    with Producer(server.address("producer"), producer_group="g", timeout_ms=PATIENCE_MS) as producer:
         with producer.transaction() as tx:
             tx.send(topic, b"later", key="k", delay=timedelta(milliseconds=500))
             tx.send(topic, b"past", deliver_at=datetime.now(UTC) - timedelta(days=1))
@@ -121,17 +110,9 @@ def test_due_times_count_from_the_commit(server: RealServer, topic: str, group: 
         assert later.delay_id
         assert past.offset is not None
         assert producer.cancel(never).cancelled
-        with Consumer(f"127.0.0.1:{server.ports['consumer']}", group, topic, handler=seen.append):
+        with Consumer(server.address("consumer"), group, topic, handler=seen.append):
             until(lambda: {"later", "past"} <= {message.text() for message in seen})
     assert [message.key for message in seen if message.text() == "later"] == ["k"]
-
-
-def delays_are_served(producer: Producer, topic: str) -> bool:
-    try:
-        producer.send(topic, b"first", delay=timedelta(0))
-    except NotStoredError:
-        return False
-    return True
 
 
 def test_answers_that_are_lost_change_nothing(
@@ -149,7 +130,7 @@ def test_answers_that_are_lost_change_nothing(
                     tx.rollback()
     assert relay.lost > 20
     kept = [number for number in range(40) if number % 4 != 3]
-    assert bodies(server, topic) == sorted(f"{letter}{number}" for number in kept for letter in "mn")
+    assert server.bodies(topic) == sorted(f"{letter}{number}" for number in kept for letter in "mn")
 
 
 def test_nor_do_they_for_tasks(server: RealServer, topic: str, relay: LossyRelay) -> None:
@@ -166,7 +147,7 @@ def test_nor_do_they_for_tasks(server: RealServer, topic: str, relay: LossyRelay
 
     asyncio.run(main())
     assert relay.lost > 10
-    assert bodies(server, topic) == sorted(f"{letter}{number}" for number in range(30) for letter in "mn")
+    assert server.bodies(topic) == sorted(f"{letter}{number}" for number in range(30) for letter in "mn")
 
 
 def test_what_nobody_ended_is_decided_by_the_check(server: RealServer, topic: str) -> None:
@@ -182,13 +163,15 @@ def test_what_nobody_ended_is_decided_by_the_check(server: RealServer, topic: st
         asked.append(transaction)
         return decided[transaction.reference].pop(0)
 
-    with Producer(producers(server), producer_group=topic, check=check, timeout_ms=PATIENCE_MS) as producer:
+    with Producer(
+        server.address("producer"), producer_group=topic, check=check, timeout_ms=PATIENCE_MS
+    ) as producer:
         for reference in list(decided):
             with producer.transaction(reference=reference, check_after=SOON) as tx:
                 tx.send(topic, str(reference), key="k")
                 tx.undecided()
         until(lambda: not any(decided.values()))
-        until(lambda: bodies(server, topic) == ["late", "yes"])
+        until(lambda: server.bodies(topic) == ["late", "yes"])
         until(lambda: producer.check_counts().committed == 2)
         counts = producer.check_counts()
     assert (counts.rolled_back, counts.not_known, counts.unanswered) == (1, 1, 0)
@@ -207,7 +190,7 @@ def test_a_check_may_be_a_task(server: RealServer, topic: str) -> None:
 
     async def main() -> None:
         async with AsyncProducer(
-            producers(server), producer_group=topic, check=check, timeout_ms=PATIENCE_MS
+            server.address("producer"), producer_group=topic, check=check, timeout_ms=PATIENCE_MS
         ) as producer:
             async with producer.transaction(check_after=SOON) as tx:
                 await tx.send(topic, b"x")
@@ -215,7 +198,7 @@ def test_a_check_may_be_a_task(server: RealServer, topic: str) -> None:
             await loop_until(lambda: producer.check_counts().committed == 1)
 
     asyncio.run(main())
-    assert bodies(server, topic) == ["x"]
+    assert server.bodies(topic) == ["x"]
 
 
 DYING = """
@@ -249,11 +232,13 @@ def test_a_process_that_dies_is_answered_for_by_the_next_one(
     with opened(connect) as database:
         decisions.create(database)
     for where in ("before", "behind"):
-        command = [sys.executable, "-c", DYING, producers(server), topic, str(path), where]
+        command = [sys.executable, "-c", DYING, server.address("producer"), topic, str(path), where]
         assert subprocess.run(command, check=False, timeout=60).returncode == -signal.SIGKILL
-    with Producer(producers(server), producer_group=topic, check=decisions.check(connect)) as producer:
+    with Producer(
+        server.address("producer"), producer_group=topic, check=decisions.check(connect)
+    ) as producer:
         until(lambda: producer.check_counts().committed and producer.check_counts().rolled_back)
-    assert bodies(server, topic) == ["behind"]
+    assert server.bodies(topic) == ["behind"]
 
 
 def test_work_that_was_given_up_cannot_be_committed(server: RealServer, topic: str, tmp_path: Path) -> None:
@@ -267,7 +252,9 @@ def test_work_that_was_given_up_cannot_be_committed(server: RealServer, topic: s
     with opened(connect) as database:
         decisions.create(database)
     check = decisions.check(connect)
-    with Producer(producers(server), producer_group=topic, check=check, timeout_ms=PATIENCE_MS) as producer:
+    with Producer(
+        server.address("producer"), producer_group=topic, check=check, timeout_ms=PATIENCE_MS
+    ) as producer:
         tx = producer.transaction(check_after=SOON)
         tx.send(topic, b"slow")
         until(lambda: producer.check_counts().rolled_back)
@@ -275,7 +262,7 @@ def test_work_that_was_given_up_cannot_be_committed(server: RealServer, topic: s
             decisions.commit(database, tx.id)
         with pytest.raises(NotCommittedError, match="was rolled back"):
             tx.commit()
-    assert bodies(server, topic) == []
+    assert server.bodies(topic) == []
 
 
 def test_topics_and_ledger_agree_while_the_server_is_killed(
@@ -306,7 +293,7 @@ def test_topics_and_ledger_agree_while_the_server_is_killed(
     with running(tmp_path, config, installation=installation) as server:
         created(server, "t", "u")
         settings: dict[str, Any] = {"producer_group": "g", "check": check, "timeout_ms": 5_000}
-        with Producer(producers(server), **settings) as producer:
+        with Producer(server.address("producer"), **settings) as producer:
             threads = [threading.Thread(target=work, args=(producer, name)) for name in range(4)]
             for thread in threads:
                 thread.start()
@@ -317,20 +304,13 @@ def test_topics_and_ledger_agree_while_the_server_is_killed(
             stop.set()
             for thread in threads:
                 thread.join(PATIENCE_MS / 1000)
-            until(lambda: seen(server, "t") == committed(ledger))
-            until(lambda: seen(server, "u") == committed(ledger))
+            until(lambda: Counter(server.bodies("t")) == committed(ledger))
+            until(lambda: Counter(server.bodies("u")) == committed(ledger))
 
 
 def committed(ledger: dict[str, Decision]) -> Counter[str]:
     """What is to be seen, each once."""
     return Counter(name for name, decision in list(ledger.items()) if decision is Decision.COMMITTED)
-
-
-def seen(server: RealServer, topic: str) -> Counter[str]:
-    """How often each body is there."""
-    status, found = server.ask("GET", f"/topics/{topic}/messages?count=100000")
-    assert status == 200
-    return Counter(one["body"] for one in found)
 
 
 def test_an_outbox_and_an_inbox_make_it_once(
@@ -356,7 +336,7 @@ def test_an_outbox_and_an_inbox_make_it_once(
         if message.attempt == 1 and int(message.body) % 2:
             message.fail()  # behind the commit, as if the acknowledgement had been lost
 
-    place = f"127.0.0.1:{server.ports['consumer']}"
+    place = server.address("consumer")
     relay.every = 3
     with (
         Producer(relay.address, timeout_ms=PATIENCE_MS) as producer,
@@ -402,7 +382,7 @@ def test_a_relay_that_is_killed_sends_in_order_and_once(
 
     with opened(connect) as database:
         outbox.create(database)
-    command = [sys.executable, "-c", RELAYING, producers(server), str(tmp_path / "db")]
+    command = [sys.executable, "-c", RELAYING, server.address("producer"), str(tmp_path / "db")]
     for life in range(6):
         with opened(connect) as database:
             for number in range(life * 50, life * 50 + 50):
@@ -419,9 +399,8 @@ def test_a_relay_that_is_killed_sends_in_order_and_once(
 
 def in_order(server: RealServer, topic: str) -> list[int]:
     """The bodies of a topic, queue after queue."""
-    found = server.ask("GET", f"/topics/{topic}/messages?count=1000")[1]
     place: Callable[[dict[str, Any]], tuple[int, int]] = lambda one: (one["queue"], one["offset"])  # noqa: E731
-    return [int(one["body"]) for one in sorted(found, key=place)]
+    return [int(one["body"]) for one in sorted(server.messages(topic), key=place)]
 
 
 @pytest.mark.timeout(630)

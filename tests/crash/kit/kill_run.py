@@ -79,7 +79,7 @@ class KillRun:
 
     def addresses(self, part: str = "producer") -> list[str]:
         """The same as clients write them."""
-        return [f"127.0.0.1:{port}" for port in self.ports(part)]
+        return [server.address(part) for server in self.servers if part in server.ports]
 
     def numbers(self) -> str:
         """What a report says beside the kills."""

@@ -41,17 +41,6 @@ def topic(server: RealServer, request: pytest.FixtureRequest) -> str:
     return str(name)
 
 
-def direct(server: RealServer) -> str:
-    return f"127.0.0.1:{server.ports['producer']}"
-
-
-def bodies(server: RealServer, topic: str) -> list[str]:
-    """All that is stored, sorted."""
-    status, found = server.ask("GET", f"/topics/{topic}/messages?count=1000")
-    assert status == 200
-    return sorted(one["body"] for one in found)
-
-
 def wanted(count: int = COUNT) -> list[str]:
     return sorted(f"m{at}" for at in range(count))
 
@@ -70,7 +59,7 @@ def test_answers_that_are_lost_make_no_second_message(
         relay.every = 0
         places = {(result.queue_id, result.offset) for result in results}
         assert sum(result.duplicate for result in results) == relay.lost > 10
-    assert bodies(server, topic) == wanted()
+    assert server.bodies(topic) == wanted()
     assert len(places) == COUNT - 1, "each has the place of its own"
 
 
@@ -87,7 +76,7 @@ def test_nor_do_those_of_batches_and_of_background_sends(
         assert all(result.stored for result in results)
         assert all(future.result(60).stored for future in futures)
         assert relay.lost > 3
-    assert bodies(server, topic) == wanted()
+    assert server.bodies(topic) == wanted()
 
 
 def test_nor_those_of_tasks(server: RealServer, topic: str, relay: LossyRelay) -> None:
@@ -101,43 +90,51 @@ def test_nor_those_of_tasks(server: RealServer, topic: str, relay: LossyRelay) -
             assert relay.lost > 10
 
     asyncio.run(test())
-    assert bodies(server, topic) == wanted()
+    assert server.bodies(topic) == wanted()
 
 
 def test_a_key_holds_for_whoever_sends(server: RealServer, topic: str) -> None:
     first = None
     for attempt in range(3):
-        with Producer(direct(server)) as producer:
+        with Producer(server.address("producer")) as producer:
             result = producer.send(topic, "m0", idempotency_key="order/17")
             first = first or result
             assert result.duplicate == bool(attempt)
             assert (result.message_id, result.queue_id, result.offset) == (
                 first.message_id, first.queue_id, first.offset,
             )  # fmt: skip
-    with Producer(direct(server)) as producer:
+    with Producer(server.address("producer")) as producer:
         other = producer.send(topic, "another", properties={"idempotency-key": "order/17"})
         assert (other.duplicate, other.body_differs, other.offset) == (True, True, first and first.offset)
         results = producer.send_batch(
             [OutgoingMessage(topic, "m1", idempotency_key="order/18")] * 2 + messages(topic, 3)[2:]
         )
         assert [result.duplicate for result in results] == [False, True, False]
-    assert bodies(server, topic) == wanted(3)
+    assert server.bodies(topic) == wanted(3)
 
 
 def test_a_run_of_the_command_that_is_repeated(server: RealServer, topic: str, tmp_path: Path) -> None:
-    asked = ("send", topic, "--producer", direct(server), "--idempotency-key-prefix", "run-1", "--json")
+    asked = (
+        "send",
+        topic,
+        "--producer",
+        server.address("producer"),
+        "--idempotency-key-prefix",
+        "run-1",
+        "--json",
+    )
     lines = tmp_path / "lines"
     for count in (40, COUNT):
         lines.write_text("".join(f"m{at}\n" for at in range(count)))
         assert ddmq(*asked, "--lines", str(lines)).returncode == 0
-    assert bodies(server, topic) == wanted()
+    assert server.bodies(topic) == wanted()
 
 
 def test_a_server_that_is_killed_stores_nothing_twice(tmp_path: Path) -> None:
     """kill -9 in the middle of sends: each is stored once, without `retry_unknown`. Keys hold, too."""
     with running(tmp_path) as server:
         server.admin("POST", "topics", "t", body={"create": True})
-        with Producer(direct(server), timeout_ms=PATIENCE_MS, batch_messages=3) as producer:
+        with Producer(server.address("producer"), timeout_ms=PATIENCE_MS, batch_messages=3) as producer:
             first, *others = messages("t")
             assert producer.send_message(first).stored
             assert not producer.send("u", "keyed", idempotency_key="k").duplicate
@@ -148,5 +145,5 @@ def test_a_server_that_is_killed_stores_nothing_twice(tmp_path: Path) -> None:
             server.start()
             assert all(future.result(60).stored for future in futures)
             assert producer.send("u", "keyed", idempotency_key="k").duplicate
-        assert bodies(server, "t") == wanted()
-        assert bodies(server, "u") == ["keyed"]
+        assert server.bodies("t") == wanted()
+        assert server.bodies("u") == ["keyed"]
