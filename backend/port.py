@@ -5,6 +5,8 @@ Rules every engine keeps (tests/contract proves them):
   latest at its `deadline` (monotonic seconds, as Clock.monotonic). `into` hands in the caller's own
   Completion subclass, so that one request is one object.
 * Appends to one queue that were called in order are stored in order.
+* Commits that name one queue's progress under one epoch take effect in the order of the calls, those too
+  whose answer was "unknown". So once a later one has succeeded, an earlier one counts or never will.
 * A reader sees a record only once it has the durability its topic asks for.
 * Nothing assumes that an append is local, that offsets have no gaps, or that progress lives here.
 * Errors come from ddmq_common.errors, inside the completion; bad arguments raise at once.

@@ -6,14 +6,17 @@ and comes here, is core/jobs.py.
 
 A move may be tried again as often as the backend refuses, a second later, by the subscription's own wake-ups.
 What is known of an earlier try is kept, so that a try whose outcome was unknown, or that was stored and not
-finished, does not store a second copy. A queue that is lost takes its jobs with it, whoever has it next finds
-them spent and moves them.
+finished, does not store a second copy. An unknown one may still be under way: it is looked at behind another
+commit of ours, because by then it counts or never will (backend/port.py). The claim to the queue is not given
+up for it, as replies.py does: nobody waits for a move, and what is known of its job is known here alone. A
+queue that is lost takes its jobs with it, whoever has it next finds them spent and moves them.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -107,13 +110,21 @@ class MessageMove:
         self._try()
 
     def _try(self) -> None:
-        backend = self._runtime.backend
+        backend, deadline = self._runtime.backend, self._runtime.commit_deadline()
         if self._in_doubt:
-            backend.progress(self._group, (self.state.queue,)).then(self._looked)
+            behind = replace(self._delta(), finished=())
+            backend.commit(CommitBatch(progress=(behind,)), deadline).then(self._come_to_it)
         elif self._appended:
             self._finish()
         else:
             backend.read(self.state.queue, self.job.offset, 1, 0).then(self._read)
+
+    def _come_to_it(self, behind: Completion[list[AppendResult]]) -> None:
+        """Nothing of an earlier try is under way any more."""
+        if behind.error is not None:
+            self._ended(behind.error)
+        else:
+            self._runtime.backend.progress(self._group, (self.state.queue,)).then(self._looked)
 
     def _looked(self, views: Completion[list[ProgressView]]) -> None:
         """An earlier try may have been stored: then its finish was, too."""

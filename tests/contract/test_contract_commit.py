@@ -24,6 +24,12 @@ def contents(kit: Kit) -> list[int]:
     return [len(kit.stored(queue)) for queue in kit.queues("orders")]
 
 
+def finished(kit: Kit, queue: QueueRef, offset: int) -> bool:
+    view = kit.progress(GROUP, queue)
+    below = view.committed is not None and offset < view.committed
+    return below or any(start <= offset < end for start, end in view.finished)
+
+
 def test_records_for_several_queues_and_progress_together(kit: Kit) -> None:
     assert kit.backend.capabilities.atomic
     kit.make("orders", 3)
@@ -138,6 +144,21 @@ def test_appends_and_commits_called_in_order_are_stored_in_order(kit: Kit) -> No
     assert offsets == [record.offset for record in stored] == sorted(set(offsets))
     assert offsets == list(range(200)) or not kit.engine.gapless
     assert [decode(bytes(record.delivery)).value for record in stored] == [b"%d" % n for n in range(200)]
+
+
+def test_behind_a_later_commit_it_is_known_what_became_of_an_earlier_one(kit: Kit) -> None:
+    """Also of one whose answer was not waited for: what is not there by then never comes."""
+    queue = kit.make_queue("orders")
+    known: list[bool] = []
+    for n in range(20):
+        deadline = kit.clock.monotonic() + n / 2_000
+        early = CommitBatch([kit.new("orders")], [delta(queue, 1, finished=((n, n + 1),))])
+        kit.backend.commit(early, deadline)
+        kit.commit(progress=[delta(queue, 1)])
+        known.append(finished(kit, queue, n))
+    kit.commit(progress=[delta(queue, 1)])
+    assert [finished(kit, queue, n) for n in range(20)] == known
+    assert contents(kit) == [sum(known)]
 
 
 # --- progress

@@ -15,6 +15,7 @@ from ddmq_common.delivery import decode
 from ddmq_common.errors import CallerError, DdmqError, RemoteError, StorageError, TryLaterError
 from ddmq_common.names import SCHEDULE_TOPIC, retry_qid
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
+from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.retries import publisher as publishing
 from proxy_consumer.retries.publisher import MessageMove, MoveSettings
 from proxy_consumer.retries.retry_queues import RetryQueueGrant, group_concerned, retry_queue_of
@@ -190,6 +191,36 @@ def test_an_outcome_that_was_unknown_makes_no_second_copy() -> None:
         assert len(scheduled(rig)) == 1
         assert rig.counted("ddmq_retry_steps_total", step="1") == 1
         rig.close()
+
+
+@pytest.mark.parametrize("steps", [16, 0])
+def test_what_comes_late_of_a_move_that_nobody_knows_of_is_not_stored_again(steps: int) -> None:
+    """The engine is silent past the deadline, more than once, and then does what it was given."""
+    rig = ready(2, SubscriptionDefaults(start="first", retry_intervals_ms=(), retry_steps=steps))
+    fail_all(rig, 2)
+    moved = scheduled if steps else letters
+    assert len(moved(rig)) == 2
+    rig.send(1)
+    assert rig.pull().offsets == [2]
+    rig.backend.hold()
+    rig.call("submit", METHODS["submit"].args[0](result=result(fail=[2])))
+    publisher = rig.subscription().retries
+    for _ in range(3):
+        rig.settle()
+        assert publisher.next_event() == NEVER, "it is tried"
+        rig.clock.advance(11.0)
+        until(lambda: publisher.next_event() < NEVER, "its deadline has passed")
+        rig.advance(1.1)
+    rig.backend.release_held()
+    metric = "ddmq_retry_steps_total" if steps else "ddmq_dead_letters_total"
+
+    def known() -> bool:
+        rig.advance(1.0)
+        return rig.counted(metric) == 3
+
+    until(known, "what became of it is known")
+    assert rig.progress().committed == 3
+    assert len(moved(rig)) == 3
 
 
 def test_an_ordered_subscription_goes_to_the_dead_letters_directly() -> None:

@@ -89,6 +89,12 @@ def test_a_commit_past_its_deadline(rig: LogRig) -> None:
         done(flying)
     with pytest.raises(TryLaterError):
         done(waiting)
+    assert done(rig.log.progress("g", [ref]))[0].committed is None, "it may still come"
+    behind = rig.log.commit(CommitBatch(progress=[ProgressDelta("g", ref, 0, 0)]), rig.soon)
+    rig.storage.let_go()
+    done(behind)
+    assert done(rig.log.progress("g", [ref]))[0].committed == 1, "it has come"
+    assert rig.bodies(ref) == [b"a"]
 
 
 # --- bounds
