@@ -128,10 +128,11 @@ class Outbox:
         through_offset: int | None,
         deadline: float,
         check: int | None = None,
+        messages: int | None = None,
     ) -> EndJob:
-        """The job of an end, or of the answer to a check."""
+        """The job of an end, or of the answer to a check. `messages`: how many a commit has."""
         group, client_id = self._group(), self.settings.client_id
-        request = end_request(transaction_id, group, client_id, action, through_offset, check)
+        request = end_request(transaction_id, group, client_id, action, through_offset, check, messages)
         return EndJob(request, deadline, self._policy)
 
     def _group(self) -> str:

@@ -75,11 +75,12 @@ class AsyncTransactionCalls:
         through_offset: int | None,
         deadline: float,
         check: int | None = None,
+        messages: int | None = None,
     ) -> Sequence[SendResult]:
         """Say how it ended, until somebody knows; where its messages landed, if this call has committed it.
         TransactionError where it did not end so, or nobody has confirmed it."""
         self._home.enter()
-        job = self.outbox.end(transaction_id, action, through_offset, deadline, check)
+        job = self.outbox.end(transaction_id, action, through_offset, deadline, check, messages)
         (result,) = await self._sender.run(job, read_ended)
         error = end_error(action, transaction_id, result)
         if error is not None:
@@ -219,7 +220,9 @@ class AsyncTransaction(AsyncSends):
             await self._end(ROLLBACK)
 
     async def _end(self, action: TransactionAction) -> Sequence[SendResult]:
-        return await self._calls.end(self.id, action, self._state.through_offset, self._deadline(None))
+        state, deadline = self._state, self._deadline(None)
+        messages = None if action is ROLLBACK else state.messages
+        return await self._calls.end(self.id, action, state.through_offset, deadline, messages=messages)
 
     def _deadline(self, timeout_ms: int | None) -> float:
         return now() + self._calls.outbox.timeout_s(self._timeout_ms if timeout_ms is None else timeout_ms)

@@ -158,7 +158,7 @@ class TransactionState:
     def __init__(self, transaction_id: str) -> None:
         self.id = transaction_id
         self.through_offset: int | None = None
-        self._prepared = 0  # messages that are durable
+        self._prepared: set[str | None] = set()  # ids of messages that are durable
         self._under_way = 0
         self._unsure = False  # whether a send that failed may have made a message durable
         self._failure: str | None = None  # rollback-only, and why
@@ -175,8 +175,8 @@ class TransactionState:
     def sent(self, results: Sequence[SendResult]) -> None:
         """Its messages are durable."""
         self._under_way -= 1
-        self._prepared += len(results)
         for result in results:
+            self._prepared.add(result.message_id)
             offset = result.through_offset if isinstance(result, PreparedResult) else None
             if offset is not None:
                 self.through_offset = max(offset, self.through_offset or 0)
@@ -211,6 +211,11 @@ class TransactionState:
         """Nobody here knows how it ended: its check will be asked."""
         self._check_open()
         self._ended = "left to its check"
+
+    @property
+    def messages(self) -> int:
+        """How many it has; what was sent twice under one key is one."""
+        return len(self._prepared)
 
     @property
     def ended(self) -> bool:

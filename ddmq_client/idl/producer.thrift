@@ -141,6 +141,8 @@ struct EndTransactionRequest {
     7: optional i32 check
     /* the proxy that passes a client's call on; such a call is never passed on again */
     8: optional string forwardedBy
+    /* of a commit: how many message ids the answers of the transaction named; if some of them are lost, none is seen */
+    9: optional i32 messages
 }
 
 struct EndTransactionResponse {

@@ -76,11 +76,12 @@ class TransactionCalls:
         through_offset: int | None,
         deadline: float,
         check: int | None = None,
+        messages: int | None = None,
     ) -> Sequence[SendResult]:
         """Say how it ended, until somebody knows; where its messages landed, if this call has committed it.
         TransactionError where it did not end so, or nobody has confirmed it."""
         self._home.enter()
-        job = self.outbox.end(transaction_id, action, through_offset, deadline, check)
+        job = self.outbox.end(transaction_id, action, through_offset, deadline, check, messages)
         (result,) = self._sender.run(job, read_ended)
         error = end_error(action, transaction_id, result)
         if error is not None:
@@ -220,7 +221,9 @@ class Transaction(Sends):
             self._end(ROLLBACK)
 
     def _end(self, action: TransactionAction) -> Sequence[SendResult]:
-        return self._calls.end(self.id, action, self._state.through_offset, self._deadline(None))
+        state, deadline = self._state, self._deadline(None)
+        messages = None if action is ROLLBACK else state.messages
+        return self._calls.end(self.id, action, state.through_offset, deadline, messages=messages)
 
     def _deadline(self, timeout_ms: int | None) -> float:
         return now() + self._calls.outbox.timeout_s(self._timeout_ms if timeout_ms is None else timeout_ms)

@@ -70,11 +70,13 @@ def end_request(
     action: TransactionAction,
     through_offset: int | None,
     check: int | None = None,
+    messages: int | None = None,
 ) -> bytes:
     """An EndTransactionRequest without its timeout (frames.end_args)."""
     wire: Any = _END[0]()
     wire.transactionId, wire.producerGroup, wire.clientId = transaction_id, group, client_id
     wire.action, wire.throughOffset, wire.check = int(action), through_offset, check
+    wire.messages = messages
     return encode(wire, _END)
 
 

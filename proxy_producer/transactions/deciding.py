@@ -66,11 +66,17 @@ class Deciding:
         self._waiting.setdefault(found.id, []).append(then)
 
     def end(
-        self, found: OpenTransaction, outcome: TransactionOutcome, then: Then | None, why: str = ""
+        self,
+        found: OpenTransaction,
+        outcome: TransactionOutcome,
+        then: Then | None,
+        why: str = "",
+        messages: int = 0,
     ) -> None:
-        """It ends like this, unless its messages cannot be visible; `then` follows. `why`: of a dead
-        letter."""
-        held = self._held
+        """It ends like this, unless its messages cannot be visible; `then` follows. `why`: of a dead letter.
+        `messages`: so many it has, as who commits it knows; what is not among them was lost before this owner
+        had read it, and nothing else tells that it was there."""
+        held, lost = self._held, max(0, messages - len(found.offsets))
         held.core.begin(found, outcome)
         if then is not None:
             self.wait(found, then)
@@ -78,17 +84,17 @@ class Deciding:
             self._commit(found, outcome, [], [])
             return
         halves = held.kept.all_of(found.offsets)
-        if halves is not None and outcome is _COMMITTED and len(halves) == 1 and not found.beyond:
+        if halves is not None and outcome is _COMMITTED and len(halves) == 1 and not (lost or found.beyond):
             record = plain(halves[0], held.context.backend)
             if record is not None:
                 self._commit(found, outcome, halves, [record])  # as nearly all are
                 return
         if halves is not None:
-            self._fetched(found, outcome, why, halves)
+            self._fetched(found, outcome, why, halves, lost)
             return
 
         def fetched(halves: list[HalfMessage], missing: int, error: Exception | None) -> None:
-            self._fetched(found, outcome, why, halves, missing, error)
+            self._fetched(found, outcome, why, halves, lost + missing, error)
 
         fetch(held.context.backend, held.queue, held.kept, found.offsets, fetched)
 
@@ -110,7 +116,8 @@ class Deciding:
             more = f"{len(found.beyond)} messages more than it can have were prepared; they are lost"
             self._die(found, halves, LARGE, more)
         elif missing:
-            self._die(found, halves, DAMAGED, f"{missing} of {len(found.offsets)} messages are damaged")
+            more = f"{missing} of {missing + len(halves)} messages are damaged"
+            self._die(found, halves, DAMAGED, more)
         else:
             self._publish(found, halves)
 

@@ -182,7 +182,7 @@ class PendingEnd:
             owned.deciding.wait(found, self._came)
         else:
             self._began = True
-            owned.deciding.end(found, outcome, self._came)
+            owned.deciding.end(found, outcome, self._came, messages=self.request.messages or 0)
 
     def _came(self, came: Came) -> None:
         if self.answered:
@@ -251,7 +251,9 @@ class PendingEnd:
             self._refuse(refusal_of(error))
 
 
-PASSED_ON = ("transactionId", "producerGroup", "action", "clientId", "timeout", "throughOffset", "check")
+PASSED_ON = (
+    "transactionId", "producerGroup", "action", "clientId", "timeout", "throughOffset", "check", "messages",
+)  # fmt: skip
 
 
 def foreign(group: str) -> SendRefusal:

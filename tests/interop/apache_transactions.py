@@ -48,6 +48,7 @@ class EndTransactionRequest(Struct):
         6: ("throughOffset", I64),
         7: ("check", I32),
         8: ("forwardedBy", *TEXT),
+        9: ("messages", I32),
     }
 
 

@@ -75,7 +75,7 @@ def test_what_is_sent_is_seen_when_the_block_is_left(producer: Going, proxy: Sta
     assert [result.offset for result in tx.results] == [0, 1, 2]
     (end,) = proxy.ends
     assert (end.transactionId, end.producerGroup, end.action, end.clientId) == (tx.id, "bank", COMMIT, "me")
-    assert end.throughOffset == 103
+    assert (end.throughOffset, end.messages) == (103, 3)
     assert end.check is None
     assert 0 < end.timeout <= PATIENCE_MS
 

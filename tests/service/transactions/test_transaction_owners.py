@@ -7,6 +7,7 @@ import pytest
 from transaction_rig import (
     COMMIT,
     COMMITTED,
+    DEAD_LETTER,
     NEVER_THERE,
     NO_LONGER_KNOWN,
     ROLLBACK,
@@ -274,19 +275,44 @@ def test_what_retention_took_is_no_longer_known(memory: TransactionRig) -> None:
         assert later.end(one, COMMIT).outcome == NO_LONGER_KNOWN
 
 
-def test_a_message_that_is_damaged_makes_a_dead_letter_of_the_rest(memory: TransactionRig) -> None:
-    transaction = memory.begin(body(b"one"), body(b"two"))
-    (half, _) = memory.everything(HALF_TOPIC)
+def damaged_and_moved(memory: TransactionRig, *bodies: bytes) -> bytes:
+    """A transaction whose first message is damaged when another proxy takes its shard over."""
+    transaction = memory.begin(*map(body, bodies))
+    half = memory.everything(HALF_TOPIC)[0]
     info = memory.backend.topic(HALF_TOPIC)
     assert info is not None
     memory.memory.lose(QueueRef(HALF_TOPIC, info.incarnation, half.queue_id), half.offset)
     owner = memory.beside(served=False)  # it has no copy of the messages in its memory
     memory.proxy.kill()
     memory.proxy = owner
-    ended = owner.end(memory.begin(body(b"other")), COMMIT)
-    assert ended.code == 0
-    assert owner.end(transaction, COMMIT).code == 0
+    assert owner.end(memory.begin(body(b"other")), COMMIT, messages=1).code == 0
+    return transaction
+
+
+def test_a_message_that_is_damaged_makes_a_dead_letter_of_the_rest(memory: TransactionRig) -> None:
+    """Who commits says how many there are; nothing else tells the new owner that there was one more."""
+    transaction = damaged_and_moved(memory, b"one", b"two", b"three")
+    ended = memory.proxy.end(transaction, COMMIT, messages=3)
+    assert (ended.code, ended.outcome) == (11, DEAD_LETTER)
+    assert "damaged" in ended.msg
+    assert memory.bodies() == [b"other"], "a part is never seen"
+    assert len(memory.dead()) == 2
+    assert memory.proxy.end(transaction, COMMIT, messages=3).outcome == DEAD_LETTER
+
+
+@pytest.mark.parametrize("messages", [None, -7, 0, 1])
+def test_who_counts_fewer_or_none_commits_what_is_there(memory: TransactionRig, messages: int | None) -> None:
+    transaction = damaged_and_moved(memory, b"one", b"two")
+    assert memory.proxy.end(transaction, COMMIT, messages=messages).code == 0
     assert memory.bodies() == [b"other", b"two"]
+
+
+def test_the_proxy_that_passes_an_end_on_passes_its_count_on(memory: TransactionRig) -> None:
+    first, second = two(memory)
+    transaction = owned_by(memory, first)
+    assert first.prepare(transaction, body(b"1")).code == 0
+    ended = second.end(transaction, COMMIT, messages=2)
+    assert (ended.code, ended.outcome) == (11, DEAD_LETTER)
 
 
 def test_it_costs_nothing_where_there_are_no_transactions(memory: TransactionRig) -> None:

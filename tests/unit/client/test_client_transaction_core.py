@@ -127,6 +127,16 @@ def test_the_highest_offset_counts() -> None:
     assert state.through_offset == 12
 
 
+def test_what_was_sent_twice_under_one_key_counts_once() -> None:
+    state = TransactionState(NAME)
+    for message_id in ("a", "b", "a"):
+        result = PreparedResult()
+        result.message_id = message_id
+        state.begin_send()
+        state.sent([result])
+    assert state.messages == 2
+
+
 # --- the bytes
 
 
@@ -146,15 +156,18 @@ def test_a_prepare_is_what_the_server_reads(check_after_ms: int | None, count: i
 
 
 @pytest.mark.parametrize("action", list(TransactionAction))
-@pytest.mark.parametrize(("through", "check"), [(None, None), (0, 1), (2**40, 15)])
+@pytest.mark.parametrize(
+    ("through", "check", "messages"), [(None, None, None), (0, 1, None), (2**40, 15, 1_000)]
+)
 def test_an_end_is_what_the_server_reads(
-    action: TransactionAction, through: int | None, check: int | None
+    action: TransactionAction, through: int | None, check: int | None, messages: int | None
 ) -> None:
-    job = EndJob(end_request(NAME, "bank", "me", action, through, check), 100.0, ResendPolicy())
+    job = EndJob(end_request(NAME, "bank", "me", action, through, check, messages), 100.0, ResendPolicy())
     job.begin(NODE)
     found = read(job.frame(90.0, 7))
     assert (found.transactionId, found.producerGroup, found.clientId) == (NAME, "bank", "me")
     assert (found.action, found.throughOffset, found.check) == (action, through, check)
+    assert found.messages == messages
     assert found.timeout == 4_950, "some is left for another attempt"
     assert found.forwardedBy is None
 
