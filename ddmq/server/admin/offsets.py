@@ -179,6 +179,24 @@ def _commit(
     return True
 
 
+class _LastReset(msgspec.Struct):
+    at_ms: int
+    queues: list[int]
+
+
+def reset_at(backend: Backend, group: str, topic: str, queue_id: int) -> int:
+    """When the group's offset on a queue was put elsewhere, epoch ms; 0: it was not, or other queues were
+    since."""
+    value = backend.setting(f"{RESET_PREFIX}{group}/{topic}")
+    if value is None:
+        return 0
+    try:
+        said = msgspec.json.decode(value, type=_LastReset)
+    except msgspec.DecodeError:
+        return 0
+    return said.at_ms if queue_id in said.queues else 0
+
+
 def _plan(each: Standing, to: int) -> dict[str, int]:
     """`again`: finished messages that come again; `passed_over`: unfinished ones that will not come."""
     at = each.at

@@ -15,6 +15,7 @@ from backend.port import Backend
 from backend.records import QueueRef, ReadStatus, StoredRecord
 from backend.traces import queue_of
 from ddmq.server.admin.messages import READ_S_PER_BYTE, Live, MessageStates
+from ddmq.server.admin.offsets import reset_at
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.delays.queries import CANCELLED, PENDING
 from ddmq.server.http.pace import breathe, paced
@@ -227,6 +228,7 @@ class StoryGatherer:
             state in (DONE, LEFT),
             waits,
             *self._subscribed(group, main),
+            reset_at(self._backend, group, main.topic, main.queue_id),
         )
 
     def _held_up(self, group: str, main: StoredRecord) -> list[Wait]:

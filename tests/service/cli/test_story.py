@@ -170,6 +170,25 @@ def test_by_its_place_alone(shell: Shell, topic: str) -> None:
     assert story["trace_events"] >= 5
 
 
+def test_it_goes_on_after_an_offset_reset(shell: Shell, topic: str) -> None:
+    shell("topic", "create", topic, "--queues", "1", "--trace-one-in", "1")
+    shell("group", "create", topic, "--topic", topic, "--start", "first")
+    shell("send", topic, "one", "--key", "k")
+    offset = str(until(lambda: shell.json("message", topic, "--count", "1"))[0]["offset"])
+    place = ("--queue", "0", "--offset", offset)
+    with consuming(shell, topic, FailsAtFirst(0)):
+        told_until(shell, topic, lambda told: ended(told, "done"), *place)
+    shell("offset", "reset", topic, "--topic", topic, "--to", "first", "--yes")
+    story = told_until(shell, topic, lambda told: not ended(told, "done"), *place)
+    (one,) = story["stories"]
+    assert one["end"] is None
+    spans = phases(story, topic)
+    assert spans.index("leased") < spans.index("done") < len(spans) - 1, "it waits again, whatever for"
+    with consuming(shell, topic, FailsAtFirst(0)):
+        again = told_until(shell, topic, lambda told: phases(told, topic).count("leased") == 2, *place)
+    assert "done" in phases(again, topic)
+
+
 def test_switched_off_it_traces_nothing(shell: Shell, topic: str) -> None:
     shell("topic", "create", topic, "--queues", "1", "--trace-one-in", "1")
     assert shell.json("topic", "show", topic)["trace_one_in"] == 1

@@ -5,6 +5,7 @@ copy level 300 group=g due=10300 step=1   of a retry
 event p SENT 98 client=c                  an event of process p, outside any group
 event p READ 105 g queue=0 offset=0       one for group g
 group g open in flight                    where it is for group g now; `done` in place of `open`
+reset g 400                               when the offset of that group was reset
 now 5000
 tell
 """
@@ -54,6 +55,9 @@ class StoryScenario:
 
     def group(self, name: str, finished: str, *state: str) -> None:
         self.groups.append(GroupStanding(name, " ".join(state), finished == "done"))
+
+    def reset(self, name: str, at_ms: str) -> None:
+        self.groups = [one._replace(reset_ms=int(at_ms)) if one.group == name else one for one in self.groups]
 
     def now(self, now_ms: str) -> None:
         self.now_ms = int(now_ms)

@@ -101,7 +101,8 @@ class GroupStanding(NamedTuple):
     """Where the message is for one group now: `state` in words; `finished`: nothing of it is open there.
 
     `waits`: what holds up the group's deliveries, where that is noted. `made_ms`: when the group began.
-    `kept_back`: by which filter, as that is now, where it is.
+    `kept_back`: by which filter, as that is now, where it is. `reset_ms`: when the group's offset was put
+    elsewhere; 0: never.
     """
 
     group: str
@@ -110,6 +111,7 @@ class GroupStanding(NamedTuple):
     waits: Sequence[Wait] = ()
     made_ms: int = 0
     kept_back: str = ""
+    reset_ms: int = 0
 
 
 class StoryFacts(NamedTuple):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import NamedTuple
 
 from ddmq.server.story.core import words
 from ddmq.server.story.core.facts import (
@@ -24,25 +23,16 @@ from ddmq.server.story.core.facts import (
     Phase,
     StoryFacts,
 )
+from ddmq.server.story.core.merging import ENDINGS, TimedEvent, again_ms, merged, streams_of
 from ddmq.server.story.core.timeline import StoryMark, Timeline, add_why
-from ddmq_common.trace.events import TraceEvent, TraceKind
+from ddmq_common.trace.events import TraceKind
 
-_ENDINGS = frozenset((TraceKind.FAILED, TraceKind.TIMED_OUT, TraceKind.SPENT, TraceKind.ACKED))
-_RANK_COPY, _RANK_ENDING, _RANK_OTHER = 1, 0, 2
 _AFTER = frozenset((Phase.DELAYED, Phase.DEAD, Phase.OVERDUE))  # a copy has followed the delivery
 _UNDONE = frozenset((Phase.DONE, Phase.PASSED))  # it comes again after the group's offset was reset
 _KINDS = frozenset(TraceKind)
 _NEVER = {CopyKind.ROLLED_BACK: Phase.ROLLED_BACK, CopyKind.CANCELLED: Phase.CANCELLED}
 MOVED_MS = 1_000  # so late the delay service hardly is
 _when = attrgetter("when")
-
-
-class _Heard(NamedTuple):
-    """An event with the time that it has in the story."""
-
-    at_ms: int
-    process: str
-    event: TraceEvent
 
 
 def tell(facts: StoryFacts) -> Iterator[GroupStory]:
@@ -138,18 +128,19 @@ def _of_group(
     copies = sorted([*mains[1:], *own], key=_when)
     read = [*mains, *(one for one in own if one.kind is CopyKind.RETRY)]
     stored = {(one.kind is CopyKind.RETRY, one.queue_id, one.offset): one.stored_ms for one in read}
-    streams = _streams(events, stored)
+    streams = streams_of(events, stored)
     if streams:  # the answer to the sender may have come after the first reader had it
         first_ms = min(stream[0].at_ms for stream in streams)
         timeline.last.at_ms = max(
             min(timeline.last.at_ms, first_ms), timeline.marks[-2].at_ms if len(timeline.marks) > 1 else 0
         )
-    teller = _Teller(timeline)
-    for item in _merged(copies, streams):
+    teller = _Teller(timeline, again_ms(standing, streams))
+    for item in merged(copies, streams):
         if isinstance(item, MessageCopy):
             teller.copy(item)
         else:
             teller.event(item)
+    teller.reset_by(facts.now_ms)
     return _closed(timeline, group, standing, facts.now_ms)
 
 
@@ -157,63 +148,29 @@ def _is_of_none(heard: HeardEvent) -> bool:
     return not heard.event.group and heard.event.kind in _KINDS
 
 
-def _streams(events: Iterable[HeardEvent], stored: dict[tuple[bool, int, int], int]) -> list[list[_Heard]]:
-    """The events of each start of a process, in its order; none is before the copy that it is about."""
-    by_instance: dict[str, list[HeardEvent]] = {}
-    for heard in events:
-        by_instance.setdefault(heard.instance, []).append(heard)
-    streams = []
-    for told in by_instance.values():
-        at_ms, stream = 0, list[_Heard]()
-        for heard in sorted(told, key=lambda one: one.event.number):
-            event = heard.event
-            place = (
-                bool(event.number_of("retry")),
-                event.number_of("queue", -1),
-                event.number_of("offset", -1),
-            )
-            at_ms = max(at_ms, event.at_ms, stored.get(place, 0))
-            stream.append(_Heard(at_ms, heard.process, event))
-        streams.append(stream)
-    return streams
-
-
-def _merged(copies: Sequence[MessageCopy], streams: list[list[_Heard]]) -> Iterable[MessageCopy | _Heard]:
-    """By time, each source in its own order. At the same millisecond: how a delivery ended, what was stored
-    because of it, and then what was done with that."""
-    heads = [0] * len(streams)
-    at = 0
-    while True:
-        found: list[tuple[int, int, int]] = []
-        if at < len(copies):
-            found.append((copies[at].stored_ms, _RANK_COPY, -1))
-        for number, stream in enumerate(streams):
-            if heads[number] < len(stream):
-                head = stream[heads[number]]
-                rank = _RANK_ENDING if head.event.kind in _ENDINGS else _RANK_OTHER
-                found.append((head.at_ms, rank, number))
-        if not found:
-            return
-        chosen = min(found)[2]
-        if chosen < 0:
-            yield copies[at]
-            at += 1
-        else:
-            yield streams[chosen][heads[chosen]]
-            heads[chosen] += 1
-
-
 class _Teller:
     """Puts copies and events on one group's timeline."""
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: Timeline, again_ms: int) -> None:
+        """`again_ms`: when the group's offset was reset, and it came again; 0: never."""
         self._timeline = timeline
+        self._again_ms = again_ms
         self._extended = 0
         self._lease: StoryMark | None = None  # the last delivery's
+
+    def reset_by(self, at_ms: int) -> None:
+        """Time goes on to `at_ms`: what had ended before the reset is over no more."""
+        again_ms = self._again_ms
+        if 0 < again_ms <= at_ms:
+            self._again_ms = 0
+            self._timeline.pass_to(again_ms)
+            if self._timeline.phase in ENDS:
+                self._timeline.mark(again_ms, Phase.QUEUED, "", "the group's offset was reset")
 
     def copy(self, copy: MessageCopy) -> None:
         """A record was stored."""
         timeline, at_ms = self._timeline, copy.stored_ms
+        self.reset_by(at_ms)
         if copy.kind is CopyKind.LEVEL:
             why = f"retry path, step {copy.step} of 16, after {words.deliveries(copy)}"
             timeline.mark(at_ms, Phase.DELAYED, "", words.with_error(why, copy.error), _overdue(copy))
@@ -226,12 +183,13 @@ class _Teller:
                 at_ms, Phase.QUEUED, "", f"sent again from the dead letters, to {words.place(copy)}"
             )
 
-    def event(self, heard: _Heard) -> None:
+    def event(self, heard: TimedEvent) -> None:
         """A process told something. What cannot follow the present phase is late, or its cause is missing:
         it changes nothing."""
         kind, timeline = TraceKind(heard.event.kind), self._timeline
+        self.reset_by(heard.at_ms)
         timeline.pass_to(heard.at_ms)
-        if kind in _ENDINGS and timeline.phase in _AFTER:
+        if kind in ENDINGS and timeline.phase in _AFTER:
             if self._lease is not None:
                 add_why(self._lease, words.ending(heard.event))
             return
@@ -239,13 +197,13 @@ class _Teller:
         if again or timeline.phase not in ENDS:
             _TOLD[kind](self, heard)
 
-    def read(self, heard: _Heard) -> None:
+    def read(self, heard: TimedEvent) -> None:
         last = self._timeline.last
         taken_over = last.phase in (Phase.TURN, Phase.AGAIN) and last.who not in ("", heard.process)
         if taken_over or last.phase in (Phase.QUEUED, Phase.BETWEEN, Phase.OVERDUE, Phase.DELAYED):
             self._timeline.mark(heard.at_ms, Phase.TURN, heard.process)
 
-    def released(self, heard: _Heard) -> None:
+    def released(self, heard: TimedEvent) -> None:
         timeline = self._timeline
         if timeline.phase is Phase.TURN:
             timeline.last.phase = Phase.KEY
@@ -254,24 +212,24 @@ class _Teller:
         elif timeline.phase in (Phase.PARKED, Phase.KEY, Phase.BACKOFF):
             timeline.mark(heard.at_ms, Phase.AGAIN, heard.process)
 
-    def handed_out(self, heard: _Heard) -> None:
+    def handed_out(self, heard: TimedEvent) -> None:
         timeline, event = self._timeline, heard.event
         timeline.waited(event.waits(), heard.at_ms, heard.process)
         why = f"delivery {event.number_of('attempt', 1)} at {heard.process}"
         timeline.mark(heard.at_ms, Phase.LEASED, words.client(event), why)
         self._lease, self._extended = timeline.last, 0
 
-    def extended(self, heard: _Heard) -> None:
+    def extended(self, heard: TimedEvent) -> None:
         lease = self._lease
         if self._timeline.phase is Phase.LEASED and lease is not None:
             before = f", lease extended {self._extended} ×" if self._extended else ""
             self._extended += 1
             lease.why = lease.why.removesuffix(before) + f", lease extended {self._extended} ×"
 
-    def acked(self, heard: _Heard) -> None:
+    def acked(self, heard: TimedEvent) -> None:
         self._timeline.mark(heard.at_ms, Phase.DONE)
 
-    def failed(self, heard: _Heard) -> None:
+    def failed(self, heard: TimedEvent) -> None:
         timeline, event = self._timeline, heard.event
         if timeline.phase is Phase.LEASED:
             timeline.note(words.ending(event))
@@ -284,32 +242,32 @@ class _Teller:
         else:
             timeline.mark(heard.at_ms, Phase.AGAIN, heard.process)
 
-    def returned(self, heard: _Heard) -> None:
+    def returned(self, heard: TimedEvent) -> None:
         following = _NEXT.get(heard.event.text_of("next"), Phase.AGAIN)
         if self._timeline.phase is Phase.LEASED:
             self._timeline.note("given back untried")
         self._timeline.mark(heard.at_ms, following, heard.process)
 
-    def parked(self, heard: _Heard) -> None:
+    def parked(self, heard: TimedEvent) -> None:
         self._timeline.mark(heard.at_ms, Phase.PARKED, heard.process, words.key(heard.event))
 
-    def spent(self, heard: _Heard) -> None:
+    def spent(self, heard: TimedEvent) -> None:
         if self._timeline.phase is Phase.LEASED:
             self._timeline.note(words.ending(heard.event))
         if self._timeline.phase is not Phase.MOVING:
             self._timeline.mark(heard.at_ms, Phase.MOVING, heard.process)
 
-    def left(self, heard: _Heard) -> None:
+    def left(self, heard: TimedEvent) -> None:
         """What a client has stays its own."""
         if self._timeline.phase is Phase.LEASED:
             self._timeline.note(f"{heard.process} gave up the queue meanwhile")
         else:
             self._timeline.mark(heard.at_ms, Phase.BETWEEN, heard.process)
 
-    def passed(self, heard: _Heard) -> None:
+    def passed(self, heard: TimedEvent) -> None:
         self._timeline.mark(heard.at_ms, Phase.PASSED)
 
-    def nothing(self, heard: _Heard) -> None:
+    def nothing(self, heard: TimedEvent) -> None:
         """Of no group's concern."""
 
 

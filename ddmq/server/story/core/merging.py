@@ -1,0 +1,77 @@
+"""Copies of a message and what processes told of it, as one order of time. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from ddmq.server.story.core.facts import GroupStanding, HeardEvent, MessageCopy
+from ddmq_common.trace.events import TraceEvent, TraceKind
+
+ENDINGS = frozenset((TraceKind.FAILED, TraceKind.TIMED_OUT, TraceKind.SPENT, TraceKind.ACKED))
+_RANK_COPY, _RANK_ENDING, _RANK_OTHER = 1, 0, 2
+
+
+class TimedEvent(NamedTuple):
+    """An event with the time that it has in the story."""
+
+    at_ms: int
+    process: str
+    event: TraceEvent
+
+
+def streams_of(
+    events: Iterable[HeardEvent], stored: dict[tuple[bool, int, int], int]
+) -> list[list[TimedEvent]]:
+    """The events of each start of a process, in its order; none is before the copy that it is about."""
+    by_instance: dict[str, list[HeardEvent]] = {}
+    for heard in events:
+        by_instance.setdefault(heard.instance, []).append(heard)
+    streams = []
+    for told in by_instance.values():
+        at_ms, stream = 0, list[TimedEvent]()
+        for heard in sorted(told, key=lambda one: one.event.number):
+            event = heard.event
+            place = (
+                bool(event.number_of("retry")),
+                event.number_of("queue", -1),
+                event.number_of("offset", -1),
+            )
+            at_ms = max(at_ms, event.at_ms, stored.get(place, 0))
+            stream.append(TimedEvent(at_ms, heard.process, event))
+        streams.append(stream)
+    return streams
+
+
+def merged(
+    copies: Sequence[MessageCopy], streams: list[list[TimedEvent]]
+) -> Iterable[MessageCopy | TimedEvent]:
+    """By time, each source in its own order. At the same millisecond: how a delivery ended, what was stored
+    because of it, and then what was done with that."""
+    heads = [0] * len(streams)
+    at = 0
+    while True:
+        found: list[tuple[int, int, int]] = []
+        if at < len(copies):
+            found.append((copies[at].stored_ms, _RANK_COPY, -1))
+        for number, stream in enumerate(streams):
+            if heads[number] < len(stream):
+                head = stream[heads[number]]
+                rank = _RANK_ENDING if head.event.kind in ENDINGS else _RANK_OTHER
+                found.append((head.at_ms, rank, number))
+        if not found:
+            return
+        chosen = min(found)[2]
+        if chosen < 0:
+            yield copies[at]
+            at += 1
+        else:
+            yield streams[chosen][heads[chosen]]
+            heads[chosen] += 1
+
+
+def again_ms(standing: GroupStanding, streams: Iterable[Iterable[TimedEvent]]) -> int:
+    """When the group's offset was put before it."""
+    at_ms = standing.reset_ms
+    given = (one.at_ms for stream in streams for one in stream if one.event.kind == TraceKind.HANDED_OUT)
+    return at_ms if not standing.finished or any(one >= at_ms for one in given) else 0
