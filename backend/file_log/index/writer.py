@@ -2,9 +2,11 @@
 
 The hot path only extends lists; a block is hashed and packed once it is full, and waits until
 `write_blocks` runs in a thread that may block.
-Rules: rows of a segment come in log order and whole (what `add_many` covers has no holes); a block
-that cannot be written, or that finds UNWRITTEN_MAX others waiting, is dropped and counted, and
-`dropped_because` says why: the segment then has a gap, found when it is sealed and filled from the log.
+Rules: rows of a segment come in log order and whole (what `add_many` covers has no holes); a block that
+finds the disk full waits here, where lookups see it, for as long as its segment is live (else nothing of a
+segment may wait behind a call of `write_blocks`: it is about to be sealed or dropped); one that cannot be
+written, or that finds UNWRITTEN_MAX others waiting, is dropped and counted, and `dropped_because` says why:
+the segment then has a gap, found when it is sealed and filled from the log.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from backend.file_log.index.entries import (
     little,
     pack_header,
 )
-from backend.file_log.storage import File, Storage
+from backend.file_log.storage import File, Storage, is_full
 
 UNWRITTEN_MAX = 512  # blocks, about 8 MB
 WRITE_BLOCKS = 8  # waiting ones that are worth a call in another thread before their time
@@ -222,8 +224,10 @@ class IndexWriter:
                 try:
                     self._write(start, block)
                 except OSError as error:
-                    self._dropped(str(error))
                     self._cut_torn_block()
+                    if is_full(error) and start == self.segment_start:
+                        return
+                    self._dropped(str(error))
                 self._unwritten.popleft()
 
     def _dropped(self, why: str) -> None:

@@ -223,7 +223,7 @@ def test_blocks_that_cannot_be_written_are_told_with_the_reason(
     house.attached.start()
     storage.fail_writes = True
     house.commit([("t", b"k", numbered(1), b"1")], 1)
-    until(lambda: "No space left on device" in caplog.text)
+    until(lambda: "Input/output error" in caplog.text)
     storage.fail_writes = False
     house.commit([("t", b"k", numbered(2), b"2")], 2)
     until(lambda: not house.attached.index.writer.unsaved())

@@ -1,5 +1,6 @@
 """Write, look up, seal, reopen, rebuild, drop; damage; failing writes."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -208,6 +209,44 @@ def test_sealing_incomplete_entries_is_refused_and_repaired(opened: Opened) -> N
     fill_gaps(opened.index, log, [])
     check(log, opened)
     assert opened.index.damaged == set()
+
+
+def test_on_a_full_disk_what_is_stored_is_found_and_nothing_is_dropped(opened: Opened) -> None:
+    log = PretendLog()
+    opened.storage.fails_with = errno.ENOSPC
+    for commit, full in enumerate((False, True, True, False, True)):
+        log.commit(opened.index, some_rows(2000, commit), 5 + commit)
+        opened.storage.fail_writes = full
+        opened.index.write_blocks()
+        assert bool(opened.index.writer.unsaved()) is full
+        check(log, opened) if not full else found_all(log, opened)
+    opened.storage.fail_writes = False
+    opened.index.write_blocks()
+    check(log, opened)
+    assert (opened.index.writer.blocks_dropped, opened.damages) == (0, [])
+
+
+def found_all(log: PretendLog, opened: Opened) -> None:
+    for row in log.rows[::100]:
+        assert list(opened.index.find_id(row.message_id, 10)) == [row.position]
+
+
+def test_on_a_full_disk_nothing_of_a_segment_waits_that_is_to_be_sealed(opened: Opened) -> None:
+    log = PretendLog()
+    opened.storage.fails_with = errno.ENOSPC
+    opened.storage.fail_writes = True
+    log.commit(opened.index, some_rows(2000, 1), 5)
+    log.roll(opened.index)
+    log.commit(opened.index, some_rows(2000, 2), 6)
+    opened.index.write_blocks()
+    assert [start for start, _ in opened.index.writer.unsaved()] == [log.starts[1]]
+    assert opened.index.writer.blocks_dropped == 1
+    opened.storage.fail_writes = False
+    with pytest.raises(DamagedError, match="ends at"):
+        run(opened.index.seal_steps(log.spans()[0]))
+    fill_gaps(opened.index, log, [])
+    check(log, opened)
+    assert opened.index.writer.unsaved() == []
 
 
 def test_waiting_blocks_are_bounded(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
