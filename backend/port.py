@@ -57,6 +57,7 @@ class ReadCall(NamedTuple):
     count_max: int
     bytes_max: int
     tags: frozenset[int] | None = None
+    ids: bool = False
 
 
 class FindCall(NamedTuple):
@@ -228,6 +229,7 @@ class Backend(ABC):
         bytes_max: int,
         into: Completion[ReadBatch] | None = None,
         tags: frozenset[int] | None = None,
+        ids: bool = False,
     ) -> Completion[ReadBatch]:
         """Up to `count_max` records from `offset`; at least one, then until `bytes_max` of delivery bytes.
 
@@ -237,10 +239,11 @@ class Backend(ABC):
         passes over at most PASSED_MAX records, so that nobody waits for a long search: it then
         answers DATA with empty columns and a `next_offset` to go on from. NONE still means that there is
         nothing at or after `next_offset` yet.
+        `ids`: the batch will be asked for its `message_ids`; an engine may take them with the rest.
         """
         check_read(offset, count_max, bytes_max)
         completion: Completion[ReadBatch] = Completion() if into is None else into
-        self.start_read(ReadCall(queue, offset, count_max, bytes_max, tags), completion)
+        self.start_read(ReadCall(queue, offset, count_max, bytes_max, tags, ids), completion)
         return completion
 
     @abstractmethod

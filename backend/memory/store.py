@@ -108,7 +108,7 @@ class MemoryQueue:
 
     def read(self, call: ReadCall) -> MemoryBatch:
         """As Backend.read, for a queue that is there."""
-        _, offset, count_max, bytes_max, tags = call
+        _, offset, count_max, bytes_max, tags, _ = call
         if not self.min <= offset <= self.visible:
             return MemoryBatch(ReadStatus.OUT_OF_RANGE, [], offset, self.bounds())
         found: list[Entry] = []

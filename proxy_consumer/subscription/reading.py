@@ -71,6 +71,7 @@ class Reading:
             request.bytes_max,
             into=read,
             tags=request.tags,
+            ids=self.trace is not None,
         )
         if read.done:
             self.read_done(read)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from contract_kit import Kit
 
+from backend.records import tag_hash
+from tests.support.waits import done
+
 LONG = "ü" * 300
 SYSTEMS = (None, {"order": "a"}, {"order": ""}, {"order": LONG}, {"other": "x"}, {"other": "x", "order": "b"})
 
@@ -28,6 +31,18 @@ def test_message_ids_are_those_of_the_records(kit: Kit) -> None:
     batch = kit.read(kit.queue("orders"))
     assert batch.message_ids() == [batch.record(index).message_id for index in range(9)]
     assert len(set(batch.message_ids())) == 9
+
+
+def test_message_ids_that_were_asked_for_with_the_read_are_the_same(kit: Kit) -> None:
+    kit.make("orders")
+    tags = (b"red", b"blue", b"red")
+    kit.append(*(kit.new("orders", 0, b"%d" % n, tags=tag) for n, tag in enumerate(tags)))
+    queue = kit.queue("orders")
+    ids = kit.read(queue).message_ids()
+    assert done(kit.backend.read(queue, 0, 100, 1 << 20, ids=True)).message_ids() == ids
+    red = frozenset((tag_hash(b"red"),))
+    assert done(kit.backend.read(queue, 0, 100, 1 << 20, tags=red, ids=True)).message_ids() == ids[::2]
+    assert done(kit.backend.read(queue, 3, 100, 1 << 20, ids=True)).message_ids() == []
 
 
 def test_nothing_in_short(kit: Kit) -> None:

@@ -12,6 +12,7 @@ Rules:
 
 from __future__ import annotations
 
+import mmap
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -55,7 +56,7 @@ Damaged = Callable[[int, int, str], None]  # log position, length, what
 class FileBatch(ReadBatch):
     """Records of one queue as slices of mapped segments."""
 
-    __slots__ = ("_reader",)
+    __slots__ = ("_ids", "_reader")
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class FileBatch(ReadBatch):
         bounds: Bounds | None,
     ) -> None:
         self._reader = reader
+        self._ids: list[bytes] | None = None
         self.status = status
         self.offsets: Sequence[int] = ()
         self.positions: Sequence[int] = ()
@@ -74,8 +76,11 @@ class FileBatch(ReadBatch):
         self.next_offset = next_offset
         self.bounds = bounds
 
-    def fill(self, offsets: Sequence[int], rows: Columns, deliveries: list[bytes]) -> None:
-        """Set the columns."""
+    def fill(
+        self, offsets: Sequence[int], rows: Columns, deliveries: list[bytes], ids: list[bytes] | None = None
+    ) -> None:
+        """Set the columns; `ids`: the message ids, where they were asked for."""
+        self._ids = ids
         self.positions, _, self.tag_hashes, _, packed = rows
         self.offsets, self.deliveries = offsets, deliveries
         self.flags = [number & 255 for number in packed]
@@ -94,6 +99,8 @@ class FileBatch(ReadBatch):
         return [] if self._reader is None else self._reader.carried(self, name)
 
     def message_ids(self) -> list[bytes]:
+        if self._ids is not None:
+            return self._ids
         return [] if self._reader is None else self._reader.message_ids_at(self.positions)
 
     def stored_ms(self, index: int) -> int:
@@ -147,16 +154,16 @@ class LogReader:
     def batch(self, call: ReadCall, picked: Picked, limit: int) -> FileBatch:
         """The records of the entries: at least one, then until `call.bytes_max`."""
         columns: Columns = tuple(zip(*ENTRY_ROWS.iter_unpack(picked.entries), strict=True))
-        deliveries = self._all_sound(picked, columns, call.bytes_max, limit) if columns else []
-        if deliveries is None:
-            return self._one_by_one(call, picked, columns, limit)
         batch = FileBatch(self, ReadStatus.DATA, picked.after, None)
-        if deliveries:
-            batch.fill(picked.offsets, columns, deliveries)
+        if columns and not self._all_sound(call, picked, columns, limit, batch):
+            return self._one_by_one(call, picked, columns, limit)
         return batch
 
-    def _all_sound(self, picked: Picked, columns: Columns, bytes_max: int, limit: int) -> list[bytes] | None:
-        """The hot path of reading: all in one segment, all within `bytes_max`, nothing wrong; else None."""
+    def _all_sound(
+        self, call: ReadCall, picked: Picked, columns: Columns, limit: int, batch: FileBatch
+    ) -> bool:
+        """The hot path of reading: the batch is filled where all are in one segment, all within
+        `call.bytes_max`, and nothing is wrong; else False."""
         positions, sizes, _, _, packed = columns
         first, last = positions[0], positions[-1]
         end = last + sizes[-1]
@@ -166,13 +173,13 @@ class LogReader:
             or min(positions) != first
             or max(positions) != last
             or end > min(segment.end, limit)
-            or sum(sizes) > bytes_max
+            or sum(sizes) > call.bytes_max
         ):
-            return None
+            return False
         try:
             view, base = segment.view(first, end), segment.start
         except OSError:
-            return None  # a page cannot be read; it is found out which records that hits
+            return False  # a page cannot be read; it is found out which records that hits
         unpack, crc, salt = VOUCH.unpack_from, google_crc32c.extend, segment.salt
         deliveries: list[bytes] = []
         add = deliveries.append
@@ -182,12 +189,13 @@ class LogReader:
             place = position - base
             wanted, found, at = unpack(view, place + VOUCH_AT)
             if found != fields or at != offset:
-                return None
+                return False
             whole = view[place + CHECKED_FROM : place + size]
             if crc(salt, whole) != wanted:
-                return None
+                return False
             add(whole[(flags >> 8) - CHECKED_FROM :])
-        return deliveries
+        batch.fill(picked.offsets, columns, deliveries, ids_in(view, base, positions) if call.ids else None)
+        return True
 
     def _one_by_one(self, call: ReadCall, picked: Picked, columns: Columns, limit: int) -> FileBatch:
         """The same with segments changing, the bound in between, or something wrong."""
@@ -267,7 +275,7 @@ class LogReader:
         if not positions:
             return []
         first, last = positions[0], positions[-1]
-        segment, size = self.segments.locate(first), len(NO_ID)
+        segment = self.segments.locate(first)
         if segment is None or last + RECORD_BYTES > segment.end:
             halves = len(positions) // 2
             if not halves:
@@ -277,9 +285,7 @@ class LogReader:
             view = segment.view(first, last + RECORD_BYTES)
         except (DamagedError, OSError, ValueError):
             return [b""] * len(positions)
-        start = MESSAGE_ID_AT - segment.start
-        end = start + size
-        return [view[position + start : position + end] for position in positions]
+        return ids_in(view, segment.start, positions)
 
     def carried(self, batch: FileBatch, name: str) -> list[ShortRecord]:
         """As FileBatch.carried."""
@@ -354,6 +360,13 @@ class LogReader:
                 self._warm[block] = None
         while len(self._warm) > self._warm_max:
             self._warm.popitem(last=False)
+
+
+def ids_in(view: mmap.mmap, base: int, positions: Sequence[int]) -> list[bytes]:
+    """The message ids of records in a mapped segment that begins at `base`; their pages are there."""
+    start = MESSAGE_ID_AT - base
+    end = start + len(NO_ID)
+    return [view[position + start : position + end] for position in positions]
 
 
 def is_of(record: Record, ref: QueueRef, offset: int) -> bool:

@@ -42,9 +42,11 @@ def test_message_ids_are_read_over_several_segments(tmp_path: Path) -> None:
     rig = LogRig(tmp_path / "log")
     ref = stored_over_segments(rig)
     assert len(commitlog(rig)) > 2
-    batch = done(rig.log.read(ref, 0, 10_000, 1 << 24))
-    assert len(batch.offsets) == 120
-    assert batch.message_ids() == [record.message_id for record in rig.stored(ref)]
+    stored = [record.message_id for record in rig.stored(ref)]
+    for ids in (False, True):
+        batch = done(rig.log.read(ref, 0, 10_000, 1 << 24, ids=ids))
+        assert len(batch.offsets) == 120
+        assert batch.message_ids() == stored
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut short"])
