@@ -20,7 +20,7 @@ from ddmq_rpc.codec import structs
 from proxy_producer.core.refusals import SendRefusal, illegal, refusal, refusal_of
 from proxy_producer.flow import Flow
 from proxy_producer.transactions.codec import began_ms, read_op, shard_of
-from proxy_producer.transactions.context import TransactionCounts, TransactionTopics
+from proxy_producer.transactions.context import TransactionCounts
 from proxy_producer.transactions.core.ended import Ended, began_after
 from proxy_producer.transactions.core.shard import HalfTaken, OpenTransaction
 from proxy_producer.transactions.deciding import Came, OwnedShard
@@ -42,13 +42,14 @@ TOLD = {
 
 
 class EndContext(NamedTuple):
-    """What ends need of the service. `owned(number)`: that shard, if this proxy owns it and is through."""
+    """What ends need of the service. `owned(number)`: that shard, if this proxy owns it and is through.
+    `shards()`: how many there are, as far as it has heard."""
 
     flow: Flow
-    topics: TransactionTopics
     owners: Owners
     counts: TransactionCounts
     owned: Callable[[int], OwnedShard | None]
+    shards: Callable[[], int]
 
 
 class PendingEnd:
@@ -82,7 +83,7 @@ class PendingEnd:
         service, flow = self._service, self._service.flow
         flow.inflight += 1
         flow.inflight_bytes += self.call.frame_bytes
-        shards = service.topics.shards
+        shards = service.shards()
         if not shards:
             self._unheard_of()
             return

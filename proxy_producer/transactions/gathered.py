@@ -91,18 +91,15 @@ class GatheredCommits:
 
 def merged(deltas: Sequence[ProgressDelta]) -> list[ProgressDelta]:
     """The same progress with one delta for each queue and epoch."""
-    whole: dict[tuple[object, int], ProgressDelta] = {}
-    finished: dict[tuple[object, int], list[tuple[int, int]]] = {}
-    attempts: dict[tuple[object, int], list[tuple[int, int]]] = {}
+    whole: dict[tuple[object, int], list[ProgressDelta]] = {}
     for delta in deltas:
-        key = delta.queue, delta.epoch
-        if key not in whole:
-            whole[key] = delta
-            finished[key], attempts[key] = list(delta.finished), list(delta.attempts)
-        else:
-            finished[key] += delta.finished
-            attempts[key] += delta.attempts
-    return [
-        ProgressDelta(delta.group, delta.queue, delta.epoch, delta.generation, finished[key], attempts[key])
-        for key, delta in whole.items()
-    ]
+        whole.setdefault((delta.queue, delta.epoch), []).append(delta)
+    return [_one_of(parts) if len(parts) > 1 else parts[0] for parts in whole.values()]
+
+
+def _one_of(parts: Sequence[ProgressDelta]) -> ProgressDelta:
+    """Of one queue and epoch."""
+    first = parts[0]
+    finished = [each for part in parts for each in part.finished]
+    attempts = [each for part in parts for each in part.attempts]
+    return ProgressDelta(first.group, first.queue, first.epoch, first.generation, finished, attempts)

@@ -8,7 +8,7 @@ claim (`unsure`): the next owner, mostly this proxy again, reads what happened.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from backend.completion import Completion
 from backend.internal_topics import ready_topic
@@ -242,7 +242,7 @@ class HeldShard:
     def commit(
         self,
         records: Sequence[NewRecord],
-        offsets: Iterable[int],
+        offsets: Sequence[int],
         then: Stored,
         attempts: Sequence[tuple[int, int]] = (),
     ) -> None:

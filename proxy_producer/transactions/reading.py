@@ -110,7 +110,8 @@ class KeptMessages:
         return found if len(found) == len(offsets) else None
 
     def put(self, half: HalfMessage) -> None:
-        self.drop(half.offset)
+        if half.offset in self._kept:
+            self.drop(half.offset)
         self._kept[half.offset] = half
         self._size += len(half.delivery)
         while self._size > KEPT_BYTES_MAX:

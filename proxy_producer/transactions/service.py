@@ -70,7 +70,7 @@ class Transactions(ClaimOwner):
         )
         self.owners = Owners(backend, clock)
         self.polls = Polls(self.owners, clock, self.counts, self.ready)
-        self._ends = EndContext(flow, self.topics, self.owners, self.counts, self.owned)
+        self._ends = EndContext(flow, self.owners, self.counts, self.owned, lambda: self.shards)
         self._clock = clock
         self._timer = timer
         timeout_s = config.timeout_ms_max / 1_000

@@ -122,15 +122,17 @@ class CommitRequest(Request):
         self._changed = changed
 
     def pack(self, packer: FramePacker) -> bool:
+        mark = packer.mark()
         try:
             fences = self._check(packer)
+            self.results = packer.add_records(self.batch.records, once=False)
+            for result in self.results:
+                if result.error is not None:
+                    raise result.error
         except DdmqError as error:
+            packer.back_to(mark)
             self.refuse(error)
             return False
-        self.results = packer.add_records(self.batch.records, once=False)
-        failed = next((result.error for result in self.results if result.error is not None), None)
-        if failed is not None:
-            raise RuntimeError(f"a record was refused after its check: {failed}")
         for delta, data in zip(self.batch.progress, self.encoded, strict=True):
             self._pack_delta(packer, delta, data)
         for key, value in self.batch.settings.items():
@@ -145,10 +147,6 @@ class CommitRequest(Request):
             if state.queue(delta.queue) is None:
                 raise UnknownTopicError(f"queue {delta.queue} of a progress delta does not exist (any more)")
         fences = state.progress.check(self.batch.progress, packer.frame.fences, self.options.progress_max)
-        for record in self.batch.records:
-            error = packer.refusal(record)
-            if error is not None:
-                raise error
         check_settings(state.settings, self.batch.settings, self.options.settings_max)
         check_absent(state.settings, self.batch.absent, packer.frame.settings)
         return fences

@@ -102,6 +102,7 @@ class TransactionShard:
         self, rules: TransactionRules, acks: AckMap, read_to: int, ended: EndedTransactions, now_ms: int
     ) -> None:
         self._rules = rules
+        self._group_max = rules.group_max
         self._acks = acks
         self._attempts: Mapping[int, int] = dict(acks.attempts)
         self._began_at_ms = now_ms
@@ -135,7 +136,7 @@ class TransactionShard:
     def full_for(self, group: str) -> bool:
         """Whether the group may begin no more here. What another group has beyond its bound, which proxies
         let in that had not heard yet, takes no room from it."""
-        return self._is_full() or self.by_group[group] >= self._rules.group_max
+        return self._is_full() or self.by_group[group] >= self._group_max
 
     def _is_full(self) -> bool:
         return len(self.open) - self._above >= self._rules.open_max
@@ -144,7 +145,7 @@ class TransactionShard:
         """The groups that may begin no more; "" stands for all."""
         if self._is_full():
             return [""]
-        most = self._rules.group_max
+        most = self._group_max
         return sorted(group for group, count in self.by_group.items() if count >= most)
 
     # --- half messages
@@ -246,7 +247,7 @@ class TransactionShard:
         rules = self._rules
         found = self.open[half.transaction] = OpenTransaction(half.transaction, half.group, half.stored_ms)
         self.by_group[half.group] += 1
-        self._above += self.by_group[half.group] > self._rules.group_max
+        self._above += self.by_group[half.group] > self._group_max
         after_ms = rules.check_after_ms if half.check_after_ms < 0 else half.check_after_ms
         found.checks = self._attempts.get(half.offset, 0)
         if found.checks:  # nobody knows when that was
@@ -268,7 +269,7 @@ class TransactionShard:
     def decided(self, found: OpenTransaction, ended: Ended) -> list[HalfSeen]:
         """It is durable that it ended; gives those that came too late."""
         del self.open[found.id]
-        self._above -= self.by_group[found.group] > self._rules.group_max
+        self._above -= self.by_group[found.group] > self._group_max
         self.by_group[found.group] -= 1
         if not self.by_group[found.group]:
             del self.by_group[found.group]
@@ -378,8 +379,10 @@ class TransactionShard:
         heappush(self._timers, (at_ms, self._sequence, found.id))
 
 
-def ranges_of(offsets: Iterable[int]) -> list[tuple[int, int]]:
+def ranges_of(offsets: Sequence[int]) -> list[tuple[int, int]]:
     """Offsets as ranges `[start, end)`, ascending and not touching."""
+    if len(offsets) == 1:  # as nearly all are
+        return [(offsets[0], offsets[0] + 1)]
     found: list[tuple[int, int]] = []
     for offset in sorted(offsets):
         if found and found[-1][1] >= offset:

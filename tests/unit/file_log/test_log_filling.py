@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from backend.records import AppendStatus, CommitBatch, Durability, NewRecord, ProgressDelta, TopicInfo
-from ddmq_common.errors import StorageError
+from ddmq_common.errors import CallerError, StorageError
 from tests.support.waits import done, until
 from tests.unit.file_log.log_rig import LogRig, record
 
@@ -30,29 +31,48 @@ class Faulty(NewRecord):
         pass
 
 
+def faulty() -> NewRecord:
+    plain = record(b"bad", queue=1)
+    return Faulty(plain.topic, plain.queue_id, plain.message_id, plain.born_ms, plain.delivery)
+
+
+def refused() -> NewRecord:
+    plain = record(b"bad", queue=1)
+    plain.message_id = b"short"
+    return plain
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "text", "logged"),
+    [
+        (faulty, StorageError, r"could not be packed .*nothing of it was stored", True),
+        (refused, CallerError, r"message id of 5 bytes; allowed: 16", False),
+    ],
+)
 def test_a_commit_that_cannot_be_packed_is_refused_alone(
-    rig: LogRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    rig: LogRig,
+    caplog: pytest.LogCaptureFixture,
+    bad: Callable[[], NewRecord],
+    error: type[Exception],
+    text: str,
+    logged: bool,
 ) -> None:
     ref = rig.make(queues=2)
-    packer: Any = rig.log._writer._packer
     rig.storage.hold()
     rig.append(b"first")
     rig.in_flight()
-    bad = record(b"bad", queue=1)
-    bad.message_id = b"short"
-    monkeypatch.setattr(packer, "refusal", lambda found: None)  # its check does not see it
     before = rig.append(b"before")
     progress = [ProgressDelta("g", ref, 7, 0, [(0, 1)])]
-    batch = CommitBatch([record(b"x"), record(b"y", queue=1), bad], progress, {"a": b"1"})
+    batch = CommitBatch([record(b"x"), record(b"y", queue=1), bad()], progress, {"a": b"1"})
     failing = rig.log.commit(batch, rig.soon)
     topic = rig.log.put_topic(TopicInfo("more", 0, 1), rig.soon)
     after = [rig.append(b"after"), rig.append(b"other", queue=1)]
     rig.storage.let_go()
-    with pytest.raises(StorageError, match=r"could not be packed .*nothing of it was stored"):
+    with pytest.raises(error, match=text):
         done(failing)
     assert [done(call)[0].offset for call in (before, *after)] == [1, 2, 0]
     assert done(topic).name == "more"
-    assert "could not be packed" in caplog.text
+    assert ("could not be packed" in caplog.text) is logged
     for _ in range(2):
         assert rig.bodies(ref) == [b"first", b"before", b"after"]
         assert rig.bodies(ref._replace(queue_id=1)) == [b"other"]
