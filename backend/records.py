@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
@@ -227,8 +227,7 @@ class TopicInfo:
         return [QueueRef(self.name, self.incarnation, queue_id) for queue_id in range(self.queues)]
 
 
-@dataclass(frozen=True, slots=True)
-class ProgressDelta:
+class ProgressDelta(msgspec.Struct, frozen=True):
     """A change to one group's progress on one queue; applied whole or refused whole.
 
     `finished`: ranges `[start, end)` of offsets done, filtered out, or gaps; any order, may repeat.
@@ -262,8 +261,7 @@ class ProgressView:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class CommitBatch:
+class CommitBatch(msgspec.Struct, frozen=True):
     """All or nothing where the engine is `atomic`. `settings`: key → value, None deletes.
 
     `absent`: settings that must not be there before it; refused with FencedError when one is.
@@ -271,7 +269,7 @@ class CommitBatch:
 
     records: Sequence[NewRecord] = ()
     progress: Sequence[ProgressDelta] = ()
-    settings: Mapping[str, bytes | None] = field(default_factory=dict)
+    settings: Mapping[str, bytes | None] = msgspec.field(default_factory=dict)
     absent: Sequence[str] = ()
 
 

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
+
+from msgspec.structs import replace
 
 from backend.completion import Completion
 from backend.internal_topics import ready_topic, schedule_record

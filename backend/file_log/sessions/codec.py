@@ -138,7 +138,7 @@ def decode_results(body: Body) -> tuple[int, list[AppendResult]]:
 
 DeltaRow = tuple[str, QueueRef, int, int, list[tuple[int, int]], list[tuple[int, int]], int | None]
 CommitRow = tuple[int, Sequence[NewRecord], list[DeltaRow], dict[str, bytes | None], list[str]]
-_delta_row: Callable[[ProgressDelta], DeltaRow] = columns(ProgressDelta)
+_delta_row: Callable[[ProgressDelta], Any] = msgspec.structs.astuple
 _decode_commit: Callable[[Body], CommitRow] = decoder(CommitRow)
 
 
