@@ -257,11 +257,23 @@ class KnownSends:
 
     def keep(self) -> None:
         """All that was noted is stored."""
+        last, known = (
+            None,
+            ProducerSequences(),
+        )  # of the sequence before: a batch has them one behind the other
         for name, rest, place, incarnation, stored_ms in self.notes:
             if isinstance(name, bytes):
                 self._keep_key(name, place, incarnation, stored_ms)
+                continue
+            producer, sequence = name
+            told, places = (producer, rest, stored_ms), known.places
+            full = len(places) >= SEQUENCES_MAX or self._sequences >= SEQUENCES_ALL_MAX
+            if full or told != last or sequence < known.below:
+                self._keep_sequence(producer, sequence, rest, place, stored_ms)
+                last, known = told, self.producers[producer]
             else:
-                self._keep_sequence(*name, rest, place, stored_ms)
+                self._sequences += sequence not in places
+                places[sequence] = place
         self._forget_producers(self.notes[-1][4] if self.notes else 0)
         self.notes, self._ahead = [], {}
         self._noted.clear()
