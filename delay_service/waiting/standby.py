@@ -19,7 +19,6 @@ from delay_service.waiting.follow import Follower
 log = logging.getLogger("ddmq.delay")
 PAUSE_S = 5.0  # after a failure; also while another process of this machine has the store
 TIDY_S = 60.0
-FOR_EVER = 1 << 62
 
 
 class Standby:

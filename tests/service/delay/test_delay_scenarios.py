@@ -8,6 +8,7 @@ import pytest
 
 from delay_service.config import DelayConfig
 from tests.service.delay.delay_scenario import DelayScenario
+from tests.support.text_scenarios import played
 
 FILES = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
 
@@ -15,14 +16,8 @@ FILES = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
 @pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
 def test_what_is_written_is_what_comes(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
-    played = DelayScenario(DelayConfig(shards=1, slice_count=4))
-    came: list[str] = []
+    scenario = DelayScenario(DelayConfig(shards=1, slice_count=4))
     try:
-        for line in text.splitlines():
-            if line.startswith("#") or not line:
-                came.append(line)
-            elif not line.startswith(">"):
-                came += [line, *played.play(line)]
+        assert played(text, scenario.play) == text
     finally:
-        played.rig.close()
-    assert "\n".join(came) + "\n" == text
+        scenario.rig.close()
