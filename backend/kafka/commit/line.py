@@ -124,11 +124,6 @@ class CommitLine:
         self._line.append(waiting)
         self.kick()
 
-    def next_turn(self, act: Callable[[], None]) -> None:
-        """Run `act` once what is under way now is over, before anything else begins."""
-        self._line.calls.appendleft(waiting_act(act))
-        self.kick()
-
     def when_idle(self, then: Callable[[], None]) -> None:
         """Call `then` once everything that was called is answered; at once if it is."""
         if not self._busy and not self._line:
