@@ -66,12 +66,13 @@ def test_a_run_that_finds_no_room_stops_and_says_how_to_go_on(
     """There may be none for an hour; each further request would wait for nothing."""
     path = tmp_path / "many"
     path.write_bytes(b"".join(b"%d\n" % number for number in range(2_000)))
-    asked = ("--lines", str(path), "--idempotency-key-prefix", "p", "--timeout-ms", "200")
+    asked = ("--lines", str(path), "--idempotency-key-prefix", "p")
+    soon = ("--timeout-ms", "200")
     proxy.full = True
-    send(*asked, code=1)
+    send(*asked, *soon, code=1)
     assert "stopped behind message 500: nothing more could be stored" in send.error
     assert "run the same again, within the window" in send.error
-    report = json.loads(send(*asked, "--json", code=1))
+    report = json.loads(send(*asked, *soon, "--json", code=1))
     assert (report["stored"], report["failed"], report["stopped"]) == (0, 500, True)
     assert not proxy.stored
     proxy.full = False

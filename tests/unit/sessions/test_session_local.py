@@ -127,7 +127,7 @@ def test_an_entry_with_a_damaged_tag_is_read_by_its_record(pair: Pair) -> None:
     sent = [record(body=b"%d" % n, tags=b"red" if n == 2 else b"blue") for n in range(5)]
     done(pair.member.append(sent, soon()))
     folder = pair.directory / "consumequeue" / "orders" / "0"
-    until(lambda: sum(file.stat().st_size for file in folder.iterdir()) == 5 * 32, "all entries are written")
+    until(lambda: sum(file.stat().st_size for file in folder.glob("*")) == 5 * 32, "all entries are written")
     (path,) = folder.iterdir()
     data = bytearray(path.read_bytes())
     data[2 * 32 + 12] ^= 0xFF
