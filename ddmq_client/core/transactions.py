@@ -129,7 +129,8 @@ def end_error(action: TransactionAction, transaction_id: str, result: SendResult
     if outcome == TransactionOutcome.COMMITTED:
         return TransactionError(f"{called} was committed before it was rolled back here", *told)
     if outcome in _NOT_COMMITTED:
-        return NotCommittedError(f"{called} is not committed: {_NOT_COMMITTED[outcome]}", *told)
+        said = f": {result.text}" if outcome == TransactionOutcome.DEAD_LETTER else ""
+        return NotCommittedError(f"{called} is not committed: {_NOT_COMMITTED[outcome]}{said}", *told)
     verb = "commit" if action is COMMIT else "rollback"
     if outcome == TransactionOutcome.NO_LONGER_KNOWN:
         what = "it ended too long ago, the proxies no longer know how"
@@ -146,7 +147,7 @@ _AS_ASKED: dict[TransactionAction, Collection[int | None]] = {
 _NOT_COMMITTED: dict[int | None, str] = {
     TransactionOutcome.ROLLED_BACK: "it was rolled back, by an operator or as a check was answered",
     TransactionOutcome.NEVER_THERE: "the proxies never had a message of it",
-    TransactionOutcome.DEAD_LETTER: "it became a dead letter, since nobody said in time how it ended",
+    TransactionOutcome.DEAD_LETTER: "it became a dead letter",
 }
 
 

@@ -229,3 +229,10 @@ def test_what_an_answer_means(
     error = end_error(action, NAME, answer(code, outcome))
     assert type(error) is (kind or type(None))
     assert error is None or NAME in str(error)
+
+
+def test_a_dead_letter_is_told_with_its_reason() -> None:
+    dead = answer(11, O.DEAD_LETTER)
+    dead.text = "1 of 2 messages are damaged"
+    error = end_error(COMMIT, NAME, dead)
+    assert str(error).endswith("it became a dead letter: 1 of 2 messages are damaged")
