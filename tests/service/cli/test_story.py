@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import pairwise
@@ -20,10 +21,14 @@ class FailsAtFirst:
 
     def __init__(self, times: int) -> None:
         self.left = times
-        self.seen = 0
+        self.called: list[float] = []
+
+    @property
+    def seen(self) -> int:
+        return len(self.called)
 
     def __call__(self, message: Any) -> None:
-        self.seen += 1
+        self.called.append(time.monotonic())
         if self.left:
             self.left -= 1
             raise RuntimeError("not today")
@@ -80,7 +85,9 @@ def test_delayed_ordered_failed_and_acknowledged(shell: Shell, topic: str) -> No
     assert "not today" in leases[0]["why"]
     assert "127.0.0.1" in leases[0]["who"]
     (backoff,) = [span for span in one["spans"] if span["phase"] == "backoff"]
-    assert backoff["ms"] >= 200
+    between_ms = (handler.called[1] - handler.called[0]) * 1000
+    assert between_ms >= 200, "the retry was not early"
+    assert 0 < backoff["ms"] <= between_ms + 1, "what is told of it begins after the failure"
     (delayed,) = [span for span in one["spans"] if span["phase"] == "delayed"]
     assert delayed["end_ms"] - story["sent_ms"] >= 290, "it was not early"
 
