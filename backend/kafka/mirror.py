@@ -1,9 +1,9 @@
 """OffsetMirror: the committed offset of each group, written as Kafka's own, for other tools.
 
 It follows what was committed, once a second and at the end, for the queues that this process holds. Nothing
-reads it back. Kafka refuses it for a group that has consumers of its own, and one in which offsets stand that
-are not marked as ours is left as it is: such a group belongs to another program, also while that is stopped.
-That is logged once a group, and nothing else is done about it.
+reads it back. Kafka refuses it for a group that has consumers of its own. Where an offset of a group that is
+not marked as ours stands on any partition of a topic, the group belongs to another program there, also while
+that is stopped: nothing of it is written. That is logged once a group, and nothing else is done about it.
 
 One native thread commits them, by a consumer for each group that never joins it. The admin client's own call
 is not used: librdkafka 2.16 ends the process by an assertion when the group's coordinator goes away while it
@@ -48,9 +48,7 @@ class _Committer:
         self._asked: queue.SimpleQueue[tuple[str, Offsets] | None] = queue.SimpleQueue()
         # With the time when each was used; the one used last is the last.
         self._open: OrderedDict[str, tuple[Consumer, float]] = OrderedDict()
-        self._seen: dict[
-            str, set[tuple[str, int]]
-        ] = {}  # of those that are open: where no other's offset stood
+        self._seen: dict[str, set[str]] = {}  # of those that are open: topics without an offset of others
         self._thread = threading.Thread(target=self._run, name="kafka-mirror", daemon=True)
         self._thread.start()
 
@@ -84,16 +82,15 @@ class _Committer:
         else:
             self._told(group, None)
 
-    def _look(self, consumer: Consumer, seen: set[tuple[str, int]], offsets: Offsets) -> None:
-        """Raises StorageError where another program's offset stands."""
-        new = [
-            TopicPartition(at.topic, at.partition) for at in offsets if (at.topic, at.partition) not in seen
-        ]
-        for found in consumer.committed(new, LOOK_S) if new else ():
-            if found.offset >= 0 and found.metadata != OURS:
-                place = f"offset {found.offset} of {found.topic} [{found.partition}]"
-                raise StorageError(f"{place} was committed by another program")
-            seen.add((found.topic, found.partition))
+    def _look(self, consumer: Consumer, seen: set[str], offsets: Offsets) -> None:
+        """Raises StorageError where another program's offset stands, on any partition of these topics."""
+        for topic in sorted({at.topic for at in offsets} - seen):
+            partitions = consumer.list_topics(topic, LOOK_S).topics[topic].partitions
+            for found in consumer.committed([TopicPartition(topic, each) for each in partitions], LOOK_S):
+                if found.offset >= 0 and found.metadata != OURS:
+                    place = f"offset {found.offset} of {found.topic} [{found.partition}]"
+                    raise StorageError(f"{place} was committed by another program")
+            seen.add(topic)
 
     def _consumer(self, group: str) -> Consumer:
         consumer, _ = self._open.pop(group, (None, 0.0))

@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, TopicPartition
 from parts_kit import Holder, Parts, done, options
 
 from backend.kafka.commit.fencing import fence, own_name
@@ -273,7 +272,7 @@ def test_the_committed_offset_stands_as_the_kafka_group_s_own(make: Make) -> Non
     group = parts.options.namespace
     holder = Holder(parts, group=group)
     until(lambda: len(holder.held) == 4, "held")
-    admin = AdminClient({"bootstrap.servers": parts.options.bootstrap})
+    reader = Consumer({"bootstrap.servers": parts.options.bootstrap, "group.id": group})
     name = parts.options.names.to_kafka("orders")
     for end in (3, 8):
         delta = ProgressDelta(
@@ -281,9 +280,9 @@ def test_the_committed_offset_stands_as_the_kafka_group_s_own(make: Make) -> Non
         )
         done(parts.commit(progress=[delta]))
         until(lambda: parts.parts.mirror.idle, "written after it")
-        asked = ConsumerGroupTopicPartitions(group, [TopicPartition(name, 0)])
-        (answer,) = admin.list_consumer_group_offsets([asked], request_timeout=5).values()
-        assert answer.result(10).topic_partitions[0].offset == end
+        (found,) = reader.committed([TopicPartition(name, 0)], 10)
+        assert found.offset == end
+    reader.close()
 
 
 def test_settings_are_seen_by_the_others_within_a_second(make: Make) -> None:

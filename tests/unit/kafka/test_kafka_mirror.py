@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -31,6 +32,9 @@ class FakeConsumer:
     def __init__(self, _: dict[str, object]) -> None:
         FakeConsumer.open += 1
         FakeConsumer.open_max = max(FakeConsumer.open, FakeConsumer.open_max)
+
+    def list_topics(self, topic: str, _: float) -> SimpleNamespace:
+        return SimpleNamespace(topics={topic: SimpleNamespace(partitions={0: None, 1: None})})
 
     def committed(self, places: list[TopicPartition], _: float) -> list[TopicPartition]:
         return places
@@ -63,7 +67,8 @@ def test_consumers_are_few_and_go_when_they_are_not_used(
 
 
 def test_what_another_program_committed_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    stands = {"g": TopicPartition("orders", 0, 5, ""), "h": TopicPartition("orders", 0, 5, OURS)}
+    """Also where it stands on another partition than those that are to be written."""
+    stands = {"g": TopicPartition("orders", 1, 5, ""), "h": TopicPartition("orders", 1, 5, OURS)}
     looks: list[str] = []
     written: list[str] = []
 
@@ -73,7 +78,7 @@ def test_what_another_program_committed_is_left_as_it_is(monkeypatch: pytest.Mon
 
         def committed(self, places: list[TopicPartition], _: float) -> list[TopicPartition]:
             looks.append(self.group)
-            return [stands.get(self.group, place) for place in places]
+            return [places[0], stands.get(self.group, places[1])]
 
         def commit(self, **_: object) -> None:
             written.append(self.group)
@@ -87,7 +92,7 @@ def test_what_another_program_committed_is_left_as_it_is(monkeypatch: pytest.Mon
         for group in ("g", "h", "new"):
             committer.ask(group, [TopicPartition("orders", 0, 7, OURS)])
     committer.close()
-    why = "offset 5 of orders [0] was committed by another program"
+    why = "offset 5 of orders [1] was committed by another program"
     assert told == [("g", why), ("h", None), ("new", None)] * 2
     assert written == ["h", "new"] * 2
     assert looks == ["g", "h", "new", "g"], "it is looked at once while a consumer is open"
