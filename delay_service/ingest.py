@@ -180,7 +180,7 @@ class Ingest:
         if self._stopped:
             return
         read = CommandRead(offset, answer)
-        if read.missing:
+        if read.missing and self._service.backend.gapless:
             self._service.counts.lost["missing"].value += read.missing
             log.error(
                 "%d delay commands are missing from the log behind offset %d", read.missing, read.offset

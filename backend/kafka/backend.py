@@ -21,13 +21,14 @@ from backend.kafka.append.appends import Appends
 from backend.kafka.bridge import Bridge
 from backend.kafka.commit.plan import KafkaWrite
 from backend.kafka.faults import refused
-from backend.kafka.options import KafkaOptions
+from backend.kafka.options import KafkaOptions, capabilities
 from backend.kafka.parts import KafkaParts, PartsTerms
 from backend.kafka.read.offsets import Offsets
 from backend.kafka.read.queries import KafkaQueries
 from backend.kafka.read.readers import Readers
 from backend.kafka.records import encode
 from backend.kafka.topics.cluster import Cluster
+from backend.kafka.topics.doubts import TopicDoubts
 from backend.kafka.topics.info import KafkaTopic
 from backend.kafka.topics.known import KafkaTopics
 from backend.port import Backend, FindCall, Health, Join, Membership, MembershipListener, ReadCall, Wait
@@ -36,7 +37,6 @@ from backend.records import (
     AppendResult,
     AppendStatus,
     Bounds,
-    Capabilities,
     CommitBatch,
     Durability,
     NewRecord,
@@ -93,6 +93,7 @@ class KafkaBackend(Backend):
             self.parts.line.put_topic_info, self.parts.line.forget, self._topic_changed,
             lambda name: self._appends.touch(name),
         )  # fmt: skip
+        self._doubts = TopicDoubts(self._topics, lambda: self.parts.state.topic_infos, self.caught_up)
         self._appends = Appends(options, self._bridge, self._clock, self._topics, self._stored)
         self._queries = KafkaQueries(self._topics, self.readers, offsets)
         self.parts.line.quiet = self._appends.quiet
@@ -186,7 +187,22 @@ class KafkaBackend(Backend):
         into: Completion[list[AppendResult]] | None = None,
     ) -> Completion[list[AppendResult]]:
         done: Completion[list[AppendResult]] = Completion() if into is None else into
-        error = self._not_now()
+        doubted = self._doubts.of(records)
+        if doubted and self._not_now() is None:
+            taken = list(records)
+            self._doubts.settle(doubted, lambda error: self._append(taken, deadline, done, error))
+        else:
+            self._append(records, deadline, done, None)
+        return done
+
+    def _append(
+        self,
+        records: Sequence[NewRecord],
+        deadline: float,
+        done: Completion[list[AppendResult]],
+        error: DdmqError | None,
+    ) -> None:
+        error = error or self._not_now()
         if error is not None:
             self._later(done.succeed, [refused(error, AppendStatus.NOT_STORED)] * len(records))
         elif self.parts.line.touches(records):
@@ -194,7 +210,6 @@ class KafkaBackend(Backend):
             self.parts.line.after(taken, lambda: self._appends.append(taken, deadline, done))
         else:
             self._appends.append(records, deadline, done)
-        return done
 
     def _stored(self, topic: str, queue_id: int, next_offset: int, stored_ms: int) -> None:
         """A record of ours is in Kafka: who reads there does not miss it."""
@@ -210,7 +225,21 @@ class KafkaBackend(Backend):
         for delta in batch.progress:
             check_delta(delta)
         done: Completion[list[AppendResult]] = Completion() if into is None else into
-        error = self._not_now()
+        doubted = self._doubts.of(batch.records)
+        if doubted and self._not_now() is None:
+            self._doubts.settle(doubted, lambda error: self._commit(batch, deadline, done, error))
+        else:
+            self._commit(batch, deadline, done, None)
+        return done
+
+    def _commit(
+        self,
+        batch: CommitBatch,
+        deadline: float,
+        done: Completion[list[AppendResult]],
+        error: DdmqError | None,
+    ) -> None:
+        error = error or self._not_now()
         if error is not None:
             self._later(done.fail, error)
         elif not batch.records:
@@ -219,7 +248,6 @@ class KafkaBackend(Backend):
             records = list(batch.records)
             stored = self.parts.line.commit(batch, deadline)
             stored.then(lambda found: self._committed(records, found, done))
-        return done
 
     def _committed(
         self, records: Sequence[NewRecord], found: Completion[list[AppendResult]], done: Completion[Any]
@@ -355,25 +383,9 @@ class KafkaBackend(Backend):
         self._watchers.clear()
         self._timer.stop()
         self._retry.stop()
+        self._doubts.close()
         self._appends.close()
         self.parts.close()
         self._queries.close()
         self._topics.close()
         self._bridge.close()
-
-
-def capabilities(options: KafkaOptions) -> Capabilities:
-    """What this engine can do."""
-    return Capabilities(
-        engine="kafka",
-        atomic=True,
-        idempotent=False,
-        find_by_key=False,
-        topic_order=False,
-        durability=frozenset(Durability),
-        body_bytes_max=options.body_bytes_max,
-        properties_bytes_max=options.properties_bytes_max,
-        forbidden_bytes=b"",
-        empty_body=True,
-        queues_can_grow=True,
-    )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from backend.kafka.names import Names
+from backend.records import Capabilities, Durability
 from ddmq_common.errors import ConfigError
 
 MIB = 1 << 20
@@ -129,3 +130,20 @@ class KafkaOptions:
 
 def _refuse(name: str, value: object, allowed: str) -> None:
     raise ConfigError(f"kafka: {name} is {value}; allowed: {allowed}")
+
+
+def capabilities(options: KafkaOptions) -> Capabilities:
+    """What this engine can do."""
+    return Capabilities(
+        engine="kafka",
+        atomic=True,
+        idempotent=False,
+        find_by_key=False,
+        topic_order=False,
+        durability=frozenset(Durability),
+        body_bytes_max=options.body_bytes_max,
+        properties_bytes_max=options.properties_bytes_max,
+        forbidden_bytes=b"",
+        empty_body=True,
+        queues_can_grow=True,
+    )

@@ -153,7 +153,7 @@ class Runner:
 
     def _read_ended(self, read: DueRead) -> None:
         level, counts = self.level, self._context.counts
-        if read.missing:
+        if read.missing and self._context.backend.gapless:
             counts.lost(self.number, "missing", read.missing)
         if read.error is not None:
             self._failed("read", read.error)

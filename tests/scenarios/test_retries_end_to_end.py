@@ -43,6 +43,7 @@ def test_steps_dead_letter_and_resend(installation: Installation, tmp_path: Path
         seen: list[tuple[str, int | None]] = []
         with failing(server, seen):
             until(lambda: letters(server) == 10, "all are dead letters")
+        assert server.metric("ddmq_levels_lost_total") == 0
         assert sorted(seen) == sorted((str(number), n) for number in range(10) for n in range(1, 6))
         shown = server.admin("GET", "dlq", "G")["shown"]
         assert {row["attempts"] for row in shown} == {5}

@@ -48,6 +48,7 @@ Call = Callable[..., object]
 IDLE_S = 0.1
 FLUSH_S = 5.0
 WARM_S = 2.0
+LOOK_S = 5.0
 _FENCED = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 _GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
 _LATER = (
@@ -285,6 +286,7 @@ class Producers:
 
             return reported
 
+        asked: set[str] = set()
         for place, write in enumerate(writes):
             while True:
                 try:
@@ -299,6 +301,11 @@ class Producers:
                     break
                 except BufferError:
                     self._serve(producer, 0.05)
+                except KafkaException as error:
+                    if error.args[0].code() not in _GONE or write.topic in asked:
+                        raise
+                    asked.add(write.topic)  # it has grown since this producer heard of it last
+                    producer.list_topics(write.topic, LOOK_S)
         return offsets, errors
 
     def _transact(self, writes: Sequence[KafkaWrite], once: bool) -> list[int]:

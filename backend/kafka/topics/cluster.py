@@ -92,12 +92,23 @@ class Cluster:
             job(self.admin)
 
 
-def survey(admin: AdminClient, let_in: Callable[[str], bool], known: Mapping[str, int] | None) -> Survey:
-    """What is there. Looked at are topics whose number of partitions is not as `known`; None: all of them."""
+def survey(
+    admin: AdminClient,
+    let_in: Callable[[str], bool],
+    known: Mapping[str, int] | None,
+    before: Mapping[str, int],
+    grown: Callable[[str], object],
+) -> Survey:
+    """What is there. Looked at are topics whose number of partitions is not as `known`; None: all of them.
+    `grown` is told of those that have more than `before`."""
     found = admin.list_topics(timeout=SURVEY_S)
     names = {name: len(topic.partitions) for name, topic in found.topics.items() if let_in(name)}
     wanted = [name for name, count in names.items() if known is None or known.get(name) != count]
-    return Survey(frozenset(names), tuple(described(admin, wanted)), found.cluster_id or "")
+    looked_at = tuple(described(admin, wanted))
+    for each in looked_at:
+        if each.partitions > before.get(each.kafka_name, each.partitions):
+            grown(each.kafka_name)
+    return Survey(frozenset(names), looked_at, found.cluster_id or "")
 
 
 def described(admin: AdminClient, names: Iterable[str]) -> list[FoundTopic]:

@@ -69,6 +69,7 @@ class KafkaTopics:
         self._trimmed: dict[QueueRef, int] = {}
         self._doubted: dict[str, int] = {}  # to be looked at so many times more, what others have changed
         self._surveys = 0
+        self._asking: list[Callable[[str], object]] = []  # who waits for a survey that has not begun
         self._surveying = self._closed = False
         self._lost = self._look_at_all = False
         self.reason = "the topics of the cluster are not known yet"
@@ -128,14 +129,19 @@ class KafkaTopics:
         self._look_at_all = True
         self.look()
 
-    def look(self, then: Callable[[], None] | None = None) -> None:
-        """Ask the cluster what there is."""
+    def look(self, then: Callable[[str], object] | None = None) -> None:
+        """Ask the cluster what there is. `then(reason)` follows a survey that begins after this call, with
+        why it brought nothing."""
+        if then is not None:
+            self._asking.append(then)
         if self._surveying or self._closed:
             return
         self._surveying = True
+        asking, self._asking = self._asking, []
         everything = self._surveys % LOOK_AT_ALL == 0 or self._look_at_all
         self._look_at_all = False
-        known = None if everything else {each.kafka_name: each.partitions for each in self._found.values()}
+        before = {each.kafka_name: each.partitions for each in self._found.values()}
+        known = None if everything else dict(before)
         for name, times in list(self._doubted.items()):
             found = self._found.get(name)
             if known is not None and found is not None:
@@ -145,9 +151,18 @@ class KafkaTopics:
             else:
                 del self._doubted[name]
         from_kafka = self._names.from_kafka
-        job = partial(work.survey, let_in=lambda name: from_kafka(name) is not None, known=known)
+        let_in: Callable[[str], bool] = lambda name: from_kafka(name) is not None  # noqa: E731
+        job = partial(work.survey, let_in=let_in, known=known, before=before, grown=self._touch)
         lines = set(self._lines)
-        self._cluster.ask(job, lambda found, error: self._surveyed(found, error, lines))
+
+        def answered(found: Survey | None, error: Exception | None) -> None:
+            self._surveyed(found, error, lines)
+            for told in asking:
+                told(self.reason)
+            if self._asking:
+                self.look()
+
+        self._cluster.ask(job, answered)
 
     def _surveyed(self, found: Survey | None, error: Exception | None, busy: set[str]) -> None:
         """`busy`: something was done to these names meanwhile; the next survey is right about them."""

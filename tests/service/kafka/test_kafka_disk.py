@@ -37,6 +37,7 @@ def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path: Path, small_d
             server.start()
             with server.producer(attempts_max=1) as producer:
                 made = (b"%d " % number + bytes_of.randbytes(500_000) for number in count())
+                until(lambda: is_stored(producer, b"the topic is made"))
                 stored: list[bytes] = []
                 while is_stored(producer, body := next(made)):
                     stored.append(body)

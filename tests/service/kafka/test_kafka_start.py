@@ -100,7 +100,7 @@ def test_a_cluster_that_is_lost_for_a_minute_costs_time_alone(tmp_path: Path) ->
                 assert {*pulled(client, len(found) - 10), *acked} == set(found)
                 until(lambda: server.lag("billing") == 0)
             assert server.log.count("does not answer") == server.log.count("the cluster answers again") == 1
-            assert lines < 60, "a few lines, not thousands"
+            assert lines < 300, "a few lines, not thousands"
         finally:
             server.end()
 

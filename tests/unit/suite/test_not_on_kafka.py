@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.kafka.backend import capabilities
-from backend.kafka.options import KafkaOptions
+from backend.kafka.options import KafkaOptions, capabilities
 from tests.support.not_on_kafka import NOT_ON_KAFKA, Reason
 
 TESTS = Path(__file__).parents[2]

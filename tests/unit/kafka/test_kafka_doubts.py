@@ -1,0 +1,96 @@
+"""Who writes to a topic that seems not to be there waits for the cluster's word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from backend.completion import Completion, failed, succeeded
+from backend.kafka.topics import doubts as module
+from backend.kafka.topics.doubts import LOOKS, TopicDoubts
+from backend.kafka.topics.known import KafkaTopics
+from backend.records import NewRecord
+from ddmq_common.errors import DrainingError, RemoteError, TryLaterError
+from tests.support.waits import until
+
+
+class HeldTopics:
+    """Topics whose surveys the test answers."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, object] = {}
+        self.asking: list[Callable[[str], object]] = []
+        self.find = self.topics.get
+        self.look = self.asking.append
+
+    def answer(self, reason: str = "") -> None:
+        asking, self.asking[:] = list(self.asking), []
+        for told in asking:
+            told(reason)
+
+
+class DoubtRig:
+    """What one doubt is told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "PAUSE_S", 0.001)
+        self.topics = HeldTopics()
+        self.kept: dict[str, bytes] = {}
+        self.barrier: Completion[None] = succeeded(None)
+        self.doubts = TopicDoubts(cast(KafkaTopics, self.topics), lambda: self.kept, lambda: self.barrier)
+        self.told: list[Exception | None] = []
+
+    def settle(self) -> None:
+        self.doubts.settle(frozenset(["orders"]), self.told.append)
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> DoubtRig:
+    return DoubtRig(monkeypatch)
+
+
+def test_a_topic_that_nobody_knows_of_is_believed_not_to_be_there(rig: DoubtRig) -> None:
+    assert rig.doubts.of([NewRecord("orders", 0, bytes(16), 1, b"")]) == {"orders"}
+    rig.settle()
+    assert rig.told == []
+    rig.topics.answer()
+    assert rig.told == [None]
+
+
+def test_one_that_was_made_and_is_not_to_be_seen_yet_is_looked_for_again(rig: DoubtRig) -> None:
+    rig.kept["orders"] = b"it was made"
+    rig.settle()
+    rig.topics.answer()
+    assert rig.told == []
+    until(lambda: rig.topics.asking)
+    rig.topics.topics["orders"] = object()
+    rig.topics.answer()
+    assert rig.told == [None]
+
+
+def test_but_not_for_ever(rig: DoubtRig) -> None:
+    rig.kept["orders"] = b"somebody deleted it in Kafka itself"
+    rig.settle()
+    for _ in range(LOOKS):
+        until(lambda: rig.topics.asking)
+        rig.topics.answer()
+    assert rig.told == [None]
+
+
+def test_a_cluster_that_does_not_answer_says_nothing_of_a_topic(rig: DoubtRig) -> None:
+    rig.settle()
+    rig.topics.answer("no broker answers")
+    rig.barrier = failed(RemoteError("no broker"))
+    rig.settle()
+    assert [type(error) for error in rig.told] == [TryLaterError, TryLaterError]
+    assert "topic orders" in str(rig.told[0])
+
+
+def test_who_waits_at_the_end_is_refused_once(rig: DoubtRig) -> None:
+    rig.settle()
+    rig.doubts.close()
+    rig.topics.answer()
+    (error,) = rig.told
+    assert isinstance(error, DrainingError)
