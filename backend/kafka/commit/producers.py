@@ -31,7 +31,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from backend.kafka.commit.fencing import INIT_S, once_name, own_name
 from backend.kafka.commit.plan import KafkaWrite
-from backend.kafka.faults import RAISED, cause_of
+from backend.kafka.faults import RAISED, WRONG, cause_of
 from backend.kafka.following.system_topics import RECORD_BYTES_MAX, SystemTopics
 from backend.kafka.options import KafkaOptions
 from ddmq_common.errors import (
@@ -60,7 +60,6 @@ _LATER = (
     KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
 )
 _UNKNOWN = "progress may be stored or not: "
-_TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE)
 
 
 class OutcomeKind(Enum):
@@ -93,7 +92,7 @@ def translated(error: KafkaError) -> DdmqError:
     code, text = error.code(), f"Kafka refused it: {error.str()} ({error.name()})"
     if code in _GONE:
         return UnknownTopicError(text)
-    if code in _TOO_LARGE:
+    if code in WRONG:
         return CallerError(text)
     if error.retriable() or code in _LATER:
         return TryLaterError(text)
@@ -322,7 +321,8 @@ class Producers:
         except RAISED as error:
             raise self._aborted(producer, cause_of(error), end) from error
         if errors or -1 in offsets:
-            cause = errors[0] if errors else KafkaError(KafkaError._MSG_TIMED_OUT)
+            wrong = next((error for error in errors if error.code() in WRONG), None)  # its fault alone
+            cause = wrong or (errors[0] if errors else KafkaError(KafkaError._MSG_TIMED_OUT))
             raise self._aborted(producer, cause, end)
         while True:
             try:
