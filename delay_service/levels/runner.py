@@ -146,7 +146,7 @@ class Runner:
 
         def ended(answer: Completion[ReadBatch]) -> None:
             if self.running:
-                self._read_ended(DueRead(step.offset, answer))
+                self._read_ended(DueRead(step.offset, answer, self._context.backend.gapless))
 
         read = self._context.backend.read(self.level.queue, step.offset, config.read_count, config.read_bytes)
         read.then(ended)
