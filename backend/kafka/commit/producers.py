@@ -48,6 +48,7 @@ Call = Callable[..., object]
 IDLE_S = 0.1
 FLUSH_S = 5.0
 WARM_S = 2.0
+LOOK_S = 1.0  # between two looks at what a transaction waits for
 _FENCED = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 _GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
 _LATER = (
@@ -317,7 +318,10 @@ class Producers:
         try:
             producer.begin_transaction()
             offsets, errors = self._produce(producer, writes)
-            producer.flush(max(0.0, end - time.monotonic()))
+            while producer.flush(max(0.0, min(LOOK_S, end - time.monotonic()))):
+                errors += _gone(producer, [w.topic for w, o in zip(writes, offsets, strict=True) if o < 0])
+                if errors or time.monotonic() > end:
+                    break
         except RAISED as error:
             raise self._aborted(producer, cause_of(error), end) from error
         if errors or -1 in offsets:
@@ -374,6 +378,15 @@ class Producers:
                 cause = cause_of(error)
                 if self._stop or not cause.retriable():
                     raise _Unsettled(OutcomeKind.REFUSED, translated(cause)) from error
+
+
+def _gone(producer: Producer, topics: Sequence[str]) -> list[KafkaError]:
+    """Those that are not there any more: librdkafka would wait for them, and everybody with it."""
+    try:
+        found = [producer.list_topics(topic, LOOK_S).topics[topic].error for topic in dict.fromkeys(topics)]
+    except KafkaException:  # nobody answers: that is waited for
+        return []
+    return [error for error in found if error is not None and error.code() in _GONE]
 
 
 def _is_fatal(error: BaseException) -> bool:
