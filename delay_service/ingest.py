@@ -51,9 +51,9 @@ LINGER_S = 0.01  # … so much later than it could, for more commands to share a
 class CommandRead(DueRead):
     """The answer to a read of commands."""
 
-    def __init__(self, offset: int, answer: Completion[ReadBatch]) -> None:
+    def __init__(self, offset: int, answer: Completion[ReadBatch], gapless: bool) -> None:
         self.commands: list[CommandRecord] = []
-        super().__init__(offset, answer)
+        super().__init__(offset, answer, gapless)
 
     def _records(self, batch: ReadBatch) -> int:
         self.commands = [command_of(record) for record in batch.carried(COMMAND_PROPERTY)]
@@ -179,8 +179,8 @@ class Ingest:
         self._reading = False
         if self._stopped:
             return
-        read = CommandRead(offset, answer)
-        if read.missing and self._service.backend.gapless:
+        read = CommandRead(offset, answer, self._service.backend.gapless)
+        if read.missing:
             self._service.counts.lost["missing"].value += read.missing
             log.error(
                 "%d delay commands are missing from the log behind offset %d", read.missing, read.offset

@@ -25,10 +25,10 @@ _GONE = frozenset(
     (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION,
      KafkaError.UNKNOWN_TOPIC_ID)
 )  # fmt: skip
-_WRONG = frozenset(
+WRONG = frozenset(
     (KafkaError.INVALID_REPLICATION_FACTOR, KafkaError.INVALID_CONFIG, KafkaError.TOPIC_EXCEPTION,
      KafkaError.INVALID_PARTITIONS, KafkaError.POLICY_VIOLATION, KafkaError.MSG_SIZE_TOO_LARGE,
-     KafkaError.INVALID_RECORD, KafkaError.RECORD_LIST_TOO_LARGE)
+     KafkaError.INVALID_RECORD, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_TIMESTAMP)
 )  # fmt: skip
 _OPERATOR = frozenset(
     (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED,
@@ -39,9 +39,12 @@ _PURGED = frozenset((KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT))
 _CREDENTIALS = frozenset((KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL))
 _SILENT = frozenset((KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN))
 TOO_LARGE = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
+# What is foreseen once the topic was looked at again: its settings, or who may write to it, were changed.
+SEEN_IN_TOPIC = TOO_LARGE | {KafkaError.INVALID_RECORD, KafkaError.TOPIC_AUTHORIZATION_FAILED}
 _LATER = frozenset(
-    (KafkaError.NOT_ENOUGH_REPLICAS, KafkaError._QUEUE_FULL, KafkaError.THROTTLING_QUOTA_EXCEEDED)
-)
+    (KafkaError.NOT_ENOUGH_REPLICAS, KafkaError._QUEUE_FULL, KafkaError.THROTTLING_QUOTA_EXCEEDED,
+     KafkaError._INVALID_DIFFERENT_RECORD)  # another one of its batch is wrong: nothing of that is stored
+)  # fmt: skip
 RAISED = (KafkaException, SystemError)  # by a call that serves reports: see `cause_of`
 
 
@@ -77,7 +80,7 @@ def translated(error: BaseException | KafkaError, what: str) -> Exception:
     code, text = found.code(), f"{what}: Kafka says {found.str()}"
     if code in _GONE:
         return UnknownTopicError(text)
-    if code in _WRONG:
+    if code in WRONG:
         return CallerError(text)
     if code in _OPERATOR:
         return StorageError(text)
@@ -159,7 +162,7 @@ def undelivered(error: KafkaError, topic: str, size: int, size_max: int) -> Appe
         text = f"topic {topic}: it was on its way when its producer ended; it may be stored or not"
         return refused(RemoteError(text), AppendStatus.UNKNOWN)
     found = translated(error, f"topic {topic}")
-    if code in _GONE or code in _WRONG:
+    if code in _GONE or code in WRONG:
         return refused(found)
     if code in _LATER or code in _OPERATOR:
         return refused(found, AppendStatus.NOT_STORED)

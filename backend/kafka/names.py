@@ -63,6 +63,10 @@ class Names(NamedTuple):
             return None
         return name if self._same(name, kafka_name) else None
 
+    def lets_in(self, kafka_name: str) -> bool:
+        """Whether a topic of Kafka's is one of ours."""
+        return self.from_kafka(kafka_name) is not None
+
     def _plain(self, found: str) -> bool:
         """Whether a topic's name in Kafka may be without the coded form."""
         return (

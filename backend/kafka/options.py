@@ -14,7 +14,13 @@ MIB = 1 << 20
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9\-]{0,39}\Z")
 _PREFIX = re.compile(r"[A-Za-z0-9._\-]{0,60}\Z")
 _ADDRESS = re.compile(r"[^\s,:]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
-_SECRET = re.compile(r"password|secret|\.key|\.pem|token|sasl\.oauthbearer\.config", re.IGNORECASE)
+_SECRET = re.compile(r"pass?w|secret|\.key|\.pem|token|jaas", re.IGNORECASE)
+# Of `sasl.` these alone are shown: what stands under a mistyped name may be a password, too.
+_SHOWN = frozenset(
+    ("sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.kerberos.service.name",
+     "sasl.kerberos.principal", "sasl.kerberos.keytab", "sasl.oauthbearer.method",
+     "sasl.oauthbearer.client.id")
+)  # fmt: skip
 MASKED = "***"
 # What the promises rest on: never from the configuration.
 OURS = frozenset(
@@ -113,7 +119,7 @@ class KafkaOptions:
 
     def masked(self, text: str) -> str:
         """What librdkafka or a broker says, without any of the secrets."""
-        secrets = (value for name, value in self.librdkafka.items() if _SECRET.search(name))
+        secrets = (value for name, value in self.librdkafka.items() if _is_secret(name))
         for secret in sorted(map(str, secrets), key=len, reverse=True):
             if secret:
                 text = text.replace(secret, MASKED)
@@ -123,9 +129,13 @@ class KafkaOptions:
         """All of it for the log, secrets masked."""
         found = {name: getattr(self, name) for name in self.__dataclass_fields__}
         found["librdkafka"] = {
-            name: MASKED if _SECRET.search(name) else value for name, value in self.librdkafka.items()
+            name: MASKED if _is_secret(name) else value for name, value in self.librdkafka.items()
         }
         return found
+
+
+def _is_secret(name: str) -> bool:
+    return _SECRET.search(name) is not None or (name.startswith("sasl.") and name not in _SHOWN)
 
 
 def _refuse(name: str, value: object, allowed: str) -> None:

@@ -28,6 +28,9 @@ PROPERTY, CODED, SYSTEM = "ddmq-p-", "ddmq-b-", "ddmq-s-"
 BASE64 = ";base64"  # ends the name of a property whose value is base64 of bytes that are no text
 KEY_PROPERTY = b"ddmq-key"  # its value is `base64` where the key is that of bytes that are no text
 _PRESSURE = b"isPressureTraffic"
+RECORD_EXTRA = 512  # that a record without long headers is larger in Kafka than its delivery bytes, at most
+BATCH_EXTRA = 61 + 40  # a batch's own bytes, and lengths, times and counts of the one record in it
+GROWTH_MAX = 5  # headers are at most so many times as long as properties: one without a value, `ddmq-b-AA==`
 
 
 def encode(record: NewRecord) -> Encoded:
@@ -70,6 +73,19 @@ def _header_name(name: bytes) -> str:
     if not text or "\0" in text:
         return CODED + urlsafe_b64encode(name).decode()
     return PROPERTY + text if text.startswith(OWN) else text
+
+
+def size_in_kafka(record: NewRecord, bytes_max: int) -> int:
+    """What `max.message.bytes` counts for a record that goes alone, at most. Its headers are looked at where
+    they may make the difference to `bytes_max`. Raises CallerError as `encode`."""
+    size = len(record.delivery) + RECORD_EXTRA
+    most = size + sum(4 * len(text) for named in (record.system or {}).items() for text in named)
+    if size > bytes_max or most * GROWTH_MAX <= bytes_max:
+        return size
+    key, value, headers = encode(record)
+    lengths = [length for name, text in headers for length in (len(name.encode()), len(text))]
+    varints = sum(1 if length < 1 << 6 else 2 if length < 1 << 13 else 4 for length in lengths)
+    return max(size, BATCH_EXTRA + len(key or b"") + len(value) + sum(lengths) + varints)
 
 
 def _system_headers(system: Mapping[str, str]) -> Headers:
@@ -121,9 +137,11 @@ class KafkaRecord:
             else:
                 self._take_named(properties, name, value)
         self.tag_hash = tag_hash(tag)
-        if raw is not None:
+        if raw is not None and _parses(raw):
             self.delivery = raw
             return
+        if raw is not None:  # no client could read the answer that it is in
+            _put_property(properties, RAW, raw)
         if properties and not self.message_id and properties.get(_PRESSURE) == b"true":
             self.flags |= FLAG_PRESSURE
         key = message.key() or b""
@@ -178,6 +196,14 @@ def _put_property(properties: dict[bytes, bytes], name: str, value: bytes | None
         properties[name.encode()] = value
     else:
         properties[(name + BASE64).encode()] = b64encode(value)
+
+
+def _parses(delivery: bytes) -> bool:
+    try:
+        decode(delivery)
+    except DamagedError:
+        return False
+    return True
 
 
 def _is_text(value: bytes) -> bool:

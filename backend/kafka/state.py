@@ -147,7 +147,10 @@ class SettingsState:
         table = {_SETTING: self.settings, _TOPIC: self.topic_infos}.get(key[:2])
         if table is None:
             raise DamagedError(f"key {key[:80]!r} of the settings topic is of no kind that is known")
-        name = key[2:].decode("utf-8", "surrogatepass")
+        try:
+            name = key[2:].decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError as error:
+            raise DamagedError(f"key {key[:80]!r} of the settings topic is no text: {error}") from error
         before = table.get(name)
         if value is None:
             table.pop(name, None)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 from zlib import crc32
 
 import msgspec
@@ -35,12 +35,17 @@ KNOWN = "known"  # outcomes that another installation knew: its body says which 
 ONCE, LOOP, EXPONENTIAL, SCHEDULE = 2, 3, 4, 5  # the first three are the wire's dmsgtype
 
 
+# What is kept of a time has 64 bits, also in milliseconds and with a few days more.
+MOMENT_MAX = 1 << 53
+Moment = Annotated[int, msgspec.Meta(ge=-MOMENT_MAX, le=MOMENT_MAX)]
+
+
 class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
     """Our own kinds, and ActiveMQ's: with a cron, the series of delay, period and repeat starts at each of
     its times; without, at the moment of the send. `repeat` n = n + 1 deliveries; −1 = without end."""
 
-    delay_ms: int = 0
-    period_ms: int = 0
+    delay_ms: Moment = 0
+    period_ms: Moment = 0
     repeat: int = 0
     cron: str = ""
     zone: str = "UTC"
@@ -66,9 +71,9 @@ class DelayCommand(msgspec.Struct, frozen=True, omit_defaults=True):
     uuid: str
     topic: str = ""
     kind: int = ONCE
-    due_ms: int = 0
-    timestamp_s: int = 0
-    expire_s: int = 0
+    due_ms: Moment = 0
+    timestamp_s: Moment = 0
+    expire_s: Moment = 0
     interval_s: int = 0
     times: int = 0
     shard: int = 0
@@ -79,7 +84,7 @@ class DelayCommand(msgspec.Struct, frozen=True, omit_defaults=True):
     reply_id: int = 0
     unless_cancelled: str = ""
     occurrence: int = 0
-    at_ms: int = 0
+    at_ms: Moment = 0
     moved_at: int = 0
 
 

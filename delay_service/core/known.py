@@ -41,6 +41,8 @@ def known_in(delivery: bytes) -> list[KnownId]:
         raise DamagedError(f"a delay command that says what is known does not parse: {error}") from error
     if any(len(each.uuid) != 16 or each.state.kind is IdKind.PENDING for each in found):
         raise DamagedError("a delay command that says what is known names what is no id, or waits")
+    if any(not 0 <= at_ms < 1 << 63 for each in found for at_ms in (each.state.at_ms, each.state.forget_ms)):
+        raise DamagedError("a delay command that says what is known names what is no time")
     return found
 
 

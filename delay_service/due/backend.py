@@ -40,12 +40,13 @@ CLAIM_ERRORS = (FencedError, RemoteError)  # it is someone else's, or nobody kno
 class DueRead:
     """The answer to a read from `offset`, in one of its shapes: records, the end, `oldest`, or an error.
 
-    `missing`: offsets passed over that should have had a message; they are damaged. `oldest`: the queue
-    begins only there.
+    `missing`: offsets passed over that should have had a message; they are damaged. On an engine that is not
+    `gapless` an offset without one is none. `oldest`: the queue begins only there.
     """
 
-    def __init__(self, offset: int, answer: Completion[ReadBatch]) -> None:
+    def __init__(self, offset: int, answer: Completion[ReadBatch], gapless: bool) -> None:
         self.offset = self.next_offset = offset
+        self._gapless = gapless
         self.records: list[StoredRecord] = []
         self.missing = 0
         self.at_end = False
@@ -58,7 +59,8 @@ class DueRead:
         if batch.status in (ReadStatus.DATA, ReadStatus.NONE):
             self.at_end = batch.status is ReadStatus.NONE
             self.next_offset = batch.next_offset
-            self.missing = batch.next_offset - self.offset - self._records(batch)
+            there = batch.next_offset - self.offset if self._gapless else len(batch.offsets)
+            self.missing = there - self._records(batch)
         elif batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds and batch.bounds.min > self.offset:
             self.oldest = batch.bounds.min
         elif batch.status is ReadStatus.OUT_OF_RANGE:

@@ -146,14 +146,14 @@ class Runner:
 
         def ended(answer: Completion[ReadBatch]) -> None:
             if self.running:
-                self._read_ended(DueRead(step.offset, answer))
+                self._read_ended(DueRead(step.offset, answer, self._context.backend.gapless))
 
         read = self._context.backend.read(self.level.queue, step.offset, config.read_count, config.read_bytes)
         read.then(ended)
 
     def _read_ended(self, read: DueRead) -> None:
         level, counts = self.level, self._context.counts
-        if read.missing and self._context.backend.gapless:
+        if read.missing:
             counts.lost(self.number, "missing", read.missing)
         if read.error is not None:
             self._failed("read", read.error)

@@ -26,7 +26,7 @@ from ddmq_common.errors import StorageError
 LOCK_FILE = "copy.lock"
 MARK_FILE = "DAMAGED"  # in a copy that is not to be trusted
 MAKING, GONE, DAMAGED = ".making", ".gone", ".damaged"
-_NAME = re.compile(r"(\d+)-(\d{12})-(\d{3})")
+_NAME = re.compile(r"(\d+)-(\d{12,})-(\d{3})")  # epochs of Kafka have 16 digits
 _LEFT_OUT = re.compile(r"LOCK|LOG(\.old.*)?|.*\.dbtmp|copy\.lock")
 _TRIES = 20
 

@@ -38,6 +38,7 @@ LIFE = "retry-life"
 OWN_NAMES = frozenset((STEPS, TOPIC, QUEUE, OFFSET, DELIVERIES, SINCE, ERROR, LIFE))
 
 ERROR_CHARS_MAX = 200
+ATTEMPTS_MAX = 1 << 30
 _LINE_OF = dict.fromkeys((*range(32), *range(127, 160)), " ")
 
 
@@ -92,8 +93,11 @@ def headers_after(record: StoredRecord, job: UpstreamJob, wall_ms: int) -> Retry
 
 
 def attempts_before(system: Mapping[str, str]) -> int:
-    """Deliveries made before the present step; 0 for a message that was never on the retry path."""
-    return _number(system, DELIVERIES) if system else 0
+    """Deliveries made before the present step; 0 for a message that was never on the retry path.
+
+    On Kafka anybody may have written the record: what a client is told has 32 bits.
+    """
+    return min(_number(system, DELIVERIES), ATTEMPTS_MAX) if system else 0
 
 
 def is_of_another_life(system: Mapping[str, str], created_ms: int) -> bool:

@@ -26,7 +26,7 @@ from confluent_kafka import KafkaError, KafkaException
 from backend.completion import Completion
 from backend.kafka.append.reporting import ReportingProducer
 from backend.kafka.bridge import Bridge
-from backend.kafka.faults import TOO_LARGE, refused, undelivered
+from backend.kafka.faults import SEEN_IN_TOPIC, refused, undelivered
 from backend.kafka.options import KafkaOptions
 from backend.kafka.records import encode
 from backend.kafka.topics.known import KafkaTopics
@@ -234,7 +234,7 @@ class Appends:
             topic = topics.get(record.topic)
             if error is not None:
                 result = self._failed(record, error)
-                if error.code() in TOO_LARGE:
+                if error.code() in SEEN_IN_TOPIC:
                     self._topics.look_at_all()
             else:
                 reached = Durability.WRITTEN if topic is None else topic.durability  # None: deleted meanwhile

@@ -31,7 +31,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from backend.kafka.commit.fencing import INIT_S, once_name, own_name
 from backend.kafka.commit.plan import KafkaWrite
-from backend.kafka.faults import RAISED, cause_of
+from backend.kafka.faults import RAISED, WRONG, cause_of
 from backend.kafka.following.system_topics import RECORD_BYTES_MAX, SystemTopics
 from backend.kafka.options import KafkaOptions
 from ddmq_common.errors import (
@@ -48,7 +48,8 @@ Call = Callable[..., object]
 IDLE_S = 0.1
 FLUSH_S = 5.0
 WARM_S = 2.0
-LOOK_S = 5.0
+LOOK_S = 1.0  # between two looks at what a transaction waits for
+ASK_S = 5.0  # for what a producer does not know of a topic
 _FENCED = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 _GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
 _LATER = (
@@ -61,7 +62,6 @@ _LATER = (
     KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
 )
 _UNKNOWN = "progress may be stored or not: "
-_TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE)
 
 
 class OutcomeKind(Enum):
@@ -94,7 +94,7 @@ def translated(error: KafkaError) -> DdmqError:
     code, text = error.code(), f"Kafka refused it: {error.str()} ({error.name()})"
     if code in _GONE:
         return UnknownTopicError(text)
-    if code in _TOO_LARGE:
+    if code in WRONG:
         return CallerError(text)
     if error.retriable() or code in _LATER:
         return TryLaterError(text)
@@ -305,7 +305,7 @@ class Producers:
                     if error.args[0].code() not in _GONE or write.topic in asked:
                         raise
                     asked.add(write.topic)  # it has grown since this producer heard of it last
-                    producer.list_topics(write.topic, LOOK_S)
+                    producer.list_topics(write.topic, ASK_S)
         return offsets, errors
 
     def _transact(self, writes: Sequence[KafkaWrite], once: bool) -> list[int]:
@@ -325,11 +325,15 @@ class Producers:
         try:
             producer.begin_transaction()
             offsets, errors = self._produce(producer, writes)
-            producer.flush(max(0.0, end - time.monotonic()))
+            while producer.flush(max(0.0, min(LOOK_S, end - time.monotonic()))):
+                errors += _gone(producer, [w.topic for w, o in zip(writes, offsets, strict=True) if o < 0])
+                if errors or time.monotonic() > end:
+                    break
         except RAISED as error:
             raise self._aborted(producer, cause_of(error), end) from error
         if errors or -1 in offsets:
-            cause = errors[0] if errors else KafkaError(KafkaError._MSG_TIMED_OUT)
+            wrong = next((error for error in errors if error.code() in WRONG), None)  # its fault alone
+            cause = wrong or (errors[0] if errors else KafkaError(KafkaError._MSG_TIMED_OUT))
             raise self._aborted(producer, cause, end)
         while True:
             try:
@@ -381,6 +385,15 @@ class Producers:
                 cause = cause_of(error)
                 if self._stop or not cause.retriable():
                     raise _Unsettled(OutcomeKind.REFUSED, translated(cause)) from error
+
+
+def _gone(producer: Producer, topics: Sequence[str]) -> list[KafkaError]:
+    """Those that are not there any more: librdkafka would wait for them, and everybody with it."""
+    try:
+        found = [producer.list_topics(topic, LOOK_S).topics[topic].error for topic in dict.fromkeys(topics)]
+    except KafkaException:  # nobody answers: that is waited for
+        return []
+    return [error for error in found if error is not None and error.code() in _GONE]
 
 
 def _is_fatal(error: BaseException) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from confluent_kafka import KafkaError, TopicCollection, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclOperation,
     AdminClient,
     AlterConfigOpType,
     ConfigEntry,
@@ -116,7 +117,9 @@ def described(admin: AdminClient, names: Iterable[str]) -> list[FoundTopic]:
     wanted = list(names)
     if not wanted:
         return []
-    asked = admin.describe_topics(TopicCollection(wanted), request_timeout=ASK_S)
+    asked = admin.describe_topics(
+        TopicCollection(wanted), request_timeout=ASK_S, include_authorized_operations=True
+    )
     there = {}
     for name, answer in asked.items():
         try:
@@ -146,6 +149,8 @@ def _with_settings(admin: AdminClient, there: Mapping[str, Any]) -> list[FoundTo
         flushed = settings.get("flush.messages") == "1"
         kept = not settings or all(settings.get(name) == value for name, value in KEPT.items())
         compacted = settings.get("cleanup.policy", "compact") == "compact"
+        keyed = "compact" in (settings.get("cleanup.policy") or "")
+        allowed = topic.authorized_operations
         replicas = min((len(part.replicas) for part in topic.partitions), default=1)
         partitions = len(topic.partitions)
         topic_id = str(topic.topic_id)
@@ -163,6 +168,8 @@ def _with_settings(admin: AdminClient, there: Mapping[str, Any]) -> list[FoundTo
                 min_insync,
                 retention_ms,
                 compacted,
+                keyed,
+                not allowed or AclOperation.WRITE in allowed,
             )
         )
     return found

@@ -8,7 +8,9 @@ from typing import NamedTuple
 import msgspec
 
 from backend.kafka.names import incarnation
-from backend.records import Durability, TopicInfo
+from backend.kafka.records import size_in_kafka
+from backend.records import Durability, NewRecord, TopicInfo
+from ddmq_common.errors import CallerError, UnknownTopicError
 
 
 class FoundTopic(NamedTuple):
@@ -26,6 +28,8 @@ class FoundTopic(NamedTuple):
     compacted: bool = (
         True  # of each key the last record stays, for ever; also where this user may not see that
     )
+    keyed: bool = False  # it is compacted, or also: Kafka takes no record without a key
+    writes: bool = True  # Kafka's access control lets this user write to it, as far as can be seen
 
 
 class StoredInfo(msgspec.Struct, forbid_unknown_fields=False, omit_defaults=True):
@@ -50,6 +54,8 @@ class KafkaTopic(NamedTuple):
     durability: Durability  # that an answered append has
     message_bytes_max: int
     topic_id: bytes
+    keyed: bool = False
+    writes: bool = True
 
 
 _decode_info = msgspec.json.Decoder(StoredInfo).decode
@@ -89,7 +95,34 @@ def topic_of(name: str, found: FoundTopic, kept: bytes | None) -> KafkaTopic:
         min_insync=found.min_insync,
         retention_ms=found.retention_ms,
     )
-    return KafkaTopic(info, found.kafka_name, reached, found.message_bytes_max, found.topic_id.encode())
+    return KafkaTopic(
+        info, found.kafka_name, reached, found.message_bytes_max, found.topic_id.encode(), found.keyed,
+        found.writes,
+    )  # fmt: skip
+
+
+def refusal_of(record: NewRecord, topic: KafkaTopic) -> CallerError | None:
+    """Why a record is not taken; its topic is there."""
+    name = record.topic
+    if not 0 <= record.queue_id < topic.info.queues:
+        has = f"it has 0 to {topic.info.queues - 1}"
+        return UnknownTopicError(f"topic {name} has no queue {record.queue_id}; {has}")
+    if not topic.info.writable:
+        return CallerError(f"topic {name} is not writable")
+    if not topic.writes:
+        wanted = f"allow it Write on topic {topic.kafka_name} (kafka-acls.sh)"
+        return CallerError(f"topic {name}: Kafka's access control lets this user not write to it; {wanted}")
+    if topic.keyed and not record.key:
+        kept = "Kafka keeps the last record of each key there (cleanup.policy has compact)"
+        return CallerError(f"topic {name}: a message without a key; {kept} and takes none without one")
+    try:
+        size = size_in_kafka(record, topic.message_bytes_max)
+    except CallerError as error:
+        return error
+    if size > topic.message_bytes_max:
+        takes = f"Kafka takes at most {topic.message_bytes_max} there (max.message.bytes)"
+        return CallerError(f"topic {name}: a record of {size} bytes; {takes}")
+    return None
 
 
 def kept_info(kept: bytes | None) -> StoredInfo | None:

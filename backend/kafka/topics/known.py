@@ -21,16 +21,22 @@ from backend.kafka.names import incarnation
 from backend.kafka.options import KafkaOptions
 from backend.kafka.topics import cluster as work
 from backend.kafka.topics.cluster import Cluster, Survey
-from backend.kafka.topics.info import FoundTopic, KafkaTopic, kept_info, stored_bytes, topic_of
+from backend.kafka.topics.info import (
+    FoundTopic,
+    KafkaTopic,
+    kept_info,
+    refusal_of,
+    stored_bytes,
+    topic_of,
+)
 from backend.records import NewRecord, QueueRef, TopicInfo
 from ddmq_common.clock import Clock
-from ddmq_common.errors import CallerError, DrainingError, RemoteError, UnknownTopicError
+from ddmq_common.errors import DrainingError, RemoteError, UnknownTopicError
 from ddmq_common.hub_timer import HubTimer
 
 log = logging.getLogger(__name__)
 LOOKS = 2  # at what others have changed: a broker may hear of it a little later
 LOOK_AT_ALL = 10  # each so many surveys every topic is looked at, not only those that seem changed
-RECORD_EXTRA = 512  # bytes that Kafka counts for a record beside key, value and headers, at most
 PutInfo = Callable[[str, bytes | None, float], Completion[None]]
 
 
@@ -70,8 +76,7 @@ class KafkaTopics:
         self._doubted: dict[str, int] = {}  # to be looked at so many times more, what others have changed
         self._surveys = 0
         self._asking: list[Callable[[str], object]] = []  # who waits for a survey that has not begun
-        self._surveying = self._closed = False
-        self._lost = self._look_at_all = False
+        self._surveying = self._closed = self._lost = self._look_at_all = False
         self.reason = "the topics of the cluster are not known yet"
         self.cluster_id = ""
         self._timer = HubTimer(ref=False)
@@ -98,19 +103,7 @@ class KafkaTopics:
         topic = self.topics.get(record.topic)
         if topic is None:
             return UnknownTopicError(f"topic {record.topic} does not exist")
-        if not 0 <= record.queue_id < topic.info.queues:
-            return UnknownTopicError(
-                f"topic {record.topic} has no queue {record.queue_id}; it has 0 to {topic.info.queues - 1}"
-            )
-        if not topic.info.writable:
-            return CallerError(f"topic {record.topic} is not writable")
-        size = len(record.delivery) + RECORD_EXTRA
-        if size > topic.message_bytes_max:
-            return CallerError(
-                f"topic {record.topic}: a record of {size} bytes; Kafka takes at most"
-                f" {topic.message_bytes_max} there (max.message.bytes)"
-            )
-        return None
+        return refusal_of(record, topic)
 
     @property
     def known(self) -> bool:
@@ -150,8 +143,7 @@ class KafkaTopics:
                 self._doubted[name] = times - 1
             else:
                 del self._doubted[name]
-        from_kafka = self._names.from_kafka
-        let_in: Callable[[str], bool] = lambda name: from_kafka(name) is not None  # noqa: E731
+        let_in = self._names.lets_in
         job = partial(work.survey, let_in=let_in, known=known, before=before, grown=self._touch)
         lines = set(self._lines)
 
@@ -362,10 +354,7 @@ class KafkaTopics:
         self._pending = {each for each in self._pending if not each.done}
         self._pending.add(done)
         late = HubTimer(ref=False)
-        late.once(
-            deadline - self._clock.monotonic(),
-            lambda: _late(name, done),
-        )
+        late.once(deadline - self._clock.monotonic(), partial(_late, name, done))
         done.then(lambda _: late.stop())
         line = self._lines.get(name)
         if line is not None:

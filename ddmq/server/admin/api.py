@@ -72,9 +72,15 @@ class AdminApi:
             self.router.add(route.method, route.path, partial(self._answer, route))
 
     def _answer(self, route: Route, request: AdminRequest) -> Any:
-        if route.method != "GET":
-            self._catch_up()
-        return route.handler(self, request)
+        try:
+            if route.method != "GET":
+                self._catch_up()
+            return route.handler(self, request)
+        except (TimeoutError, RemoteError) as error:
+            health = self.backend.health()
+            if health.ready:
+                raise
+            raise TryLaterError(f"{error}: {health.reason}") from error
 
     def _catch_up(self) -> None:
         """A change starts from what other processes have just changed; whoever leads there may just move."""
@@ -82,7 +88,9 @@ class AdminApi:
             try:
                 return self.backend.caught_up().wait(topics.WAIT_S)
             except RemoteError as error:
-                failed = error
+                failed, health = error, self.backend.health()
+                if not health.ready:  # it will not be soon
+                    raise TryLaterError(f"nothing was changed, try again: {health.reason}") from error
                 gevent.sleep(pause_s)
         raise TryLaterError(f"nothing was changed, try again: {failed}") from failed
 

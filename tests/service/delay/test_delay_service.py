@@ -267,12 +267,24 @@ def test_a_closed_topic_waits_by_itself_and_comes_back(delay: DelayRig) -> None:
     assert delay.fired_to() == 22
 
 
-def test_a_record_that_does_not_say_what_it_wants_is_a_dead_letter(delay: DelayRig) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        "",
+        '{"op":"add","uuid":"00000000-0000-0000-0000-000000000001","topic":"t","due_ms":18446744073709551615}',
+        '{"op":"cancel","uuid":"00000000-0000-0000-0000-000000000001","due_ms":18446744073709551615}',
+        '{"op":"cancel","uuid":"00000000-0000-0000-0000-000000000001","timestamp_s":18446744073709551615}',
+    ],
+    ids=["nothing", "due too late", "cancel of what is due too late", "cancel of such an id"],
+)
+def test_a_record_that_does_not_say_what_it_wants_is_a_dead_letter(delay: DelayRig, command: str) -> None:
+    """A time that the store cannot keep is none: the shard would fail at it again and again."""
     from backend.records import NewRecord
     from ddmq_common.delivery import encode
     from ddmq_common.names import DELAY_TOPIC
 
-    record = NewRecord(DELAY_TOPIC, 0, bytes(16), 1, encode(b"", b"who?", b"", None))
+    system = {COMMAND_PROPERTY: command} if command else None
+    record = NewRecord(DELAY_TOPIC, 0, bytes(16), 1, encode(b"", b"who?", b"", None), system=system)
     delay.backend.append([record], delay.clock.monotonic() + 60).wait(5)
     delay.settle()
     [letter] = [decode(one.delivery) for one in delay.stored(DELAY_DLQ_TOPIC)]

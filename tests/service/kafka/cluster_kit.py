@@ -157,6 +157,18 @@ class Tools:
             producer.flush(30)
         return placed
 
+    def send_all(
+        self,
+        topic: str,
+        records: list[tuple[bytes, list[tuple[str, bytes | None]] | None]],
+        key: bytes | None = None,
+    ) -> None:
+        """Values with their headers, to its first partition, all at once."""
+        producer = Producer(self._settings)
+        for value, headers in records:
+            producer.produce(topic, value, key, 0, headers=headers)
+        assert producer.flush(30) == 0
+
     def read(self, topic: str, partition: int = 0) -> list[Any]:
         """Everything committed in it."""
         consumer = Consumer({

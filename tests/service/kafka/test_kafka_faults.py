@@ -159,10 +159,11 @@ def test_messages_that_went_by_retention_are_counted_and_told(
     until(lambda: "went by retention" in server.log)
 
 
-def test_markers_of_transactions_are_no_lag_at_the_end(server: KafkaServer, producer: Producer) -> None:
+def test_markers_of_transactions_are_no_lag_and_no_message(server: KafkaServer, producer: Producer) -> None:
     server.subscribe("firm", "fired")
     producer.send("fired", b"now", level=1)
     with server.consumer("firm", "fired") as client:
         assert pulled(client, 1) == [b"now"]
         assert server.ask("GET", "/topics/fired")[1]["messages"] == 2, "the marker takes an offset"
         until(lambda: not client.pull(1, 20) and server.lag("firm") == 0)
+    assert server.metric("ddmq_skipped_total", reason="missing") == 0, "an alert says that messages are lost"

@@ -84,6 +84,10 @@ def test_a_cluster_that_is_lost_for_a_minute_costs_time_alone(tmp_path: Path) ->
                 until(lambda: server.lag("billing") == 10)
                 kill(cluster)
                 until(lambda: not server.ready)
+                for words in (("topic", "create", "new"), ("group", "show", "billing")):
+                    said = ddmq(*words, "--admin", server.address("admin"))
+                    assert said.returncode == 1
+                    assert f"Kafka at {cluster.bootstrap}" in said.stderr, "the reason, not that time is up"
                 refused = {
                     body for body in (b"while %d" % n for n in range(30)) if is_refused(producer, body)
                 }

@@ -121,6 +121,7 @@ def test_retry_headers_that_are_no_numbers_hold_nothing_up() -> None:
     broken = record._replace(system={**record.system, "RECONSUME_TIME": "²", "retry-queue": "-1"})
     assert (headers_of(broken).steps, headers_of(broken).queue_id, headers_of(broken).offset) == (0, 0, 42)
     assert attempts_before({}) == attempts_before({"retry-deliveries": "x"}) == 0
+    assert attempts_before({"retry-deliveries": "9" * 18}) < 1 << 31, "a client is told it in 32 bits"
 
 
 @pytest.mark.parametrize(

@@ -69,15 +69,17 @@ def holder(folder: Path, epoch: int) -> subprocess.Popen[str]:
     return process
 
 
-def test_the_next_owner_takes_the_copy_over(tmp_path: Path) -> None:
-    first = open_store(tmp_path, 0, 3)
+@pytest.mark.parametrize("before", [0, 1_795_746_712_474_000], ids=["file log", "kafka"])
+def test_the_next_owner_takes_the_copy_over(tmp_path: Path, before: int) -> None:
+    """`before`: all epochs. Those of Kafka begin with the time, in microseconds."""
+    first = open_store(tmp_path, 0, before + 3)
     add(first, 0, 10)
     first.close()
-    second = open_store(tmp_path, 0, 7)
-    assert names(tmp_path) == [copy_name(0, 7)]
+    second = open_store(tmp_path, 0, before + 7)
+    assert names(tmp_path) == [copy_name(0, before + 7)]
     assert len(pending(second)) == 10
     second.close()
-    again = open_store(tmp_path, 0, 7)
+    again = open_store(tmp_path, 0, before + 7)
     assert len(pending(again)) == 10
     again.close()
 

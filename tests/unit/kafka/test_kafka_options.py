@@ -42,6 +42,8 @@ def test_what_clients_get() -> None:
 
 def test_no_secret_is_shown() -> None:
     secret = {"sasl.password": "geheim", "ssl.key.password": "geheim", "ssl.key.pem": "geheim"}
+    secret["sasl.jaas.config"] = 'PlainLoginModule required username="u" password="geheim";'  # as Java has it
+    secret |= {"sasl.kerberos.kinit.cmd": "echo geheim | kinit u", "sasl.pasword": "geheim"}
     shown = KafkaOptions("a:9092", librdkafka={"sasl.username": "u", **secret}).shown()
     assert "geheim" not in str(shown)
     assert "'sasl.username': 'u'" in str(shown)

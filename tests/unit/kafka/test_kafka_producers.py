@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +13,13 @@ from backend.kafka.commit import producers as module
 from backend.kafka.commit.plan import KafkaWrite
 from backend.kafka.commit.producers import OutcomeKind, Producers, WriteOutcome
 from backend.kafka.options import KafkaOptions
+from ddmq_common.errors import CallerError, UnknownTopicError
 from tests.support.waits import until
 
 TIMEOUT_MS = 50
 FATAL = KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "no such sequence", True)
+GONE = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+PURGED = KafkaError(-152)  # as librdkafka numbers it: purged in its line
 FENCED = KafkaError(KafkaError.INVALID_PRODUCER_EPOCH, "by a newer instance", True)
 
 
@@ -27,6 +31,7 @@ class FakeProducer:
     def __init__(self, config: dict[str, Any]) -> None:
         self.waiting: list[Callable[..., object]] = []
         self.values: list[bytes] = []
+        self.errors: list[KafkaError] = []  # of the next that are delivered
         self.dead = self.silent = False
         self.config = config
         self.made.append(self)
@@ -42,13 +47,14 @@ class FakeProducer:
             return
         waiting, self.waiting = self.waiting, []
         for report in waiting:
-            report(FATAL if self.dead else None, self)
+            report(FATAL if self.dead else self.errors.pop(0) if self.errors else None, self)
 
     def __len__(self) -> int:
         return len(self.waiting)
 
-    def list_topics(self, topic: str, timeout: float) -> None:
-        pass
+    def list_topics(self, topic: str, timeout: float) -> Any:
+        error = GONE if topic == "gone" else None
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=error)})
 
     def offset(self) -> int:
         return 7
@@ -56,12 +62,13 @@ class FakeProducer:
     def purge(self) -> None:
         self.dead, self.silent = True, False
 
-    def flush(self, timeout: float) -> None:
+    def flush(self, timeout: float) -> int:
         if self.dead and self.is_transactional:
             raise SystemError(
                 "<method 'append'> returned a result with an exception set"
             ) from KafkaException(FENCED)
         self.poll(0)
+        return len(self.waiting)
 
     @property
     def is_transactional(self) -> bool:
@@ -72,6 +79,9 @@ class FakeProducer:
 
     def begin_transaction(self) -> None:
         pass
+
+    def abort_transaction(self, timeout: float) -> None:
+        self.waiting.clear()
 
 
 @pytest.fixture
@@ -168,3 +178,23 @@ def test_a_report_behind_a_fatal_error_tells_of_that_error(producers: Producers)
     producers.transact([], False, outcomes.append)
     until(lambda: outcomes)
     assert outcomes[0].kind is OutcomeKind.FENCED
+
+
+def transacted(producers: Producers, *topics: str) -> WriteOutcome:
+    outcomes: list[WriteOutcome] = []
+    producers.transact([KafkaWrite(topic, 0, b"k", b"v") for topic in topics], False, outcomes.append)
+    until(lambda: outcomes)
+    return outcomes[0]
+
+
+def test_a_transaction_does_not_wait_for_a_topic_that_is_gone(producers: Producers) -> None:
+    """librdkafka waits until the transaction is over, and everything of the process with it."""
+    renamed(producers, "one").silent = True
+    found = transacted(producers, "there", "gone")
+    assert (found.kind, type(found.error)) == (OutcomeKind.REFUSED, UnknownTopicError)
+
+
+def test_a_record_that_is_never_taken_is_told_from_those_that_went_with_it(producers: Producers) -> None:
+    renamed(producers, "one").errors = [PURGED, KafkaError(KafkaError.INVALID_RECORD)]
+    found = transacted(producers, "other", "compacted")
+    assert (found.kind, type(found.error)) == (OutcomeKind.REFUSED, CallerError)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.kafka.records import KafkaRecord, foreign_id
+from backend.kafka.records import RECORD_EXTRA, KafkaRecord, foreign_id, size_in_kafka
 from backend.kafka.records import encode as to_kafka
 from backend.records import FLAG_PRESSURE, NewRecord, tag_hash
 from ddmq_common.delivery import Content, decode, encode
-from ddmq_common.errors import CallerError
+from ddmq_common.errors import CallerError, DamagedError
 
 
 class KafkaMessage:
@@ -82,9 +82,17 @@ def test_every_message_comes_back_as_it_was(
 
 
 @given(delivery=st.binary(max_size=60), tag=TEXT)
-def test_bytes_that_are_no_message_come_back_too(delivery: bytes, tag: bytes) -> None:
+def test_bytes_that_are_no_message_come_back_as_one(delivery: bytes, tag: bytes) -> None:
+    """Else no client could read the answer that they are in, with the messages of others."""
     found = came_back(NewRecord("t", 2, b"i" * 16, 500, delivery, b"k", tag))
-    assert (found.delivery, found.tag_hash) == (delivery, tag_hash(tag))
+    assert found.tag_hash == tag_hash(tag)
+    try:
+        decode(delivery)
+    except DamagedError:
+        [(name, kept)] = decode(found.delivery).properties.items()
+        assert delivery == {b"ddmq-raw": kept}.get(name) or delivery == b64decode(kept)
+    else:
+        assert found.delivery == delivery
 
 
 def test_what_other_tools_see_of_ours() -> None:
@@ -141,3 +149,25 @@ def test_test_traffic_of_others_is_marked_by_its_header() -> None:
 def test_a_system_property_that_no_header_can_be_named_after() -> None:
     with pytest.raises(CallerError, match="NUL"):
         to_kafka(NewRecord("t", 0, b"i" * 16, 0, encode(b"", b"", b"", None), system={"a\0b": "c"}))
+
+
+@pytest.mark.parametrize(
+    ("properties", "system"),
+    [
+        ({b"ddmq-%d" % n: b"" for n in range(400)}, None),
+        ({b"\0%d" % n: b"" for n in range(400)}, None),
+        ({b"n" * 70 + b"%d" % n: b"v" * 70 for n in range(400)}, None),
+        ({}, {"retry-error": "\u00fc" * 5_000}),
+        ({}, None),
+    ],
+)
+def test_what_kafka_counts_is_not_more_than_said(properties: dict[bytes, bytes], system: Any) -> None:
+    """Names of headers may be longer than those of properties, and system properties are beside them."""
+    delivery = encode(b"k", b"v" * 50, b"tag", properties)
+    new = NewRecord("t", 2, b"i" * 16, 500, delivery, b"k", b"tag", system=system)
+    key, value, headers = to_kafka(new)
+    assert key is not None
+    least = 61 + len(key) + len(value) + sum(len(name.encode()) + len(text) + 2 for name, text in headers)
+    assert size_in_kafka(new, least) > least
+    assert size_in_kafka(new, least) < least + len(headers) * 4 + RECORD_EXTRA
+    assert size_in_kafka(new, 1 << 30) < 1 << 30

@@ -193,8 +193,12 @@ def test_settings_and_topics() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [(b"q/x", b"\x01"), (b"s/x", b""), (b"s/x", b"\x00"), (b"s/x", b"\x02")]
-)
-def test_a_setting_that_does_not_parse_is_refused(key: bytes, value: bytes) -> None:
+    ("key", "value"),
+    [
+        (b"q/x", b"\x01"), (b"s/x", b""), (b"s/x", b"\x00"), (b"s/x", b"\x02"), (b"s/\xff", b"\x01"),
+        (b"t/\xff", None),
+    ],
+)  # fmt: skip
+def test_a_setting_that_does_not_parse_is_refused(key: bytes, value: bytes | None) -> None:
     with pytest.raises((DamagedError, NewerFormatError)):
         SettingsState().apply(key, value)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from backend.kafka.faults import is_gone, translated, undelivered
 from backend.kafka.names import incarnation
-from backend.kafka.topics.info import FoundTopic, kafka_settings, kept_info, stored_bytes, topic_of
-from backend.records import AppendStatus, Durability, TopicInfo
+from backend.kafka.topics.info import (
+    FoundTopic,
+    kafka_settings,
+    kept_info,
+    refusal_of,
+    stored_bytes,
+    topic_of,
+)
+from backend.records import AppendStatus, Durability, NewRecord, TopicInfo
+from ddmq_common.delivery import encode
 from ddmq_common.errors import (
     CallerError,
     DdmqError,
@@ -20,6 +30,7 @@ from ddmq_common.errors import (
     UnknownTopicError,
 )
 
+ANOTHER_IS_WRONG = -138  # as librdkafka numbers it: not this record, but one of its batch
 FOUND = FoundTopic("orders", "id-1", 4, 1, 1_000_000, False)
 INFO = TopicInfo(
     "orders", incarnation("id-1"), 4, Durability.REPLICATED, False, False, "only", 77, "x.yaml", ("amq",), 1
@@ -90,6 +101,8 @@ def test_the_answer_says_what_it_is(replicas: int, flushed: bool, reached: Durab
     [
         (KafkaError.MSG_SIZE_TOO_LARGE, AppendStatus.REFUSED, CallerError),
         (KafkaError.UNKNOWN_TOPIC_OR_PART, AppendStatus.REFUSED, UnknownTopicError),
+        (KafkaError.INVALID_RECORD, AppendStatus.REFUSED, CallerError),
+        (ANOTHER_IS_WRONG, AppendStatus.NOT_STORED, TryLaterError),
         (KafkaError.NOT_ENOUGH_REPLICAS, AppendStatus.NOT_STORED, TryLaterError),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, AppendStatus.NOT_STORED, StorageError),
         (KafkaError._PURGE_QUEUE, AppendStatus.UNKNOWN, RemoteError),
@@ -113,3 +126,25 @@ def test_errors_keep_kafka_s_reason() -> None:
     assert not is_gone(ValueError())
     bug = ValueError("a bug")
     assert translated(bug, "topic x") is bug
+
+
+def record(size: int = 1, key: bytes = b"", queue_id: int = 0, **terms: Any) -> NewRecord:
+    return NewRecord("orders", queue_id, bytes(16), 1, encode(key, b"x" * size, b"", None), key, **terms)
+
+
+@pytest.mark.parametrize(
+    ("found", "sent", "said"),
+    [
+        (FOUND, record(), None),
+        (FOUND, record(queue_id=4), "no queue 4"),
+        (FOUND._replace(message_bytes_max=1_000), record(900), "1000 there .max.message.bytes"),
+        (FOUND._replace(message_bytes_max=1_000), record(system={"s": "x" * 900}), "1000 there"),
+        (FOUND._replace(keyed=True), record(key=b"k"), None),
+        (FOUND._replace(keyed=True), record(), "without a key.*compact"),
+        (FOUND._replace(writes=False), record(), "access control.*Write on topic orders"),
+    ],
+)
+def test_what_a_topic_does_not_take(found: FoundTopic, sent: NewRecord, said: str | None) -> None:
+    refused = refusal_of(sent, topic_of("orders", found, None))
+    assert (refused is None) == (said is None)
+    assert said is None or re.search(said, str(refused))
