@@ -21,12 +21,14 @@ from pathlib import Path
 
 from ddmq_client import Producer
 from ddmq_client.sql.statements import opened
-from tests.crash.kit.command import Say, command_line, in_folder
+from tests.crash.kit.boundaries import BoundaryServer
+from tests.crash.kit.boundary_process import CHECK, END, PREPARE
+from tests.crash.kit.command import Say, command_line, in_folder, with_boundaries
 from tests.crash.kit.kill_run import COMMANDS, configuration, judged
 from tests.crash.kit.process_rounds import ProcessRounds
 from tests.crash.kit.reading import read_on
 from tests.crash.transaction_load import GROUP, TOPICS, CrashLedger, Part
-from tests.scenarios.real_server import RealServer, write_config
+from tests.scenarios.real_server import write_config
 from tests.support.waits import until
 
 CHECKS_MAX = 15
@@ -65,11 +67,12 @@ class TransactionRun(ProcessRounds):
 
     module = "tests.crash.transaction_load"
     load_s = (0.05, 1.0)
+    boundary_names = {"producer": (PREPARE, END, CHECK)}
 
     def __init__(self, folder: Path, seed: int, say: Say) -> None:
         config = configuration(folder / "conf", seed)
         write_config(folder / "conf", proxy_producer=CHECKS)
-        servers = [RealServer(folder, config, command=command) for command in COMMANDS]
+        servers = [BoundaryServer(folder, config, command=command) for command in COMMANDS]
         super().__init__(folder, seed, say, servers)
         self._database = CrashLedger(folder)
 
@@ -130,18 +133,20 @@ class TransactionRun(ProcessRounds):
         return f"{ends}; transactions by checks asked {asked}"
 
 
-def run(folder: Path, seed: int, transactions: int, say: Say = print) -> int:
+def run(folder: Path, seed: int, transactions: int, say: Say = print, *, boundaries: bool = False) -> int:
     """The number of broken promises; what was seen is said."""
-    options = f"--seed {seed} --transactions {transactions}"
+    options = f"--seed {seed} --transactions {transactions}" + " --boundaries" * boundaries
     say(f"seed {seed}; the same again: python -m tests.crash.transaction_run {options}")
     kept = "ledger and topics agree: 0 lost, 0 twice, 0 in part"
-    return judged(TransactionRun(folder, seed, say), transactions, kept)
+    return judged(TransactionRun(folder, seed, say), transactions, kept, boundaries=boundaries)
 
 
 def main() -> int:
-    given = command_line(__doc__.splitlines()[0], transactions=10_000).parse_args()
+    given = with_boundaries(command_line(__doc__.splitlines()[0], transactions=10_000)).parse_args()
     return in_folder(
-        given, "transaction-run", lambda folder, say: run(folder, given.seed, given.transactions, say)
+        given,
+        "transaction-run",
+        lambda folder, say: run(folder, given.seed, given.transactions, say, boundaries=given.boundaries),
     )
 
 
