@@ -93,7 +93,9 @@ class KafkaBackend(Backend):
             self.parts.line.put_topic_info, self.parts.line.forget, self._topic_changed,
             lambda name: self._appends.touch(name),
         )  # fmt: skip
-        self._doubts = TopicDoubts(self._topics, lambda: self.parts.state.topic_infos, self.caught_up)
+        self._doubts = TopicDoubts(
+            self._topics, lambda: self.parts.state.topic_infos, self.parts.state.caught_up
+        )
         self._appends = Appends(options, self._bridge, self._clock, self._topics, self._stored)
         self._queries = KafkaQueries(self._topics, self.readers, offsets)
         self.parts.line.quiet = self._appends.quiet
@@ -176,7 +178,7 @@ class KafkaBackend(Backend):
         return Durability.WRITTEN if found is None else found.durability
 
     def caught_up(self) -> Completion[None]:
-        return self.parts.state.caught_up()
+        return self._doubts.caught_up()
 
     # --- writing
 

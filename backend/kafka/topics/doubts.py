@@ -40,6 +40,9 @@ class TopicDoubts:
         self._topics = topics
         self._kept = kept
         self._caught_up = caught_up
+        self._absent: dict[
+            str, bytes
+        ] = {}  # what is kept of topics that Kafka does not have, looked for in vain
         self._open: dict[_Doubt, None] = {}
 
     def of(self, records: Iterable[NewRecord]) -> frozenset[str]:
@@ -50,6 +53,32 @@ class TopicDoubts:
             for record in records
             if (topic := known.get(record.topic)) is None or record.queue_id >= topic.info.queues
         )
+
+    def caught_up(self) -> Completion[None]:
+        """As Backend.caught_up: topics that others were told of are known."""
+        done: Completion[None] = Completion()
+
+        def settled(error: Exception | None) -> None:
+            if error is None:
+                done.succeed(None)
+            else:
+                done.fail(error)
+
+        def followed(barrier: Completion[None]) -> None:
+            made = self._made()
+            if barrier.error is not None or not made:
+                settled(barrier.error)
+            else:
+                self.settle(made, settled)
+
+        self._caught_up().then(followed)
+        return done
+
+    def _made(self) -> frozenset[str]:
+        """Topics of which something is kept, and which are not known to be there."""
+        kept, topics = self._kept(), self._topics
+        self._absent = {name: value for name, value in self._absent.items() if kept.get(name) == value}
+        return frozenset(name for name in kept if name not in self._absent and topics.find(name) is None)
 
     def settle(self, names: frozenset[str], then: Then) -> None:
         """Call `then(None)` when what this process knows of them is true; with an error when it cannot be
@@ -66,12 +95,14 @@ class TopicDoubts:
 
     def _looked(self, doubt: _Doubt, reason: str) -> None:
         doubt.looks += 1
-        missing = [name for name in doubt.names if name in self._kept() and self._topics.find(name) is None]
+        missing = self._made() & doubt.names
         if reason:
             self._end(doubt, TryLaterError(f"not known whether {_named(doubt)} is there: {reason}"))
         elif missing and doubt.looks < LOOKS:
             HubTimer(ref=False).once(PAUSE_S, lambda: self._followed(doubt, None))
         else:
+            kept = self._kept()
+            self._absent.update((name, kept[name]) for name in missing)
             self._end(doubt, None)
 
     def _end(self, doubt: _Doubt, error: DdmqError | None) -> None:

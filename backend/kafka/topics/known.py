@@ -240,9 +240,10 @@ class KafkaTopics:
     def info_changed(self, name: str) -> None:
         """What is kept of a topic has changed; Kafka's settings of it, too, perhaps."""
         found = self._found.get(name)
-        if found is not None and name not in self._lines:
-            self._take(name, found)
-            self._doubted[name] = LOOKS
+        if name not in self._lines:
+            if found is not None:
+                self._take(name, found)
+                self._doubted[name] = LOOKS
             self.look()
 
     def _take(self, name: str, found: FoundTopic) -> None:

@@ -36,7 +36,6 @@ def test_appends_and_commits_find_it(two: tuple[KafkaBackend, KafkaBackend]) -> 
     maker, writer = two
     info = done(maker.put_topic(TopicInfo("appended", 0, 1, Durability.WRITTEN), soon()))
     other = done(maker.put_topic(TopicInfo("committed", 0, 2, Durability.WRITTEN), soon()))
-    assert writer.topic("appended") is None
     (first,) = done(writer.append([record("appended")], soon()))
     assert first.status is AppendStatus.STORED, first.error
     (second,) = done(writer.commit(CommitBatch([record("committed", 1)]), soon()))
@@ -47,6 +46,13 @@ def test_appends_and_commits_find_it(two: tuple[KafkaBackend, KafkaBackend]) -> 
     done(maker.put_topic(TopicInfo("committed", other.incarnation, 4, Durability.WRITTEN), soon()))
     (fourth,) = done(writer.commit(CommitBatch([record("committed", 3)]), soon()))
     assert fourth.status is AppendStatus.STORED, fourth.error
+
+
+def test_who_has_caught_up_knows_it(two: tuple[KafkaBackend, KafkaBackend]) -> None:
+    maker, other = two
+    done(maker.put_topic(TopicInfo("orders", 0, 1, Durability.WRITTEN), soon()))
+    done(other.caught_up())
+    assert other.topic("orders") is not None
 
 
 def test_what_nobody_made_is_refused(two: tuple[KafkaBackend, KafkaBackend]) -> None:

@@ -79,6 +79,38 @@ def test_but_not_for_ever(rig: DoubtRig) -> None:
     assert rig.told == [None]
 
 
+def test_what_others_made_is_known_once_it_is_caught_up(rig: DoubtRig) -> None:
+    assert rig.doubts.caught_up().done
+    rig.kept["orders"] = b"it was made"
+    caught_up = rig.doubts.caught_up()
+    assert not caught_up.done
+    rig.topics.topics["orders"] = object()
+    rig.topics.answer()
+    assert caught_up.result() is None
+    assert rig.doubts.caught_up().done
+
+
+def test_a_topic_that_somebody_deleted_in_kafka_is_looked_for_once(rig: DoubtRig) -> None:
+    rig.kept["orders"] = b"it was made"
+    caught_up = rig.doubts.caught_up()
+    for _ in range(LOOKS):
+        until(lambda: rig.topics.asking)
+        rig.topics.answer()
+    assert caught_up.result() is None
+    assert rig.doubts.caught_up().done
+    rig.kept["orders"] = b"it was made again"
+    assert not rig.doubts.caught_up().done
+
+
+def test_nobody_is_told_that_it_is_caught_up_who_cannot_know(rig: DoubtRig) -> None:
+    rig.kept["orders"] = b"it was made"
+    first = rig.doubts.caught_up()
+    rig.topics.answer("no broker answers")
+    rig.barrier = failed(RemoteError("no broker"))
+    assert isinstance(first.error, TryLaterError)
+    assert isinstance(rig.doubts.caught_up().error, RemoteError)
+
+
 def test_a_cluster_that_does_not_answer_says_nothing_of_a_topic(rig: DoubtRig) -> None:
     rig.settle()
     rig.topics.answer("no broker answers")
