@@ -26,9 +26,9 @@ from pathlib import Path
 from random import Random
 
 from ddmq_client import Producer, SendError, UnknownOutcomeError
-from tests.crash.kit.boundaries import BoundaryServer
+from tests.crash.kit.boundaries import boundary_servers
 from tests.crash.kit.boundary_process import PROGRESS, REPLY, SEND
-from tests.crash.kit.command import Say, command_line, in_folder, with_boundaries
+from tests.crash.kit.command import Say, command_line, in_folder, with_boundaries, with_kafka
 from tests.crash.kit.kill_run import configuration, judged
 from tests.crash.kit.process_rounds import ProcessRounds
 from tests.crash.kit.reading import Reached, read_on
@@ -155,15 +155,7 @@ class ReplyRun(ProcessRounds):
         retries = {"retry_intervals_ms": [20, -1], "max_timeout_redeliveries": -1, "start": "first"}
         write_config(folder / "conf", proxy_consumer={"defaults": {"ack_timeout_ms": lease_ms, **retries}})
         kafka = installation.engine == "kafka"
-        servers = [
-            BoundaryServer(
-                folder / f"server-{number}" if kafka else folder,
-                config,
-                command=command,
-                installation=installation,
-            )
-            for number, command in enumerate(COMMANDS)
-        ]
+        servers = boundary_servers(folder, config, COMMANDS, installation)
         super().__init__(folder, seed, say, servers)
         self.ordered = seed % 2 == 1
         self._stops = stops
@@ -270,9 +262,7 @@ def run(
 def main() -> int:
     parser = with_boundaries(command_line(__doc__.splitlines()[0], jobs=10_000))
     parser.add_argument("--stops", action="store_true", help="proxies stand still, too")
-    parser.add_argument("--kafka", action="store_true", help="on a Kafka broker, not on the file log")
-    given = parser.parse_args()
-    engine = "kafka" if given.kafka else "file_log"
+    given = with_kafka(parser).parse_args()
     return in_folder(
         given,
         "reply-run",
@@ -282,7 +272,7 @@ def main() -> int:
             given.jobs,
             say,
             stops=given.stops,
-            engine=engine,
+            engine=given.engine,
             boundaries=given.boundaries,
         ),
     )

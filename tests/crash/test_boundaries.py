@@ -78,13 +78,15 @@ class Scripted(BoundaryServer):
 
 
 def test_each_boundary_and_moment_comes_in_turn(tmp_path: Path) -> None:
-    server = Scripted(tmp_path, deaths=6)
+    server = Scripted(tmp_path, deaths=7)
     kills = BoundaryKills([server], {"producer": (SEND, END)}, Random(1))
+    server.launch()
+    assert kills.fallen() == [server], "it is killed to be told where to die"
     kills.start(server)
     server.kill()
     assert kills.unmet == []
     assert set(kills.counts.values()) == {1}
-    assert {(plan.boundary, plan.moment) for plan in server.told[:6] if plan} == {
+    assert {(plan.boundary, plan.moment) for plan in server.told[1:7] if plan} == {
         (name, moment) for name in (SEND, END) for moment in MOMENTS
     }
     server.is_to_die(Doomed(END, AFTER, 1, 0))
@@ -100,7 +102,8 @@ def test_each_boundary_and_moment_comes_in_turn(tmp_path: Path) -> None:
 def test_a_server_that_ends_by_itself_breaks_the_run_off(tmp_path: Path) -> None:
     server = Scripted(tmp_path, deaths=0)
     kills = BoundaryKills([server], {"producer": (SEND,)}, Random(1))
-    kills.start(server)
+    server.launch()
+    kills.start(*kills.fallen())
     assert server.process is not None
     server.process.send_signal(signal.SIGTERM)
     server.process.wait()

@@ -1,6 +1,7 @@
-"""Kills at boundaries of commits: each server is told, at its start, where to die (boundary_process.py).
+"""Kills at boundaries of commits: a server is told, at its start, where it is to die (boundary_process.py).
 
-Every kind of commit that is asked for meets every moment in turn, so a run says which of them it has seen.
+One at a time is, of a command of which fewest have died so far. Every kind of commit that is asked for meets
+every moment in turn, so a run says which of them it has seen.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
+from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
 from tests.crash.kit.boundary_process import MOMENTS
 from tests.scenarios.real_server import PATIENCE_S, NotReady, RealServer
+from tests.support.installations import Installation
 
 UNMET_S = 15.0  # after which a server that has not met its boundary is killed from outside
 FEW_MAX, MANY_MAX = 8, 80  # commits before the one where it dies
@@ -49,6 +52,22 @@ class BoundaryServer(RealServer):
         self.before = () if plan is None else (sys.executable, "-m", module, *map(str, plan))
 
 
+def boundary_servers(
+    folder: Path, config: Path, commands: Sequence[str], installation: Installation
+) -> list[BoundaryServer]:
+    """One for each command: over one directory on the file log, in a folder of its own on Kafka."""
+    apart = installation.engine == "kafka"
+    return [
+        BoundaryServer(
+            folder / f"server-{number}" if apart else folder,
+            config,
+            command=command,
+            installation=installation,
+        )
+        for number, command in enumerate(commands)
+    ]
+
+
 class BoundaryKills:
     """Of one run. `names`: the boundaries that a server of a command meets; `counts`: kills, by where."""
 
@@ -57,6 +76,8 @@ class BoundaryKills:
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._servers = [server for server in servers if server.command in names]
+        self._deaths: Counter[str] = Counter()
+        self._next: BoundaryServer | None = None
         self._random = random
         self._plans = {command: self._in_turn(wanted) for command, wanted in names.items()}
         self._wanted = {
@@ -73,35 +94,42 @@ class BoundaryKills:
         return self._random.random() < BY_HAND_SHARE
 
     def fallen(self) -> list[BoundaryServer]:
-        """Those that have died by now, at least one."""
-        new = [server for server in self._servers if server.plan is None]
-        if new:
-            self._kill(new)
-            return new
+        """The one that has died where it was to; where none was to die, the next one, killed for that."""
+        armed = [server for server in self._servers if server.plan is not None]
+        if not armed:
+            fewest = min(
+                self._servers, key=lambda server: (self._deaths[server.command], self._random.random())
+            )
+            self._next = fewest
+            fewest.kill()
+            return [fewest]
         deadline = time.monotonic() + UNMET_S
-        while not (dead := [server for server in self._servers if _code(server) is not None]):
+        while not (dead := [server for server in armed if _code(server) is not None]):
             if time.monotonic() >= deadline:
-                one = self._random.choice(self._servers)
                 self.counts["unmet"] += 1
-                self._kill([one])
-                return [one]
+                for server in armed:
+                    server.kill()
+                return armed
             time.sleep(LOOK_S)
         for server in dead:
             self._met(server)
         return dead
 
     def start(self, server: RealServer) -> None:
-        """Until it is ready; it may die while it starts, and more than once."""
-        while isinstance(server, BoundaryServer) and server in self._servers:
-            server.is_to_die(next(self._plans[server.command]))
+        """Until it is ready; the next that is to die may do so while it starts, and more than once."""
+        if isinstance(server, BoundaryServer):
+            server.is_to_die(None)
+        while server is self._next:
+            self._next.is_to_die(next(self._plans[server.command]))
             deadline = time.monotonic() + PATIENCE_S
             try:
                 server.start()
+                self._next = None
                 return
             except NotReady:
                 if time.monotonic() >= deadline:
                     raise
-                self._met(server)
+                self._met(self._next)
         server.start()
 
     def end(self) -> None:
@@ -117,12 +145,8 @@ class BoundaryKills:
         assert code == -signal.SIGKILL, f"{server.command} ended by itself with {code}: {server.log[-2000:]}"
         assert server.plan is not None
         self.counts[server.plan.told] += 1
+        self._deaths[server.command] += 1
         server.kill()  # what it left of its group
-
-    @staticmethod
-    def _kill(servers: Sequence[RealServer]) -> None:
-        for server in servers:
-            server.kill()
 
     def _in_turn(self, names: Sequence[str]) -> Iterator[Doomed]:
         every = list(product(names, MOMENTS))

@@ -33,6 +33,15 @@ def with_boundaries(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     return parser
 
 
+def with_kafka(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """And `--kafka`: the `engine` that it is asked of."""
+    told = "on a Kafka broker, not on the file log"
+    parser.add_argument(
+        "--kafka", dest="engine", action="store_const", const="kafka", default="file_log", help=told
+    )
+    return parser
+
+
 def in_folder(given: argparse.Namespace, name: str, run: Callable[[Path, Say], object]) -> int:
     """The exit code of a run in a folder of its own, which is kept when something was broken."""
     for noisy in ("thrift", "ddmq_client"):
