@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -108,9 +108,8 @@ class Killing(ServerRounds):
         self.kills["while starting"] += when == STARTING
         self.ledger.killed()
 
-    def start(self, victims: list[RealServer]) -> None:
-        self.random.shuffle(victims)
-        for server in victims:
+    def start(self, victims: Sequence[RealServer]) -> None:
+        for server in self.random.sample(victims, len(victims)):
             began = time.monotonic()
             server.start()
             self.ready_s.append(time.monotonic() - began)

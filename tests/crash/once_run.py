@@ -15,14 +15,15 @@ import sys
 from pathlib import Path
 
 from ddmq_client import Producer
-from tests.crash.kit.command import Say, command_line, in_folder
+from tests.crash.kit.boundaries import BoundaryServer
+from tests.crash.kit.boundary_process import SEND
+from tests.crash.kit.command import Say, command_line, in_folder, with_boundaries
 from tests.crash.kit.kill_run import COMMANDS, configuration, judged, told
 from tests.crash.kit.load_thread import stopped
 from tests.crash.kit.reading import read_on
 from tests.crash.kit.server_rounds import ServerRounds
 from tests.crash.once_ledger import OnceLedger, StoredAt
 from tests.crash.once_load import TOPICS, KeySender, NumberedSender
-from tests.scenarios.real_server import RealServer
 
 NUMBERED, KEYED = 4, 3
 END_S = 120.0
@@ -33,10 +34,11 @@ class OnceRun(ServerRounds):
     """One run."""
 
     ledger: OnceLedger
+    boundary_names = {"producer": (SEND,)}
 
     def __init__(self, folder: Path, seed: int, say: Say) -> None:
         config = configuration(folder / "conf", seed)
-        servers = [RealServer(folder, config, command=command) for command in COMMANDS]
+        servers = [BoundaryServer(folder, config, command=command) for command in COMMANDS]
         super().__init__(seed, say, servers, OnceLedger())
         numbered = [NumberedSender(f"numbered-{n}", seed, self.ledger, self.ports) for n in range(NUMBERED)]
         self.keyed = [KeySender(f"keyed-{n}", seed, self.ledger, self.ports) for n in range(KEYED)]
@@ -77,16 +79,21 @@ class OnceRun(ServerRounds):
         ]
 
 
-def run(folder: Path, seed: int, rounds: int, say: Say = print) -> int:
+def run(folder: Path, seed: int, rounds: int, say: Say = print, *, boundaries: bool = False) -> int:
     """The number of broken promises; what was seen is said."""
-    say(f"seed {seed}; the same again: python -m tests.crash.once_run --seed {seed} --rounds {rounds}")
+    options = f"--seed {seed} --rounds {rounds}" + " --boundaries" * boundaries
+    say(f"seed {seed}; the same again: python -m tests.crash.once_run {options}")
     kept = "0 lost, 0 stored twice, 0 answered for another place"
-    return judged(OnceRun(folder, seed, say), rounds, kept)
+    return judged(OnceRun(folder, seed, say), rounds, kept, boundaries=boundaries)
 
 
 def main() -> int:
-    given = command_line(__doc__.splitlines()[0], rounds=100).parse_args()
-    return in_folder(given, "once-run", lambda folder, say: run(folder, given.seed, given.rounds, say))
+    given = with_boundaries(command_line(__doc__.splitlines()[0], rounds=100)).parse_args()
+    return in_folder(
+        given,
+        "once-run",
+        lambda folder, say: run(folder, given.seed, given.rounds, say, boundaries=given.boundaries),
+    )
 
 
 if __name__ == "__main__":

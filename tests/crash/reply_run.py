@@ -26,7 +26,9 @@ from pathlib import Path
 from random import Random
 
 from ddmq_client import Producer, SendError, UnknownOutcomeError
-from tests.crash.kit.command import Say, command_line, in_folder
+from tests.crash.kit.boundaries import boundary_servers
+from tests.crash.kit.boundary_process import PROGRESS, REPLY, SEND
+from tests.crash.kit.command import Say, command_line, in_folder, with_boundaries, with_kafka
 from tests.crash.kit.kill_run import configuration, judged
 from tests.crash.kit.process_rounds import ProcessRounds
 from tests.crash.kit.reading import Reached, read_on
@@ -143,6 +145,7 @@ class ReplyRun(ProcessRounds):
 
     module = "tests.crash.reply_load"
     load_kind = "consumers"
+    boundary_names = {"producer": (SEND,), "consumer": (REPLY, PROGRESS)}
 
     def __init__(
         self, folder: Path, seed: int, jobs: int, say: Say, installation: Installation, stops: bool
@@ -152,15 +155,7 @@ class ReplyRun(ProcessRounds):
         retries = {"retry_intervals_ms": [20, -1], "max_timeout_redeliveries": -1, "start": "first"}
         write_config(folder / "conf", proxy_consumer={"defaults": {"ack_timeout_ms": lease_ms, **retries}})
         kafka = installation.engine == "kafka"
-        servers = [
-            RealServer(
-                folder / f"server-{number}" if kafka else folder,
-                config,
-                command=command,
-                installation=installation,
-            )
-            for number, command in enumerate(COMMANDS)
-        ]
+        servers = boundary_servers(folder, config, COMMANDS, installation)
         super().__init__(folder, seed, say, servers)
         self.ordered = seed % 2 == 1
         self._stops = stops
@@ -253,25 +248,33 @@ def run(
     *,
     stops: bool = False,
     engine: str = "file_log",
+    boundaries: bool = False,
 ) -> int:
     """The number of broken promises; what was seen is said."""
     options = f"--seed {seed} --jobs {jobs}" + " --stops" * stops + " --kafka" * (engine == "kafka")
+    options += " --boundaries" * boundaries
     say(f"seed {seed}; the same again: python -m tests.crash.reply_run {options}")
     with installed(engine) as made:
         one = ReplyRun(folder, seed, jobs, say, made, stops)
-        return judged(one, jobs, "every job once and whole, through both steps")
+        return judged(one, jobs, "every job once and whole, through both steps", boundaries=boundaries)
 
 
 def main() -> int:
-    parser = command_line(__doc__.splitlines()[0], jobs=10_000)
+    parser = with_boundaries(command_line(__doc__.splitlines()[0], jobs=10_000))
     parser.add_argument("--stops", action="store_true", help="proxies stand still, too")
-    parser.add_argument("--kafka", action="store_true", help="on a Kafka broker, not on the file log")
-    given = parser.parse_args()
-    engine = "kafka" if given.kafka else "file_log"
+    given = with_kafka(parser).parse_args()
     return in_folder(
         given,
         "reply-run",
-        lambda folder, say: run(folder, given.seed, given.jobs, say, stops=given.stops, engine=engine),
+        lambda folder, say: run(
+            folder,
+            given.seed,
+            given.jobs,
+            say,
+            stops=given.stops,
+            engine=given.engine,
+            boundaries=given.boundaries,
+        ),
     )
 
 

@@ -71,10 +71,13 @@ class TxLedger(Violations):
         with self._lock:
             self.known[transaction] = Known(meant)
 
-    def mean(self, transaction: str, meant: Meant) -> None:
-        """Its client wants something else of it now; nobody was told of the other."""
+    def mean(self, transaction: str, meant: Meant) -> Meant:
+        """Its client wants something else now; what it means: the other, where a check was told that."""
         with self._lock:
-            self.known[transaction].meant = meant
+            known = self.known[transaction]
+            if not known.checks:
+                known.meant = meant
+            return known.meant
 
     def prepared(self, transaction: str, bodies: Iterable[bytes], *, sure: bool) -> None:
         """Messages were answered for, or perhaps stored."""

@@ -81,8 +81,7 @@ class TxClient(TxWorker):
         self.ledger.begin(transaction, meant)
         through = self._prepare(transaction)
         if through is None:
-            meant = Meant.ROLLBACK
-            self.ledger.mean(transaction, meant)
+            meant = self.ledger.mean(transaction, Meant.ROLLBACK)
         if left or meant is Meant.SILENT:
             return  # somebody is asked about it
         for _ in range(self.random.choice((1, 3, 100))):

@@ -18,14 +18,16 @@ from pathlib import Path
 from random import Random
 
 from ddmq_common.names import TRANSACTION_DEAD_TOPIC
-from tests.crash.kit.command import Say, command_line, in_folder
+from tests.crash.kit.boundaries import BoundaryServer
+from tests.crash.kit.boundary_process import CHECK, END, GIVE_UP, PREPARE
+from tests.crash.kit.command import Say, command_line, in_folder, with_boundaries
 from tests.crash.kit.kill_run import COMMANDS, configuration, judged, told
 from tests.crash.kit.load_thread import stopped
 from tests.crash.kit.reading import read_on
 from tests.crash.kit.server_rounds import ServerRounds
 from tests.crash.tx_ledger import Meant, TxLedger
 from tests.crash.tx_load import TOPICS, TxClient, TxMember
-from tests.scenarios.real_server import RealServer, write_config
+from tests.scenarios.real_server import write_config
 
 CLIENTS, MEMBERS = 8, 3
 END_S = 240.0
@@ -37,13 +39,14 @@ class TxRun(ServerRounds):
     """One run."""
 
     ledger: TxLedger
+    boundary_names = {"producer": (PREPARE, END, CHECK, GIVE_UP)}
 
     def __init__(self, folder: Path, seed: int, say: Say) -> None:
         config = configuration(folder / "conf", seed)
         periods = {"check_after_ms": CHECK_MS, "check_interval_ms": CHECK_MS, "shards": 8}
         few = {"outcomes_max": Random(f"{seed}/few").choice([20, 10_000])}
         write_config(folder / "conf", proxy_producer={"transactions": periods | few})
-        servers = [RealServer(folder, config, command=command) for command in COMMANDS]
+        servers = [BoundaryServer(folder, config, command=command) for command in COMMANDS]
         super().__init__(seed, say, servers, TxLedger())
         self.clients = [TxClient(f"client-{n}", seed, self.ledger, self.ports) for n in range(CLIENTS)]
         self.members = [TxMember(f"member-{n}", seed, self.ledger, self.ports) for n in range(MEMBERS)]
@@ -96,15 +99,20 @@ class TxRun(ServerRounds):
         return [bytes(each.body) for _, each in read_on(self.addresses("consumer"), there)]
 
 
-def run(folder: Path, seed: int, rounds: int, say: Say = print) -> int:
+def run(folder: Path, seed: int, rounds: int, say: Say = print, *, boundaries: bool = False) -> int:
     """The number of broken promises; what was seen is said."""
-    say(f"seed {seed}; the same again: python -m tests.crash.tx_run --seed {seed} --rounds {rounds}")
-    return judged(TxRun(folder, seed, say), rounds, "each whole, once or never")
+    options = f"--seed {seed} --rounds {rounds}" + " --boundaries" * boundaries
+    say(f"seed {seed}; the same again: python -m tests.crash.tx_run {options}")
+    return judged(TxRun(folder, seed, say), rounds, "each whole, once or never", boundaries=boundaries)
 
 
 def main() -> int:
-    given = command_line(__doc__.splitlines()[0], rounds=100).parse_args()
-    return in_folder(given, "tx-run", lambda folder, say: run(folder, given.seed, given.rounds, say))
+    given = with_boundaries(command_line(__doc__.splitlines()[0], rounds=100)).parse_args()
+    return in_folder(
+        given,
+        "tx-run",
+        lambda folder, say: run(folder, given.seed, given.rounds, say, boundaries=given.boundaries),
+    )
 
 
 if __name__ == "__main__":

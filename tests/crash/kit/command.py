@@ -26,6 +26,22 @@ def command_line(description: str, *, seeded: bool = True, **lengths: int) -> ar
     return parser
 
 
+def with_boundaries(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """And that servers kill themselves at named boundaries of commits (kit/boundaries.py)."""
+    told = "servers kill themselves at named boundaries of commits"
+    parser.add_argument("--boundaries", action="store_true", help=told)
+    return parser
+
+
+def with_kafka(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """And `--kafka`: the `engine` that it is asked of."""
+    told = "on a Kafka broker, not on the file log"
+    parser.add_argument(
+        "--kafka", dest="engine", action="store_const", const="kafka", default="file_log", help=told
+    )
+    return parser
+
+
 def in_folder(given: argparse.Namespace, name: str, run: Callable[[Path, Say], object]) -> int:
     """The exit code of a run in a folder of its own, which is kept when something was broken."""
     for noisy in ("thrift", "ddmq_client"):

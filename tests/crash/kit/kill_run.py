@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from tests.crash.kit.boundaries import BoundaryKills, BoundaryServer
 from tests.crash.kit.command import Say
 from tests.crash.kit.violations import Violations
 from tests.scenarios.real_server import NotReady, RealServer, write_config
@@ -39,9 +40,11 @@ def configuration(folder: Path, seed: int) -> Path:
 
 
 class KillRun:
-    """One run. `ledger`: where everything that is broken goes."""
+    """One run. `ledger`: where everything that is broken goes. `boundary_names`: at which commits the servers
+    of a command kill themselves, where the run is one `at_boundaries`."""
 
     report_every = 10
+    boundary_names: Mapping[str, Sequence[str]] = {}
 
     def __init__(self, seed: int, say: Say, servers: Sequence[RealServer], ledger: Violations) -> None:
         self.seed, self.say = seed, say
@@ -49,6 +52,12 @@ class KillRun:
         self.servers = list(servers)
         self.ledger = ledger
         self.kills: Counter[str] = Counter()
+        self.boundaries: BoundaryKills | None = None
+
+    def at_boundaries(self) -> None:
+        """Servers die at named boundaries of commits; some are killed from outside as without this."""
+        mortal = [server for server in self.servers if isinstance(server, BoundaryServer)]
+        self.boundaries = BoundaryKills(mortal, self.boundary_names, Random(f"{self.seed}/boundaries"))
 
     def run(self, length: int) -> None:
         """All of it."""
@@ -59,6 +68,18 @@ class KillRun:
             self.under_load(length)
         finally:
             self.over()
+
+    def again(self, server: RealServer) -> None:
+        """Start it, until it is ready."""
+        if self.boundaries is None:
+            server.start()
+        else:
+            self.boundaries.start(server)
+
+    def no_more_kills(self) -> None:
+        """All servers stay alive from here on."""
+        if self.boundaries is not None:
+            self.boundaries.end()
 
     def over(self) -> None:
         """Nothing of it runs any more."""
@@ -87,7 +108,8 @@ class KillRun:
 
     def report(self, when: str) -> None:
         """One line."""
-        kills = ", ".join(f"{count} {what}" for what, count in sorted(self.kills.items()))
+        every = self.kills + (self.boundaries.counts if self.boundaries else Counter())
+        kills = ", ".join(f"{count} {what}" for what, count in sorted(every.items()))
         self.say(f"{when}: kills {kills or 'none'}; {self.numbers()}")
 
 
@@ -97,10 +119,14 @@ def told(counts: Any) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in fields.items())
 
 
-def judged(one: KillRun, length: int, kept: str) -> int:
+def judged(one: KillRun, length: int, kept: str, *, boundaries: bool = False) -> int:
     """The number of broken promises of a run; what was seen is said, `kept` where there is none."""
+    if boundaries:
+        one.at_boundaries()
     try:
         one.run(length)
+        if one.boundaries is not None and (unmet := one.boundaries.unmet):
+            one.ledger.violated(f"the run was too short: nobody died {', '.join(unmet)}")
     except (NotReady, AssertionError) as error:
         one.ledger.violated(f"the run broke off: {error}")
     one.report("end")

@@ -40,6 +40,7 @@ class ProcessRounds(KillRun):
             self._begin(name)
         self.feed()
         self._rounds(length)
+        self.no_more_kills()
         self.all_live()
         self.settle()
         for text in self.broken():
@@ -98,6 +99,11 @@ class ProcessRounds(KillRun):
             assert time.monotonic() < deadline, f"nothing went on for {self.stuck_s:g} s, behind {best}"
 
     def _round(self) -> None:
+        if self.boundaries is not None and not self.boundaries.is_by_hand():
+            for server in self.boundaries.fallen():
+                self.again(server)
+            self.look()
+            return
         time.sleep(self.random.uniform(*self.load_s))  # load without a fault: its length is the seed's
         self.fault()
         self.all_live()
@@ -111,7 +117,7 @@ class ProcessRounds(KillRun):
             self.end(self.loads[name])
             self.kills[self.load_kind] += 1
         for server in servers:
-            server.start()
+            self.again(server)
         for name in loads:
             self._begin(name)
         self.look()

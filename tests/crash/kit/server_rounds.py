@@ -27,6 +27,7 @@ class ServerRounds(KillRun):
             self.round(number)
             if self.ledger.violations_count or any(worker.failure for worker in self.workers):
                 break
+        self.no_more_kills()
         self.end()
         assert self.is_proof(length), "too little was done to prove a thing"
 
@@ -40,6 +41,16 @@ class ServerRounds(KillRun):
 
     def round(self, number: int) -> None:
         """Load, kills, and all of them are ready again."""
+        if self.boundaries is None or self.boundaries.is_by_hand():
+            victims = self.killed()
+        else:
+            victims = self.boundaries.fallen()
+        self.start(victims)
+        if number % self.report_every == 0:
+            self.report(f"round {number}")
+
+    def killed(self) -> Sequence[RealServer]:
+        """Those that are killed from outside."""
         time.sleep(self.random.uniform(*self.load_s))  # load without a fault: its length is the seed's
         victims = self.victims()
         self.kill(victims, SERVING)
@@ -48,9 +59,7 @@ class ServerRounds(KillRun):
                 server.launch()
             time.sleep(self.random.uniform(*START_KILL_S))  # how far a start comes is the seed's
             self.kill(victims, STARTING)
-        self.start(victims)
-        if number % self.report_every == 0:
-            self.report(f"round {number}")
+        return victims
 
     def victims(self) -> list[RealServer]:
         """One of them, or several."""
@@ -62,7 +71,7 @@ class ServerRounds(KillRun):
             server.kill()
             self.kills[when] += 1
 
-    def start(self, victims: list[RealServer]) -> None:
+    def start(self, victims: Sequence[RealServer]) -> None:
         """All of them, until they are ready."""
         for server in victims:
-            server.start()
+            self.again(server)

@@ -1,0 +1,162 @@
+"""Kills at boundaries of commits: a server is told, at its start, where it is to die (boundary_process.py).
+
+One at a time is, of a command of which fewest have died so far. Every kind of commit that is asked for meets
+every moment in turn, so a run says which of them it has seen.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+from tests.crash.kit.boundary_process import MOMENTS
+from tests.scenarios.real_server import PATIENCE_S, NotReady, RealServer
+from tests.support.installations import Installation
+
+UNMET_S = 15.0  # after which a server that has not met its boundary is killed from outside
+FEW_MAX, MANY_MAX = 8, 80  # commits before the one where it dies
+DELAY_US_MAX = 4_000
+LOOK_S = 0.01
+BY_HAND_SHARE = 0.2
+
+
+class Doomed(NamedTuple):
+    """Where a process is to die."""
+
+    boundary: str
+    moment: str
+    count: int
+    delay_us: int
+
+    @property
+    def told(self) -> str:
+        return f"{self.moment} {self.boundary}"
+
+
+class BoundaryServer(RealServer):
+    """Without a `plan` it is a server like any other."""
+
+    plan: Doomed | None = None
+
+    def is_to_die(self, plan: Doomed | None) -> None:
+        """There, from its next start on; None: nowhere."""
+        self.plan = plan
+        module = "tests.crash.kit.boundary_process"
+        self.before = () if plan is None else (sys.executable, "-m", module, *map(str, plan))
+
+
+def boundary_servers(
+    folder: Path, config: Path, commands: Sequence[str], installation: Installation
+) -> list[BoundaryServer]:
+    """One for each command: over one directory on the file log, in a folder of its own on Kafka."""
+    apart = installation.engine == "kafka"
+    return [
+        BoundaryServer(
+            folder / f"server-{number}" if apart else folder,
+            config,
+            command=command,
+            installation=installation,
+        )
+        for number, command in enumerate(commands)
+    ]
+
+
+class BoundaryKills:
+    """Of one run. `names`: the boundaries that a server of a command meets; `counts`: kills, by where."""
+
+    def __init__(
+        self, servers: Sequence[BoundaryServer], names: Mapping[str, Sequence[str]], random: Random
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self._servers = [server for server in servers if server.command in names]
+        self._deaths: Counter[str] = Counter()
+        self._next: BoundaryServer | None = None
+        self._random = random
+        self._plans = {command: self._in_turn(wanted) for command, wanted in names.items()}
+        self._wanted = {
+            f"{moment} {name}" for every in names.values() for name in every for moment in MOMENTS
+        }
+
+    @property
+    def unmet(self) -> list[str]:
+        """Where nobody has died yet."""
+        return sorted(self._wanted - self.counts.keys())
+
+    def is_by_hand(self) -> bool:
+        """Whether the next kill is one from outside, as in a run without boundaries."""
+        return self._random.random() < BY_HAND_SHARE
+
+    def fallen(self) -> list[BoundaryServer]:
+        """The one that has died where it was to; where none was to die, the next one, killed for that."""
+        armed = [server for server in self._servers if server.plan is not None]
+        if not armed:
+            fewest = min(
+                self._servers, key=lambda server: (self._deaths[server.command], self._random.random())
+            )
+            self._next = fewest
+            fewest.kill()
+            return [fewest]
+        deadline = time.monotonic() + UNMET_S
+        while not (dead := [server for server in armed if _code(server) is not None]):
+            if time.monotonic() >= deadline:
+                self.counts["unmet"] += 1
+                for server in armed:
+                    server.kill()
+                return armed
+            time.sleep(LOOK_S)
+        for server in dead:
+            self._met(server)
+        return dead
+
+    def start(self, server: RealServer) -> None:
+        """Until it is ready; the next that is to die may do so while it starts, and more than once."""
+        if isinstance(server, BoundaryServer):
+            server.is_to_die(None)
+        while server is self._next:
+            self._next.is_to_die(next(self._plans[server.command]))
+            deadline = time.monotonic() + PATIENCE_S
+            try:
+                server.start()
+                self._next = None
+                return
+            except NotReady:
+                if time.monotonic() >= deadline:
+                    raise
+                self._met(self._next)
+        server.start()
+
+    def end(self) -> None:
+        """They live on without a plan."""
+        for server in self._servers:
+            server.kill()
+            server.is_to_die(None)
+        for server in self._servers:
+            server.start()
+
+    def _met(self, server: BoundaryServer) -> None:
+        code = _code(server)
+        assert code == -signal.SIGKILL, f"{server.command} ended by itself with {code}: {server.log[-2000:]}"
+        assert server.plan is not None
+        self.counts[server.plan.told] += 1
+        self._deaths[server.command] += 1
+        server.kill()  # what it left of its group
+
+    def _in_turn(self, names: Sequence[str]) -> Iterator[Doomed]:
+        every = list(product(names, MOMENTS))
+        while True:
+            self._random.shuffle(every)
+            for name, moment in every:
+                count = self._random.randint(1, self._random.choice((1, FEW_MAX, MANY_MAX)))
+                yield Doomed(name, moment, count, self._random.randrange(DELAY_US_MAX))
+
+
+def _code(server: RealServer) -> int | None:
+    assert server.process is not None
+    return server.process.poll()
