@@ -126,6 +126,9 @@ class DelayQueries:
         } | whole
 
     def messages(self, request: AdminRequest) -> dict[str, Any]:
+        health = self._backend.health()
+        if not health.ready:
+            raise TryLaterError(f"what waits is not known: {health.reason}")
         query, service = request.query, self._caught_up()
         topic, (start, end) = query.get("topic"), _range(request)
         count = min(max(request.number("count", 20), 1), SHOWN_MAX)

@@ -19,6 +19,7 @@ from ddmq.server.delays.queries import PAGE_BYTES, DelayQueries
 from ddmq.server.http.routing import AdminRequest
 from ddmq.server.process.parts import ServerProcess
 from ddmq_common.clock import ManualClock
+from ddmq_common.errors import TryLaterError
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
 from delay_service.config import DelayConfig
@@ -74,6 +75,17 @@ def test_a_server_is_ready_when_every_delay_shard_fires(rig: DelayRig) -> None:
     disks.go_on.set()
     rig.until(lambda: server_health(rig).ready or alarms.ring(), "every shard fires")
     assert rig.service.started.done
+
+
+def test_nothing_is_listed_while_the_engine_is_away(
+    rig: DelayRig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An empty list would say that nothing waits."""
+    away = Health(False, "the cluster does not answer")
+    monkeypatch.setattr(rig.backend, "health", lambda: away)
+    queries = DelayQueries(rig.backend, rig.service, rig.clock, tmp_path)
+    with pytest.raises(TryLaterError, match="the cluster does not answer"):
+        queries.messages(AdminRequest({}, {}, {}))
 
 
 @pytest.mark.parametrize("count", [1, 20])
