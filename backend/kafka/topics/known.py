@@ -29,12 +29,14 @@ from backend.kafka.topics.info import (
     stored_bytes,
     topic_of,
 )
+from backend.kafka.topics.upkeep import TopicUpkeep
 from backend.records import NewRecord, QueueRef, TopicInfo
 from ddmq_common.clock import Clock
 from ddmq_common.errors import DrainingError, RemoteError, UnknownTopicError
 from ddmq_common.hub_timer import HubTimer
 
 log = logging.getLogger(__name__)
+SURE_S = 60.0  # after which a topic that was made anew is no mistake of a broker that is behind
 LOOKS = 2  # at what others have changed: a broker may hear of it a little later
 LOOK_AT_ALL = 10  # each so many surveys every topic is looked at, not only those that seem changed
 PutInfo = Callable[[str, bytes | None, float], Completion[None]]
@@ -61,6 +63,7 @@ class KafkaTopics:
         self._options = options
         self._names = options.names
         self._cluster = cluster
+        self._upkeep = TopicUpkeep(cluster)
         self._clock = clock
         self._stored = stored
         self._put_info = put_info
@@ -72,7 +75,6 @@ class KafkaTopics:
         self._over: set[str] = set()  # ids of topics that were deleted here
         self._lines: dict[str, deque[Callable[[], None]]] = {}  # names that something is done to
         self._pending: set[Completion[Any]] = set()
-        self._trimmed: dict[QueueRef, int] = {}
         self._doubted: dict[str, int] = {}  # to be looked at so many times more, what others have changed
         self._surveys = 0
         self._asking: list[Callable[[str], object]] = []  # who waits for a survey that has not begun
@@ -179,7 +181,7 @@ class KafkaTopics:
             if name is not None and name not in busy and each.topic_id not in self._over:
                 self._take(name, each)
                 if not work.keeps(name, each):
-                    self._keep(name, each)
+                    self._upkeep.keep(name, each)
         for name, known in list(self._found.items()):
             if known.kafka_name not in found.names and name not in busy:
                 self._drop(name)
@@ -202,32 +204,11 @@ class KafkaTopics:
             log.error("%s", reason)
         self.reason, self._lost = reason, True
 
-    def _keep(self, ours: str, found: FoundTopic) -> None:
-        """A topic of delayed messages that somebody else made, or changed."""
-
-        def set_so(_: FoundTopic | None, error: Exception | None) -> None:
-            name = found.kafka_name
-            if error is not None:
-                log.error("delayed messages in topic %s may go by age or size: %s", name, error)
-            else:
-                log.warning("topic %s lets nothing go by age or size any more: it has delayed messages", name)
-
-        self._cluster.ask(partial(work.keep, name=ours, found=found), set_so)
-
     def trim(self, queue: QueueRef, before: int) -> None:
         """As Backend.trim."""
         topic = self.living(queue)
-        if topic is None or before <= self._trimmed.get(queue, 0):
-            return
-        self._trimmed[queue] = before
-
-        def trimmed(_: None, error: Exception | None) -> None:
-            if error is not None:
-                self._trimmed.pop(queue, None)
-                log.warning("topic %s keeps what nobody needs: %s", topic.kafka_name, error)
-
-        name, number = topic.kafka_name, queue.queue_id
-        self._cluster.ask(partial(work.trim, kafka_name=name, partition=number, before=before), trimmed)
+        if topic is not None:
+            self._upkeep.trim(topic, queue, before)
 
     def info_changed(self, name: str) -> None:
         """What is kept of a topic has changed; Kafka's settings of it, too, perhaps."""
@@ -240,13 +221,28 @@ class KafkaTopics:
 
     def _take(self, name: str, found: FoundTopic) -> None:
         topic = topic_of(name, found, self._stored().get(name))
+        known = self._found.get(name)
+        if known is not None and known.topic_id != found.topic_id:
+            self._made_anew(name, known)
         self._found[name] = found
         before = self.topics.get(name)
         if before != topic:
             self.topics[name] = topic
             self._changed(name, before)
 
+    def _made_anew(self, name: str, gone: FoundTopic) -> None:
+        """Somebody deleted it in Kafka, and made another one. A broker may have said so that is behind."""
+        self._upkeep.gone(name)
+        HubTimer(ref=False).once(SURE_S, lambda: self._forget_gone(name, gone))
+
+    def _forget_gone(self, name: str, gone: FoundTopic) -> None:
+        """Nobody reads where groups stood in it."""
+        now = self._found.get(name)
+        if not self._closed and now is not None and now.topic_id != gone.topic_id:
+            self._forget(name, incarnation(gone.topic_id), self._clock.monotonic() + SURE_S)
+
     def _drop(self, name: str) -> None:
+        self._upkeep.gone(name)
         del self._found[name]
         before = self.topics.pop(name, None)
         if before is not None:

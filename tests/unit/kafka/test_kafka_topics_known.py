@@ -8,13 +8,16 @@ from typing import Any, cast
 
 import pytest
 
-from backend.completion import succeeded
+from backend.completion import Completion, succeeded
 from backend.kafka.faults import LastError
+from backend.kafka.names import incarnation
 from backend.kafka.options import KafkaOptions
+from backend.kafka.topics import known as module
 from backend.kafka.topics.cluster import Cluster, Survey
 from backend.kafka.topics.info import FoundTopic
 from backend.kafka.topics.known import LOOKS, KafkaTopics
 from ddmq_common.clock import ManualClock
+from tests.support.waits import until
 
 OPTIONS = KafkaOptions(bootstrap="broker1:9092")
 FOUND = FoundTopic("orders", "id-1", 4, 3, 1_000_000, False)
@@ -51,10 +54,20 @@ def cluster() -> HeldCluster:
 
 
 @pytest.fixture
-def topics(cluster: HeldCluster) -> Iterator[KafkaTopics]:
+def forgotten() -> list[tuple[str, int]]:
+    """Whose progress was taken away: a topic's name, and its incarnation."""
+    return []
+
+
+@pytest.fixture
+def topics(cluster: HeldCluster, forgotten: list[tuple[str, int]]) -> Iterator[KafkaTopics]:
+    def forget(name: str, incarnation: int, _: float) -> Completion[None]:
+        forgotten.append((name, incarnation))
+        return succeeded(None)
+
     topics = KafkaTopics(
         OPTIONS, cast(Cluster, cluster), ManualClock(), dict, lambda *_: succeeded(None),
-        lambda *_: succeeded(None), lambda *_: None, lambda _: None,
+        forget, lambda *_: None, lambda _: None,
     )  # fmt: skip
     topics.look()
     cluster.answer("cluster-1", FOUND)
@@ -72,6 +85,24 @@ def test_another_cluster_in_its_place_is_not_heard(cluster: HeldCluster, topics:
     topics.look()
     cluster.answer("cluster-1", FOUND)
     assert topics.reason == ""
+
+
+def test_where_groups_stood_in_a_topic_that_was_made_anew_is_forgotten(
+    cluster: HeldCluster,
+    topics: KafkaTopics,
+    forgotten: list[tuple[str, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not in the new one, where a broker that is behind still tells of the old one."""
+    monkeypatch.setattr(module, "SURE_S", 0.01)
+    topics.look()
+    cluster.answer("cluster-1", FOUND._replace(topic_id="id-2"))
+    topics.look()
+    cluster.answer("cluster-1", FOUND)
+    topics.look()
+    cluster.answer("cluster-1", FOUND._replace(topic_id="id-2"))
+    until(lambda: len(forgotten) == 2)
+    assert set(forgotten) == {("orders", incarnation("id-1"))}
 
 
 def test_what_others_have_changed_is_looked_at_some_times(cluster: HeldCluster, topics: KafkaTopics) -> None:
