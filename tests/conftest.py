@@ -36,7 +36,11 @@ from tests.support.rig import rigs_are_closed  # noqa: F401 - for every test
 
 FRAMES = 12  # of each stack that are shown
 AGAIN_S = 60.0  # a test that goes on after its limit, or hangs in its clean-up, is failed again
-SLOWEST = ("tests/spark/", "tests/scenarios/test_bench", "tests/crash/", "tests/scenarios/")
+SPARK = "tests/spark/"
+# Those with clusters of their own come before the servers that stay until the end of a run.
+SLOWEST = (
+    "tests/service/kafka/", SPARK, "tests/scenarios/test_bench", "tests/crash/", "tests/scenarios/",
+)  # fmt: skip
 
 ONE_BY_ONE = "tests/scenarios/test_bench_smoke.py"  # shares nothing between its tests, and is the longest
 KAFKA_FOLDER = "service/kafka"
@@ -149,7 +153,7 @@ class ByFile(LoadScopeScheduling):
         file = nodeid.partition("::")[0]
         if file == ONE_BY_ONE:
             return nodeid
-        return SLOWEST[0] if file.startswith(SLOWEST[0]) else file
+        return SPARK if file.startswith(SPARK) else file
 
 
 @pytest.hookimpl(optionalhook=True)
