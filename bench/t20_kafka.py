@@ -1,7 +1,7 @@
 """T20: the same proxies on Kafka, beside bare confluent-kafka on the same brokers in the same run.
 
 `python -m bench.t20_kafka [PART…]`: sends, pulls, latency, delays (all of these without), and restore when
-named. Where there is no Java it says so, and measures nothing.
+named (DDMQ_BENCH_PENDING says of how many). Where there is no Java it says so, and measures nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def main() -> None:
 
     usual = {"sends": sends.main, "pulls": pulls.main, "latency": latency.main, "delays": delays.main}
     parts = {**usual, "restore": restore.main}
-    wanted = [each for each in sys.argv[1:] if not each.startswith("-")] or list(usual)
+    wanted = sys.argv[1:] or list(usual)
+    if unknown := [each for each in wanted if each not in parts]:
+        sys.exit(f"unknown: {', '.join(unknown)}; allowed: {', '.join(parts)}")
     with rig() as one:
         pin(CLIENT_CORE)
         for name in wanted:

@@ -1,6 +1,6 @@
 """T20f, on Kafka: delay services with empty directories, and the hand-over of what is warm.
 
-So many messages wait (`--pending N`, 10 million by default), as rows of %DELAY-WAITING. Two services start
+So many messages wait (DDMQ_BENCH_PENDING, 10 million by default): rows of %DELAY-WAITING. Two services start
 with nothing: `per_s` rows, until all of them have all, as owner or as standby. Then one is killed: `seconds`
 until the other one fires in every shard.
 """
