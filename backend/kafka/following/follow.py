@@ -12,7 +12,7 @@ from typing import NamedTuple
 from backend.completion import Completion
 from backend.kafka.coordination.events import decode_event
 from backend.kafka.coordination.log import CoordinationLog, PlacedEvent
-from backend.kafka.following.barrier import Barriers
+from backend.kafka.following.barrier import MARK_KEY, Barriers
 from backend.kafka.following.system_topics import SystemTopics
 from backend.kafka.following.thread import FollowedRow, FollowerListener, FollowerThread, Place
 from backend.kafka.options import KafkaOptions
@@ -133,6 +133,8 @@ class KafkaState:
         self._barriers.go_on()
 
     def _apply(self, row: FollowedRow) -> None:
+        if row.key == MARK_KEY:
+            return
         if row.topic == self.topics.coordination:
             event = None if row.value is None else decode_event(row.value)
             if event is not None:
