@@ -19,7 +19,7 @@ from transaction_rig import (
 )
 
 from backend.records import AppendStatus, QueueRef
-from ddmq_common.errors import RemoteError
+from ddmq_common.errors import BoundReachedError, RemoteError
 from ddmq_common.names import HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP
 from tests.played_memory import PlayedMemory
 from tests.support.waits import until
@@ -104,6 +104,26 @@ def test_a_commit_that_others_made_before_a_message_came_is_not_told_as_done(rig
         assert "was committed before" in str(refused.msg)
         assert second.end(transaction, COMMIT, throughOffset=through).code == 0
     assert rig.bodies() == [b"1"]
+
+
+def test_who_does_not_own_the_shard_counts_what_is_stored() -> None:
+    """Neither what was put off and sent again, nor what was refused."""
+    rig = TransactionRig(messages_max=3, bytes_max=1_000)
+    owner, other = two(rig)
+    transaction = owned_by(rig, owner)
+    for _ in range(3):
+        rig.memory.fail_next(BoundReachedError("too much waits"))
+        assert other.prepare(transaction, body(b"x" * 240)).code == 15
+    assert other.prepare(transaction, body(b"x" * 240)).code == 0
+    again = {"producerId": b"p", "sequence": 0}
+    for _ in range(3):
+        assert other.prepare(transaction, body(b"y" * 240, **again)).code == 0
+    for _ in range(2):
+        refused = other.prepare(transaction, body(b"1"), body(b"2"))
+        assert refused.code == 11
+        assert "4 messages" in refused.msg
+    ended = owner.end(transaction, COMMIT, messages=2)
+    assert (ended.code, len(ended.results)) == (0, 2)
 
 
 def test_what_several_proxies_let_in_together_is_never_visible_in_part(memory: TransactionRig) -> None:
