@@ -24,6 +24,7 @@ log = logging.getLogger("ddmq.producer")
 COUNT_MAX, BYTES_MAX = 1_000, 4 << 20
 WAIT_S = 1.0  # for what another proxy was answered that it stored
 KEPT_BYTES_MAX = 4 << 20  # of a shard's messages, so that what was just appended need not be read again
+KEPT_BYTES = 1_000  # of one of these, beside its delivery bytes
 
 
 class InTurn:
@@ -113,14 +114,14 @@ class KeptMessages:
         if half.offset in self._kept:
             self.drop(half.offset)
         self._kept[half.offset] = half
-        self._size += len(half.delivery)
+        self._size += len(half.delivery) + KEPT_BYTES
         while self._size > KEPT_BYTES_MAX:
             self.drop(next(iter(self._kept)))
 
     def drop(self, offset: int) -> None:
         half = self._kept.pop(offset, None)
         if half is not None:
-            self._size -= len(half.delivery)
+            self._size -= len(half.delivery) + KEPT_BYTES
 
 
 Fetched = Callable[[list[HalfMessage], int, Exception | None], None]
