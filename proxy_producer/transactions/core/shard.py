@@ -34,6 +34,7 @@ from proxy_producer.transactions.core.rules import TransactionRules
 
 AGAIN_MS = 1_000  # at least, until one whose end failed is looked at again
 TIMERS_MIN = 1_024
+ASKED_BYTES = 1_024  # of one message in a check, beside its own: what makes it costs as much time
 
 
 class HalfSeen(NamedTuple):
@@ -343,7 +344,7 @@ class TransactionShard:
         chosen: list[OpenTransaction] = []
         size = 0
         for found in islice(offered.values(), count):
-            size += found.size
+            size += found.size + ASKED_BYTES * len(found.offsets)
             if chosen and size > bytes_max:
                 break
             chosen.append(found)
