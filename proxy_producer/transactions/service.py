@@ -194,7 +194,6 @@ class Transactions(ClaimOwner):
         owned = self._shards.pop(queue, None)
         if owned is None:
             return None
-        self._fullness.forget(queue.queue_id)
         del self._by_number[queue.queue_id]
         self._end(owned.held)
         return owned.held

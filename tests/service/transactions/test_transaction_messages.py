@@ -5,10 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from transaction_rig import COMMIT, COMMITTED, DEAD_LETTER, NEVER_THERE, ROLLBACK, S, TransactionRig, body
+from transaction_rig import (
+    COMMIT,
+    COMMITTED,
+    DEAD_LETTER,
+    NEVER_THERE,
+    ROLLBACK,
+    SHARDS,
+    S,
+    TransactionRig,
+    body,
+)
 
-from backend.records import TopicInfo
-from ddmq_common.delays.command import COMMAND_PROPERTY, decode_command
+from backend.records import CommitBatch, TopicInfo
+from ddmq_common.delays.command import COMMAND_PROPERTY, decode_command, encode_full
 from ddmq_common.delivery import decode, properties_of
 from ddmq_common.names import DELAY_TOPIC, HALF_TOPIC, SCHEDULE_TOPIC
 from tests.support.waits import until
@@ -352,3 +362,15 @@ def test_bounds_of_open_ones() -> None:
     assert other.prepare(ids[0]).code == 15  # it cannot know that this one is open
     rig.proxy.end(ids[0], COMMIT)
     assert rig.proxy.prepare(ids[2]).code == 0
+
+
+def test_what_an_owner_of_before_says_too_late_does_not_stay() -> None:
+    """No epoch keeps it from saying that a group is full."""
+    rig = TransactionRig()
+    rig.begin()
+    other = rig.beside(served=False)
+    late = CommitBatch(settings={f"transactions-full/{n}": encode_full(["bank"]) for n in range(SHARDS)})
+    rig.backend.commit(late, rig.clock.monotonic() + 60).wait(60)
+    assert other.prepare(rig.new_id()).code == 15
+    until(lambda: rig.look() or not rig.backend.settings("transactions-full/"), "the owner says otherwise")
+    assert other.prepare(rig.new_id()).code == 0
