@@ -193,7 +193,7 @@ def test_a_topic_that_is_gone_makes_dead_letters_of_all(rig: TransactionRig) -> 
     rig.advance(2)
     ended = rig.proxy.end(transaction, COMMIT)
     assert (ended.code, ended.outcome) == (11, DEAD_LETTER)
-    assert "topic gone" in ended.msg
+    assert "(topic gone: topic 'doomed' does not exist" in ended.msg
     assert rig.bodies() == []
     assert len(rig.dead()) == 2
     assert rig.unfinished() == 0
