@@ -171,7 +171,7 @@ class OutboxRelay:
                 chain.popleft()
                 if not (result.stored or _for_good(result)):
                     put_off.add(head.chain)
-                    whole = whole and result.code in (Code.BUSY, Code.TOPIC_REFUSED)
+                    whole = whole and (result.code in _PUT_OFF or CLOSED in result.text)
                     chain.clear()
                 if not chain:
                     del chains[head.chain]
@@ -211,8 +211,12 @@ class _Pass(NamedTuple):
     whole: bool
 
 
+_PUT_OFF = (Code.BUSY, Code.TOPIC_REFUSED, Code.NO_SUCH_QUEUE)
+
+
 def _for_good(result: SendResult) -> bool:
-    """Whether it will never be taken as it is."""
-    if isinstance(result.error, NoSuchTopicError):
-        return CLOSED not in result.text
-    return isinstance(result.error, InvalidMessageError)
+    """Whether it will never be taken as it is. A topic that was closed or changed just now may be told by the
+    engine, as 11 or 14, before the proxy has heard of it."""
+    if CLOSED in result.text or result.code == Code.NO_SUCH_QUEUE:
+        return False
+    return isinstance(result.error, NoSuchTopicError | InvalidMessageError)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from standin import AFTER, HOLD, Standin, refuse
 
-from ddmq_client import Producer
+from ddmq_client import InvalidMessageError, NoSuchTopicError, Producer, SendError, SendResult
+from ddmq_client.core.sending import result_of
 from ddmq_client.sql import OutboxRelay, OutboxTable
 from ddmq_client.sql.statements import execute, opened
 from tests.support.waits import until
@@ -189,6 +190,35 @@ def test_a_closed_topic_waits_and_holds_up_no_other(
     put(connect, outbox, "7", key="k")
     assert relay.send_waiting() == 8
     assert bodies(proxy)[2:] == [str(number) for number in range(8)]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidMessageError("FAILED: topic orders is not writable", 11),
+        NoSuchTopicError("FAILED: topic orders has no queue 5; it has 0 to 3", 14),
+    ],
+)
+def test_what_an_engine_tells_before_its_proxy_has_heard_of_it_is_tried_again(
+    connect: Connect, outbox: OutboxTable, producer: Producer, proxy: Standin, error: SendError
+) -> None:
+    """The topic was closed, or made anew with fewer queues, while the message was on its way."""
+    put(connect, outbox, "one", "two", key="k")
+    put(connect, outbox, "other", key="l")
+
+    class Early(Producer):
+        def send_batch(self, messages: Any, *, timeout_ms: int | None = None) -> list[SendResult]:
+            return [result_of(error) if each.key == "k" else known(each) for each in messages]
+
+    def known(message: Any) -> SendResult:
+        return producer.send_batch([message])[0]
+
+    with Early(proxy.address) as early:
+        relay = OutboxRelay(connect, outbox, early)
+        assert relay.send_waiting() == 1
+        assert (relay.counts().refused, bodies(proxy)) == (0, ["other"])
+    assert OutboxRelay(connect, outbox, producer).send_waiting() == 2
+    assert bodies(proxy) == ["other", "one", "two"]
 
 
 def test_it_goes_on_when_proxies_and_databases_are_back(
