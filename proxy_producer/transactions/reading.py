@@ -182,6 +182,7 @@ class OpReader:
         self._ended = EndedTransactions(count_max)
         self._first = True  # whether what comes next is the first record that counts
         self._partly = False  # whether older ones are left out, or gone
+        self._damaged = False  # whether one is missing since the last that could be read
         self._offset = 0
         self._turns = InTurn(self._read)
 
@@ -220,24 +221,41 @@ class OpReader:
             self._go_on(batch.bounds.min)
         elif batch.status is ReadStatus.DATA:
             self._take(batch)
+            self._gap(batch.next_offset)
             self._go_on(batch.next_offset)
         elif batch.status is ReadStatus.NONE:
+            self._gap(batch.next_offset)
+            if self._damaged:
+                self._ended.damaged(self._backend.clock_ms())
             if self._first and self._partly:  # all of them are gone
                 self._ended.covered_from_ms = self._backend.clock_ms()
             self._done(self._ended, None)
         else:
             self._done(self._ended, TryLaterError(f"the op topic's queue is {batch.status.value}"))
 
+    def _gap(self, until: int) -> None:
+        """The next record is at `until`: on a gapless engine what was to be before it is damaged."""
+        if self._backend.gapless and until > self._offset:
+            log.error("how %d transactions ended is lost", until - self._offset)
+            self._damaged = True
+        self._offset = until
+
     def _take(self, batch: ReadBatch) -> None:
-        for index in range(len(batch.offsets)):
+        for index, offset in enumerate(batch.offsets):
+            self._gap(offset)
+            self._offset += 1
             try:
                 record = batch.record(index)
                 op = read_op(bytes(record.delivery))
             except DamagedError as error:
                 log.error("how a transaction ended cannot be read: %s", error)
+                self._damaged = True
                 continue
+            if self._damaged:
+                self._damaged = False
+                self._ended.damaged(op.at_ms)
             if self._first and self._partly:
-                self._ended.covered_from_ms = op.at_ms
+                self._ended.covered_from_ms = max(self._ended.covered_from_ms, op.at_ms)
             self._first = False
             ended = Ended(TransactionOutcome(op.outcome), op.group, op.at_ms, op.end)
             self._ended.remember(record.message_id, ended)
