@@ -24,6 +24,7 @@ from ddmq_common.names import HALF_TOPIC, OP_TOPIC, TRANSACTION_DEAD_TOPIC
 from ddmq_common.send_identity import IDENTITY, is_key, parse_key, sequence_name
 
 TRANSACTION = "transaction"  # system property of a half record
+KEY = "transaction-key"  # the same: what IDENTITY says, where the engine is not to know it
 DEAD_GROUP = dead.PREFIX + "producer-group"
 _ID = re.compile(rb"[0-9a-f]{12}7[0-9a-f]{3}[89ab][0-9a-f]{15}\Z")
 
@@ -80,11 +81,14 @@ class HalfMessage(NamedTuple):
     identity: str
 
 
-def half_record(shard: int, record: NewRecord, mark: HalfMark) -> NewRecord:
-    """The record of the half topic; `record`: the message's own, with the IDENTITY that counts here."""
+def half_record(shard: int, record: NewRecord, mark: HalfMark, *, appended: bool = True) -> NewRecord:
+    """The record of the half topic; `record`: the message's own, with the IDENTITY that counts here. Where it
+    is not `appended` but committed, the engine hears of no key: commits do not ask whether there is room for
+    it, and it would take that of others."""
     system = {TRANSACTION: _encode(mark).decode()}
     if record.system:
-        system[IDENTITY] = record.system[IDENTITY]
+        identity = record.system[IDENTITY]
+        system[IDENTITY if appended or not is_key(identity) else KEY] = identity
     return NewRecord(
         HALF_TOPIC,
         shard,
@@ -111,7 +115,7 @@ class StoredHalf(dead.Dying, Protocol):
 def read_half(record: StoredHalf) -> HalfMessage:
     """Raises DamagedError for what `half_record` does not write."""
     mark = parse_mark(record.system.get(TRANSACTION, ""))
-    delivery, identity = bytes(record.delivery), record.system.get(IDENTITY, "")
+    delivery, identity = bytes(record.delivery), record.system.get(IDENTITY) or record.system.get(KEY, "")
     key, tags = key_and_tags(delivery)
     return HalfMessage(
         record.offset, record.message_id, record.born_ms, record.flags, delivery, mark, key, tags, identity

@@ -288,10 +288,13 @@ class PendingPrepare(DelayingBatch):
             self._refuse_unsent(fault)
             return
         self._choose_queues()
-        records = self._stored = [half_record(self._shard, record, mark) for record, mark in self._halves]
+        alone = len(self._halves) == 1
+        records = self._stored = [
+            half_record(self._shard, record, mark, appended=alone) for record, mark in self._halves
+        ]
         self.sent = True
         try:
-            if len(records) == 1:
+            if alone:
                 self.flow.backend.append(records, self.deadline, self)
             else:
                 self.flow.backend.commit(CommitBatch(records), self.deadline, self)
