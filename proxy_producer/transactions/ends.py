@@ -333,7 +333,5 @@ class Lookup:
         batch = answer.value
         oldest_ms = batch.stored_ms(0) if len(batch.offsets) else 0
         since_ms = max(oldest_ms, self._damaged_ms)
-        known = oldest_ms and began_after(
-            since_ms, began_ms(self._end.transaction), self._backend.clock_ms()
-        )
+        known = oldest_ms and began_after(since_ms, began_ms(self._end.transaction), self._backend.clock_ms())
         self._end.not_found(TransactionOutcome.NEVER_THERE if known else TransactionOutcome.NO_LONGER_KNOWN)

@@ -303,14 +303,13 @@ def test_how_one_ended_is_not_called_never_there_where_that_is_damaged(memory: T
         memory.caught_up()
         assert memory.proxy.end(one, COMMIT).outcome == COMMITTED
     for lost in (0, 2):
-        op = [one for one in memory.ops() if one.message_id.hex() == ids[lost].decode()][0]
+        op = next(one for one in memory.ops() if one.message_id.hex() == ids[lost].decode())
         info = memory.backend.topic(OP_TOPIC)
         assert info is not None
         memory.memory.lose(QueueRef(OP_TOPIC, info.incarnation, 1), op.offset)
         memory.proxy.kill()
         memory.proxy = memory.beside(served=False)
-        outcome = NO_LONGER_KNOWN
-        assert memory.proxy.end(ids[lost], COMMIT).outcome == outcome
+        assert memory.proxy.end(ids[lost], COMMIT).outcome == NO_LONGER_KNOWN
     assert memory.proxy.end(ids[1], COMMIT).outcome == COMMITTED
     memory.clock.advance(2 * 3_600)
     assert memory.proxy.end(memory.new_id(shard=1), ROLLBACK).outcome == NEVER_THERE

@@ -60,9 +60,9 @@ def test_a_half_record_is_the_message_in_another_topic() -> None:
 
 def test_the_engine_hears_of_no_key_that_comes_by_a_commit() -> None:
     key, sequence = key_identity(b"orders", b"once", b"body"), "s01.2.0"
-    for identity, appended, name in (
-        (key, True, IDENTITY), (key, False, codec.KEY), (sequence, True, IDENTITY), (sequence, False, IDENTITY)
-    ):  # fmt: skip
+    kinds = [(key, True, IDENTITY), (key, False, codec.KEY)]
+    kinds += [(sequence, True, IDENTITY), (sequence, False, IDENTITY)]
+    for identity, appended, name in kinds:
         half = codec.half_record(2, record(system={IDENTITY: identity}), MARK, appended=appended)
         assert half.system is not None
         assert half.system.keys() == {codec.TRANSACTION, name}
