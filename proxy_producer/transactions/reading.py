@@ -16,7 +16,7 @@ from backend.progress.ack_map import AckMap
 from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, ReadStatus, StoredRecord
 from ddmq_client.idl.codes import TransactionOutcome
 from ddmq_common.errors import DamagedError, StorageError, TryLaterError
-from proxy_producer.transactions.codec import HalfMessage, name_of, read_half, read_op
+from proxy_producer.transactions.codec import HalfMessage, checksum_of, name_of, read_half, read_op
 from proxy_producer.transactions.core.ended import Ended, EndedTransactions
 from proxy_producer.transactions.core.shard import HalfSeen
 
@@ -59,6 +59,7 @@ def seen(half: HalfMessage, transaction: bytes, stored_ms: int) -> HalfSeen:
         len(half.delivery),
         name_of(half.identity),
         mark.check_after_ms,
+        checksum_of(half.identity),
     )
 
 

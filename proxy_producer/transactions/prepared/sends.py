@@ -30,6 +30,7 @@ from proxy_producer.delaying import DelayingBatch
 from proxy_producer.pending import DelayLevels
 from proxy_producer.transactions.codec import (
     HalfMark,
+    as_known,
     half_record,
     id_by,
     identity_in,
@@ -288,13 +289,10 @@ class PendingPrepare(DelayingBatch):
             self._refuse_unsent(fault)
             return
         self._choose_queues()
-        alone = len(self._halves) == 1
-        records = self._stored = [
-            half_record(self._shard, record, mark, appended=alone) for record, mark in self._halves
-        ]
+        records = self._stored = [half_record(self._shard, record, mark) for record, mark in self._halves]
         self.sent = True
         try:
-            if alone:
+            if len(records) == 1:
                 self.flow.backend.append(records, self.deadline, self)
             else:
                 self.flow.backend.commit(CommitBatch(records), self.deadline, self)
@@ -324,12 +322,16 @@ class PendingPrepare(DelayingBatch):
         """The shard takes them in at once, where it is ours; it may say that they are no part of anything."""
         transaction, group = self._prepare.transaction, self._prepare.group
         owned, fault, waits = self._sends.transactions.owned(self._shard), None, False
+        told: list[AppendResult] = []
         for (record, mark), result in zip(self._halves, results, strict=True):
+            taken = None
             if is_elsewhere(record, result):
                 fault = used_elsewhere()
             elif owned is not None:
                 taken = owned.held.appended(half_message(record, mark, result.offset), transaction)
                 fault, waits = fault or late_fault(taken, transaction, group), taken is HalfTaken.LATE
+            told.append(as_known(record, self._shard, result, taken))
+        results = told
         if owned is not None and waits:
             owned.deciding.wait(owned.held.core.open[transaction], partial(self._decided, results))
         else:

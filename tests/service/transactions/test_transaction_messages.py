@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from transaction_rig import (
@@ -18,14 +17,10 @@ from transaction_rig import (
     body,
 )
 
-from backend.file_log import FileLogOptions, open_log
-from backend.records import CommitBatch, NewRecord, TopicInfo
-from ddmq_common.clock import ManualClock
+from backend.records import CommitBatch, TopicInfo
 from ddmq_common.delays.command import COMMAND_PROPERTY, decode_command, encode_full
 from ddmq_common.delivery import decode, properties_of
-from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC, HALF_TOPIC, SCHEDULE_TOPIC
-from ddmq_common.send_identity import IDENTITY, key_identity
 from tests.support.waits import until
 from tests.unit.producer.producer_delay_rig import Shards
 
@@ -85,29 +80,19 @@ def test_a_key_counts_once_a_transaction_and_topic(rig: TransactionRig) -> None:
     keyed = body(b"x", idempotencyKey=b"once")
     transaction = rig.begin(keyed)
     assert rig.proxy.prepare(transaction, keyed).results[0].duplicate == 1
+    changed, new = body(b"y", idempotencyKey=b"once"), body(b"z", idempotencyKey=b"new")
+    told = rig.proxy.prepare(transaction, changed, new, keyed).results
+    assert [one.duplicate for one in told] == [2, 0, 1]
+    assert told[0].messageId == told[2].messageId
+    beside = rig.beside(served=False)
+    assert beside.prepare(transaction, keyed).results[0].duplicate is None, "only the shard can tell"
+    beside.kill()
+    rig.proxies.remove(beside)
     assert rig.proxy.prepare(transaction, body(b"x", topic=b"bills", idempotencyKey=b"once")).code == 0
     rig.proxy.end(transaction, ROLLBACK)
     again = rig.begin(keyed)
     rig.proxy.end(again, COMMIT)
     assert (rig.bodies(), rig.bodies("bills")) == ([b"x"], [])
-
-
-def test_keys_in_transactions_take_no_room_from_others(tmp_path: Path, clock: ManualClock) -> None:
-    """Also those of many messages in one call, which is a commit: nothing asks whether there is room."""
-    options = FileLogOptions(segment_bytes=1 << 20, allocate_bytes=256 << 10, idempotency_keys_max=20)
-    rig = TransactionRig(open_log(tmp_path, options, clock=clock, metrics=Registry()), clock)
-    own = NewRecord("orders", 0, b"o" * 16, 0, b"x", system={IDENTITY: key_identity(b"orders", b"own", b"x")})
-    rig.backend.append([own], clock.monotonic() + 60).wait(60)
-    clock.advance(600)
-    transaction = rig.begin()
-    keyed = [[body(b"x", idempotencyKey=b"%d-%d" % (n, m)) for m in range(10)] for n in range(10)]
-    for messages in keyed:
-        assert rig.proxy.prepare(transaction, *messages).code == 0
-    (again,) = rig.backend.append([own], clock.monotonic() + 60).wait(60)
-    assert again.first is not None, "it is known for the window"
-    assert rig.proxy.prepare(transaction, *keyed[0]).code == 0
-    assert len(rig.proxy.end(transaction, COMMIT).results) == 101
-    rig.close()
 
 
 def test_a_level_counts_from_the_commit(rig: TransactionRig) -> None:

@@ -58,12 +58,10 @@ def test_a_half_record_is_the_message_in_another_topic() -> None:
     assert (found.key, found.tags, found.delivery) == (b"k", b"red", DELIVERY)
 
 
-def test_the_engine_hears_of_no_key_that_comes_by_a_commit() -> None:
+def test_the_engine_hears_of_no_key() -> None:
     key, sequence = key_identity(b"orders", b"once", b"body"), "s01.2.0"
-    kinds = [(key, True, IDENTITY), (key, False, codec.KEY)]
-    kinds += [(sequence, True, IDENTITY), (sequence, False, IDENTITY)]
-    for identity, appended, name in kinds:
-        half = codec.half_record(2, record(system={IDENTITY: identity}), MARK, appended=appended)
+    for identity, name in ((key, codec.KEY), (sequence, IDENTITY)):
+        half = codec.half_record(2, record(system={IDENTITY: identity}), MARK)
         assert half.system is not None
         assert half.system.keys() == {codec.TRANSACTION, name}
         assert codec.read_half(stored(half)).identity == identity
