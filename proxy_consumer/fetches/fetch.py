@@ -83,7 +83,7 @@ class FetchGathering:
         target.rounds += 1
         if read.error is not None:
             log.warning("queue not readable", extra={"topic": target.queue.topic, "error": str(read.error)})
-            again = False
+            again, target.failed = False, True
         else:
             again = self._take_batch(target, read.value)
         if target.deliveries and self._one_queue:
@@ -237,6 +237,8 @@ class Fetch(Lingering):
             for target in self._targets:
                 if not self._parked:
                     return
+                if target.failed:
+                    continue  # it has something, and would be read without end; the next fetch tries again
                 wake = _Wake(self)
                 self._waits.append(wake)
                 runtime.backend.wait(target.queue, target.next_offset, until, into=wake)
