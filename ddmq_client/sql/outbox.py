@@ -39,6 +39,7 @@ class OutboxRow(NamedTuple):
     name: str
     chain: str  # messages with the same one are sent in order
     message: OutgoingMessage
+    fault: str = ""  # why it is none: `put` did not write it
 
 
 class OutboxTable:
@@ -112,10 +113,7 @@ class OutboxTable:
             count=count_max,
             bytes=bytes_max,
         )
-        return [
-            OutboxRow(row, name, chain, _message(topic, body, fields, name))
-            for row, name, chain, topic, body, fields in found.rows
-        ]
+        return [_row(*row) for row in found.rows]
 
     def sent(self, database: Any, rows: Collection[int]) -> None:
         """These are stored: forget them."""
@@ -148,6 +146,14 @@ def _json(fields: Mapping[str, object]) -> str:
         return json.dumps(fields)
     except TypeError as error:
         raise OptionError(f"a message with {fields!r}: {error}; allowed: text and numbers") from error
+
+
+def _row(row: int, name: str, chain: str, topic: str, body: bytes, fields: str) -> OutboxRow:
+    try:
+        return OutboxRow(row, name, chain, _message(topic, body, fields, name))
+    except (ValueError, TypeError, KeyError) as error:
+        what = f"fields {fields[:200]!r} of the row are none of an outbox's: {error!r}"
+        return OutboxRow(row, name, chain, OutgoingMessage(topic, b""), what)
 
 
 def _message(topic: str, body: bytes, fields: str, name: str) -> OutgoingMessage:

@@ -115,7 +115,10 @@ class OutboxRelay:
         while not self._stopped and reads < READS_MAX:
             with opened(self._connect) as database:
                 rows = self._outbox.waiting(database, READ_MAX, READ_BYTES_MAX, after)
-            done = self._send([row for row in rows if row.chain not in put_off])
+                for row in rows:
+                    if row.fault:
+                        self._refuse(database, row, row.fault)
+            done = self._send([row for row in rows if not row.fault and row.chain not in put_off])
             total += done.stored
             put_off |= done.put_off
             if not rows or not done.whole:
@@ -190,16 +193,17 @@ class OutboxRelay:
                 raise OptionError(f"once=True, and the proxies say: {result.text}; allowed there: once=False")
             counts.known += result.duplicate
             if _for_good(result):
-                counts.refused += 1
-                _log.error(
-                    "outbox message %s to %s is refused: %s", row.name, row.message.topic, result.error
-                )
-                self._outbox.refuse(database, row.row, str(result.error))
+                self._refuse(database, row, str(result.error))
             elif not result.stored:
                 counts.failed += 1
                 if not self._failures:
                     _log.warning("outbox message %s is not sent yet: %s", row.name, result.error)
         return len(sent)
+
+    def _refuse(self, database: Any, row: OutboxRow, why: str) -> None:
+        self._counts.refused += 1
+        _log.error("outbox message %s to %s is refused: %s", row.name, row.message.topic, why)
+        self._outbox.refuse(database, row.row, why)
 
 
 class _Pass(NamedTuple):

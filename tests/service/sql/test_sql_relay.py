@@ -160,6 +160,24 @@ def test_what_is_refused_for_good_stays_with_its_reason(
         assert outbox.refused(database) == []
 
 
+@pytest.mark.parametrize("fields", ["{", "[]", "{}", '{"properties": 1, "key": null}'])
+def test_a_row_that_somebody_else_wrote_holds_up_no_other(
+    connect: Connect, outbox: OutboxTable, relay: OutboxRelay, proxy: Standin, fields: str
+) -> None:
+    _, name, _ = put(connect, outbox, "one", "two", "three", key="k")
+    with opened(connect) as database:
+        execute(
+            database, "UPDATE ddmq_outbox SET fields = :fields WHERE name = :name", fields=fields, name=name
+        )
+    assert relay.send_waiting() == 2
+    assert bodies(proxy) == ["one", "three"]
+    with opened(connect) as database:
+        ((refused, _, reason),) = outbox.refused(database)
+        assert refused == name
+        assert fields[:200] in reason
+        assert outbox.drop(database, name)
+
+
 def test_it_sends_from_a_thread_until_it_is_stopped(
     connect: Connect, outbox: OutboxTable, producer: Producer, proxy: Standin
 ) -> None:
