@@ -101,13 +101,18 @@ class OutboxTable:
         return name
 
     def waiting(self, database: Any, count_max: int, bytes_max: int, after: int = 0) -> list[OutboxRow]:
-        """The oldest that are to be sent, of those behind row `after`; the one that goes past the bytes is
-        the last."""
+        """The oldest that are to be sent, of those behind row `after` that have none of their chain up to it
+        before them; the one that goes past the bytes is the last."""
+        waits = "refused IS NULL AND id > :after"
+        if after:
+            waits += (
+                f" AND chain NOT IN (SELECT chain FROM {self._table} WHERE refused IS NULL AND id <= :after)"
+            )
         found = execute(
             database,
             "SELECT id, name, chain, topic, body, fields FROM"
             " (SELECT *, SUM(LENGTH(body)) OVER (ORDER BY id) - LENGTH(body) AS ahead FROM"
-            f" (SELECT * FROM {self._table} WHERE refused IS NULL AND id > :after ORDER BY id LIMIT :count)"
+            f" (SELECT * FROM {self._table} WHERE {waits} ORDER BY id LIMIT :count)"
             " AS old) AS summed WHERE ahead < :bytes ORDER BY id",
             after=after,
             count=count_max,

@@ -82,6 +82,7 @@ class OutboxRelay:
         self._due = threading.Event()
         self._stopped = False
         self._failures = 0
+        self._left_at = 0  # the row up to which nearly all is put off, where the last look ended
         self._thread: threading.Thread | None = None
 
     def counts(self) -> RelayCounts:
@@ -124,7 +125,8 @@ class OutboxRelay:
             if not rows or not done.whole:
                 break
             if put_off:
-                after, reads = rows[-1].row, reads + 1
+                after, reads = max(rows[-1].row, self._left_at), reads + 1
+        self._left_at = after if reads >= READS_MAX else 0
         return total
 
     def __enter__(self) -> Self:

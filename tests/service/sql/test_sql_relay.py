@@ -210,6 +210,42 @@ def test_a_closed_topic_waits_and_holds_up_no_other(
     assert bodies(proxy)[2:] == [str(number) for number in range(8)]
 
 
+def test_a_closed_topic_with_ever_so_many_keys_holds_up_no_other(
+    connect: Connect, outbox: OutboxTable, relay: OutboxRelay, proxy: Standin,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """More than one look goes through: the next one goes on where it ended."""
+    monkeypatch.setattr("ddmq_client.sql.relay.READ_MAX", 3)
+    monkeypatch.setattr("ddmq_client.sql.relay.READS_MAX", 2)
+    proxy.closed.add("orders")
+    for number in range(20):
+        put(connect, outbox, str(number), key=str(number))
+    with opened(connect) as database:
+        outbox.put(database, "other", "a", key="k")
+    assert sum(relay.send_waiting() for _ in range(8)) == 1
+    assert bodies(proxy) == ["a"]
+    proxy.closed.clear()
+    assert sum(relay.send_waiting() for _ in range(8)) == 20
+    assert bodies(proxy)[1:] == [str(number) for number in range(20)]
+
+
+def test_nothing_is_read_past_what_is_before_it_in_its_chain(connect: Connect, outbox: OutboxTable) -> None:
+    """It may have come there later: who commits first need not have the lower row."""
+    put(connect, outbox, "0", "1", key="k")
+    put(connect, outbox, "2", key="l")
+    put(connect, outbox, "3", key="k")
+    put(connect, outbox, "4", key="m")
+    with opened(connect) as database:
+        first = outbox.waiting(database, 10, 1_000)
+        assert [row.message.body for row in first] == [b"0", b"1", b"2", b"3", b"4"]
+        behind = outbox.waiting(database, 10, 1_000, first[1].row)
+        assert [row.message.body for row in behind] == [b"2", b"4"]
+        outbox.sent(database, [first[0].row])
+        outbox.refuse(database, first[1].row, "too large")
+        behind = outbox.waiting(database, 10, 1_000, first[1].row)
+        assert [row.message.body for row in behind] == [b"2", b"3", b"4"]
+
+
 @pytest.mark.parametrize(
     "error",
     [
