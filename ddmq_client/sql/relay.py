@@ -90,7 +90,8 @@ class OutboxRelay:
         return self._counts.copy()
 
     def start(self) -> None:
-        """Send from now on."""
+        """Send from now on, also after a stop."""
+        self._stopped = False
         self._thread = threading.Thread(target=self._run, name="ddmq-outbox-relay", daemon=True)
         self._thread.start()
 

@@ -323,6 +323,9 @@ def test_stopping_ends_between_two_messages(
     assert relay.stop(60)
     assert bodies(proxy) == ["one"]
     assert rows(connect) == 1
+    with relay:
+        until(lambda: rows(connect) == 0)
+    assert bodies(proxy) == ["one", "two"]
     assert not [thread for thread in threading.enumerate() if thread.name == "ddmq-outbox-relay"]
 
 
