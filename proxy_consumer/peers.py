@@ -24,6 +24,7 @@ from proxy_consumer.answers import IDL, SERVICE
 from proxy_consumer.runtime import Runtime
 
 CONNECTIONS_MAX = 2  # per proxy
+REPLY_CONNECTIONS_MAX = 16  # the same; a reply may wait for a rate, and those of others shall not wait for it
 CALLS_MAX = 10_000  # waiting, per proxy
 ELEMENTS_MAX = 64  # linked results of one submit
 ANSWER_S = 2.0  # less than clients wait for their own call, 5 s by default: they hear the reason
@@ -85,10 +86,10 @@ class Peers:
 class PeerLink(CallLink[_Waiting | PassedReply]):
     """The way to one proxy."""
 
-    together = ELEMENTS_MAX
+    together, connections = ELEMENTS_MAX, CONNECTIONS_MAX
 
     def __init__(self, runtime: Runtime, address: str) -> None:
-        super().__init__(address, LinkBounds(CONNECTIONS_MAX, CALLS_MAX, self.together, ANSWER_S))
+        super().__init__(address, LinkBounds(self.connections, CALLS_MAX, self.together, ANSWER_S))
         self._runtime = runtime
         self._failed = runtime.metrics.cell(FORWARDED, "failed")
 
@@ -124,7 +125,7 @@ class PeerLink(CallLink[_Waiting | PassedReply]):
 class ReplyLink(PeerLink):
     """The same for acknowledgements with messages, one a call."""
 
-    together = 1
+    together, connections = 1, REPLY_CONNECTIONS_MAX
 
     def take(self) -> list[_Waiting | PassedReply]:
         return [self.waiting.popleft()]

@@ -14,7 +14,7 @@ from ddmq_common.errors import BoundReachedError, CallerError, DdmqError, Draini
 from ddmq_common.metrics.catalogue import PULLS, WAITING_PULLS
 from ddmq_rpc.api import Call
 from proxy_consumer import answers
-from proxy_consumer.core.held_pulls import HeldPull, LingerWheel
+from proxy_consumer.core.held_pulls import PULL_BYTES_MAX, HeldPull, LingerWheel
 from proxy_consumer.core.steps import Delivery
 from proxy_consumer.fetches.service import Fetches
 from proxy_consumer.groups.consistency import Client, Consistency, length_fault, stated
@@ -195,6 +195,9 @@ class Pulls:
 
     def _wait(self, pull: Pull, group: Group, now: float) -> None:
         config = self._runtime.config
+        if pull.call.frame_bytes > PULL_BYTES_MAX:
+            self.answer_empty(pull)
+            return
         if self.wheel.count >= config.waiters_max:
             self._throw(pull.call, Code.BUSY, f"{config.waiters_max} pulls are waiting; that is the bound")
             return

@@ -39,6 +39,7 @@ class OutboxRow(NamedTuple):
     name: str
     chain: str  # messages with the same one are sent in order
     message: OutgoingMessage
+    fault: str = ""  # why it is none: `put` did not write it
 
 
 class OutboxTable:
@@ -100,22 +101,24 @@ class OutboxTable:
         return name
 
     def waiting(self, database: Any, count_max: int, bytes_max: int, after: int = 0) -> list[OutboxRow]:
-        """The oldest that are to be sent, of those behind row `after`; the one that goes past the bytes is
-        the last."""
+        """The oldest that are to be sent, of those behind row `after` that have none of their chain up to it
+        before them; the one that goes past the bytes is the last."""
+        waits = "refused IS NULL AND id > :after"
+        if after:
+            waits += (
+                f" AND chain NOT IN (SELECT chain FROM {self._table} WHERE refused IS NULL AND id <= :after)"
+            )
         found = execute(
             database,
             "SELECT id, name, chain, topic, body, fields FROM"
             " (SELECT *, SUM(LENGTH(body)) OVER (ORDER BY id) - LENGTH(body) AS ahead FROM"
-            f" (SELECT * FROM {self._table} WHERE refused IS NULL AND id > :after ORDER BY id LIMIT :count)"
+            f" (SELECT * FROM {self._table} WHERE {waits} ORDER BY id LIMIT :count)"
             " AS old) AS summed WHERE ahead < :bytes ORDER BY id",
             after=after,
             count=count_max,
             bytes=bytes_max,
         )
-        return [
-            OutboxRow(row, name, chain, _message(topic, body, fields, name))
-            for row, name, chain, topic, body, fields in found.rows
-        ]
+        return [_row(*row) for row in found.rows]
 
     def sent(self, database: Any, rows: Collection[int]) -> None:
         """These are stored: forget them."""
@@ -148,6 +151,14 @@ def _json(fields: Mapping[str, object]) -> str:
         return json.dumps(fields)
     except TypeError as error:
         raise OptionError(f"a message with {fields!r}: {error}; allowed: text and numbers") from error
+
+
+def _row(row: int, name: str, chain: str, topic: str, body: bytes, fields: str) -> OutboxRow:
+    try:
+        return OutboxRow(row, name, chain, _message(topic, body, fields, name))
+    except (ValueError, TypeError, KeyError) as error:
+        what = f"fields {fields[:200]!r} of the row are none of an outbox's: {error!r}"
+        return OutboxRow(row, name, chain, OutgoingMessage(topic, b""), what)
 
 
 def _message(topic: str, body: bytes, fields: str, name: str) -> OutgoingMessage:

@@ -82,6 +82,7 @@ class OutboxRelay:
         self._due = threading.Event()
         self._stopped = False
         self._failures = 0
+        self._left_at = 0  # the row up to which nearly all is put off, where the last look ended
         self._thread: threading.Thread | None = None
 
     def counts(self) -> RelayCounts:
@@ -89,7 +90,8 @@ class OutboxRelay:
         return self._counts.copy()
 
     def start(self) -> None:
-        """Send from now on."""
+        """Send from now on, also after a stop."""
+        self._stopped = False
         self._thread = threading.Thread(target=self._run, name="ddmq-outbox-relay", daemon=True)
         self._thread.start()
 
@@ -115,13 +117,17 @@ class OutboxRelay:
         while not self._stopped and reads < READS_MAX:
             with opened(self._connect) as database:
                 rows = self._outbox.waiting(database, READ_MAX, READ_BYTES_MAX, after)
-            done = self._send([row for row in rows if row.chain not in put_off])
+                for row in rows:
+                    if row.fault:
+                        self._refuse(database, row, row.fault)
+            done = self._send([row for row in rows if not row.fault and row.chain not in put_off])
             total += done.stored
             put_off |= done.put_off
             if not rows or not done.whole:
                 break
             if put_off:
-                after, reads = rows[-1].row, reads + 1
+                after, reads = max(rows[-1].row, self._left_at), reads + 1
+        self._left_at = after if reads >= READS_MAX else 0
         return total
 
     def __enter__(self) -> Self:
@@ -171,7 +177,7 @@ class OutboxRelay:
                 chain.popleft()
                 if not (result.stored or _for_good(result)):
                     put_off.add(head.chain)
-                    whole = whole and result.code in (Code.BUSY, Code.TOPIC_REFUSED)
+                    whole = whole and (result.code in _PUT_OFF or CLOSED in result.text)
                     chain.clear()
                 if not chain:
                     del chains[head.chain]
@@ -190,16 +196,17 @@ class OutboxRelay:
                 raise OptionError(f"once=True, and the proxies say: {result.text}; allowed there: once=False")
             counts.known += result.duplicate
             if _for_good(result):
-                counts.refused += 1
-                _log.error(
-                    "outbox message %s to %s is refused: %s", row.name, row.message.topic, result.error
-                )
-                self._outbox.refuse(database, row.row, str(result.error))
+                self._refuse(database, row, str(result.error))
             elif not result.stored:
                 counts.failed += 1
                 if not self._failures:
                     _log.warning("outbox message %s is not sent yet: %s", row.name, result.error)
         return len(sent)
+
+    def _refuse(self, database: Any, row: OutboxRow, why: str) -> None:
+        self._counts.refused += 1
+        _log.error("outbox message %s to %s is refused: %s", row.name, row.message.topic, why)
+        self._outbox.refuse(database, row.row, why)
 
 
 class _Pass(NamedTuple):
@@ -211,8 +218,12 @@ class _Pass(NamedTuple):
     whole: bool
 
 
+_PUT_OFF = (Code.BUSY, Code.TOPIC_REFUSED, Code.NO_SUCH_QUEUE)
+
+
 def _for_good(result: SendResult) -> bool:
-    """Whether it will never be taken as it is."""
-    if isinstance(result.error, NoSuchTopicError):
-        return CLOSED not in result.text
-    return isinstance(result.error, InvalidMessageError)
+    """Whether it will never be taken as it is. A topic that was closed or changed just now may be told by the
+    engine, as 11 or 14, before the proxy has heard of it."""
+    if CLOSED in result.text or result.code == Code.NO_SUCH_QUEUE:
+        return False
+    return isinstance(result.error, NoSuchTopicError | InvalidMessageError)

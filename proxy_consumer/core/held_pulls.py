@@ -3,6 +3,9 @@
 A pull waits for one topic or for any of its group. `HeldPulls` is one group's; `LingerWheel` holds
 the deadlines of all pulls of a proxy in buckets of one tick, so that a thousand waiting clients cost
 one look per tick. A pull that is answered or whose client goes is taken out of both at once.
+
+The frame of what waits counts as in flight, and where that is much the server reads from nobody: so only
+what is short waits, and the rest is answered at once, empty where there is nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from itertools import count
 
 from proxy_consumer.core.steps import Delivery
 
+PULL_BYTES_MAX = 16 << 10  # of the frame of a pull that waits: ten thousand of them are no 256 MiB
+FETCH_BYTES_MAX = 64 << 10  # the same of a fetch, which may name thousands of queues
 _SEQUENCE = count()
 
 

@@ -24,7 +24,7 @@ class Target:
     """One queue of one fetch, and what was found there."""
 
     __slots__ = (
-        "asked", "bounds", "count", "deliveries", "gone", "message_filter", "next_offset", "offset",
+        "asked", "bounds", "count", "deliveries", "failed", "gone", "message_filter", "next_offset", "offset",
         "offsets", "pressure", "qid", "queue", "records", "rounds",
     )  # fmt: skip
 
@@ -52,6 +52,7 @@ class Target:
         self.records: list[Callable[[], StoredRecord]] = []
         self.rounds = 0
         self.gone = False
+        self.failed = False  # it could not be read
 
     @property
     def moved(self) -> bool:

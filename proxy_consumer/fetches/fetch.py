@@ -18,7 +18,7 @@ from backend.records import FLAG_PRESSURE, Bounds, QueueRef, ReadBatch, ReadStat
 from ddmq_common.errors import DdmqError
 from ddmq_common.metrics.catalogue import FETCHED
 from ddmq_rpc.api import Call
-from proxy_consumer.core.held_pulls import Lingering, LingerWheel
+from proxy_consumer.core.held_pulls import FETCH_BYTES_MAX, Lingering, LingerWheel
 from proxy_consumer.fetches.answers import Target, answer
 from proxy_consumer.runtime import Runtime, log
 
@@ -83,7 +83,7 @@ class FetchGathering:
         target.rounds += 1
         if read.error is not None:
             log.warning("queue not readable", extra={"topic": target.queue.topic, "error": str(read.error)})
-            again = False
+            again, target.failed = False, True
         else:
             again = self._take_batch(target, read.value)
         if target.deliveries and self._one_queue:
@@ -182,7 +182,7 @@ class Fetch(Lingering):
         self._newest: dict[QueueRef, int] = {}
         self._parked = False
         self._again = False  # what may be read has changed while it was reading
-        self._late = False
+        self._late = call.frame_bytes > FETCH_BYTES_MAX  # it does not wait
         self.closed = False
 
     def start(self) -> None:
@@ -237,6 +237,8 @@ class Fetch(Lingering):
             for target in self._targets:
                 if not self._parked:
                     return
+                if target.failed:
+                    continue  # it has something, and would be read without end; the next fetch tries again
                 wake = _Wake(self)
                 self._waits.append(wake)
                 runtime.backend.wait(target.queue, target.next_offset, until, into=wake)

@@ -25,6 +25,7 @@ from proxy_producer.transactions.held import HeldShard
 from proxy_producer.transactions.reading import fetch
 
 POLLS_MAX = 10_000  # held at a time
+POLL_BYTES_MAX = 4_096  # of one's frame, which counts as in flight as long as the poll is held
 COUNT_MAX = 100  # checks of one answer
 ANSWER_BYTES_MAX = 4 << 20
 IDL = structs(producer)

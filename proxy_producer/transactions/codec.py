@@ -15,15 +15,17 @@ from zlib import crc32
 import msgspec
 
 from backend import internal_topics as dead
-from backend.records import AppendResult, NewRecord
+from backend.records import AppendResult, FirstStored, NewRecord
 from ddmq_client.idl.codes import TransactionOutcome
 from ddmq_common.delays.command import DelayCommand
 from ddmq_common.delivery import encode, key_and_tags, value_of
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import HALF_TOPIC, OP_TOPIC, TRANSACTION_DEAD_TOPIC
 from ddmq_common.send_identity import IDENTITY, is_key, parse_key, sequence_name
+from proxy_producer.transactions.core.shard import HalfTaken
 
 TRANSACTION = "transaction"  # system property of a half record
+KEY = "transaction-key"  # the same: the IDENTITY of a message with a key, which the engine is not to know
 DEAD_GROUP = dead.PREFIX + "producer-group"
 _ID = re.compile(rb"[0-9a-f]{12}7[0-9a-f]{3}[89ab][0-9a-f]{15}\Z")
 
@@ -81,10 +83,12 @@ class HalfMessage(NamedTuple):
 
 
 def half_record(shard: int, record: NewRecord, mark: HalfMark) -> NewRecord:
-    """The record of the half topic; `record`: the message's own, with the IDENTITY that counts here."""
+    """The record of the half topic; `record`: the message's own, with the IDENTITY that counts here. The
+    engine hears of no key: its shard knows it for as long as it counts, and it takes no room from others."""
     system = {TRANSACTION: _encode(mark).decode()}
     if record.system:
-        system[IDENTITY] = record.system[IDENTITY]
+        identity = record.system[IDENTITY]
+        system[KEY if is_key(identity) else IDENTITY] = identity
     return NewRecord(
         HALF_TOPIC,
         shard,
@@ -111,7 +115,7 @@ class StoredHalf(dead.Dying, Protocol):
 def read_half(record: StoredHalf) -> HalfMessage:
     """Raises DamagedError for what `half_record` does not write."""
     mark = parse_mark(record.system.get(TRANSACTION, ""))
-    delivery, identity = bytes(record.delivery), record.system.get(IDENTITY, "")
+    delivery, identity = bytes(record.delivery), record.system.get(IDENTITY) or record.system.get(KEY, "")
     key, tags = key_and_tags(delivery)
     return HalfMessage(
         record.offset, record.message_id, record.born_ms, record.flags, delivery, mark, key, tags, identity
@@ -144,11 +148,27 @@ def name_of(identity: str) -> str:
     return identity[:33] if is_key(identity) else sequence_name(identity)
 
 
+def checksum_of(identity: str) -> str:
+    """Of the body of a message with a key; "" of others."""
+    return identity[33:] if is_key(identity) else ""
+
+
 def id_by(identity: str, transaction: bytes) -> bytes:
     """The message id of whatever says that it is this one: a resend has the same, another transaction's has
     another."""
     named = transaction + name_of(identity).encode()
     return blake2b(named, digest_size=16, person=b"transaction").digest()
+
+
+def as_known(record: NewRecord, shard: int, stored: AppendResult, taken: HalfTaken | None) -> AppendResult:
+    """What is told of a message that was stored: its shard may know it from before. `taken` None: it was not
+    asked; then nothing is told of what only the shard knows, for which `record` loses its identity."""
+    if taken in (None, HalfTaken.AHEAD) and record.system and is_key(record.system[IDENTITY]):
+        record.system = None
+    if taken not in (HalfTaken.COPY, HalfTaken.CHANGED) or stored.first is not None:
+        return stored
+    differs = taken is HalfTaken.CHANGED
+    return stored._replace(first=FirstStored(record.message_id, shard, stored.offset, differs))
 
 
 def is_elsewhere(record: NewRecord, stored: AppendResult) -> bool:

@@ -38,7 +38,8 @@ _COMMITTED, _DEAD = TransactionOutcome.COMMITTED, TransactionOutcome.DEAD_LETTER
 class Came(NamedTuple):
     """What came of an end that was asked for: how the transaction ended, or why it did not now.
 
-    `reason`: of a dead letter. `results`: of the commit; for the one who asked for it.
+    `reason`: of a dead letter, with what there is to say about it. `results`: of the commit; for the one who
+    asked for it.
     """
 
     ended: Ended | None
@@ -212,7 +213,7 @@ class Deciding:
             if reason:
                 facts = {"transaction": found.id.hex(), "group": found.group, "reason": reason, "error": text}
                 log.warning("a transaction became a dead letter", extra=facts)
-            self._tell(found, Came(ended, reason, came))
+            self._tell(found, Came(ended, f"{reason}: {text}" if text else reason, came))
 
         held.commit([*records, op_record(held.number, found.id, op)], found.offsets, stored)
 

@@ -167,7 +167,7 @@ class PendingEnd:
         elif core.ended.covers(began_ms(self.transaction), self._service.flow.backend.clock_ms()):
             self._answer(TransactionOutcome.NEVER_THERE)
         else:
-            Lookup(self, self._service, owned.held.number).start()
+            Lookup(self, self._service, owned.held.number, core.ended.damaged_ms).start()
 
     def _end(self, owned: OwnedShard, found: OpenTransaction) -> None:
         outcome = ASKED.get(self.action)
@@ -285,10 +285,12 @@ def used_elsewhere() -> SendRefusal:
 
 
 class Lookup:
-    """Looks among the op records of a shard for one that is not remembered any more."""
+    """Looks among the op records of a shard for one that is not remembered any more. `damaged_ms`: such as
+    ended by then may be lost."""
 
-    def __init__(self, end: PendingEnd, service: EndContext, number: int) -> None:
+    def __init__(self, end: PendingEnd, service: EndContext, number: int, damaged_ms: int) -> None:
         self._end = end
+        self._damaged_ms = damaged_ms
         self._backend = service.flow.backend
         info = self._backend.topic(OP_TOPIC)
         self._queue = None if info is None else QueueRef(OP_TOPIC, info.incarnation, number)
@@ -319,7 +321,7 @@ class Lookup:
         bounds = None if answer.error is not None else answer.value[0]
         if bounds is None:
             self._end.not_looked_up(answer.error or TryLaterError("the op topic is gone; ask again"))
-        elif bounds.min == 0 or self._queue is None:
+        elif (bounds.min == 0 and not self._damaged_ms) or self._queue is None:
             self._end.not_found(TransactionOutcome.NEVER_THERE)
         else:
             self._backend.read(self._queue, bounds.min, 1, 0).then(self._oldest)
@@ -330,7 +332,6 @@ class Lookup:
             return
         batch = answer.value
         oldest_ms = batch.stored_ms(0) if len(batch.offsets) else 0
-        known = oldest_ms and began_after(
-            oldest_ms, began_ms(self._end.transaction), self._backend.clock_ms()
-        )
+        since_ms = max(oldest_ms, self._damaged_ms)
+        known = oldest_ms and began_after(since_ms, began_ms(self._end.transaction), self._backend.clock_ms())
         self._end.not_found(TransactionOutcome.NEVER_THERE if known else TransactionOutcome.NO_LONGER_KNOWN)

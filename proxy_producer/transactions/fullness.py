@@ -25,37 +25,30 @@ class ShardFullness:
     def __init__(self, backend: Backend, deadline: Callable[[], float]) -> None:
         self._backend = backend
         self._deadline = deadline
-        self._told: dict[int, list[str]] = {}
+        self._telling: set[int] = set()
 
     def said(self, number: int, group: str) -> bool:
         """Whether the shard's owner says that the group may begin no more."""
         told = self._backend.setting(_key(number))
         return told is not None and not {ALL, group}.isdisjoint(decode_full(told))
 
-    def forget(self, number: int) -> None:
-        """The shard is not ours any more."""
-        self._told.pop(number, None)
-
     def tell(self, held: HeldShard) -> None:
-        """Tell the others, where that has changed."""
+        """Tell the others, where what is said is something else: also what an owner of before has said since,
+        which no epoch keeps from it."""
         number, groups = held.number, held.core.full_groups()
-        told = self._told.get(number)
-        if told is None:
-            there = self._backend.setting(_key(number))
-            told = self._told[number] = [] if there is None else decode_full(there)
-        if groups == told:
+        there = self._backend.setting(_key(number))
+        if number in self._telling or groups == ([] if there is None else decode_full(there)):
             return
-        self._told[number] = groups
+        self._telling.add(number)
         change = CommitBatch(settings={_key(number): encode_full(groups) if groups else None})
 
-        def told_them(answer: Completion[list[AppendResult]]) -> None:
-            if answer.error is not None:
-                self.forget(number)  # again at the next look
+        def told_them(_: Completion[list[AppendResult]]) -> None:
+            self._telling.discard(number)  # what failed is told at the next look
 
         try:
             self._backend.commit(change, self._deadline()).then(told_them)
         except DdmqError:
-            self.forget(number)
+            self._telling.discard(number)
 
 
 def _key(number: int) -> str:

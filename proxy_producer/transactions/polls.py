@@ -20,7 +20,8 @@ from proxy_producer.transactions.deciding import OwnedShard
 from proxy_producer.transactions.owners import Holders, Owners
 
 ASKS_MAX = 200  # questions to other proxies each second
-KEPT_S, KEPT_GROUPS_MAX = 10.0, 1_000
+KEPT_S, KEPT_GROUPS_MAX = 10.0, 64  # each of up to ANSWER_BYTES_MAX
+ASKING_MAX = 32  # answers that are made at a time, the same
 
 
 class Polls:
@@ -40,6 +41,8 @@ class Polls:
         self._asked: set[tuple[str, str]] = set()  # address and group: an answer is under way
         self._turn = 0
         self._kept: dict[str, tuple[float, list[Any]]] = {}
+        self._asking = 0
+        self._behind: dict[str, None] = {}  # groups whose turn comes when some of these are made
         self.held = HeldPolls()
 
     def poll(self, call: Call, group: str, count: int, timeout_s: float, *, forwarded: bool) -> None:
@@ -58,13 +61,28 @@ class Polls:
         """Give those who wait what there is."""
         for owned in self._owned():
             while owned.held.core.offered(group) and (poll := self.held.first(group)) is not None:
+                if self._asking >= ASKING_MAX:
+                    self._behind[group] = None
+                    return
                 poll.asking = True
+                self._asking += 1
                 if not ask(owned.held, owned.deciding, group, poll.count, partial(self._came, poll)):
+                    self._asking -= 1
                     poll.asking = False
                     break
+                if not (poll.asking or poll.done):
+                    break  # it came to nothing at once: at the next look
 
     def _came(self, poll: HeldPoll, checks: list[Any]) -> None:
         poll.asking = False
+        self._asking -= 1
+        self._tell(poll, checks)
+        while self._behind and self._asking < ASKING_MAX:
+            group = next(iter(self._behind))
+            del self._behind[group]
+            self.serve(group)
+
+    def _tell(self, poll: HeldPoll, checks: list[Any]) -> None:
         if not checks:
             if poll.deadline <= self._clock.monotonic():
                 poll.answer(())

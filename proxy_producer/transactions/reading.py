@@ -16,7 +16,7 @@ from backend.progress.ack_map import AckMap
 from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, ReadStatus, StoredRecord
 from ddmq_client.idl.codes import TransactionOutcome
 from ddmq_common.errors import DamagedError, StorageError, TryLaterError
-from proxy_producer.transactions.codec import HalfMessage, name_of, read_half, read_op
+from proxy_producer.transactions.codec import HalfMessage, checksum_of, name_of, read_half, read_op
 from proxy_producer.transactions.core.ended import Ended, EndedTransactions
 from proxy_producer.transactions.core.shard import HalfSeen
 
@@ -24,6 +24,7 @@ log = logging.getLogger("ddmq.producer")
 COUNT_MAX, BYTES_MAX = 1_000, 4 << 20
 WAIT_S = 1.0  # for what another proxy was answered that it stored
 KEPT_BYTES_MAX = 4 << 20  # of a shard's messages, so that what was just appended need not be read again
+KEPT_BYTES = 1_000  # of one of these, beside its delivery bytes
 
 
 class InTurn:
@@ -58,6 +59,7 @@ def seen(half: HalfMessage, transaction: bytes, stored_ms: int) -> HalfSeen:
         len(half.delivery),
         name_of(half.identity),
         mark.check_after_ms,
+        checksum_of(half.identity),
     )
 
 
@@ -113,14 +115,14 @@ class KeptMessages:
         if half.offset in self._kept:
             self.drop(half.offset)
         self._kept[half.offset] = half
-        self._size += len(half.delivery)
+        self._size += len(half.delivery) + KEPT_BYTES
         while self._size > KEPT_BYTES_MAX:
             self.drop(next(iter(self._kept)))
 
     def drop(self, offset: int) -> None:
         half = self._kept.pop(offset, None)
         if half is not None:
-            self._size -= len(half.delivery)
+            self._size -= len(half.delivery) + KEPT_BYTES
 
 
 Fetched = Callable[[list[HalfMessage], int, Exception | None], None]
@@ -181,6 +183,7 @@ class OpReader:
         self._ended = EndedTransactions(count_max)
         self._first = True  # whether what comes next is the first record that counts
         self._partly = False  # whether older ones are left out, or gone
+        self._damaged = False  # whether one is missing since the last that could be read
         self._offset = 0
         self._turns = InTurn(self._read)
 
@@ -219,24 +222,41 @@ class OpReader:
             self._go_on(batch.bounds.min)
         elif batch.status is ReadStatus.DATA:
             self._take(batch)
+            self._gap(batch.next_offset)
             self._go_on(batch.next_offset)
         elif batch.status is ReadStatus.NONE:
+            self._gap(batch.next_offset)
+            if self._damaged:
+                self._ended.damaged(self._backend.clock_ms())
             if self._first and self._partly:  # all of them are gone
                 self._ended.covered_from_ms = self._backend.clock_ms()
             self._done(self._ended, None)
         else:
             self._done(self._ended, TryLaterError(f"the op topic's queue is {batch.status.value}"))
 
+    def _gap(self, until: int) -> None:
+        """The next record is at `until`: on a gapless engine what was to be before it is damaged."""
+        if self._backend.gapless and until > self._offset:
+            log.error("how %d transactions ended is lost", until - self._offset)
+            self._damaged = True
+        self._offset = until
+
     def _take(self, batch: ReadBatch) -> None:
-        for index in range(len(batch.offsets)):
+        for index, offset in enumerate(batch.offsets):
+            self._gap(offset)
+            self._offset += 1
             try:
                 record = batch.record(index)
                 op = read_op(bytes(record.delivery))
             except DamagedError as error:
                 log.error("how a transaction ended cannot be read: %s", error)
+                self._damaged = True
                 continue
+            if self._damaged:
+                self._damaged = False
+                self._ended.damaged(op.at_ms)
             if self._first and self._partly:
-                self._ended.covered_from_ms = op.at_ms
+                self._ended.covered_from_ms = max(self._ended.covered_from_ms, op.at_ms)
             self._first = False
             ended = Ended(TransactionOutcome(op.outcome), op.group, op.at_ms, op.end)
             self._ended.remember(record.message_id, ended)

@@ -29,7 +29,7 @@ from proxy_producer.core.refusals import SendRefusal, illegal, refusal, shown
 from proxy_producer.flow import Flow, SweepTimer
 from proxy_producer.pending import DelayLevels
 from proxy_producer.topics import InternalTopic
-from proxy_producer.transactions.asking import COUNT_MAX, IDL, POLLS_MAX
+from proxy_producer.transactions.asking import COUNT_MAX, IDL, POLL_BYTES_MAX, POLLS_MAX
 from proxy_producer.transactions.codec import parse_id
 from proxy_producer.transactions.context import TransactionContext, TransactionCounts, TransactionTopics
 from proxy_producer.transactions.deciding import Deciding, OwnedShard
@@ -194,7 +194,6 @@ class Transactions(ClaimOwner):
         owned = self._shards.pop(queue, None)
         if owned is None:
             return None
-        self._fullness.forget(queue.queue_id)
         del self._by_number[queue.queue_id]
         self._end(owned.held)
         return owned.held
@@ -307,6 +306,9 @@ class Transactions(ClaimOwner):
         if self.polls.held.full:
             what = f"{POLLS_MAX} polls for checks are held"
             return refusal(Code.BUSY, "polls_max", what, "that is the bound; poll again later")
+        if call.frame_bytes > POLL_BYTES_MAX:
+            what = f"a poll of {call.frame_bytes} bytes"
+            return illegal("poll_long", what, f"allowed: at most {POLL_BYTES_MAX}, for it is held")
         return self.atomic_fault() or self.group_fault(request.producerGroup)
 
     # --- looking

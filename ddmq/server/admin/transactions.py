@@ -26,7 +26,6 @@ from ddmq_common.errors import CallerError, DamagedError, DdmqError, TryLaterErr
 from ddmq_common.names import HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP
 from proxy_producer.transactions.asking import IDL
 from proxy_producer.transactions.codec import HalfMessage, parse_id, read_half, read_op, shard_of
-from proxy_producer.transactions.ends import TOLD
 from proxy_producer.transactions.owners import Owners
 
 BATCH, BATCH_BYTES = 1_000, 4 << 20
@@ -170,7 +169,7 @@ class AdminTransactions:
         if answer is None:
             raise TryLaterError("no producer proxy owns its shard; start one, or try again")
         if answer.code:
-            raise CallerError(_said(answer, transaction))
+            raise CallerError(_said(answer))
         outcome = TransactionOutcome(answer.outcome)
         return {"transaction": transaction.hex(), "state": WORDS[outcome], "group": known["group"]}
 
@@ -233,8 +232,6 @@ def _message(half: HalfMessage) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _said(answer: Any, transaction: bytes) -> str:
-    if answer.outcome is not None:
-        return f"transaction {transaction.hex()} {TOLD[TransactionOutcome(answer.outcome)]}"
+def _said(answer: Any) -> str:
     text = answer.msg.decode("utf-8", "replace") if isinstance(answer.msg, bytes) else str(answer.msg)
     return text.removeprefix(FAILED_PREFIX).strip()

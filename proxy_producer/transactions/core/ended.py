@@ -25,12 +25,14 @@ class Ended(NamedTuple):
 
 
 class EndedTransactions:
-    """At most `count_max`. `covered_from_ms` 0: nothing was ever forgotten."""
+    """At most `count_max`. `covered_from_ms` 0: nothing was ever forgotten. `damaged_ms`: how one ended that
+    did so by then may be lost, and cannot be looked up; 0: none is."""
 
     def __init__(self, count_max: int, covered_from_ms: int = 0) -> None:
         self._count_max = count_max
         self._known: OrderedDict[bytes, Ended] = OrderedDict()
         self.covered_from_ms = covered_from_ms
+        self.damaged_ms = 0
 
     def __len__(self) -> int:
         return len(self._known)
@@ -46,6 +48,11 @@ class EndedTransactions:
         if len(self._known) > self._count_max:
             _, oldest = self._known.popitem(last=False)
             self.covered_from_ms = max(self.covered_from_ms, oldest.at_ms + 1)
+
+    def damaged(self, until_ms: int) -> None:
+        """How some ended that did so by then cannot be read."""
+        self.damaged_ms = max(self.damaged_ms, until_ms)
+        self.covered_from_ms = max(self.covered_from_ms, until_ms + 1)
 
     def covers(self, began_ms: int, now_ms: int) -> bool:
         """Whether one that began then would be known here if it had ended."""

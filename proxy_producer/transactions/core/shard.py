@@ -34,10 +34,11 @@ from proxy_producer.transactions.core.rules import TransactionRules
 
 AGAIN_MS = 1_000  # at least, until one whose end failed is looked at again
 TIMERS_MIN = 1_024
+ASKED_BYTES = 1_024  # of one message in a check, beside its own: what makes it costs as much time
 
 
 class HalfSeen(NamedTuple):
-    """What is decided by, of a half message. `identity` "": it says nothing."""
+    """What is decided by, of a half message. `identity` "": it says nothing. `checksum`: of a key's body."""
 
     offset: int
     transaction: bytes
@@ -46,6 +47,7 @@ class HalfSeen(NamedTuple):
     size: int
     identity: str = ""
     check_after_ms: int = -1
+    checksum: str = ""
 
 
 class HalfTaken(Enum):
@@ -53,6 +55,7 @@ class HalfTaken(Enum):
 
     PART = "part"
     COPY = "copy"  # of one that is a part already
+    CHANGED = "copy with another body"
     ENDED = "ended"  # its transaction has ended
     FOREIGN = "foreign"  # its transaction is another group's
     LATE = "late"  # its transaction is being decided
@@ -76,13 +79,18 @@ class OpenTransaction:
         self.began_ms = began_ms
         self.offsets: list[int] = []
         self.size = 0
-        self.identities: set[str] = set()
+        self.identities: dict[str, str] = {}  # of its messages, with the checksums
         self.checks = 0
         self.due_ms = 0
         self.deciding: TransactionOutcome | None = None
         self.asking = False
         self.late: list[HalfSeen] = []
         self.beyond: list[int] = []
+
+    def copy(self, half: HalfSeen) -> HalfTaken:
+        """What a second one of a message is."""
+        same = self.identities.get(half.identity, half.checksum) == half.checksum
+        return HalfTaken.COPY if same else HalfTaken.CHANGED
 
 
 class Overdue(NamedTuple):
@@ -185,7 +193,7 @@ class TransactionShard:
             return HalfTaken.LARGE
         if any(one.offset == half.offset for one in found.late):
             return HalfTaken.LATE
-        return HalfTaken.FOREIGN if found.group != half.group else HalfTaken.COPY
+        return HalfTaken.FOREIGN if found.group != half.group else found.copy(half)
 
     def read(self, halves: Sequence[HalfSeen], next_offset: int) -> list[tuple[HalfSeen, HalfTaken]]:
         """What was read from `read_to` on, up to `next_offset`, ascending; gaps hold nothing any more."""
@@ -232,7 +240,7 @@ class TransactionShard:
         elif found.group != half.group:
             return HalfTaken.FOREIGN
         elif half.identity and half.identity in found.identities:
-            return HalfTaken.COPY
+            return found.copy(half)
         elif found.deciding is not None:
             return HalfTaken.LATE
         elif len(found.offsets) >= rules.messages_max or found.size + half.size > rules.bytes_max:
@@ -240,7 +248,7 @@ class TransactionShard:
         found.offsets.append(half.offset)
         found.size += half.size
         if half.identity:
-            found.identities.add(half.identity)
+            found.identities[half.identity] = half.checksum
         return HalfTaken.PART
 
     def _begin(self, half: HalfSeen) -> OpenTransaction:
@@ -343,7 +351,7 @@ class TransactionShard:
         chosen: list[OpenTransaction] = []
         size = 0
         for found in islice(offered.values(), count):
-            size += found.size
+            size += found.size + ASKED_BYTES * len(found.offsets)
             if chosen and size > bytes_max:
                 break
             chosen.append(found)

@@ -30,6 +30,7 @@ from proxy_producer.delaying import DelayingBatch
 from proxy_producer.pending import DelayLevels
 from proxy_producer.transactions.codec import (
     HalfMark,
+    as_known,
     half_record,
     id_by,
     identity_in,
@@ -246,7 +247,7 @@ def refuse(transactions: Transactions, call: Call, fault: SendRefusal, messages:
 class PendingPrepare(DelayingBatch):
     """State of one call; making one accepts it."""
 
-    __slots__ = ("_halves", "_prepare", "_sends", "_shard", "_stored")
+    __slots__ = ("_halves", "_prepare", "_sends", "_shard", "_stored", "_tallied")
 
     def __init__(
         self,
@@ -263,6 +264,7 @@ class PendingPrepare(DelayingBatch):
         self._shard = 0
         self._halves: list[tuple[NewRecord, HalfMark]] = []
         self._stored: list[NewRecord] = []
+        self._tallied = 0, 0  # messages and bytes that the tally has of it
 
     def release(self) -> None:
         """No limit holds it any more: the internal topics that it needs, then the store."""
@@ -278,6 +280,8 @@ class PendingPrepare(DelayingBatch):
         self._shard = shard_of(prepare.transaction, sends.transactions.topics.shards)
         size = sum([len(member.record.delivery) for member in self.members])
         fault = sends.fault(prepare, self._shard, len(self.members), size)
+        if fault is None:
+            self._tallied = len(self.members), size
         health = None if fault is not None or len(self.members) == 1 else self.flow.backend.health()
         if health is not None and not health.ready:  # a commit would get past a disk that is nearly full
             fault = refusal(Code.BUSY, "backend_bound", health.reason, "send it again")
@@ -318,12 +322,16 @@ class PendingPrepare(DelayingBatch):
         """The shard takes them in at once, where it is ours; it may say that they are no part of anything."""
         transaction, group = self._prepare.transaction, self._prepare.group
         owned, fault, waits = self._sends.transactions.owned(self._shard), None, False
+        told: list[AppendResult] = []
         for (record, mark), result in zip(self._halves, results, strict=True):
+            taken = None
             if is_elsewhere(record, result):
                 fault = used_elsewhere()
             elif owned is not None:
                 taken = owned.held.appended(half_message(record, mark, result.offset), transaction)
                 fault, waits = fault or late_fault(taken, transaction, group), taken is HalfTaken.LATE
+            told.append(as_known(record, self._shard, result, taken))
+        results = told
         if owned is not None and waits:
             owned.deciding.wait(owned.held.core.open[transaction], partial(self._decided, results))
         else:
@@ -341,9 +349,7 @@ class PendingPrepare(DelayingBatch):
             results = ()
         self.answered = True
         stored = self._count_stored(results)
-        again = sum(result.first is not None for result in results)
-        if self.faults or again:
-            self._sends.tally.take_back(self._prepare.transaction, again or self.size, 0)
+        self._take_back(results)
         if self.faults:
             fault = worst(self.faults, self.size, stored) if self.size > 1 else self.faults[0]
             refuse(self._sends.transactions, self.call, fault, self.size)
@@ -357,6 +363,16 @@ class PendingPrepare(DelayingBatch):
                 throughOffset=max(result.offset for result in results),
             )
         )
+
+    def _take_back(self, results: Sequence[AppendResult]) -> None:
+        """The tally has no more of it than was stored by it."""
+        tallied = self._tallied
+        if not self.faults:
+            pairs = zip(self._halves, results, strict=False)
+            before = [len(record.delivery) for (record, _), result in pairs if result.first is not None]
+            tallied = len(before), sum(before)
+        if tallied[0]:
+            self._sends.tally.take_back(self._prepare.transaction, *tallied)
 
     def _forget(self) -> None:
         """The backend raised: it will not settle this."""

@@ -23,6 +23,7 @@ from proxy_producer.transactions.asking import IDL
 from proxy_producer.transactions.codec import (
     HalfMark,
     HalfMessage,
+    as_known,
     half_record,
     id_by,
     identity_in,
@@ -129,6 +130,7 @@ class HalfAnswers:
                 self.owned.deciding.wait(found, partial(self._decided, send, result))
                 return
             fault = late_fault(taken, self.transaction, self.mark.group)
+            result = as_known(self.record, held.number, result, taken)
         self._tell(send, result, fault)
 
     def _decided(self, send: PendingSend, result: AppendResult, came: Came) -> None:

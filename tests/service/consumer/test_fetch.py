@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from backend.records import CommitBatch, ProgressDelta
+from backend.completion import Completion
+from backend.port import ReadCall
+from backend.records import CommitBatch, ProgressDelta, ReadBatch
+from ddmq_common.errors import StorageError
 from ddmq_rpc.api import Wire
 from proxy_consumer.config import ConsumerConfig
 from tests.service.consumer.consumer_rig import FIRST, ConsumerRig
@@ -298,3 +301,24 @@ def test_bad_requests(rig: ConsumerRig) -> None:
         call = finish(rig, ask(rig, clientId=b"me", **bad))  # type: ignore[arg-type]
         assert (call.outcome.success.code, bool(call.outcome.success.error)) == (11, True)
     assert rig.service._fetches.groups == {}
+
+
+def test_what_cannot_be_read_is_not_read_without_end(
+    rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready(rig, queues=2, count=1)
+    failed: list[ReadCall] = []
+
+    def read(call: ReadCall, completion: Completion[ReadBatch]) -> None:
+        failed.append(call)
+        completion.fail(StorageError("the disk is gone"))
+
+    monkeypatch.setattr(rig.backend, "start_read", read)
+    call = ask(rig, linger=1_000)
+    for _ in range(10):
+        rig.settle()
+    assert 2 <= len(failed) <= 6
+    assert not call.answered
+    assert all(not one.messages for one in shown(finish(rig, call)).values())
+    monkeypatch.undo()
+    assert len(fetch(rig)["T", 0].messages) == 1

@@ -12,6 +12,7 @@ from ddmq_common.clock import SystemClock
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.server import RpcServer
 from ddmq_rpc.traffic import RpcLimits
+from proxy_producer.config import RateLimit
 from tests.service.consumer.consumer_rig import IDL, METHODS, ConsumerRig, FakeCall
 from tests.service.consumer.reply_rig import LEASE_OVER, STORED, STORED_BEFORE, ReplyRig, reply_message
 from tests.support.waits import until
@@ -28,8 +29,8 @@ class OtherRig(ReplyRig):
 class TwoProxies:
     """`here` holds the queue and listens; `there` is asked."""
 
-    def __init__(self) -> None:
-        self.here = ReplyRig()
+    def __init__(self, **producer: Any) -> None:
+        self.here = ReplyRig(9, **producer)
         service = self.here.service.service()
         self.server = RpcServer(service, "127.0.0.1", 0, RpcLimits(), Registry(), SystemClock())
         self.server.start()
@@ -47,14 +48,18 @@ class TwoProxies:
         self.here.backend.holders = lambda *_: succeeded(holders)  # type: ignore[method-assign]
 
     def ask(self, rig: ConsumerRig, lease: int, *messages: Any, **fields: Any) -> Any:
+        call = self.asking(rig, self.offset, lease, *messages, **fields)
+        until(lambda: call.answered)
+        return call.result
+
+    def asking(self, rig: ConsumerRig, offset: int, lease: int, *messages: Any, **fields: Any) -> FakeCall:
         context = IDL.Context(groupId=b"G", topic=b"T", qid=b"R_default_a_0")
         given = list(messages or (reply_message(),))
-        request = IDL.ReplyRequest(context=context, offset=self.offset, lease=lease, messages=given, **fields)
+        request = IDL.ReplyRequest(context=context, offset=offset, lease=lease, messages=given, **fields)
         call = FakeCall("reply", METHODS["reply"].args[0](request=request))
         call.received_at = rig.clock.monotonic()
         rig.handlers["reply"](call)
-        until(lambda: call.answered)
-        return call.result
+        return call
 
     def close(self) -> None:
         self.there.wait(self.there.service.drain(0.0))
@@ -79,6 +84,25 @@ def test_it_reaches_the_holder_and_its_answer_the_caller(pair: TwoProxies) -> No
     assert pair.there.counted("ddmq_results_forwarded_total", outcome="forwarded") == 2
     assert pair.here.counted("ddmq_replies_total", group="G", outcome="stored") == 1
     assert pair.there.counted("ddmq_replies_total", group="G") == 0
+
+
+def test_who_waits_for_a_rate_holds_up_no_other() -> None:
+    """However many of one topic wait at the holder, another one's acknowledgement goes through."""
+    pair = TwoProxies(topic_rates={"OUT": RateLimit(messages_per_s=1.0)}, defer_ms_max=9_000)
+    assert pair.ask(pair.here, pair.lease).outcome == STORED
+    offsets, lease = pair.here.have(5)
+    waiting = [pair.asking(pair.there, offset, lease) for offset in offsets[:4]]
+    until(lambda: pair.here.sends.flow.inflight == 4)
+    pair.here.topic("FREE", 1)
+    free = pair.asking(pair.there, offsets[4], lease, reply_message("FREE"))
+    until(lambda: free.answered)
+    assert free.result.outcome == STORED
+    assert not any(call.answered for call in waiting)
+    pair.here.clock.advance(5.0)
+    pair.here.sends.flow.sweep()
+    until(lambda: all(call.answered for call in waiting))
+    assert [call.result.outcome for call in waiting] == [STORED] * 4
+    pair.close()
 
 
 def test_refusals_come_back_whole(pair: TwoProxies) -> None:

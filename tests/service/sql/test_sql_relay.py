@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from standin import AFTER, HOLD, Standin, refuse
 
-from ddmq_client import Producer
+from ddmq_client import InvalidMessageError, NoSuchTopicError, Producer, SendError, SendResult
+from ddmq_client.core.sending import result_of
 from ddmq_client.sql import OutboxRelay, OutboxTable
 from ddmq_client.sql.statements import execute, opened
 from tests.support.waits import until
@@ -159,6 +160,24 @@ def test_what_is_refused_for_good_stays_with_its_reason(
         assert outbox.refused(database) == []
 
 
+@pytest.mark.parametrize("fields", ["{", "[]", "{}", '{"properties": 1, "key": null}'])
+def test_a_row_that_somebody_else_wrote_holds_up_no_other(
+    connect: Connect, outbox: OutboxTable, relay: OutboxRelay, proxy: Standin, fields: str
+) -> None:
+    _, name, _ = put(connect, outbox, "one", "two", "three", key="k")
+    with opened(connect) as database:
+        execute(
+            database, "UPDATE ddmq_outbox SET fields = :fields WHERE name = :name", fields=fields, name=name
+        )
+    assert relay.send_waiting() == 2
+    assert bodies(proxy) == ["one", "three"]
+    with opened(connect) as database:
+        ((refused, _, reason),) = outbox.refused(database)
+        assert refused == name
+        assert fields[:200] in reason
+        assert outbox.drop(database, name)
+
+
 def test_it_sends_from_a_thread_until_it_is_stopped(
     connect: Connect, outbox: OutboxTable, producer: Producer, proxy: Standin
 ) -> None:
@@ -189,6 +208,71 @@ def test_a_closed_topic_waits_and_holds_up_no_other(
     put(connect, outbox, "7", key="k")
     assert relay.send_waiting() == 8
     assert bodies(proxy)[2:] == [str(number) for number in range(8)]
+
+
+def test_a_closed_topic_with_ever_so_many_keys_holds_up_no_other(
+    connect: Connect, outbox: OutboxTable, relay: OutboxRelay, proxy: Standin,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """More than one look goes through: the next one goes on where it ended."""
+    monkeypatch.setattr("ddmq_client.sql.relay.READ_MAX", 3)
+    monkeypatch.setattr("ddmq_client.sql.relay.READS_MAX", 2)
+    proxy.closed.add("orders")
+    for number in range(20):
+        put(connect, outbox, str(number), key=str(number))
+    with opened(connect) as database:
+        outbox.put(database, "other", "a", key="k")
+    assert sum(relay.send_waiting() for _ in range(8)) == 1
+    assert bodies(proxy) == ["a"]
+    proxy.closed.clear()
+    assert sum(relay.send_waiting() for _ in range(8)) == 20
+    assert bodies(proxy)[1:] == [str(number) for number in range(20)]
+
+
+def test_nothing_is_read_past_what_is_before_it_in_its_chain(connect: Connect, outbox: OutboxTable) -> None:
+    """It may have come there later: who commits first need not have the lower row."""
+    put(connect, outbox, "0", "1", key="k")
+    put(connect, outbox, "2", key="l")
+    put(connect, outbox, "3", key="k")
+    put(connect, outbox, "4", key="m")
+    with opened(connect) as database:
+        first = outbox.waiting(database, 10, 1_000)
+        assert [row.message.body for row in first] == [b"0", b"1", b"2", b"3", b"4"]
+        behind = outbox.waiting(database, 10, 1_000, first[1].row)
+        assert [row.message.body for row in behind] == [b"2", b"4"]
+        outbox.sent(database, [first[0].row])
+        outbox.refuse(database, first[1].row, "too large")
+        behind = outbox.waiting(database, 10, 1_000, first[1].row)
+        assert [row.message.body for row in behind] == [b"2", b"3", b"4"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidMessageError("FAILED: topic orders is not writable", 11),
+        NoSuchTopicError("FAILED: topic orders has no queue 5; it has 0 to 3", 14),
+    ],
+)
+def test_what_an_engine_tells_before_its_proxy_has_heard_of_it_is_tried_again(
+    connect: Connect, outbox: OutboxTable, producer: Producer, proxy: Standin, error: SendError
+) -> None:
+    """The topic was closed, or made anew with fewer queues, while the message was on its way."""
+    put(connect, outbox, "one", "two", key="k")
+    put(connect, outbox, "other", key="l")
+
+    class Early(Producer):
+        def send_batch(self, messages: Any, *, timeout_ms: int | None = None) -> list[SendResult]:
+            return [result_of(error) if each.key == "k" else known(each) for each in messages]
+
+    def known(message: Any) -> SendResult:
+        return producer.send_batch([message])[0]
+
+    with Early(proxy.address) as early:
+        relay = OutboxRelay(connect, outbox, early)
+        assert relay.send_waiting() == 1
+        assert (relay.counts().refused, bodies(proxy)) == (0, ["other"])
+    assert OutboxRelay(connect, outbox, producer).send_waiting() == 2
+    assert bodies(proxy) == ["other", "one", "two"]
 
 
 def test_it_goes_on_when_proxies_and_databases_are_back(
@@ -239,6 +323,9 @@ def test_stopping_ends_between_two_messages(
     assert relay.stop(60)
     assert bodies(proxy) == ["one"]
     assert rows(connect) == 1
+    with relay:
+        until(lambda: rows(connect) == 0)
+    assert bodies(proxy) == ["one", "two"]
     assert not [thread for thread in threading.enumerate() if thread.name == "ddmq-outbox-relay"]
 
 

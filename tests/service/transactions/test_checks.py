@@ -18,7 +18,9 @@ from transaction_rig import (
 
 from ddmq_common.delivery import decode, properties_of
 from ddmq_common.names import SCHEDULE_TOPIC
+from proxy_producer.transactions.asking import POLL_BYTES_MAX
 from tests.support.waits import until
+from tests.unit.producer.producer_rig import Args, FakeCall, Wire
 
 
 def checks(rig: TransactionRig, call: Any) -> list[Any]:
@@ -172,6 +174,17 @@ def test_checks_survive_a_restart_of_the_proxy(rig: TransactionRig) -> None:
     rig.advance(60)
     (check,) = asked(rig)
     assert (check.transactionId, check.check) == (transaction.decode(), 3)
+
+
+def test_a_poll_that_is_long_is_not_held(rig: TransactionRig) -> None:
+    """Its frame would count as in flight as long as it waits: some fifty of these, and nobody is read."""
+    request = S.PollChecksRequest(producerGroup=GROUP, clientId=b"c" * 255, timeout=30_000)
+    for size, held in ((POLL_BYTES_MAX, True), (POLL_BYTES_MAX + 1, False)):
+        call = FakeCall(Args(request=request), rig.clock.monotonic(), size, Wire.COMPACT, "poll")
+        rig.proxy.handlers["pollTransactionChecks"](call)
+        assert call.open is held
+    assert call.answer.code == 11
+    assert f"a poll of {POLL_BYTES_MAX + 1} bytes" in call.answer.msg
 
 
 def test_nothing_is_asked_of_polls_with_nonsense(rig: TransactionRig) -> None:

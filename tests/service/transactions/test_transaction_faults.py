@@ -97,6 +97,48 @@ def test_a_check_that_comes_when_its_client_has_gone_is_for_the_next(memory: Tra
     assert not gone.answers
 
 
+def test_answers_are_made_a_few_at_a_time(memory: TransactionRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many groups have something to be asked about: each answer may have megabytes."""
+    monkeypatch.setattr("proxy_producer.transactions.polls.ASKING_MAX", 3)
+    groups = [b"g%d" % number for number in range(10)]
+    for group in groups:
+        assert memory.proxy.prepare(memory.new_id(), group=group).code == 0
+    memory.caught_up()
+    polls = [memory.proxy.polling(timeout=200_000, group=group) for group in groups]
+    memory.memory.hold()
+    memory.clock.advance(60)
+    memory.proxy.look()
+    held = memory.proxy.proxy.transactions.polls.held
+    assert sum(held.first(group.decode()) is None for group in groups) == 3
+    memory.memory.release_held()
+    until(lambda: memory.settle() or all(call.answers for call in polls), "all are asked")
+    assert [len(call.answer.checks) for call in polls] == [1] * 10
+
+
+def test_a_read_that_fails_at_once_is_not_tried_without_end(memory: TransactionRig) -> None:
+    memory.begin(body(b"x"))
+    for owned in memory.proxy.proxy.transactions.ready():
+        for offset in range(10):
+            owned.held.kept.drop(offset)
+    reads = memory.backend.start_read
+    failed = []
+
+    def read(call: object, completion: object) -> None:
+        failed.append(call)
+        assert len(failed) < 100
+        completion.fail(StorageError("the disk is gone"))  # type: ignore[attr-defined]
+
+    memory.backend.start_read = read  # type: ignore[method-assign, assignment]
+    memory.advance(59)
+    call = memory.proxy.polling(timeout=30_000)
+    memory.advance(1)
+    assert failed
+    assert not call.answers
+    memory.backend.start_read = reads  # type: ignore[method-assign]
+    memory.advance(1)
+    until(lambda: bool(call.answers), "it is asked at the next look")
+
+
 def test_a_shard_that_cannot_be_read_is_taken_over_a_little_later(memory: TransactionRig) -> None:
     transaction = memory.begin(body(b"x"))
     memory.proxy.kill()

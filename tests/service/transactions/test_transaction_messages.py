@@ -5,10 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from transaction_rig import COMMIT, COMMITTED, DEAD_LETTER, NEVER_THERE, ROLLBACK, S, TransactionRig, body
+from transaction_rig import (
+    COMMIT,
+    COMMITTED,
+    DEAD_LETTER,
+    NEVER_THERE,
+    ROLLBACK,
+    SHARDS,
+    S,
+    TransactionRig,
+    body,
+)
 
-from backend.records import TopicInfo
-from ddmq_common.delays.command import COMMAND_PROPERTY, decode_command
+from backend.records import CommitBatch, TopicInfo
+from ddmq_common.delays.command import COMMAND_PROPERTY, decode_command, encode_full
 from ddmq_common.delivery import decode, properties_of
 from ddmq_common.names import DELAY_TOPIC, HALF_TOPIC, SCHEDULE_TOPIC
 from tests.support.waits import until
@@ -70,6 +80,14 @@ def test_a_key_counts_once_a_transaction_and_topic(rig: TransactionRig) -> None:
     keyed = body(b"x", idempotencyKey=b"once")
     transaction = rig.begin(keyed)
     assert rig.proxy.prepare(transaction, keyed).results[0].duplicate == 1
+    changed, new = body(b"y", idempotencyKey=b"once"), body(b"z", idempotencyKey=b"new")
+    told = rig.proxy.prepare(transaction, changed, new, keyed).results
+    assert [one.duplicate for one in told] == [2, 0, 1]
+    assert told[0].messageId == told[2].messageId
+    beside = rig.beside(served=False)
+    assert beside.prepare(transaction, keyed).results[0].duplicate is None, "only the shard can tell"
+    beside.kill()
+    rig.proxies.remove(beside)
     assert rig.proxy.prepare(transaction, body(b"x", topic=b"bills", idempotencyKey=b"once")).code == 0
     rig.proxy.end(transaction, ROLLBACK)
     again = rig.begin(keyed)
@@ -183,7 +201,7 @@ def test_a_topic_that_is_gone_makes_dead_letters_of_all(rig: TransactionRig) -> 
     rig.advance(2)
     ended = rig.proxy.end(transaction, COMMIT)
     assert (ended.code, ended.outcome) == (11, DEAD_LETTER)
-    assert "topic gone" in ended.msg
+    assert "(topic gone: topic 'doomed' does not exist" in ended.msg
     assert rig.bodies() == []
     assert len(rig.dead()) == 2
     assert rig.unfinished() == 0
@@ -352,3 +370,15 @@ def test_bounds_of_open_ones() -> None:
     assert other.prepare(ids[0]).code == 15  # it cannot know that this one is open
     rig.proxy.end(ids[0], COMMIT)
     assert rig.proxy.prepare(ids[2]).code == 0
+
+
+def test_what_an_owner_of_before_says_too_late_does_not_stay() -> None:
+    """No epoch keeps it from saying that a group is full."""
+    rig = TransactionRig()
+    rig.begin()
+    other = rig.beside(served=False)
+    late = CommitBatch(settings={f"transactions-full/{n}": encode_full(["bank"]) for n in range(SHARDS)})
+    rig.backend.commit(late, rig.clock.monotonic() + 60).wait(60)
+    assert other.prepare(rig.new_id()).code == 15
+    until(lambda: rig.look() or not rig.backend.settings("transactions-full/"), "the owner says otherwise")
+    assert other.prepare(rig.new_id()).code == 0

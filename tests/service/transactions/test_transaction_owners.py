@@ -19,7 +19,7 @@ from transaction_rig import (
 )
 
 from backend.records import AppendStatus, QueueRef
-from ddmq_common.errors import RemoteError
+from ddmq_common.errors import BoundReachedError, RemoteError
 from ddmq_common.names import HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP
 from tests.played_memory import PlayedMemory
 from tests.support.waits import until
@@ -104,6 +104,26 @@ def test_a_commit_that_others_made_before_a_message_came_is_not_told_as_done(rig
         assert "was committed before" in str(refused.msg)
         assert second.end(transaction, COMMIT, throughOffset=through).code == 0
     assert rig.bodies() == [b"1"]
+
+
+def test_who_does_not_own_the_shard_counts_what_is_stored() -> None:
+    """Neither what was put off and sent again, nor what was refused."""
+    rig = TransactionRig(messages_max=3, bytes_max=1_000)
+    owner, other = two(rig)
+    transaction = owned_by(rig, owner)
+    for _ in range(3):
+        rig.memory.fail_next(BoundReachedError("too much waits"))
+        assert other.prepare(transaction, body(b"x" * 240)).code == 15
+    assert other.prepare(transaction, body(b"x" * 240)).code == 0
+    again = {"producerId": b"p", "sequence": 0}
+    for _ in range(3):
+        assert other.prepare(transaction, body(b"y" * 240, **again)).code == 0
+    for _ in range(2):
+        refused = other.prepare(transaction, body(b"1"), body(b"2"))
+        assert refused.code == 11
+        assert "4 messages" in refused.msg
+    ended = owner.end(transaction, COMMIT, messages=2)
+    assert (ended.code, len(ended.results)) == (0, 2)
 
 
 def test_what_several_proxies_let_in_together_is_never_visible_in_part(memory: TransactionRig) -> None:
@@ -273,6 +293,26 @@ def test_what_retention_took_is_no_longer_known(memory: TransactionRig) -> None:
     assert later.prepare(memory.new_id(1)).code == 0
     for one in ids:
         assert later.end(one, COMMIT).outcome == NO_LONGER_KNOWN
+
+
+def test_how_one_ended_is_not_called_never_there_where_that_is_damaged(memory: TransactionRig) -> None:
+    """Whoever is told so does the work once more."""
+    ids = [memory.new_id(shard=1) for _ in range(3)]
+    for one in ids:
+        assert memory.proxy.prepare(one).code == 0
+        memory.caught_up()
+        assert memory.proxy.end(one, COMMIT).outcome == COMMITTED
+    for lost in (0, 2):
+        op = next(one for one in memory.ops() if one.message_id.hex() == ids[lost].decode())
+        info = memory.backend.topic(OP_TOPIC)
+        assert info is not None
+        memory.memory.lose(QueueRef(OP_TOPIC, info.incarnation, 1), op.offset)
+        memory.proxy.kill()
+        memory.proxy = memory.beside(served=False)
+        assert memory.proxy.end(ids[lost], COMMIT).outcome == NO_LONGER_KNOWN
+    assert memory.proxy.end(ids[1], COMMIT).outcome == COMMITTED
+    memory.clock.advance(2 * 3_600)
+    assert memory.proxy.end(memory.new_id(shard=1), ROLLBACK).outcome == NEVER_THERE
 
 
 def damaged_and_moved(memory: TransactionRig, *bodies: bytes) -> bytes:

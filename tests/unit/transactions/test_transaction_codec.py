@@ -58,6 +58,15 @@ def test_a_half_record_is_the_message_in_another_topic() -> None:
     assert (found.key, found.tags, found.delivery) == (b"k", b"red", DELIVERY)
 
 
+def test_the_engine_hears_of_no_key() -> None:
+    key, sequence = key_identity(b"orders", b"once", b"body"), "s01.2.0"
+    for identity, name in ((key, codec.KEY), (sequence, IDENTITY)):
+        half = codec.half_record(2, record(system={IDENTITY: identity}), MARK)
+        assert half.system is not None
+        assert half.system.keys() == {codec.TRANSACTION, name}
+        assert codec.read_half(stored(half)).identity == identity
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"id":"x","group":"g","topic":"t","queue":1}', '{"id":"00","queue":"one"}']
 )

@@ -10,6 +10,7 @@ from ddmq_client.idl.codes import TransactionOutcome
 from proxy_producer.transactions.core.ended import CLOCKS_APART_MS, Ended, EndedTransactions
 from proxy_producer.transactions.core.rules import TransactionRules
 from proxy_producer.transactions.core.shard import (
+    ASKED_BYTES,
     TIMERS_MIN,
     TOO_OLD,
     UNANSWERED,
@@ -142,6 +143,15 @@ def test_as_many_are_asked_about_as_fit(shard: TransactionShard) -> None:
     assert [one.id for one in shard.ask("gFalse", 5, 15)] == [A]
     assert [one.id for one in shard.ask("gFalse", 5, 15)] == [B]
     assert [one.id for one in shard.ask("gTrue", 5, 0)] == [C]
+
+
+def test_many_small_messages_are_not_asked_about_together(shard: TransactionShard) -> None:
+    """Each costs time in the answer, however few bytes it has."""
+    for offset, transaction in enumerate((A, A, B, B, C)):
+        shard.stored(half(offset, transaction))
+    shard.look(160)
+    assert [one.id for one in shard.ask("g", 5, 4 * ASKED_BYTES + 40)] == [A, B]
+    assert [one.id for one in shard.ask("g", 5, 0)] == [C]
 
 
 def test_a_group_may_have_half_of_the_open_ones(shard: TransactionShard) -> None:
