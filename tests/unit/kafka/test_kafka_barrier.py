@@ -1,0 +1,129 @@
+"""A barrier is settled by what was followed up to its marks, and by nothing else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from backend.kafka.bridge import Bridge
+from backend.kafka.following import barrier as module
+from backend.kafka.following.barrier import MARK_KEY, Barriers
+from ddmq_common.errors import DrainingError, RemoteError
+from tests.support.waits import done, until
+
+PLACES = {("progress", 0): 0, ("progress", 1): 0}
+
+
+class Answer:
+    """What a producer's report brings."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset = lambda: offset
+
+    @staticmethod
+    def str() -> str:
+        return "Local: Message timed out"
+
+
+class HeldProducer:
+    """Reports what the test has it report, when it is flushed."""
+
+    made: list[HeldProducer]
+    refuses: set[int]
+    offset = 10
+    go_on: threading.Event
+    marks: list[list[int]]  # of each flush
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        assert settings["acks"] == "all"
+        self.made.append(self)
+        self._asked: list[tuple[int, Callable[..., None]]] = []
+
+    def produce(self, topic: str, value: None, key: bytes, partition: int, on_delivery: Any) -> None:
+        assert (value, key) == (None, MARK_KEY)
+        self._asked.append((partition, on_delivery))
+
+    def flush(self, _: float) -> None:
+        assert self.go_on.wait(20)
+        asked, self._asked = self._asked, []
+        self.marks.append(sorted(partition for partition, _ in asked))
+        for partition, report in asked:
+            answer = Answer(self.offset)
+            report(answer if partition in self.refuses else None, answer)
+
+
+@pytest.fixture
+def producer(monkeypatch: pytest.MonkeyPatch) -> type[HeldProducer]:
+    monkeypatch.setattr(HeldProducer, "made", [], raising=False)
+    monkeypatch.setattr(HeldProducer, "refuses", set(), raising=False)
+    monkeypatch.setattr(HeldProducer, "marks", [], raising=False)
+    monkeypatch.setattr(HeldProducer, "go_on", threading.Event(), raising=False)
+    monkeypatch.setattr(module, "Producer", HeldProducer)
+    HeldProducer.go_on.set()
+    return HeldProducer
+
+
+@pytest.fixture
+def followed() -> dict[tuple[str, int], int]:
+    return dict(PLACES)
+
+
+@pytest.fixture
+def barriers(producer: type[HeldProducer], followed: dict[tuple[str, int], int]) -> Iterator[Barriers]:
+    bridge = Bridge()
+    made = Barriers({}, bridge.call, followed)
+    yield made
+    made.close()
+    bridge.close()
+
+
+def test_it_waits_for_every_mark(
+    barriers: Barriers, producer: type[HeldProducer], followed: dict[tuple[str, int], int]
+) -> None:
+    asked = barriers.ask()
+    until(lambda: producer.made, "the marks are written")
+    followed["progress", 0] = followed["progress", 1] = 10
+    barriers.go_on()
+    followed["progress", 0] = 11
+    barriers.go_on()
+    assert not asked.done
+    followed["progress", 1] = 11
+    until(lambda: barriers.go_on() or asked.done)
+    done(asked)
+
+
+def test_where_a_mark_is_not_taken_nobody_knows_and_the_next_one_asks_anew(
+    barriers: Barriers, producer: type[HeldProducer], followed: dict[tuple[str, int], int]
+) -> None:
+    producer.refuses.add(1)
+    followed.update(dict.fromkeys(followed, 99))
+    asked = barriers.ask()
+    until(lambda: asked.done)
+    assert isinstance(asked.error, RemoteError)
+    assert "progress [1]" in str(asked.error)
+    producer.refuses.clear()
+    done(barriers.ask())
+    assert len(producer.made) == 2
+
+
+def test_who_comes_while_marks_are_written_waits_for_the_next(
+    barriers: Barriers, producer: type[HeldProducer], followed: dict[tuple[str, int], int]
+) -> None:
+    producer.go_on.clear()
+    first = barriers.ask()
+    until(lambda: producer.made)
+    second = barriers.ask()
+    followed.update(dict.fromkeys(followed, 11))
+    producer.go_on.set()
+    done(first)
+    done(second)
+    assert producer.marks == [[0, 1], [0, 1]]
+
+
+def test_who_waits_at_the_end_is_refused(barriers: Barriers, producer: type[HeldProducer]) -> None:
+    asked = barriers.ask()
+    barriers.close()
+    assert isinstance(asked.error, DrainingError)
