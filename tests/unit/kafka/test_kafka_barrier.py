@@ -17,7 +17,7 @@ from tests.support.waits import done, until
 PLACES = {("progress", 0): 0, ("progress", 1): 0}
 
 
-class Answer:
+class Report:
     """What a producer's report brings."""
 
     def __init__(self, offset: int) -> None:
@@ -51,8 +51,8 @@ class HeldProducer:
         asked, self._asked = self._asked, []
         self.marks.append(sorted(partition for partition, _ in asked))
         for partition, report in asked:
-            answer = Answer(self.offset)
-            report(answer if partition in self.refuses else None, answer)
+            brought = Report(self.offset)
+            report(brought if partition in self.refuses else None, brought)
 
 
 @pytest.fixture
