@@ -75,7 +75,11 @@ def _own(selector: Callable[[OutgoingMessage], int | None]) -> _Place:
     def place(message: OutgoingMessage) -> Placement:
         if message.queue is not None:
             return _queue(message.queue)
-        number = selector(message)
+        try:
+            number = selector(message)
+        except Exception as error:  # one message's fault, not that of those beside it
+            what = f"the selector failed for a message to {message.topic!r}: {error!r}"
+            raise OptionError(f"{what}; allowed: a whole number, or None for any queue") from error
         return ANY if number is None else _queue(number)
 
     return place

@@ -336,6 +336,16 @@ def test_what_a_topic_may_take_for_a_delay_goes_alone_and_in_its_place() -> None
     assert [[at for at, _ in request] for request in plan.requests] == [[0, 1], [3], [4], [5], [6], [7], [2]]
 
 
+def test_a_selector_that_fails_costs_its_own_message_alone() -> None:
+    queues = {b"a": 1, b"c": 2}
+    outbox = Outbox(ProducerSettings(client_id="me", selector=lambda message: queues[message.body]))  # type: ignore[index]
+    plan = outbox.plan([OutgoingMessage("t", body) for body in (b"a", b"b", b"c")])
+    assert [[at for at, _ in request] for request in plan.requests] == [[0, 2]]
+    failed = plan.results[1]
+    assert isinstance(failed.error, InvalidMessageError)
+    assert failed.text.startswith("the selector failed for a message to 't': KeyError(b'b')")
+
+
 def test_what_is_sent_again_says_so() -> None:
     made: list[bytes] = []
 
