@@ -243,7 +243,7 @@ class KafkaMemberships:
             membership.number,
             join.group,
             join.topic,
-            join.sharing.value,
+            join.sharing,
             queues,
             join.address,
             join.member,

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import msgspec
 
+from backend.assignment.group import AssignmentState
+from backend.port import Sharing
+
 VERSION = 1
 _VERSION_BYTE = bytes([VERSION])
 Id = tuple[str, int]  # process, and the number that it gave to its membership
@@ -35,7 +38,7 @@ class Joined(_Event, tag="join"):
     number: int
     group: str
     topic: str
-    sharing: str
+    sharing: Sharing
     queues: list[int] | None
     address: str
     member: str
@@ -93,7 +96,7 @@ class SnapshotMember(_Event):
 
     process: str
     number: int
-    sharing: str
+    sharing: Sharing
     queues: list[int] | None
     address: str
     member: str
@@ -105,7 +108,7 @@ class SnapshotCell(_Event):
 
     incarnation: int
     queue_id: int
-    state: str
+    state: AssignmentState
     member: int
     epoch: int
     deadline: float

@@ -33,7 +33,6 @@ from backend.kafka.coordination.events import (
     Released,
     TopicSeen,
 )
-from backend.port import Sharing
 from backend.records import QueueRef
 from ddmq_common.errors import BoundReachedError
 
@@ -97,14 +96,13 @@ class TableState:
 
     def _join(self, event: Joined, now: float) -> list[Decision]:
         name = (event.process, event.number)
-        sharing = _SHARING.get(event.sharing)
-        if event.process in self.gone or name in self.members or sharing is None:
+        if event.process in self.gone or name in self.members:
             return []
         member = GroupMember(
             event.group,
             event.topic,
             f"{event.process}/{event.member}",
-            sharing,
+            event.sharing,
             None if event.queues is None else frozenset(event.queues),
             event.address,
         )
@@ -155,9 +153,6 @@ class TableState:
         else:
             self.topics.pop(event.topic, None)
         return self.table.topic_changed(event.topic, now)
-
-
-_SHARING = {sharing.value: sharing for sharing in Sharing}
 
 
 def _less(counts: dict[str, int], key: str) -> bool:

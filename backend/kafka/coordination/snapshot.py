@@ -6,7 +6,7 @@ queues. What is derived from them (the sharing that holds) is derived again.
 
 from __future__ import annotations
 
-from backend.assignment.group import AssignedGroup, AssignmentState, GroupMember, QueueAssignment, TopicLine
+from backend.assignment.group import AssignedGroup, GroupMember, QueueAssignment, TopicLine
 from backend.kafka.coordination.events import (
     Snapshot,
     SnapshotCell,
@@ -15,7 +15,6 @@ from backend.kafka.coordination.events import (
     SnapshotMember,
 )
 from backend.kafka.coordination.replica import TableState
-from backend.port import Sharing
 from backend.records import QueueRef
 
 
@@ -44,7 +43,7 @@ def _line(state: TableState, line: TopicLine) -> SnapshotLine:
         SnapshotCell(
             queue.incarnation,
             queue.queue_id,
-            cell.state.value,
+            cell.state,
             -1 if cell.member is None else places[cell.member],
             cell.epoch,
             cell.deadline,
@@ -60,7 +59,7 @@ def _member(state: TableState, member: GroupMember) -> SnapshotMember:
     queues = None if member.queues is None else sorted(member.queues)
     named = member.process[len(process) + 1 :]
     address = "" if member.name == member.process else member.name
-    return SnapshotMember(process, number, member.sharing.value, queues, address, named, member.serial)
+    return SnapshotMember(process, number, member.sharing, queues, address, named, member.serial)
 
 
 def restored(event: Snapshot) -> TableState:
@@ -86,8 +85,8 @@ def _restored_line(state: TableState, group: str, found: SnapshotLine) -> TopicL
     line.epoch = found.epoch
     for told in found.members:
         queues = None if told.queues is None else frozenset(told.queues)
-        process, sharing = f"{told.process}/{told.member}", Sharing(told.sharing)
-        member = GroupMember(group, found.topic, process, sharing, queues, told.address)
+        process = f"{told.process}/{told.member}"
+        member = GroupMember(group, found.topic, process, told.sharing, queues, told.address)
         member.serial, member.joined = told.serial, True
         line.enter(member)
         state.enter((told.process, told.number), member)
@@ -101,6 +100,6 @@ def _restored_line(state: TableState, group: str, found: SnapshotLine) -> TopicL
 
 def _restored_cell(line: TopicLine, told: SnapshotCell) -> QueueAssignment:
     cell = QueueAssignment()
-    cell.state, cell.epoch, cell.deadline = AssignmentState(told.state), told.epoch, told.deadline
+    cell.state, cell.epoch, cell.deadline = told.state, told.epoch, told.deadline
     cell.member = None if told.member < 0 else line.members[told.member]
     return cell

@@ -38,6 +38,7 @@ from ddmq_common.hub_timer import HubTimer
 log = logging.getLogger(__name__)
 SURE_S = 60.0  # after which a topic that was made anew is no mistake of a broker that is behind
 LOOKS = 2  # at what others have changed: a broker may hear of it a little later
+OVER_MAX = 1_000  # deleted ones that no broker that is behind brings back
 LOOK_AT_ALL = 10  # each so many surveys every topic is looked at, not only those that seem changed
 PutInfo = Callable[[str, bytes | None, float], Completion[None]]
 
@@ -72,7 +73,7 @@ class KafkaTopics:
         self._touch = touch
         self.topics: dict[str, KafkaTopic] = {}
         self._found: dict[str, FoundTopic] = {}  # by our names
-        self._over: set[str] = set()  # ids of topics that were deleted here
+        self._over: deque[str] = deque(maxlen=OVER_MAX)  # ids of topics that were deleted here
         self._lines: dict[str, deque[Callable[[], None]]] = {}  # names that something is done to
         self._pending: set[Completion[Any]] = set()
         self._doubted: dict[str, int] = {}  # to be looked at so many times more, what others have changed
@@ -321,7 +322,7 @@ class KafkaTopics:
             if error is not None and not isinstance(error, UnknownTopicError):
                 self._failed(name, done, error)
                 return
-            self._over.add(found.topic_id)
+            self._over.append(found.topic_id)
             if name in self._found:
                 self._drop(name)
             self._forget(name, incarnation(found.topic_id), deadline)

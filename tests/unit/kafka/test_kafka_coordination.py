@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.assignment.group import Assign, Decision, Lose, Revoke
+from backend.assignment.group import Assign, AssignmentState, Decision, Lose, Revoke
 from backend.kafka.coordination.events import (
     Beat,
     Begun,
@@ -17,6 +17,10 @@ from backend.kafka.coordination.events import (
     Recalled,
     Released,
     Snapshot,
+    SnapshotCell,
+    SnapshotGroup,
+    SnapshotLine,
+    SnapshotMember,
     TopicSeen,
     decode_event,
     encode_event,
@@ -35,7 +39,7 @@ JOINS = st.builds(
     number=NUMBERS,
     group=GROUP,
     topic=TOPIC,
-    sharing=st.sampled_from([Sharing.AVERAGELY.value] * 3 + [sharing.value for sharing in Sharing]),
+    sharing=st.sampled_from([Sharing.AVERAGELY] * 3 + list(Sharing)),
     queues=st.sampled_from([None, None, None, [0, 2], [1, 3]]),
     address=st.sampled_from(["", "h:1", "h:2"]),
     member=st.sampled_from(["", "one", "two"]),
@@ -150,11 +154,21 @@ def test_what_does_not_parse_is_no_event() -> None:
     ] * 5
 
 
+def test_a_word_that_this_version_does_not_have_makes_no_event() -> None:
+    member = SnapshotMember("a", 1, Sharing.BY_CIRCLE, None, "", "", 1)
+    cell = SnapshotCell(1, 0, AssignmentState.HELD, 0, 7, 0.0, -1)
+    group = SnapshotGroup("g", "", False, [SnapshotLine("orders", 1, [member], [cell])])
+    whole = encode_event(Snapshot(5, 7, 1, ["a"], [], [("orders", 1, 1)], [group]))
+    for data, word in ((encode_event(join("a")), b"averagely"), (whole, b"by-circle"), (whole, b"held")):
+        assert decode_event(data) is not None
+        assert decode_event(data.replace(word, word[::-1])) is None
+
+
 # --- particular cases
 
 
 def join(process: str, number: int = 0, topic: str = "orders", **rest: object) -> Joined:
-    event = Joined(process, number, "g", topic, "averagely", None, process, "", 1, 2)
+    event = Joined(process, number, "g", topic, Sharing.AVERAGELY, None, process, "", 1, 2)
     return msgspec.structs.replace(event, **rest)
 
 

@@ -28,7 +28,7 @@ class WatchRig:
         self.ticked: Any = None
         self.heard: Any = None
         for process in members:
-            joined = Joined(process, 1, "g", "orders", Sharing.AVERAGELY.value, None, "", "", 1, 2)
+            joined = Joined(process, 1, "g", "orders", Sharing.AVERAGELY, None, "", "", 1, 2)
             self.table.apply(joined, 0)
         me: Any = self
         MemberWatch(KafkaOptions("h:1"), me, lambda done, *given: done(*given), lambda: self.now)
