@@ -15,6 +15,7 @@ import pytest
 from backend.records import NewRecord, ProgressDelta, QueueRef
 from ddmq_common.names import HALF_TOPIC, OP_TOPIC, TRANSACTION_DEAD_TOPIC, TRANSACTION_GROUP
 from tests.crash import once_run
+from tests.crash.kit import boundaries
 from tests.crash.kit.boundaries import BoundaryKills, BoundaryServer, Doomed
 from tests.crash.kit.boundary_process import (
     AFTER,
@@ -73,7 +74,7 @@ class Scripted(BoundaryServer):
         return [
             "sh",
             "-c",
-            "kill -9 $$" if dies else "echo ready producer=127.0.0.1:1 admin=127.0.0.1:2; cat",
+            "kill -9 $$" if dies else "echo ready producer=127.0.0.1:1 admin=127.0.0.1:2; exec sleep 600",
         ]
 
 
@@ -96,6 +97,23 @@ def test_each_boundary_and_moment_comes_in_turn(tmp_path: Path) -> None:
     assert kills.counts[f"{AFTER} {END}"] == 2
     kills.end()
     assert server.plan is None
+    server.kill()
+
+
+def test_where_nobody_has_died_somebody_is_to_die_sooner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boundaries, "UNMET_S", 0.0)
+    server = Scripted(tmp_path, deaths=0)
+    kills = BoundaryKills([server], {"producer": (SEND, END)}, Random(2))
+    server.launch()
+    for _ in range(5):
+        kills.start(*kills.fallen())
+    first, again, other = filter(None, server.told)
+    assert first.count > 1
+    assert again == first._replace(count=1)
+    assert other.told != first.told
+    assert kills.counts["unmet"] == 2
     server.kill()
 
 

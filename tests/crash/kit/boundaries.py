@@ -80,6 +80,7 @@ class BoundaryKills:
         self._next: BoundaryServer | None = None
         self._random = random
         self._plans = {command: self._in_turn(wanted) for command, wanted in names.items()}
+        self._again: dict[str, list[Doomed]] = {command: [] for command in names}  # what was not met: sooner
         self._wanted = {
             f"{moment} {name}" for every in names.values() for name in every for moment in MOMENTS
         }
@@ -109,6 +110,9 @@ class BoundaryKills:
                 self.counts["unmet"] += 1
                 for server in armed:
                     server.kill()
+                    assert server.plan is not None
+                    if server.plan.count > 1:
+                        self._again[server.command].append(server.plan._replace(count=1))
                 return armed
             time.sleep(LOOK_S)
         for server in dead:
@@ -120,7 +124,8 @@ class BoundaryKills:
         if isinstance(server, BoundaryServer):
             server.is_to_die(None)
         while server is self._next:
-            self._next.is_to_die(next(self._plans[server.command]))
+            again = self._again[server.command]
+            self._next.is_to_die(again.pop() if again else next(self._plans[server.command]))
             deadline = time.monotonic() + PATIENCE_S
             try:
                 server.start()
