@@ -9,8 +9,9 @@ PYTEST = env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n $(JOBS) --dist loadfi
 
 # Parts run beside each other; what one says is kept together.
 BESIDE := $(MAKE) --no-print-directory -j2 --output-sync=target
+LINT := lint-types lint-house lint-format lint-pages
 
-.PHONY: help setup demo demo-kafka test test-long test-kafka check lint lint-format lint-types lint-house lint-pages format bench clean
+.PHONY: help setup demo demo-kafka test test-long test-kafka check check-tests lint lint-format lint-types lint-house lint-pages format bench clean
 
 help:
 	@echo "make demo    run the main job: send, kill -9, consume, prove; order keys, dead letters, resend"
@@ -46,12 +47,15 @@ test-long: setup
 	$(PYTEST) -m "long and not kafka"
 
 # The fast tests work more than they wait, and each process reads all test files first: a fourth would cost more than it gains.
-check: JOBS = 3
-check: lint
+check-tests: JOBS = 3
+check-tests: setup
 	$(PYTEST) -m "not slow"
 
+check: setup
+	@$(BESIDE) check-tests $(LINT)
+
 lint: setup
-	@$(BESIDE) lint-types lint-house lint-format lint-pages
+	@$(BESIDE) $(LINT)
 
 lint-format: setup
 	$(VENV)/bin/ruff format --check .

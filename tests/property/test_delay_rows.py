@@ -18,6 +18,7 @@ from ddmq_common.delays.command import ALREADY_FIRED, CANCELLED
 from ddmq_common.names import DELAY_TOPIC, OUTCOME_TOPIC
 from delay_service.config import DelayConfig
 from delay_service.core.decider import INGESTED
+from tests.examples import examples
 from tests.service.delay.delay_rig import DelayRig, Disks
 from tests.support.compacting_memory import CompactingMemory
 from tests.support.waits import done
@@ -160,7 +161,7 @@ class Machines:
 
 @example([("add", 0, 600), ("trim",), ("lose_commits",), ("cancel", 0), ("other_machine", 0)])
 @given(st.lists(ACTS, max_size=30))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_machines_come_and_go_and_each_message_comes_once(acts: list[tuple[str, int]]) -> None:
     machines = Machines()
     try:

@@ -26,6 +26,7 @@ from ddmq.server.story.core.facts import (
 )
 from ddmq.server.story.core.telling import tell
 from ddmq_common.trace.events import TraceEvent, TraceKind
+from tests.examples import examples
 
 K = TraceKind
 START_MS = 1_000_000
@@ -227,7 +228,7 @@ def _check_whole(story: GroupStory, now_ms: int, newest_ms: int = 0) -> None:
 
 
 @given(life=lives(), later_ms=st.integers(0, 100_000))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_what_was_recorded_whole_is_told_whole(life: SimulatedLife, later_ms: int) -> None:
     now_ms = life.at_ms + later_ms
     last = life.truth[-1][1]
@@ -240,7 +241,7 @@ def test_what_was_recorded_whole_is_told_whole(life: SimulatedLife, later_ms: in
 
 
 @given(life=lives(), data=st.data(), finished=st.booleans())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_what_is_left_of_it_still_adds_up(life: SimulatedLife, data: st.DataObject, finished: bool) -> None:
     kept = data.draw(st.lists(st.booleans(), min_size=len(life.events), max_size=len(life.events)))
     skews = {name: data.draw(st.integers(-3_000, 3_000)) for name in life.numbers}

@@ -78,6 +78,7 @@ def test_rolled_back(server: ProducerServer, client: Client) -> None:
     assert stored(server, transaction.encode()) == []
 
 
+@pytest.mark.slow
 def test_asked_about_and_dead(server: ProducerServer, client: Client) -> None:
     transaction, group = new_id(), f"silent-{new_id()}"
     own = transaction.encode()

@@ -14,6 +14,7 @@ from backend.kafka.options import KafkaOptions
 from tests.support.waits import until
 
 
+@pytest.mark.slow
 def test_it_ends_in_time_though_no_broker_answers() -> None:
     told: list[tuple[str, str | None]] = []
     committer = _Committer(KafkaOptions("127.0.0.1:1"), lambda group, error: told.append((group, error)))
