@@ -3,6 +3,8 @@
 * A test over its time limit fails and says where every greenlet stood; its worker goes on. (The limit's own
   "thread" method ends the worker with the servers it started still running, its "signal" method fails the
   hub instead of the test while a test waits in gevent.)
+* A test begins with a turn of the hub. Its loop's clock stands still meanwhile, so that after thirty seconds
+  of tests without gevent a wait of thirty seconds would be over as it begins.
 * An example of Hypothesis has no time limit of its own: on a busy machine it is exceeded by chance.
 * Several workers share the files as ByFile says, whatever `--dist` names.
 * A test with the mark `kafka`, or in KAFKA_FOLDER, needs a real broker, which is started for it. What
@@ -80,6 +82,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(NoProcesses())
         if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES_MIN:
             os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    gevent.sleep(0)
 
 
 class NoProcesses:
