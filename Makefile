@@ -10,8 +10,10 @@ PYTEST = env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n $(JOBS) --dist loadfi
 # Parts run beside each other; what one says is kept together.
 BESIDE := $(MAKE) --no-print-directory -j2 --output-sync=target
 LINT := lint-types lint-house lint-format lint-pages
+# Processes that share the fast tests without xdist: each reads its own files alone, not all.
+CHECK := check-1 check-2 check-3 check-4
 
-.PHONY: help setup demo demo-kafka test test-long test-kafka check check-tests lint lint-format lint-types lint-house lint-pages format bench clean
+.PHONY: help setup demo demo-kafka test test-long test-kafka check $(CHECK) lint lint-format lint-types lint-house lint-pages format bench clean
 
 help:
 	@echo "make demo    run the main job: send, kill -9, consume, prove; order keys, dead letters, resend"
@@ -46,13 +48,11 @@ test-kafka: setup
 test-long: setup
 	$(PYTEST) -m "long and not kafka"
 
-# The fast tests work more than they wait, and each process reads all test files first: a fourth would cost more than it gains.
-check-tests: JOBS = 3
-check-tests: setup
-	$(PYTEST) -m "not slow"
+$(CHECK): setup
+	@env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest --part $(@:check-%=%)/$(words $(CHECK)) -m "not slow"
 
 check: setup
-	@$(BESIDE) check-tests $(LINT)
+	@$(MAKE) --no-print-directory -j4 --output-sync=target $(CHECK) $(LINT)
 
 lint: setup
 	@$(BESIDE) $(LINT)

@@ -6,7 +6,8 @@
 * A test begins with a turn of the hub. Its loop's clock stands still meanwhile, so that after thirty seconds
   of tests without gevent a wait of thirty seconds would be over as it begins.
 * An example of Hypothesis has no time limit of its own: on a busy machine it is exceeded by chance.
-* Several workers share the files as ByFile says, whatever `--dist` names.
+* Several workers share the files as ByFile says, whatever `--dist` names; each reads every file first.
+  `--part 1/4` is one of four processes that do not, and share the files by their names.
 * A test with the mark `kafka`, or in KAFKA_FOLDER, needs a real broker, which is started for it. What
   tests/support/not_on_kafka.py lists is skipped on that engine.
 * A test is slow that carries that mark or `long`, or lies in one of SLOW_FOLDERS. A run of the others
@@ -25,6 +26,7 @@ from collections.abc import Generator
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from zlib import crc32
 
 import gevent
 import gevent.util
@@ -72,8 +74,20 @@ def _lies_in_slow_folder(path: Path) -> bool:
     return f"{path}/".startswith(_SLOW_PATHS)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", default="1/1", metavar="I/N", help="the files of the Ith of N processes")
+
+
+def _is_in_part(path: Path, part: str) -> bool:
+    number, count = map(int, part.split("/"))
+    return crc32(path.name.encode()) % count == number - 1
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    return True if _is_fast(config) and _lies_in_slow_folder(collection_path) else None
+    if _is_fast(config) and _lies_in_slow_folder(collection_path):
+        return True
+    is_file = collection_path.suffix == ".py"
+    return True if is_file and not _is_in_part(collection_path, config.option.part) else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
