@@ -20,7 +20,7 @@ from tests.crash.kit.boundary_process import MOMENTS
 from tests.scenarios.real_server import PATIENCE_S, NotReady, RealServer
 from tests.support.installations import Installation
 
-UNMET_S = 5.0  # after which a server that has not met its boundary is killed from outside
+UNMET_S = 20.0  # after which a server that has not met its boundary is killed from outside
 FEW_MAX, MANY_MAX = 8, 80  # commits before the one where it dies
 DELAY_US_MAX = 4_000
 LOOK_S = 0.01
