@@ -5,7 +5,8 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.complete
 JOBS ?= 4
 # Byte code is kept, whatever the shell says: without it every worker and server compiles for seconds.
-PYTEST = env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n $(JOBS) --dist loadfile
+ALONE := env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest
+PYTEST = $(ALONE) -n $(JOBS) --dist loadfile
 
 # Parts run beside each other; what one says is kept together.
 BESIDE := $(MAKE) --no-print-directory -j2 --output-sync=target
@@ -49,7 +50,7 @@ test-long: setup
 	$(PYTEST) -m "long and not kafka"
 
 $(CHECK): setup
-	@env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest --part $(@:check-%=%)/$(words $(CHECK)) -m "not slow"
+	@$(ALONE) --part $(@:check-%=%)/$(words $(CHECK)) -m "not slow"
 
 check: setup
 	@$(MAKE) --no-print-directory -j4 --output-sync=target $(CHECK) $(LINT)

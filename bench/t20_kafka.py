@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from bench.harness import CLIENT_CORE, pin
+from bench.harness import ARGUMENTS, CLIENT_CORE, pin
 from ddmq.trial.jars import java
 from ddmq_common.errors import ConfigError
 
@@ -31,7 +31,7 @@ def main() -> None:
 
     usual = {"sends": sends.main, "pulls": pulls.main, "latency": latency.main, "delays": delays.main}
     parts = {**usual, "restore": restore.main}
-    wanted = [each for each in sys.argv[1:] if each != "--quick"] or list(usual)
+    wanted = ARGUMENTS or list(usual)
     if unknown := [each for each in wanted if each not in parts]:
         sys.exit(f"unknown: {', '.join(unknown)}; allowed: {', '.join(parts)}")
     with rig() as one:

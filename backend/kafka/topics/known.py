@@ -73,7 +73,7 @@ class KafkaTopics:
         self._touch = touch
         self.topics: dict[str, KafkaTopic] = {}
         self._found: dict[str, FoundTopic] = {}  # by our names
-        self._over: deque[str] = deque(maxlen=OVER_MAX)  # ids of topics that were deleted here
+        self._over: dict[str, None] = {}  # ids of topics that were deleted here
         self._lines: dict[str, deque[Callable[[], None]]] = {}  # names that something is done to
         self._pending: set[Completion[Any]] = set()
         self._doubted: dict[str, int] = {}  # to be looked at so many times more, what others have changed
@@ -322,7 +322,9 @@ class KafkaTopics:
             if error is not None and not isinstance(error, UnknownTopicError):
                 self._failed(name, done, error)
                 return
-            self._over.append(found.topic_id)
+            self._over[found.topic_id] = None
+            if len(self._over) > OVER_MAX:
+                del self._over[next(iter(self._over))]
             if name in self._found:
                 self._drop(name)
             self._forget(name, incarnation(found.topic_id), deadline)

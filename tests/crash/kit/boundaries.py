@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -80,7 +80,6 @@ class BoundaryKills:
         self._next: BoundaryServer | None = None
         self._random = random
         self._plans = {command: self._in_turn(wanted) for command, wanted in names.items()}
-        self._again: dict[str, list[Doomed]] = {command: [] for command in names}  # what was not met: sooner
         self._wanted = {
             f"{moment} {name}" for every in names.values() for name in every for moment in MOMENTS
         }
@@ -111,10 +110,9 @@ class BoundaryKills:
                 for server in armed:
                     server.kill()
                     assert server.plan is not None
-                    if server.plan.count > 1:
-                        self._again[server.command].append(server.plan._replace(count=1))
+                    self._sooner(server.command, server.plan)
                 return armed
-            time.sleep(LOOK_S)
+            time.sleep(LOOK_S)  # between two looks, until the deadline
         for server in dead:
             self._met(server)
         return dead
@@ -124,8 +122,7 @@ class BoundaryKills:
         if isinstance(server, BoundaryServer):
             server.is_to_die(None)
         while server is self._next:
-            again = self._again[server.command]
-            self._next.is_to_die(again.pop() if again else next(self._plans[server.command]))
+            self._next.is_to_die(next(self._plans[server.command]))
             deadline = time.monotonic() + PATIENCE_S
             try:
                 server.start()
@@ -152,6 +149,11 @@ class BoundaryKills:
         self.counts[server.plan.told] += 1
         self._deaths[server.command] += 1
         server.kill()  # what it left of its group
+
+    def _sooner(self, command: str, plan: Doomed) -> None:
+        """It was not met; the next one is the same with the first commit, unless that was tried."""
+        if plan.count > 1:
+            self._plans[command] = chain([plan._replace(count=1)], self._plans[command])
 
     def _in_turn(self, names: Sequence[str]) -> Iterator[Doomed]:
         every = list(product(names, MOMENTS))
