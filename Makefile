@@ -14,39 +14,51 @@ LINT := lint-types lint-house lint-format lint-pages
 # Processes that share the fast tests without xdist: each reads its own files alone, not all.
 CHECK := check-1 check-2 check-3 check-4
 
-.PHONY: help setup demo demo-kafka test test-long test-kafka check $(CHECK) lint lint-format lint-types lint-house lint-pages format bench clean
+.PHONY: help setup compiled demo demo-kafka test test-interpreted test-long test-kafka check $(CHECK) lint lint-format lint-types lint-house lint-pages format bench clean
 
 help:
 	@echo "make demo    run the main job: send, kill -9, consume, prove; order keys, dead letters, resend"
 	@echo "make demo-kafka  the same on three Kafka brokers, one of which is killed (needs Java, and Maven once)"
 	@echo "make test    every test but the longest, JOBS=4 files at a time"
+	@echo "make test-interpreted  some of them on the sources of what runs compiled"
 	@echo "make test-long  the longest (see docs/testing.md)"
 	@echo "make test-kafka  contract, recordings, scenarios, commands on a real Kafka broker (needs Java, and Maven once)"
 	@echo "make check   format, lint, types, rooms, fast tests (before every commit)"
 	@echo "make bench   every benchmark, with floors (see docs/performance.md)"
-	@echo "make setup   fill .venv (the targets above do it themselves)"
+	@echo "make setup   fill .venv, compile the modules of a message's way (the targets above do it themselves)"
+	@echo "make compiled  compile them again after an edit (until then the sources run, interpreted)"
 
 setup: $(STAMP)
 
 $(STAMP): requirements.lock pyproject.toml tools/setup.py
 	@command -v $(PYTHON) >/dev/null || { echo "missing: $(PYTHON). Install Python 3.11 or newer, or run: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@$(PYTHON) tools/setup.py $(VENV)
+	@$(PY) tools/compile.py
 	@touch $(STAMP)
 
-demo: setup
+compiled: setup
+	@$(PY) tools/compile.py
+
+demo: compiled
 	@$(PY) -m ddmq demo
 
-demo-kafka: setup
+demo-kafka: compiled
 	@$(PY) -m ddmq demo --kafka
 
-test: setup
-	$(PYTEST) -m "not long and not kafka"
+TESTS ?= tests
+test: compiled
+	$(PYTEST) -m "not long and not kafka" $(TESTS)
+
+# The sources of what runs compiled: what others rely on, kills and faults, and what reaches into a compiled class.
+test-interpreted: setup
+	DDMQ_COMPILED=0 $(PYTEST) -m "not long and not kafka" tests/contract tests/interop tests/crash
+	DDMQ_COMPILED=0 $(ALONE) -m interpreted
 
 KAFKA_TESTS ?= tests
-test-kafka: setup
+test-kafka: compiled
 	$(PYTEST) -m "kafka and not long" $(KAFKA_TESTS)
 
-test-long: setup
+test-long: compiled
 	$(PYTEST) -m "long and not kafka"
 
 $(CHECK): setup
@@ -80,8 +92,8 @@ format: setup
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-bench: setup
+bench: compiled
 	$(PY) -m ddmq bench all
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis ddmq_common/_compiled

@@ -11,12 +11,15 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Generic, TypeVar
 
+from mypy_extensions import mypyc_attr
+
 from ddmq_common.errors import DdmqError
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Completion(Generic[T]):
     """Settled once, by `succeed` or `fail`; `then` callbacks run at once, in the order added.
 

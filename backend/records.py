@@ -140,17 +140,6 @@ class ReadBatch(ABC):
     A record that was found damaged is left out and counted; its offset is a gap.
     """
 
-    __slots__ = (
-        "bounds",
-        "deliveries",
-        "flags",
-        "next_offset",
-        "offsets",
-        "positions",
-        "status",
-        "tag_hashes",
-    )
-
     status: ReadStatus
     offsets: Sequence[int]
     positions: Sequence[int]

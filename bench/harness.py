@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ddmq_common.compiled import STATE
+
 RESULTS = Path(__file__).parent / "results"
 ARGUMENTS = [each for each in sys.argv[1:] if each != "--quick"]  # what a benchmark itself is told
 QUICK = len(ARGUMENTS) < len(sys.argv[1:]) or os.environ.get("DDMQ_BENCH_QUICK") == "1"
@@ -93,7 +95,12 @@ def keep(name: str, title: str, facts: dict[str, Any], series: list[Series]) -> 
 def machine() -> dict[str, Any]:
     """What it ran on."""
     versions = {package: importlib.metadata.version(package) for package in VERSIONS}
-    return {"cores": os.cpu_count(), "cpu": _cpu(), "python": platform.python_version()} | versions
+    return {
+        "cores": os.cpu_count(),
+        "cpu": _cpu(),
+        "python": platform.python_version(),
+        "code": str(STATE),
+    } | versions
 
 
 def _cpu() -> str:

@@ -17,6 +17,8 @@ from enum import IntEnum
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from mypy_extensions import mypyc_attr
+
 
 class Wire(IntEnum):
     """The protocol of a call; its answer goes out in the same one."""
@@ -33,6 +35,7 @@ class Fault(IntEnum):
     PROTOCOL_ERROR = 7
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Call(ABC):
     """One request. `args` has the attributes of the method's arguments; absent ones are None or default."""
 

@@ -238,8 +238,8 @@ class RpcConnection(AnswerSender):
         traffic = self.traffic
         try:
             header = read_header(frame)
-        except HeaderError as error:
-            self._answer_fault(error.wire, error.sequence, b"", Fault.PROTOCOL_ERROR, str(error))
+        except HeaderError as wrong:
+            self._answer_fault(wrong.wire, wrong.sequence, b"", Fault.PROTOCOL_ERROR, str(wrong))
             return
         wire, kind, name, sequence, body_at = header
         method = traffic.methods.get(name)

@@ -112,7 +112,8 @@ class Results:
         if not applied.foreign:
             ProgressCommit(self._runtime, parts, done).start()
             return
-        left, error = 1 + bool(parts), None
+        left = 1 + bool(parts)
+        error: Exception | None = None
 
         def one(failure: Exception | None) -> None:
             nonlocal left, error

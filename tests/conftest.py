@@ -34,6 +34,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+from ddmq_common import compiled
 from tests.support.installations import engine, installation  # noqa: F401 - the same
 from tests.support.not_on_kafka import reason as not_on_kafka
 from tests.support.rig import rigs_are_closed  # noqa: F401 - for every test
@@ -99,8 +100,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
+def pytest_runtest_setup(item: pytest.Item) -> None:
     gevent.sleep(0)
+    if compiled.STATE.modules and item.get_closest_marker("interpreted"):
+        pytest.skip("replaces a part of a compiled class: run it with DDMQ_COMPILED=0")
 
 
 class NoProcesses:

@@ -7,7 +7,8 @@ The server runs in this process, its clients in another. A profile function note
 whose code is entered on the hub or on a native thread while a step runs. Each step is done several times,
 and a file counts when it was entered each time: what happens only the first time (topics made, queues
 claimed) and what a timer does meanwhile is no part of a route. Nor is what runs in every turn of the loop,
-whoever asks (a file that is entered in nearly every short moment of rest, too).
+whoever asks (a file that is entered in nearly every short moment of rest, too). The sources run, interpreted:
+a profile function is not told of compiled code.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import contextlib
 import http.client
 import json
 import logging
+import os
 import socket
 import sys
 import tempfile
@@ -28,6 +30,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
+os.environ["DDMQ_COMPILED"] = "0"
 ROOMS = ("proxy_producer", "proxy_consumer", "delay_service", "backend", "ddmq", "ddmq_common", "ddmq_rpc")
 REPEATS, SETTLED_S, REST_S, DEADLINE_S, DUE_MS = 10, 0.25, 0.01, 30.0, 40
 ALWAYS = 0.8  # of the moments of rest

@@ -12,13 +12,17 @@ these fails.
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from ddmq_common import compiled
+
+ROOT = compiled.ROOT
 MISSING = "pip install 'ddmq-proxy[kafka]'"  # what `--backend kafka` answers without the extra
 _PINNED = re.compile(r"^[A-Za-z0-9._-]+==[^ \\]+(?: ; [^\\]+)?", re.MULTILINE)
 
@@ -36,6 +40,8 @@ def build(folder: Path) -> Path:
     archive = ["tar", "--create", "--directory", str(ROOT), "--null", "--files-from=-"]
     packed = subprocess.run(archive, input=names, capture_output=True, check=True).stdout
     subprocess.run(["tar", "--extract", "--directory", str(source)], input=packed, check=True)
+    if compiled.FOLDER.exists():  # used where it fits these sources
+        shutil.copytree(compiled.FOLDER, source / compiled.FOLDER.relative_to(ROOT))
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*command, "-w", str(folder), str(source)], check=True)
     (wheel,) = folder.glob("*.whl")
@@ -52,6 +58,9 @@ def trial(wheel: Path, extra: str, folder: Path) -> None:
     subprocess.run([*install, "-c", str(constraints), f"{wheel}{extra}"], check=True)
     installed_s = time.monotonic() - start
     ddmq = str(environment / "bin" / "ddmq")
+    version = subprocess.run([ddmq, "--version"], cwd=folder, capture_output=True, text=True, check=True)
+    if str(compiled.STATE) not in version.stdout:
+        raise subprocess.CalledProcessError(1, [ddmq, f"--version: {version.stdout.strip()}"])
     said = subprocess.run([ddmq, "demo"], cwd=folder, capture_output=True, text=True, check=False)
     if said.returncode:
         print(said.stdout + said.stderr)

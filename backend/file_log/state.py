@@ -8,16 +8,12 @@ does not fit what is known (its topic was deleted, its progress is fenced) chang
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import attrgetter
-from typing import Any
-
-import msgspec
 
 from backend.idempotency import KnownSends
 from backend.port import Wait
 from backend.progress.group_progress import Key, ProgressTable
 from backend.records import Durability, ProgressDelta, QueueRef, TopicInfo
-from ddmq_common.errors import DamagedError, FencedError
+from ddmq_common.errors import FencedError
 
 
 class LogQueue:
@@ -143,34 +139,3 @@ class LogState:
         except FencedError:
             return
         self.changed_progress.add((delta.group, delta.queue))
-
-
-class _TopicRow(msgspec.Struct, forbid_unknown_fields=False):
-    """What may change of a TopicInfo, in its order."""
-
-    queues: int
-    durability: Durability = Durability.DURABLE
-    readable: bool = True
-    writable: bool = True
-    delay: str = "both"
-    body_bytes_max: int | None = None
-    source: str = "log"
-    delay_dialects: tuple[str, ...] = ()
-
-
-_decode_row: Any = msgspec.json.Decoder(_TopicRow).decode
-_settings_of = attrgetter(*_TopicRow.__struct_fields__)
-
-
-def encode_topic(info: TopicInfo) -> bytes:
-    """A topic's settings as a topic record holds them."""
-    return msgspec.json.encode(_TopicRow(*_settings_of(info)))
-
-
-def decode_topic(name: str, incarnation: int, data: bytes) -> TopicInfo:
-    """The other way. Raises DamagedError."""
-    try:
-        row = _decode_row(data)
-    except msgspec.MsgspecError as error:
-        raise DamagedError(f"the record of topic {name} does not parse: {error}") from error
-    return TopicInfo(name, incarnation, *msgspec.structs.astuple(row))

@@ -23,6 +23,7 @@ import click
 from ddmq.address import HostPort
 from ddmq.cli.output import json_option, print_json, print_table, reason
 from ddmq.cli.values import Folder
+from ddmq_common import compiled
 from ddmq_common.errors import ConfigError, DdmqError
 from ddmq_common.private_files import folder_fault
 
@@ -144,8 +145,9 @@ def kafka(config: Configuration, data_dir: Path) -> Iterator[CheckResult]:
 
 
 def python() -> CheckResult:
-    """The interpreter, and which release of ours it runs."""
-    return CheckResult("python", OK, f"{platform.python_version()}, ddmq-proxy {_installed('ddmq-proxy')}")
+    """The interpreter, which release of ours it runs, and whether that is compiled."""
+    release = f"ddmq-proxy {_installed('ddmq-proxy')}"
+    return CheckResult("python", OK, f"{platform.python_version()}, {release}, {compiled.STATE}")
 
 
 def report() -> CheckResult:

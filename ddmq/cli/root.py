@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import click
 from click.shell_completion import get_completion_class
 
+from ddmq_common import compiled
 from ddmq_common.errors import DdmqError
 
 COMMANDS = {
@@ -86,7 +87,9 @@ class Tree(click.Group):
 
 
 @click.group(cls=Tree, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="ddmq-proxy", prog_name="ddmq")
+@click.version_option(
+    package_name="ddmq-proxy", prog_name="ddmq", message=f"%(prog)s, version %(version)s ({compiled.STATE})"
+)
 def root() -> None:
     """A message-queue proxy layer: Thrift in, Thrift out, a durable log in between.
 

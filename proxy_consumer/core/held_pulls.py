@@ -15,6 +15,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import count
 
+from mypy_extensions import mypyc_attr
+
 from proxy_consumer.core.steps import Delivery
 
 PULL_BYTES_MAX = 16 << 10  # of the frame of a pull that waits: ten thousand of them are no 256 MiB
@@ -22,6 +24,7 @@ FETCH_BYTES_MAX = 64 << 10  # the same of a fetch, which may name thousands of q
 _SEQUENCE = count()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Lingering(ABC):
     """A call that waits until its time is over. Subclassed by the shell's requests."""
 
@@ -36,6 +39,7 @@ class Lingering(ABC):
         """Answer the client empty."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class HeldPull(Lingering):
     """One waiting pull. `topic` None: any; `count`: messages wanted."""
 

@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from heapq import heapify, heappop, heappush
 
+from mypy_extensions import mypyc_attr
+
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.tally import Budget
 from proxy_consumer.core.timer_queue import NEVER
@@ -162,6 +164,7 @@ _STEPS = {
 }  # TRANSITIONS, with what each changes in the counts of a table
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class JobTable:
     """Every job is in it until it is GONE. `retrying`, `recorded`, `released`: jobs in those states."""
 

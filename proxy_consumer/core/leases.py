@@ -18,6 +18,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
+from mypy_extensions import mypyc_attr
+
 from proxy_consumer.core.progress import ranges_of
 from proxy_consumer.core.tally import Budget
 from proxy_consumer.core.timer_queue import NEVER
@@ -25,6 +27,7 @@ from proxy_consumer.core.timer_queue import NEVER
 Piece = tuple[int, int, int]  # start, end, bytes
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Recipient:
     """Whoever deliveries go to, and how many messages of them it has in flight. `name`: what it calls itself,
     as it came; empty: the `address` that it comes from says it all."""

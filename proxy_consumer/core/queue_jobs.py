@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from mypy_extensions import mypyc_attr
+
 from backend.progress.ack_map import AckMap
 from backend.records import ProgressDelta, ProgressView, QueueRef
 from proxy_consumer.core.jobs import JobEvent, JobState, JobTable, RetryPolicy, UpstreamJob, unpack_attempts
@@ -32,11 +34,9 @@ _RETURNABLE = (JobState.WAITING, JobState.READY, JobState.PARKED)  # an ack with
 _BEFORE = (JobState.RECORDED, JobState.RELEASED)  # and these when they were delivered once
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class QueueJobs:
-    """One queue of one subscription under one epoch and generation. Never yields.
-
-    `table`: its jobs that have a state of their own.
-    """
+    """One queue of one subscription under one epoch and generation. `table`: states of jobs. Never yields."""
 
     __slots__ = (
         "_tally", "ack_map", "delivered_until", "epoch", "generation", "leases", "out", "overtaken",

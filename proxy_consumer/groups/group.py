@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
+from mypy_extensions import mypyc_attr
 
 from backend.records import QueueRef
 from ddmq_common.config import ConfigPlace, build
@@ -37,6 +38,7 @@ SOURCE_LOG = "log"
 BROADCASTING = "broadcasting"
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Pusher(HeldPull):
     """What pushes a topic, as its group sees it."""
 

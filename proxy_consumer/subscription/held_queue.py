@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from mypy_extensions import mypyc_attr
+
 from backend.completion import Completion
 from backend.records import AppendResult, Bounds, CommitBatch, ProgressDelta, ProgressView, QueueRef
 from ddmq_common.errors import FencedError, RemoteError
@@ -19,6 +21,7 @@ from proxy_consumer.retries.publisher import RetryPublisher
 from proxy_consumer.runtime import Runtime
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class QueueHolder(Protocol):
     """A subscription, as its parts see it, and those who bring results for its queues.
 

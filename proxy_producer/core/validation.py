@@ -8,7 +8,7 @@ message costs one call and a handful of comparisons (`content_fault` returns bef
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ddmq_client.idl.codes import (
     DELAY_PROPERTY,
@@ -93,8 +93,8 @@ def _text_fault(what: str, text: bytes, forbidden: bytes) -> SendRefusal | None:
     return None
 
 
-def properties_fault(properties: Mapping[bytes, bytes], limits: ContentLimits) -> SendRefusal | None:
-    """The first thing wrong with the properties, or None."""
+def properties_fault(properties: Mapping[Any, Any], limits: ContentLimits) -> SendRefusal | None:
+    """The first thing wrong with the properties, or None. As they came: names and values may be None."""
     size = 0
     for name, value in properties.items():
         if not name or not value or name[0] <= _SPACE or value[0] <= _SPACE or name in RESERVED:

@@ -27,7 +27,11 @@ _ZEROS = bytes(AHEAD_BYTES)
 
 
 class NotStartedError(Exception):
-    """The disk refused before anything was written; the cause is `__cause__`."""
+    """The disk refused before anything was written; `refusal` is what it said."""
+
+    def __init__(self, refusal: OSError) -> None:
+        super().__init__(str(refusal))
+        self.refusal = refusal
 
 
 class Job:
@@ -76,7 +80,7 @@ class WritePlace:
             if end > self._allocated:
                 self._allocate(position, end)
         except OSError as error:
-            raise NotStartedError(str(error)) from error
+            raise NotStartedError(error) from error
         file, at = self.segment.file, position - self.segment.start
         if sync and not self._unsynced:
             if end > self._zeroed and len(data) <= AHEAD_FRAME_BYTES_MAX:

@@ -15,7 +15,8 @@ from backend.engine import check_absent, check_change, check_settings
 from backend.file_log.commit.packing import FramePacker, Results, refused
 from backend.file_log.core.layout import FLAG_DELETED, RecordKind
 from backend.file_log.options import FileLogOptions
-from backend.file_log.state import LogState, TopicState, encode_topic
+from backend.file_log.state import LogState, TopicState
+from backend.file_log.topic_row import encode_topic
 from backend.progress.codec import encode_delta
 from backend.records import (
     AppendResult,

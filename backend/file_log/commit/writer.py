@@ -280,7 +280,7 @@ class Writer:
         self.state.sends.back_to(0)
         self.state.batch_id = frame.batch_id
         text = f"the log cannot grow: {error}; nothing was stored"
-        refusal: DdmqError = DiskFullError(text) if is_full(error.__cause__) else StorageError(text)
+        refusal: DdmqError = DiskFullError(text) if is_full(error.refusal) else StorageError(text)
         if self.stuck is None:
             log.error("%s; it is tried again every %d ms", text, self._options.recover_retry_ms)
         self.stuck = refusal

@@ -56,8 +56,6 @@ Damaged = Callable[[int, int, str], None]  # log position, length, what
 class FileBatch(ReadBatch):
     """Records of one queue as slices of mapped segments."""
 
-    __slots__ = ("_ids", "_reader")
-
     def __init__(
         self,
         reader: LogReader | None,
@@ -72,7 +70,7 @@ class FileBatch(ReadBatch):
         self.positions: Sequence[int] = ()
         self.flags: Sequence[int] = ()
         self.tag_hashes: Sequence[int] = ()
-        self.deliveries: list[bytes] = []
+        self.deliveries: Sequence[bytes] = ()
         self.next_offset = next_offset
         self.bounds = bounds
 

@@ -25,8 +25,9 @@ from backend.file_log.core import names
 from backend.file_log.index.attached import AttachedIndex
 from backend.file_log.segments import SegmentSet
 from backend.file_log.sends import SendFiles, SliceRow, SliceRows, decode_sends, encode_sends
-from backend.file_log.state import LogQueue, LogState, TopicState, decode_topic, encode_topic
+from backend.file_log.state import LogQueue, LogState, TopicState
 from backend.file_log.storage import Storage
+from backend.file_log.topic_row import decode_topic, encode_topic
 from backend.progress.codec import decode_progress, encode_progress
 from backend.progress.group_progress import Key
 from backend.records import QueueRef, TopicInfo

@@ -39,8 +39,9 @@ from backend.file_log.start.checkpoint import load_checkpoint
 from backend.file_log.start.format_file import find_format, new_salt, write_format
 from backend.file_log.start.keys import apply_identity, forget_before, load_keys
 from backend.file_log.start.tail import Tail
-from backend.file_log.state import LogQueue, LogState, decode_topic
+from backend.file_log.state import LogQueue, LogState
 from backend.file_log.storage import Storage, is_full
+from backend.file_log.topic_row import decode_topic
 from backend.progress.codec import decode_delta
 from backend.records import QueueRef, TopicInfo
 from ddmq_common.errors import DamagedError

@@ -24,7 +24,7 @@ def test_every_data_file_is_installed() -> None:
         for name in FOUND
         if "." not in name
         for path in (ROOT / name).rglob("*")
-        if path.is_file() and path.suffix != ".py" and "__pycache__" not in path.parts
+        if path.is_file() and path.suffix != ".py" and not {"__pycache__", "_compiled"} & {*path.parts}
     ]
     assert len(files) > 4
     assert [path for path in files if not any(fnmatch(path.name, pattern) for pattern in DATA)] == []

@@ -82,6 +82,7 @@ def test_a_commit_that_cannot_be_packed_is_refused_alone(
     assert rig.log.recovered.damaged_pieces == 0
 
 
+@pytest.mark.interpreted
 def test_half_a_commit_is_taken_out_again(rig: LogRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Records and a delta are packed when its setting fails: neither they nor its fence stay."""
     ref = rig.make()

@@ -363,6 +363,7 @@ def test_a_topic_deleted_by_the_commit_of_its_last_messages_leaves_nothing(tmp_p
     assert tails.bytes == 0
 
 
+@pytest.mark.interpreted
 def test_a_topic_deleted_while_its_entries_are_written_leaves_nothing(
     rig: LogRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

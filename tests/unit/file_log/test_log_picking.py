@@ -89,6 +89,7 @@ class Files:
         return self.entries[offset * ENTRY_BYTES : (offset + count) * ENTRY_BYTES]
 
 
+@pytest.mark.interpreted
 def test_a_search_goes_on_in_pieces_until_something_is_found() -> None:
     count = 3 * HUB_ENTRIES
     files = Files(entry(5) * (count - 1) + entry(6))

@@ -493,6 +493,7 @@ def test_a_writer_with_other_limits_than_the_last_says_so(
     assert "other limits" not in caplog.text
 
 
+@pytest.mark.interpreted
 def test_what_goes_while_it_is_fetched_from_the_disk_is_expired_and_not_damaged(house: RetainedLog) -> None:
     for _ in range(40):
         house.send()

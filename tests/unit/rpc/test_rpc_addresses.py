@@ -87,6 +87,7 @@ def costly(one: Stage, monkeypatch: pytest.MonkeyPatch, cost_s: float = 0.05) ->
             monkeypatch.setattr(method, "handler", lambda call: handler(one, call))
 
 
+@pytest.mark.interpreted
 def test_accepts_are_on_the_account_of_the_address(one: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each accept of HOSTILE seems to take 0.3 ms: two of them use up a slice, and others come first."""
     traffic, now = one.traffic, [0.0]

@@ -1,0 +1,42 @@
+"""The settings of a topic as records of the log and checkpoints hold them: JSON."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+
+from backend.records import Durability, TopicInfo
+from ddmq_common.errors import DamagedError
+
+
+class _TopicRow(msgspec.Struct, forbid_unknown_fields=False):
+    """What may change of a TopicInfo, in its order."""
+
+    queues: int
+    durability: Durability = Durability.DURABLE
+    readable: bool = True
+    writable: bool = True
+    delay: str = "both"
+    body_bytes_max: int | None = None
+    source: str = "log"
+    delay_dialects: tuple[str, ...] = ()
+
+
+_decode_row: Any = msgspec.json.Decoder(_TopicRow).decode
+_settings_of = attrgetter(*_TopicRow.__struct_fields__)
+
+
+def encode_topic(info: TopicInfo) -> bytes:
+    """A topic's settings as a topic record holds them."""
+    return msgspec.json.encode(_TopicRow(*_settings_of(info)))
+
+
+def decode_topic(name: str, incarnation: int, data: bytes) -> TopicInfo:
+    """The other way. Raises DamagedError."""
+    try:
+        row = _decode_row(data)
+    except msgspec.MsgspecError as error:
+        raise DamagedError(f"the record of topic {name} does not parse: {error}") from error
+    return TopicInfo(name, incarnation, *msgspec.structs.astuple(row))

@@ -1,0 +1,107 @@
+"""The modules that run compiled, and the finder that loads them.
+
+`tools/compile.py` translates the modules that pyproject.toml names under `tool.ddmq.compiled` with mypyc: one
+library with their code, a small one for each of them, and a manifest, in the folder `_compiled` beside this
+file. They are used all together or not at all: where the manifest was made from other sources than those that
+lie here, or for another Python, the sources run, interpreted, so what was edited is what runs. With
+DDMQ_COMPILED=0 they do, too.
+
+Each package that has such modules calls `install` before anything of it is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from hashlib import blake2b
+from importlib.abc import MetaPathFinder
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = Path(__file__).resolve().parent / "_compiled"
+MANIFEST = "manifest.json"
+SWITCH = "DDMQ_COMPILED"
+GROUP = "ddmq"
+LIBRARY = f"{GROUP}__mypyc"  # the module that holds the code of all of them, as mypyc calls it
+SUFFIX = EXTENSION_SUFFIXES[0]
+
+
+def source_of(module: str) -> Path:
+    """Where the source of a listed module lies."""
+    return ROOT.joinpath(*module.split(".")).with_suffix(".py")
+
+
+def digest(source: bytes) -> str:
+    """What the manifest has of a source."""
+    return blake2b(source, digest_size=16).hexdigest()
+
+
+class CompiledFinder(MetaPathFinder):
+    """Finds the libraries of the listed modules before Python looks for their sources."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._names = frozenset((LIBRARY, *modules))
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self._names:
+            return None
+        file = str(FOLDER / (fullname + SUFFIX))
+        return spec_from_file_location(fullname, file, loader=ExtensionFileLoader(fullname, file))
+
+
+def _refusal(suffix: str, sources: dict[str, str]) -> str:
+    """Why libraries that were made of these sources are not used; empty where they are."""
+    if suffix != SUFFIX:
+        return f"what is compiled is not for this Python ({SUFFIX})"
+    for module, made_of in sources.items():
+        try:
+            same = digest(source_of(module).read_bytes()) == made_of
+        except OSError:
+            same = False
+        if not same:
+            return f"{module} was changed since it was compiled; `make compiled` compiles it again"
+    return ""
+
+
+class CompiledState:
+    """Whether the listed modules run compiled in this process, and why not."""
+
+    def __init__(self) -> None:
+        self.modules: tuple[str, ...] = ()
+        self.reason = ""
+        self._looked = False
+
+    def install(self) -> None:
+        """Have the listed modules loaded from their libraries; only the first call does something."""
+        if self._looked:
+            return
+        self._looked = True
+        if os.environ.get(SWITCH) == "0":
+            self.reason = f"{SWITCH} is 0"
+            return
+        try:
+            manifest = json.loads((FOLDER / MANIFEST).read_bytes())
+            suffix, sources = manifest["suffix"], dict(manifest["sources"])
+        except (OSError, ValueError, TypeError, KeyError):
+            self.reason = "no module was compiled at the installation"
+            return
+        self.reason = _refusal(suffix, sources)
+        if not self.reason:
+            self.modules = tuple(sources)
+            sys.meta_path.insert(0, CompiledFinder(self.modules))
+
+    def __str__(self) -> str:
+        if self.modules:
+            return f"{len(self.modules)} modules compiled"
+        return f"interpreted: {self.reason}"
+
+
+STATE = CompiledState()
+install = STATE.install

@@ -1,0 +1,183 @@
+"""Compile the modules that pyproject.toml lists under `tool.ddmq.compiled`, with mypyc and a C compiler.
+
+    python tools/compile.py            into ddmq_common/_compiled; does nothing when that is up to date
+
+Where there is no C compiler, or no Python.h for it, one line says so and the sources run as they are;
+DDMQ_COMPILED=0 leaves it out. What is made and who loads it: ddmq_common/compiled.py. Wheels are built with
+the two commands below (pyproject.toml, tool.setuptools.cmdclass) and carry what was made.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from ddmq_common import compiled
+
+ROOT = compiled.ROOT
+OPTIMISE = ["-O3", "-g0", "-w"]
+MYPY = [
+    "--config-file=",
+    "--ignore-missing-imports",
+]  # what is not installed where a wheel is built is not looked into
+
+
+class NotCompiledError(Exception):
+    """Nothing was compiled; the text says why."""
+
+
+class Library(NamedTuple):
+    """One module to link: its name, its C files, and what the compiler must be told for them."""
+
+    module: str
+    sources: list[Path]
+    flags: list[str]
+
+
+def listed() -> list[str]:
+    """The modules to compile."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        return list(tomllib.load(file)["tool"]["ddmq"]["compiled"])
+
+
+def manifest() -> dict[str, Any]:
+    """For which Python modules are compiled, and of what."""
+    sources = {module: compiled.digest(compiled.source_of(module).read_bytes()) for module in listed()}
+    return {"suffix": compiled.SUFFIX, "sources": sources}
+
+
+def up_to_date(folder: Path) -> bool:
+    """Whether the folder has what these sources give."""
+    try:
+        return bool(json.loads((folder / compiled.MANIFEST).read_bytes()) == manifest())
+    except (OSError, ValueError):
+        return False
+
+
+def compiler() -> list[str]:
+    """The command that compiles C for this Python. Raises NotCompiledError where there is none."""
+    if os.environ.get(compiled.SWITCH) == "0":
+        raise NotCompiledError(f"{compiled.SWITCH} is 0")
+    command = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()
+    if shutil.which(command[0]) is None:
+        raise NotCompiledError(f"there is no C compiler ({command[0]})")
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        raise NotCompiledError(f"{sysconfig.get_path('include')} has no Python.h (Debian: python3-dev)")
+    return [*command, f"-I{sysconfig.get_path('include')}", "-fPIC", *OPTIMISE]
+
+
+def translated(scratch: Path) -> list[Library]:
+    """The modules in C. Raises NotCompiledError when mypyc refuses one; it has said why."""
+    try:
+        from mypyc.build import mypycify
+    except ImportError as error:
+        raise NotCompiledError(f"mypyc is not installed ({error})") from error
+    before = Path.cwd()
+    os.chdir(ROOT)  # mypyc names modules by where they lie below the current folder
+    try:
+        files = [str(compiled.source_of(module).relative_to(ROOT)) for module in listed()]
+        with open(scratch / "said", "w+") as said, redirect_stdout(said):
+            made = mypycify(
+                [*MYPY, *files], multi_file=True, target_dir=str(scratch), group_name=compiled.GROUP
+            )
+        return [
+            Library(
+                extension.name,
+                [Path(source).resolve() for source in extension.sources],
+                [f"-I{Path(folder).resolve()}" for folder in extension.include_dirs],
+            )
+            for extension in made
+        ]
+    except SystemExit as error:
+        raise NotCompiledError((scratch / "said").read_text().strip() or "mypyc refused") from error
+    finally:
+        os.chdir(before)
+
+
+def build(folder: Path) -> None:
+    """Fill the folder; what was there goes. Raises NotCompiledError."""
+    command, made_of = compiler(), manifest()
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(os.cpu_count()) as workers:
+        scratch, ready = Path(name), Path(name, "ready")
+        ready.mkdir()
+        libraries = translated(scratch)
+        compiling = []
+        for library in libraries:
+            for source, to in zip(library.sources, _objects(library, scratch), strict=True):
+                compiling.append(
+                    workers.submit(_run, [*command, *library.flags, "-c", str(source), "-o", to])
+                )
+        for one in compiling:
+            one.result()
+        for library in libraries:
+            to = str(ready / (library.module + compiled.SUFFIX))
+            _run([*command, "-shared", *_objects(library, scratch), "-o", to])
+        (ready / compiled.MANIFEST).write_text(json.dumps(made_of, indent=1), encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(ready, folder)
+
+
+def _objects(library: Library, scratch: Path) -> list[str]:
+    return [str(scratch / f"{library.module}-{at}.o") for at in range(len(library.sources))]
+
+
+def _run(command: list[str]) -> None:
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    if said.returncode:
+        raise NotCompiledError(f"{command[0]} failed: {said.stderr[-2000:]}")
+
+
+def fill(folder: Path) -> bool:
+    """Whether the folder holds compiled modules now; says what was done, and why not."""
+    begun = time.monotonic()
+    try:
+        build(folder)
+    except NotCompiledError as error:
+        print(f"compile: the sources run as they are, interpreted: {error}", file=sys.stderr)
+        return False
+    print(f"compile: {len(listed())} modules in {time.monotonic() - begun:.0f} s")
+    return True
+
+
+class BuildPy(build_py):
+    """The packages of a wheel, and what was compiled of them."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:  # `make` compiles in the tree
+            return
+        folder = Path(self.build_lib, "ddmq_common", compiled.FOLDER.name)
+        if up_to_date(compiled.FOLDER):
+            shutil.copytree(compiled.FOLDER, folder, dirs_exist_ok=True)
+        else:
+            fill(folder)
+
+
+class Wheel(bdist_wheel):
+    """A wheel for this Python and machine where modules can be compiled, else one for all."""
+
+    def finalize_options(self) -> None:
+        with suppress(NotCompiledError):
+            compiler()
+            self.distribution.has_ext_modules = lambda: True
+        super().finalize_options()
+
+
+if __name__ == "__main__":
+    if not up_to_date(compiled.FOLDER):
+        fill(compiled.FOLDER)
