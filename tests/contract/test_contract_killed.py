@@ -118,6 +118,7 @@ def test_what_was_answered_survives_kill_9(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_what_was_answered_survives_kill_9_again_and_again(tmp_path: Path) -> None:
     kill_again_and_again(tmp_path, int(os.environ.get("DDMQ_KILLS", "10")), first_seed=100)

@@ -14,7 +14,11 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 BENCHMARKS = sorted(path.stem for path in (REPOSITORY / "bench").glob("t[0-9]*_*.py"))
 KAFKA = ("t20_kafka", "t20d_kafka_subscriptions")
-LONG = ("t07_delay_lateness", "t14_metrics_job")  # wait for due times, or start a Java machine several times
+COMPILED = "t24_compiled"
+LONG = (  # wait for due times, fill stores, or start a Java machine several times
+    "t06_failing_key", "t07_delay_lateness", "t08_delay_storm", "t10_cancel", "t11_memory",
+    "t11b_delay_memory", "t12c_delay_start", "t14_metrics_job",
+)  # fmt: skip
 
 
 def quick(name: str, folder: Path) -> str:
@@ -41,12 +45,13 @@ def marks(name: str) -> list[pytest.MarkDecorator]:
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in BENCHMARKS])
 def test_a_benchmark_is_right(name: str, tmp_path: Path) -> None:
     said = quick(name, tmp_path)
-    if name in KAFKA and "NOT MEASURED" in said:
-        pytest.skip(said)
+    if name in (*KAFKA, COMPILED) and "NOT MEASURED" in said:
+        pytest.skip(said)  # no Java, no C compiler
     assert re.search("^== T", said, re.MULTILINE)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_delays_side_by_side_are_right(tmp_path: Path) -> None:
     """With those of the other systems that are installed here."""
@@ -75,4 +80,4 @@ def test_the_report_has_a_row_per_series(tmp_path: Path) -> None:
 
 def test_there_are_benchmarks() -> None:
     assert len(BENCHMARKS) >= 7
-    assert set(BENCHMARKS) >= {*LONG, *KAFKA}
+    assert set(BENCHMARKS) >= {*LONG, *KAFKA, COMPILED}

@@ -28,7 +28,7 @@ small_session("stream")
 sys.argv[0:1] = ["metrics_job", "stream"]
 main()
 """
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1_800)]  # three Java machines
 
 
 class Streaming:
