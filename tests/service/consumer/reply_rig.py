@@ -47,7 +47,7 @@ class ReplyRig(ConsumerRig):
 
     def have(self, count: int = 1) -> tuple[list[int], int]:
         """Offsets and lease of what a client of ours is given."""
-        call = self.pull(count=count, clientId="c")
+        call = self.pull(count=count, clientId=b"c")
         leases = {message.leaseId for message in call.result.messages}
         return call.offsets, leases.pop()
 

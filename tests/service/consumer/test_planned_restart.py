@@ -119,6 +119,7 @@ def test_what_is_acknowledged_too_late_is_told_also_where_nobody_holds_the_queue
     assert [late.offsets for late in call.result.late] == [[0]]
 
 
+@pytest.mark.interpreted
 def test_results_wait_for_a_queue_that_does_not_come_for_a_while_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -62,7 +62,7 @@ def test_sent_again_it_stores_nothing_and_says_so() -> None:
     assert again.results == first.results
     assert rig.reply(offset, lease + 1).outcome == LEASE_OVER, "that lease it was not"
     rig.restart()
-    rig.pull(clientId="c")
+    rig.pull(clientId=b"c")
     found = rig.reply(offset, lease)
     assert (found.code, found.outcome) == (0, STORED_BEFORE), "found by its id where nobody remembers"
     other = rig.reply(offset, lease + 1)
@@ -185,7 +185,7 @@ def test_delays_by_level_and_by_the_delay_service() -> None:
     assert first.delayId
     assert (first.queueId, second.offset, third.offset) == (None, None, 0)
     rig.restart()
-    rig.pull(clientId="c")
+    rig.pull(clientId=b"c")
     assert rig.reply(offset, lease, due).outcome == STORED_BEFORE
 
 
@@ -205,7 +205,7 @@ def test_the_next_of_a_key_is_given_out_when_it_is_durable() -> None:
     rig = ReplyRig(0, ORDERED)
     rig.keyed("a1", "a2")
     (offset,), lease = rig.have(2)
-    waits = rig.ask(count=2, clientId="other", linger=20_000)
+    waits = rig.ask(count=2, clientId=b"other", linger=20_000)
     rig.backend.hold()
     call = rig.replying(offset, lease)
     rig.settle()
@@ -222,9 +222,9 @@ def test_what_is_refused_holds_its_key_as_before() -> None:
     (offset,), lease = rig.have(2)
     rig.backend.fail_next(TryLaterError("a bound"))
     assert rig.reply(offset, lease).code == 15
-    assert rig.pull(count=2, clientId="other").offsets == []
+    assert rig.pull(count=2, clientId=b"other").offsets == []
     assert rig.reply(offset, lease).outcome == STORED
-    assert rig.pull(count=2, clientId="other").values == [b"a2"]
+    assert rig.pull(count=2, clientId=b"other").values == [b"a2"]
 
 
 def test_a_key_that_is_skipped_meanwhile_is_a_dead_letter_only_if_it_was_not_stored() -> None:
@@ -242,7 +242,7 @@ def test_a_key_that_is_skipped_meanwhile_is_a_dead_letter_only_if_it_was_not_sto
         rig.wait(skipped)
         assert len(rig.bodies()) == stored
         assert len(rig.stored(dlq_topic("G"))) == (not stored)
-        assert rig.pull(count=1, clientId="c").values == [b"a2"]
+        assert rig.pull(count=1, clientId=b"c").values == [b"a2"]
 
 
 # --- faults

@@ -59,7 +59,7 @@ def test_a_proxy_dies_between_the_commit_and_its_answer(rig: ReplyRig) -> None:
     rig.backend.release_held()
     until(lambda: len(rig.bodies()) == 1)
     rig.restart()
-    assert offset not in rig.pull(count=10, clientId="c").offsets
+    assert offset not in rig.pull(count=10, clientId=b"c").offsets
     told = rig.reply(offset, lease)
     assert (told.code, told.outcome) == (0, STORED_BEFORE)
     assert rig.bodies() == [b"out"]
@@ -69,7 +69,7 @@ def test_a_proxy_dies_between_the_commit_and_its_answer(rig: ReplyRig) -> None:
 def test_a_proxy_dies_before_the_commit(rig: ReplyRig) -> None:
     (offset,), lease = rig.have()
     rig.restart()
-    again = rig.pull(count=1, clientId="c")
+    again = rig.pull(count=1, clientId=b"c")
     assert again.offsets == [offset], "its lease died with it"
     assert rig.reply(offset, lease).outcome == LEASE_OVER
     assert rig.reply(offset, again.result.messages[0].leaseId).outcome == STORED
@@ -82,7 +82,7 @@ def test_a_planned_restart_takes_no_lease_away(rig: ReplyRig) -> None:
     stop(rig)
     assert rig.reply(offset, lease).code in (15, 20)
     rig.start().advertise(ADDRESS)
-    rig.pull(count=1, clientId="c")
+    rig.pull(count=1, clientId=b"c")
     told = settled(rig, offset, lease)
     assert (told.code, told.outcome) == (0, STORED)
     assert (rig.bodies(), rig.finished()) == ([b"out"], [offset])
@@ -113,21 +113,21 @@ def test_offsets_that_are_reset(rig: ReplyRig) -> None:
     rig.advance(0.1)
     told = settled(rig, offset, lease)
     assert (told.code, told.outcome, rig.bodies()) == (11, LEASE_OVER, [])
-    again = rig.pull(count=1, clientId="c")
+    again = rig.pull(count=1, clientId=b"c")
     assert again.offsets == [offset]
     new = again.result.messages[0].leaseId
     assert rig.reply(offset, new).outcome == STORED
     reset(rig, "first")
     rig.advance(0.1)
     assert settled(rig, offset, new).outcome == STORED_BEFORE
-    assert rig.pull(count=1, clientId="c").offsets == [offset], "as the reset says"
+    assert rig.pull(count=1, clientId=b"c").offsets == [offset], "as the reset says"
 
 
 def test_two_groups_have_the_same_message() -> None:
     rig = ReplyRig()
     rig.subscribe("H")
     (offset,), first = rig.have()
-    second = rig.pull(group=b"H", clientId="c").result.messages[0].leaseId
+    second = rig.pull(group=b"H", clientId=b"c").result.messages[0].leaseId
     context = IDL.Context(groupId=b"H", topic=b"T", qid=b"R_default_a_0")
     for _ in range(2):
         assert rig.reply(offset, first).code == rig.reply(offset, second, context=context).code == 0
@@ -146,7 +146,7 @@ def test_another_proxy_has_the_queue(rig: ReplyRig) -> None:
     told = settled(rig, offset, lease)
     assert told.outcome in (STORED, STORED_BEFORE, LEASE_OVER, FINISHED)
     if told.outcome == LEASE_OVER:
-        again = rig.pull(count=1, clientId="c")
+        again = rig.pull(count=1, clientId=b"c")
         assert settled(rig, again.offsets[0], again.result.messages[0].leaseId).outcome == STORED
     assert rig.bodies() == [b"out"]
 

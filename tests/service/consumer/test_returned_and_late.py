@@ -22,7 +22,7 @@ def ready(count: int = 4, **changed: Any) -> ConsumerRig:
 
 
 def ours(rig: ConsumerRig, count: int = 32, **named: Any) -> FakeCall:
-    return rig.pull(count=count, clientId="c", **named)
+    return rig.pull(count=count, clientId=b"c", **named)
 
 
 def lease_of(call: FakeCall) -> int:
@@ -53,13 +53,13 @@ def test_the_answer_tells_how_long_its_leases_last_to_our_clients_only() -> None
 def test_what_is_handed_back_is_at_others_at_once_and_not_counted() -> None:
     rig = ready()
     first = ours(rig)
-    waiting = rig.ask(count=32, linger=20_000, clientId="other")
+    waiting = rig.ask(count=32, linger=20_000, clientId=b"other")
     for _ in range(5):
         hand_back(rig, [1, 2, 3], lease_of(first))
         rig.settle()
         assert waiting.offsets == [1, 2, 3]
         assert [message.attempt for message in waiting.result.messages] == [1, 1, 1]
-        first, waiting = waiting, rig.ask(count=32, linger=20_000, clientId="other")
+        first, waiting = waiting, rig.ask(count=32, linger=20_000, clientId=b"other")
     assert rig.counted("ddmq_returned_total") == 15
     assert rig.counted("ddmq_redelivered_total") == 0
 
@@ -185,8 +185,8 @@ def test_a_client_that_stops_gets_its_waiting_pulls_answered() -> None:
 
 def test_our_clients_hear_of_a_group_and_a_topic_that_do_not_exist() -> None:
     rig = ready(0)
-    refused = rig.pull(b"mistyped", None, clientId="c")
+    refused = rig.pull(b"mistyped", None, clientId=b"c")
     assert b"mistyped does not exist" in refused.outcome.error.message
     assert not rig.pull(b"mistyped", None).result.messages, "others get nothing, as ever"
-    assert b"topic nothing" in rig.pull(b"G", b"nothing", clientId="c").result.notice
+    assert b"topic nothing" in rig.pull(b"G", b"nothing", clientId=b"c").result.notice
     assert rig.pull(b"G", b"nothing").result.notice is None

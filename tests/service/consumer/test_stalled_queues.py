@@ -54,6 +54,7 @@ def never_joins(rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch) -> None:
 CAUSES = [never_delivers, data_goes_unnoticed, never_joins]
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("order_key", ["", "KEY", "QID"])
 @pytest.mark.parametrize("cause", CAUSES)
 def test_queues_that_stand_still_are_told(
@@ -96,6 +97,7 @@ def test_a_queue_that_an_unknown_member_took_is_told_beside_one_in_flight(
     assert of(rig).buffer.budget.leased > 0
 
 
+@pytest.mark.interpreted
 def test_what_comes_again_is_not_told_any_more(
     rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
