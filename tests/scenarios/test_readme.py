@@ -90,7 +90,7 @@ def stranger(line: str) -> str:
     """What of a command line is none of ours."""
     command: click.Command = root
     words = shlex.split(line, comments=True)
-    while isinstance(command, click.Group) and words and words[0] not in ("…", "COMMAND", "--help"):
+    while isinstance(command, click.Group) and words and not words[0].startswith(("…", "COMMAND", "--")):
         name = words.pop(0)
         found = command.get_command(click.Context(command), name)
         if found is None:

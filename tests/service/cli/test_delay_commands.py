@@ -352,11 +352,11 @@ def test_a_backup_is_not_put_beside_another_log(tmp_path: Path) -> None:
     stand there in another sequence, and messages would be taken for fired."""
     new = str(tmp_path / "new")
     with running(tmp_path / "old") as server:
-        for hours in (3, 2, 1):
+        for hours in range(9, 0, -1):
             add(server, f"{hours}", "--delay", f"{hours}h")
         folder = server.admin("POST", "delay", "backup", body={"folder": "made"})["folder"]
     with running(tmp_path / "other") as other:
-        for hours in range(8):
+        for hours in range(30):
             add(other, "x", "--delay", f"{hours + 1}h")
     (other.data_dir / "delay").rename(tmp_path / "away")
     assert ddmq("delay", "restore", folder, "--data-dir", new).returncode == 0
