@@ -120,12 +120,12 @@ class KafkaRecord:
         tag, raw = b"", None
         properties: dict[bytes, bytes] = {}
         for name, value in headers:
-            if not name.startswith(OWN):
-                _put_property(properties, name, value)
-            elif name == ID:
+            if name == ID:
                 self.message_id = value if value is not None and len(value) == 16 else b""
             elif name == BORN:
                 self.born_ms = _number(value)
+            elif not name.startswith(OWN):
+                _put_property(properties, name, value)
             elif name == TAG:
                 tag = _text(value)
             elif name == FLAGS:
