@@ -4,8 +4,9 @@
   progress of each queue is written under the new epoch, so what that holder writes late changes nothing. Then
   the member is told. Where that cannot be done it is tried again, for as long as the queue is the member's.
 * Revoked: the member is told, and by when.
-* Lost: the member is told. What this process may have written under an epoch that it has lost it may not any
-  more: `floor` is above it, until it is given the queue again.
+* Lost: the member is told. What this process may have written under an epoch that it has lost, or released,
+  it may not any more: `floor` is above it, until it is given the queue again. (This process hears late that
+  an epoch is over. Progress under it changes nothing then, but the records of its transaction would stand.)
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class QueueHolding:
         taken = list(queues)
         lost = [queue for queue in taken if queue in membership.held]
         for queue in lost:
-            self._over(membership, queue, membership.held.pop(queue))
+            self.over(membership, queue, membership.held.pop(queue))
         if lost:
             self.tell(membership, partial(membership.listener.lost, lost))
         coming = membership.assigning
@@ -131,15 +132,17 @@ class QueueHolding:
         coming, membership.assigning = membership.assigning, None
         epochs = {} if coming is None else dict.fromkeys(coming.queues, coming.epoch)
         for queue, epoch in {**epochs, **membership.held}.items():
-            self._over(membership, queue, epoch)
+            self.over(membership, queue, epoch)
         lost = sorted(membership.held)
         membership.held.clear()
         membership.todo.clear()
         membership.member, membership.joined_as = None, ""
         self.tell(membership, partial(membership.listener.lost, lost))
 
-    def _over(self, membership: KafkaMembership, queue: QueueRef, epoch: int) -> None:
-        self._floors.setdefault(queue, {})[membership.join.group] = epoch + 1
+    def over(self, membership: KafkaMembership, queue: QueueRef, epoch: int) -> None:
+        """This process holds it no more under this epoch, nor under a lower one."""
+        floors, group = self._floors.setdefault(queue, {}), membership.join.group
+        floors[group] = max(floors.get(group, 0), epoch + 1)
 
     def _regained(self, membership: KafkaMembership, queue: QueueRef) -> None:
         floors = self._floors.get(queue, {})

@@ -14,7 +14,7 @@ How decisions are carried out stands in holding.py, what is done about the other
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import gevent
@@ -121,14 +121,21 @@ class KafkaMemberships:
 
     def release(self, membership: KafkaMembership, queues: Iterable[QueueRef]) -> None:
         """A member lets queues go."""
-        given = [queue for queue in queues if membership.held.pop(queue, None) is not None]
+        given = {queue: membership.held.pop(queue) for queue in queues if queue in membership.held}
         if given:
             self._release(membership, given)
 
-    def _release(self, membership: KafkaMembership, given: Sequence[QueueRef]) -> None:
+    def _release(self, membership: KafkaMembership, given: Mapping[QueueRef, int]) -> None:
+        """Let them go: what was called before still counts, what is called later does not. `given`: epochs."""
         name, number = membership.joined_as, membership.number
         pairs = [(queue.incarnation, queue.queue_id) for queue in given]
-        self._line.after([], lambda: self._write(Released(name, number, pairs), name))
+
+        def released() -> None:
+            for queue, epoch in given.items():
+                self._holding.over(membership, queue, epoch)
+            self._write(Released(name, number, pairs), name)
+
+        self._line.after([], released)
 
     def leave(self, membership: KafkaMembership) -> None:
         """A member is gone."""
@@ -356,8 +363,9 @@ class KafkaMemberships:
         """A member of this process has not released queues in time: it is done for it."""
         membership = self._mine.get(member)
         if membership is not None:
+            epochs = {queue: membership.held.get(queue, 0) for queue in queues}
             self._holding.lose(membership, queues)
-            self._release(membership, queues)
+            self._release(membership, epochs)
 
     def give_up(self, reason: str) -> None:
         """This process cannot do what the table wants of it: it goes on under another name."""
