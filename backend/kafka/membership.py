@@ -126,7 +126,7 @@ class KafkaMemberships:
             self._release(membership, given)
 
     def _release(self, membership: KafkaMembership, given: Mapping[QueueRef, int]) -> None:
-        """Let them go: what was called before still counts, what is called later does not. `given`: epochs."""
+        """Let them go: what was called before counts, what is called later does not. `given`: with epochs."""
         name, number = membership.joined_as, membership.number
         pairs = [(queue.incarnation, queue.queue_id) for queue in given]
 
