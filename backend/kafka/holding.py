@@ -4,7 +4,7 @@
   progress of each queue is written under the new epoch, so what that holder writes late changes nothing. Then
   the member is told. Where that cannot be done it is tried again, for as long as the queue is the member's.
 * Revoked: the member is told, and by when.
-* Lost: the member is told. What this process may have written under an epoch that it has lost, or released,
+* Lost: the member is told. What this process may have written under an epoch that it has lost, or let go,
   it may not any more: `floor` is above it, until it is given the queue again. (This process hears late that
   an epoch is over. Progress under it changes nothing then, but the records of its transaction would stand.)
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -34,6 +34,7 @@ from ddmq_common.hub_timer import HubTimer
 log = logging.getLogger(__name__)
 RAISE_S = 10.0  # how long writing the epochs of a grant may take, before it is tried again
 RETRY_S = 0.3
+LEFT_S = 60.0  # by then what was called is answered, and the next holder was heard of
 
 
 class MembershipOwner(Protocol):
@@ -143,6 +144,17 @@ class QueueHolding:
         """This process holds it no more under this epoch, nor under a lower one."""
         floors, group = self._floors.setdefault(queue, {}), membership.join.group
         floors[group] = max(floors.get(group, 0), epoch + 1)
+
+    def left(self, membership: KafkaMembership, epochs: Mapping[QueueRef, int]) -> None:
+        """The member is gone, and these epochs are over; that is forgotten in time, as groups come and go."""
+        for queue, epoch in epochs.items():
+            self.over(membership, queue, epoch)
+        HubTimer(ref=False).once(LEFT_S, lambda: self._forget(membership, epochs))
+
+    def _forget(self, membership: KafkaMembership, epochs: Mapping[QueueRef, int]) -> None:
+        for queue, epoch in epochs.items():
+            if self._floors.get(queue, {}).get(membership.join.group) == epoch + 1:
+                self._regained(membership, queue)
 
     def _regained(self, membership: KafkaMembership, queue: QueueRef) -> None:
         floors = self._floors.get(queue, {})

@@ -145,9 +145,14 @@ class KafkaMemberships:
             del self._by_topic[membership.join.topic]
         if membership.member is not None:
             self._mine.pop(membership.member, None)
-        name, number = membership.joined_as, membership.number
+        name, number, held = membership.joined_as, membership.number, dict(membership.held)
+
+        def left() -> None:
+            self._holding.left(membership, held)
+            self._write(Left(name, [number]), name)
+
         if name:
-            self._line.after([], lambda: self._write(Left(name, [number]), name))
+            self._line.after([], left)
         if not self._members:
             self._confirmed = None
 

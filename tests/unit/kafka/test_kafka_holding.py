@@ -6,10 +6,13 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from backend.kafka.holding import KafkaMembership, QueueHolding
+import pytest
+
+from backend.kafka.holding import QueueHolding
 from backend.kafka.membership import KafkaMemberships
 from backend.records import QueueRef
 from ddmq_common.clock import ManualClock
+from tests.support.waits import until
 
 QUEUE, OTHER = QueueRef("orders", 7, 0), QueueRef("orders", 7, 1)
 
@@ -43,22 +46,27 @@ def test_other_epochs_of_other_groups_count_as_before() -> None:
     assert holding.floor(("member", QUEUE), 5, lambda key: True) == 0, "it has its own holder"
 
 
-def test_a_released_queue_takes_what_was_called_before_and_nothing_after() -> None:
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_queue_that_was_let_go_takes_what_was_called_before_and_nothing_after(
+    leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """That another process has it by now is heard late: until then nothing but the floor keeps a move of a
     message back, whose copy would stand beside that of the new holder."""
+    monkeypatch.setattr("backend.kafka.holding.LEFT_S", 0.05)
     called: list[Callable[[], None]] = []
-    written: list[bytes] = []
     line: Any = SimpleNamespace(after=lambda records, act: called.append(act))
-    producers: Any = SimpleNamespace(event=lambda topic, event, name: written.append(event))
     options: Any = SimpleNamespace(session_ms=3_000, heartbeat_ms=500)
-    state: Any = SimpleNamespace(topics=SimpleNamespace(coordination="coordination"))
-    members = KafkaMemberships(options, state, line, producers, ManualClock(), lambda topic: None)
+    nothing: Any = SimpleNamespace()
+    members = KafkaMemberships(options, nothing, line, nothing, ManualClock(), lambda topic: None)
     join: Any = SimpleNamespace(group="g", topic="orders")
-    listener: Any = SimpleNamespace(lost=lambda queues: None)
-    membership = KafkaMembership(members, 1, join, listener)
-    membership.held[QUEUE] = 5
-    membership.release([QUEUE])
-    assert (members.floor(("g", QUEUE), 5), written) == (0, [])
-    (act,) = called
-    act()
-    assert (members.floor(("g", QUEUE), 5), len(written)) == (6, 1)
+    membership = members.join(join, nothing)
+    membership.joined_as, membership.held[QUEUE] = "a name that was given up", 5
+    if leaves:
+        membership.leave()
+    else:
+        membership.release([QUEUE])
+    assert members.floor(("g", QUEUE), 5) == 0
+    called.pop()()
+    assert members.floor(("g", QUEUE), 5) == 6
+    if leaves:
+        until(lambda: members.floor(("g", QUEUE), 5) == 0, "it is forgotten: groups come and go")
