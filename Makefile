@@ -14,7 +14,7 @@ LINT := lint-types lint-house lint-format lint-pages
 # Processes that share the fast tests without xdist: each reads its own files alone, not all.
 CHECK := check-1 check-2 check-3 check-4
 
-.PHONY: help setup compiled demo demo-kafka test test-interpreted test-long test-kafka check $(CHECK) lint lint-format lint-types lint-house lint-pages format bench clean
+.PHONY: help setup demo demo-kafka test test-interpreted test-long test-kafka check $(CHECK) lint lint-format lint-types lint-house lint-pages format bench clean
 
 help:
 	@echo "make demo    run the main job: send, kill -9, consume, prove; order keys, dead letters, resend"
@@ -25,74 +25,69 @@ help:
 	@echo "make test-kafka  contract, recordings, scenarios, commands on a real Kafka broker (needs Java, and Maven once)"
 	@echo "make check   format, lint, types, rooms, fast tests (before every commit)"
 	@echo "make bench   every benchmark, with floors (see docs/performance.md)"
-	@echo "make setup   fill .venv, compile the modules of a message's way (the targets above do it themselves)"
-	@echo "make compiled  compile them again after an edit (until then the sources run, interpreted)"
+	@echo "make setup   fill .venv, and compile the modules of a message's way that were edited since (others do it themselves, but for check)"
 
 setup: $(STAMP)
+	@$(PY) tools/compile.py
 
 $(STAMP): requirements.lock pyproject.toml tools/setup.py
 	@command -v $(PYTHON) >/dev/null || { echo "missing: $(PYTHON). Install Python 3.11 or newer, or run: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@$(PYTHON) tools/setup.py $(VENV)
-	@$(PY) tools/compile.py
 	@touch $(STAMP)
 
-compiled: setup
-	@$(PY) tools/compile.py
-
-demo: compiled
+demo: setup
 	@$(PY) -m ddmq demo
 
-demo-kafka: compiled
+demo-kafka: setup
 	@$(PY) -m ddmq demo --kafka
 
-TESTS ?= tests
-test: compiled
-	$(PYTEST) -m "not long and not kafka" $(TESTS)
+test: setup
+	$(PYTEST) -m "not long and not kafka"
 
 # The sources of what runs compiled: what others rely on, kills and faults, and what reaches into a compiled class.
-test-interpreted: setup
+test-interpreted: $(STAMP)
 	DDMQ_COMPILED=0 $(PYTEST) -m "not long and not kafka" tests/contract tests/interop tests/crash
 	DDMQ_COMPILED=0 $(ALONE) -m interpreted
 
 KAFKA_TESTS ?= tests
-test-kafka: compiled
+test-kafka: setup
 	$(PYTEST) -m "kafka and not long" $(KAFKA_TESTS)
 
-test-long: compiled
+test-long: setup
 	$(PYTEST) -m "long and not kafka"
 
-$(CHECK): setup
+$(CHECK): $(STAMP)
 	@$(ALONE) --part $(@:check-%=%)/$(words $(CHECK)) -m "not slow"
 
-check: setup
+check: $(STAMP)
 	@$(MAKE) --no-print-directory -j4 --output-sync=target $(CHECK) $(LINT)
 
-lint: setup
+lint: $(STAMP)
 	@$(BESIDE) $(LINT)
 
-lint-format: setup
+lint-format: $(STAMP)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 
-lint-types: setup
+lint-types: $(STAMP)
 	$(VENV)/bin/mypy
 
 # Rooms, names, and what must not grow back.
-lint-house: setup
+lint-house: $(STAMP)
 	$(PY) tools/check_house.py
 
-lint-pages: setup
+lint-pages: $(STAMP)
 	$(PY) tools/metrics_page.py --check
 	$(PY) tools/states_page.py --check
 	$(PY) tools/dashboard.py --check
 	$(PY) tools/unasync.py --check
 	$(PY) tools/promises.py --check
 
-format: setup
+format: $(STAMP)
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-bench: compiled
+bench: setup
 	$(PY) -m ddmq bench all
 
 clean:

@@ -1,7 +1,7 @@
 """T24: what the compiled modules bring: the loads of T1 to T4 at a server with them, and at one without.
 
 The first figure is the server's processor time a message. Floor: the same sources, interpreted
-(DDMQ_COMPILED=0). Says so where nothing was compiled for these sources; `make compiled` does it.
+(DDMQ_COMPILED=0). Says so where nothing was compiled for these sources; `make setup` does it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 `tools/compile.py` translates the modules that pyproject.toml names under `tool.ddmq.compiled` with mypyc: one
 library with their code, a small one for each of them, and a manifest, in the folder `_compiled` beside this
 file. They are used all together or not at all: where the manifest was made from other sources than those that
-lie here, or for another Python, the sources run, interpreted, so what was edited is what runs. With
+lie here, or for another Python, the sources run, interpreted, so what was edited is what runs. (Sources are
+those of the modules and all of ours that they import, for types that stand there are compiled in.) With
 DDMQ_COMPILED=0 they do, too.
 
 Each package that has such modules calls `install` before anything of it is loaded.
@@ -16,9 +17,7 @@ import os
 import sys
 from collections.abc import Sequence
 from hashlib import blake2b
-from importlib.abc import MetaPathFinder
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
-from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
@@ -31,18 +30,16 @@ LIBRARY = f"{GROUP}__mypyc"  # the module that holds the code of all of them, as
 SUFFIX = EXTENSION_SUFFIXES[0]
 
 
-def source_of(module: str) -> Path:
-    """Where the source of a listed module lies."""
-    return ROOT.joinpath(*module.split(".")).with_suffix(".py")
-
-
 def digest(source: bytes) -> str:
     """What the manifest has of a source."""
     return blake2b(source, digest_size=16).hexdigest()
 
 
-class CompiledFinder(MetaPathFinder):
-    """Finds the libraries of the listed modules before Python looks for their sources."""
+class CompiledFinder:
+    """Finds the libraries of the listed modules before Python looks for their sources.
+
+    A finder in all but name: `importlib.abc` takes longer to load than all of this.
+    """
 
     def __init__(self, modules: Sequence[str]) -> None:
         self._names = frozenset((LIBRARY, *modules))
@@ -53,20 +50,23 @@ class CompiledFinder(MetaPathFinder):
         if fullname not in self._names:
             return None
         file = str(FOLDER / (fullname + SUFFIX))
-        return spec_from_file_location(fullname, file, loader=ExtensionFileLoader(fullname, file))
+        spec = ModuleSpec(fullname, ExtensionFileLoader(fullname, file), origin=file)
+        spec.has_location = True
+        return spec
 
 
 def _refusal(suffix: str, sources: dict[str, str]) -> str:
     """Why libraries that were made of these sources are not used; empty where they are."""
     if suffix != SUFFIX:
         return f"what is compiled is not for this Python ({SUFFIX})"
-    for module, made_of in sources.items():
+    for file, made_of in sources.items():
         try:
-            same = digest(source_of(module).read_bytes()) == made_of
+            with open(f"{ROOT}/{file}", "rb") as source:
+                same = digest(source.read()) == made_of
         except OSError:
             same = False
         if not same:
-            return f"{module} was changed since it was compiled; `make compiled` compiles it again"
+            return f"{file} was changed since it was compiled; `make setup` compiles it again"
     return ""
 
 
@@ -88,13 +88,13 @@ class CompiledState:
             return
         try:
             manifest = json.loads((FOLDER / MANIFEST).read_bytes())
-            suffix, sources = manifest["suffix"], dict(manifest["sources"])
+            suffix, sources, modules = manifest["suffix"], dict(manifest["sources"]), manifest["modules"]
         except (OSError, ValueError, TypeError, KeyError):
             self.reason = "no module was compiled at the installation"
             return
         self.reason = _refusal(suffix, sources)
         if not self.reason:
-            self.modules = tuple(sources)
+            self.modules = tuple(modules)
             sys.meta_path.insert(0, CompiledFinder(self.modules))
 
     def __str__(self) -> str:

@@ -26,15 +26,16 @@ from typing import Any, NamedTuple
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from check_rooms import imports
+
 from ddmq_common import compiled
 
 ROOT = compiled.ROOT
 OPTIMISE = ["-O3", "-g0", "-w"]
-MYPY = [
-    "--config-file=",
-    "--ignore-missing-imports",
-]  # what is not installed where a wheel is built is not looked into
+# What is not installed where a wheel is built is not looked into.
+MYPY = ["--config-file=", "--ignore-missing-imports"]
 
 
 class NotCompiledError(Exception):
@@ -55,10 +56,29 @@ def listed() -> list[str]:
         return list(tomllib.load(file)["tool"]["ddmq"]["compiled"])
 
 
+def file_of(name: str) -> Path | None:
+    """The file of a module or package of ours; None for others."""
+    place = ROOT.joinpath(*name.split("."))
+    found = (place.with_name(place.name + ".py"), place / "__init__.py")
+    return next((file for file in found if file.exists()), None)
+
+
+def sources() -> list[str]:
+    """The files of the listed modules and of all of ours that they import, and so on."""
+    todo, seen = listed(), set[Path]()
+    while todo:
+        name = todo.pop()
+        file = file_of(name) or file_of(name.rpartition(".")[0] or name)  # a module, or a name in one
+        if file is not None and file not in seen:
+            seen.add(file)
+            todo += [imported for _, imported in imports(file)]
+    return sorted(str(file.relative_to(ROOT)) for file in seen)
+
+
 def manifest() -> dict[str, Any]:
-    """For which Python modules are compiled, and of what."""
-    sources = {module: compiled.digest(compiled.source_of(module).read_bytes()) for module in listed()}
-    return {"suffix": compiled.SUFFIX, "sources": sources}
+    """For which Python modules are compiled, which they are, and of what they were made."""
+    digests = {file: compiled.digest((ROOT / file).read_bytes()) for file in sources()}
+    return {"suffix": compiled.SUFFIX, "modules": listed(), "sources": digests}
 
 
 def up_to_date(folder: Path) -> bool:
@@ -90,7 +110,7 @@ def translated(scratch: Path) -> list[Library]:
     before = Path.cwd()
     os.chdir(ROOT)  # mypyc names modules by where they lie below the current folder
     try:
-        files = [str(compiled.source_of(module).relative_to(ROOT)) for module in listed()]
+        files = [str(Path(*module.split(".")).with_suffix(".py")) for module in listed()]
         with open(scratch / "said", "w+") as said, redirect_stdout(said):
             made = mypycify(
                 [*MYPY, *files], multi_file=True, target_dir=str(scratch), group_name=compiled.GROUP

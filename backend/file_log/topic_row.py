@@ -12,7 +12,7 @@ from ddmq_common.errors import DamagedError
 
 
 class _TopicRow(msgspec.Struct, forbid_unknown_fields=False):
-    """What may change of a TopicInfo, in its order."""
+    """What may change of a TopicInfo, in its order. Written out, not derived: it is a format on disk."""
 
     queues: int
     durability: Durability = Durability.DURABLE

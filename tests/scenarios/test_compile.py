@@ -29,6 +29,12 @@ print(state, queue_choice.__file__, queue_choice.murmur2(b"21"))
 """
 
 
+def test_what_listed_modules_import_is_part_of_what_they_are_made_of() -> None:
+    tool = runpy.run_path(str(ROOT / "tools" / "compile.py"), run_name="compile")
+    assert "backend.records" not in tool["listed"]()
+    assert {"backend/records.py", "backend/completion.py"} <= {*tool["sources"]()}
+
+
 @pytest.fixture
 def tool(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The tool's names, with one module on its list."""
@@ -42,9 +48,9 @@ def test_a_module_is_compiled_and_loaded(tool: dict[str, Any], tmp_path: Path) -
     folder = tmp_path / "made"
     tool["build"](folder)
     assert tool["up_to_date"](folder)
-    assert list(json.loads((folder / compiled.MANIFEST).read_bytes())["sources"]) == [
-        "ddmq_common.queue_choice"
-    ]
+    made = json.loads((folder / compiled.MANIFEST).read_bytes())
+    assert made["modules"] == ["ddmq_common.queue_choice"]
+    assert list(made["sources"]) == ["ddmq_common/queue_choice.py"]
     environment = {"PYTHONPATH": str(ROOT), "DDMQ_COMPILED": "0"}  # not what the tree has
     command = [sys.executable, "-c", LOAD, str(folder)]
     said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -19,14 +19,15 @@ Install = Callable[[], CompiledState]
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     """A tree with two listed modules and what was compiled of them; the function that looks at it."""
-    sources = {"room.first": b"A = 1\n", "room.second": b"B = 2\n"}
+    sources = {"room/first.py": b"A = 1\n", "room/second.py": b"B = 2\n", "room/types.py": b"C = int\n"}
     (tmp_path / "room").mkdir()
     (tmp_path / "made").mkdir()
-    for module, source in sources.items():
-        (tmp_path / module.replace(".", "/")).with_suffix(".py").write_bytes(source)
+    for file, source in sources.items():
+        (tmp_path / file).write_bytes(source)
     manifest = {
         "suffix": compiled.SUFFIX,
-        "sources": {module: digest(source) for module, source in sources.items()},
+        "modules": ["room.first", "room.second"],
+        "sources": {file: digest(source) for file, source in sources.items()},
     }
     (tmp_path / "made" / compiled.MANIFEST).write_text(json.dumps(manifest))
     monkeypatch.setattr(compiled, "ROOT", tmp_path)
@@ -54,15 +55,17 @@ def test_listed_modules_come_from_their_libraries_and_others_do_not(install: Ins
     assert sys.meta_path[0].find_spec("room.third", None) is None
 
 
-def test_an_edited_source_has_all_of_them_interpreted(install: Install, tmp_path: Path) -> None:
-    (tmp_path / "room" / "second.py").write_bytes(b"B = 3\n")
+@pytest.mark.parametrize("file", ["second.py", "types.py"])
+def test_an_edited_source_has_all_of_them_interpreted(install: Install, tmp_path: Path, file: str) -> None:
+    """Also one that is not compiled, whose types are compiled into others."""
+    (tmp_path / "room" / file).write_bytes(b"B = 3\n")
     state = install()
     assert (state.modules, str(state)) == (
         (),
-        "interpreted: room.second was changed since it was compiled; `make compiled` compiles it again",
+        f"interpreted: room/{file} was changed since it was compiled; `make setup` compiles it again",
     )
-    (tmp_path / "room" / "second.py").unlink()
-    assert "room.second was changed" in install().reason
+    (tmp_path / "room" / file).unlink()
+    assert f"room/{file} was changed" in install().reason
 
 
 def test_what_was_made_for_another_python_is_left_alone(install: Install, tmp_path: Path) -> None:
