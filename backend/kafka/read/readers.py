@@ -1,10 +1,11 @@
 """Reads and waits: streams over a few reader threads, shared by everybody who reads here.
 
-A read goes to the stream of its queue that covers its offset. Where there is none, one begins on a thread
-that does not read the queue yet; where all do, the one that was used the longest ago moves, or, while all of
-them are read from, the read waits for its turn. So a queue is read at as many places at once as there are
-threads. A stream that nobody has used for IDLE_S ends, and so do
-the longest unused ones where all windows together are too large. Everything here is on the hub.
+A read goes to the stream of its queue that covers its offset. Where there is none, one begins on the first
+thread that is not well used and does not read the queue yet; where all do, the one that was used the longest
+ago moves, or, while all of them are read from, the read waits for its turn. So a queue is read at as many
+places at once as there are threads, and few streams share a thread, its requests and its wake-ups. A stream
+that nobody has used for IDLE_S ends, and so do the longest unused ones where all windows together are too
+large. Everything here is on the hub.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 READ_S = 10.0  # then a read that has heard nothing fails
 IDLE_S = 60.0
 LOOK_S = 0.5  # between two looks for what is idle or late
+WELL_USED = 16  # streams of a thread, before the next one is used
 _GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
 
 
@@ -139,7 +141,8 @@ class Readers:
         loads = [0] * self._options.readers
         for one in self._streams.values():
             loads[one.reader] += 1
-        reader = min((n for n in range(self._options.readers) if n not in taken), key=loads.__getitem__)
+        free = [n for n in range(self._options.readers) if n not in taken]
+        reader = next((n for n in free if loads[n] < WELL_USED), min(free, key=loads.__getitem__))
         while len(self._threads) <= reader:
             name = f"kafka reader {len(self._threads) + 1}"
             self._threads.append(ReaderThread(self._options, self._bridge, self._heard, name))
