@@ -7,9 +7,12 @@ Redis Streams with `appendfsync always` take the same load in the same run, on t
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 
-from bench import frames, groups, load, redis
+from bench import frames, groups, load
 from bench.harness import CLIENT_CORE, Series, pin, run, sized
+from bench.peers.queues_of_others import RedisStreams
+from bench.peers.system import started
 from bench.servers import Running, ddmq, start
 
 CONNECTIONS = 64
@@ -58,9 +61,9 @@ def main() -> None:
         noop = stack.enter_context(start(["bench.noop_server"]))
         measure(ours, 128, sized(2_000, 200))
         every = [one for body in BODIES for one in series(ours, noop, body)]
-        if redis.installed():
-            peer = stack.enter_context(redis.server())
-            every.append(Series("Redis XADD, fsync always, 1024 B", lambda: redis.measure(peer, 1024, CALLS)))
+        for peer in stack.enter_context(started([RedisStreams])):
+            name = "Redis XADD, fsync always, 1024 B"
+            every.append(Series(name, partial(peer.sends, CONNECTIONS, 1, CALLS)))
         run("t01_send_sync", __doc__ or "", every, connections=CONNECTIONS, calls=CALLS)
 
 

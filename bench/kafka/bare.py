@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 
 from bench.harness import percentiles
 
@@ -117,7 +117,7 @@ def consume(bootstrap: str, topic: str, queues: str, group: str, first: str, cou
     )  # fmt: skip
     begins = [int(each) for each in first.split(",")]
     places = [TopicPartition(topic, number, begins[number]) for number in range(int(queues))]
-    consumer.commit(offsets=places, asynchronous=False)
+    _commit_first(consumer, places)
     ready()
     began, cpu = time.perf_counter(), time.process_time()
     consumer.assign(places)
@@ -134,6 +134,19 @@ def consume(bootstrap: str, topic: str, queues: str, group: str, first: str, cou
     seconds, spent = time.perf_counter() - began, time.process_time() - cpu
     consumer.close()
     say({"per_s": int(count) / seconds, "cpu_us": spent / int(count) * 1e6})
+
+
+def _commit_first(consumer: Consumer, places: list[TopicPartition]) -> None:
+    """Brokers that have just started say for a while that nobody keeps the group."""
+    give_up = time.monotonic() + GIVE_UP_S
+    while True:
+        try:
+            consumer.commit(offsets=places, asynchronous=False)
+            return
+        except KafkaException as error:
+            if not error.args[0].retriable() or time.monotonic() > give_up:
+                raise
+            time.sleep(0.1)
 
 
 def _next_is(following: dict[int, int], message: Message) -> int:

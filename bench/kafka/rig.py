@@ -117,9 +117,9 @@ def figures(process: subprocess.Popen[str]) -> dict[str, float]:
 
 
 @contextmanager
-def rig() -> Iterator[Rig]:
+def rig(fsync: bool = FSYNC) -> Iterator[Rig]:
     """Fresh brokers, gone afterwards."""
-    more = {"log.flush.interval.messages": "1"} if FSYNC else {}
+    more = {"log.flush.interval.messages": "1"} if fsync else {}
     with tempfile.TemporaryDirectory(prefix="kafka-", dir=scratch()) as folder:
         cluster = TrialCluster(Path(folder) / "cluster", more)
         ports = free_ports(2 * BROKERS)

@@ -14,7 +14,7 @@ from ddmq.cli.output import say
 from ddmq.cli.values import Whole
 
 TREE = Path(__file__).resolve().parents[2]  # where ddmq lies; a source tree has bench/ beside it
-PEERS = "delay-peers"  # of its own: it starts other systems, and is not among `all`
+PEERS = "peers"  # of its own: it starts other systems, and is not among `all`
 
 
 def available() -> dict[str, Path]:
@@ -25,7 +25,7 @@ def available() -> dict[str, Path]:
             f"the benchmarks are not installed: they come with the source tree, and {folder} is not there"
         )
     found = {path.stem.partition("_")[0]: path for path in sorted(folder.glob("t[0-9]*_*.py"))}
-    return found | {PEERS: folder / "delay_peers.py"}
+    return found | {PEERS: folder / "peers" / "__main__.py"}
 
 
 @click.command()
@@ -49,7 +49,7 @@ def bench(name: str | None, listing: bool, quick: bool, pending: int | None) -> 
         raise click.UsageError(f"no benchmark {name!r}; there are: all, {', '.join(known)}")
     for short, path in known.items():
         if name == short or (name == "all" and short != PEERS):
-            _run(path.stem, quick, pending)
+            _run(PEERS if short == PEERS else path.stem, quick, pending)
     if name == "all" and not quick:
         _run("report", quick, pending)
 

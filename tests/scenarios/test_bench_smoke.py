@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -21,10 +22,10 @@ LONG = (  # wait for due times, fill stores, or start a Java machine several tim
 )  # fmt: skip
 
 
-def quick(name: str, folder: Path) -> str:
+def quick(name: str, folder: Path, *arguments: str) -> str:
     """What one small round of it prints; it asserts counts itself and says so with its exit code."""
     found = subprocess.run(
-        [sys.executable, "-m", f"bench.{name}", "--quick"],
+        [sys.executable, "-m", f"bench.{name}", *arguments, "--quick"],
         cwd=REPOSITORY,
         env=dict(os.environ, DDMQ_BENCH_DIR=str(folder)),
         capture_output=True,
@@ -53,9 +54,50 @@ def test_a_benchmark_is_right(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_delays_side_by_side_are_right(tmp_path: Path) -> None:
-    """With those of the other systems that are installed here."""
-    assert "\n| ours, storm |" in quick("delay_peers", tmp_path)
+@pytest.mark.parametrize(("work", "last"), [("queues", "pull and ack"), ("delays", "storm")])
+def test_the_work_beside_other_systems_is_right(work: str, last: str, tmp_path: Path) -> None:
+    """With those that are installed here."""
+    assert f"\n   ours, {last}: " in quick("peers", tmp_path, work)
+
+
+def test_what_is_told_of_the_peers_has_each_system_and_figure() -> None:
+    from bench.peers.told import picture, tables
+
+    found = {
+        "ours, one a call": {"per_s": 1000.0, "cpu_us": 30.0},
+        "Redis Streams, one a call": {"per_s": 500.0, "cpu_us": 17.0},
+        "ours, pull and ack": {"per_s": 9.0},
+    }
+    assert tables(found).splitlines() == [
+        "| one a call | per_s | cpu_us |",
+        "|---|---|---|",
+        "| ours | 1,000 | 30 |",
+        "| Redis Streams | 500 | 17 |",
+        "",
+        "| pull and ack | per_s |",
+        "|---|---|",
+        "| ours | 9 |",
+    ]
+    drawn = ElementTree.fromstring(picture(found))
+    bars = [
+        float(one.attrib["width"])
+        for one in drawn.iter("{http://www.w3.org/2000/svg}rect")
+        if "x" in one.attrib
+    ]
+    assert bars[0] == pytest.approx(2 * bars[1])
+    assert "Redis Streams" in [one.text for one in drawn.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_confirms_are_read_as_far_as_they_are_whole() -> None:
+    from bench.peers import amqp
+
+    def confirm(tag: int, multiple: int) -> bytes:
+        return amqp.frame(amqp.METHOD, amqp.WHICH.pack(*amqp.ACK) + amqp.CONFIRM.pack(tag, multiple))
+
+    data = confirm(7, 1) + confirm(9, 0)
+    assert list(amqp.confirms(data + confirm(10, 0)[:-1])) == [(7, True), (9, False)]
+    with pytest.raises(AssertionError, match="a confirm was to come"):
+        list(amqp.confirms(amqp.frame(amqp.METHOD, amqp.WHICH.pack(60, 120))))
 
 
 def test_the_report_has_a_row_per_series(tmp_path: Path) -> None:

@@ -14,16 +14,14 @@ which is what they are held to. Its storm is spread over as many seconds as its 
 
 from __future__ import annotations
 
-import tempfile
 import time
 from functools import partial
-from pathlib import Path
 
-from bench import peers
 from bench.delay_orders import stamps
 from bench.harness import CLIENT_CORE, Series, percentiles, pin, run, sized
-from bench.peers import Peer
-from bench.servers import scratch
+from bench.peers import delayed
+from bench.peers.delayed import Delays
+from bench.peers.system import started
 
 COUNT = sized(20_000, 400)
 SPAN_S = sized(20.0, 1.0)
@@ -32,7 +30,7 @@ LEAD_S = 2.0
 EARLY_S = 0.001  # what a clock read in another process may be off
 
 
-def measure(peer: Peer, span_s: float) -> dict[str, float]:
+def measure(peer: Delays, span_s: float) -> dict[str, float]:
     """One load; a `span_s` of 0 is a storm."""
     due_s = float(int(time.time() + LEAD_S + COUNT / peer.sends_per_s) + 1)
     dues = [due_s + span_s * index / COUNT for index in range(COUNT)]
@@ -70,35 +68,9 @@ def measure(peer: Peer, span_s: float) -> dict[str, float]:
 def main() -> None:
     pin(CLIENT_CORE)
     every: list[Series] = []
-    with tempfile.TemporaryDirectory(prefix="peers-", dir=scratch()) as name:
-        started: list[Peer] = []
-        try:
-            for make in peers.ALL:
-                missing = make.missing()
-                if missing:
-                    print(f"   left out: {make.name}: apt-get install {missing}")
-                    continue
-                peer = make(Path(name))
-                started.append(peer)
-                for what, span_s in (("evenly", SPAN_S), ("storm", 0.0)):
-                    every.append(Series(f"{peer.name}, {what}", partial(measure, peer, span_s)))
-            run("delay_peers", __doc__ or "", every, count=COUNT, span_s=SPAN_S, body=BODY)
-            print(table(every))
-        finally:
-            for peer in started:
-                peer.stop()
-
-
-def table(every: list[Series]) -> str:
-    """As markdown."""
-    rows = ["| | p50 ms | p99 ms | p99.9 ms | sent/s | storm delivered/s |", "|---|---|---|---|---|---|"]
-    for one in every:
-        cells: list[str] = []
-        for key in ("p50_ms", "p99_ms", "p99.9_ms", "sent_per_s", "per_s"):
-            cells.append(f"{one.median(key):,.1f}" if key in one.rounds[0] else "")
-        rows.append(f"| {one.name} | " + " | ".join(cells) + " |")
-    return "\n".join(rows)
-
-
-if __name__ == "__main__":
-    main()
+    with started(delayed.ALL) as systems:
+        for system in systems:
+            for what, span_s in (("evenly", SPAN_S), ("storm", 0.0)):
+                every.append(Series(f"{system.name}, {what}", partial(measure, system, span_s)))
+        versions = {system.name: system.version() for system in systems}
+        run("delay_peers", __doc__ or "", every, versions=versions, count=COUNT, span_s=SPAN_S, body=BODY)

@@ -1,19 +1,23 @@
 """As much of AMQP 0-9-1 as a benchmark needs: publish with confirms, consume, acknowledge; one channel.
 
-Written from the protocol's own specification (frames, classes 10, 20, 50, 60 and 85). Blocking.
+Written from the protocol's own specification (frames, classes 10, 20, 50, 60 and 85). Blocking, but for who
+takes a channel's socket.
 """
 
 from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 HEADER = b"AMQP\x00\x00\x09\x01"
 METHOD, CONTENT, BODY, END = 1, 2, 3, b"\xce"
 FRAME = struct.Struct(">BHI")
 WHICH = struct.Struct(">HH")
-PERSISTENT_EXPIRING = 0x1100  # property flags: delivery mode, expiration
+CONFIRM = struct.Struct(">QB")
+PERSISTENT, EXPIRING = 0x1000, 0x0100  # property flags: delivery mode, expiration
+DURABLE, PASSIVE = b"\x02", b"\x01"
 START, TUNE, OPENED, CHANNEL, DECLARED = (10, 10), (10, 30), (10, 41), (20, 11), (50, 11)
 CONFIRMING, QOS, CONSUMING, DELIVER, ACK = (85, 11), (60, 11), (60, 21), (60, 60), (60, 80)
 
@@ -31,16 +35,52 @@ def table(values: Mapping[str, str]) -> bytes:
     return long(b"".join(short(name) + b"S" + long(value.encode()) for name, value in values.items()))
 
 
+def frame(kind: int, payload: bytes, channel: int = 1) -> bytes:
+    return FRAME.pack(kind, channel, len(payload)) + payload + END
+
+
+def message(queue: str, body: bytes, wait_ms: int | None = None) -> bytes:
+    """The frames that publish it, persistent; `wait_ms`: its time to live."""
+    flags, properties = PERSISTENT, b"\x02"
+    if wait_ms is not None:
+        flags, properties = flags | EXPIRING, properties + short(str(wait_ms))
+    publish = WHICH.pack(60, 40) + b"\0\0" + short("") + short(queue) + b"\0"
+    head = struct.pack(">HHQH", 60, 0, len(body), flags) + properties
+    return frame(METHOD, publish) + frame(CONTENT, head) + frame(BODY, body)
+
+
+class Confirm(NamedTuple):
+    """Of one message, or (`multiple`) of all up to it."""
+
+    tag: int
+    multiple: bool
+
+
+def confirms(data: bytes) -> Iterator[Confirm]:
+    """Those in the whole frames of what has come. Raises AssertionError for anything else."""
+    at = 0
+    while len(data) >= at + FRAME.size:
+        kind, _, size = FRAME.unpack_from(data, at)
+        end = at + FRAME.size + size + 1
+        if len(data) < end:
+            return
+        if kind != METHOD or WHICH.unpack_from(data, at + FRAME.size) != ACK:
+            raise AssertionError(f"a confirm was to come, {data[at:end][:200]!r} came")
+        tag, flags = CONFIRM.unpack_from(data, at + FRAME.size + WHICH.size)
+        yield Confirm(tag, bool(flags & 1))
+        at = end
+
+
 class Channel:
-    """A connection with its one channel, logged in as guest. `frame_max`: bytes."""
+    """A connection with its one channel, logged in as guest."""
 
     def __init__(self, address: tuple[str, int], timeout_s: float = 60.0) -> None:
-        self._socket = socket.create_connection(address, timeout=timeout_s)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = socket.create_connection(address, timeout=timeout_s)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = bytearray()
         self._published = 0
         self._confirmed = 0
-        self._socket.sendall(HEADER)
+        self.socket.sendall(HEADER)
         self._wait(START)
         login = table({}) + short("PLAIN") + long(b"\0guest\0guest") + short("en_US")
         self._method((10, 11), login, channel=0)
@@ -50,28 +90,29 @@ class Channel:
         self._call((20, 10), b"\0", CHANNEL)
 
     def close(self) -> None:
-        self._socket.close()
+        self.socket.close()
 
     def declare(self, queue: str, arguments: Mapping[str, str]) -> None:
         """A durable queue."""
-        self._call((50, 10), b"\0\0" + short(queue) + b"\x02" + table(arguments), DECLARED)
+        self._call((50, 10), b"\0\0" + short(queue) + DURABLE + table(arguments), DECLARED)
+
+    def waiting(self, queue: str) -> int:
+        """How many messages of a queue nobody has taken."""
+        found = self._call((50, 10), b"\0\0" + short(queue) + PASSIVE + table({}), DECLARED)
+        count: int = struct.unpack_from(">I", found, 1 + found[0])[0]
+        return count
 
     def confirms(self) -> None:
         """What is published from now on is confirmed by the server."""
         self._call((85, 10), b"\0", CONFIRMING)
 
     def publish(self, queue: str, messages: Iterable[tuple[int, bytes]]) -> None:
-        """(milliseconds to live, body) each; persistent; comes back when all are confirmed."""
-        start = self._frame(METHOD, WHICH.pack(60, 40) + b"\0\0" + short("") + short(queue) + b"\0")
-        parts = []
-        for wait_ms, body in messages:
-            properties = b"\x02" + short(str(wait_ms))
-            head = struct.pack(">HHQH", 60, 0, len(body), PERSISTENT_EXPIRING) + properties
-            parts += [start, self._frame(CONTENT, head), self._frame(BODY, body)]
-            self._published += 1
-        self._socket.sendall(b"".join(parts))
+        """(milliseconds to live, body) each; comes back when all are confirmed."""
+        parts = [message(queue, body, wait_ms) for wait_ms, body in messages]
+        self._published += len(parts)
+        self.socket.sendall(b"".join(parts))
         while self._confirmed < self._published:
-            tag, multiple = struct.unpack_from(">QB", self._wait(ACK))
+            tag, multiple = CONFIRM.unpack_from(self._wait(ACK))
             self._confirmed = tag if multiple & 1 else self._confirmed + 1
 
     def consume(self, queue: str, prefetch: int) -> None:
@@ -92,7 +133,7 @@ class Channel:
                 tag = struct.unpack_from(">Q", payload, at)[0]
             elif kind == BODY:
                 bodies.append(payload)
-        self._method((60, 80), struct.pack(">QB", tag, 1))
+        self._method((60, 80), CONFIRM.pack(tag, 1))
         return bodies
 
     # --- frames
@@ -102,10 +143,7 @@ class Channel:
         return self._wait(answer)
 
     def _method(self, which: tuple[int, int], arguments: bytes, channel: int = 1) -> None:
-        self._socket.sendall(self._frame(METHOD, WHICH.pack(*which) + arguments, channel))
-
-    def _frame(self, kind: int, payload: bytes, channel: int = 1) -> bytes:
-        return FRAME.pack(kind, channel, len(payload)) + payload + END
+        self.socket.sendall(frame(METHOD, WHICH.pack(*which) + arguments, channel))
 
     def _wait(self, wanted: tuple[int, int]) -> bytes:
         """The arguments of the next method, which must be the wanted one."""
@@ -115,13 +153,13 @@ class Channel:
         return payload[WHICH.size :]
 
     def _whole(self) -> bool:
-        size = FRAME.unpack_from(self._buffer)[2]
+        size: int = FRAME.unpack_from(self._buffer)[2]
         return len(self._buffer) >= FRAME.size + size + 1
 
     def _read(self) -> tuple[int, bytes]:
         buffer = self._buffer
         while len(buffer) < FRAME.size or not self._whole():
-            data = self._socket.recv(1 << 18)
+            data = self.socket.recv(1 << 18)
             if not data:
                 raise ConnectionError("the server closed the connection")
             buffer += data

@@ -1,31 +1,28 @@
-"""Other systems with delayed messages, and ours, behind one shape; each started here and gone afterwards.
+"""Systems with delayed messages, and ours, behind one shape.
 
-`python -m bench.peers poll PORT` is the poller of the sorted set: every 10 ms what is due moves to a list.
+`python -m bench.peers.delayed PORT` is the poller of the sorted set: every 10 ms what is due moves to a list.
 """
 
 from __future__ import annotations
 
-import os
 import select
-import shutil
-import signal
 import socket
-import subprocess
 import sys
 import time
 import uuid
-from abc import ABC, abstractmethod
-from contextlib import suppress
+from abc import abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
 import redis
 
-from bench import amqp, delay_rig, frames, groups, load
+from bench import delay_rig, frames, groups, load
 from bench.delay_orders import stamped
-from bench.harness import CLIENT_CORE, SERVER_CORE
+from bench.harness import CLIENT_CORE
+from bench.peers import amqp
+from bench.peers.programs import BeanstalkServer, RabbitServer, RedisServer
+from bench.peers.system import System, launch
 
-START_S = 120.0
 BATCH = 100
 POLL_S = 0.01
 RECEIVE_S = 1.0
@@ -39,65 +36,10 @@ end
 return #due"""
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+class Delays(System):
+    """`sends_per_s`: the slowest sending that due times allow for."""
 
-
-def launch(command: list[str], log: Path, core: int, **environment: str) -> subprocess.Popen[bytes]:
-    """A server on one core, in a process group of its own."""
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=log.open("a"),
-        stderr=subprocess.STDOUT,
-        env=os.environ | environment,
-        start_new_session=True,
-        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
-    )
-
-
-def await_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until somebody listens. Raises AssertionError when the process ended or nobody did: it is killed."""
-    give_up = time.monotonic() + START_S
-    while time.monotonic() < give_up and process.poll() is None:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
-        except OSError:
-            time.sleep(0.1)
-    how = "ended" if process.poll() is not None else f"does not listen on port {port} after {START_S:.0f} s"
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    raise AssertionError(f"{process.args!r} {how}; its log ends with: {log.read_text()[-2_000:]}")
-
-
-class Peer(ABC):
-    """`package`: Debian's, with the program. `sends_per_s`: the slowest sending that due times allow for."""
-
-    name: ClassVar[str]
-    program: ClassVar[str] = ""
-    package: ClassVar[str] = ""
     sends_per_s: ClassVar[int] = 1_000
-
-    def __init__(self, folder: Path) -> None:
-        """Start it, with its files in a folder of its own in `folder`."""
-        self.folder = folder / type(self).__name__
-        self.folder.mkdir()
-        self.processes: list[subprocess.Popen[bytes]] = []
-
-    def serve(self, command: list[str], port: int, **environment: str) -> None:
-        """Start the server itself, and wait for its port."""
-        log = self.folder / "log"
-        self.processes.append(launch(command, log, SERVER_CORE, **environment))
-        await_port(port, self.processes[-1], log)
-
-    @classmethod
-    def missing(cls) -> str:
-        """The Debian package that it needs and that is not there; "": nothing."""
-        found = not cls.program or shutil.which(cls.program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
-        return "" if found else cls.package
 
     @abstractmethod
     def send(self, dues: list[float], body: int) -> None:
@@ -107,18 +49,8 @@ class Peer(ABC):
     def receive(self) -> list[bytes]:
         """What a waiting client gets next, acknowledged; [] after a second without any."""
 
-    def stop(self) -> None:
-        """End it."""
-        for process in reversed(self.processes):
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
-
-class Ours(Peer):
+class Ours(Delays):
     name = "ours"
 
     def __init__(self, folder: Path) -> None:
@@ -164,19 +96,14 @@ class Ours(Peer):
         self.rig.stop()
 
 
-class RedisSortedSet(Peer):
+class RedisSortedSet(RedisServer, Delays):
     name = "Redis sorted set, 10 ms poll"
-    program, package = "redis-server", "redis-server"
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        port = free_port()
-        settings = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(self.folder), "--save", ""]
-        durable = ["--appendonly", "yes", "--appendfsync", "always", "--auto-aof-rewrite-percentage", "0"]
-        self.serve(["redis-server", *settings, *durable], port)
-        poller = [sys.executable, "-m", "bench.peers", "poll", str(port)]
+        poller = [sys.executable, "-m", "bench.peers.delayed", str(self.port)]
         self.processes.append(launch(poller, self.folder / "log", CLIENT_CORE))
-        self._redis: Any = redis.Redis(port=port)
+        self._redis: Any = redis.Redis(port=self.port)
         self._number = 0
 
     def send(self, dues: list[float], body: int) -> None:
@@ -192,32 +119,12 @@ class RedisSortedSet(Peer):
         return [] if found is None else list(found[1])
 
 
-class RabbitTtl(Peer):
+class RabbitTtl(RabbitServer, Delays):
     name = "RabbitMQ TTL, dead-letter exchange"
-    program, package = "rabbitmq-server", "rabbitmq-server"
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        port, self._epmd = free_port(), free_port()
-        where = str(self.folder)
-        (self.folder / "plugins").write_text("[].")
-        environment = {
-            "HOME": where,
-            "ERL_EPMD_PORT": str(self._epmd),
-            "ERL_EPMD_ADDRESS": "127.0.0.1",
-            "RABBITMQ_NODENAME": f"bench{port}@localhost",
-            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
-            "RABBITMQ_NODE_PORT": str(port),
-            "RABBITMQ_DIST_PORT": str(free_port()),
-            "RABBITMQ_MNESIA_BASE": where,
-            "RABBITMQ_LOG_BASE": where,
-            "RABBITMQ_PID_FILE": f"{where}/pid",
-            "RABBITMQ_CONFIG_FILE": f"{where}/none",
-            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{where}/plugins",
-        }
-        program = shutil.which("rabbitmq-server", path="/usr/lib/rabbitmq/bin") or self.program
-        self.serve([program], port, **environment)
-        address = ("127.0.0.1", port)
+        address = ("127.0.0.1", self.port)
         self._sender, self._receiver = amqp.Channel(address), amqp.Channel(address, RECEIVE_S)
         self._sender.declare(READY, {})
         self._sender.declare(DELAYED, {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": READY})
@@ -243,22 +150,17 @@ class RabbitTtl(Peer):
         self._sender.close()
         self._receiver.close()
         super().stop()
-        subprocess.run(["epmd", "-port", str(self._epmd), "-kill"], capture_output=True, check=False)
 
 
-class Beanstalkd(Peer):
+class Beanstalkd(BeanstalkServer, Delays):
     name = "beanstalkd, whole seconds"
-    program, package = "beanstalkd", "beanstalkd"
     sends_per_s = 300
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        port = free_port()
-        self.serve(
-            ["beanstalkd", "-l", "127.0.0.1", "-p", str(port), "-b", str(self.folder), "-f", "0"], port
-        )
-        self._sender = socket.create_connection(("127.0.0.1", port), timeout=60)
-        self._receivers = load.connect(("127.0.0.1", port), delay_rig.CONSUMERS)
+        address = ("127.0.0.1", self.port)
+        self._sender = socket.create_connection(address, timeout=60)
+        self._receivers = load.connect(address, delay_rig.CONSUMERS)
         self._buffers = dict.fromkeys(self._receivers, b"")
         for one in self._receivers:
             one.send(b"reserve\r\n")
@@ -298,7 +200,7 @@ class Beanstalkd(Peer):
         super().stop()
 
 
-ALL: tuple[type[Peer], ...] = (Ours, RedisSortedSet, RabbitTtl, Beanstalkd)
+ALL: tuple[type[Delays], ...] = (Ours, RedisSortedSet, RabbitTtl, Beanstalkd)
 
 
 def stamped_exactly(due_s: float, body: int) -> bytes:
@@ -318,4 +220,4 @@ def poll(port: int) -> None:
 
 
 if __name__ == "__main__":
-    poll(int(sys.argv[2]))
+    poll(int(sys.argv[1]))

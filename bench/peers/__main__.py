@@ -1,0 +1,25 @@
+"""`ddmq bench peers`: what is installed of the others, side by side with ours; tables and a picture.
+
+`python -m bench.peers` does the queues (queues.py), then the delays (delays.py), prints a table of each and
+writes bench/results/peers.svg; with `queues` or `delays`, only these.
+"""
+
+from __future__ import annotations
+
+from bench.harness import ARGUMENTS, QUICK, RESULTS
+from bench.peers import delays, queues, told
+
+WORKS = {"queues": queues.main, "delays": delays.main}
+
+
+def main() -> None:
+    for name in ARGUMENTS or WORKS:
+        WORKS[name]()
+    if not QUICK:
+        found = told.medians()
+        print(told.tables(found))
+        (RESULTS / told.PICTURE).write_text(told.picture(found))
+
+
+if __name__ == "__main__":
+    main()
