@@ -1,0 +1,3 @@
+from ddmq_common.compiled import install
+
+install()

@@ -155,14 +155,17 @@ class DueScans:
 
     def plan(self, now_ms: int) -> FirePlan:
         """What fires now; its messages are busy from here on."""
-        self._now, self._changes, self._stale, self._over = now_ms, None, 0, []
-        self._seen.clear()
+        self._begin(now_ms)
         fires = self._head()
         fires += self._second()
         fires += self._back()
         for one in fires:
             self.busy[one.message.offset] = one.message
         return FirePlan(fires, self._changes, self._stale, self._over)
+
+    def _begin(self, now_ms: int) -> None:
+        self._now, self._changes, self._stale, self._over = now_ms, None, 0, []
+        self._seen.clear()
 
     def _head(self) -> list[FireCommand]:
         limits = self._limits

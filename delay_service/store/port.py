@@ -23,6 +23,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
 
+from mypy_extensions import mypyc_attr
+
 from backend.progress.ack_map import OFFSET_END
 from backend.records import QueueRef
 from ddmq_common.delays.command import EXPONENTIAL, LOOP, DelayCommand, decode_command
@@ -123,6 +125,7 @@ class StoreChanges:
     meta: dict[str, bytes | None] = field(default_factory=dict)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class DelayStore(ABC):
     """One shard, opened by its owner."""
 
