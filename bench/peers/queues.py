@@ -9,8 +9,8 @@ others are idle meanwhile.
 
 Acknowledgements: ours are durable before the next pull is answered, so are those of Kafka (a commit each
 100) and beanstalkd (a delete each); Redis syncs them with its next write; RabbitMQ and NATS take them
-without an answer. A beanstalkd job is reserved one at a time, 100 requests in a row. Kafka's client has one
-process for each figure.
+without an answer, so each is measured until its server says that nothing is left. A beanstalkd job is
+reserved one at a time, 100 requests in a row. Kafka's client has one process for each figure.
 """
 
 from __future__ import annotations

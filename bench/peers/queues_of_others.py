@@ -136,7 +136,7 @@ class NatsJetStream(NatsServer, Wired):
         stream = b'{"name":"bench","subjects":["bench"],"storage":"file","retention":"workqueue"}'
         consumer = (
             b'{"stream_name":"bench","config":{"durable_name":"group","ack_policy":"explicit",'
-            b'"max_ack_pending":-1}}'
+            b'"max_ack_pending":-1,"ack_wait":600000000000}}'
         )
         self._ask(b"STREAM.CREATE.bench", stream)
         self._ask(b"CONSUMER.DURABLE.CREATE.bench.group", consumer)
