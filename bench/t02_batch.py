@@ -22,11 +22,18 @@ BATCH = 100
 BODY = 1024
 
 
-def batch(shift: int, topic: bytes = b"batch", body_bytes: int = BODY) -> bytes:
-    """One frame of BATCH messages over all queues."""
+def batch(shift: int, topic: bytes = b"batch", body_bytes: int = BODY, size: int = BATCH) -> bytes:
+    """One frame of `size` messages over all queues."""
     return frames.send_batch_sync(
-        [frames.producer_message(topic, b"k%d" % n, bytes(body_bytes), n + shift) for n in range(BATCH)]
+        [frames.producer_message(topic, b"k%d" % n, bytes(body_bytes), n + shift) for n in range(size)]
     )
+
+
+def request(topic: bytes, index: int, size: int, body_bytes: int = BODY) -> bytes:
+    """What connection `index` sends: one message, or a batch of `size`."""
+    if size == 1:
+        return frames.send_sync(topic, b"k%d" % index, bytes(body_bytes), index)
+    return batch(index, topic, body_bytes, size)
 
 
 def fill(server: Running, topic: bytes, body_bytes: int, calls: int) -> list[float]:

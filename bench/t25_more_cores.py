@@ -16,12 +16,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bench import frames, groups, load
 from bench.harness import CLIENT_CORE, SERVER_CORE, Series, pin, run, sized
 from bench.servers import Running, scratch, start
-from bench.t02_batch import batch
+from bench.t02_batch import request
 from bench.t03_pull import Consumers
 
 PROXIES = (1, 2, 4)
@@ -116,7 +117,7 @@ def sends(one: Installation, connections: int, size: int, calls: int) -> dict[st
     """Raises unless all are stored."""
     before = groups.stored(one.admin, TOPIC)
     opened = one.connections("producer", connections)
-    requests = [request(index, size) for index in range(connections)]
+    requests = [request(TOPIC, index, size, BODY) for index in range(connections)]
     found = one.measured(
         "producer", calls * size, lambda: load.closed_loop(opened, load.answered_ok(requests, calls))
     )
@@ -125,12 +126,6 @@ def sends(one: Installation, connections: int, size: int, calls: int) -> dict[st
     if (stored := groups.stored(one.admin, TOPIC) - before) != calls * size:
         raise AssertionError(f"{calls * size} answered OK, {stored} stored")
     return found
-
-
-def request(index: int, size: int) -> bytes:
-    if size == 1:
-        return frames.send_sync(TOPIC, b"k%d" % index, bytes(BODY), index)
-    return batch(index, TOPIC, BODY)
 
 
 def pulls(one: Installation) -> dict[str, float]:
@@ -157,8 +152,7 @@ LOADS: dict[str, Callable[[Installation], dict[str, float]]] = {
 def series(one: Installation, proxies: int) -> list[Series]:
     how = f"{proxies} of each proxy" if proxies else "one process"
     return [
-        Series(f"{what}, {how}", lambda act=act: act(one), f"{what}, one process")  # type: ignore[misc]
-        for what, act in LOADS.items()
+        Series(f"{what}, {how}", partial(act, one), f"{what}, one process") for what, act in LOADS.items()
     ]
 
 

@@ -6,10 +6,11 @@ when it is stored, and 8 times 100. Same acks, same brokers, same run.
 
 from __future__ import annotations
 
-from bench import frames, groups, load
+from bench import groups, load
 from bench.harness import SERVER_CORE, Series, sized
 from bench.kafka.rig import QUEUES, Rig
 from bench.servers import Running
+from bench.t02_batch import request
 
 BODY = 1024
 SINGLE, BATCHED = (64, 1), (8, 100)  # connections, messages a call
@@ -20,7 +21,7 @@ REACH = "≥ 0.6 of the floor"
 def measure(server: Running, topic: bytes, connections: int, batch: int, count: int) -> dict[str, float]:
     """One round; raises unless every message is stored."""
     before = groups.stored(server, topic)
-    requests = [_request(topic, index, batch) for index in range(connections)]
+    requests = [request(topic, index, batch, BODY) for index in range(connections)]
     next_frame = load.answered_ok(requests, count // batch)
     found = load.driven(
         load.connect(server.addresses["producer"], connections), next_frame, count // batch, server.cpu_us
@@ -29,13 +30,6 @@ def measure(server: Running, topic: bytes, connections: int, batch: int, count: 
     if stored != count:
         raise AssertionError(f"{count} answered OK, {stored} stored")
     return found | {"per_s": found["per_s"] * batch, "cpu_us": found["cpu_us"] / batch}
-
-
-def _request(topic: bytes, index: int, batch: int) -> bytes:
-    if batch == 1:
-        return frames.send_sync(topic, b"k%d" % index, bytes(BODY), index)
-    messages = (frames.producer_message(topic, b"k%d" % n, bytes(BODY), n + index) for n in range(batch))
-    return frames.send_batch_sync(list(messages))
 
 
 def series(rig: Rig, server: Running, shape: tuple[int, int], reach: str) -> list[Series]:

@@ -124,8 +124,7 @@ class RabbitTtl(RabbitServer, Delays):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        address = ("127.0.0.1", self.port)
-        self._sender, self._receiver = amqp.Channel(address), amqp.Channel(address, RECEIVE_S)
+        self._sender, self._receiver = amqp.Channel(self.address), amqp.Channel(self.address, RECEIVE_S)
         self._sender.declare(READY, {})
         self._sender.declare(DELAYED, {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": READY})
         self._sender.confirms()
@@ -158,9 +157,8 @@ class Beanstalkd(BeanstalkServer, Delays):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        address = ("127.0.0.1", self.port)
-        self._sender = socket.create_connection(address, timeout=60)
-        self._receivers = load.connect(address, delay_rig.CONSUMERS)
+        self._sender = socket.create_connection(self.address, timeout=60)
+        self._receivers = load.connect(self.address, delay_rig.CONSUMERS)
         self._buffers = dict.fromkeys(self._receivers, b"")
         for one in self._receivers:
             one.send(b"reserve\r\n")

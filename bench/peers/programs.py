@@ -1,4 +1,4 @@
-"""Servers of others, each started with every write made durable before it is answered, on a free port."""
+"""Servers of others, each started with every write made durable before it is answered."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from bench.peers.system import System, free_port
+from bench.peers.system import Server, free_port
 
 NATS = "go install github.com/nats-io/nats-server/v2@v2.12.0; 2.10 is the first that can sync each message"
 NATS_CONFIG = """listen: "127.0.0.1:{port}"
@@ -15,22 +15,20 @@ jetstream {{ store_dir: "{folder}", sync_interval: always, max_file_store: 20GB 
 """
 
 
-class RedisServer(System):
+class RedisServer(Server):
     """An append-only file, `appendfsync always`."""
 
     program = "redis-server"
     install = "apt-get install redis-server"
     asks_version = ("redis-server", "--version")
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.port = free_port()
+    def command(self) -> list[str]:
         settings = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder), "--save", ""]
         durable = ["--appendonly", "yes", "--appendfsync", "always", "--auto-aof-rewrite-percentage", "0"]
-        self.serve(["redis-server", *settings, *durable], self.port)
+        return ["redis-server", *settings, *durable]
 
 
-class RabbitServer(System):
+class RabbitServer(Server):
     """One node; durable queues, persistent messages and confirms are the client's to ask for."""
 
     program = "rabbitmq-server"
@@ -38,11 +36,16 @@ class RabbitServer(System):
     asks_version = ("rabbitmqctl", "version")
 
     def __init__(self, folder: Path) -> None:
+        self._epmd = free_port()
         super().__init__(folder)
-        self.port, self._epmd = free_port(), free_port()
+
+    def command(self) -> list[str]:
+        return [shutil.which("rabbitmq-server", path="/usr/lib/rabbitmq/bin") or self.program]
+
+    def environment(self) -> dict[str, str]:
         where = str(self.folder)
         (self.folder / "plugins").write_text("[].")
-        environment = {
+        return {
             "HOME": where,
             "ERL_EPMD_PORT": str(self._epmd),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
@@ -56,41 +59,34 @@ class RabbitServer(System):
             "RABBITMQ_CONFIG_FILE": f"{where}/none",
             "RABBITMQ_ENABLED_PLUGINS_FILE": f"{where}/plugins",
         }
-        program = shutil.which("rabbitmq-server", path="/usr/lib/rabbitmq/bin") or self.program
-        self.serve([program], self.port, **environment)
 
     def stop(self) -> None:
         super().stop()
         subprocess.run(["epmd", "-port", str(self._epmd), "-kill"], capture_output=True, check=False)
 
 
-class BeanstalkServer(System):
+class BeanstalkServer(Server):
     """A binlog, synced at each write (`-f 0`)."""
 
     program = "beanstalkd"
     install = "apt-get install beanstalkd"
     asks_version = ("beanstalkd", "-v")
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.port = free_port()
-        where = ["-l", "127.0.0.1", "-p", str(self.port), "-b", str(self.folder), "-f", "0"]
-        self.serve(["beanstalkd", *where], self.port)
+    def command(self) -> list[str]:
+        return ["beanstalkd", "-l", "127.0.0.1", "-p", str(self.port), "-b", str(self.folder), "-f", "0"]
 
 
-class NatsServer(System):
+class NatsServer(Server):
     """JetStream in files, each message synced (`sync_interval: always`)."""
 
     program = "nats-server"
     install = NATS
     asks_version = ("nats-server", "--version")
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.port = free_port()
+    def command(self) -> list[str]:
         config = self.folder / "nats.conf"
         config.write_text(NATS_CONFIG.format(port=self.port, folder=self.folder / "store"))
-        self.serve(["nats-server", "-c", str(config)], self.port)
+        return ["nats-server", "-c", str(config)]
 
     @classmethod
     def missing(cls) -> str:

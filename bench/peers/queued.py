@@ -10,13 +10,14 @@ import select
 import socket
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from bench import frames, groups, load
 from bench.peers.system import System
 from bench.servers import start_ddmq
-from bench.t02_batch import batch as ours_batch
+from bench.t02_batch import request as ours_request
 
 BODY = bytes(1024)
 QUEUE, GROUP = "bench", "group"
@@ -151,13 +152,10 @@ class Ours(Wired):
         super().__init__(folder)
         self._server = start_ddmq(self.folder / "data")
         self.address = self._server.addresses["producer"]
-        self.cpu_us = self._server.cpu_us  # type: ignore[method-assign]
         groups.establish(self._server, QUEUE.encode(), GROUP.encode())
 
     def request(self, index: int, batch: int) -> bytes:
-        if batch == 1:
-            return frames.send_sync(QUEUE.encode(), b"k%d" % index, BODY, index)
-        return ours_batch(index, QUEUE.encode(), len(BODY))
+        return ours_request(QUEUE.encode(), index, batch, len(BODY))
 
     def answer(self, batch: int, data: bytes) -> bytes | None:
         payload = load.thrift_payload(data)
@@ -168,6 +166,9 @@ class Ours(Wired):
 
     def left(self) -> int:
         return groups.lag(self._server, GROUP.encode())
+
+    def cpu_us(self, act: Callable[[], int]) -> float:
+        return self._server.cpu_us(act)
 
     def stop(self) -> None:
         self._server.stop()

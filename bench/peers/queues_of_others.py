@@ -22,7 +22,6 @@ class RedisStreams(RedisServer, Wired):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.address = ("127.0.0.1", self.port)
         self._redis: Any = redis.Redis(port=self.port)
         self._redis.xgroup_create(QUEUE, GROUP, "0", mkstream=True)
 
@@ -78,7 +77,6 @@ class RabbitQuorum(RabbitServer, Wired):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.address = ("127.0.0.1", self.port)
         self._channel = amqp.Channel(self.address)
         self._channel.declare(QUEUE, {"x-queue-type": "quorum"})
 
@@ -131,7 +129,6 @@ class NatsJetStream(NatsServer, Wired):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.address = ("127.0.0.1", self.port)
         self._asks = self._connected(b"_A")
         stream = b'{"name":"bench","subjects":["bench"],"storage":"file","retention":"workqueue"}'
         consumer = (
@@ -233,7 +230,6 @@ class BeanstalkTube(BeanstalkServer, Wired):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.address = ("127.0.0.1", self.port)
         self._asks = socket.create_connection(self.address, timeout=30)
 
     def request(self, index: int, batch: int) -> bytes:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -71,12 +71,6 @@ class System(ABC):
         self.folder.mkdir()
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def serve(self, command: list[str], port: int, **environment: str) -> None:
-        """Start the server itself, and wait for its port."""
-        log = self.folder / "log"
-        self.processes.append(launch(command, log, SERVER_CORE, **environment))
-        await_port(port, self.processes[-1], log)
-
     @classmethod
     def missing(cls) -> str:
         """How to install what it needs and is not there; "": nothing."""
@@ -110,6 +104,26 @@ class System(ABC):
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+class Server(System):
+    """A program that listens on a free port of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.port = free_port()
+        self.address = ("127.0.0.1", self.port)
+        log = self.folder / "log"
+        self.processes.append(launch(self.command(), log, SERVER_CORE, **self.environment()))
+        await_port(self.port, self.processes[-1], log)
+
+    @abstractmethod
+    def command(self) -> list[str]:
+        """What starts it, durable, on its port, with its files in its folder."""
+
+    def environment(self) -> dict[str, str]:
+        """What it is told beside that."""
+        return {}
 
 
 Kind = TypeVar("Kind", bound=System)

@@ -49,20 +49,19 @@ def bench(name: str | None, listing: bool, quick: bool, pending: int | None) -> 
         raise click.UsageError(f"no benchmark {name!r}; there are: all, {', '.join(known)}")
     for short, path in known.items():
         if name == short or (name == "all" and short != PEERS):
-            _run(PEERS if short == PEERS else path.stem, quick, pending)
+            _run(path, quick, pending)
     if name == "all" and not quick:
-        _run("report", quick, pending)
+        _run(TREE / "bench" / "report.py", quick, pending)
 
 
-def _run(module: str, quick: bool, pending: int | None) -> None:
+def _run(path: Path, quick: bool, pending: int | None) -> None:
     """Run one to its end; what it says goes to the terminal."""
+    module = ".".join(path.relative_to(TREE).with_suffix("").parts)
     given = {"PYTHONSAFEPATH": ""}  # so that -m finds bench/ in the folder it runs in
     if quick:
         given["DDMQ_BENCH_QUICK"] = "1"
     if pending is not None:
         given["DDMQ_BENCH_PENDING"] = str(pending)
-    ran = subprocess.run(
-        [sys.executable, "-m", f"bench.{module}"], cwd=TREE, env=os.environ | given, check=False
-    )
+    ran = subprocess.run([sys.executable, "-m", module], cwd=TREE, env=os.environ | given, check=False)
     if ran.returncode:
-        raise click.ClickException(f"bench.{module} ended with {ran.returncode}")
+        raise click.ClickException(f"{module} ended with {ran.returncode}")

@@ -164,6 +164,7 @@ class DueScans:
         return FirePlan(fires, self._changes, self._stale, self._over)
 
     def _begin(self, now_ms: int) -> None:
+        """Nothing is planned yet; a method of its own, for compiled code takes what is None here for None."""
         self._now, self._changes, self._stale, self._over = now_ms, None, 0, []
         self._seen.clear()
 
