@@ -49,7 +49,7 @@ class Namespaces:
             f"link set {bridge} up",
         )
         for node, number in self._numbers.items():
-            port, name = f"{self._tag}p{number}", self.name(node)
+            port, name = self._port(number), self.name(node)
             _ip(
                 f"netns add {name}",
                 f"link add {port} type veth peer name eth0 address {_hardware(number)} netns {name}",
@@ -60,6 +60,9 @@ class Namespaces:
             _ip(*inside, inside=name)
         for node in self._numbers:
             self._tell([(node, other) for other in self._numbers if other != node])
+
+    def _port(self, number: int) -> str:
+        return f"{self._tag}p{number}"
 
     def name(self, node: str) -> str:
         """What `ip netns` calls it."""
@@ -94,7 +97,12 @@ class Namespaces:
             _ip(*lines, inside=self.name(sender))
 
     def close(self) -> None:
-        """Take everything away; what runs in there should have ended."""
+        """Take everything away; what runs in there should have ended.
+
+        The links go first and by name: those that go with their namespace do so some time after the command.
+        """
+        for number in self._numbers.values():
+            subprocess.run(["ip", "link", "del", self._port(number)], capture_output=True)
         for node in self._numbers:
             subprocess.run(["ip", "netns", "del", self.name(node)], capture_output=True)
         subprocess.run(["ip", "link", "del", f"{self._tag}br"], capture_output=True)
