@@ -9,7 +9,6 @@ import pytest
 
 from backend.completion import Completion, failed, succeeded
 from backend.records import QueueRef
-from ddmq_common.clock import SystemClock
 from ddmq_common.errors import TryLaterError
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.server import RpcServer
@@ -27,7 +26,7 @@ class Pair(Rig):
         super().__init__()
         self.here = ConsumerRig()
         self.server = RpcServer(
-            self.here.service.service(), "127.0.0.1", 0, RpcLimits(), Registry(), SystemClock()
+            self.here.service.service(), "127.0.0.1", 0, RpcLimits(), Registry(), self.here.clock
         )
         self.server.start()
         self.address = f"127.0.0.1:{self.server.address[1]}"

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from backend.completion import succeeded
-from ddmq_common.clock import SystemClock
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.server import RpcServer
 from ddmq_rpc.traffic import RpcLimits
@@ -32,7 +31,7 @@ class TwoProxies:
     def __init__(self, **producer: Any) -> None:
         self.here = ReplyRig(9, **producer)
         service = self.here.service.service()
-        self.server = RpcServer(service, "127.0.0.1", 0, RpcLimits(), Registry(), SystemClock())
+        self.server = RpcServer(service, "127.0.0.1", 0, RpcLimits(), Registry(), self.here.clock)
         self.server.start()
         self.address = f"127.0.0.1:{self.server.address[1]}"
         self.here.service.advertise(self.address)
