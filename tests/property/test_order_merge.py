@@ -2,39 +2,50 @@
 
 from __future__ import annotations
 
+from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backend.records import ProgressView, QueueRef
+from ddmq_common.metrics.cells import MetricCell
+from proxy_consumer.core.jobs import RetryPolicy
+from proxy_consumer.core.order.chains import ChainTable, QueueStream, ScopeLedger
 from proxy_consumer.core.order.placing import ReadAhead, merged
+from proxy_consumer.core.queue_feed import QueueFeed, Slice
+from proxy_consumer.core.queue_jobs import QueueJobs
+from proxy_consumer.core.steps import BufferedQueue, ReadPlan
+from proxy_consumer.core.tally import Budget, Tally
+from proxy_consumer.order_keys.reader import message_key
 
+QUEUE = QueueRef("T", 0, 0)
 positions = st.sets(st.integers(0, 200), min_size=3, max_size=80)
 
 
-def stream(found: list[int], skipped: int) -> Any:
-    """A stream whose feed holds messages at these log positions; the first `skipped` are placed already."""
+def read_ahead(found: list[int], skipped: int) -> ReadAhead:
+    """Of a queue that has messages at these log positions; the first `skipped` are placed already."""
+    batch: Any = SimpleNamespace(positions=[-1, *found])
     deliveries = [b"at %d" % position for position in found]
-    run = SimpleNamespace(
-        offsets=[number * 2 for number in range(len(found))],
-        deliveries=deliveries,
-        indexes=range(1, len(found) + 1),
-        batch=SimpleNamespace(positions=[-1, *found]),
-    )
-    feed = SimpleNamespace(current=lambda: (run, skipped))
-    return SimpleNamespace(feed=feed, faulty=set(), key_of=None, busy={}, deliverable=[])
+    offsets = [number * 2 for number in range(len(found))]
+    feed = QueueFeed(0, 0, MetricCell())
+    feed.put(Slice(batch, offsets, deliveries, range(1, len(found) + 1)), len(found) * 2)
+    feed.consume(skipped)
+    jobs = QueueJobs(QUEUE, ProgressView(0, (), {}, 1, 0), 0, RetryPolicy((), -1), Budget(), Tally())
+    state = BufferedQueue(jobs, feed, ReadPlan(lambda wanted: (wanted, 1), 1), deque())
+    stream = QueueStream(ScopeLedger(ChainTable()), QUEUE, feed, message_key, MetricCell())
+    return ReadAhead(stream, state)
 
 
 @given(positions, st.integers(1, 30), st.data())
 def test_pieces_are_the_beginning_of_all_in_order(whole: set[int], count: int, data: st.DataObject) -> None:
     streams = data.draw(st.integers(2, 3))
-    state: Any = SimpleNamespace(jobs=SimpleNamespace(out=set()))
     owner = {position: data.draw(st.integers(0, streams - 1)) for position in whole}
     columns = [sorted(p for p in whole if owner[p] == number) for number in range(streams)]
     columns = [column for column in columns if column]
     skips = [data.draw(st.integers(0, len(column) - 1)) for column in columns]
-    parts = [ReadAhead(stream(column, skip), state) for column, skip in zip(columns, skips, strict=True)]
+    parts = [read_ahead(column, skip) for column, skip in zip(columns, skips, strict=True)]
     expected = sorted(p for column, skip in zip(columns, skips, strict=True) for p in column[skip:])
     seen: list[int] = []
     while all(part.at < part.end for part in parts):

@@ -38,19 +38,11 @@ from proxy_consumer.core.order.placing import ReadAhead, alone, merged, place
 from proxy_consumer.core.order.rescan import Rescan
 from proxy_consumer.core.queue_feed import FeedState
 from proxy_consumer.core.steps import BufferedQueue, ReadRequest
-from proxy_consumer.core.timer_queue import NEVER
 
 ASIDE_MAX = 50_000  # some 600 bytes each
 LOOK_MAX = 1_024
 READ_MIN = 256  # records of one read: reads of several queues go on at the same time
-
-
-class EndsRequest(NamedTuple):
-    """The shell asks for the bounds of these queues, all at once, and calls the scope's `ends`."""
-
-    scope: OrderScope
-    states: Sequence[BufferedQueue]
-    number: int  # of the scope's reads
+_NO_READ = 1 << 62  # a number that no read of the scope has
 
 
 class OrderScope:
@@ -82,7 +74,7 @@ class OrderScope:
         self._news: dict[QueueStream, None] = {}  # streams to be looked at; others are, by their feeds:
         self._some: dict[QueueStream, None] = {}  # those that have something
         self._blind: dict[QueueStream, None] = {}  # of which it is not known; the rest is quiet
-        self._quiet_at = NEVER  # the quiet ones had nothing when this read was asked for
+        self._quiet_at = _NO_READ  # the quiet ones had nothing when this read was asked for
         self._asking = False  # their ends were asked for
         self._ends_failed = False
         self._idle = False  # nothing can be placed until something is heard
@@ -260,7 +252,7 @@ class OrderScope:
         if self._blind or not self._some:
             return None
         if len(self._some) == len(self.queues):
-            self._quiet_at = NEVER
+            self._quiet_at = _NO_READ
         elif self._quiet_at <= max(stream.read_at for stream in self._some):
             return self._ask_ends()
         return list(self._some)
@@ -309,9 +301,11 @@ class OrderScope:
             if stream.feed.buffered:
                 return [stream]
         count = len(streams)
-        in_turn = (streams[(self._turn + step) % count] for step in range(1, count + 1))
-        requests = (self._ask(stream, want) for stream in in_turn)
-        return next((request for request in requests if request is not None), None)
+        for step in range(1, count + 1):
+            request = self._ask(streams[(self._turn + step) % count], want)
+            if request is not None:
+                return request
+        return None
 
     def _ask(self, stream: QueueStream, want: int) -> ReadRequest | None:
         request = self.queues[stream].read_on(want if self._single else max(want, READ_MIN))
@@ -395,3 +389,11 @@ class OrderScope:
         self._rescan_failed = False
         if self._ends_failed:
             self._asking = self._ends_failed = False
+
+
+class EndsRequest(NamedTuple):
+    """The shell asks for the bounds of these queues, all at once, and calls the scope's `ends`."""
+
+    scope: OrderScope
+    states: Sequence[BufferedQueue]
+    number: int  # of the scope's reads
