@@ -299,7 +299,9 @@ def _echo(method: str) -> Callable[[Call], None]:
         "sendDelaySync": lambda args: P.DelayResult(code=0, uniqDelayMsgId=args.delayMessage.uniqDelayMsgId),
         "sendOneway": lambda args: None,
         "sendPrepared": lambda args: P.PrepareResponse(
-            code=0, msg=args.request.transactionId, results=[P.Result(code=0)] * len(args.request.messages)
+            code=0,
+            msg=args.request.transactionId,
+            results=[P.Result(code=0)] * len(args.request.messages or ()),
         ),
         "endTransaction": lambda args: P.EndTransactionResponse(code=0, msg=args.request.producerGroup),
         "pollTransactionChecks": lambda args: P.PollChecksResponse(code=0, checks=[]),
