@@ -45,7 +45,8 @@ from ddmq_common.rocks.damage import behind_damage, check_files
 Pair = tuple[bytes, bytes]
 ROOM_S = 5.0  # that a write waits for tables to be written
 _NEVER = 1 << 30
-_FIRST_CHUNK, _LAST_CHUNK, _CHUNK_BYTES = 8, 1024, 4 << 20
+FIRST_CHUNK = 8
+_LAST_CHUNK, _CHUNK_BYTES = 1024, 4 << 20
 _key_of = itemgetter(0)
 
 
@@ -166,18 +167,20 @@ class Rocks:
         with translated(f"cannot read {self.folder}"):
             return _first(self._db.iter(), start, end)
 
-    def chunks(self, start: bytes, end: bytes, limit: int | None = None) -> Iterator[list[Pair]]:
-        """What stands in [start, end), in order, at most `limit` pairs, in lists that grow to about 1,000
-        pairs or 4 MiB. Finish or drop the iterator soon; `close` ends it.
+    def chunks(
+        self, start: bytes, end: bytes, limit: int | None = None, first: int = FIRST_CHUNK
+    ) -> Iterator[list[Pair]]:
+        """What stands in [start, end), in order, at most `limit` pairs, in lists that grow from `first` to
+        about 1,000 pairs or 4 MiB. Finish or drop the iterator soon; `close` ends it.
 
         Raises DamagedError at a damaged block, after everything before it.
         """
-        reading = self._chunks(start, end, limit if limit is not None else 1 << 62)
+        reading = self._chunks(start, end, limit if limit is not None else 1 << 62, first)
         self._reading.add(reading)
         return reading
 
-    def _chunks(self, start: bytes, end: bytes, left: int) -> Generator[list[Pair], None, None]:
-        size, pairs = _FIRST_CHUNK, self._pairs(start)
+    def _chunks(self, start: bytes, end: bytes, left: int, size: int) -> Generator[list[Pair], None, None]:
+        pairs = self._pairs(start)
         try:
             while left > 0:
                 wanted = min(size, left)

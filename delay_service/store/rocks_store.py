@@ -10,15 +10,17 @@ from its front, see Front in writing.py. Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from heapq import merge
 from pathlib import Path
 
 from ddmq_common.errors import DamagedError, StorageError
-from ddmq_common.rocks.database import Pair, Rocks
+from ddmq_common.rocks.database import FIRST_CHUNK, Pair, Rocks
 from delay_service.store import layout
 from delay_service.store.copies import sync_path
+from delay_service.store.due_ahead import BYTES_MAX, PAIRS_MAX
 from delay_service.store.layout import decode_all, decode_count, decode_pending, decode_state
 from delay_service.store.port import UNBOUNDED, DelayStore, DueKey, IdState, Pending, Scan, StoreChanges
 from delay_service.store.salvage import StoreDamage, mark_damaged
@@ -45,6 +47,7 @@ class RocksStore(DelayStore):
         self._failed = ""
         self._closed = False
         self._removed = self._removed_bytes = 0
+        self._at_once = FIRST_CHUNK  # pairs of the due order: as many as fit when they are like the last
         self.damage = damage
         self._counts = PendingCounts()
         with self._watched():
@@ -88,25 +91,31 @@ class RocksStore(DelayStore):
         with self._watched():
             if after is None and front.first is not None and front.first >= end:
                 return []
-            return self._front_messages(front, start, end, limit, bytes_max)
+            return _front_messages(front, start, self._due_chunks(start, end, limit), bytes_max)
 
-    def _front_messages(
-        self, front: Front, start: bytes, end: bytes, limit: int, bytes_max: int
-    ) -> list[Pending]:
-        found: list[Pending] = []
-        names: list[bytes] = []
-        left = bytes_max
-        for chunk in self._db.chunks(start, end, limit):
-            messages = decode_all(chunk)
-            sizes = [len(message.delivery) for message in messages]
-            fit = _fitting(sizes, left, not found)
-            found += messages[:fit]
-            names += [key for key, _ in chunk[:fit]]
-            left -= sum(sizes)
-            if fit < len(messages):
-                break
-        front.found(start, names)
-        return found
+    def _due_chunks(self, start: bytes, end: bytes, limit: int) -> Iterator[list[Pair]]:
+        """What stands in [start, end), at most `limit`; what was read beyond is held for the next time."""
+        ahead = self._fronts.ahead
+        if ahead.covers(start):
+            if found := ahead.take(start, end, limit):
+                yield found
+                start, limit = found[-1][0] + b"\0", limit - len(found)
+            if limit == 0 or ahead.end >= end:
+                return
+            start = ahead.end
+        for chunk in self._db.chunks(start, layout.DUE_END, limit, self._at_once):
+            self._at_once = min(PAIRS_MAX, 1 + BYTES_MAX // (1 + len(chunk[-1][1])))
+            inside = bisect_left(chunk, (end,))
+            if inside:
+                start, limit = chunk[inside - 1][0] + b"\0", limit - inside
+            if inside < len(chunk):
+                ahead.hold(start, chunk[-1][0] + b"\0", chunk[inside:])
+            if inside:
+                yield chunk[:inside]
+            if inside < len(chunk):
+                return
+        if limit > 0:
+            ahead.hold(start, layout.DUE_END, [])
 
     def next_due(self, after: DueKey | None = None) -> DueKey | None:
         front = self._fronts.due
@@ -114,11 +123,20 @@ class RocksStore(DelayStore):
         with self._watched():
             if after is None and front.first is not None:
                 return layout.read_due(front.first)
-            key = self._db.first(start, layout.DUE_END)
+            key = self._first_due(start)
         if key is None:
             return None
         front.found(start, [key])
         return layout.read_due(key)
+
+    def _first_due(self, start: bytes) -> bytes | None:
+        ahead = self._fronts.ahead
+        if ahead.covers(start):
+            key = ahead.first(start)
+            if key is not None:
+                return key
+            start = ahead.end
+        return self._db.first(start, layout.DUE_END) if start < layout.DUE_END else None
 
     def get(self, key: DueKey) -> Pending | None:
         names = [layout.due_key(*key), *(layout.aside_key(topic, *key) for topic in self._counts.aside)]
@@ -168,7 +186,7 @@ class RocksStore(DelayStore):
         front = self._fronts.of_topic(topic)
         end = layout.after(layout.aside_prefix(topic))
         with self._watched():
-            return self._front_messages(front, front.start, end, limit, UNBOUNDED)
+            return _front_messages(front, front.start, self._db.chunks(front.start, end, limit), UNBOUNDED)
 
     def topics_put_aside(self) -> list[str]:
         return sorted(self._counts.aside)
@@ -268,6 +286,26 @@ class RocksStore(DelayStore):
             if writing:
                 self._failed = str(error)
             raise
+
+
+def _front_messages(
+    front: Front, start: bytes, chunks: Iterable[list[Pair]], bytes_max: int
+) -> list[Pending]:
+    """The messages of a range's beginning, at least one if there is any; the front hears of them."""
+    found: list[Pending] = []
+    names: list[bytes] = []
+    left = bytes_max
+    for chunk in chunks:
+        messages = decode_all(chunk)
+        sizes = [len(message.delivery) for message in messages]
+        fit = _fitting(sizes, left, not found)
+        found += messages[:fit]
+        names += [key for key, _ in chunk[:fit]]
+        left -= sum(sizes)
+        if fit < len(messages):
+            break
+    front.found(start, names)
+    return found
 
 
 def _order(message: Pending) -> tuple[int, int]:

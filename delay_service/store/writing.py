@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ddmq_common.rocks.database import WriteBatch
+from ddmq_common.rocks.database import Pair, WriteBatch
 from delay_service.store import layout
+from delay_service.store.due_ahead import DueAhead
 from delay_service.store.layout import encode_all, encode_count, encode_state
 from delay_service.store.port import IdState, Pending, StoreChanges, weight
 
@@ -160,6 +161,7 @@ class Fronts:
 
     def __init__(self, due: bytes) -> None:
         self.due = Front(due)
+        self.ahead = DueAhead()
         self.saved = due  # as it stands in the store
         self.aside: dict[str, Front] = {}
         self.forget = Front(layout.FORGET)
@@ -234,7 +236,8 @@ def make_batch(changes: StoreChanges, fronts: Fronts, counts: PendingCounts) -> 
     values = encode_all(coming)
     _delete(batch, fronts.due, leaving)
     fronts.due.add(came)
-    _put(batch, came, values)
+    fronts.ahead.remove(leaving)
+    fronts.ahead.add(_put(batch, came, values))
     if changes.deferred or changes.undeferred or changes.removed_deferred:
         _put_aside(batch, changes, fronts)
     if changes.ids or fronts.stale:
@@ -247,11 +250,13 @@ def make_batch(changes: StoreChanges, fronts: Fronts, counts: PendingCounts) -> 
     return batch
 
 
-def _put(batch: WriteBatch, names: Iterable[bytes], values: Iterable[bytes]) -> None:
-    """Sorted, because RocksDB then finds the places of neighbours much faster."""
+def _put(batch: WriteBatch, names: Iterable[bytes], values: Iterable[bytes]) -> list[Pair]:
+    """Sorted, because RocksDB then finds the places of neighbours much faster; the pairs so."""
     put = batch.put
-    for name, value in sorted(zip(names, values, strict=True)):
+    pairs = sorted(zip(names, values, strict=True))
+    for name, value in pairs:
         put(name, value)
+    return pairs
 
 
 def _delete(batch: WriteBatch, front: Front, leaving: list[bytes]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from unittest.mock import patch
 
@@ -13,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from delay_service.store import writing
+from delay_service.store import due_ahead, writing
 from delay_service.store.opening import open_store
 from delay_service.store.port import DelayStore, DueKey, IdKind, IdState, Pending, Scan, StoreChanges
 from tests.delay_store_in_memory import MemoryDelayStore
@@ -35,6 +36,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.aside: dict[DueKey, Pending] = {}
         self.known: dict[bytes, IdState] = {}
         self.offset = 0
+        self.fired_to: DueKey | None = None
 
     @initialize()
     def start(self) -> None:
@@ -66,6 +68,19 @@ class StoreMachine(RuleBasedStateMachine):
             return
         loops = [one._replace(due_ms=one.due_ms + 3, occurrence=one.occurrence + 1) for one in gone[:3]]
         self.apply(StoreChanges(removed=gone, added=loops if again else []))
+
+    @rule(until=DUES, limit=LIMITS, back=st.booleans(), go=st.booleans())
+    def fire_on(self, until: int, limit: int, back: bool, go: bool) -> None:
+        """What is due behind what fired last goes, as the service reads it; or it is only looked at."""
+        after = None if back else self.fired_to
+        behind = [key for key in sorted(self.due) if after is None or key > after]
+        scanned = self.store.due(until, limit, MANY, after)
+        assert scanned == [self.due[key] for key in behind if key.due_ms <= until][:limit]
+        if scanned and go:
+            self.fired_to = scanned[-1].key
+            self.apply(StoreChanges(removed=scanned))
+        following = [key for key in sorted(self.due) if self.fired_to is None or key > self.fired_to]
+        assert self.store.next_due(self.fired_to) == (following[0] if following else None)
 
     @precondition(lambda self: self.due)
     @rule(data=st.data(), come=st.integers(0, 3))
@@ -184,8 +199,9 @@ class RocksMachine(StoreMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="delay-store-"))
-        self.small_ranges = patch.object(writing, "RANGE_MIN", 3)
-        self.small_ranges.start()
+        self.small = ExitStack()
+        self.small.enter_context(patch.object(writing, "RANGE_MIN", 3))
+        self.small.enter_context(patch.object(due_ahead, "PAIRS_MAX", 5))
         self.epoch = 0
 
     def opened(self) -> DelayStore:
@@ -208,11 +224,11 @@ class RocksMachine(StoreMachine):
 
     def teardown(self) -> None:
         super().teardown()
-        self.small_ranges.stop()
+        self.small.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 TestMemory = StoreMachine.TestCase
 TestMemory.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestRocks = pytest.mark.slow(RocksMachine.TestCase)  # it writes to the disk
-TestRocks.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)
+TestRocks.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

@@ -1,0 +1,77 @@
+"""What is held of the due order is what lives there, whatever comes and goes, against a dict."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from delay_service.store import due_ahead
+from delay_service.store.due_ahead import DueAhead
+from tests.examples import examples
+
+PLACES = st.integers(0, 40)
+SIZES = st.integers(0, 9)
+
+
+def key_of(place: int) -> bytes:
+    return bytes((place,))
+
+
+class DueAheadMachine(RuleBasedStateMachine):
+    """The model: everything that lives, held or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: dict[bytes, bytes] = {}
+        self.ahead = DueAhead()
+        self.small = patch.multiple(due_ahead, PAIRS_MAX=6, BYTES_MAX=30)
+        self.small.start()
+
+    def between(self, start: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
+        return sorted(pair for pair in self.alive.items() if start <= pair[0] < end)
+
+    @rule(places=st.sets(PLACES, max_size=12), size=SIZES)
+    def come(self, places: set[int], size: int) -> None:
+        fresh = [(key_of(place), bytes(size)) for place in places if key_of(place) not in self.alive]
+        self.alive |= dict(fresh)
+        self.ahead.add(fresh)
+
+    @rule(places=st.sets(PLACES, max_size=5))
+    def go(self, places: set[int]) -> None:
+        gone = [key_of(place) for place in places if key_of(place) in self.alive]
+        for key in gone:
+            del self.alive[key]
+        self.ahead.remove(gone)
+
+    @rule(start=PLACES, length=st.integers(1, 20))
+    def scan(self, start: int, length: int) -> None:
+        begin, end = key_of(start), key_of(start + length)
+        self.ahead.hold(begin, end, self.between(begin, end))
+
+    @rule(start=PLACES, length=st.integers(0, 20), limit=st.integers(1, 8))
+    def take(self, start: int, length: int, limit: int) -> None:
+        begin, end = key_of(start), key_of(start + length)
+        if self.ahead.covers(begin):
+            known = self.between(begin, min(end, self.ahead.end))
+            assert self.ahead.take(begin, end, limit) == known[:limit]
+
+    @invariant()
+    def true(self) -> None:
+        held = 0
+        for place in range(62):
+            key = key_of(place)
+            if self.ahead.covers(key):
+                behind = self.between(key, self.ahead.end)
+                assert self.ahead.first(key) == (behind[0][0] if behind else None)
+                held += key in self.alive
+        assert held <= 6
+
+    def teardown(self) -> None:
+        self.small.stop()
+
+
+TestDueAhead = DueAheadMachine.TestCase
+TestDueAhead.settings = settings(max_examples=examples(200), stateful_step_count=30, deadline=None)
