@@ -3,7 +3,8 @@
 Read → decide and write to the store, one bounded run a step → flush in a native thread → one commit of the
 progress of both groups and of the outcomes that somebody waits for. The first two go on while a flush and
 its commit are under way; what is not yet durable is bounded, and at the bound reading stops. Rules:
-* Where commands come thick the next read waits a little for more of them; a single command never waits.
+* Where commands come thick the next read waits a little for more of them; a single command never waits, nor
+  do those behind one whose outcome somebody waits for.
 * Commands that the store already had when we opened it are read again only for what had become of them.
 * A command about a message whose commit is under way waits, and everything behind it, until `go`.
 * Where the store is a cache of rows (waiting/rows.py) the commit has those of all ids that the commands were
@@ -265,6 +266,8 @@ class Ingest:
             self._ready.add_rows(self._rows(taken_in, taken))
         for fire_now in taken.awaited:
             self._fire.awaits(fire_now)
+        if taken.replies or taken.awaited:
+            self._busy = False
         self._service.counts.commands.add(taken.tally)
         self._ready.add(taken, end)
         self._ready.replies += self._fire.overtaken(taken.done)

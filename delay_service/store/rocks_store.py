@@ -20,7 +20,7 @@ from ddmq_common.errors import DamagedError, StorageError
 from ddmq_common.rocks.database import FIRST_CHUNK, Pair, Rocks
 from delay_service.store import layout
 from delay_service.store.copies import sync_path
-from delay_service.store.due_ahead import BYTES_MAX, PAIRS_MAX
+from delay_service.store.due_ahead import BYTES_MAX
 from delay_service.store.layout import decode_all, decode_count, decode_pending, decode_state
 from delay_service.store.port import UNBOUNDED, DelayStore, DueKey, IdState, Pending, Scan, StoreChanges
 from delay_service.store.salvage import StoreDamage, mark_damaged
@@ -28,6 +28,7 @@ from delay_service.store.writing import FRONT, Front, Fronts, PendingCounts, mak
 
 TIDY_AT = 100_000  # removed messages that make a compaction worth it …
 TIDY_BYTES = 64 << 20  # … or so many bytes of them, when they are half of what the tables hold
+AT_ONCE_MAX = 16  # pairs of the due order: what follows may be as large as messages get
 _STALE_MAX = 4  # `forgettable` reads at most this many times its limit
 
 
@@ -104,7 +105,7 @@ class RocksStore(DelayStore):
                 return
             start = ahead.end
         for chunk in self._db.chunks(start, layout.DUE_END, limit, self._at_once):
-            self._at_once = min(PAIRS_MAX, 1 + BYTES_MAX // (1 + len(chunk[-1][1])))
+            self._at_once = min(AT_ONCE_MAX, 1 + BYTES_MAX // (1 + len(chunk[-1][1])))
             inside = bisect_left(chunk, (end,))
             if inside:
                 start, limit = chunk[inside - 1][0] + b"\0", limit - inside

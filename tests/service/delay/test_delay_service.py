@@ -368,23 +368,11 @@ def test_the_clock_is_set_back_and_forward(delay: DelayRig) -> None:
 def test_where_orders_come_thick_the_next_ones_gather_for_a_moment(delay: DelayRig) -> None:
     due = delay.clock.wall_ms() + HOUR_MS
 
-    def orders(turn: int) -> list[NewRecord]:
-        texts = [
-            encode_command(DelayCommand("add", uuid_of(turn * BUSY + number), "orders", due_ms=due))
-            for number in range(BUSY)
-        ]
-        return [
-            NewRecord(
-                DELAY_TOPIC, 0, bytes(16), 0, encode(b"", b"x", b"", {}), system={COMMAND_PROPERTY: text}
-            )
-            for text in texts
-        ]
-
     def taken() -> int:
         return delay.service.pending_counts()["orders"]
 
     for turn in range(3):
-        delay.backend.append(orders(turn), delay.clock.monotonic() + 60).wait(30)
+        together(delay, [DelayCommand("add", one, "orders", due_ms=due) for one in uuids_of(turn)])
         delay.settle()
         assert taken() == max(turn, 1) * BUSY, "only the first are read at once"
         delay.advance(LINGER_S)
@@ -395,6 +383,36 @@ def test_where_orders_come_thick_the_next_ones_gather_for_a_moment(delay: DelayR
     delay.add(1_001, due)
     delay.settle()
     assert taken() == 3 * BUSY + 2, "a single order does not wait"
+
+
+def test_who_waits_for_an_outcome_does_not_wait_for_others(delay: DelayRig) -> None:
+    due = delay.clock.wall_ms() + HOUR_MS
+    together(delay, [DelayCommand("add", one, "orders", due_ms=due) for one in uuids_of(0) + uuids_of(1)])
+    delay.settle()
+    delay.add(1_000, due)
+    delay.settle()
+    delay.advance(LINGER_S)
+    for turn in (0, 1):
+        cancels = [DelayCommand(CANCEL, one, reply_queue=0, reply_id=turn) for one in uuids_of(turn)]
+        together(delay, cancels)
+        delay.settle()
+        assert [one.code for one in delay.outcomes()] == [CANCELLED] * BUSY * (turn + 1)
+
+
+def uuids_of(turn: int) -> list[str]:
+    return [uuid_of(turn * BUSY + number) for number in range(BUSY)]
+
+
+def together(delay: DelayRig, commands: list[DelayCommand]) -> None:
+    """Append them so that one read has them all."""
+    records = [
+        NewRecord(
+            DELAY_TOPIC, 0, bytes(16), 0, encode(b"", b"x", b"", {}),
+            system={COMMAND_PROPERTY: encode_command(one)},
+        )
+        for one in commands
+    ]  # fmt: skip
+    delay.backend.append(records, delay.clock.monotonic() + 60).wait(30)
 
 
 def order_at(offset: int, order: DelayCommand) -> CommandRecord:
