@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from backend.port import Wait
 from backend.records import QueueRef
+from ddmq_common.clock import NEVER
 from ddmq_common.errors import BoundReachedError, UnknownTopicError
 
 COMPACT_AT = 1024
@@ -46,6 +47,11 @@ class Waits:
 
     def __len__(self) -> int:
         return len(self._heap)
+
+    @property
+    def next_at(self) -> float:
+        """No deadline is before."""
+        return self._heap[0][0] if self._heap else NEVER
 
     def park(
         self, queue: WaitedQueue | None, ref: QueueRef, offset: int, deadline: float, wait: Wait

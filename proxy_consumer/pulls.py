@@ -14,7 +14,7 @@ from ddmq_common.errors import BoundReachedError, CallerError, DdmqError, Draini
 from ddmq_common.metrics.catalogue import PULLS, WAITING_PULLS
 from ddmq_rpc.api import Call
 from proxy_consumer import answers
-from proxy_consumer.core.held_pulls import PULL_BYTES_MAX, HeldPull, LingerWheel
+from proxy_consumer.core.held_pulls import PULL_BYTES_MAX, HeldPull
 from proxy_consumer.core.steps import Delivery
 from proxy_consumer.fetches.service import Fetches
 from proxy_consumer.groups.consistency import Client, Consistency, length_fault, stated
@@ -58,7 +58,7 @@ class Pulls:
         self._results = results
         self._fetches = fetches
         self.consistency = Consistency(runtime)
-        self.wheel = LingerWheel(runtime.config.tick_ms / 1000, runtime.now())
+        self.wheel = runtime.linger_wheel()
         self.draining = False
         cell = runtime.metrics.cell
         self._with_messages = cell(PULLS, "messages")

@@ -18,9 +18,11 @@ from ddmq_common.metrics.cells import Histogram, MetricCell
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import RETRY_PREFIX, qid, retry_qid
 from proxy_consumer.config import ConsumerConfig
+from proxy_consumer.core.held_pulls import LingerWheel
 from proxy_consumer.core.steps import Delivery
 from proxy_consumer.core.tally import Count, Counter, Observer, Tally
 from proxy_consumer.core.timer_queue import TimerQueue
+from proxy_consumer.heartbeat import Heartbeat
 
 log = logging.getLogger("ddmq.consumer")
 LEASE_ID_BITS = 46  # random part: a lease of an earlier process is never taken for one of this
@@ -44,6 +46,7 @@ class Runtime:
         self.clock = clock
         self.levels = DEFAULT_LEVELS  # the waits of the retry path; those of the level scheduler
         self.timers = TimerQueue()
+        self.heartbeat = Heartbeat(config.tick_ms / 1000, clock, self.timers)
         self.lease_ids: Iterator[int] = count((random.getrandbits(LEASE_ID_BITS) << 16) + 1)
         self.held: Counter = Count()  # bytes read and not delivered, all subscriptions
         self.open_commits = 0
@@ -64,6 +67,10 @@ class Runtime:
         """How long a pull or a fetch that has found nothing waits."""
         config = self.config
         return min(max(asked_ms or 0, config.linger_min_ms), config.linger_max_ms) / 1000
+
+    def linger_wheel(self) -> LingerWheel:
+        """One that the heartbeat turns."""
+        return LingerWheel(self.config.tick_ms / 1000, self.now(), self.heartbeat.wake)
 
     def qid(self, queue: QueueRef) -> str:
         """The queue's name on the wire."""

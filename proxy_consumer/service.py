@@ -4,8 +4,8 @@ The life of a pull: results it carries are applied and made durable; then messag
 lease; when there are none it waits in line until there are or its linger ends. `submit` brings results
 alone. `fetch` and `ack`, for clients that keep their own offsets, are in fetches/.
 
-Everything runs on the hub, nothing blocks. `tick` is the proxy's heartbeat: lingers, lease deadlines,
-retries; with `start` a hub timer calls it, tests call it themselves.
+Everything runs on the hub, nothing blocks. `tick` does what is due: lingers, lease deadlines, retries;
+with `start` the heartbeat calls it, tests call it themselves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from ddmq_common.clock import Clock
 from ddmq_common.config import Reloaded, reloaded
 from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.errors import TryLaterError
-from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, Service
 from proxy_consumer import answers
@@ -78,7 +77,6 @@ class ConsumerService:
         self._pulls = Pulls(self._runtime, self._directory, self._results, self._fetches)
         self._retry_paths = RetryPaths(self._runtime)
         self._gauges = Gauges(self._runtime, self._directory, self._retry_paths, self._fetches.committed)
-        self._ticker = HubTimer(ref=False)
         self._drained: Completion[None] | None = None
         self._drain_until = 0.0
 
@@ -103,7 +101,7 @@ class ConsumerService:
         self._runtime.metrics.add_collector(self._gauges.fill)
         self._gauges.stalled.start()
         if timer:
-            self._ticker.every(self._runtime.config.tick_ms / 1000, self.tick)
+            self._runtime.heartbeat.start(self._beat)
 
     def advertise(self, address: str) -> None:
         """Where other proxies reach this one, HOST:PORT; the configured `advertise` goes before it.
@@ -111,6 +109,11 @@ class ConsumerService:
         Known before the first pull comes in: memberships tell it to the others.
         """
         self._runtime.address = self._runtime.config.advertise or address
+
+    def _beat(self) -> bool:
+        self.tick()
+        waiting = self._pulls.wheel.count + self._fetches.waiting
+        return waiting > 0 or bool(self._runtime.traced) or self._drained is not None
 
     def tick(self) -> None:
         """Do what is due now."""
@@ -139,6 +142,7 @@ class ConsumerService:
             for group in list(self._directory.groups.values()):
                 group.answer_empty()
             self._drain_on(now)
+            self._runtime.heartbeat.wake()
         return self._drained
 
     def _drain_on(self, now: float) -> None:
@@ -151,7 +155,7 @@ class ConsumerService:
         self._runtime.stopping = True
         self._directory.stop()
         if self._runtime.open_commits == 0 or now >= self._drain_until + 1.0:
-            self._ticker.stop()
+            self._runtime.heartbeat.stop()
             self._results.forwarding.close()
             drained.succeed(None)
 

@@ -39,7 +39,7 @@ from backend.records import (
     TopicInfo,
 )
 from backend.waits import Waits
-from ddmq_common.clock import Clock
+from ddmq_common.clock import NEVER, Clock
 from ddmq_common.errors import DdmqError, DrainingError, StorageError, TryLaterError, UnknownTopicError
 from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics.registry import Registry
@@ -59,6 +59,7 @@ log = logging.getLogger(__name__)
 _OF_CLIENTS = frozenset((SCHEDULE_TOPIC, DELAY_TOPIC, HALF_TOPIC, TRACE_TOPIC))
 STEP_MS = 1_000  # the wall clock was set forward: by how much, only a checkpoint says
 GRANT_S, GRANT_RETRY_S = 10.0, 0.1  # how long raising an epoch may wait for the disk; after that failed
+REST_S = 0.25  # the longest rest while nothing but waits has a deadline
 CLOSE_WAIT_S = 10.0  # for native threads; while one works the directory is not given back
 
 
@@ -105,6 +106,7 @@ class FileLog(Backend):
         self._lock_lost: StorageError | None = None
         self._drains: list[tuple[float, Completion[None]]] = []
         self._draining = self._closed = self._ticking = False
+        self._rest_until = NEVER  # while it does not tick: when the first wait ends
         self._tick_timer, self._checkpoint_timer = HubTimer(), HubTimer()
         self._checkpoint_timer.every(options.checkpoint_ms / 1000, self._checkpoints.want)
         self._index.start()
@@ -240,7 +242,7 @@ class FileLog(Backend):
 
     def _park(self, ref: QueueRef, offset: int, deadline: float, wait: Wait) -> None:
         self._waits.park(self._state.queue(ref), ref, offset, deadline, wait)
-        if len(self._waits):
+        if not self._ticking and self._waits.next_at < self._rest_until:
             self._tick_on()
 
     def bounds(self, queues: Sequence[QueueRef]) -> Completion[list[Bounds | None]]:
@@ -374,7 +376,7 @@ class FileLog(Backend):
             self._tick_timer.every(self._options.sweep_ms / 1000, self._tick)
 
     def _tick(self) -> None:
-        """Settle what is past its deadline; stop ticking when nothing has one."""
+        """Settle what is past its deadline; where nothing but waits has one the next look is at the first."""
         now = self._clock.monotonic()
         self._writer.sweep(now)
         self._waits.sweep(now)
@@ -382,7 +384,16 @@ class FileLog(Backend):
             self._drains.remove((deadline, done))
             done.fail(TryLaterError("the log could not finish what it has by the deadline"))
         revoking = self._ownership.sweep(now)
-        busy = revoking or len(self._waits) or self._drains
-        if self._writer.idle and not busy and not self._closed:
+        if self._closed:
+            return
+        if revoking or self._drains or not self._writer.idle:
+            self._tick_on()
+        else:
+            self._rest(now)
+
+    def _rest(self, now: float) -> None:
+        self._ticking, self._rest_until = False, self._waits.next_at
+        if self._rest_until < NEVER:
+            self._tick_timer.once(min(self._rest_until - now, REST_S), self._tick)
+        else:
             self._tick_timer.stop()
-            self._ticking = False

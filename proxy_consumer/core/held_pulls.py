@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 
 from mypy_extensions import mypyc_attr
@@ -103,12 +103,13 @@ class HeldPulls:
 
 
 class LingerWheel:
-    """Deadlines of calls, exact to one tick (never early)."""
+    """Deadlines of calls, exact to one tick (never early). `woken()`: one waits where none did."""
 
-    __slots__ = ("_buckets", "_done", "_tick_s", "count")
+    __slots__ = ("_buckets", "_done", "_tick_s", "_woken", "count")
 
-    def __init__(self, tick_s: float, now: float) -> None:
+    def __init__(self, tick_s: float, now: float, woken: Callable[[], None]) -> None:
         self._tick_s = tick_s
+        self._woken = woken
         self._done = int(now / tick_s)
         self._buckets: dict[int, set[Lingering]] = {}
         self.count = 0
@@ -122,6 +123,8 @@ class LingerWheel:
         bucket.add(call)
         call.bucket = bucket
         self.count += 1
+        if self.count == 1:
+            self._woken()
 
     def remove(self, call: Lingering) -> None:
         """No deadline any more; harmless when it has none."""

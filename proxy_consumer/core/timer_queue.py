@@ -5,6 +5,7 @@ Each task has at most one live entry; setting it earlier adds a new one and the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
 from typing import Protocol
@@ -22,11 +23,14 @@ class TimedTask(Protocol):
 
 
 class TimerQueue:
-    """Tasks by time, in monotonic seconds."""
+    """Tasks by time, in monotonic seconds. `rest_until`: nobody looks before; `woken` is called when a task
+    is set to a time before that."""
 
-    __slots__ = ("_heap", "_sequence")
+    __slots__ = ("_heap", "_sequence", "rest_until", "woken")
 
     def __init__(self) -> None:
+        self.rest_until = -NEVER
+        self.woken: Callable[[], None] = _nobody
         self._heap: list[tuple[float, int, TimedTask]] = []
         self._sequence = count()
 
@@ -35,6 +39,13 @@ class TimerQueue:
         if when < task.wake_at:
             task.wake_at = when
             heappush(self._heap, (when, next(self._sequence), task))
+            if when < self.rest_until:
+                self.woken()
+
+    @property
+    def next_at(self) -> float:
+        """No task is to run before."""
+        return self._heap[0][0] if self._heap else NEVER
 
     def run_due(self, now: float) -> None:
         """Run every task whose time has come."""
@@ -44,3 +55,7 @@ class TimerQueue:
             if task.wake_at == when:
                 task.wake_at = NEVER
                 task.due(now)
+
+
+def _nobody() -> None:
+    """Nobody rests."""

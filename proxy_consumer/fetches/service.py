@@ -17,7 +17,6 @@ from ddmq_client.idl.codes import Code
 from ddmq_common.errors import DdmqError, TryLaterError
 from ddmq_common.metrics.catalogue import FETCHERS, FETCHES
 from ddmq_rpc.api import Call
-from proxy_consumer.core.held_pulls import LingerWheel
 from proxy_consumer.fetches import answers
 from proxy_consumer.fetches.acks import Acks
 from proxy_consumer.fetches.answers import Target
@@ -44,7 +43,7 @@ class Fetches:
         self._directory = directory
         self.groups: dict[bytes, FetchedGroup] = {}
         self.acks = Acks(runtime, directory, self.groups)
-        self._wheel = LingerWheel(runtime.config.tick_ms / 1000, runtime.now())
+        self._wheel = runtime.linger_wheel()
         self.instances = Instances(runtime, directory, self._wheel)
         self._sweep_at = 0.0
         self._said: dict[str, float] = {}
@@ -79,6 +78,11 @@ class Fetches:
         self._exact.drain()
         for fetched in list(self.groups.values()):
             self._drop(fetched)
+
+    @property
+    def waiting(self) -> int:
+        """How many fetches wait."""
+        return self._wheel.count
 
     def sweep(self, now: float) -> None:
         """Lingers that are over; ids whose last fetch is too long ago."""

@@ -56,4 +56,5 @@ def switch(runtime: Runtime, subscription: Switched) -> bool:
         runtime.traced.pop(before, None)
     if subscription.trace is not None:
         runtime.traced[subscription.trace] = None
+        runtime.heartbeat.wake()
     return True

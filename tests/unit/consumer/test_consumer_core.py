@@ -192,7 +192,7 @@ def test_the_oldest_of_a_topic_and_of_anyone() -> None:
 
 def test_lingers_end_in_their_tick_and_never_early() -> None:
     random = Random(5)
-    wheel, now = LingerWheel(0.005, 100.0), 100.0
+    wheel, now = LingerWheel(0.005, 100.0, lambda: None), 100.0
     deadlines = {}
     for _ in range(500):
         waiter = Waiter(None)
@@ -212,7 +212,7 @@ def test_lingers_end_in_their_tick_and_never_early() -> None:
 
 
 def test_an_empty_wheel_jumps_over_a_long_pause() -> None:
-    wheel = LingerWheel(0.005, 0.0)
+    wheel = LingerWheel(0.005, 0.0, lambda: None)
     waiter = Waiter(None)
     wheel.add(waiter, 10**6)
     assert wheel.over(10**6 - 1) == []
