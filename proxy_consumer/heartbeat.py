@@ -61,16 +61,10 @@ class Heartbeat:
             self._resting = True
             self._timers.rest_until = self._clock.monotonic() + rest_s
             self._timer.once(rest_s, self._rested)
-        elif self._resting:
-            self._go_on()
 
     def _rested(self) -> None:
-        waiting = self._tick()
-        if self._stopped:
-            return
-        if waiting:
-            self._go_on()
-        else:
+        self._go_on()  # also when this tick fails
+        if not self._tick() and not self._stopped:
             self._rest()
 
 

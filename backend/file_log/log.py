@@ -377,6 +377,7 @@ class FileLog(Backend):
 
     def _tick(self) -> None:
         """Settle what is past its deadline; where nothing but waits has one the next look is at the first."""
+        self._tick_on()  # also when something here fails
         now = self._clock.monotonic()
         self._writer.sweep(now)
         self._waits.sweep(now)
@@ -384,11 +385,7 @@ class FileLog(Backend):
             self._drains.remove((deadline, done))
             done.fail(TryLaterError("the log could not finish what it has by the deadline"))
         revoking = self._ownership.sweep(now)
-        if self._closed:
-            return
-        if revoking or self._drains or not self._writer.idle:
-            self._tick_on()
-        else:
+        if self._writer.idle and not (revoking or self._drains or self._closed):
             self._rest(now)
 
     def _rest(self, now: float) -> None:

@@ -111,6 +111,18 @@ def test_a_timer_is_at_most_a_tick_late(beating: Beating, resting: bool) -> None
         assert -1e-9 <= ran - now - wanted <= TICK_S + 1e-9
 
 
+def test_a_tick_that_fails_is_not_the_last(beating: Beating) -> None:
+    beating.run(1.0)
+
+    def fail() -> None:
+        raise RuntimeError("of one task")
+
+    beating.timers.set(Task(fail), beating.clock.monotonic() + 0.2)
+    with pytest.raises(RuntimeError, match="of one task"):
+        beating.run(1.0)
+    assert beating.run(1.0) > 0
+
+
 @pytest.mark.parametrize("resting", [True, False])
 def test_it_stops_for_good(beating: Beating, resting: bool) -> None:
     beating.run(1.0 if resting else 0.01)
