@@ -33,7 +33,7 @@ from check_rooms import imports
 from ddmq_common import compiled
 
 ROOT = compiled.ROOT
-OPTIMISE = ["-O3", "-g0", "-w"]
+OPTIMISE = ["-O2", "-g0", "-w"]  # why not another: decision 23
 # What is not installed where a wheel is built is not looked into.
 MYPY = ["--config-file=", "--ignore-missing-imports"]
 
