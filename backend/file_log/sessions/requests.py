@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from backend.completion import Completion, guarded, relay
 from backend.file_log.sessions import codec
@@ -48,12 +48,11 @@ def unsent(what: str) -> TryLaterError:
 class SessionRequest(ABC):
     """One request on its way. `size` is its weight in flight, in bytes."""
 
-    __slots__ = ("deadline", "ident", "number", "sent", "size")
+    __slots__ = ("deadline", "ident", "kind", "number", "resend", "sent", "size")
 
-    kind: ClassVar[FrameKind]
-    resend: bool = True
-
-    def __init__(self, deadline: float, size: int = 64) -> None:
+    def __init__(self, kind: FrameKind, deadline: float, size: int = 64, resend: bool = True) -> None:
+        self.kind = kind
+        self.resend = resend
         self.deadline = deadline
         self.size = size
         self.ident = 0
@@ -130,11 +129,9 @@ class AppendFrame(SessionRequest):
     """Calls of `append` of one hub turn, in their order."""
 
     __slots__ = ("calls",)
-    kind = FrameKind.APPEND
-    resend = False
 
     def __init__(self, calls: list[AppendCall], size: int) -> None:
-        super().__init__(min(call.deadline for call in calls), size)
+        super().__init__(FrameKind.APPEND, min(call.deadline for call in calls), size, resend=False)
         self.calls = calls
 
     @property
@@ -205,8 +202,7 @@ class AppendFrame(SessionRequest):
 class SessionCommit(SessionRequest):
     """One commit."""
 
-    __slots__ = ("batch", "completion", "resend")
-    kind = FrameKind.COMMIT
+    __slots__ = ("batch", "completion")
 
     def __init__(
         self, batch: CommitBatch, deadline: float, completion: Completion[list[AppendResult]]
@@ -214,11 +210,11 @@ class SessionCommit(SessionRequest):
         size = sum(len(record.delivery) + RECORD_BYTES for record in batch.records)
         size += sum(64 + 16 * (len(delta.finished) + len(delta.attempts)) for delta in batch.progress)
         size += sum(len(key) + len(value or b"") for key, value in batch.settings.items())
-        super().__init__(deadline, size)
+        resets = any(delta.reset_to is not None for delta in batch.progress)
+        resend = not (batch.records or batch.settings or resets)
+        super().__init__(FrameKind.COMMIT, deadline, size, resend)
         self.batch = batch
         self.completion = completion
-        resets = any(delta.reset_to is not None for delta in batch.progress)
-        self.resend = not (batch.records or batch.settings or resets)
 
     @property
     def done(self) -> bool:
@@ -245,7 +241,7 @@ class SessionCommit(SessionRequest):
 class PlainRequest(SessionRequest):
     """A request with a body that does not change and an answer decoded by `decode`."""
 
-    __slots__ = ("_again", "_body", "_decode", "completion", "kind", "resend")
+    __slots__ = ("_again", "_body", "_decode", "completion")
 
     def __init__(
         self,
@@ -258,9 +254,7 @@ class PlainRequest(SessionRequest):
         resend: bool = True,
     ) -> None:
         self._body = codec.encode(body)
-        super().__init__(deadline, len(self._body) + 64)
-        self.kind = kind  # type: ignore[misc]
-        self.resend = resend
+        super().__init__(kind, deadline, len(self._body) + 64, resend)
         self.completion = completion
         self._decode = decode
         self._again = again
@@ -287,10 +281,9 @@ class WaitRequest(SessionRequest):
     """A wait parked at the writer; False at the deadline."""
 
     __slots__ = ("_offset", "_queue", "wait")
-    kind = FrameKind.WAIT
 
     def __init__(self, queue: QueueRef, offset: int, deadline: float, wait: Wait) -> None:
-        super().__init__(deadline)
+        super().__init__(FrameKind.WAIT, deadline)
         self._queue, self._offset, self.wait = queue, offset, wait
 
     @property
