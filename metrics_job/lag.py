@@ -8,22 +8,23 @@ Queues change hands between the samples of those who tell of them, so for the le
 in two sums, or in none. So an instant has two readings: of each process the last thing it told, or of each
 the next. Of the two that counts which is nearer to the instant before: a sum of moved queues moves nowhere.
 
-A Python worker is given the samples of one subscription on one day, one after the other: one row for each
-value told (`metric` is one of minutes.FOLLOWED), and one without a metric for each run of a process that told
-any. Times are epoch milliseconds.
+A Python worker is given the samples of one subscription on one day, one after the other: rows with what one
+process told in a minute (`metric` is one of minutes.FOLLOWED), and one without a metric for each run of a
+process that told any. Times are epoch milliseconds.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, islice, pairwise
 from math import inf
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from metrics_job.minutes import FOLLOWED
+from metrics_job.minutes import FOLLOWED, TOLD
 
 INTERVAL_MS = 10_000  # of a process whose own is not known yet
 HELD_INTERVALS, DUE_INTERVALS = 2, 1.5
@@ -50,21 +51,14 @@ class Run(NamedTuple):
         return int(HELD_INTERVALS * (self.interval_ms or INTERVAL_MS))
 
 
-class Told(NamedTuple):
-    """A value in one sample; those of a process's very last sample are not given."""
-
-    instance: str
-    at_ms: int
-    value: float
-
-
-class Held(NamedTuple):
-    """What one process says in [start_ms, end_ms); `due_ms`: within which it says something again."""
-
-    start_ms: int
-    end_ms: int
-    value: float
-    due_ms: int
+# Of these there are as many as values were told, so they are plain tuples.
+Step = tuple[int, float]  # from when on, how much
+Told = dict[str, list[Step]]  # what one process said, by instance, but in its very last sample
+Held = tuple[
+    int, int, float, int
+]  # start_ms, end_ms, the value between, within which it says something again
+FAR_MS = 1 << 62
+NOTHING: Held = (FAR_MS, FAR_MS, 0.0, 0)
 
 
 class Minute(NamedTuple):
@@ -75,10 +69,7 @@ class Minute(NamedTuple):
     at_ms: int
 
 
-Step = tuple[int, float]  # from when on, how much
-
-
-def steps(owners: Mapping[str, tuple[Sequence[Run], Iterable[Told]]], until_ms: int) -> list[Step]:
+def steps(owners: Mapping[str, tuple[Sequence[Run], Told]], until_ms: int) -> list[Step]:
     """The sum over processes (name → its runs, what it told) at every instant at which one told.
 
     `until_ms`: when anybody was heard last. Of the newest instants those are left out which a process that is
@@ -86,88 +77,76 @@ def steps(owners: Mapping[str, tuple[Sequence[Run], Iterable[Told]]], until_ms: 
     """
     each = [(runs, spans) for runs, told in owners.values() if (spans := spans_of(runs, told))]
     held = [spans for _, spans in each]
-    if len(held) == 1:
-        return [(one.start_ms, one.value) for one in held[0]]
-    heard = [_heard_ms(runs, until_ms) for runs, _ in each]
-    starts = [[one.start_ms for one in spans] for spans in held]
-    instants = sorted({start for begins in starts for start in begins})
-    whole = [at_ms for at_ms in instants if at_ms <= min(heard, default=0)]
+    if len(held) < 2:
+        return [(start_ms, value) for spans in held for start_ms, _, value, _ in spans]
+    heard = min(_heard_ms(runs, until_ms) for runs, _ in each)
+    instants = _instants(held)
+    instants = [at_ms for at_ms in instants if at_ms <= heard] or instants
+    readings = [_readings(spans, instants) for spans in held]
+    lasts, afters = (map(sum, zip(*each, strict=True)) for each in zip(*readings, strict=True))
     found: list[Step] = []
-    for at_ms in whole or instants:
-        last = after = 0.0
-        for spans, begins in zip(held, starts, strict=True):
-            now, then = _readings(spans, bisect_right(begins, at_ms) - 1, at_ms)
-            last, after = last + now, after + then
-        before = found[-1][1] if found else max(last, after)
-        found.append((at_ms, last if abs(last - before) <= abs(after - before) else after))
+    before = None
+    for at_ms, last, after in zip(instants, lasts, afters, strict=True):
+        if before is None:
+            before = max(last, after)
+        before = last if abs(last - before) <= abs(after - before) else after
+        found.append((at_ms, before))
     return found
 
 
-def highest(owners: Mapping[str, tuple[Sequence[Run], Iterable[Told]]]) -> list[Step]:
+def highest(owners: Mapping[str, tuple[Sequence[Run], Told]]) -> list[Step]:
     """The same for what does not add up, ages: the highest of what the processes told last."""
     held = [spans for runs, told in owners.values() if (spans := spans_of(runs, told))]
-    starts = [[one.start_ms for one in spans] for spans in held]
-    found = []
-    for at_ms in sorted({start for each in starts for start in each}):
-        told = [_at(spans, bisect_right(begins, at_ms) - 1, at_ms)
-                for spans, begins in zip(held, starts, strict=True)]  # fmt: skip
-        found.append((at_ms, max(told)))
-    return found
+    instants = _instants(held)
+    lasts = (_readings(spans, instants)[0] for spans in held)
+    return list(zip(instants, map(max, zip(*lasts, strict=True)), strict=True))
 
 
 def by_minute(found: Sequence[Step]) -> dict[int, Minute]:
     """Minutes since the epoch in which something was told, and those between in which it went on above 0."""
     minutes: dict[int, Minute] = {}
     former: Minute | None = None
-    for at_ms, value in found:
-        minute = at_ms // MINUTE_MS
+    for minute, some in groupby(found, key=lambda step: step[0] // MINUTE_MS):
         if former is not None and former.last:
             for between in range(former.at_ms // MINUTE_MS + 1, minute):
                 minutes[between] = Minute(former.last, former.last, former.at_ms)
-        same = minutes.get(minute)
-        former = minutes[minute] = Minute(value, max(value, same.highest) if same else value, at_ms)
+        told = list(some)
+        former = minutes[minute] = Minute(told[-1][1], max(value for _, value in told), told[-1][0])
     return minutes
 
 
-def spans_of(runs: Sequence[Run], told: Iterable[Told]) -> list[Held]:
+def spans_of(runs: Sequence[Run], told: Told) -> list[Held]:
     """What one process says, over all its starts, in order and apart."""
-    by_run: dict[str, list[Told]] = {}
-    for one in sorted(told, key=lambda one: one.at_ms):
-        by_run.setdefault(one.instance, []).append(one)
     known = {run.instance: run for run in runs}
-    for instance, some in by_run.items():
-        known.setdefault(instance, Run(instance, some[0].at_ms, some[-1].at_ms))
+    for instance, points in told.items():
+        points.sort(key=itemgetter(0))
+        if points:
+            known.setdefault(instance, Run(instance, points[0][0], points[-1][0]))
     found: list[Held] = []
     for run in sorted(known.values(), key=lambda run: run.first_ms):
-        points = by_run.get(run.instance, [])
-        for span in _of_run(run, points, silent_before=bool(found and found[-1].value)):
-            if found and found[-1].end_ms > span.start_ms:
-                found[-1] = found[-1]._replace(end_ms=span.start_ms)
-            found.append(span)
-    return sorted(span for span in found if span.start_ms < span.end_ms)
+        spans = _of_run(run, told.get(run.instance, []), silent_before=bool(found and found[-1][2]))
+        if spans and found and found[-1][1] > spans[0][0]:
+            start_ms, _, value, due_ms = found[-1]
+            found[-1] = (start_ms, spans[0][0], value, due_ms)
+        found += spans
+    return sorted(span for span in found if span[0] < span[1])
 
 
-def _of_run(run: Run, points: Sequence[Told], silent_before: bool) -> list[Held]:
+def _of_run(run: Run, points: list[Step], silent_before: bool) -> list[Held]:
     """A value above 0 is in every sample: one that is not told any more while the process goes on is 0."""
-    last_ms = max(run.last_ms, points[-1].at_ms) if points else run.last_ms
+    end_ms, value = points[-1] if points else (run.last_ms, 0.0)
+    last_ms, due_ms = max(run.last_ms, end_ms), run.due_ms
     quiet_ms = run.first_ms + run.held_ms  # who starts needs a moment until it knows what it holds
-    found = []
-
-    def say(start_ms: int, end_ms: int, value: float) -> None:
-        if start_ms < end_ms:
-            found.append(Held(start_ms, end_ms, value, run.due_ms))
-
+    found: list[Held] = []
     if silent_before:
-        say(quiet_ms, points[0].at_ms if points else last_ms, 0.0)
-    for one, after in zip(points, [*points[1:], None], strict=False):
-        if after is not None:
-            say(one.at_ms, after.at_ms, one.value)
-        elif one.value and last_ms > one.at_ms + run.held_ms:
-            say(one.at_ms, one.at_ms + run.held_ms, one.value)
-            say(one.at_ms + run.held_ms, last_ms + run.held_ms, 0.0)
-        else:
-            say(one.at_ms, last_ms + run.held_ms, one.value)
-    return found
+        found.append((quiet_ms, points[0][0] if points else last_ms, 0.0, due_ms))
+    found += [(at_ms, then_ms, told, due_ms) for (at_ms, told), (then_ms, _) in pairwise(points)]
+    if points and value and last_ms > end_ms + run.held_ms:
+        found.append((end_ms, end_ms + run.held_ms, value, due_ms))
+        found.append((end_ms + run.held_ms, last_ms + run.held_ms, 0.0, due_ms))
+    elif points:
+        found.append((end_ms, last_ms + run.held_ms, value, due_ms))
+    return [span for span in found if span[0] < span[1]]
 
 
 def _heard_ms(runs: Sequence[Run], until_ms: int) -> float:
@@ -177,24 +156,36 @@ def _heard_ms(runs: Sequence[Run], until_ms: int) -> float:
     return inf if newest is None or gone else newest.last_ms
 
 
-def _readings(spans: Sequence[Held], at: int, at_ms: int) -> tuple[float, float]:
-    """What a process told last, and what it told next; `at`: the span that began last, -1: none yet."""
-    last = _at(spans, at, at_ms)
-    if at >= 0 and spans[at].start_ms == at_ms:
-        return last, last
-    if at + 1 == len(spans):
-        return last, 0.0
-    after = spans[at + 1]
-    goes_on = at >= 0 and spans[at].value and spans[at].end_ms == after.start_ms
-    return last, after.value if goes_on or after.start_ms - at_ms <= after.due_ms else 0.0
+def _instants(held: Iterable[Sequence[Held]]) -> list[int]:
+    """When anybody told anything."""
+    return sorted({span[0] for spans in held for span in spans})
 
 
-def _at(spans: Sequence[Held], at: int, at_ms: int) -> float:
-    return spans[at].value if at >= 0 and at_ms < spans[at].end_ms else 0.0
+def _readings(spans: Sequence[Held], instants: Iterable[int]) -> tuple[list[float], list[float]]:
+    """At each of these instants, in order: what a process told last, and what it told next."""
+    lasts, afters = list[float](), list[float]()
+    coming = iter(spans)
+    start_ms, end_ms, value = -FAR_MS, -FAR_MS, 0.0
+    following = next(coming, NOTHING)
+    for at_ms in instants:
+        while following[0] <= at_ms:
+            start_ms, end_ms, value, _ = following
+            following = next(coming, NOTHING)
+        last = value if at_ms < end_ms else 0.0
+        lasts.append(last)
+        if start_ms == at_ms:
+            afters.append(last)
+        else:
+            next_ms, _, after, due_ms = following
+            goes_on = value and end_ms == next_ms
+            afters.append(after if goes_on or next_ms - at_ms <= due_ms else 0.0)
+    return lasts, afters
 
 
 LAG, LAG_AGE, BLOCKED, BLOCKED_AGE = FOLLOWED
-COLUMNS = ("day", "group", "topic", "metric", "process", "instance", "from_ms", "to_ms", "seq", "value")
+COLUMNS = (
+    "day", "group", "topic", "metric", "process", "instance", "from_ms", "to_ms", "seq", "value", "told",
+)  # fmt: skip
 MADE = (
     "minute", "at_ms", "group", "topic", "lag", "lag_max", "lag_age_ms", "blocked_keys", "blocked_key_age_ms",
 )  # fmt: skip
@@ -214,6 +205,7 @@ class Row(NamedTuple):
     to_ms: int
     seq: int
     value: float | None
+    told: list[tuple[int, int, float]]  # to_ms, seq and value of each
 
 
 def schema() -> Any:
@@ -224,11 +216,7 @@ def schema() -> Any:
 
 def followed(batches: Iterator[Any], now_ms: int) -> Iterator[Any]:
     """Batches of COLUMNS to batches of schema()."""
-    rows = (
-        Row(*values)
-        for batch in batches
-        for values in zip(*(batch.column(name).to_pylist() for name in COLUMNS), strict=True)
-    )
+    rows = (row for batch in batches for row in _rows_in(batch))
     for (_, group, topic), some in groupby(rows, key=lambda row: row[:3]):
         found = minutes_of(some, now_ms)
         made = [(minute, at_ms, group, topic, *values) for minute, at_ms, *values in found]
@@ -237,39 +225,47 @@ def followed(batches: Iterator[Any], now_ms: int) -> Iterator[Any]:
             yield from pa.table(columns, schema=schema()).to_batches()
 
 
-def minutes_of(rows: Iterable[Row], now_ms: int) -> Iterator[tuple[Any, ...]]:
+def _rows_in(batch: Any) -> Iterator[Row]:
+    lists = batch.column("told")
+    fields = [pc.struct_field(lists.flatten(), [at]).to_pylist() for at in range(len(TOLD))]
+    values = zip(*fields, strict=True)
+    told = [list(islice(values, size or 0)) for size in pc.list_value_length(lists).to_pylist()]
+    others = [batch.column(name).to_pylist() for name in COLUMNS[:-1]]
+    return (Row(*row) for row in zip(*others, told, strict=True))
+
+
+def minutes_of(given: Iterable[Row], now_ms: int) -> Iterator[tuple[Any, ...]]:
     """minute, at_ms, lag, lag_max, lag_age_ms, blocked_keys, blocked_key_age_ms of one subscription."""
-    rows = _clocks_right(list(rows), now_ms)
+    rows = list(given)
+    ahead = _ahead(rows, now_ms)
     runs: dict[str, list[Run]] = {}
-    told: dict[str, dict[str, list[Told]]] = {metric: {} for metric in FOLLOWED}
+    told: dict[str, dict[str, Told]] = {metric: {} for metric in FOLLOWED}
     stops: set[tuple[str, int]] = set()
     for row in rows:
         if not row.metric:
-            run = Run(row.instance, row.from_ms, row.to_ms, max(row.value or 0, 0), stopped=row.seq >= 0)
+            by_ms, length_ms = ahead[row.process], max(row.value or 0, 0)
+            run = Run(row.instance, row.from_ms - by_ms, row.to_ms - by_ms, length_ms, stopped=row.seq >= 0)
             runs.setdefault(row.process, []).append(run)
             stops.add((row.instance, row.seq))
     for row in rows:
-        if row.metric and (row.instance, row.seq) not in stops and row.value is not None:
-            told[row.metric].setdefault(row.process, []).append(Told(row.instance, row.to_ms, row.value))
+        if row.metric:
+            by_ms, instance = ahead[row.process], row.instance
+            points = told[row.metric].setdefault(row.process, {}).setdefault(instance, [])
+            points += [(at - by_ms, value) for at, seq, value in row.told if (instance, seq) not in stops]
     until_ms = max((run.last_ms for some in runs.values() for run in some), default=0)
     found = {metric: _steps(metric, runs, told[metric], until_ms) for metric in FOLLOWED}
     yield from _rows({metric: by_minute(some) for metric, some in found.items()})
 
 
-def _clocks_right(rows: list[Row], now_ms: int) -> list[Row]:
-    """Nobody has written in the future: a process whose clock is ahead is put back by so much."""
+def _ahead(rows: Iterable[Row], now_ms: int) -> dict[str, int]:
+    """Nobody has written in the future: by how much the clock of each process is ahead, and is put back."""
     ahead: dict[str, int] = {}
     for row in rows:
         ahead[row.process] = max(ahead.get(row.process, 0), row.to_ms - now_ms)
-    if not any(ahead.values()):
-        return rows
-    return [
-        row._replace(from_ms=row.from_ms - ahead[row.process], to_ms=row.to_ms - ahead[row.process])
-        for row in rows
-    ]
+    return ahead
 
 
-def _steps(metric: str, runs: dict[str, list[Run]], told: dict[str, list[Told]], until_ms: int) -> list[Step]:
+def _steps(metric: str, runs: dict[str, list[Run]], told: dict[str, Told], until_ms: int) -> list[Step]:
     owners = {process: (runs.get(process, []), values) for process, values in told.items()}
     return highest(owners) if metric in (LAG_AGE, BLOCKED_AGE) else steps(owners, until_ms)
 

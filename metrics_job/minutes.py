@@ -12,7 +12,7 @@ beside `kind`, `minute` (since the epoch, of the interval's end) and the names o
 
     counter     total
     gauge       total, lines, last, max, min, and to_ms and seq of the last value; of those in FOLLOWED
-                every value is a row, with its instance
+                `told` is every value with its own two, in order; null: the last one is the only one
     histogram   total (the sum of what was observed), buckets, counts
     interval    process, instance, seq, from_ms, to_ms, lines (different ones), copies (lines, all), is_last
 
@@ -146,6 +146,7 @@ MINUTE_MS = 60_000
 DAY_MINUTES = 24 * 60
 INTERVAL = "interval"
 FOLLOWED = ("ddmq_lag", "ddmq_lag_age_ms", "ddmq_blocked_keys", "ddmq_blocked_key_age_ms")
+TOLD: dict[str, T.DataType] = {"to_ms": LONG, "seq": LONG, "value": DOUBLE}
 Keep = Callable[[DataFrame], DataFrame]  # keeps what is used more than once
 LINE_KEY = ("instance", "seq", "metric", "labels")
 _COLUMNS: dict[str, T.DataType] = (
@@ -154,6 +155,7 @@ _COLUMNS: dict[str, T.DataType] = (
     | dict.fromkeys(("seq", "from_ms", "to_ms", "lines", "copies"), LONG)
     | dict.fromkeys(("total", "last", "max", "min"), DOUBLE)
     | {"buckets": T.ArrayType(INT), "counts": T.ArrayType(LONG), "is_last": T.BooleanType()}
+    | {"told": T.ArrayType(T.StructType([T.StructField(name, kind) for name, kind in TOLD.items()]))}
 )
 
 

@@ -44,8 +44,10 @@ ALWAYS = {
     "spark.python.sql.dataFrameDebugging.enabled": "false",  # calls of Java for every column
     "spark.log.level": "ERROR",
 }
-# Of a job of a minute half the time goes into compiling and into collector threads that one machine has not.
-SHORT_JOB = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
+# Of a job of a minute half the time goes into compiling. Its heap does not grow, it is there at once.
+SHORT_JOB = (
+    "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseParallelGC -XX:InitialRAMPercentage=50"
+)
 _LOG4J = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr

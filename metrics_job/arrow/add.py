@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from metrics_job.arrow.lines import Known, Odd, column, filled
-from metrics_job.minutes import FILE, FOLLOWED, INTERVAL, MINUTE_MS, TEXT
+from metrics_job.minutes import FILE, FOLLOWED, INTERVAL, MINUTE_MS, TEXT, TOLD
 from metrics_job.minutes import schema as minutes_schema
 from metrics_job.tables import SERIES_KEY
 
@@ -41,7 +41,7 @@ def added(lines: Any, known: Known, file: str | None = None) -> list[Any]:
     for wanted, make in (
         (pc.equal(kinds, "counter"), _sums),
         (pc.and_not(gauge, followed), _gauges),
-        (pc.and_(gauge, followed), _each),
+        (pc.and_(gauge, followed), _followed),
         (pc.equal(kinds, "histogram"), _histograms),
     ):
         if pc.any(wanted).as_py():
@@ -94,19 +94,29 @@ def _sums(lines: Any) -> Any:
 
 
 def _gauges(lines: Any) -> Any:
-    end = column(lines, "to")
-    if pc.any(pc.less(end.slice(1), end.slice(0, len(end) - 1))).as_py():
-        lines = lines.sort_by([("to", "ascending"), ("seq", "ascending")])
+    lines = _in_order(lines)
     wanted = {"total": ("number", "sum"), "lines": ("number", "count")}
     wanted |= {name: ("number", name) for name in ("last", "max", "min")}
     return _grouped(lines, wanted | {"to_ms": ("to", "last"), "seq": ("seq", "last")})
 
 
-def _each(lines: Any) -> Any:
-    """Every value of gauges as a row of its own."""
-    made = {name: column(lines, name) for name in (*BY, "seq")} | {"to_ms": column(lines, "to")}
-    made |= dict.fromkeys(("total", "last", "max", "min"), column(lines, "number"))
-    return pa.table(made | {"lines": pa.array([1] * lines.num_rows, pa.int64())})
+def _in_order(lines: Any) -> Any:
+    """By time."""
+    end = column(lines, "to")
+    if pc.any(pc.less(end.slice(1), end.slice(0, len(end) - 1))).as_py():
+        return lines.sort_by([("to", "ascending"), ("seq", "ascending")])
+    return lines
+
+
+def _followed(lines: Any) -> Any:
+    """With every value that was told in the minute, in order."""
+    lines = _in_order(lines)
+    rows = {name: column(lines, name) for name in BY} | {"row": pa.array(range(lines.num_rows), pa.int64())}
+    told = _grouped(pa.table(rows), {"rows": ("row", "list")})
+    places = column(told, "rows")
+    fields = [column(lines, name).take(pc.list_flatten(places)) for name in ("to", "seq", "number")]
+    values = pa.StructArray.from_arrays(fields, list(TOLD))
+    return _gauges(lines).append_column("told", pa.ListArray.from_arrays(places.offsets, values))
 
 
 def _histograms(lines: Any) -> Any:

@@ -173,31 +173,45 @@ class Parsed(NamedTuple):
 
 
 _DECODER = msgspec.json.Decoder(Line)
+_APART_BYTES = 4_096  # so much is decoded line by line
+
+
+class Chunk(NamedTuple):
+    """Lines that were decoded together: the position of their file, what they were, what they are."""
+
+    file: int
+    text: bytes
+    lines: list[Line]
 
 
 def parse(files: Sequence[bytes], known: Known) -> Parsed:
     """All lines of these files; an array of objects is as many lines."""
-    lines = None if any(map(_is_odd, files)) else _at_once(_joined(files))
-    places: list[tuple[int, bytes]] | None = None
     odd: list[Odd] = []
-    if lines is None:
-        lines, places, odd = _one_by_one(files)
-    table, good = _columns(lines, known)
+    chunks = [chunk for at, data in enumerate(files) for chunk in _chunks(at, data, odd)]
+    table, good = _columns(list(chain.from_iterable(chunk.lines for chunk in chunks)), known)
     if good is not None:
-        places = places or [(at, text) for at, data in enumerate(files) for text in _split(data)]
+        places = [(chunk.file, text) for chunk in chunks for text in _split(chunk.text)]
         odd += [Odd.of(*places[at]) for at in pc.indices_nonzero(pc.invert(good)).to_pylist()]
         table = table.filter(good)
     return Parsed(table.combine_chunks(), [one for line in odd for one in _elements(line)])
 
 
+def _chunks(at: int, data: bytes, odd: list[Odd]) -> Iterator[Chunk]:
+    """What is good, in pieces as large as may be; a piece with an odd line is halved until little is left."""
+    lines = _at_once(data)
+    if lines is not None:
+        yield Chunk(at, data, lines)
+        return
+    middle = data.find(b"\n", len(data) // 2, -1) + 1 or data.rfind(b"\n", 0, len(data) // 2) + 1
+    if middle and len(data) > _APART_BYTES:
+        for half in (data[:middle], data[middle:]):
+            yield from _chunks(at, half, odd)
+    else:
+        yield from _one_by_one(at, data, odd)
+
+
 def _is_odd(data: bytes) -> bool:
     return any(odd in data for odd in _ODD_BYTES)
-
-
-def _joined(files: Sequence[bytes]) -> bytes:
-    if len(files) == 1:
-        return files[0]
-    return b"".join(data if data.endswith(b"\n") else data + b"\n" for data in files)
 
 
 def _split(data: bytes) -> list[bytes]:
@@ -207,6 +221,8 @@ def _split(data: bytes) -> list[bytes]:
 
 def _at_once(data: bytes) -> list[Line] | None:
     """None when a line is odd, or when it is not one object on each line."""
+    if _is_odd(data):
+        return None
     data = data.strip(b"\n")
     try:
         data.decode()
@@ -219,24 +235,15 @@ def _at_once(data: bytes) -> list[Line] | None:
     return lines
 
 
-def _one_by_one(files: Sequence[bytes]) -> tuple[list[Line], list[tuple[int, bytes]], list[Odd]]:
-    """Lines, the text of each with the position of its file, and the odd ones."""
-    lines: list[Line] = []
-    places: list[tuple[int, bytes]] = []
-    odd: list[Odd] = []
-    decode = _DECODER.decode
-    for at, data in enumerate(files):
-        look = _is_odd(data)
-        for text in _split(data):
-            try:
-                if look and _is_odd(text):
-                    raise ValueError
-                text.decode()
-                lines.append(decode(text))
-                places.append((at, text))
-            except ValueError:  # msgspec's errors are some, too
-                odd.append(Odd.of(at, text))
-    return lines, places, odd
+def _one_by_one(at: int, data: bytes, odd: list[Odd]) -> Iterator[Chunk]:
+    for text in _split(data):
+        try:
+            if _is_odd(text):
+                raise ValueError
+            text.decode()
+            yield Chunk(at, text, [_DECODER.decode(text)])
+        except ValueError:  # msgspec's errors are some, too
+            odd.append(Odd.of(at, text))
 
 
 def _columns(lines: list[Line], known: Known) -> tuple[Any, Any]:
@@ -250,7 +257,7 @@ def _columns(lines: list[Line], known: Known) -> tuple[Any, Any]:
     value, total = (pa.array(list(map(attrgetter(name), lines)), pa.float64()) for name in ("value", "sum"))
     made["number"] = pc.if_else(is_histogram, total, value)
     for name, kind in (("buckets", pa.int32()), ("counts", pa.int64())):
-        made[name] = _lists([getattr(line, name) or () for line in lines], kind)
+        made[name] = pa.array(list(map(attrgetter(name), lines)), pa.list_(kind))
     table = pa.table(made)
     sizes = pc.list_value_length(made["buckets"])
     fits = pc.and_(pc.equal(sizes, pc.list_value_length(made["counts"])), pc.greater(sizes, 0))
@@ -259,12 +266,6 @@ def _columns(lines: list[Line], known: Known) -> tuple[Any, Any]:
         pc.and_(pc.not_equal(codes, UNKNOWN), pc.is_valid(made["number"])), pc.fill_null(fits, False)
     )
     return table, good if pc.all(good).as_py() is False else None
-
-
-def _lists(lists: list[Sequence[int]], kind: Any) -> Any:
-    ends = pc.cumulative_sum(pa.array(list(map(len, lists)), pa.int32()))
-    offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
-    return pa.ListArray.from_arrays(offsets, pa.array(list(chain.from_iterable(lists)), kind))
 
 
 def column(table: Any, name: str) -> Any:

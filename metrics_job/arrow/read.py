@@ -1,7 +1,8 @@
 """Sample files to minutes through Arrow: Spark finds and reads the files, Python workers make rows of them.
 
-Spark reads whole files (its `binaryFile`), so that whatever file system it reaches will do; only what is too
-long for that is read in parts and line by line. The workers parse
+Spark reads whole files (its `binaryFile`), so that whatever file system it reaches will do; those of a local
+one the workers read themselves, which saves two copies of everything. Only what is too long for that is read
+in parts and line by line. The workers parse
 and add up (metrics_job.arrow.lines, add) and send back a row where there were several lines. Files that by
 their names may hold the same lines (metrics_job.arrow.work) are given to one worker at once.
 
@@ -13,7 +14,9 @@ do not agree.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -55,6 +58,7 @@ from metrics_job.tables import CORRUPT, VERSION, line_schema
 
 WHOLE_BYTES_MAX = 96 << 20  # a longer file is read in parts, line by line: the JVM has a file several times
 _SAMPLES = {"pathGlobFilter": READER_OPTIONS["pathGlobFilter"], "ignoreMissingFiles": "true"}
+LOCAL = "file:"  # how URLs of a local file system begin; a path follows, with what is escaped in it
 AGAIN_MAX = 2_000  # intervals; more, and everything is done again: naming files one by one would take as long
 
 
@@ -109,9 +113,9 @@ def _read(spark: SparkSession, paths: list[str], sizes: Mapping[str, int], days:
     if units.strange:
         return _line_by_line(spark, urls, days, keep)
     long = split_names(units, sizes)
-    rows = _alone(
-        contents.filter(F.col("length") <= WHOLE_BYTES_MAX).select(FILE, "content"), units, long, days
-    )
+    whole = contents.filter(F.col("length") <= WHOLE_BYTES_MAX)
+    is_local = all(url.startswith(LOCAL) for url in urls)
+    rows = _alone(whole.select(FILE) if is_local else whole.select(FILE, "content"), units, long, days)
     together = units.shared.keys() - long
     if together:
         some = files(spark, _some_paths(spark, urls, together)).select(FILE, "content")
@@ -242,9 +246,18 @@ def _name_of(path: Column) -> Column:
 
 
 def _contents(batches: Batches) -> Iterator[tuple[str, bytes]]:
+    """Of files with their contents, or of local ones without; what is gone is passed over."""
     for batch in batches:
-        for file, content in zip(batch.column(0), batch.column(1), strict=True):
-            yield file.as_py(), content.as_py()
+        if batch.num_columns > 1:
+            for file, content in zip(batch.column(0), batch.column(1), strict=True):
+                yield file.as_py(), content.as_py()
+            continue
+        for url in batch.column(0).to_pylist():
+            try:
+                content = Path(unquote(url.removeprefix(LOCAL))).read_bytes()
+            except FileNotFoundError:
+                continue
+            yield url, content
 
 
 def _pieces_of_lines(batches: Batches) -> Iterator[Piece]:

@@ -74,10 +74,12 @@ def _lags(made: DataFrame, now_ms: int) -> DataFrame:
     told = made.filter((F.col("kind") == "gauge") & F.col("metric").isin(*FOLLOWED)).select(
         day, "group", "topic", "metric", "process", "instance", none, "to_ms", "seq",
         F.col("last").alias("value"),
+        F.coalesce("told", F.array(F.struct("to_ms", "seq", F.col("last").alias("value")))).alias("told"),
     )  # fmt: skip
     names = told.select("day", "group", "topic", "process").distinct()
-    rows = told.unionByName(_runs(made).join(names, on=["day", "process"])).select(*COLUMNS)
-    together = rows.repartition("group", "topic").sortWithinPartitions("day", "group", "topic")
+    rows = told.unionByName(_runs(made).join(names, on=["day", "process"]), allowMissingColumns=True)
+    together = rows.select(*COLUMNS).repartition("day", "group", "topic")
+    together = together.sortWithinPartitions("day", "group", "topic")
 
     def work(batches: Batches) -> Batches:
         return followed(batches, now_ms)

@@ -122,10 +122,16 @@ def text(lines: list[dict[str, Any]]) -> bytes:
     return b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines)
 
 
-def test_files_with_every_fault(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("local", [read.LOCAL, "of another file system:"])
+def test_files_with_every_fault(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: str
+) -> None:
+    """Read by the workers, or handed to them."""
+    monkeypatch.setattr(read, "LOCAL", local)
+    samples = tmp_path / "a b%20c+d#e"
     shape = Shape(samples=4_000, seed=5, faults=0.3, interval_ms=20_000, topics=1, groups=1)
-    assert len(write(shape, tmp_path).faults) == len(FAULTS)
-    assert same_both_ways(spark, sorted(tmp_path.glob("date=*/hour=*")))
+    assert len(write(shape, samples).faults) == len(FAULTS)
+    assert same_both_ways(spark, sorted(samples.glob("date=*/hour=*")))
 
 
 def test_long_files_are_read_in_parts(

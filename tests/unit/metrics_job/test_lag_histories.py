@@ -43,7 +43,7 @@ def job(lines: list[Raw], now_ms: int = FAR_MS) -> dict[int, tuple[float, float]
 
 def _told(row: Raw) -> tuple[Any, ...]:
     return (0, "g", "t", row["metric"], row["process"], row["instance"], 0, row["to_ms"], row["seq"],
-            row["last"])  # fmt: skip
+            row["last"], row["told"])  # fmt: skip
 
 
 def _runs(rows: list[Raw]) -> list[tuple[Any, ...]]:
@@ -53,7 +53,8 @@ def _runs(rows: list[Raw]) -> list[tuple[Any, ...]]:
         later = [row["to_ms"] for row in own if row["seq"]] or [own[0]["to_ms"]]
         stop = max((row["seq"] for row in own if row["is_last"]), default=-1)
         last_ms = max(row["to_ms"] for row in own)
-        found.append((0, "g", "t", "", process, instance, min(later), last_ms, stop, float(INTERVAL_MS)))
+        run = (min(later), last_ms, stop, float(INTERVAL_MS))
+        found.append((0, "g", "t", "", process, instance, *run, None))
     return found
 
 
