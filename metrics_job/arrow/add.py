@@ -93,30 +93,22 @@ def _sums(lines: Any) -> Any:
     return _grouped(lines, {"total": ("number", "sum")})
 
 
-def _gauges(lines: Any) -> Any:
-    lines = _in_order(lines)
-    wanted = {"total": ("number", "sum"), "lines": ("number", "count")}
-    wanted |= {name: ("number", name) for name in ("last", "max", "min")}
-    return _grouped(lines, wanted | {"to_ms": ("to", "last"), "seq": ("seq", "last")})
-
-
-def _in_order(lines: Any) -> Any:
-    """By time."""
+def _gauges(lines: Any, **more: tuple[str, str]) -> Any:
     end = column(lines, "to")
     if pc.any(pc.less(end.slice(1), end.slice(0, len(end) - 1))).as_py():
-        return lines.sort_by([("to", "ascending"), ("seq", "ascending")])
-    return lines
+        lines = lines.sort_by([("to", "ascending"), ("seq", "ascending")])
+    wanted = {"total": ("number", "sum"), "lines": ("number", "count")}
+    wanted |= {name: ("number", name) for name in ("last", "max", "min")}
+    return _grouped(lines, wanted | {"to_ms": ("to", "last"), "seq": ("seq", "last")} | more)
 
 
 def _followed(lines: Any) -> Any:
     """With every value that was told in the minute, in order."""
-    lines = _in_order(lines)
-    rows = {name: column(lines, name) for name in BY} | {"row": pa.array(range(lines.num_rows), pa.int64())}
-    told = _grouped(pa.table(rows), {"rows": ("row", "list")})
-    places = column(told, "rows")
-    fields = [column(lines, name).take(pc.list_flatten(places)) for name in ("to", "seq", "number")]
-    values = pa.StructArray.from_arrays(fields, list(TOLD))
-    return _gauges(lines).append_column("told", pa.ListArray.from_arrays(places.offsets, values))
+    rows = _gauges(lines, ends=("to", "list"), seqs=("seq", "list"), told=("number", "list"))
+    lists = [column(rows, name) for name in ("ends", "seqs", "told")]
+    values = pa.StructArray.from_arrays(list(map(pc.list_flatten, lists)), list(TOLD))
+    told = pa.ListArray.from_arrays(lists[0].offsets, values)
+    return rows.drop_columns(["ends", "seqs", "told"]).append_column("told", told)
 
 
 def _histograms(lines: Any) -> Any:
