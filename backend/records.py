@@ -148,6 +148,7 @@ class ReadBatch(ABC):
     deliveries: Sequence[bytes]
     next_offset: int
     bounds: Bounds | None  # set when OUT_OF_RANGE
+    at_end: bool = False  # known when it was read: nothing at or past `next_offset` yet
 
     @abstractmethod
     def record(self, index: int) -> StoredRecord:

@@ -122,9 +122,10 @@ class MemoryQueue:
                     break
                 found.append(entry)
             offset += 1
-        return MemoryBatch(
-            ReadStatus.DATA if found or offset < self.visible else ReadStatus.NONE, found, offset
-        )
+        at_end = offset == self.visible
+        batch = MemoryBatch(ReadStatus.NONE if at_end and not found else ReadStatus.DATA, found, offset)
+        batch.at_end = at_end
+        return batch
 
     def offset_for_time(self, wall_ms: int) -> int:
         """The first offset stored at or after `wall_ms`, or the next offset."""

@@ -53,6 +53,8 @@ class Arrivals:
             jobs.skip(picked.skipped)
         messages = self._take_faulty(state, picked) if picked.faulty else picked.messages
         feed.put(messages, batch.next_offset)
+        if batch.at_end and state.stream is None:  # else its scope wants to know since when
+            feed.state = FeedState.TAIL
         return Loaded.DATA
 
     def _take_faulty(self, state: BufferedQueue, picked: PickedMessages) -> Slice:

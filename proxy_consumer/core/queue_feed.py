@@ -4,7 +4,7 @@ A feed is at one of five points:
 
     READABLE  a read may find something
     READING   a read is under way (one per queue)
-    TAIL      the last read found nothing; the shell waits for new data
+    TAIL      nothing is past what was read; the shell waits for new data
     STALLED   the last read failed; the shell tries again a little later
     GONE      the topic was deleted
 
@@ -161,6 +161,8 @@ class QueueFeed:
         if self._read is not None:
             self.cursor = self.next_offset()
             self._forget(self._read)
+            if self.state is FeedState.TAIL:
+                self.state = FeedState.READABLE
 
     def _forget(self, read: Slice) -> None:
         self._read = None

@@ -17,7 +17,7 @@ from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.order.scope import EndsRequest
 from proxy_consumer.core.progress import ranges_of
 from proxy_consumer.core.pull_buffer import PullBuffer
-from proxy_consumer.core.queue_feed import Filter, Refusal
+from proxy_consumer.core.queue_feed import FeedState, Filter, Refusal
 from proxy_consumer.core.steps import BufferedQueue, Loaded, Purpose, ReadRequest
 from proxy_consumer.filters.message_filters import filter_for
 from proxy_consumer.push.chain import filter_for_actions
@@ -99,7 +99,7 @@ class Reading:
             self.trace.read(state, read.value)
         now = self._runtime.now()
         loaded = self._buffer.loaded(read.request, read.value, now)
-        if loaded is Loaded.TAIL:
+        if state.feed.state is FeedState.TAIL:
             self._arm(state)
         elif loaded is Loaded.GONE and reader.holds(state):
             reader.drop(state.queue)

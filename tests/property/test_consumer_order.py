@@ -251,7 +251,9 @@ class OrderMachine(RuleBasedStateMachine):
         found = queue[request.offset : request.offset + request.count_max]
         status = ReadStatus.DATA if found else ReadStatus.NONE
         after = request.offset + len(found)
-        loaded = self.buffer.loaded(request, Batch(status, found, after), self.now)
+        batch = Batch(status, found, after)
+        batch.at_end = after == len(queue)
+        loaded = self.buffer.loaded(request, batch, self.now)
         if loaded is Loaded.TAIL:
             self.tails.add(request.state.queue.queue_id)
         self.note_refused()

@@ -30,7 +30,8 @@ from backend.records import (
 )
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.pull_buffer import PullBuffer
-from proxy_consumer.core.steps import Delivery, Loaded, ReadRequest
+from proxy_consumer.core.queue_feed import FeedState
+from proxy_consumer.core.steps import Delivery, ReadRequest
 from proxy_consumer.core.tally import Tally
 from tests.examples import examples
 
@@ -56,6 +57,7 @@ class FlagsBatch(ReadBatch):
         self.deliveries = [b"x" * (offset % 5 + 1) for offset, _ in messages]
         self.next_offset = next_offset
         self.bounds = bounds if status is ReadStatus.OUT_OF_RANGE else None
+        self.at_end = next_offset == bounds.next
 
     def record(self, index: int) -> StoredRecord:
         raise AssertionError("the core needs no records")
@@ -209,8 +211,8 @@ class PullBufferMachine(RuleBasedStateMachine):
             if not isinstance(step, ReadRequest):
                 break
             number = step.state.queue.queue_id
-            loaded = self.buffer.loaded(step, self.logs[number].read(step.offset, step.count_max), self.now)
-            if loaded is Loaded.TAIL:
+            self.buffer.loaded(step, self.logs[number].read(step.offset, step.count_max), self.now)
+            if step.state.feed.state is FeedState.TAIL:
                 self.tails.add(number)
         if step is None:
             self.check_nothing_to_deliver()
@@ -439,9 +441,6 @@ class PullBufferMachine(RuleBasedStateMachine):
     @rule()
     def drop_read_ahead(self) -> None:
         self.buffer.filter_by(None)
-        for number in range(QUEUES):
-            self.buffer.data_arrived(self.state(number))
-        self.tails.clear()
 
     @rule(what=st.sampled_from(["nothing"] * 4 + ["restart", "flush and restart", "flush and restart"]))
     def restart(self, what: str) -> None:

@@ -160,6 +160,7 @@ class Queries:
         queue = self._queue(call.queue)
         batch = self._reader.batch(call, picked, self._limit())
         if batch.offsets:
+            batch.at_end = batch.next_offset >= queue.visible
             return batch
         if batch.next_offset >= queue.visible:
             batch.status = ReadStatus.NONE

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from backend.completion import Completion
+from backend.port import ReadCall
+from backend.records import ReadBatch
 from ddmq_rpc.api import Wire
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from tests.service.consumer.consumer_rig import IDL, ConsumerRig, result
@@ -71,6 +74,29 @@ def test_a_waiting_pull_is_woken_by_an_append(rig: ConsumerRig) -> None:
     rig.send(1)
     rig.settle()
     assert call.offsets == [0]
+
+
+def test_what_was_read_to_its_end_is_read_again_when_there_is_more(
+    rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.ready()
+    call = rig.ask(linger=30_000)
+    rig.settle()
+    reads: list[int] = []
+    read = rig.backend.start_read
+
+    def noted(asked: ReadCall, completion: Completion[ReadBatch]) -> None:
+        reads.append(asked.offset)
+        read(asked, completion)
+
+    monkeypatch.setattr(rig.backend, "start_read", noted)
+    for offset in range(3):
+        rig.send(1)
+        rig.settle()
+        assert call.offsets == [offset]
+        call = rig.ask(linger=30_000, result=result([offset]))
+        rig.settle()
+    assert reads == [0, 1, 2]
 
 
 def test_waiters_are_served_in_order_of_arrival_over_both_kinds(rig: ConsumerRig) -> None:

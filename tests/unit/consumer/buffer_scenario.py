@@ -95,6 +95,7 @@ class Scenario:
             flags=[0] * len(found),
             deliveries=[text.encode() for _, _, text in found],
             next_offset=after,
+            at_end=after == len(queue),
         )
         self.buffer.loaded(step, batch, self.now)
 
