@@ -79,7 +79,8 @@ class OpenLoop:
         give_up = began + self.total / self._rate + 15
         while (len(self.latencies) < self.wanted or self._pulling) and time.perf_counter() < give_up:
             pause = self._send_what_is_due(began)
-            for fd, _ in poll.poll(max(pause - 0.001, 0.0)):  # it counts in whole ms, rounded up
+            select.select([poll], [], [], max(pause, 0.0))  # in µs; epoll itself counts in whole ms
+            for fd, _ in poll.poll(0):
                 self._receive(fd)
         poll.close()
         for one in self._by_fd.values():
