@@ -75,7 +75,8 @@ class FramedConnection:
 
     def _send(self, make_frame: Callable[[float, int], bytes], deadline: float) -> int:
         now = time.monotonic()
-        if self._socket is not None and now - self._used_at > IDLE_CHECK_S and self._stale():
+        open_socket = self._socket  # another thread may close it meanwhile
+        if open_socket is not None and now - self._used_at > IDLE_CHECK_S and _is_stale(open_socket):
             self.close()
         if self._socket is None:
             self._connect(deadline)
@@ -127,17 +128,17 @@ class FramedConnection:
         self._buffer = FrameBuffer(self._frame_bytes_max)
         self._socket = fresh
 
-    def _stale(self) -> bool:
-        """The proxy has closed while nothing was under way (or sent what nobody asked for)."""
-        assert self._socket is not None
-        try:
-            self._socket.settimeout(0.0)
-            self._socket.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+
+def _is_stale(open_socket: socket.socket) -> bool:
+    """The proxy has closed while nothing was under way (or sent what nobody asked for)."""
+    try:
+        open_socket.settimeout(0.0)
+        open_socket.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
         return True
+    return True
 
 
 def _shut(open_socket: socket.socket) -> None:
