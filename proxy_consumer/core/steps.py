@@ -192,7 +192,8 @@ class Delivery(NamedTuple):
 
 
 class Loaded(Enum):
-    """What the shell does after a read: serve waiters, wait for data, or forget the queue."""
+    """What came of a read: waiters may be served, nothing is there, or the queue is forgotten. Whether the
+    shell is to wait for more says the state of the feed."""
 
     DATA = "data"
     TAIL = "tail"
