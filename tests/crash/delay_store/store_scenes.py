@@ -126,7 +126,7 @@ def _refuses(store: DelayStore) -> None:
 
 def _check_work(folder: Path, told: Told) -> None:
     store = open_store(folder / "delay", SHARD, LATER, SMALL)
-    if store.damage is not None and not store.damage.log_cut:
+    if _salvage_of(store) is not None:
         _check_salvaged(store, told)
     else:
         number = written(store)
@@ -140,6 +140,12 @@ def _check_work(folder: Path, told: Told) -> None:
         assert written(store) == count, f"{name} was made of {count} batches and has {written(store)}"
         assert_same(store, model_of(SEED, count))
         store.close()
+
+
+def _salvage_of(store: RocksStore) -> StoreDamage | None:
+    """What this opening salvaged; None: nothing was damaged, or only the end of the log: it was left out."""
+    damage = store.damage
+    return None if damage is None or damage.log_cut else damage
 
 
 def _check_salvaged(store: RocksStore, told: Told) -> None:
@@ -219,7 +225,8 @@ def _check_salvage(folder: Path, told: Told) -> None:
 
 def _is_torn(store: RocksStore) -> bool:
     """Whether power was lost while the database wrote its list of tables: it is salvaged then."""
-    return store.damage is not None and not store.damage.log_cut and "MANIFEST" in store.damage.reason
+    damage = _salvage_of(store)
+    return damage is not None and "MANIFEST" in damage.reason
 
 
 def _all(store: DelayStore) -> list[Pending]:
@@ -243,8 +250,8 @@ def _cut(folder: Path, tell: Teller) -> None:
 
 def _check_cut(folder: Path, told: Told) -> None:
     store = open_store(folder / "delay", SHARD, LATER, SMALL)
-    if store.damage is not None and not store.damage.log_cut:
-        _check_damaged_twice(store, store.damage)
+    if (damage := _salvage_of(store)) is not None:
+        _check_damaged_twice(store, damage)
         return
     number = written(store)
     assert 6 <= number < 12, number
