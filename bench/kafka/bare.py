@@ -137,14 +137,17 @@ def consume(bootstrap: str, topic: str, queues: str, group: str, first: str, cou
 
 
 def _commit_first(consumer: Consumer, places: list[TopicPartition]) -> None:
-    """Brokers that have just started say for a while that nobody keeps the group."""
+    """Brokers that have just started say for a while that nobody keeps the group, or somebody else.
+
+    Nothing marks such a refusal as one that passes (`retriable()` is False), so each is taken for one.
+    """
     give_up = time.monotonic() + GIVE_UP_S
     while True:
         try:
             consumer.commit(offsets=places, asynchronous=False)
             return
-        except KafkaException as error:
-            if not error.args[0].retriable() or time.monotonic() > give_up:
+        except KafkaException:
+            if time.monotonic() > give_up:
                 raise
             time.sleep(0.1)
 
