@@ -38,6 +38,11 @@ _OPERATOR = frozenset(
 _PURGED = frozenset((KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT))
 _CREDENTIALS = frozenset((KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL))
 _SILENT = frozenset((KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN))
+# A group's coordinator at this moment: what a consumer's commit raises is never marked as `retriable()`.
+_PASSING = _SILENT | {
+    KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.REQUEST_TIMED_OUT, KafkaError._WAIT_COORD,
+}  # fmt: skip
 TOO_LARGE = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
 # What is foreseen once the topic was looked at again: its settings, or who may write to it, were changed.
 SEEN_IN_TOPIC = TOO_LARGE | {KafkaError.INVALID_RECORD, KafkaError.TOPIC_AUTHORIZATION_FAILED}
@@ -134,6 +139,12 @@ def is_gone(error: BaseException | KafkaError) -> bool:
     """Whether it says that there is no such topic or partition."""
     found = kafka_error(error)
     return found is not None and found.code() in _GONE
+
+
+def is_passing(error: BaseException | KafkaError) -> bool:
+    """Whether a group's coordinator could only not be asked at that moment."""
+    found = kafka_error(error)
+    return found is not None and found.code() in _PASSING
 
 
 def has_code(error: BaseException | KafkaError, code: int) -> bool:

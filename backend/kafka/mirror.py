@@ -1,9 +1,10 @@
 """OffsetMirror: the committed offset of each group, written as Kafka's own, for other tools.
 
 It follows what was committed, once a second and at the end, for the queues that this process holds. Nothing
-reads it back. Kafka refuses it for a group that has consumers of its own. Where an offset of a group that is
+reads it back. What no broker took at that moment is written again a second later. Kafka refuses it for a
+group that has consumers of its own. Where an offset of a group that is
 not marked as ours stands on any partition of a topic, the group belongs to another program there, also while
-that is stopped: nothing of it is written. That is logged once a group, and nothing else is done about it.
+that is stopped: nothing of it is written. Either is logged once a group, and nothing else is done about it.
 
 One native thread commits them, by a consumer for each group that never joins it. The admin client's own call
 is not used: librdkafka 2.16 ends the process by an assertion when the group's coordinator goes away while it
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterable
 
 from confluent_kafka import Consumer, TopicPartition
 
+from backend.kafka.faults import is_passing
 from backend.kafka.following.follow import KafkaState
 from backend.kafka.options import KafkaOptions
 from backend.progress.group_progress import Key
@@ -42,7 +44,7 @@ Offsets = list[TopicPartition]
 class _Committer:
     """The thread. `told` is called there with the group and what went wrong, None for nothing."""
 
-    def __init__(self, options: KafkaOptions, told: Callable[[str, str | None], object]) -> None:
+    def __init__(self, options: KafkaOptions, told: Callable[[str, Exception | None], object]) -> None:
         self._options = options
         self._told = told
         self._asked: queue.SimpleQueue[tuple[str, Offsets] | None] = queue.SimpleQueue()
@@ -78,7 +80,7 @@ class _Committer:
             self._look(consumer, self._seen.setdefault(group, set()), offsets)
             consumer.commit(offsets=offsets, asynchronous=False)
         except Exception as error:  # whatever it was costs this one only
-            self._told(group, str(error))
+            self._told(group, error)
         else:
             self._told(group, None)
 
@@ -133,7 +135,7 @@ class OffsetMirror:
         self._kafka_name = kafka_name
         self._call = call
         self._changed: dict[str, dict[Key, None]] = {}  # by group
-        self._under_way: set[str] = set()
+        self._under_way: dict[str, Iterable[Key]] = {}  # by group
         self._refused: set[str] = set()
         self._committer = _Committer(options, self._answered)
         self._timer = HubTimer(ref=False)
@@ -156,6 +158,7 @@ class OffsetMirror:
         self._timer.stop()
         for group in list(self._changed):
             self._ask(group)
+        self._holds = lambda key: False
         self._committer.close()
 
     def _write(self) -> None:
@@ -169,7 +172,8 @@ class OffsetMirror:
 
     def _ask(self, group: str) -> None:
         offsets = []
-        for key in self._changed.pop(group):
+        keys = self._changed.pop(group)
+        for key in keys:
             try:
                 progress = self._state.progress.get(key)
             except StorageError:
@@ -180,17 +184,20 @@ class OffsetMirror:
                 offsets.append(TopicPartition(name, queue.queue_id, progress.acks.committed, OURS))
         if not offsets:
             return
-        self._under_way.add(group)
+        self._under_way[group] = keys
         self._committer.ask(group, offsets)
 
-    def _answered(self, group: str, error: str | None) -> None:
+    def _answered(self, group: str, error: Exception | None) -> None:
         """In the committer's thread."""
         self._call(self._over, group, error)
 
-    def _over(self, group: str, error: str | None) -> None:
-        self._under_way.discard(group)
+    def _over(self, group: str, error: Exception | None) -> None:
+        keys = self._under_way.pop(group)
         if error is None:
             self._refused.discard(group)
-        elif group not in self._refused:
+            return
+        if is_passing(error):
+            self.progressed(keys)
+        if group not in self._refused:
             self._refused.add(group)
             log.info("the committed offsets of group %s do not stand as Kafka's own: %s", group, error)

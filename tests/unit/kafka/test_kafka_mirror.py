@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import time
 from types import SimpleNamespace
+from typing import Any
 
+import gevent
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from backend.kafka import mirror as module
-from backend.kafka.mirror import CLOSE_S, CONSUMERS_MAX, OURS, _Committer
+from backend.kafka.mirror import CLOSE_S, CONSUMERS_MAX, OURS, OffsetMirror, _Committer
 from backend.kafka.options import KafkaOptions
+from backend.progress.group_progress import GroupProgress
+from backend.records import QueueRef
 from tests.support.waits import until
 
 
 @pytest.mark.slow
 def test_it_ends_in_time_though_no_broker_answers() -> None:
-    told: list[tuple[str, str | None]] = []
+    told: list[tuple[str, Exception | None]] = []
     committer = _Committer(KafkaOptions("127.0.0.1:1"), lambda group, error: told.append((group, error)))
     committer.ask("g", [TopicPartition("orders", 0, 7)])
     began = time.monotonic()
@@ -88,7 +92,7 @@ def test_what_another_program_committed_is_left_as_it_is(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(module, "Consumer", Standing)
     told: list[tuple[str, str | None]] = []
-    committer = _Committer(KafkaOptions(), lambda group, error: told.append((group, error)))
+    committer = _Committer(KafkaOptions(), lambda group, error: told.append((group, error and str(error))))
     for _ in range(2):
         for group in ("g", "h", "new"):
             committer.ask(group, [TopicPartition("orders", 0, 7, OURS)])
@@ -97,3 +101,35 @@ def test_what_another_program_committed_is_left_as_it_is(monkeypatch: pytest.Mon
     assert told == [("g", why), ("h", None), ("new", None)] * 2
     assert written == ["h", "new"] * 2
     assert looks == ["g", "h", "new", "g"], "it is looked at once while a consumer is open"
+
+
+@pytest.mark.parametrize(
+    ("code", "commits"), [(KafkaError.NOT_COORDINATOR, 3), (KafkaError.UNKNOWN_MEMBER_ID, 1)]
+)
+def test_what_no_coordinator_took_is_written_again_and_what_one_refused_is_not(
+    code: int, commits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group commits once and is silent then; the broker says twice that it is another's."""
+    asked: list[int] = []
+
+    class Elsewhere(FakeConsumer):
+        def commit(self, *, offsets: list[TopicPartition], **_: object) -> None:
+            asked.append(offsets[0].offset)
+            if len(asked) < 3:
+                raise KafkaException(KafkaError(code))
+
+    monkeypatch.setattr(module, "Consumer", Elsewhere)
+    monkeypatch.setattr(module, "EVERY_S", 0.01)
+    key = ("g", QueueRef("orders", 0, 0))
+    progress = GroupProgress()
+    progress.started = True
+    progress.acks.reset(7)
+    state: Any = SimpleNamespace(progress={key: progress})
+    loop = gevent.get_hub().loop
+    mirror = OffsetMirror(
+        KafkaOptions(), state, lambda _: True, str, lambda *given: loop.run_callback_threadsafe(*given)
+    )
+    mirror.progressed([key])
+    until(lambda: asked and mirror.idle, "written, or refused")
+    mirror.close()
+    assert asked == [7] * commits
