@@ -9,6 +9,7 @@ or a mistake of ours, ends in `doubt` too, so that no shard ever stops without a
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,10 +30,13 @@ from delay_service.core.decider import INGESTED
 from delay_service.core.due_scans import DueScans, SliceLimits
 from delay_service.due.backend import CLAIM_ERRORS, TargetTopic, target_topic
 from delay_service.due.counts import DelayCounts
+from delay_service.due.service import Alarm
 from delay_service.store.port import DelayStore, StoreChanges
 from delay_service.waiting.rows import record_of
 
 log = logging.getLogger("ddmq.delay")
+ROOM_S = 0.01  # between two looks whether a store has room
+CRAMPED_S = 5.0  # it has none for so long: the log says so
 UNRECORDED = "unrecorded"  # meta: these offsets, in decimal, with commas
 _ID_END = 1 << 128
 GONE_MAX = 10_000  # topics remembered as closed for a while; past it all are tried again
@@ -158,6 +162,7 @@ class ShardContext:
         )
         self._doubt = doubt
         self._closed_until: dict[str, float] = {}
+        self._cramped_from = math.inf  # monotonic; when it was seen without room first, or told so
         config = service.config
         limits = SliceLimits(config.slice_count, config.fire_bytes_max, config.kept_ms, config.catch_up_max)
         self.due_scans = DueScans(store, acks, self.look, limits)
@@ -196,6 +201,24 @@ class ShardContext:
         self._closed_until.pop(topic, None)
 
     # --- changes
+
+    def awaits_room(self, growing: bool, alarm: Alarm, go: Callable[[], None]) -> bool:
+        """Whether the store has no room for new work (see its port): then nothing of it is begun, and `go` is
+        called for another look. Raises StorageError."""
+        if self.store.has_room(growing):
+            if growing:
+                self._cramped_from = math.inf
+            return False
+        now = self.service.clock.monotonic()
+        self._cramped_from = min(self._cramped_from, now)
+        if now - self._cramped_from >= CRAMPED_S:
+            self._cramped_from = now
+            log.warning(
+                "delay shard %d takes nothing in: its store has waited for the disk for %.0f s",
+                self.queue.queue_id, CRAMPED_S,
+            )  # fmt: skip
+        alarm.once(ROOM_S, go)
+        return True
 
     def write(self, changes: StoreChanges, ended: Collection[int] = ()) -> bool:
         """Apply them; False when the store would not have them, and the shard is given up. `ended`: offsets

@@ -131,6 +131,9 @@ class FireLoop:
             self._context.safely("pump", self._pump)
 
     def _pump(self) -> None:
+        if self._context.awaits_room(False, self._alarm, self.pump):
+            self._service.pass_on()
+            return
         now = self._service.clock.monotonic()
         if now >= self._look_at:
             self._look_at = now + IDLE_S / 2

@@ -41,9 +41,9 @@ import rocksdict
 
 from ddmq_common.errors import DamagedError, StorageError
 from ddmq_common.rocks.damage import behind_damage, check_files
+from ddmq_common.rocks.room import await_room, has_room
 
 Pair = tuple[bytes, bytes]
-ROOM_S = 5.0  # that a write waits for tables to be written
 _NEVER = 1 << 30
 FIRST_CHUNK = 8
 _LAST_CHUNK, _CHUNK_BYTES = 1024, 4 << 20
@@ -119,29 +119,21 @@ class Rocks:
 
     def write(self, batch: WriteBatch) -> None:
         """All of it or nothing, visible at once, not yet durable. Raises StorageError, also where RocksDB
-        would wait for ever (and we with it) because its tables cannot be written."""
-        self._await_room()
+        would wait for ever (and we with it) because its tables cannot be written.
+
+        Ask `has_room` before: a write without room waits here (room.py).
+        """
+        await_room(self.number, self.folder, self._full)
         with translated(f"cannot write to {self.folder}"):
             self._db.write(batch.raw)
 
-    def _await_room(self) -> None:
-        """Wait here while all buffers but one wait to become tables, not in RocksDB: there this thread would
-        keep the interpreter, and on a full disk it would wait until there is space, however long."""
-        give_up = None
-        while waiting := self.number("rocksdb.num-immutable-mem-table"):
-            if self.number("rocksdb.background-errors"):
-                raise StorageError(
-                    f"cannot write to {self.folder}: its tables cannot be written; is there space on the "
-                    "disk? The file LOG there says what failed"
-                )
-            if waiting < self._full:
-                return
-            give_up = give_up or time.monotonic() + ROOM_S
-            if time.monotonic() >= give_up:
-                raise StorageError(
-                    f"cannot write to {self.folder}: for {ROOM_S:.0f} s its tables were written too slowly"
-                )
-            time.sleep(0.0005)
+    def has_room(self, growing: bool) -> bool:
+        """Whether a write would not wait. `growing`: one that makes the database larger: it leaves a buffer
+        to others, and waits while more tables came than could be merged.
+
+        Raises StorageError where tables cannot be written.
+        """
+        return has_room(self.number, self.folder, self._full, growing)
 
     def sync(self) -> None:
         """Make everything durable that was written before the call. Blocks: native thread."""
@@ -306,7 +298,10 @@ def _raw_options(options: RocksOptions, recovery: WalRecovery) -> Any:
     raw.set_compression_per_level([rocksdict.DBCompressionType.none()] * 2 + _packed(5))
     raw.set_allow_concurrent_memtable_write(False)  # there is one writer
     raw.set_level_zero_file_num_compaction_trigger(8)
-    raw.set_level_zero_stop_writes_trigger(_NEVER)  # a stop holds the interpreter; slower writes are enough
+    # A write that RocksDB stops or slows down sleeps in there with the interpreter: see `has_room`.
+    raw.set_level_zero_slowdown_writes_trigger(_NEVER)
+    raw.set_level_zero_stop_writes_trigger(_NEVER)
+    raw.set_soft_pending_compaction_bytes_limit(0)
     raw.set_hard_pending_compaction_bytes_limit(0)
     raw.set_level_compaction_dynamic_level_bytes(True)
     raw.set_target_file_size_base(options.file_bytes)

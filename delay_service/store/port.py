@@ -5,6 +5,7 @@ Rules every implementation keeps (one contract suite runs against the memory twi
   only after `flush`. Both may block: `write` a little (RocksDB holds the interpreter while it copies),
   `flush` for a sync, so it belongs into a native thread; `flush` is safe there while the hub goes on.
 * Everything is ordered by (due_ms, offset); offsets are those of the inner topic, so they are unique.
+* Who begins something asks `has_room` first and waits with a timer: a `write` without room holds its thread.
 * A batch of a thousand messages is the unit to aim at; nothing here is called once per message in a storm.
 * Space of what was removed is given back (whole ranges are deleted behind what is due); `tidy` does it.
 * `added` names keys that are not there, `removed`, `deferred` and `undeferred` keys that are there: counts
@@ -132,6 +133,11 @@ class DelayStore(ABC):
     @abstractmethod
     def write(self, changes: StoreChanges) -> None:
         """Apply a batch. Raises StorageError; then nothing of it is applied."""
+
+    def has_room(self, growing: bool) -> bool:
+        """Whether new work may begin; False while a `write` might wait for the disk. `growing`: work that
+        makes the store larger, which has to wait sooner than what empties it. Raises StorageError."""
+        return True
 
     @abstractmethod
     def flush(self) -> None:

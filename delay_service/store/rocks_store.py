@@ -79,6 +79,10 @@ class RocksStore(DelayStore):
             for left in (changes.removed, changes.removed_deferred):
                 self._removed_bytes += sum(len(message.delivery) for message in left)
 
+    def has_room(self, growing: bool) -> bool:
+        with self._watched(writing=True):
+            return self._db.has_room(growing)
+
     def flush(self) -> None:
         with self._watched(writing=True):
             self._db.sync()

@@ -11,12 +11,15 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
+import gevent
+
 from backend.completion import Completion
 from backend.port import Backend
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus
 from ddmq_common.clock import Clock
 from ddmq_common.errors import DamagedError, TryLaterError
 from ddmq_common.names import WAITING_TOPIC
+from delay_service.context import ROOM_S
 from delay_service.store.port import DelayStore, StoreChanges
 from delay_service.waiting.rows import WaitingRow, changes_of, read_row
 
@@ -99,6 +102,8 @@ class Follower:
             raise TryLaterError(f"the rows of delay shard {self.queue.queue_id} are {batch.status.value}")
         moved = batch.next_offset > self.position
         self.at_end = not moved
+        while moved and not self._end() and not self._store.has_room(growing=True):
+            gevent.sleep(ROOM_S)
         if moved and not self._end():
             self._take(batch)
         return moved

@@ -28,6 +28,7 @@ from tests.support.waits import until
 
 CALLS = (
     "write",
+    "has_room",
     "flush",
     "due",
     "next_due",

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+import rocksdict
 
 from ddmq_common.errors import DamagedError, StorageError
 from ddmq_common.rocks.database import Rocks, RocksOptions, WriteBatch
+from ddmq_common.rocks.room import UNMERGED_MAX
+from tests.support.waits import until
 
 
 def filled(folder: Path, count: int = 3_000) -> Rocks:
@@ -199,7 +204,7 @@ def test_a_write_is_refused_where_rocksdb_would_wait_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waiting: int, failures: int, says: str
 ) -> None:
     rocks = Rocks(tmp_path / "db", RocksOptions(write_buffers=4))
-    monkeypatch.setattr("ddmq_common.rocks.database.ROOM_S", 0.01)
+    monkeypatch.setattr("ddmq_common.rocks.room.ROOM_S", 0.01)
     held_up(monkeypatch, rocks, (waiting, failures))
     with pytest.raises(StorageError, match=says):
         rocks.write(one_key())
@@ -210,4 +215,49 @@ def test_a_write_is_refused_where_rocksdb_would_wait_for_ever(
 def one_key() -> WriteBatch:
     batch = WriteBatch()
     batch.put(b"k", b"v")
+    return batch
+
+
+def test_what_makes_it_larger_leaves_a_buffer_to_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rocks = Rocks(tmp_path / "db", RocksOptions(write_buffers=4))
+    rooms = []
+    for waiting in range(4):
+        held_up(monkeypatch, rocks, (waiting, 0))
+        rooms.append((rocks.has_room(growing=True), rocks.has_room(growing=False)))
+    assert rooms == [(True, True), (True, True), (False, True), (False, False)]
+    held_up(monkeypatch, rocks, (1, 1))
+    for growing in (True, False):
+        with pytest.raises(StorageError, match="space on the disk"):
+            rocks.has_room(growing)
+    rocks.close()
+
+
+def test_many_tables_that_are_not_merged_keep_out_what_makes_it_larger_and_slow_down_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocksDB's own way to slow a write down is to sleep in it."""
+    made: list[Any] = []
+    opened = rocksdict.Rdict
+    monkeypatch.setattr(rocksdict, "Rdict", lambda *given: made.append(opened(*given)) or made[-1])
+    rocks = Rocks(tmp_path / "db")
+    raw = made[0]
+    raw.set_options({"disable_auto_compactions": "true"})
+    rooms = []
+    for _ in range(UNMERGED_MAX + 20):
+        rocks.write(random_bytes(1 << 20))  # so much that merging them takes a while
+        raw.flush()
+        rooms.append(rocks.has_room(growing=True))
+        assert rocks.has_room(growing=False)
+    assert rooms == [number + 1 < UNMERGED_MAX for number in range(len(rooms))]
+    raw.set_options({"disable_auto_compactions": "false"})
+    assert rocks.number("rocksdb.actual-delayed-write-rate") == 0
+    until(lambda: rocks.has_room(growing=True), "the tables are merged")
+    rocks.close()
+
+
+def random_bytes(count: int) -> WriteBatch:
+    batch = WriteBatch()
+    batch.put(os.urandom(8), os.urandom(count))
     return batch
