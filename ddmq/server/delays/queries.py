@@ -46,7 +46,7 @@ PAGE = 500
 PAGE_BYTES = 4 << 20
 SHOWN_MAX = 1_000
 COUNTED_MAX = 1_000_000
-LOOKS_MAX, LOOK_S = 100, 0.01  # for commands that were answered before the question and are on their way
+LOOKS_S, LOOK_S = 1.0, 0.01  # for commands that were answered before the question and are on their way
 FOREVER_MS = 1 << 62
 CHRONOS = FROM_CHRONOS.encode()
 PENDING, CANCELLED = "pending", "cancelled"
@@ -250,7 +250,8 @@ class DelayQueries:
         held = {shard.queue: shard for shard in service.shards.values() if shard.running}
         bounds = self._backend.bounds(list(held)).wait(WAIT_S)
         ends = {queue: limits.next for queue, limits in zip(held, bounds, strict=True) if limits is not None}
-        for _ in range(LOOKS_MAX):
+        give_up = self._clock.monotonic() + LOOKS_S  # a look takes long where the loop has much to do
+        while self._clock.monotonic() < give_up:
             if all((held[queue].position or 0) >= end for queue, end in ends.items() if held[queue].running):
                 break
             gevent.sleep(LOOK_S)

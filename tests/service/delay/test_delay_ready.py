@@ -143,6 +143,26 @@ def test_what_was_answered_is_told_of_at_once(tmp_path: Path) -> None:
         rig.close()
 
 
+def test_a_question_waits_a_second_for_what_is_not_taken_in_however_slow_the_loop(
+    rig: DelayRig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clock = ManualClock()
+    began = clock.monotonic()
+
+    def pass_on() -> None:
+        while True:
+            clock.advance(0.3)
+            gevent.sleep(0.01)
+
+    delays = DelayQueries(rig.backend, rig.service, clock, tmp_path)
+    monkeypatch.setattr(KeptStore, "has_room", lambda *_, **__: False)
+    rig.add(1, rig.clock.wall_ms() + HOUR_MS)
+    passing = gevent.spawn(pass_on)
+    assert delays.overview(AdminRequest({}, {}, {}))["pending"] == 0
+    passing.kill()
+    assert 1.0 <= clock.monotonic() - began < 5.0
+
+
 class SlowMember:
     """Takes shards, and gives back what is asked for when its deadline has passed."""
 
