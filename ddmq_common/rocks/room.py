@@ -14,17 +14,18 @@ from pathlib import Path
 from ddmq_common.errors import StorageError
 
 ROOM_S = 5.0  # that a write waits for tables to be written
-UNMERGED_MAX = 20  # tables that a read looks into one by one: then the database grows no more
+UNMERGED_MAX = 20  # tables that a read looks into one by one: then the database grows no more, …
+UNMERGED_LAST = 4 * UNMERGED_MAX  # … and then nothing is written
 Number = Callable[[str], int]
 """A property of RocksDB by its name."""
 
 
 def has_room(number: Number, folder: Path, full: int, growing: bool) -> bool:
     """See `Rocks.has_room`. `full`: so many buffers may wait to become tables before a write does."""
-    waiting = _waiting_buffers(number, folder)
-    if not growing:
-        return waiting < full
-    return waiting < max(1, full - 1) and number("rocksdb.num-files-at-level0") < UNMERGED_MAX
+    waiting, unmerged = _waiting_buffers(number, folder), number("rocksdb.num-files-at-level0")
+    if growing:
+        return waiting < max(1, full - 1) and unmerged < UNMERGED_MAX
+    return waiting < full and unmerged < UNMERGED_LAST
 
 
 def await_room(number: Number, folder: Path, full: int) -> None:
