@@ -41,7 +41,7 @@ import rocksdict
 
 from ddmq_common.errors import DamagedError, StorageError
 from ddmq_common.rocks.damage import behind_damage, check_files
-from ddmq_common.rocks.room import await_room, has_room
+from ddmq_common.rocks.room import Room
 
 Pair = tuple[bytes, bytes]
 _NEVER = 1 << 30
@@ -109,7 +109,7 @@ class Rocks:
         self._busy = 0
         self._compacting = False
         options = options or RocksOptions()
-        self._full = max(1, options.write_buffers - 1)
+        self._room = Room(lambda name: self.number(name), folder, max(1, options.write_buffers - 1))
         check_files(folder)
         with translated(f"cannot open the store in {folder}"):
             raw = _raw_options(options, recovery)
@@ -123,17 +123,17 @@ class Rocks:
 
         Ask `has_room` before: a write without room waits here (room.py).
         """
-        await_room(self.number, self.folder, self._full)
+        self._room.wait()
         with translated(f"cannot write to {self.folder}"):
             self._db.write(batch.raw)
 
     def has_room(self, growing: bool) -> bool:
         """Whether a write would not wait. `growing`: one that makes the database larger: it leaves a buffer
-        to others, and waits while more tables came than could be merged.
+        to others, and waits while more tables come than can be merged.
 
         Raises StorageError where tables cannot be written.
         """
-        return has_room(self.number, self.folder, self._full, growing)
+        return self._room.is_there(growing)
 
     def sync(self) -> None:
         """Make everything durable that was written before the call. Blocks: native thread."""

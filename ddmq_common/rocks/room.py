@@ -2,7 +2,8 @@
 
 Its buffers become tables in the background. Where that falls behind, a write would wait in RocksDB, where it
 keeps the interpreter, and on a full disk until there is space, however long. So room is looked for before, by
-its own numbers. Each function raises StorageError where tables cannot be written at all.
+its own numbers. There is none while RocksDB works on making some; where it does not, because something failed,
+the next write is let in and told what.
 """
 
 from __future__ import annotations
@@ -16,35 +17,46 @@ from ddmq_common.errors import StorageError
 ROOM_S = 5.0  # that a write waits for tables to be written
 UNMERGED_MAX = 20  # tables that a read looks into one by one: then the database grows no more, …
 UNMERGED_LAST = 4 * UNMERGED_MAX  # … and then nothing is written
-Number = Callable[[str], int]
-"""A property of RocksDB by its name."""
 
 
-def has_room(number: Number, folder: Path, full: int, growing: bool) -> bool:
-    """See `Rocks.has_room`. `full`: so many buffers may wait to become tables before a write does."""
-    waiting, unmerged = _waiting_buffers(number, folder), number("rocksdb.num-files-at-level0")
-    if growing:
-        return waiting < max(1, full - 1) and unmerged < UNMERGED_MAX
-    return waiting < full and unmerged < UNMERGED_LAST
+class Room:
+    """Of one database. `number`: a property of RocksDB by its name; `full`: so many buffers may wait to
+    become tables before a write does. Both functions raise StorageError where tables cannot be written."""
 
+    def __init__(self, number: Callable[[str], int], folder: Path, full: int) -> None:
+        self._number = number
+        self._folder = folder
+        self._full = full
+        self._errors = 0  # of the background, of which RocksDB has recovered: it never forgets one
 
-def await_room(number: Number, folder: Path, full: int) -> None:
-    """Block until a write goes through, ROOM_S at most, then it is a StorageError."""
-    give_up = None
-    while _waiting_buffers(number, folder) >= full:
-        give_up = give_up or time.monotonic() + ROOM_S
-        if time.monotonic() >= give_up:
+    def is_there(self, growing: bool) -> bool:
+        """See `Rocks.has_room`."""
+        spare, most = (1, UNMERGED_MAX) if growing else (0, UNMERGED_LAST)
+        if self._waiting() >= max(1, self._full - spare):
+            return False
+        merging = self._number("rocksdb.num-files-at-level0") >= most
+        return not (merging and self._number("rocksdb.num-running-compactions"))
+
+    def wait(self) -> None:
+        """Block until a write goes through, ROOM_S at most, then it is a StorageError."""
+        give_up = None
+        while self._waiting() >= self._full:
+            give_up = give_up or time.monotonic() + ROOM_S
+            if time.monotonic() >= give_up:
+                raise StorageError(
+                    f"cannot write to {self._folder}: for {ROOM_S:.0f} s its tables were written too slowly"
+                )
+            time.sleep(0.0005)
+
+    def _waiting(self) -> int:
+        """Buffers that are to become tables."""
+        waiting = self._number("rocksdb.num-immutable-mem-table")
+        errors = self._number("rocksdb.background-errors")
+        if not waiting:
+            self._errors = errors
+        elif errors > self._errors:
             raise StorageError(
-                f"cannot write to {folder}: for {ROOM_S:.0f} s its tables were written too slowly"
+                f"cannot write to {self._folder}: its tables cannot be written; is there space on the disk? "
+                "The file LOG there says what failed"
             )
-        time.sleep(0.0005)
-
-
-def _waiting_buffers(number: Number, folder: Path) -> int:
-    waiting = number("rocksdb.num-immutable-mem-table")
-    if waiting and number("rocksdb.background-errors"):
-        raise StorageError(
-            f"cannot write to {folder}: its tables cannot be written; is there space on the disk? "
-            "The file LOG there says what failed"
-        )
-    return waiting
+        return waiting

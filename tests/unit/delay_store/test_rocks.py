@@ -234,30 +234,82 @@ def test_what_makes_it_larger_leaves_a_buffer_to_the_others(
     rocks.close()
 
 
-def test_tables_that_are_not_merged_keep_writes_out_and_never_slow_them_down(
+@pytest.mark.parametrize("running", [1, 0])
+def test_tables_that_are_not_merged_yet_keep_writes_out_while_they_are_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, running: int
+) -> None:
+    """Where nothing merges them, something has failed, and a write hears what."""
+    rocks = Rocks(tmp_path / "db")
+    told = {"rocksdb.num-running-compactions": running}
+    monkeypatch.setattr(rocks, "number", lambda name: told.get(name, 0))
+    rooms = []
+    for count in range(UNMERGED_LAST + 10):
+        told["rocksdb.num-files-at-level0"] = count
+        rooms.append((rocks.has_room(growing=True), rocks.has_room(growing=False)))
+    assert rooms == [
+        (count < UNMERGED_MAX or not running, count < UNMERGED_LAST or not running)
+        for count in range(len(rooms))
+    ]
+    rocks.close()
+
+
+def test_what_the_background_has_recovered_of_refuses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """RocksDB's own way to slow a write down is to sleep in it."""
+    """RocksDB counts such errors, and never forgets one."""
+    rocks = Rocks(tmp_path / "db", RocksOptions(write_buffers=4))
+    held_up(monkeypatch, rocks, (0, 2))
+    assert rocks.has_room(growing=True)
+    held_up(monkeypatch, rocks, (1, 2))
+    assert rocks.has_room(growing=True)
+    rocks.write(one_key())
+    held_up(monkeypatch, rocks, (1, 3))
+    with pytest.raises(StorageError, match="space on the disk"):
+        rocks.has_room(growing=True)
+    rocks.close()
+
+
+@pytest.fixture
+def unmerged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Rocks, Any]:
+    """A database of many tables that nothing merges, and RocksDB's own handle of it."""
     made: list[Any] = []
     opened = rocksdict.Rdict
     monkeypatch.setattr(rocksdict, "Rdict", lambda *given: made.append(opened(*given)) or made[-1])
-    rocks = Rocks(tmp_path / "db")
-    raw = made[0]
+    rocks, raw = Rocks(tmp_path / "db"), made[0]
     raw.set_options({"disable_auto_compactions": "true"})
-    rooms = []
-    for _ in range(UNMERGED_LAST + 10):
-        rocks.write(random_bytes(1 << 18))  # so much that merging them takes a while
+    for _ in range(2 * UNMERGED_MAX):
+        rocks.write(random_bytes(1 << 19))  # so much that merging them takes a while
         raw.flush()
-        rooms.append((rocks.has_room(growing=True), rocks.has_room(growing=False)))
-    tables = range(1, len(rooms) + 1)
-    assert rooms == [(count < UNMERGED_MAX, count < UNMERGED_LAST) for count in tables]
+    return rocks, raw
+
+
+def test_many_tables_slow_no_write_down(unmerged: tuple[Rocks, Any]) -> None:
+    """RocksDB's own way to do that is to sleep in it."""
+    rocks, raw = unmerged
     raw.set_options({"disable_auto_compactions": "false"})
     assert rocks.number("rocksdb.actual-delayed-write-rate") == 0
     until(lambda: rocks.has_room(growing=True), "the tables are merged")
     rocks.close()
 
 
+def test_a_table_that_cannot_be_merged_is_told_by_a_write(unmerged: tuple[Rocks, Any]) -> None:
+    rocks, raw = unmerged
+    table = min(rocks.folder.glob("*.sst"))
+    with table.open("r+b") as file:
+        file.seek(1 << 18)
+        file.write(bytes(1 << 12))
+    raw.set_options({"disable_auto_compactions": "false"})
+    until(lambda: rocks.number("rocksdb.background-errors"), "merging has failed")
+    until(lambda: rocks.has_room(growing=True), "it says so")
+    with pytest.raises(DamagedError):
+        rocks.write(one_key())
+    with suppress(DamagedError):
+        rocks.close()
+
+
 def random_bytes(count: int) -> WriteBatch:
+    """Under keys that lie among all others, or their table would be moved instead of merged."""
     batch = WriteBatch()
-    batch.put(os.urandom(8), os.urandom(count))
+    for _ in range(32):
+        batch.put(os.urandom(8), os.urandom(count // 32))
     return batch
