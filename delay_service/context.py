@@ -205,20 +205,23 @@ class ShardContext:
     def awaits_room(self, growing: bool, alarm: Alarm, go: Callable[[], None]) -> bool:
         """Whether the store has no room for new work (see its port): then nothing of it is begun, and `go` is
         called for another look. Raises StorageError."""
-        if self.store.has_room(growing):
-            if growing:
-                self._cramped_from = math.inf
-            return False
+        has_room = self.store.has_room(growing)
+        if growing:
+            self._note_room(has_room)
+        if not has_room:
+            alarm.once(ROOM_S, go)
+        return not has_room
+
+    def _note_room(self, has_room: bool) -> None:
+        """Whether there is room to take in what is there."""
         now = self.service.clock.monotonic()
-        self._cramped_from = min(self._cramped_from, now)
+        self._cramped_from = math.inf if has_room else min(self._cramped_from, now)
         if now - self._cramped_from >= CRAMPED_S:
             self._cramped_from = now
             log.warning(
                 "delay shard %d takes nothing in: its store has waited for the disk for %.0f s",
                 self.queue.queue_id, CRAMPED_S,
             )  # fmt: skip
-        alarm.once(ROOM_S, go)
-        return True
 
     def write(self, changes: StoreChanges, ended: Collection[int] = ()) -> bool:
         """Apply them; False when the store would not have them, and the shard is given up. `ended`: offsets

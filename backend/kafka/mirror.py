@@ -1,10 +1,10 @@
 """OffsetMirror: the committed offset of each group, written as Kafka's own, for other tools.
 
 It follows what was committed, once a second and at the end, for the queues that this process holds. Nothing
-reads it back. What no broker took at that moment is written again a second later. Kafka refuses it for a
-group that has consumers of its own. Where an offset of a group that is
+reads it back. Kafka refuses it for a group that has consumers of its own. What no broker took at that moment
+is written again, later each time, so that such a group holds up no other. Where an offset of a group that is
 not marked as ours stands on any partition of a topic, the group belongs to another program there, also while
-that is stopped: nothing of it is written. Either is logged once a group, and nothing else is done about it.
+that is stopped: nothing of it is written. Why a group's are not written is logged once.
 
 One native thread commits them, by a consumer for each group that never joins it. The admin client's own call
 is not used: librdkafka 2.16 ends the process by an assertion when the group's coordinator goes away while it
@@ -20,6 +20,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from confluent_kafka import Consumer, TopicPartition
 
@@ -32,6 +33,7 @@ from ddmq_common.hub_timer import HubTimer
 
 log = logging.getLogger(__name__)
 EVERY_S = 1.0
+AGAIN_S_MAX = 60.0  # a group that failed is left alone for a second, twice as long each time, up to this
 GROUPS_AT_ONCE = 64
 CONSUMERS_MAX = 16  # that stay open, each with its threads and connections,
 UNUSED_S = 10.0  # so long after they were used at most
@@ -39,6 +41,15 @@ CLOSE_S = 2.0
 LOOK_S = 10.0
 OURS = "ddmq"  # stands with each offset
 Offsets = list[TopicPartition]
+
+
+class _Failed(NamedTuple):
+    """Of one group. `passes`: no coordinator could be asked, and it is not before `until` (monotonic),
+    `pause_s` after that; else it was refused."""
+
+    passes: bool
+    pause_s: float
+    until: float
 
 
 class _Committer:
@@ -136,7 +147,7 @@ class OffsetMirror:
         self._call = call
         self._changed: dict[str, dict[Key, None]] = {}  # by group
         self._under_way: dict[str, Iterable[Key]] = {}  # by group
-        self._refused: set[str] = set()
+        self._failed: dict[str, _Failed] = {}
         self._committer = _Committer(options, self._answered)
         self._timer = HubTimer(ref=False)
 
@@ -156,23 +167,25 @@ class OffsetMirror:
     def close(self) -> None:
         """Write what has changed since; it is waited for, CLOSE_S at most."""
         self._timer.stop()
-        for group in list(self._changed):
-            self._ask(group)
+        for group, keys in self._changed.items():
+            self._ask(group, keys)
+        self._changed = {}
         self._holds = lambda key: False
         self._committer.close()
 
     def _write(self) -> None:
+        now = time.monotonic()
         for group in list(self._changed):
             if len(self._under_way) >= GROUPS_AT_ONCE:
                 break
-            if group not in self._under_way:
-                self._ask(group)
+            failed = self._failed.get(group)
+            if group not in self._under_way and (failed is None or failed.until <= now):
+                self._ask(group, [key for key in self._changed.pop(group) if self._holds(key)])
         if self._changed:
             self._timer.once(EVERY_S, self._write)
 
-    def _ask(self, group: str) -> None:
+    def _ask(self, group: str, keys: Iterable[Key]) -> None:
         offsets = []
-        keys = self._changed.pop(group)
         for key in keys:
             try:
                 progress = self._state.progress.get(key)
@@ -192,12 +205,16 @@ class OffsetMirror:
         self._call(self._over, group, error)
 
     def _over(self, group: str, error: Exception | None) -> None:
-        keys = self._under_way.pop(group)
+        keys = self._under_way.pop(group, ())  # () where `close` asked once more
+        failed = self._failed.pop(group, None)
         if error is None:
-            self._refused.discard(group)
             return
-        if is_passing(error):
+        passes = is_passing(error)
+        if passes:
+            pause_s = min(2 * failed.pause_s, AGAIN_S_MAX) if failed and failed.passes else EVERY_S
+            self._failed[group] = _Failed(True, pause_s, time.monotonic() + pause_s)
             self.progressed(keys)
-        if group not in self._refused:
-            self._refused.add(group)
+        else:
+            self._failed[group] = _Failed(False, 0.0, 0.0)
+        if failed is None or failed.passes != passes:
             log.info("the committed offsets of group %s do not stand as Kafka's own: %s", group, error)

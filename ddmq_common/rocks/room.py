@@ -2,7 +2,7 @@
 
 Its buffers become tables in the background. Where that falls behind, a write would wait in RocksDB, where it
 keeps the interpreter, and on a full disk until there is space, however long. So room is looked for before, by
-its own numbers. There is none while RocksDB works on making some; where it does not, because something failed,
+its own numbers. There is none while RocksDB works on making some; where it does not, something has failed:
 the next write is let in and told what.
 """
 

@@ -86,7 +86,9 @@ class Follower:
         Raises what a read or the store fails with.
         """
         while self.position < to and not self._end():
-            if not self._step():
+            if not self._store.has_room(growing=True):
+                gevent.sleep(ROOM_S)
+            elif not self._step():
                 deadline = self._clock.monotonic() + WAIT_S
                 _answer(self._backend.wait(self.queue, self.position, deadline))
             self._tell(to)
@@ -102,8 +104,6 @@ class Follower:
             raise TryLaterError(f"the rows of delay shard {self.queue.queue_id} are {batch.status.value}")
         moved = batch.next_offset > self.position
         self.at_end = not moved
-        while moved and not self._end() and not self._store.has_room(growing=True):
-            gevent.sleep(ROOM_S)
         if moved and not self._end():
             self._take(batch)
         return moved

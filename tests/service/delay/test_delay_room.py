@@ -11,8 +11,11 @@ from backend.records import QueueRef
 from ddmq_common.clock import ManualClock
 from delay_service.context import CRAMPED_S
 from delay_service.store.port import DelayStore, StoreChanges
+from delay_service.waiting.follow import TELL_S
 from tests.service.delay.delay_rig import DelayRig, Disks, KeptStore
 from tests.support.compacting_memory import CompactingMemory
+
+HOUR_MS = 3_600_000
 
 
 class SlowStore(KeptStore):
@@ -96,7 +99,22 @@ def test_a_service_ends_while_its_store_has_no_room(rig: DelayRig, disks: SlowDi
     rig.until(lambda: rig.bodies() == [b"1"] or rig.ring(), "its next owner takes it in")
 
 
-def test_rows_are_followed_when_there_is_room(disks: SlowDisks) -> None:
+def test_two_moments_without_room_are_not_a_disk_that_does_not_keep_up(
+    rig: DelayRig, disks: SlowDisks, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing was to be taken in at either."""
+    rig.add(1, rig.clock.wall_ms() + 10 * HOUR_MS)
+    rig.settle()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            disks.are(stuck=True)
+            rig.advance(1)
+            disks.are()
+            rig.advance(2 * CRAMPED_S)
+    assert not caplog.records
+
+
+def test_rows_are_followed_when_there_is_room(disks: SlowDisks, caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
     rig = DelayRig(backend=CompactingMemory(clock), clock=clock, disks=disks)
     rig.make("orders")
@@ -107,6 +125,9 @@ def test_rows_are_followed_when_there_is_room(disks: SlowDisks) -> None:
     disks.are(full=True)
     rig.serve()
     rig.until(lambda: anew.asked > 2 or rig.alarms.ring(), "it looks for room")
+    with caplog.at_level(logging.INFO):
+        clock.advance(TELL_S)
+        rig.until(lambda: "is restored: 0 rows so far" in caplog.text, "it says how far it is")
     assert not rig.ready()
     assert not anew.counts()
     disks.are()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -103,33 +105,91 @@ def test_what_another_program_committed_is_left_as_it_is(monkeypatch: pytest.Mon
     assert looks == ["g", "h", "new", "g"], "it is looked at once while a consumer is open"
 
 
-@pytest.mark.parametrize(
-    ("code", "commits"), [(KafkaError.NOT_COORDINATOR, 3), (KafkaError.UNKNOWN_MEMBER_ID, 1)]
-)
+class Group:
+    """A mirror whose brokers answer commits one after the other with `answers`, then well. `asked`: with what
+    offset each time; `holds`: whether the queue is held here."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: int) -> None:
+        self.asked: list[int] = []
+        self.holds = True
+        left, asked = list(answers), self.asked
+
+        class Elsewhere(FakeConsumer):
+            def commit(self, *, offsets: list[TopicPartition], **_: object) -> None:
+                asked.append(offsets[0].offset)
+                if left:
+                    raise KafkaException(KafkaError(left.pop(0)))
+
+        monkeypatch.setattr(module, "Consumer", Elsewhere)
+        monkeypatch.setattr(module, "EVERY_S", 0.01)
+        self._key = ("g", QueueRef("orders", 0, 0))
+        self._progress = GroupProgress()
+        self._progress.started = True
+        state: Any = SimpleNamespace(progress={self._key: self._progress})
+        call = gevent.get_hub().loop.run_callback_threadsafe
+        self.mirror = OffsetMirror(KafkaOptions(), state, lambda _: self.holds, str, call)
+
+    def commits(self, offset: int) -> None:
+        self._progress.acks.reset(offset)
+        self.mirror.progressed([self._key])
+
+
+AWAY, REFUSED = KafkaError.NOT_COORDINATOR, KafkaError.UNKNOWN_MEMBER_ID
+
+
+@pytest.mark.parametrize(("answers", "commits"), [((AWAY, AWAY), 3), ((REFUSED,), 1), ((AWAY, REFUSED), 2)])
 def test_what_no_coordinator_took_is_written_again_and_what_one_refused_is_not(
-    code: int, commits: int, monkeypatch: pytest.MonkeyPatch
+    answers: tuple[int, ...], commits: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The group commits once and is silent then; the broker says twice that it is another's."""
-    asked: list[int] = []
+    """The group commits once and is silent then. Each kind of failure is told once."""
+    group = Group(monkeypatch, *answers)
+    with caplog.at_level(logging.INFO):
+        group.commits(7)
+        until(lambda: group.asked and group.mirror.idle, "written, or refused")
+    group.mirror.close()
+    assert group.asked == [7] * commits
+    assert len(caplog.records) == len(set(answers))
 
-    class Elsewhere(FakeConsumer):
-        def commit(self, *, offsets: list[TopicPartition], **_: object) -> None:
-            asked.append(offsets[0].offset)
-            if len(asked) < 3:
-                raise KafkaException(KafkaError(code))
 
-    monkeypatch.setattr(module, "Consumer", Elsewhere)
-    monkeypatch.setattr(module, "EVERY_S", 0.01)
-    key = ("g", QueueRef("orders", 0, 0))
-    progress = GroupProgress()
-    progress.started = True
-    progress.acks.reset(7)
-    state: Any = SimpleNamespace(progress={key: progress})
-    loop = gevent.get_hub().loop
-    mirror = OffsetMirror(
-        KafkaOptions(), state, lambda _: True, str, lambda *given: loop.run_callback_threadsafe(*given)
-    )
-    mirror.progressed([key])
-    until(lambda: asked and mirror.idle, "written, or refused")
-    mirror.close()
-    assert asked == [7] * commits
+def test_a_queue_that_is_held_no_more_is_not_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Group(monkeypatch, AWAY)
+    monkeypatch.setattr(module, "EVERY_S", 0.1)
+    group.commits(7)
+    until(lambda: group.asked and not group.mirror.idle, "it failed, and is to be written again")
+    group.holds = False
+    until(lambda: group.mirror.idle, "nothing is to be written")
+    group.mirror.close()
+    assert group.asked == [7]
+
+
+def test_a_group_without_a_coordinator_is_asked_less_and_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Group(monkeypatch, *[AWAY] * 5)
+    began = time.monotonic()
+    group.commits(7)
+    until(lambda: group.asked and group.mirror.idle, "written")
+    group.mirror.close()
+    assert time.monotonic() - began >= sum(0.01 * 2**times for times in range(5))
+
+
+def test_it_ends_while_a_group_that_goes_on_is_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = Group(monkeypatch)
+    entered, go_on = threading.Event(), threading.Event()
+    commit = module.Consumer.commit
+
+    def held(*given: Any, **named: Any) -> None:
+        entered.set()
+        go_on.wait(60)
+        commit(*given, **named)
+
+    monkeypatch.setattr(module.Consumer, "commit", held)
+    group.commits(7)
+    until(entered.is_set, "it is under way")
+    group.commits(9)
+    gevent.get_hub().threadpool.spawn(go_on.set)
+    group.mirror.close()
+    until(lambda: group.mirror.idle and len(group.asked) == 2, "both are over")
+    gevent.sleep(0.01)
+    assert group.asked == [7, 9]
+    assert not capsys.readouterr().err, "nothing was raised on the hub"
