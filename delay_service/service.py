@@ -76,6 +76,7 @@ class DelayService(DueService):
         self._standby_opener = standby_opener if backend.compacts and config.standby else None
         self._standbys: dict[QueueRef, Standby] = {}
         self._lags: dict[int, int] = {}
+        self._taken: dict[QueueRef, int] = {}  # how far commands were taken in, also by a shard that failed
         self._looks = 0
         self._stop_watching: Callable[[], None] | None = None
 
@@ -260,7 +261,7 @@ class DelayService(DueService):
             for shard in self._shards.values():
                 shard.tidy()
                 shard.trim()
-        queues = [queue for queue, shard in self._shards.items() if shard.position is not None]
+        queues = list(self._shards)
 
         def known(answer: Completion[list[Bounds | None]]) -> None:
             if answer.error is None:
@@ -300,12 +301,16 @@ class DelayService(DueService):
 
     def _count_lag(self, queue: QueueRef, bounds: Bounds | None) -> None:
         shard = self._shards.get(queue)
-        position = None if shard is None else shard.position
+        if shard is None:
+            self._taken.pop(queue, None)
+        elif shard.position is not None:
+            self._taken[queue] = shard.position
+        position = self._taken.get(queue)
         if bounds is not None and position is not None:
             self._lags[queue.queue_id] = lag = max(bounds.next - position, 0)
             self._counts.lag[queue.queue_id].value = lag
 
-    def lags(self) -> Mapping[int, int]:
+    def lags(self) -> dict[int, int]:
         """Commands not taken in, per shard, as last looked at (every second)."""
         return {number: self._lags.get(number, -1) for number in self.shards}
 

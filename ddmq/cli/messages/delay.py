@@ -323,6 +323,8 @@ def _span(start: str | None, end: str | None) -> dict[str, int]:
 
 
 def _say_elsewhere(found: dict[str, Any]) -> None:
+    if found.get("orders_waiting"):
+        hint(f"{found['orders_waiting']:,} orders are not taken in yet: what they add is not among these")
     if found["elsewhere"]:
         numbers = ", ".join(str(number) for number in found["elsewhere"])
         hint(f"shards {numbers} are held by other delay services: ask their admin ports, too")

@@ -103,8 +103,8 @@ class DelayQueries:
     # --- what there is
 
     def overview(self, _: AdminRequest) -> dict[str, Any]:
-        service = self._caught_up()
-        lags, rows = service.lags(), []
+        service, behind = self._caught_up()
+        lags, rows = service.lags() | behind, []
         for number, shard in service.shards.items():
             held = shard.context
             pending = sum(held.store.counts().values()) if held is not None and held.running else 0
@@ -129,7 +129,7 @@ class DelayQueries:
         health = self._backend.health()
         if not health.ready:
             raise TryLaterError(f"what waits is not known: {health.reason}")
-        query, service = request.query, self._caught_up()
+        query, (service, behind) = request.query, self._caught_up()
         topic, (start, end) = query.get("topic"), _range(request)
         count = min(max(request.number("count", 20), 1), SHOWN_MAX)
         cursor = _cursor(query["after"]) if "after" in query else None
@@ -139,7 +139,8 @@ class DelayQueries:
         rows = [row for _, row in found[:count]]
         last = found[count - 1][0] if len(found) > count else None
         follows = None if last is None else ".".join(str(part) for part in last)
-        return {"messages": rows, "next": follows, "elsewhere": self._elsewhere(service)}
+        answer = {"messages": rows, "next": follows, "orders_waiting": sum(behind.values())}
+        return answer | {"elsewhere": self._elsewhere(service)}
 
     def _rows(
         self, held: OpenShard, topic: str | None, start: int, end: int, cursor: Cursor | None
@@ -158,7 +159,7 @@ class DelayQueries:
                 yield Cursor(message.due_ms, held.number, message.offset), message
 
     def count(self, request: AdminRequest) -> dict[str, Any]:
-        query, service = request.query, self._caught_up()
+        query, (service, behind) = request.query, self._caught_up()
         topic = query.get("topic")
         if "from_ms" not in query and "to_ms" not in query:
             counts = service.pending_counts()
@@ -167,16 +168,20 @@ class DelayQueries:
             walks = [self._walk(one, topic, *_range(request), None) for one in self._held()]
             number = sum(1 for _ in islice((each for walk in walks for each in walk), COUNTED_MAX + 1))
             number, exact = min(number, COUNTED_MAX), number <= COUNTED_MAX
+        exact = exact and not behind
         return {"topic": topic, "count": number, "exact": exact, "elsewhere": self._elsewhere(service)}
 
     def message(self, request: AdminRequest) -> dict[str, Any]:
         """Tell of one message by its delay id or its uuid."""
         uuid, shard = self._shard_of(request.path["id"])
-        self._caught_up()
+        _, behind = self._caught_up()
         store = self._store_of(shard)
         state = store.ids([uuid_bytes(uuid)])[0]
         found: dict[str, Any] = {"uuid": uuid, "shard": shard, "state": "unknown"}
         if state is None:
+            if shard in behind:
+                orders = f"delay shard {shard} has {behind[shard]} orders to take in"
+                raise TryLaterError(f"{uuid} is not known yet: {orders}; try again")
             return found
         found["state"] = _STATES.get(state.kind, state.kind.name.lower())
         if state.kind is not IdKind.PENDING:
@@ -244,18 +249,23 @@ class DelayQueries:
             )
         return service
 
-    def _caught_up(self) -> DelayService:
-        """The service, once it has taken in what was answered before this question, or after a second."""
+    def _caught_up(self) -> tuple[DelayService, dict[int, int]]:
+        """The service, once it has taken in what was answered before this question, or after a second; and by
+        shard how many orders of that are not taken in even then."""
         service = self._service()
         held = {shard.queue: shard for shard in service.shards.values() if shard.running}
         bounds = self._backend.bounds(list(held)).wait(WAIT_S)
         ends = {queue: limits.next for queue, limits in zip(held, bounds, strict=True) if limits is not None}
         give_up = self._clock.monotonic() + LOOKS_S  # a look takes long where the loop has much to do
-        while self._clock.monotonic() < give_up:
-            if all((held[queue].position or 0) >= end for queue, end in ends.items() if held[queue].running):
+        while behind := {
+            queue.queue_id: end - (held[queue].position or 0)
+            for queue, end in ends.items()
+            if held[queue].running and end > (held[queue].position or 0)
+        }:
+            if self._clock.monotonic() >= give_up:
                 break
             gevent.sleep(LOOK_S)
-        return service
+        return service, behind
 
     def _held(self) -> list[OpenShard]:
         return [

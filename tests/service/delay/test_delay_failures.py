@@ -217,6 +217,7 @@ def test_a_shard_that_fails_is_opened_anew_alone() -> None:
         rig.add(number, now + 1_000)
     rig.add(there[0], now + 1_000)
     rig.settle()
+    rig.ring()  # it looks how far it is
     epochs = {number: shard.epoch for number, shard in rig.service.shards.items()}
     other = rig.service.shards[1]
     disks.armed = disks.broken = True
@@ -226,7 +227,10 @@ def test_a_shard_that_fails_is_opened_anew_alone() -> None:
     assert rig.service.health().reason == "delay shard 0 does not fire: the disk says no"
     assert rig.bodies() == [b"%d" % there[0]]
     rig.add(there[1], now + 1_500)
+    rig.add(here[0], now + 60_000)
     rig.advance(1)
+    assert rig.value("ddmq_delay_ingest_lag", shard="0") == 1
+    assert rig.value("ddmq_delay_ingest_lag", shard="1") == 0
     assert rig.bodies() == [b"%d" % number for number in there], "the other one goes on"
     disks.broken = False
     rig.until(lambda: rig.ring() or rig.ready(), "it fires again")

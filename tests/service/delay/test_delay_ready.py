@@ -19,6 +19,7 @@ from ddmq.server.delays.queries import PAGE_BYTES, DelayQueries
 from ddmq.server.http.routing import AdminRequest
 from ddmq.server.process.parts import ServerProcess
 from ddmq_common.clock import ManualClock
+from ddmq_common.delays.command import shard_of
 from ddmq_common.errors import TryLaterError
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
@@ -143,6 +144,11 @@ def test_what_was_answered_is_told_of_at_once(tmp_path: Path) -> None:
         rig.close()
 
 
+def orders_of(rig: DelayRig, number: int) -> list[int]:
+    """By shard: one order about this one."""
+    return [int(shard == shard_of(uuid_of(number), 2)) for shard in rig.service.shards]
+
+
 def test_a_question_waits_a_second_for_what_is_not_taken_in_however_slow_the_loop(
     rig: DelayRig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -158,9 +164,19 @@ def test_a_question_waits_a_second_for_what_is_not_taken_in_however_slow_the_loo
     monkeypatch.setattr(KeptStore, "has_room", lambda *_, **__: False)
     rig.add(1, rig.clock.wall_ms() + HOUR_MS)
     passing = gevent.spawn(pass_on)
-    assert delays.overview(AdminRequest({}, {}, {}))["pending"] == 0
-    passing.kill()
+    overview = delays.overview(AdminRequest({}, {}, {}))
     assert 1.0 <= clock.monotonic() - began < 5.0
+    assert overview["pending"] == 0
+    assert [shard["orders_waiting"] for shard in overview["shards"]] == orders_of(rig, 1)
+    asked = AdminRequest({"id": uuid_of(1)}, {"topic": "orders"}, {})
+    assert delays.messages(asked)["orders_waiting"] == 1
+    assert delays.count(asked)["exact"] is False
+    with pytest.raises(TryLaterError, match="1 orders to take in"):
+        delays.message(asked)
+    other = next(number for number in range(2, 99) if orders_of(rig, number) != orders_of(rig, 1))
+    asked = AdminRequest({"id": uuid_of(other)}, {}, {})
+    assert delays.message(asked)["state"] == "unknown", "of the other shard all is known"
+    passing.kill()
 
 
 class SlowMember:
