@@ -2,9 +2,9 @@
 
 It follows what was committed, once a second and at the end, for the queues that this process holds. Nothing
 reads it back. Kafka refuses it for a group that has consumers of its own. What no broker took at that moment
-is written again, later each time, so that such a group holds up no other. Where an offset of a group that is
-not marked as ours stands on any partition of a topic, the group belongs to another program there, also while
-that is stopped: nothing of it is written. Why a group's are not written is logged once.
+is written again, later each time and one such group at a time, so that they hold up no other. Where an offset
+of a group that is not marked as ours stands on any partition of a topic, the group belongs to another program
+there, also while that is stopped: nothing of it is written. Why a group's are not written is logged once.
 
 One native thread commits them, by a consumer for each group that never joins it. The admin client's own call
 is not used: librdkafka 2.16 ends the process by an assertion when the group's coordinator goes away while it
@@ -175,14 +175,21 @@ class OffsetMirror:
 
     def _write(self) -> None:
         now = time.monotonic()
+        again = any(map(self._passing, self._under_way))
         for group in list(self._changed):
             if len(self._under_way) >= GROUPS_AT_ONCE:
                 break
-            failed = self._failed.get(group)
-            if group not in self._under_way and (failed is None or failed.until <= now):
-                self._ask(group, [key for key in self._changed.pop(group) if self._holds(key)])
+            passing = self._passing(group)
+            if group in self._under_way or (passing and (again or self._failed[group].until > now)):
+                continue
+            again = again or passing
+            self._ask(group, [key for key in self._changed.pop(group) if self._holds(key)])
         if self._changed:
             self._timer.once(EVERY_S, self._write)
+
+    def _passing(self, group: str) -> bool:
+        """Whether its coordinator could not be asked the last time."""
+        return group in self._failed and self._failed[group].passes
 
     def _ask(self, group: str, keys: Iterable[Key]) -> None:
         offsets = []
