@@ -140,7 +140,7 @@ def _cancel_topic(topic: str, timeout_ms: int, producer: HostPort, admin: AdminC
             f"{cancelled:,} cancelled"
             + (f", {failed:,} not: fired meanwhile, or not heard of" if failed else "")
         )
-        _say_elsewhere(page)
+        _say_missing(page)
     if failed:
         raise click.exceptions.Exit(1)
 
@@ -250,7 +250,7 @@ def list_messages(
         hint("nothing waits" + ("" if topic is None else f" for topic {topic}"))
     elif found["next"] is not None:
         hint(f"there are more; go on with --after {found['next']}")
-    _say_elsewhere(found)
+    _say_missing(found)
     return None
 
 
@@ -303,7 +303,7 @@ def count(topic: str | None, start: str | None, end: str | None, admin: AdminCli
         if as_json:
             return print_json(found)
         say(f"{found['count']:,}" + ("" if found["exact"] else " or more"))
-        _say_elsewhere(found)
+        _say_missing(found)
         return None
     found = admin.get("delay")
     if as_json:
@@ -313,7 +313,7 @@ def count(topic: str | None, start: str | None, end: str | None, admin: AdminCli
     for shard in found["shards"]:
         if not shard["fires"]:
             hint(f"shard {shard['shard']} does not fire: {shard['why']}")
-    _say_elsewhere(found)
+    _say_missing(found)
     return None
 
 
@@ -322,7 +322,7 @@ def _span(start: str | None, end: str | None) -> dict[str, int]:
     return {name: parse_moment(text, option) for name, (text, option) in given.items() if text is not None}
 
 
-def _say_elsewhere(found: dict[str, Any]) -> None:
+def _say_missing(found: dict[str, Any]) -> None:
     if found.get("orders_waiting"):
         hint(f"{found['orders_waiting']:,} orders are not taken in yet: what they add is not among these")
     if found["elsewhere"]:
