@@ -16,7 +16,7 @@ from backend.claims import Release
 from backend.completion import Completion, succeeded
 from backend.internal_topics import ready_topic
 from backend.port import Assignment, Backend, Health, Join
-from backend.records import Bounds, QueueRef, TopicInfo
+from backend.records import Bounds, ProgressView, QueueRef, TopicInfo
 from backend.traces import TraceWriter
 from ddmq_common.clock import Clock
 from ddmq_common.metrics.registry import Registry
@@ -213,6 +213,9 @@ class DelayService(DueService):
             before = self._closing.get(queue)
             return succeeded(None) if before is None else before.closed
         self._counts.shards.value = len(self._shards)
+        self._taken.pop(queue, None)
+        if self._lags.pop(queue.queue_id, None) is not None:
+            self._counts.lag[queue.queue_id].value = 0  # whoever has it now tells
         self._closing[queue] = shard
         shard.closed.then(lambda _: self._has_closed(queue, shard))
         how(shard)
@@ -262,6 +265,8 @@ class DelayService(DueService):
                 shard.tidy()
                 shard.trim()
         queues = list(self._shards)
+        closed = [queue for queue, shard in self._shards.items() if shard.position is None]
+        self._ask_how_far([queue for queue in closed if queue not in self._taken])
 
         def known(answer: Completion[list[Bounds | None]]) -> None:
             if answer.error is None:
@@ -299,15 +304,26 @@ class DelayService(DueService):
         if info is not None and all(shard.running for shard in self._shards.values()):
             self._quota.look(self.shards.keys(), info.queues, pending, sizes)
 
+    def _ask_how_far(self, queues: list[QueueRef]) -> None:
+        """Of shards that have not been open here: what those committed who had them before."""
+
+        def known(answer: Completion[list[ProgressView]]) -> None:
+            if answer.error is None:
+                for queue, view in zip(queues, answer.value, strict=True):
+                    if queue in self._shards:
+                        self._taken.setdefault(queue, view.committed or 0)
+
+        if queues:
+            self._backend.progress(DELAY_GROUP, queues).then(known)
+
     def _count_lag(self, queue: QueueRef, bounds: Bounds | None) -> None:
         shard = self._shards.get(queue)
         if shard is None:
-            self._taken.pop(queue, None)
-        elif shard.position is not None:
+            return
+        if shard.position is not None:
             self._taken[queue] = shard.position
-        position = self._taken.get(queue)
-        if bounds is not None and position is not None:
-            self._lags[queue.queue_id] = lag = max(bounds.next - position, 0)
+        if bounds is not None and queue in self._taken:
+            self._lags[queue.queue_id] = lag = max(bounds.next - self._taken[queue], 0)
             self._counts.lag[queue.queue_id].value = lag
 
     def lags(self) -> dict[int, int]:

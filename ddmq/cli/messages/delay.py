@@ -133,15 +133,16 @@ def _cancel_topic(topic: str, timeout_ms: int, producer: HostPort, admin: AdminC
         cancelled, failed, after = cancelled + gone, failed + len(outcomes) - gone, page["next"]
         if after is None:
             break
+    left_out = {name: page[name] for name in ("orders_waiting", "elsewhere", "not_open")}
     if as_json:
-        print_json({"topic": topic, "cancelled": cancelled, "not_cancelled": failed})
+        print_json({"topic": topic, "cancelled": cancelled, "not_cancelled": failed} | left_out)
     else:
         say(
             f"{cancelled:,} cancelled"
             + (f", {failed:,} not: fired meanwhile, or not heard of" if failed else "")
         )
         _say_missing(page)
-    if failed:
+    if failed or any(left_out.values()):
         raise click.exceptions.Exit(1)
 
 
@@ -323,11 +324,18 @@ def _span(start: str | None, end: str | None) -> dict[str, int]:
 
 
 def _say_missing(found: dict[str, Any]) -> None:
+    """Tell what no answer of this process can have."""
     if found.get("orders_waiting"):
         hint(f"{found['orders_waiting']:,} orders are not taken in yet: what they add is not among these")
+    if found["not_open"]:
+        hint(f"shards {_numbers(found['not_open'])} are not open: what waits there is not among these")
     if found["elsewhere"]:
-        numbers = ", ".join(str(number) for number in found["elsewhere"])
-        hint(f"shards {numbers} are held by other delay services: ask their admin ports, too")
+        elsewhere = _numbers(found["elsewhere"])
+        hint(f"shards {elsewhere} are held by other delay services: ask their admin ports, too")
+
+
+def _numbers(shards: list[int]) -> str:
+    return ", ".join(str(number) for number in shards)
 
 
 # --- backup and restore

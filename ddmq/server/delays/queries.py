@@ -46,7 +46,7 @@ PAGE = 500
 PAGE_BYTES = 4 << 20
 SHOWN_MAX = 1_000
 COUNTED_MAX = 1_000_000
-LOOKS_S, LOOK_S = 1.0, 0.01  # for commands that were answered before the question and are on their way
+LOOKS_S, LOOK_S = 3.0, 0.01  # for commands that were answered before the question and are on their way
 FOREVER_MS = 1 << 62
 CHRONOS = FROM_CHRONOS.encode()
 PENDING, CANCELLED = "pending", "cancelled"
@@ -117,7 +117,7 @@ class DelayQueries:
             for number, standby in service.standbys.items()
         ]
         topics = dict(sorted(service.pending_counts().items()))
-        whole = {"pending": sum(topics.values()), "elsewhere": self._elsewhere(service)}
+        whole = {"pending": sum(topics.values())} | self._left_out(service)
         return {
             "health": service.health()._asdict(),
             "topics": topics,
@@ -140,7 +140,7 @@ class DelayQueries:
         last = found[count - 1][0] if len(found) > count else None
         follows = None if last is None else ".".join(str(part) for part in last)
         answer = {"messages": rows, "next": follows, "orders_waiting": sum(behind.values())}
-        return answer | {"elsewhere": self._elsewhere(service)}
+        return answer | self._left_out(service)
 
     def _rows(
         self, held: OpenShard, topic: str | None, start: int, end: int, cursor: Cursor | None
@@ -168,8 +168,9 @@ class DelayQueries:
             walks = [self._walk(one, topic, *_range(request), None) for one in self._held()]
             number = sum(1 for _ in islice((each for walk in walks for each in walk), COUNTED_MAX + 1))
             number, exact = min(number, COUNTED_MAX), number <= COUNTED_MAX
-        exact = exact and not behind
-        return {"topic": topic, "count": number, "exact": exact, "elsewhere": self._elsewhere(service)}
+        left_out = self._left_out(service)
+        exact = exact and not (behind or any(left_out.values()))
+        return {"topic": topic, "count": number, "exact": exact} | left_out
 
     def message(self, request: AdminRequest) -> dict[str, Any]:
         """Tell of one message by its delay id or its uuid."""
@@ -250,7 +251,7 @@ class DelayQueries:
         return service
 
     def _caught_up(self) -> tuple[DelayService, dict[int, int]]:
-        """The service, once it has taken in what was answered before this question, or after a second; and by
+        """The service, once it has taken in what was answered before this question, or after LOOKS_S; and by
         shard how many orders of that are not taken in even then."""
         service = self._service()
         held = {shard.queue: shard for shard in service.shards.values() if shard.running}
@@ -281,6 +282,11 @@ class DelayQueries:
         if number in self._service().shards:
             raise TryLaterError(f"delay shard {number} is not open yet; try again")
         raise TryLaterError(f"delay shard {number} is held by another delay service; ask its admin port")
+
+    def _left_out(self, service: DelayService) -> dict[str, list[int]]:
+        """Shards whose messages are in no answer from here: of another process, and those not open now."""
+        closed = [number for number, shard in service.shards.items() if not shard.running]
+        return {"elsewhere": self._elsewhere(service), "not_open": closed}
 
     def _elsewhere(self, service: DelayService) -> list[int]:
         return [number for number in range(self._queues()) if number not in service.shards]

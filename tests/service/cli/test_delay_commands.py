@@ -422,3 +422,27 @@ def test_nothing_is_to_be_taken_back_of_what_is_due_at_once(shell, topic):
     assert "takes it back" not in shell.error
     shell("delay", "add", topic, "x", "--delay", "1h")
     assert "takes it back" in shell.error
+
+
+@pytest.mark.slow
+def test_what_waits_in_a_shard_that_is_not_open_is_told_to_be_missing(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        add(server, "x", "--delay", "1h")
+        server.kill()
+        store = min((server.data_dir / "delay").glob("0-*"))
+        store.rename(tmp_path / "store")
+        store.write_text("not a folder")
+        server.launch()
+        admin, producer = (f"127.0.0.1:{server.ports[part]}" for part in ("admin", "producer"))
+
+        def counted() -> str:
+            done = ddmq("delay", "count", "orders", "--admin", admin)
+            return done.stdout + done.stderr if done.returncode == 0 else ""
+
+        until(lambda: "shards 0 are not open" in counted(), "the others are open")
+        assert "or more" in counted()
+        done = ddmq(
+            "delay", "cancel", "--topic", "orders", "--admin", admin, "--producer", producer, "--json"
+        )
+        assert done.returncode == 1
+        assert '"not_open":[0]' in done.stdout

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import gevent
@@ -16,6 +17,8 @@ import pytest
 
 from backend.completion import Completion
 from backend.records import CommitBatch, QueueRef
+from ddmq.server.delays.queries import DelayQueries
+from ddmq.server.http.routing import AdminRequest
 from ddmq_common.clock import ManualClock
 from ddmq_common.delays.command import SCHEDULE, Schedule, shard_of
 from ddmq_common.errors import DamagedError, RemoteError, StorageError
@@ -207,7 +210,7 @@ def numbers_of(shard: int, count: int) -> list[int]:
     return [number for number in range(1, 100) if shard_of(uuid_of(number), 2) == shard][:count]
 
 
-def test_a_shard_that_fails_is_opened_anew_alone() -> None:
+def test_a_shard_that_fails_is_opened_anew_alone(tmp_path: Path) -> None:
     disks = BrokenDisks()
     rig = DelayRig(DelayConfig(shards=2), disks=disks)
     rig.make("orders")
@@ -231,6 +234,12 @@ def test_a_shard_that_fails_is_opened_anew_alone() -> None:
     rig.advance(1)
     assert rig.value("ddmq_delay_ingest_lag", shard="0") == 1
     assert rig.value("ddmq_delay_ingest_lag", shard="1") == 0
+    queries = DelayQueries(rig.backend, rig.service, rig.clock, tmp_path)
+    asked = AdminRequest({}, {"topic": "orders"}, {})
+    assert queries.count(asked) == {
+        "topic": "orders", "count": 0, "exact": False, "elsewhere": [], "not_open": [0],
+    }  # fmt: skip
+    assert queries.messages(asked)["not_open"] == [0]
     assert rig.bodies() == [b"%d" % number for number in there], "the other one goes on"
     disks.broken = False
     rig.until(lambda: rig.ring() or rig.ready(), "it fires again")
@@ -238,6 +247,25 @@ def test_a_shard_that_fails_is_opened_anew_alone() -> None:
     assert {number: shard.epoch for number, shard in rig.service.shards.items()} == epochs
     rig.ring()
     assert sorted(rig.bodies()) == sorted(b"%d" % number for number in here + there)
+    assert queries.count(asked)["exact"] is True
+
+
+def test_what_a_shard_has_not_taken_in_is_told_by_who_cannot_open_it_and_by_nobody_after_that() -> None:
+    disks = BrokenDisks()
+    rig = DelayRig(DelayConfig(shards=2), disks=disks)
+    rig.make("orders")
+    here = numbers_of(0, 3)
+    rig.add(here[0], rig.clock.wall_ms() + 60_000)
+    rig.settle()
+    rig.service.close()
+    disks.broken = True
+    rig.serve()
+    for number in here[1:]:
+        rig.add(number, rig.clock.wall_ms() + 60_000)
+    rig.until(lambda: rig.value("ddmq_delay_ingest_lag", shard="0") == 2 or rig.ring(), "it is told")
+    rig.service.lost([rig.queue(DELAY_TOPIC, 0)])
+    assert rig.value("ddmq_delay_ingest_lag", shard="0") == 0
+    rig.close()
 
 
 def test_a_shard_whose_commits_nobody_knows_of_has_a_new_epoch() -> None:
