@@ -155,13 +155,13 @@ class Ingest:
         ready = self._ready
         if ready.commands >= self._service.config.ingest_unflushed_max or ready.rows_bytes >= ROWS_BYTES_MAX:
             return
-        if self._commands or self.position < self._end:
-            if self._context.awaits_room(True, self._alarm, self.go):
-                return
-            if self._commands:
-                self._take()
-            else:
-                self._took(Taken())
+        behind = bool(self._commands) or self.position < self._end
+        if behind and self._context.awaits_room(True, self._alarm, self.go):
+            return
+        if self._commands:
+            self._take()
+        elif behind:
+            self._took(Taken())
         elif not (self._reading or self._lingering) and self._wait is None:
             self._tell_caught_up()
             if self._short:
