@@ -77,9 +77,10 @@ class Service(NamedTuple):
     """One Thrift service: `idl` is the thriftpy2 module, `name` the service in it.
 
     Methods of the IDL without a handler are answered "unknown method". `oneway` methods get calls whose
-    answer is dropped.
+    answer is dropped. `on_closed` is called on the hub with the `peer` of each connection that has ended.
     """
 
     idl: ModuleType
     name: str
     handlers: Mapping[str, Handler]
+    on_closed: Callable[[str], None] | None = None

@@ -380,3 +380,5 @@ class RpcConnection(AnswerSender):
         call, self._call = self._call, None
         if call is not None:
             call.abandon()
+        if traffic.on_closed is not None:
+            traffic.on_closed(self.peer)

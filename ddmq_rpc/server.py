@@ -50,6 +50,7 @@ class RpcServer:
         self._counts = RpcCounts(metrics, service.name)
         self._clock = clock
         self._methods = _open_methods(service)
+        self._on_closed = service.on_closed
         self._traffic: Traffic | None = None
         self._listener: socket.socket | None = None
         self._acceptor: Any = None
@@ -68,15 +69,16 @@ class RpcServer:
         self._traffic = Traffic(
             loop, self._limits, self._methods, self._counts, self._clock, shared=_shared(get_hub())
         )
+        self._traffic.on_closed = self._on_closed
         self._acceptor = loop.io(self._listener.fileno(), 1)
         self._acceptor.start(self._on_acceptable)
         self._sweeper.every(SWEEP_S, self.sweep)
 
     def serve(self, service: Service) -> None:
         """Give the calls from now on to another service of the same IDL; connections stay."""
-        self._methods = _open_methods(service)
+        self._methods, self._on_closed = _open_methods(service), service.on_closed
         if self._traffic is not None:
-            self._traffic.methods = self._methods
+            self._traffic.methods, self._traffic.on_closed = self._methods, self._on_closed
 
     @property
     def address(self) -> tuple[str, int]:

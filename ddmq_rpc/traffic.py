@@ -197,6 +197,7 @@ class Traffic:
         self.loop = loop
         self.limits = limits
         self.methods = methods
+        self.on_closed: Callable[[str], None] | None = None  # the service's, with a connection's peer
         self.counts = counts
         self.now = clock.monotonic
         self.faults = FaultLog(clock.monotonic)

@@ -50,15 +50,20 @@ def throw(call: Call, code: int, text: str) -> None:
 
 
 def answer(
-    call: Call, place: Place, delivery: Delivery, next_offset: int | None, late: Sequence[Any] = ()
+    call: Call,
+    place: Place,
+    delivery: Delivery,
+    next_offset: int | None,
+    late: Sequence[Any] = (),
+    notice: str = "",
 ) -> None:
     """Hand a delivery out. `next_offset` of the queue: for our own clients, None for others.
 
-    `late`: LateResults of what the pull carried, for our own clients.
+    `late`: LateResults of what the pull carried, `notice`: a text for people; for our own clients.
     """
-    if call.wire is not Wire.COMPACT or late:
+    if call.wire is not Wire.COMPACT or late or notice:
         response = _response(place, delivery, next_offset)
-        response.late = late or None
+        response.late, response.notice = late or None, notice or None
         call.reply(response)
         return
     deliveries = delivery.messages.deliveries

@@ -22,6 +22,13 @@ MIB = 1 << 20
 _START_MS = re.compile(r"[0-9]{1,15}\Z")
 
 
+def start_fault(start: str) -> str:
+    """Return why no subscription can start there; "" where one can."""
+    if start in ("first", "last") or _START_MS.match(start):
+        return ""
+    return f"start is {start[:40]!r}; allowed: first, last, or epoch milliseconds"
+
+
 @dataclass(frozen=True, slots=True)
 class SubscriptionDefaults:
     """One group's settings for one topic; as a whole, the defaults of subscriptions that set nothing.
@@ -91,8 +98,8 @@ class SubscriptionDefaults:
             raise ValueError(
                 f"retry_intervals_ms is {list(self.retry_intervals_ms)}; -1 may only stand first or last"
             )
-        if self.start not in ("first", "last") and not _START_MS.match(self.start):
-            raise ValueError(f"start is {self.start!r}; allowed: first, last, or epoch milliseconds")
+        if fault := start_fault(self.start):
+            raise ValueError(fault)
         if self.ordered_deliveries_max == 0:
             raise ValueError("ordered_deliveries_max is 0; allowed: 1 or more, or -1 for ever")
         if self.order_key and self.model == "broadcasting":

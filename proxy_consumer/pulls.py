@@ -7,6 +7,7 @@ waits. Who waits is served in order of arrival; a waiting client that goes is ta
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from ddmq_client.idl.codes import Code
@@ -14,6 +15,7 @@ from ddmq_common.errors import BoundReachedError, CallerError, DdmqError, Draini
 from ddmq_common.metrics.catalogue import PULLS, WAITING_PULLS
 from ddmq_rpc.api import Call
 from proxy_consumer import answers
+from proxy_consumer.config import start_fault
 from proxy_consumer.core.held_pulls import PULL_BYTES_MAX, HeldPull
 from proxy_consumer.core.steps import Delivery
 from proxy_consumer.fetches.service import Fetches
@@ -21,7 +23,7 @@ from proxy_consumer.groups.consistency import Client, Consistency, length_fault,
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.group import Group
 from proxy_consumer.results import Results
-from proxy_consumer.runtime import Runtime
+from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.held_queue import held_of
 from proxy_consumer.subscription.subscription import Subscription
 
@@ -29,7 +31,7 @@ from proxy_consumer.subscription.subscription import Subscription
 class Pull(HeldPull):
     """One pull from its request to its answer."""
 
-    __slots__ = ("_pulls", "call", "client", "group", "late", "ours")
+    __slots__ = ("_pulls", "call", "client", "group", "late", "notice", "ours")
 
     def __init__(self, pulls: Pulls, call: Call, topic: str | None, count: int, ours: bool) -> None:
         super().__init__(topic, count)
@@ -39,6 +41,7 @@ class Pull(HeldPull):
         self.group: Group | None = None
         self.client: Client | None = None
         self.late: Sequence[Any] = ()  # LateResults of what came with it
+        self.notice = ""  # for the people behind the client, with its answer
 
     def give_up(self) -> None:
         self._pulls.leave_line(self)
@@ -134,7 +137,8 @@ class Pulls:
         self._throw(pull.call, Code.TOPIC_REFUSED, text)
 
     def leave(self, group: Group, client: bytes) -> None:
-        """A client stops: its pulls that wait are answered at once."""
+        """A client stops: its pulls that wait are answered at once, and it is listed no more."""
+        self.consistency.remove_client(group.name.encode(), client)
         for waiter in group.waiting:
             if isinstance(waiter, Pull) and waiter.call.args.request.clientId == client:
                 waiter.give_up()
@@ -152,7 +156,8 @@ class Pulls:
             name = request.groupId.decode()
             topic = request.topic.decode()
             config = stated(request, self._runtime.config.defaults)
-            return self._directory.subscribe_on_use(name, topic, config)[0]
+            on_skipped = None if request.start else partial(self._report_skipped, pull, name, topic)
+            return self._directory.subscribe_on_use(name, topic, config, on_skipped)
         except UnicodeDecodeError as error:
             self._throw(pull.call, Code.ILLEGAL_MESSAGE, f"group or topic name is not UTF-8: {error}")
         except ValueError as error:
@@ -160,6 +165,18 @@ class Pulls:
         except DdmqError as error:
             self._throw(pull.call, code_of(error), str(error))
         return None
+
+    def _report_skipped(self, pull: Pull, group: str, topic: str, skipped: int) -> None:
+        """Warn, in the log and with the next answer to this client, that a new group passes over messages."""
+        place = {"group": group, "topic": topic, "messages": skipped}
+        log.warning(
+            "new group starts after existing messages", extra=place | {"remedy": remedy_text(group, topic)}
+        )
+        text = f"new group {group} on topic {topic} starts after {skipped} existing messages; "
+        if pull.call.open:
+            pull.notice = text + remedy_text(group, topic)
+        elif pull.client is not None:  # its pull was answered before the group was made
+            pull.client.notice = text + remedy_text(group, topic)
 
     def _take_from(self, pull: Pull, group: Group, subscription: Subscription | None) -> None:
         now, request = self._runtime.now(), pull.call.args.request
@@ -230,13 +247,24 @@ class Pulls:
         if pull.ours:
             next_offset = held.subscription.next_offset(delivery.state, self._runtime.now())
         self._with_messages.value += 1
-        answers.answer(pull.call, held.place, delivery, next_offset, pull.late)
+        answers.answer(pull.call, held.place, delivery, next_offset, pull.late, self._take_notice(pull))
 
     def answer_empty(self, pull: Pull) -> None:
         self._empty.value += 1
         answers.answer_empty(pull.call, pull.late, self._notice(pull))
 
+    def _take_notice(self, pull: Pull) -> str:
+        """Return what the people behind a client of ours should hear, once."""
+        if not pull.ours:
+            return ""
+        if pull.client is not None and pull.client.notice:
+            notice, pull.client.notice = pull.client.notice, ""
+            return notice
+        return pull.notice
+
     def _notice(self, pull: Pull) -> str:
+        if notice := self._take_notice(pull):
+            return notice
         topic = pull.topic
         if not pull.ours or topic is None or self.draining or self._runtime.backend.topic(topic) is not None:
             return ""
@@ -253,7 +281,17 @@ def _fault(request: Any) -> str | None:
         return f"maxBatchSize is {request.maxBatchSize}; allowed: 0 (the subscription's limit) or more"
     if (request.maxLingerTime or 0) < 0:
         return f"maxLingerTime is {request.maxLingerTime} ms; allowed: 0 (20 ms) or more"
+    if request.start is not None and (fault := start_fault(request.start.decode("utf-8", "replace"))):
+        return fault
     return length_fault(request)
+
+
+def remedy_text(group: str, topic: str) -> str:
+    """Say how a group gets the messages before its start."""
+    return (
+        f"they are delivered with start='first' in the Consumer that makes the group, or now after"
+        f" `ddmq offset reset {group} --topic {topic} --to first`"
+    )
 
 
 def pushed_text(group: Group, subscription: Subscription) -> str:

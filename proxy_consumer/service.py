@@ -91,7 +91,8 @@ class ConsumerService:
             "fetch": self._fetches.fetch,
             "ack": self._fetches.acks.ack,
         }
-        return Service(consumer, answers.SERVICE, handlers)
+        on_closed = self._pulls.consistency.close_connection
+        return Service(consumer, answers.SERVICE, handlers, on_closed)
 
     def start(self, *, timer: bool = True) -> None:
         """Load groups and begin to serve; without `timer` the caller calls `tick`."""
@@ -271,10 +272,11 @@ class ConsumerService:
 
     def subscribe(
         self, group: str, topic: str, config: SubscriptionDefaults | None = None
-    ) -> Completion[None]:
+    ) -> Completion[int]:
         """Make a group's subscription (and the group); one that exists stays as it is.
 
-        `config.start` says where it starts. Raises CallerError or BoundReachedError.
+        `config.start` says where it starts; the result is how many messages lie before that. Raises
+        CallerError or BoundReachedError.
         """
         return self._directory.subscribe(group, topic, config or self._runtime.config.defaults)[1]
 

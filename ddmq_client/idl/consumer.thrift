@@ -66,6 +66,8 @@ struct PullRequest {
     /* TAG or SQL92 */
     101: optional string filterType
     102: optional string filter
+    /* first, last, or epoch ms: where the subscription starts if this pull makes it */
+    103: optional string start
 }
 
 /* Results that changed nothing because their lease was over. */

@@ -29,6 +29,8 @@ FILTER_BYTES_MAX = 4_096  # of the text that a pull states
 CLIENT_ID_BYTES_MAX = 255
 COMPARED_MAX = 1_024  # stated filters whose comparison is kept; all of them short and usable
 AWAY_S = 120.0  # a client that did not pull for so long is forgotten
+RECONNECT_S = 5.0  # a client without a connection for so long has gone: shorter gaps are reconnects
+CONNECTIONS_MAX = 64  # remembered of one client
 SETTLED_S = 10.0  # a client that just came may not have asked for all its topics yet
 SWEEP_S = 10.0
 
@@ -46,7 +48,8 @@ class Difference:
 @dataclass(frozen=True, slots=True)
 class GroupClient:
     """One client that pulls for a group here. `client_id`: what it calls itself; old clients are known by the
-    host they come from, several as one. `since_ms`: of its first pull, epoch milliseconds."""
+    host they come from, several as one. `since_ms`: of its first pull, epoch milliseconds. `connected` False:
+    its connections have ended, and what it has in flight waits for its leases to run out."""
 
     client_id: str
     address: str
@@ -54,19 +57,28 @@ class GroupClient:
     idle_s: float
     topics: tuple[str, ...]
     in_flight: int
+    connected: bool = True
 
 
 class Client(Recipient):
-    """What is remembered of one client. `ours`: it states an id of its own."""
+    """What is remembered of one client. `ours`: it states an id of its own; then `connections` has the peers
+    of the connections over which it has pulled, and it has gone when the last of them has ended. Old clients,
+    which may connect for each request, are known by their pulls alone."""
 
-    __slots__ = ("differences", "first_at", "ours", "seen_at", "since_ms", "topics")
+    __slots__ = (
+        "connections", "differences", "first_at", "gone_at", "notice", "ours", "seen_at", "since_ms",
+        "topics",
+    )  # fmt: skip
 
     def __init__(self, now: float, since_ms: int, name: bytes, *, ours: bool) -> None:
         super().__init__(name if ours else b"")
         self.first_at = self.seen_at = now
         self.since_ms = since_ms
         self.ours = ours
+        self.connections: set[str] = set()
+        self.gone_at = NEVER  # monotonic seconds: from then on it has gone, unless it pulls again
         self.topics: set[bytes] = set()  # b"" = all of the group
+        self.notice = ""  # what its next answer says to people
         self.differences: dict[bytes, Difference] = {}  # by topic; b"" = in its topics
 
 
@@ -76,6 +88,7 @@ class Consistency:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._groups: dict[bytes, dict[bytes, Client]] = {}
+        self._by_connection: dict[str, set[tuple[bytes, bytes]]] = {}  # peer -> (group, client id)
         self._count = 0
         self.wake_at = NEVER
 
@@ -88,9 +101,41 @@ class Consistency:
         topic: bytes = request.topic or b""
         if client is not None:
             client.address = address if client.ours else host
+            if client.ours and address not in client.connections:
+                self._add_connection(client, address, (request.groupId, request.clientId))
             if topic not in client.topics and len(client.topics) < TOPICS_MAX:
                 client.topics.add(topic)
         return client
+
+    def _add_connection(self, client: Client, peer: str, key: tuple[bytes, bytes]) -> None:
+        client.gone_at = NEVER
+        if len(client.connections) < CONNECTIONS_MAX:
+            client.connections.add(peer)
+            self._by_connection.setdefault(peer, set()).add(key)
+
+    def close_connection(self, peer: str) -> None:
+        """A connection has ended: a client that has no other is forgotten, unless it comes again soon."""
+        for name, client_id in self._by_connection.pop(peer, ()):
+            client = self._groups.get(name, {}).get(client_id)
+            if client is not None:
+                client.connections.discard(peer)
+                if not client.connections:
+                    client.gone_at = self._runtime.now() + RECONNECT_S
+
+    def remove_client(self, name: bytes, client_id: bytes) -> None:
+        """A client has said that it stops: it is listed no more, unless it still has messages in flight."""
+        client = self._groups.get(name, {}).get(client_id)
+        if client is not None:
+            self._drop_connections(client, (name, client_id))
+            client.gone_at = self._runtime.now()
+
+    def _drop_connections(self, client: Client, key: tuple[bytes, bytes]) -> None:
+        for peer in client.connections:
+            keys = self._by_connection.get(peer, set())
+            keys.discard(key)
+            if not keys:
+                self._by_connection.pop(peer, None)
+        client.connections.clear()
 
     def fault(self, request: Any, group: Group, client: Client | None) -> str | None:
         """Why this pull, which states a filter, would lose messages, or None."""
@@ -139,7 +184,9 @@ class Consistency:
         """The timer queue's call: forget who is away, compare topics."""
         for name, clients in list(self._groups.items()):
             for client_id, client in list(clients.items()):
-                if client.seen_at + AWAY_S <= now and not client.in_flight:
+                away = client.seen_at + AWAY_S <= now or client.gone_at <= now
+                if away and not client.in_flight:
+                    self._drop_connections(client, (name, client_id))
                     del clients[client_id]
                     self._count -= 1
             if clients:
@@ -168,24 +215,28 @@ class Consistency:
         found = [
             GroupClient(
                 _text(name), each.address, each.since_ms, now - each.seen_at,
-                tuple(sorted(map(_text, each.topics - {b""}))), each.in_flight,
+                tuple(sorted(map(_text, each.topics - {b""}))), each.in_flight, each.gone_at > now,
             )
             for name, each in self._groups.get(group.encode(), {}).items()
+            if each.gone_at > now or each.in_flight
         ]  # fmt: skip
         return sorted(found, key=lambda each: (-each.in_flight, each.client_id))
 
     def differences(self, group: str) -> list[Difference]:
         """Who of a group subscribes differently, the longest first. `topic` "": in the topics it reads."""
-        clients = self._groups.get(group.encode(), {})
-        found = [each for client in clients.values() for each in client.differences.values()]
+        now = self._runtime.now()
+        clients = [each for each in self._groups.get(group.encode(), {}).values() if each.gone_at > now]
+        found = [each for client in clients for each in client.differences.values()]
         return sorted(found, key=lambda each: (each.since_ms, each.client_id, each.topic))
 
 
 def stated(request: Any, defaults: SubscriptionDefaults) -> SubscriptionDefaults:
-    """The settings of a subscription that this pull makes: with the filter it states.
+    """The settings of a subscription that this pull makes: with the start and the filter it states.
 
     Raises ValueError that says what is wrong with the filter.
     """
+    if request.start:
+        defaults = replace(defaults, start=request.start.decode())
     if not request.filter:
         return defaults
     tags, sql = _split(request.filterType or b"TAG", request.filter)

@@ -9,12 +9,11 @@ that appear later have no progress and start at their first message.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from backend.completion import Completion, all_of, failed, followed, gather, succeeded
 from backend.port import Backend
-from backend.records import AppendResult, CommitBatch, ProgressDelta, QueueRef
+from backend.records import AppendResult, Bounds, CommitBatch, ProgressDelta, QueueRef
 from ddmq_common.errors import BoundReachedError, CallerError, ConfigError, FencedError, TryLaterError
 from ddmq_common.names import group_fault, is_dead_letters, is_internal, topic_fault
 from ddmq_common.token_bucket import CREATIONS_PER_S, creations
@@ -43,6 +42,13 @@ from proxy_consumer.subscription.subscription import Subscription
 from proxy_consumer.tracing.switching import switch
 
 
+class QueueStart(NamedTuple):
+    """The start of a new subscription in one queue. `skipped`: how many readable messages lie before it."""
+
+    offset: int
+    skipped: int
+
+
 class Directory:
     """Groups by the bytes of their name, as calls bring it."""
 
@@ -50,7 +56,7 @@ class Directory:
         self._runtime = runtime
         self.groups: dict[bytes, Group] = {}
         self._creation_rate = creations(runtime.now())
-        self._making: dict[Subscription, Completion[None]] = {}
+        self._making: dict[Subscription, Completion[int]] = {}
         self._follow: Callable[[str, str], None] | None = None
         self._stop_watching: Callable[[], None] | None = None
 
@@ -227,11 +233,19 @@ class Directory:
             )
 
     def subscribe_on_use(
-        self, name: str, topic: str, config: SubscriptionDefaults
-    ) -> tuple[Subscription, Completion[None]]:
+        self,
+        name: str,
+        topic: str,
+        config: SubscriptionDefaults,
+        on_skipped: Callable[[int], None] | None = None,
+    ) -> Subscription:
         """As `subscribe`, for a client that names group and topic. Raises BoundReachedError where clients
-        have made many just now."""
-        if self.subscription(name, topic) is None:
+        have made many just now.
+
+        `on_skipped`: called once this call has made a subscription that starts after so many messages.
+        """
+        is_new = self.subscription(name, topic) is None
+        if is_new:
             self.check(name, topic)
             if self._creation_rate.wait_s(1, self._runtime.now()):
                 raise BoundReachedError(
@@ -239,7 +253,11 @@ class Directory:
                     f"just now; {CREATIONS_PER_S} a second are made: try again"
                 )
             self._creation_rate.take(1)
-        return self.subscribe(name, topic, config)
+        subscription, made = self.subscribe(name, topic, config)
+        if is_new and on_skipped is not None:
+            report = on_skipped
+            made.then(lambda done: report(done.value) if done.error is None and done.value else None)
+        return subscription
 
     def subscribe(
         self,
@@ -248,16 +266,17 @@ class Directory:
         config: SubscriptionDefaults,
         source: str = SOURCE_LOG,
         given: Mapping[str, Any] | None = None,
-    ) -> tuple[Subscription, Completion[None]]:
-        """Make a subscription (and its group); it delivers once the completion has succeeded.
+    ) -> tuple[Subscription, Completion[int]]:
+        """Make a subscription (and its group); it delivers once the completion has succeeded: with the number
+        of readable messages that lie before its start.
 
         `given`: what it sets itself (None: what of `config` differs from the defaults).
         Raises as `check` does. One that exists already, or is being made, is given back as it is.
         """
         known = self.subscription(name, topic)
-        made: Completion[None] = Completion()
+        made: Completion[int] = Completion()
         if known is not None:
-            return known, self._making.get(known) or succeeded(None)
+            return known, self._making.get(known) or succeeded(0)
         self.check(name, topic)
         check_stated(config.sql)
         group = self.group(name)
@@ -265,8 +284,9 @@ class Directory:
         subscription.creating = True
         self._making[subscription] = made
 
-        def done(stored: Completion[Any]) -> None:
+        def done(stored: Completion[int]) -> None:
             error = stored.error
+            skipped = 0 if error is not None else stored.value
             subscription.creating = False
             del self._making[subscription]
             if isinstance(error, FencedError):  # another proxy made it at the same moment
@@ -276,7 +296,7 @@ class Directory:
                 if group.waiting.waiting_for(topic):
                     subscription.use(self._runtime.now())
                 subscription.come_along()
-                made.succeed(None)
+                made.succeed(skipped)
                 return
             self._undo(group, subscription)
             made.fail(error)
@@ -316,43 +336,57 @@ class Directory:
         return runtime.backend.commit(CommitBatch(settings=settings), runtime.commit_deadline())
 
 
-def created(
-    runtime: Runtime, group: str, topic: str, start: str, wanted: Stored
-) -> Completion[list[AppendResult]]:
+def created(runtime: Runtime, group: str, topic: str, start: str, wanted: Stored) -> Completion[int]:
     """Ask where the queues start, then store the settings of the subscription, and of its group if need be.
 
-    Fails with FencedError when another has made the subscription meanwhile.
+    Succeeds with the number of readable messages before the start, which is 0 for a moment in time. Fails
+    with FencedError when another has made the subscription meanwhile.
     """
     info = runtime.backend.topic(topic)
     queues = info.refs() if info else []
     if not queues:
-        return followed(succeeded(None), lambda: _store_created(runtime, group, topic, wanted, ()))
-    views, starts = runtime.backend.progress(group, queues), _starts(runtime.backend, start, queues)
+        return followed(succeeded(None), lambda: _store_created(runtime, group, topic, wanted, (), 0))
+    views, starts = runtime.backend.progress(group, queues), _find_starts(runtime.backend, start, queues)
 
-    def store() -> Completion[list[AppendResult]]:
+    def store() -> Completion[int]:
         resets = [
-            ProgressDelta(group, queue, view.epoch, view.generation + 1, reset_to=offset)
-            for queue, view, offset in zip(queues, views.value, starts.value, strict=True)
-            if offset is not None
+            ProgressDelta(group, queue, view.epoch, view.generation + 1, reset_to=at.offset)
+            for queue, view, at in zip(queues, views.value, starts.value, strict=True)
+            if at is not None
         ]
-        return _store_created(runtime, group, topic, wanted, resets)
+        skipped = sum(at.skipped for at in starts.value if at is not None)
+        return _store_created(runtime, group, topic, wanted, resets, skipped)
 
     return followed(all_of([views, starts]), store)
 
 
-def _starts(backend: Backend, start: str, queues: Sequence[QueueRef]) -> Completion[Any]:
-    """The offset at which each queue starts, in order; None for one that is gone."""
+def _find_starts(
+    backend: Backend, start: str, queues: Sequence[QueueRef]
+) -> Completion[Sequence[QueueStart | None]]:
+    """Find where each queue starts, in order; None for one that is gone."""
     if start not in ("first", "last"):
-        return gather([backend.offset_for_time(queue, int(start)) for queue in queues])
-    bounds, pick = backend.bounds(queues), attrgetter("min" if start == "first" else "next")
-    return followed(
-        bounds, lambda: succeeded([None if each is None else pick(each) for each in bounds.value])
+        offsets = gather([backend.offset_for_time(queue, int(start)) for queue in queues])
+        return followed(offsets, lambda: succeeded([QueueStart(offset, 0) for offset in offsets.value]))
+    bounds = backend.bounds(queues)
+    return followed(bounds, lambda: succeeded([_start_in(start, limits) for limits in bounds.value]))
+
+
+def _start_in(start: str, limits: Bounds | None) -> QueueStart | None:
+    if limits is None:
+        return None
+    return (
+        QueueStart(limits.min, 0) if start == "first" else QueueStart(limits.next, limits.next - limits.min)
     )
 
 
 def _store_created(
-    runtime: Runtime, group: str, topic: str, wanted: Stored, resets: Sequence[ProgressDelta]
-) -> Completion[list[AppendResult]]:
+    runtime: Runtime,
+    group: str,
+    topic: str,
+    wanted: Stored,
+    resets: Sequence[ProgressDelta],
+    skipped: int,
+) -> Completion[int]:
     backend, key, created_ms = runtime.backend, subscription_key(group, topic), runtime.clock.wall_ms()
     if backend.setting(key) is not None:
         raise FencedError(f"group {group} has got a subscription to {topic} meanwhile")
@@ -360,4 +394,5 @@ def _store_created(
     if backend.setting(group_key(group)) is None:
         settings[group_key(group)] = encode_group(created_ms, wanted.source)
     batch = CommitBatch(progress=resets, settings=settings, absent=(key,))
-    return backend.commit(batch, runtime.commit_deadline())
+    commit = backend.commit(batch, runtime.commit_deadline())
+    return followed(commit, lambda: succeeded(skipped))

@@ -183,7 +183,7 @@ def _key(each: Mapping[str, Any], now_ms: float) -> list[Any]:
 def _client(each: Mapping[str, Any]) -> list[Any]:
     return [
         each["client_id"],
-        each["address"],
+        each["address"] + ("" if each.get("connected", True) else " (gone)"),
         age(time.time() - each["since_ms"] / 1000) + " ago",
         age(each["idle_s"]) + " ago",
         each["in_flight"],

@@ -1,0 +1,157 @@
+"""A client is listed while it is there: until it says that it stops, or its last connection has ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy_consumer.groups import consistency
+from tests.service.consumer.consumer_rig import IDL, METHODS, ConsumerRig, FakeCall, result
+
+ONE, TWO = "10.0.0.1:40001", "10.0.0.1:40002"
+
+
+def pull_over(
+    rig: ConsumerRig, peer: str, client: str | None = "c", group: str = "G", topic: str = "T"
+) -> None:
+    client_id = None if client is None else client.encode()
+    request = IDL.PullRequest(groupId=group.encode(), topic=topic.encode(), clientId=client_id)
+    call = FakeCall("pull", METHODS["pull"].args[0](request=request))
+    call.peer = peer
+    rig.handlers["pull"](call)
+    rig.settle()
+
+
+def close(rig: ConsumerRig, peer: str) -> None:
+    on_closed = rig.service.service().on_closed
+    assert on_closed is not None
+    on_closed(peer)
+
+
+def leave(rig: ConsumerRig, client: str = "c") -> None:
+    request = IDL.SettleRequest(groupId=b"G", clientId=client.encode(), leave=True)
+    rig.call("settle", METHODS["settle"].args[0](request=request))
+
+
+def listed(rig: ConsumerRig, group: str = "G") -> dict[str, bool]:
+    return {each.client_id: each.connected for each in rig.service.clients(group)}
+
+
+@pytest.fixture
+def ready(rig: ConsumerRig) -> ConsumerRig:
+    return rig.ready()
+
+
+def test_one_that_stops_cleanly_is_gone_at_once(ready: ConsumerRig) -> None:
+    pull_over(ready, ONE)
+    pull_over(ready, TWO, "d")
+    leave(ready)
+    assert listed(ready) == {"d": True}
+
+
+def test_one_that_crashes_is_gone_five_seconds_after_its_connection(ready: ConsumerRig) -> None:
+    pull_over(ready, ONE)
+    close(ready, ONE)
+    ready.advance(consistency.RECONNECT_S - 0.1)
+    assert listed(ready) == {"c": True}
+    ready.advance(0.2)
+    assert listed(ready) == {}
+
+
+def test_one_that_has_gone_makes_room_for_others(ready: ConsumerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consistency, "CLIENTS_MAX", 1)
+    pull_over(ready, ONE)
+    close(ready, ONE)
+    ready.advance(consistency.RECONNECT_S + consistency.SWEEP_S)
+    pull_over(ready, TWO, "d")
+    assert listed(ready) == {"d": True}
+
+
+def test_one_of_several_connections_changes_nothing(ready: ConsumerRig) -> None:
+    pull_over(ready, ONE)
+    pull_over(ready, TWO)
+    close(ready, ONE)
+    ready.advance(60)
+    assert listed(ready) == {"c": True}
+    close(ready, TWO)
+    ready.advance(consistency.RECONNECT_S)
+    assert listed(ready) == {}
+
+
+def test_one_that_connects_again_keeps_since_when_it_pulls(ready: ConsumerRig) -> None:
+    pull_over(ready, ONE)
+    (before,) = ready.service.clients("G")
+    close(ready, ONE)
+    ready.advance(consistency.RECONNECT_S - 1)
+    pull_over(ready, TWO)
+    ready.advance(30)
+    (after,) = ready.service.clients("G")
+    assert (after.since_ms, after.connected) == (before.since_ms, True)
+
+
+def test_one_that_comes_back_after_it_stopped_is_listed_again(ready: ConsumerRig) -> None:
+    pull_over(ready, ONE)
+    leave(ready)
+    pull_over(ready, ONE)
+    assert listed(ready) == {"c": True}
+    close(ready, ONE)
+    ready.advance(consistency.RECONNECT_S)
+    assert listed(ready) == {}
+
+
+def test_old_clients_that_connect_for_each_pull_do_not_flicker(ready: ConsumerRig) -> None:
+    for port in range(3):
+        peer = f"10.0.0.9:{port}"
+        pull_over(ready, peer, None)
+        close(ready, peer)
+        ready.advance(consistency.AWAY_S - 1)
+        assert listed(ready) == {"10.0.0.9": True}
+    ready.advance(consistency.SWEEP_S + 1)
+    assert listed(ready) == {}
+
+
+def test_one_that_has_gone_with_messages_is_listed_as_gone_until_they_are_not_its(rig: ConsumerRig) -> None:
+    rig.ready(2)
+    pull_over(rig, ONE)
+    close(rig, ONE)
+    rig.advance(consistency.RECONNECT_S)
+    (client,) = rig.service.clients("G")
+    assert (client.connected, client.in_flight) == (False, 2)
+    rig.submit(result([0, 1]))
+    assert listed(rig) == {}
+
+
+def test_a_connection_of_several_groups_and_clients_ends_for_all(ready: ConsumerRig) -> None:
+    ready.subscribe("H", "T")
+    pull_over(ready, ONE)
+    pull_over(ready, ONE, "d")
+    pull_over(ready, ONE, "c", "H")
+    close(ready, ONE)
+    ready.advance(consistency.RECONNECT_S)
+    assert (listed(ready), listed(ready, "H")) == ({}, {})
+
+
+def test_what_is_remembered_of_connections_is_bounded(
+    ready: ConsumerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consistency, "CONNECTIONS_MAX", 2)
+    peers = [f"10.0.0.1:{port}" for port in range(5)]
+    for peer in peers:
+        pull_over(ready, peer)
+    for peer in peers[:2]:
+        close(ready, peer)
+    ready.advance(consistency.RECONNECT_S)
+    assert listed(ready) == {}
+    pull_over(ready, peers[4])  # one that was not remembered pulls on
+    ready.advance(consistency.RECONNECT_S)
+    assert listed(ready) == {"c": True}
+
+
+def test_a_difference_of_one_that_has_gone_is_not_listed(ready: ConsumerRig) -> None:
+    request = IDL.PullRequest(groupId=b"G", topic=b"T", clientId=b"c", filterType=b"TAG", filter=b"a")
+    call = FakeCall("pull", METHODS["pull"].args[0](request=request))
+    call.peer = ONE
+    ready.handlers["pull"](call)
+    assert [each.client_id for each in ready.service.differences("G")] == ["c"]
+    close(ready, ONE)
+    ready.advance(consistency.RECONNECT_S)
+    assert ready.service.differences("G") == []
