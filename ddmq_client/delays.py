@@ -185,6 +185,18 @@ def epoch_ms(name: str, value: datetime) -> int:
     return -((_EPOCH - value) // _MS)
 
 
+def start_text(start: object) -> str | None:
+    """Return where a subscription starts, as the wire says it: first, last, or epoch milliseconds."""
+    if start is None or start in ("first", "last"):
+        return start if isinstance(start, str) else None
+    if not isinstance(start, datetime):
+        raise OptionError(f"start={start!r}; allowed: 'first', 'last', or a datetime with a time zone")
+    start_ms = epoch_ms("start", start)
+    if start_ms < 0:
+        raise OptionError(f"start={start.isoformat()} is before 1970; allowed: 'first' for all messages")
+    return str(start_ms)
+
+
 def duration_ms(name: str, value: timedelta, least: int) -> int:
     """Milliseconds, rounded up; OptionError for what is no timedelta or less than `least`."""
     if not isinstance(value, timedelta):

@@ -9,15 +9,19 @@ block and must not raise: a call of theirs stands in the way of the message.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from functools import lru_cache
+from typing import Any, Protocol, cast
 
+from ddmq_client.callables import check_function, check_result, function_kind
 from ddmq_client.errors import OptionError
 from ddmq_client.outgoing import OutgoingMessage, SendResult
 from ddmq_client.received import Message
 
+_log = logging.getLogger("ddmq_client.observer")
 _METHODS = ("sending", "handed_out", "handling")
 
 
@@ -77,21 +81,69 @@ class ClientObserver(Protocol):
 
 
 def check_observer(observer: object) -> None:
-    """OptionError unless it is one, or None."""
-    if observer is None or (
-        not isinstance(observer, type) and all(callable(getattr(observer, name, None)) for name in _METHODS)
-    ):
+    """Raise OptionError unless it has the methods of a ClientObserver, as plain functions, or is None."""
+    if observer is None:
         return
-    raise OptionError(
-        f"observer={observer!r}; allowed: an object with the methods {', '.join(_METHODS)}, or None"
-    )
+    if isinstance(observer, type) or not all(callable(getattr(observer, name, None)) for name in _METHODS):
+        raise OptionError(
+            f"observer={observer!r}; allowed: an object with the methods {', '.join(_METHODS)}, or None"
+        )
+    for name in _METHODS:
+        check_function(f"observer.{name}", getattr(observer, name))
 
 
 @contextmanager
 def told(send: ObservedSend) -> Iterator[ObservedSend]:
     """A block that sends `send.messages` and says `ended`; what it raises is told, too."""
+    _check_observed("sending", send, "ended", "failed")
     try:
         yield send
     except BaseException as error:
         send.failed(error)
         raise
+
+
+def notify_handed_out(
+    observer: ClientObserver, messages: Sequence[Message], client_id: str, requested_ns: int | None
+) -> None:
+    """Call `handed_out`; log an error where it returned work that nobody does."""
+    hand_out: Callable[..., object] = observer.handed_out
+    try:
+        check_result("observer.handed_out", hand_out(messages, client_id, requested_ns), ends=False)
+    except OptionError as error:
+        _log.error("%s", error)
+
+
+def observe_handling(
+    observer: ClientObserver, messages: Sequence[Message], call: HandleCall
+) -> ObservedHandling | None:
+    """Call `handling`. None where that raised, or returned what no handler can run in: the messages fail."""
+    try:
+        handling = observer.handling(messages, call)
+        _check_observed("handling", handling, "raised", "__enter__", "__exit__")
+    except Exception as error:
+        _log.exception("the observer failed before the handler of %s", ", ".join(map(repr, messages[:3])))
+        for message in messages:
+            message.fail(reason=error)
+        return None
+    return handling
+
+
+def _check_observed(method: str, observed: object, *methods: str) -> None:
+    """Raise OptionError unless what a method of the observer returned has `methods`, as plain functions."""
+    check_result(f"observer.{method}", observed)
+    fault = _method_fault(cast(Any, type(observed)), methods)
+    if fault:
+        raise OptionError(f"observer.{method} returned {observed!r}, {fault}")
+
+
+@lru_cache(maxsize=64)
+def _method_fault(kind: Any, methods: Sequence[str]) -> str:
+    """Return which method an observer's object lacks, or which is async; "" for none."""
+    for name in methods:
+        method = getattr(kind, name, None)
+        if method is None and name.startswith("__"):  # others may be found by the object's __getattr__
+            return f"which has no method {name}; allowed: an ObservedHandling"
+        if unrun := function_kind(method):
+            return f"whose method {name} is {unrun}; allowed: a plain function"
+    return ""

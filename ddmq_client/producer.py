@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
 
+from ddmq_client.callables import check_function
 from ddmq_client.core.pipeline import QueuedSend, goes_alone
 from ddmq_client.core.selectors import Selector
 from ddmq_client.core.settings import ProducerSettings
@@ -105,6 +106,7 @@ class Producer(ProducerBase):
         `on_done` is called with the SendResult either way (see `error`), on a worker's thread: it must not
         block. Sends that wait together travel in one request. A future cancelled early is not sent.
         """
+        check_function("on_done", on_done)
         if self._observer is None:
             return self._queue(message, on_done, timeout_ms)
         with told(self._observer.sending((message,), self._single)) as send:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from ddmq_client.callables import check_function, check_result
 from ddmq_client.core.acks import UnappliedResult
 from ddmq_client.errors import PullError
 from ddmq_client.idl.codes import Code
@@ -21,6 +22,8 @@ class Teller:
     """Calls the application's functions, from the consumer's own threads or tasks."""
 
     def __init__(self, on_late: OnLate | None = None, on_error: OnError | None = None) -> None:
+        check_function("on_late", on_late)
+        check_function("on_error", on_error)
         self._on_late = on_late
         self._on_error = on_error
         self._noticed: set[str] = set()
@@ -35,12 +38,12 @@ class Teller:
                 len(late) + len(lost) - 1,
             )  # fmt: skip
         for each in late if self._on_late is not None else ():
-            self._call(self._on_late, LateResult(*each.origin, each.offset, each.finished))
+            self._call("on_late", self._on_late, LateResult(*each.origin, each.offset, each.finished))
 
     def failed(self, proxy: str, error: Exception) -> None:
         """The first pull that failed after others that did not."""
         _log.warning("pull from %s failed: %s", proxy, error)
-        self._call(self._on_error, error)
+        self._call("on_error", self._on_error, error)
 
     def notice(self, proxy: str, text: str) -> None:
         """What a proxy finds odd; said once."""
@@ -49,11 +52,11 @@ class Teller:
             _log.warning("%s says: %s", proxy, text)
 
     @staticmethod
-    def _call(function: Callable[..., object] | None, argument: object) -> None:
+    def _call(name: str, function: Callable[..., object] | None, argument: object) -> None:
         if function is None:
             return
         try:
-            function(argument)
+            check_result(name, function(argument), ends=False)
         except Exception:
             _log.exception("the application's function raised")
 

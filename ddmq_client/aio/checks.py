@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from ddmq_client.aio.connection import AsyncFramedConnection
 from ddmq_client.aio.router import AsyncProxyRouter
 from ddmq_client.aio.sender import UNRESOLVED
-from ddmq_client.aio.sync import AsyncActivity, Condition, Lock, answered, ends, finish, now
+from ddmq_client.aio.sync import AWAITS, AsyncActivity, Condition, Lock, answered, ends, finish, now
 from ddmq_client.aio.transactions import AsyncTransactionCalls
+from ddmq_client.callables import ASYNC_PRODUCER, check_function, check_result
 from ddmq_client.core import verdicts
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.nodes import Node, Pace
@@ -70,8 +71,7 @@ class AsyncChecks:
 
     def register(self, check: Check) -> None:
         """This function decides from now on; OptionError for what is none, or another one than before."""
-        if not callable(check):
-            raise OptionError(f"check={check!r}; allowed: a function of an UndecidedTransaction")
+        check_function("check", check, awaits=AWAITS, instead=ASYNC_PRODUCER)
         if self._settings.producer_group is None:
             raise OptionError(
                 "check is set without producer_group; allowed: both, the group is whom it answers for"
@@ -196,6 +196,7 @@ class AsyncChecks:
         assert self._check is not None
         try:
             decision = await answered(self._check(transaction))
+            check_result("check", decision, awaits=AWAITS, instead=ASYNC_PRODUCER)
         except BaseException as error:
             if ends(error):
                 raise

@@ -21,20 +21,43 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 from ddmq_client.aio.broadcast import AsyncBroadcastPool
 from ddmq_client.aio.coordinator import AsyncCoordinator
-from ddmq_client.aio.sync import WORKERS, Condition, Lock, answered, ends, fails, me, now, set_apart, sleep
+from ddmq_client.aio.sync import (
+    AWAITS,
+    WORKERS,
+    Condition,
+    Lock,
+    answered,
+    ends,
+    fails,
+    me,
+    now,
+    set_apart,
+    sleep,
+)
 from ddmq_client.aio.worker_pool import AsyncWorkerPool
+from ddmq_client.callables import ASYNC_CONSUMER, check_result
 from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.prefetch_buffer import ConsumerCounts
-from ddmq_client.core.settings import TIMEOUT_MS_MAX, ConsumerSettings, check, check_functions, topic_names
+from ddmq_client.core.settings import TIMEOUT_MS_MAX, ConsumerSettings, check, check_handlers, topic_names
+from ddmq_client.delays import start_text
 from ddmq_client.errors import ClientError, ClosedError
 from ddmq_client.idl.codes import CONSUMER_PORT
-from ddmq_client.observer import ClientObserver, HandleCall, ObservedHandling, check_observer
+from ddmq_client.observer import (
+    ClientObserver,
+    HandleCall,
+    ObservedHandling,
+    check_observer,
+    notify_handed_out,
+    observe_handling,
+)
 from ddmq_client.offsets_file import broadcast_place
 from ddmq_client.process import RUN_LOOK_S, Home, Signals, new_client_id
 from ddmq_client.received import Message
@@ -70,6 +93,10 @@ class AsyncConsumer:
                    the pull when it has another one, rather than lose messages. A first pull makes it so
     extend_for_ms  while a handler runs its messages' leases are extended, for so long at most (10 minutes);
                    0: never. A handler that takes longer sees its message given to someone else
+    start          where a group starts that this consumer's first pull makes: "first" (the oldest message),
+                   "last" (only what is sent from then on), or a datetime with a time zone (what was stored
+                   since). None: as the server is set, normally "last". An existing group keeps its place;
+                   a server of the first release ignores it
     model          "clustering" (consumers share the messages) or "broadcasting": this instance gets
                    all of them, at least once, from the newest on; no order, and a failed one is not repeated
     instance       broadcasting: a name of this instance that lasts; client_id when absent
@@ -101,6 +128,7 @@ class AsyncConsumer:
         tags: str | None = None,
         sql: str | None = None,
         extend_for_ms: int = 600_000,
+        start: Literal["first", "last"] | datetime | None = None,
         model: str = "clustering",
         instance: str | None = None,
         offsets_file: str | Path | None = None,
@@ -111,7 +139,7 @@ class AsyncConsumer:
     ) -> None:
         """Checks its arguments (OptionError); connects when started."""
         check_observer(observer)
-        check_functions(handler=handler, batch_handler=batch_handler, on_late=on_late, on_error=on_error)
+        check_handlers(AWAITS, handler, batch_handler)
         self._settings = ConsumerSettings(
             group=group,
             topics=topic_names(topics),
@@ -126,20 +154,19 @@ class AsyncConsumer:
             tags=tags,
             sql=sql,
             extend_for_ms=extend_for_ms,
+            start=start_text(start),
             model=model,
             client_id=client_id or new_client_id(),
         )
-        self._teller = Teller(on_late, on_error)
         self._proxies = parse_addresses(proxies, CONSUMER_PORT)
+        self._teller = Teller(on_late, on_error)
         self._place = broadcast_place(self._settings, instance, offsets_file)
         self._handler, self._batch_handler, self._observer = handler, batch_handler, observer
         self._coordinator: AsyncCoordinator | None = None
         self._pool: AsyncWorkerPool | None = None
-        self._paused = False
-        self._home = Home("consumer")
+        self._home, self._paused = Home("consumer"), False
         self._lock = Lock()  # of the two below
-        self._state = "new"
-        self._ended = False
+        self._state, self._ended = "new", False
         self._amid: set[object] = set()  # who starts, or stops
         self._over = Condition(self._lock)
 
@@ -290,7 +317,7 @@ class AsyncConsumer:
         asked_ns = time.time_ns()
         messages = await self._coordinator.ask(count, now() + timeout_ms / 1000, one)
         if messages:
-            self._observer.handed_out(messages, self.client_id, asked_ns)
+            notify_handed_out(self._observer, messages, self.client_id, asked_ns)
         return messages
 
     async def __aiter__(self) -> AsyncIterator[Message]:
@@ -325,20 +352,17 @@ class AsyncConsumer:
         """Run the handler; the number of times it raised."""
         if self._observer is None:
             return await self._call_handler(messages, None)
-        self._observer.handed_out(messages, self.client_id, None)
+        notify_handed_out(self._observer, messages, self.client_id, None)
         call = HandleCall(self.client_id, self._batch_handler is not None)
-        with (handling := self._observer.handling(messages, call)):
+        handling = observe_handling(self._observer, messages, call)
+        if handling is None:
+            return 1
+        with handling:
             return await self._call_handler(messages, handling)
 
     async def _call_handler(self, messages: list[Message], handling: ObservedHandling | None) -> int:
         try:
-            if self._batch_handler is not None:
-                answer = self._batch_handler(list(messages))
-            else:
-                assert self._handler is not None
-                answer = self._handler(messages[0])
-            if answer is not None:
-                await answered(answer)
+            await self._run_handler(messages)
         except BaseException as error:
             if handling is not None:
                 handling.raised(error)
@@ -353,3 +377,15 @@ class AsyncConsumer:
             for message in messages:
                 message.ack()
         return 0
+
+    async def _run_handler(self, messages: list[Message]) -> None:
+        """Call the handler and wait for it; OptionError where it returned work that was not done."""
+        if self._batch_handler is not None:
+            name, answer = "batch_handler", self._batch_handler(list(messages))
+        else:
+            assert self._handler is not None
+            name, answer = "handler", self._handler(messages[0])
+        if answer is not None:
+            result = await answered(answer)
+            ends = self._settings.auto_ack
+            check_result(name, result, awaits=AWAITS, instead=ASYNC_CONSUMER, ends=ends)

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
 from ddmq_client.received import Message
 
+AWAITS = True  # functions of the application may be async
 INLINE = False  # what one caller alone waits for has a task of its own: it may outlive a cancelled caller
 WORKERS = 16  # of a consumer, unless told otherwise
 Lock = threading.Lock  # of parts of a client; held for a few lines

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+from ddmq_client.callables import check_function, check_result
 from ddmq_client.errors import OptionError
 from ddmq_client.outgoing import OutgoingMessage, ShardKey
 
@@ -48,6 +49,7 @@ def hash_of(shard_key: ShardKey) -> int:
 def placer(selector: Selector) -> _Place:
     """The function that places messages for this selector; OptionError for an unknown one."""
     if callable(selector):
+        check_function("selector", selector)
         return _own(selector)
     named: dict[str, _Place] = {"hash": _by_shard_key, "key": _by_key, "random": _any}
     if not isinstance(selector, str) or selector not in named:
@@ -77,6 +79,7 @@ def _own(selector: Callable[[OutgoingMessage], int | None]) -> _Place:
             return _queue(message.queue)
         try:
             number = selector(message)
+            check_result("the selector", number)
         except Exception as error:  # one message's fault, not that of those beside it
             what = f"the selector failed for a message to {message.topic!r}: {error!r}"
             raise OptionError(f"{what}; allowed: a whole number, or None for any queue") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ddmq_client.callables import ASYNC_CONSUMER, check_function
 from ddmq_client.core.pipeline import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX
 from ddmq_client.core.selectors import Selector
 from ddmq_client.core.sending import ResendPolicy
@@ -31,13 +32,12 @@ def check_text(name: str, value: str) -> None:
         raise OptionError(f"{name}={value!r}; allowed: text of 1 to {TEXT_MAX} characters")
 
 
-def check_functions(**given: object) -> None:
-    """OptionError unless each can be called or is None, and there is one kind of handler at most."""
-    if given["handler"] is not None and given["batch_handler"] is not None:
+def check_handlers(awaits: bool, handler: object, batch_handler: object) -> None:
+    """Raise OptionError unless there is one kind of handler at most, which this consumer can run."""
+    if handler is not None and batch_handler is not None:
         raise OptionError("handler and batch_handler are both set; allowed: one of them, or none")
-    for name, value in given.items():
-        if value is not None and not callable(value):
-            raise OptionError(f"{name}={value!r}; allowed: a function, or None")
+    check_function("handler", handler, awaits=awaits, instead=ASYNC_CONSUMER)
+    check_function("batch_handler", batch_handler, awaits=awaits, instead=ASYNC_CONSUMER)
 
 
 def topic_names(topics: str | Sequence[str]) -> tuple[str, ...]:
@@ -115,6 +115,7 @@ class ConsumerSettings:
     sql: str | None = None
     extend_for_ms: int = 600_000
     model: str = "clustering"
+    start: str | None = None
     client_id: str = "client"
 
     def __post_init__(self) -> None:
@@ -126,6 +127,9 @@ class ConsumerSettings:
             raise OptionError(
                 "tags and sql do not exist with model='broadcasting': the subscription's filter holds"
             )
+        if self.start is not None and (self.broadcasting or not self.topics):
+            why = "with model='broadcasting'" if self.broadcasting else "without topics"
+            raise OptionError(f"start is set {why}; allowed: beside topics, whose subscriptions a pull makes")
         check("number of topics", len(self.topics), 0, 64)
         for topic in self.topics:
             check_text("topic", topic)

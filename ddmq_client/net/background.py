@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from ddmq_client.callables import check_result
 from ddmq_client.core.pipeline import Pipeline, QueuedSend
 from ddmq_client.core.sending import result_of
 from ddmq_client.core.settings import ProducerSettings
@@ -139,6 +140,6 @@ class Background:
 def _call_back(call: Callable[[T], object], value: T) -> None:
     """A future calls the application's functions, too."""
     try:
-        call(value)
+        check_result("the callback", call(value), ends=False)
     except BaseException:  # also SystemExit: the worker goes on
         _log.exception("a callback of a send raised")

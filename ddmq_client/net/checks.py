@@ -13,6 +13,7 @@ import logging
 import random
 from collections.abc import Sequence
 
+from ddmq_client.callables import ASYNC_PRODUCER, check_function, check_result
 from ddmq_client.core import verdicts
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.nodes import Node, Pace
@@ -23,7 +24,7 @@ from ddmq_client.idl.codes import Code, TransactionAction
 from ddmq_client.net.connection import FramedConnection
 from ddmq_client.net.router import ProxyRouter
 from ddmq_client.net.sender import UNRESOLVED
-from ddmq_client.net.sync import Activity, Condition, Lock, answered, ends, finish, now
+from ddmq_client.net.sync import AWAITS, Activity, Condition, Lock, answered, ends, finish, now
 from ddmq_client.net.transactions import TransactionCalls
 from ddmq_client.transactions import Check, CheckCounts, Decision, UndecidedTransaction
 from ddmq_client.wire.producing import ProxyFault
@@ -69,8 +70,7 @@ class Checks:
 
     def register(self, check: Check) -> None:
         """This function decides from now on; OptionError for what is none, or another one than before."""
-        if not callable(check):
-            raise OptionError(f"check={check!r}; allowed: a function of an UndecidedTransaction")
+        check_function("check", check, awaits=AWAITS, instead=ASYNC_PRODUCER)
         if self._settings.producer_group is None:
             raise OptionError(
                 "check is set without producer_group; allowed: both, the group is whom it answers for"
@@ -195,6 +195,7 @@ class Checks:
         assert self._check is not None
         try:
             decision = answered(self._check(transaction))
+            check_result("check", decision, awaits=AWAITS, instead=ASYNC_PRODUCER)
         except BaseException as error:
             if ends(error):
                 raise

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from ddmq_client.received import Message
 
+AWAITS = False  # functions of the application must be plain ones
 INLINE = True  # what one caller alone waits for needs no thread of its own
 WORKERS = 4  # of a consumer, unless told otherwise
 Lock = threading.RLock  # it knows who has it: see `set_apart`

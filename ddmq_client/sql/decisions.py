@@ -20,7 +20,7 @@ from datetime import timedelta
 from typing import Any
 
 from ddmq_client.errors import NotCommittedError, UnknownEndError
-from ddmq_client.sql.statements import create, execute, forget, now_ms, opened, table_name
+from ddmq_client.sql.statements import check_connect, create, execute, forget, now_ms, opened, table_name
 from ddmq_client.transactions import Decision, UndecidedTransaction
 
 _CREATE = (
@@ -62,6 +62,7 @@ class DecisionTable:
 
     def check(self, connect: Callable[[], Any]) -> Callable[[UndecidedTransaction], Decision]:
         """The check of a producer: each time on a connection that `connect` makes, closed then."""
+        check_connect(connect)
 
         def check(transaction: UndecidedTransaction) -> Decision:
             with opened(connect) as database:

@@ -25,7 +25,7 @@ from ddmq_client.idl.codes import Code
 from ddmq_client.outgoing import SendResult
 from ddmq_client.producer import Producer
 from ddmq_client.sql.outbox import OutboxRow, OutboxTable
-from ddmq_client.sql.statements import opened
+from ddmq_client.sql.statements import check_connect, opened
 
 _log = logging.getLogger("ddmq_client.sql")
 READ_MAX, READ_BYTES_MAX = 1_000, 16 * 1024 * 1024  # rows, and their bodies, at a time
@@ -72,6 +72,7 @@ class OutboxRelay:
         once: bool = True,
     ) -> None:
         """Checks its arguments (OptionError)."""
+        check_connect(connect)
         check("poll_ms", poll_ms, 1, 600_000)
         self._connect = connect
         self._outbox = outbox

@@ -15,6 +15,7 @@ from datetime import timedelta
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from ddmq_client.callables import check_function, check_result
 from ddmq_client.errors import OptionError
 
 Rows = Sequence[Sequence[Any]]
@@ -46,6 +47,7 @@ def execute(database: Any, statement: str, **values: object) -> Done:
     """Run one statement in the SQL transaction that is open there, or begins with it."""
     if _is_sqlalchemy(database):
         result = database.execute(import_module("sqlalchemy").text(statement), values)
+        _check_ran(database, result)
         return Done(result.rowcount, result.fetchall() if result.returns_rows else ())
     mark = _MARKS.get(_paramstyle(database), "")
     if not mark:
@@ -55,8 +57,10 @@ def execute(database: Any, statement: str, **values: object) -> Done:
         )
     names = _PARAMETER.findall(statement)
     cursor = database.cursor()
+    _check_ran(database, cursor)
     try:
-        cursor.execute(_PARAMETER.sub(mark, statement), [values[name] for name in names])
+        statement = _PARAMETER.sub(mark, statement)
+        _check_ran(database, cursor.execute(statement, [values[name] for name in names]))
         return Done(cursor.rowcount, cursor.fetchall() if cursor.description is not None else ())
     finally:
         cursor.close()
@@ -82,11 +86,19 @@ def kind_of(database: Any) -> str:
     return name
 
 
+def check_connect(connect: object) -> None:
+    """Raise OptionError unless calling it makes a connection."""
+    if connect is None:
+        raise OptionError("connect=None; allowed: a function that makes a connection")
+    check_function("connect", connect)
+
+
 @contextmanager
 def opened(connect: Callable[[], Any]) -> Iterator[Any]:
     """A connection of one's own and a SQL transaction on it: committed at the end of the block, rolled back
     by an exception. `connect` makes a DB-API connection, or SQLAlchemy's Connection or Session."""
     database = connect()
+    check_result("connect", database)
     try:
         yield database
         database.commit()
@@ -108,6 +120,17 @@ def forget(database: Any, table: str, column: str, older_than: timedelta) -> int
 def now_ms() -> int:
     """Epoch milliseconds."""
     return time.time_ns() // 1_000_000
+
+
+def _check_ran(database: Any, result: object) -> None:
+    """Raise OptionError where a call to the database returned what must be awaited: nothing has run."""
+    try:
+        check_result("execute", result)
+    except OptionError as error:
+        allowed = "allowed: a blocking connection; of an AsyncSession, await session.run_sync(...)"
+        raise OptionError(
+            f"{type(database)!r} is a connection for asyncio: no statement ran; {allowed}"
+        ) from error
 
 
 def _is_sqlalchemy(database: Any) -> bool:

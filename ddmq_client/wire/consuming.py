@@ -78,6 +78,7 @@ class PullSettings(NamedTuple):
     linger_ms: int
     filter_type: str | None = None
     filter_text: str | None = None
+    start: str | None = None
 
 
 def pull_settings(settings: ConsumerSettings) -> PullSettings:
@@ -87,7 +88,7 @@ def pull_settings(settings: ConsumerSettings) -> PullSettings:
         kind, text = "TAG", settings.tags
     elif settings.sql is not None:
         kind, text = "SQL92", settings.sql
-    return PullSettings(settings.group, settings.client_id, settings.linger_ms, kind, text)
+    return PullSettings(settings.group, settings.client_id, settings.linger_ms, kind, text, settings.start)
 
 
 class Pulled(NamedTuple):
@@ -114,6 +115,7 @@ def pull_frame(
     request.maxLingerTime = settings.linger_ms
     request.clientId = settings.client_id
     request.filterType, request.filter = settings.filter_type, settings.filter_text
+    request.start = settings.start
     request.result = _linked(acks) if acks else None
     return _PULL.frame(request, sequence_id)
 

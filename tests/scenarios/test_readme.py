@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -12,7 +14,7 @@ import pytest
 
 from ddmq.cli.root import root, run
 from ddmq_client import Consumer, Message
-from tests.scenarios.real_server import RealServer, running
+from tests.scenarios.real_server import PATIENCE_S, RealServer, running
 from tests.support.waits import until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -71,10 +73,42 @@ def test_its_commands_do_what_it_says(
             consumer.stop()
 
 
+def python_blocks() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.slow
+def test_its_python_prints_its_message_on_a_fresh_server(tmp_path: Path) -> None:
+    (block,) = python_blocks()
+    with running(tmp_path) as server:
+        for part, port in (("producer", 9613), ("consumer", 9713)):
+            block = block.replace(f"127.0.0.1:{port}", f"127.0.0.1:{server.ports[part]}")
+        program = subprocess.Popen(
+            [sys.executable, "-u", "-c", block],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            until(lambda: lag(server, "billing") == 0, "its message is acknowledged")
+            output, errors = program.communicate("\n", timeout=PATIENCE_S)
+        finally:
+            program.kill()
+    assert "handled: order 17: two boxes" in output
+    assert (program.returncode, errors) == (0, "")
+
+
+def lag(server: RealServer, group: str) -> int | None:
+    """How many messages the group has not finished; None before there is one."""
+    rows = [row for row in server.admin("GET", "lag") if row["group"] == group]
+    return sum(row["lag"] for row in rows) if rows else None
+
+
 def test_its_links_and_its_python_are_whole() -> None:
     for link in re.findall(r"\]\(([^)#]+)[^)]*\)", README):
         assert (REPOSITORY / link).exists(), link
-    for block in re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL):
+    for block in python_blocks():
         ast.parse(block)
 
 
