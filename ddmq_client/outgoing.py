@@ -10,6 +10,9 @@ from ddmq_client.errors import OptionError, SendError
 from ddmq_client.idl.codes import DELAY_PROPERTY, IDEMPOTENCY_KEY, DurabilityClass
 
 ShardKey = str | bytes | int
+BODY_BYTES_MAX = 2 * 1024 * 1024  # unless the topic is set otherwise
+BODY_ALLOWED = f"allowed: 1 to {BODY_BYTES_MAX} bytes, or what the topic is set to"
+LEVEL_MAX = 18  # of RocketMQ's list, which is the default
 STORED_DIFFERENTLY = 2  # of the wire's `duplicate`
 
 
@@ -43,12 +46,13 @@ def has_key(message: OutgoingMessage) -> bool:
 
 
 def with_level(properties: Mapping[str, str] | None, level: int | None) -> Mapping[str, str] | None:
-    """The properties that ask for a delay level, too; OptionError for one below 1."""
+    """Return the properties that ask for a delay level, too; OptionError for one that is not 1 to 18."""
     if level is None:
         return properties
-    if not isinstance(level, int) or isinstance(level, bool) or level < 1:
+    if not isinstance(level, int) or isinstance(level, bool) or not 1 <= level <= LEVEL_MAX:
         raise OptionError(
-            f"level={level!r}; allowed: a whole number from 1 (levels above the last mean the last)"
+            f"level={level!r}; allowed: a whole number from 1 (1 s) to {LEVEL_MAX} (2 h);"
+            " for another wait: delay=timedelta(...)"
         )
     return {**(properties or {}), DELAY_PROPERTY: str(level)}
 

@@ -16,7 +16,7 @@ from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.selectors import Selector
 from ddmq_client.core.settings import ProducerSettings
 from ddmq_client.delays import CancelOutcome, When, duration_ms, outcome_of, when_of
-from ddmq_client.errors import ClosedError, OptionError
+from ddmq_client.errors import ClosedError, OptionError, SendError
 from ddmq_client.idl.codes import PRODUCER_PORT, DelayAction
 from ddmq_client.observer import ClientObserver, SendCall, check_observer, told
 from ddmq_client.outbox import Outbox, oneway_frame
@@ -57,6 +57,11 @@ class AsyncProducerBase(AsyncSends):
     def client_id(self) -> str:
         """The name this producer gives itself."""
         return self._settings.client_id
+
+    @property
+    def last_error(self) -> SendError | None:
+        """Why the latest attempt did not store its message, while it is tried again; None when none is."""
+        return self._sender.last_error
 
     def proxies(self) -> list[tuple[str, bool]]:
         """("host:port", in rotation) of every proxy known so far."""

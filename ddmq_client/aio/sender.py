@@ -16,7 +16,7 @@ from ddmq_client.core.nodes import Node
 from ddmq_client.core.sending import SendJob
 from ddmq_client.core.verdicts import CallFailed, CallVerdict
 from ddmq_client.delays import When, when_of
-from ddmq_client.errors import BusyError, ClosedError, NotStoredError, OptionError
+from ddmq_client.errors import BusyError, ClosedError, NotStoredError, OptionError, SendError
 from ddmq_client.observer import ClientObserver, SendCall, told
 from ddmq_client.outgoing import OutgoingMessage, SendResult, ShardKey, with_level
 from ddmq_client.wire.producing import ProxyFault, read_results
@@ -31,6 +31,7 @@ class AsyncJobSender:
 
     def __init__(self, router: AsyncProxyRouter) -> None:
         self._router = router
+        self.last_error: SendError | None = None  # of the latest attempt, also of one that is tried again
 
     async def run(self, job: SendJob, read: Read = read_results) -> list[SendResult]:
         """All results, within the job's deadline. `read` finds them in an answer."""
@@ -43,6 +44,7 @@ class AsyncJobSender:
                     return job.results
                 job.begin(node, router.recognises())
                 elsewhere = await self._attempt(job, node, read)
+                self.last_error = job.error
                 wait = job.next_wait(now(), elsewhere)
                 if wait is None:
                     return job.results

@@ -30,6 +30,7 @@ from ddmq_client.errors import (
 )
 from ddmq_client.idl.codes import Code, ReplyOutcome
 from ddmq_client.outgoing import SendResult
+from ddmq_client.wording import in_arguments
 
 REPLY = b"reply"
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.02, 0.5
@@ -88,7 +89,7 @@ class ReplyJob:
     def answered(self, answer: ReplyAnswer, proxy: str) -> None:
         """A proxy has answered."""
         self._tries += 1
-        code, text, outcome = answer.code, answer.text, answer.outcome
+        code, text, outcome = answer.code, in_arguments(answer.text or ""), answer.outcome
         if code == Code.OK:
             for result in answer.results:
                 result.proxy = proxy

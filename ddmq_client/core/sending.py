@@ -22,6 +22,7 @@ from ddmq_client.core.sequences import Sequences
 from ddmq_client.core.verdicts import Again, CallVerdict
 from ddmq_client.errors import NotStoredError, SendError, UnknownOutcomeError
 from ddmq_client.outgoing import SendResult
+from ddmq_client.wording import in_arguments
 
 SEND_ONE = b"sendSync"
 SEND_MANY = b"sendBatch"
@@ -100,6 +101,11 @@ class SendJob:
         self.results: list[SendResult] = [_UNTRIED] * len(messages)
         self.tried: set[Node] = set()
 
+    @property
+    def error(self) -> SendError | None:
+        """The latest error of a message that is not stored yet; None where there is none."""
+        return self.results[self._pending[0]].error if self._pending else None
+
     def begin(self, node: Node, recognised: bool | None = None) -> None:
         """An attempt at this node starts. `recognised`: whether proxies know what they have stored by its
         number or key, as far as was seen."""
@@ -153,7 +159,7 @@ class SendJob:
         self._pending = [
             at
             for at, verdict, result in refused
-            if self._refused(at, verdict, result.text, result.code, node.name, elsewhere)
+            if self._refused(at, verdict, in_arguments(result.text), result.code, node.name, elsewhere)
         ]
         return worst
 

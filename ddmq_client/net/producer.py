@@ -11,7 +11,7 @@ from typing import Self
 from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.settings import ProducerSettings
 from ddmq_client.delays import CancelOutcome, When, duration_ms, outcome_of, when_of
-from ddmq_client.errors import ClosedError, OptionError
+from ddmq_client.errors import ClosedError, OptionError, SendError
 from ddmq_client.idl.codes import PRODUCER_PORT, DelayAction
 from ddmq_client.net.checks import Checks
 from ddmq_client.net.router import ProxyRouter
@@ -57,6 +57,11 @@ class ProducerBase(Sends):
     def client_id(self) -> str:
         """The name this producer gives itself."""
         return self._settings.client_id
+
+    @property
+    def last_error(self) -> SendError | None:
+        """Why the latest attempt did not store its message, while it is tried again; None when none is."""
+        return self._sender.last_error
 
     def proxies(self) -> list[tuple[str, bool]]:
         """("host:port", in rotation) of every proxy known so far."""

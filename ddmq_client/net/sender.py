@@ -15,7 +15,7 @@ from ddmq_client.core.nodes import Node
 from ddmq_client.core.sending import SendJob
 from ddmq_client.core.verdicts import CallFailed, CallVerdict
 from ddmq_client.delays import When, when_of
-from ddmq_client.errors import BusyError, ClosedError, NotStoredError, OptionError
+from ddmq_client.errors import BusyError, ClosedError, NotStoredError, OptionError, SendError
 from ddmq_client.net.router import ProxyRouter
 from ddmq_client.net.sync import now
 from ddmq_client.observer import ClientObserver, SendCall, told
@@ -32,6 +32,7 @@ class JobSender:
 
     def __init__(self, router: ProxyRouter) -> None:
         self._router = router
+        self.last_error: SendError | None = None  # of the latest attempt, also of one that is tried again
 
     def run(self, job: SendJob, read: Read = read_results) -> list[SendResult]:
         """All results, within the job's deadline. `read` finds them in an answer."""
@@ -44,6 +45,7 @@ class JobSender:
                     return job.results
                 job.begin(node, router.recognises())
                 elsewhere = self._attempt(job, node, read)
+                self.last_error = job.error
                 wait = job.next_wait(now(), elsewhere)
                 if wait is None:
                     return job.results

@@ -14,7 +14,7 @@ from ddmq_client.delays import DelayResult, When
 from ddmq_client.errors import InvalidMessageError
 from ddmq_client.idl import producer as idl
 from ddmq_client.idl.codes import FRAME_BYTES_MAX, Code, DelayAction, DelayType
-from ddmq_client.outgoing import OutgoingMessage, SendResult
+from ddmq_client.outgoing import BODY_ALLOWED, OutgoingMessage, SendResult
 from ddmq_client.wire.codec import Specs, StructArgs, decode, encode
 
 HEARTBEAT_TOPIC = "carrera_heartbeat"
@@ -116,8 +116,8 @@ def encoded_message(wire: Any, args: StructArgs, message: OutgoingMessage, place
     except (TypeError, ValueError, AttributeError) as error:
         raise _explained(message, error) from error
     if not body or len(encoded) > FRAME_BYTES_MAX - frames.HEAD_BYTES_MAX:
-        allowed = f"1 to about {FRAME_BYTES_MAX} bytes with all fields"
-        raise InvalidMessageError(f"body of {len(body)} bytes; allowed: {allowed}", Code.ILLEGAL_MESSAGE)
+        frame = f", at most {FRAME_BYTES_MAX} with all fields" if body else ""
+        raise _invalid(f"the body has {len(body)} bytes; {BODY_ALLOWED}{frame}")
     return encoded
 
 

@@ -30,6 +30,16 @@ def parse_duration(text: str, digits_max: int) -> int | None:
     return total_ms
 
 
+def duration_text(ms: int) -> str:
+    """Write milliseconds as `parse_duration` reads them: 5,400,000 → `1h30m`, 0 → `0s`, -5 → `-5ms`."""
+    parts, rest = [], abs(ms)
+    for unit in ("d", "h", "m", "s", "ms"):
+        amount, rest = divmod(rest, UNIT_MS[unit])
+        if amount:
+            parts.append(f"{amount}{unit}")
+    return ("-" if ms < 0 else "") + ("".join(parts) or "0s")
+
+
 class Levels:
     """Waits in milliseconds, level 1 first. Raises ValueError when `waits` cannot be levels."""
 

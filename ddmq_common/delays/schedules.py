@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from ddmq_common.delays.command import Schedule
 from ddmq_common.delays.cron import Cron, cron_fault
+from ddmq_common.delays.levels import duration_text
 
 CATCH_UPS = ("fire_once", "all", "skip")
 OVERLAP_MAX = 8
@@ -70,8 +71,8 @@ def cron_delivery_after(schedule: Schedule, first_due: int, after_ms: int) -> in
 
 def _numbers_fault(schedule: Schedule, limits: ScheduleLimits) -> str | None:
     if not 0 <= schedule.delay_ms <= limits.delay_ms_max:
-        longest = f"{limits.delay_ms_max}, which is {limits.delay_ms_max / DAY_MS:.6g} days"
-        return f"the delay is {schedule.delay_ms} ms; allowed: 0 to {longest}"
+        longest = duration_text(limits.delay_ms_max)
+        return f"the delay is {duration_text(schedule.delay_ms)}; allowed: 0 to {longest}"
     if not -1 <= schedule.repeat <= limits.occurrences_max:
         return f"repeat is {schedule.repeat}; allowed: -1 (without end) to {limits.occurrences_max}"
     if not 0 <= schedule.occurrences_max <= limits.occurrences_max:
@@ -81,10 +82,9 @@ def _numbers_fault(schedule: Schedule, limits: ScheduleLimits) -> str | None:
     if not 0 <= schedule.period_ms <= limits.delay_ms_max or (
         schedule.repeat and schedule.period_ms < limits.period_ms_min
     ):
-        return (
-            f"the period is {schedule.period_ms} ms with repeat {schedule.repeat}; allowed: with a repeat"
-            f" {limits.period_ms_min} to {limits.delay_ms_max}, without one it has no meaning"
-        )
+        least, most = duration_text(limits.period_ms_min), duration_text(limits.delay_ms_max)
+        what = f"the period is {duration_text(schedule.period_ms)}"
+        return f"{what}; allowed: {least} to {most} between deliveries"
     return None
 
 
@@ -103,7 +103,6 @@ def _cron_fault(schedule: Schedule, now_ms: int) -> str | None:
     length = schedule.period_ms * schedule.repeat
     if length <= longest:
         return None
-    return (
-        f"the series of cron {schedule.cron!r} lasts {length} ms; allowed: at most {longest},"
-        f" {OVERLAP_MAX} times the shortest distance of the cron's times"
-    )
+    what = f"the series of cron {schedule.cron!r} lasts {duration_text(length)}"
+    times = f"{OVERLAP_MAX} times the shortest distance of the cron's times"
+    return f"{what}; allowed: at most {duration_text(longest)}, {times}"

@@ -10,6 +10,7 @@ which is kind 5 (docs/wire-additions.md); for all others these are as unknown as
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from ddmq_client.idl.codes import Code, DelayAction, DelayType
@@ -28,6 +29,7 @@ from ddmq_common.delays.command import (
     parse_delay_id,
     shard_of,
 )
+from ddmq_common.delays.levels import duration_text
 from ddmq_common.delays.schedules import ScheduleLimits, schedule_fault
 from proxy_producer.core.refusals import SendRefusal, illegal, refusal, shown
 
@@ -125,7 +127,10 @@ def timestamp_fault(request: DelayRequest, limits: ScheduleLimits, now_ms: int) 
         return None
     given = f"timestamp is {_number(request.timestamp)}"
     if request.due_ms is not None:
-        given = f"dueMs is {request.due_ms}, second {due}"
+        allowed = f"allowed: {_moment(TIMESTAMP_S_MIN * 1_000)} to {_moment(latest * 1_000)}"
+        what = f"the due time is {_moment(request.due_ms)}"
+        allowed += f", which is {duration_text(delay_s_max * 1_000)} from now"
+        return refusal(Code.DELAY_TIMESTAMP, "delay_timestamp", what, allowed)
     return refusal(
         Code.DELAY_TIMESTAMP,
         "delay_timestamp",
@@ -133,6 +138,15 @@ def timestamp_fault(request: DelayRequest, limits: ScheduleLimits, now_ms: int) 
         f"allowed: epoch seconds from {TIMESTAMP_S_MIN} to {latest}, which is {delay_s_max} s"
         f" ({delay_s_max / 86_400:.6g} days) from now",
     )
+
+
+def _moment(wall_ms: int) -> str:
+    """Write epoch milliseconds in UTC; as a number where no calendar has them."""
+    try:
+        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=wall_ms)
+    except OverflowError:
+        return f"epoch millisecond {wall_ms}"
+    return moment.isoformat(timespec="milliseconds" if wall_ms % 1_000 else "seconds").replace("+00:00", "Z")
 
 
 def _kind_fault(what: str) -> SendRefusal:
@@ -199,17 +213,18 @@ def id_fault(delay_id: bytes, shards: int, *, ours: bool) -> SendRefusal | None:
     message by its uuid alone."""
     if ours and is_uuid(delay_id):
         return None
+    name = "the delay id" if ours else "uniqDelayMsgId"
     found = parse_delay_id(delay_id)
     if found is None:
-        what = f"uniqDelayMsgId is {shown(delay_id, 120)}"
+        what = f"{name} is {shown(delay_id, 120)}"
         return refusal(Code.DELAY_ID_MALFORMED, "delay_id", what, _ID_ALLOWED)
     if found.kind not in (ALL_KINDS if ours else OLD_KINDS):
-        return _kind_fault(f"the type in uniqDelayMsgId is {found.kind}")
+        return _kind_fault(f"the type in {name} is {found.kind}")
     if not 0 <= found.shard < shards:
         return refusal(
             Code.DELAY_SHARD,
             "delay_shard",
-            f"the shard in uniqDelayMsgId is {found.shard}",
+            f"the shard in {name} is {found.shard}",
             f"allowed: 0 to {shards - 1}",
         )
     return None

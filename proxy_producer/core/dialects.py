@@ -23,7 +23,7 @@ from decimal import Decimal
 from typing import NamedTuple
 
 from ddmq_common.delays.command import ADD, SCHEDULE, DelayCommand, Schedule
-from ddmq_common.delays.levels import parse_duration
+from ddmq_common.delays.levels import duration_text, parse_duration
 from ddmq_common.delays.schedules import ScheduleLimits, first_due_ms, schedule_fault
 from ddmq_common.names import DELAY_DIALECTS
 from proxy_producer.core.delay_requests import TIMESTAMP_S_MIN
@@ -121,7 +121,8 @@ def _command(
     fault = schedule_fault(schedule, limits, now_ms)
     due = first_due_ms(schedule, now_ms) if fault is None and parsed.due_ms is None else parsed.due_ms
     if fault is None and due is not None and not schedule.cron and due - now_ms > limits.delay_ms_max:
-        fault = f"the due time is {due - now_ms} ms from now; allowed: at most {limits.delay_ms_max}"
+        longest = duration_text(limits.delay_ms_max)
+        fault = f"the due time is {duration_text(due - now_ms)} from now; allowed: at most {longest}"
     if fault is not None or due is None:
         what, _, allowed = (fault or "the cron has no time to come; allowed: one that has").partition("; ")
         return illegal("delay_dialect", what, allowed)

@@ -15,6 +15,7 @@ from ddmq.cli.messages.sending import (
     add_all,
     client_of,
     first_options,
+    in_options,
     outcome_json,
     producer_option,
     say_outcome,
@@ -195,11 +196,11 @@ def _each(
 
 def _asked(client: Producer, one: str, ask: Any, patience: Patience) -> CancelOutcome | str:
     try:
-        with patience.waiting():
+        with patience.waiting(client):
             outcome: CancelOutcome = ask(client, one)
         return outcome
     except ClientError as error:
-        return str(error)
+        return in_options(error)
 
 
 def _tell(

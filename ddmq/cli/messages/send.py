@@ -33,6 +33,7 @@ from ddmq.cli.output import console, hint, json_option, print_json, say
 from ddmq.cli.values import TOPIC, Whole
 from ddmq_client import NotStoredError, OutgoingMessage, Producer, SendResult, UnknownOutcomeError
 from ddmq_client.idl.codes import DELAY_PROPERTY
+from ddmq_client.outgoing import LEVEL_MAX
 
 WINDOW = 500  # messages a request when many are sent
 PREFIX_MAX = 235  # characters, so that a key has no more than 255
@@ -56,7 +57,7 @@ STOPPED = (
     "--property", "properties", multiple=True, metavar="NAME=VALUE", help="Property; may be repeated."
 )
 @when_options
-@click.option("--delay-level", type=Whole(0),
+@click.option("--delay-level", type=Whole(0, LEVEL_MAX),
               help="Deliver after this delay level: 1 = 1 s, 5 = 1 min, … 18 = 2 h.")  # fmt: skip
 @click.option("--shard-key", help="Messages with the same one go to the same queue, in order.")
 @click.option("--queue", type=Whole(0), help="Queue number, modulo the topic's queues.")
@@ -225,7 +226,7 @@ def _send_all(
         task = progress.add_task("sending", total=known)
         windows = _windows(messages)
         for window in windows:
-            with patience.waiting():
+            with patience.waiting(client):
                 results = client.send_batch(window)
             for message, result in zip(window, results, strict=True):
                 report.add(result, message)

@@ -33,6 +33,7 @@ from ddmq_client.errors import OptionError
 
 OPTIONS = ("delay", "at", "cron", "zone", "every", "times", "catch_up")
 _KEYWORD = re.compile(r"(?<![-\w])(delay|deliver_at|cron|every|times|catch_up|level)(?!\w)")
+_ARGUMENT_IS = re.compile(r"^(delay|deliver_at|cron|every|times|catch_up|level)(?= is )")
 first_options = options(
     click.option("--delay", metavar="DURATION", help="So much later: 90s, 1h30m, 2d, 250ms."),
     click.option(
@@ -84,6 +85,11 @@ def when(given: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def in_options(error: ClientError) -> str:
+    """Return what a producer says, with the name of the option for that of the argument."""
+    return _ARGUMENT_IS.sub(_option, str(error))
+
+
 def _option(keyword: re.Match[str]) -> str:
     return {"deliver_at": "--at", "level": "--delay-level"}.get(
         keyword[0], "--" + keyword[0].replace("_", "-")
@@ -131,42 +137,51 @@ def _duration(text: str, option: str) -> timedelta:
 
 
 class Patience:
-    """What people are told when no producer proxy answers: soon that it is so, and what may help.
+    """What people are told while a request takes long: soon that nobody answers and what may help, or why a
+    proxy refuses what is tried again.
 
-    One for a command: tells once at most, and nothing when `quiet` (for programs).
+    One for a command: tells once at most of each, and nothing when `quiet` (for programs).
     """
 
     def __init__(self, producer: HostPort, timeout_ms: int, *, quiet: bool) -> None:
-        self._text = f"no answer from {producer} yet; trying for {timeout_ms:,} ms"
+        self._silence = f"no answer from {producer} yet; trying for {timeout_ms:,} ms"
+        self._again = f"trying again for {timeout_ms:,} ms"
         self._quiet = quiet
-        self._helped = False
+        self._silence_told = self._refusal_told = self._helped = False
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Around each request; only the first is told of."""
+    def waiting(self, client: Producer) -> Iterator[None]:
+        """Around each request of this producer."""
         if self._quiet:
             yield
             return
-        timer = threading.Timer(PATIENCE_S, self._tell)
-        timer.daemon = True
-        timer.start()
+        ended = threading.Event()
+        watch = threading.Thread(target=self._watch, args=(client, ended), daemon=True)
+        watch.start()
         try:
             yield
         except SendError as error:
             self.over([error])
             raise
         finally:
-            timer.cancel()
-            self._quiet = True
+            ended.set()
+            watch.join()
 
     def over(self, errors: Iterable[BaseException | None]) -> None:
         """Say what may help, unless that was said, where nobody answered: `errors` are what came of all."""
         if not self._helped and all(map(_unanswered, errors)):
             self._help()
 
-    def _tell(self) -> None:
-        hint(self._text)
-        self._help()
+    def _watch(self, client: Producer, ended: threading.Event) -> None:
+        while not ended.wait(PATIENCE_S) and not self._refusal_told:
+            error = client.last_error
+            if error is not None and not _unanswered(error):
+                self._refusal_told = True
+                hint(f"not stored yet: {error}; {self._again}")
+            elif not self._silence_told:
+                self._silence_told = True
+                hint(self._silence)
+                self._help()
 
     def _help(self) -> None:
         self._helped = True
@@ -235,13 +250,13 @@ def _added(
     client: Producer, message: OutgoingMessage, wanted: dict[str, Any], patience: Patience
 ) -> dict[str, Any]:
     try:
-        with patience.waiting():
+        with patience.waiting(client):
             result = client.send(
                 message.topic, message.body, key=message.key, tags=message.tags,
                 properties=message.properties, shard_key=message.shard_key, queue=message.queue, **wanted,
             )  # fmt: skip
     except ClientError as error:
-        return {"id": None, "due_ms": None, "error": str(error)}
+        return {"id": None, "due_ms": None, "error": in_options(error)}
     due_ms = result.due_ms if isinstance(result, DelayResult) else None
     return {"id": result.delay_id, "due_ms": due_ms, "error": None}
 

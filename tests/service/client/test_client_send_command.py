@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from standin import BEFORE, Standin, refuse
 
+from ddmq.cli.messages import sending
 from ddmq.cli.root import run
 from tests.support.ports import port_of, reserved
 
@@ -127,3 +128,47 @@ def test_what_it_cannot_be(send: SendCommand, proxy: Standin, more: list[str], t
     assert send("x", *more, code=2) == ""
     assert told in send.error
     assert not proxy.calls
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "PATIENCE_S", 0.05)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("delayed", [(), ("--delay", "1h")])
+def test_why_a_proxy_refuses_is_told_while_it_is_tried_again(
+    send: SendCommand, proxy: Standin, delayed: tuple[str, ...]
+) -> None:
+    method = "sendDelaySync" if delayed else "sendSync"
+    proxy.faults[method].extend([refuse(15)] * 1_000)
+    send("x", "--timeout-ms", "1000", *delayed, code=1)
+    told = send.error.splitlines()
+    assert len([line for line in told if line.startswith("not stored yet: ") and "(code 15" in line]) == 1
+    assert "trying again for 1,000 ms" in send.error
+    assert "no answer from" not in send.error
+    assert "ddmq serve" not in send.error
+
+
+@pytest.mark.usefixtures("impatient")
+def test_that_nobody_answers_is_told_and_then_why_it_is_refused(
+    send: SendCommand, proxy: Standin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    def hint(text: str) -> None:
+        told.append(text)
+        if text.startswith("no answer from"):
+            proxy.restart()
+
+    monkeypatch.setattr(sending, "hint", hint)
+    proxy.faults["sendSync"].extend([refuse(15)] * 1_000)
+    proxy.stop()
+    send("x", "--timeout-ms", "4000", code=1)
+    assert [text[:14] for text in told] == ["no answer from", "`ddmq serve` s", "not stored yet"]
+
+
+def test_a_level_above_the_last_is_refused(send: SendCommand, proxy: Standin) -> None:
+    send("x", "--delay-level", "19", code=2)
+    assert "--delay-level" in send.error
+    assert proxy.stored == []

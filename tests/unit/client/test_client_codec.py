@@ -86,8 +86,8 @@ def test_oneway() -> None:
 @pytest.mark.parametrize(
     ("message", "text"),
     [
-        (OutgoingMessage("t", b""), "body of 0 bytes"),
-        (OutgoingMessage("t", b"x" * 5_000_000), "body of 5000000 bytes"),
+        (OutgoingMessage("t", b""), "body has 0 bytes"),
+        (OutgoingMessage("t", b"x" * 5_000_000), "body has 5000000 bytes"),
         (OutgoingMessage("t", "\ud800"), "cannot be encoded"),
         (OutgoingMessage("t", 5), "body is int"),  # type: ignore[arg-type]
         (OutgoingMessage("t", b"x", key=5), "key=5"),  # type: ignore[arg-type]

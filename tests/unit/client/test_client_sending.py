@@ -77,7 +77,7 @@ def test_the_error_of_each_code(code: int, error: type[Exception]) -> None:
     assert not outcome.stored
     assert outcome.error.code == outcome.code == code
     assert outcome.error.proxy == "a:1"
-    with pytest.raises(error, match=f"FAILED: {code}"):
+    with pytest.raises(error, match=f"^{code} .code {code}"):
         outcome.raise_for_error()
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from backend.internal_topics import REAL_QUEUE, REAL_TOPIC, real_record, schedule_record
 from backend.records import NewRecord, StoredRecord
-from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels, parse_wait, shown
+from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels, duration_text, parse_duration, parse_wait, shown
 from ddmq_common.delivery import encode
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import SCHEDULE_TOPIC
@@ -98,3 +98,20 @@ def test_delivery_bytes_that_do_not_parse_go_on_as_they_are() -> None:
     record = NewRecord("orders", 0, ID, 77, b"\xff\xff")
     back = real_record(_stored(schedule_record(record, 1, DEFAULT_LEVELS)))
     assert (back.delivery, back.key, back.tags) == (b"\xff\xff", b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (0, "0s"),
+        (1, "1ms"),
+        (90_000, "1m30s"),
+        (5_400_000, "1h30m"),
+        (63 * 86_400_000, "63d"),
+        (86_400_001, "1d1ms"),
+        (-5, "-5ms"),
+    ],
+)
+def test_a_duration_is_written_as_people_do(ms: int, text: str) -> None:
+    assert duration_text(ms) == text
+    assert parse_duration(text.removeprefix("-"), 9) == abs(ms)

@@ -63,11 +63,11 @@ def test_a_dialect_beside_a_level_is_refused():
 @pytest.mark.parametrize(
     ("properties", "words"),
     [
-        ({b"deliver-after": b"63d"}, "the delay is 5443200000 ms; allowed: 0 to 5356800000"),
-        ({b"deliver-at": b"1895289273"}, "from now; allowed: at most 5356800000"),
-        ({b"TIMER_DELAY_SEC": b"5356801"}, "the due time is 5356801000 ms from now"),
+        ({b"deliver-after": b"63d"}, "the delay is 63d; allowed: 0 to 62d"),
+        ({b"deliver-at": b"1895289273"}, "from now; allowed: at most 62d"),
+        ({b"TIMER_DELAY_SEC": b"5356801"}, "the due time is 62d1s from now"),
         ({b"AMQ_SCHEDULED_CRON": b"0 0 30 2 *"}, "day-of-month"),
-        ({b"deliver-period": b"10ms", b"deliver-repeat": b"3"}, "the period is 10 ms"),
+        ({b"deliver-period": b"10ms", b"deliver-repeat": b"3"}, "the period is 10ms"),
         ({b"deliver-after": b"9" * 18}, "allowed: 0 to"),
     ],
 )

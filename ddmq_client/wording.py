@@ -1,0 +1,40 @@
+"""Put a proxy's refusal into the words of the application: names of arguments, not of wire fields. Pure.
+
+A proxy answers one sentence to everybody, `FAILED: what is wrong, with its value; allowed: what is`. Some of
+its words are those of the wire, or of the delay dialects that users of other systems write; proxies of
+earlier releases use more of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from ddmq_client.idl.codes import FAILED_PREFIX
+
+_Rewrite = str | Callable[[re.Match[str]], str]
+_WORDS: tuple[tuple[re.Pattern[str], _Rewrite], ...] = tuple(
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"^uniqDelayMsgId is ", "the delay id is "),
+        (r" in uniqDelayMsgId is ", " in the delay id is "),
+        (r"^dueMs is (-?\d+), second -?\d+", r"the due time is epoch millisecond \1"),
+        (r"^the delay is ", "delay is "),
+        (r"^the period is ((?:-?\d+ ?\w+)) with repeat -?\d+", r"every is \1"),
+        (r"^the period is ", "every is "),
+        (
+            r"^repeat is (-?\d+); allowed: -1 \(without end\) to (\d+)",
+            lambda found: f"times is {int(found[1]) + 1}; allowed: 1 to {int(found[2]) + 1}",
+        ),
+        (r"^the occurrences are (-?\d+); allowed: 0 \(no cap\) to ", r"times is \1; allowed: 1 to "),
+        (r" bytes in field 7 or 3$", " bytes"),
+    )
+)
+
+
+def in_arguments(text: str) -> str:
+    """Return a refusal without the wire's prefix, in the names of `Producer.send`'s arguments."""
+    text = text.removeprefix(FAILED_PREFIX).lstrip()
+    for pattern, words in _WORDS:
+        text = pattern.sub(words, text, count=1)
+    return text
