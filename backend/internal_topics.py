@@ -37,7 +37,7 @@ from typing import NamedTuple, Protocol
 
 from backend.completion import Completion, failed, succeeded
 from backend.port import Backend
-from backend.records import Durability, NewRecord, StoredRecord, TopicInfo
+from backend.records import FLAG_ONE_GROUP, ONE_GROUP, Durability, NewRecord, StoredRecord, TopicInfo
 from ddmq_common.delays.levels import Levels
 from ddmq_common.delivery import Content, decode, encode, key_and_tags
 from ddmq_common.errors import DamagedError, DdmqError
@@ -120,10 +120,11 @@ class Dying(Protocol):
 def _again(record: Dying, topic: str, queue_id: int, delivery: bytes, system: Mapping[str, str]) -> NewRecord:
     """The record to append to another queue: message id, born time, key, tags and flags stay.
 
-    Its IDENTITY does not: that is the first one's, where the client's send put it.
+    Its IDENTITY does not: that is the first one's, where the client's send put it. Nor does ONE_GROUP, which
+    is about the queue that the record was resent to.
     """
     key, tags = key_and_tags(record.delivery)
-    kept = {name: text for name, text in system.items() if name != IDENTITY}
+    properties = {name: text for name, text in system.items() if name not in (IDENTITY, ONE_GROUP)}
     return NewRecord(
         topic,
         queue_id,
@@ -132,9 +133,9 @@ def _again(record: Dying, topic: str, queue_id: int, delivery: bytes, system: Ma
         delivery,
         key,
         tags,
-        record.flags,
+        record.flags & ~FLAG_ONE_GROUP,
         0,
-        kept or None,
+        properties or None,
     )
 
 
@@ -219,12 +220,12 @@ def read_dead_letter(record: StoredRecord) -> DeadLetter:
     )
 
 
-def resent_record(letter: DeadLetter, queues: int) -> NewRecord:
+def resent_record(letter: DeadLetter, queues: int, group: str = "") -> NewRecord:
     """The message again, for its original topic of `queues` queues: same queue if there is one, of what
     was in none the one it was to go to.
 
-    It keeps message id, born time, key, tag, value and the application's properties. A letter whose bytes
-    do not parse goes as it is.
+    `group`: the only consumer group that it reaches; "": every group of the topic. It keeps message id, born
+    time, key, tag, value and the application's properties. A letter whose bytes do not parse goes as it is.
     """
     record = letter.record
     key, tags = key_and_tags(record.delivery)
@@ -235,7 +236,11 @@ def resent_record(letter: DeadLetter, queues: int) -> NewRecord:
         delivery = encode(key, letter.content.value, tags, properties)
     system = {name: text for name, text in record.system.items() if not name.startswith(PREFIX)}
     queue_id = (letter.place if letter.queue_id is None else letter.queue_id) % queues
-    return _again(record, letter.topic, queue_id, delivery, system)
+    again = _again(record, letter.topic, queue_id, delivery, system)
+    if group:
+        again.flags |= FLAG_ONE_GROUP
+        again.system = {**(again.system or {}), ONE_GROUP: group}
+    return again
 
 
 def _without_facts(content: Content) -> dict[bytes, bytes]:

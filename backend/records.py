@@ -14,6 +14,8 @@ import msgspec
 from ddmq_common.errors import DamagedError
 
 FLAG_PRESSURE = 1  # property isPressureTraffic=true; reaches only subscriptions that accept it
+FLAG_ONE_GROUP = 2  # reaches only the consumer group that system property ONE_GROUP names
+ONE_GROUP = "one-group"
 PASSED_MAX = 1 << 16  # records that one read may pass over because of their tags
 
 
@@ -180,6 +182,16 @@ class ReadBatch(ABC):
     def stored_ms(self, index: int) -> int:
         """When the record at `index` was stored, epoch milliseconds; 0 when that cannot be told any more."""
         return self.record(index).stored_ms
+
+
+def is_for_group(batch: ReadBatch, index: int, group: str) -> bool:
+    """Whether `group` may have the record at `index`: all groups may, but where the record names one."""
+    if not batch.flags[index] & FLAG_ONE_GROUP:
+        return True
+    try:
+        return batch.record(index).system.get(ONE_GROUP, group) == group
+    except DamagedError:  # deleted since the read
+        return True
 
 
 class Bounds(NamedTuple):

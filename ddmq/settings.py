@@ -44,6 +44,12 @@ WORDS: dict[str, tuple[str, str]] = {
         "N",
         "With an order key: deliveries in all, then dead letter; -1: for ever, the key stays blocked.",
     ),
+    "on_dead_letter": (
+        "dead_letter|park",
+        "With an order key, when a message has used up its deliveries. dead_letter: it is moved to the dead "
+        "letters, the next of its key follows; park: it stays the first of its key, and nothing of the key "
+        "is delivered until `ddmq group replay` or `skip`.",
+    ),
     "tags": ("EXPR", "Deliver only these tags: 'created || paid'; '*' means all."),
     "sql": ("EXPR", "Deliver only what this SQL92 expression on properties, TAGS and KEYS lets through."),
     "pressure_traffic": ("", "Deliver messages marked isPressureTraffic."),

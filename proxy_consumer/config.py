@@ -41,7 +41,8 @@ class SubscriptionDefaults:
     retry, a last −1 repeats the one before for ever. `max_timeout_redeliveries`: −1 = for ever. When either
     is spent: `retry_steps` deliveries through `%RETRY%group` (0: dead letter at once). Subscriptions with an
     order key stay at the head of their chain instead, every `ordered_interval_ms` after the quick retries,
-    `ordered_deliveries_max` deliveries in all (−1 = for ever), then dead letter.
+    `ordered_deliveries_max` deliveries in all (−1 = for ever), then dead letter; or, with `on_dead_letter`:
+    park, they stay there undelivered until an operator replays or skips the key.
 
     Order: `order_key`: "" | QID | KEY | a JSONPath. `order_scope`: group | topic | queue; "" = group for
     KEY and JSONPath; QID is always queue. `chain_batch`: consecutive messages of one key in one answer.
@@ -75,6 +76,7 @@ class SubscriptionDefaults:
     chain_batch: int = field(default=1, metadata=rules(low=1, high=10_000))
     ordered_interval_ms: int = field(default=1_000, metadata=rules(low=1, high=86_400_000))
     ordered_deliveries_max: int = field(default=16, metadata=rules(low=-1, high=1_000_000))
+    on_dead_letter: str = field(default="dead_letter", metadata=rules(choices=("dead_letter", "park")))
     tags: str = "*"
     sql: str = ""
     pressure_traffic: bool = False
@@ -102,6 +104,11 @@ class SubscriptionDefaults:
             raise ValueError(fault)
         if self.ordered_deliveries_max == 0:
             raise ValueError("ordered_deliveries_max is 0; allowed: 1 or more, or -1 for ever")
+        if self.on_dead_letter == "park" and not self.order_key:
+            raise ValueError(
+                "on_dead_letter is park and order_key is blank; a key can only be parked where there is one: "
+                "set order_key (QID, KEY or a JSONPath), or on_dead_letter: dead_letter"
+            )
         if self.order_key and self.model == "broadcasting":
             raise ValueError(
                 f"order_key is {self.order_key!r} and model is broadcasting; "

@@ -97,6 +97,7 @@ class Runtime:
             late=self.ignored(group, "late"),
             unknown=self.ignored(group, "unknown offset"),
             pressure=cell(catalogue.SKIPPED, group, topic, "pressure"),
+            others=cell(catalogue.SKIPPED, group, topic, "resent to another group"),
             missing=cell(catalogue.SKIPPED, group, topic, "missing") if self.backend.gapless else Count(),
             expired=cell(catalogue.SKIPPED, group, topic, "expired"),
             filtered=cell(catalogue.SKIPPED, group, topic, "filtered"),

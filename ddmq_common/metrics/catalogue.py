@@ -145,7 +145,7 @@ REPLIES = _counter(
 SKIPPED = _counter(
     "ddmq_skipped_total",
     "Messages finished undelivered: pressure traffic refused, filtered, missing from the log, expired, "
-    "retried by a subscription that was deleted since.",
+    "retried by a subscription that was deleted since, dead letters resent to another group.",
     "group",
     "topic",
     "reason",
@@ -189,7 +189,13 @@ LAG_AGE = _gauge(
     "ddmq_lag_age_ms", "Age of the oldest unfinished message; 0 without lag.", "group", "topic", unit="ms"
 )
 INFLIGHT = _gauge("ddmq_inflight", "Messages handed out and not finished.", "group", "topic")
-RETRYING = _gauge("ddmq_retrying", "Messages that wait to be handed out again.", "group", "topic")
+RETRYING = _gauge(
+    "ddmq_retrying",
+    "Messages that wait to be handed out again; heads that are parked with their deliveries used up are "
+    "among them.",
+    "group",
+    "topic",
+)
 RETRY_WAITING = _gauge(
     "ddmq_retry_waiting",
     "Failed messages on the retry path: those that wait for a later retry, and those that are due.",
@@ -208,6 +214,12 @@ BLOCKED_KEYS = _gauge(
 )
 BLOCKED_KEY_AGE = _gauge(
     "ddmq_blocked_key_age_ms", "How long the longest blocked key has been.", "group", "topic", unit="ms"
+)
+PARKED_KEYS = _gauge(
+    "ddmq_parked_keys",
+    "Blocked order keys that are parked: by an operator, or because their head used up its deliveries.",
+    "group",
+    "topic",
 )
 STALLED_QUEUES = _gauge(
     "ddmq_stalled_queues",

@@ -1,10 +1,10 @@
 """Messages of a queue as reads brought them: what goes on, what is finished undelivered, and why.
 
-New ones come in order; finished ones, pressure traffic that the subscription refuses, what its filter keeps
-back, and gaps are not delivered. Those read again, retries and what was let out of chains, are seldom
-neighbours: what is wanted is read in short windows and gathered by offset until there is an answer's worth,
-then handed out together. The filter judges them anew: it may have changed, and a message that failed at it
-fails there again.
+New ones come in order; finished ones, dead letters that were resent to another group, pressure traffic that
+the subscription refuses, what its filter keeps back, and gaps are not delivered. Those read again, retries
+and what was let out of chains, are seldom neighbours: what is wanted is read in short windows and gathered
+by offset until there is an answer's worth, then handed out together. The filter judges them anew: it may
+have changed, and a message that failed at it fails there again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import NamedTuple
 
-from backend.records import FLAG_PRESSURE, ReadBatch, ReadStatus
+from backend.records import FLAG_PRESSURE, ReadBatch, ReadStatus, is_for_group
 from proxy_consumer.core.jobs import JobState
 from proxy_consumer.core.progress import Range, ascending_ranges, between
 from proxy_consumer.core.queue_feed import FeedState, Filter, Slice, gather
@@ -26,9 +26,10 @@ KEPT_MAX = 1_024  # messages read and not wanted any more, per queue
 
 
 class Arrivals:
-    """Takes reads in for one subscription; everything left out is counted by its reason."""
+    """Takes reads in for one subscription of `group`; everything left out is counted by its reason."""
 
-    def __init__(self, answer_bytes_max: int, tally: Tally) -> None:
+    def __init__(self, group: str, answer_bytes_max: int, tally: Tally) -> None:
+        self._group = group
         self._bytes_max = answer_bytes_max
         self._tally = tally
 
@@ -42,12 +43,13 @@ class Arrivals:
             return self._nothing(state, batch, message_filter)
         feed, jobs = state.feed, state.jobs
         known = _known(jobs) if feed.cursor < feed.finished_until else None
-        picked = pick(batch, feed.cursor, refuse_pressure, known, message_filter)
+        picked = pick(batch, feed.cursor, refuse_pressure, known, message_filter, self._group)
         if picked.skipped:
-            rest = sum(end - start for start, end in picked.skipped) - picked.pressure
+            rest = sum(end - start for start, end in picked.skipped) - picked.pressure - picked.others
             by_tag = message_filter is not None and message_filter.tags is not None
             filtered = rest if by_tag else picked.filtered
             self._tally.pressure.value += picked.pressure
+            self._tally.others.value += picked.others
             self._tally.filtered.value += filtered
             self._tally.missing.value += rest - filtered
             jobs.skip(picked.skipped)
@@ -177,6 +179,7 @@ class PickedMessages(NamedTuple):
     pressure: int
     filtered: int
     faulty: list[int]
+    others: int = 0  # resent to another group
 
 
 def pick(
@@ -185,31 +188,35 @@ def pick(
     refuse_pressure: bool,
     known: Callable[[int], bool] | None,
     message_filter: Filter | None = None,
+    group: str = "",
 ) -> PickedMessages:
-    """What of `batch` to deliver.
+    """What of `batch` to deliver to `group`.
 
     `known` tells which offsets are finished or handled elsewhere already; None: none of them.
     """
     offsets, flags = batch.offsets, batch.flags
-    if known is None and message_filter is None and not (refuse_pressure and any(flags)):
+    flagged = any(flags)
+    if known is None and message_filter is None and not flagged:
         whole = Slice(batch, offsets, batch.deliveries, range(len(offsets)))
         kept = ascending_ranges(offsets)
         if kept and kept[0] == (cursor, batch.next_offset):
             return PickedMessages(whole, [], 0, 0, [])
         return PickedMessages(whole, between(cursor, batch.next_offset, kept), 0, 0, [])
     fresh = [index for index, offset in enumerate(offsets) if known is None or not known(offset)]
-    indexes = fresh
-    if refuse_pressure:
-        indexes = [index for index in fresh if not flags[index] & FLAG_PRESSURE]
-    pressure = len(fresh) - len(indexes)
+    indexes = [index for index in fresh if is_for_group(batch, index, group)] if flagged else fresh
+    others = len(fresh) - len(indexes)
+    if flagged and refuse_pressure:
+        indexes = [index for index in indexes if not flags[index] & FLAG_PRESSURE]
+    pressure = len(fresh) - others - len(indexes)
     indexes, faulty = _judged(batch, indexes, message_filter)
     chosen = [offsets[index] for index in indexes]
     held = [offset for offset in offsets if known is not None and known(offset)]
     kept = ascending_ranges(sorted([*chosen, *held]))
     deliveries = [batch.deliveries[index] for index in indexes]
     skipped = between(cursor, batch.next_offset, kept)
-    filtered = len(fresh) - pressure - len(indexes)
-    return PickedMessages(Slice(batch, chosen, deliveries, indexes), skipped, pressure, filtered, faulty)
+    filtered = len(fresh) - others - pressure - len(indexes)
+    messages = Slice(batch, chosen, deliveries, indexes)
+    return PickedMessages(messages, skipped, pressure, filtered, faulty, others)
 
 
 def _judged(

@@ -1,4 +1,4 @@
-"""Jobs: what has a state of its own, the states, which of a queue's jobs are due, and when one comes again.
+"""Jobs: what has a state of its own, the states, and which of a queue's jobs are due.
 
 Most messages never become a job: they are read, leased as part of a run of offsets (leases.py) and
 acknowledged. A job is made for one that fails or times out, waits in a chain and is read again, is parked or
@@ -8,19 +8,19 @@ table, TRANSITIONS, shown in docs/states.md. What it does not hold cannot happen
 has changed.
 
 Fails and time-outs are counted apart, because each has its own limit. Progress keeps one number a
-message: `packed`, which rises with either count.
+message: `packed`, which rises with either count, and with each replay, after which both begin at 0 again.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import Enum
 from heapq import heapify, heappop, heappush
 
 from mypy_extensions import mypyc_attr
 
-from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.core.retry_policy import REASON_GIVEN_UP, RetryPolicy
 from proxy_consumer.core.tally import Budget
 from proxy_consumer.core.timer_queue import NEVER
 
@@ -35,6 +35,7 @@ class JobState(Enum):
     WAITING = "failed; a retry interval is on"
     READY = "to be read and delivered again"
     PARKED = "an operator has set its key aside"
+    EXHAUSTED = "its tries are used up, and its key waits for an operator (on_dead_letter: park)"
     SPENT = "on its way to the retry topic or the dead letters"
     GONE = "no job any more"
 
@@ -52,6 +53,7 @@ class JobEvent(Enum):
     SENT_BACK = "waits in its chain again, tried before"
     FORGOTTEN = "waits in its chain again, never tried"
     PARKED = "its key was set aside"
+    EXHAUSTED = "its tries are used up, and its key is to be parked"
     REPLAYED = "an operator wants it delivered now"
     SPENT = "its tries are used up, or a client or an operator gave it up"
     FINISHED = "acknowledged, skipped, expired, or stored in its next topic"
@@ -69,7 +71,13 @@ class IllegalJobEventError(Exception):
 _S, _E = JobState, JobEvent
 _BACK = {_E.SENT_BACK: _S.RECORDED, _E.FORGOTTEN: _S.GONE}
 _END = {_E.SPENT: _S.SPENT, _E.FINISHED: _S.GONE}
-_AGAIN = {_E.DELIVERED: _S.LEASED, _E.PARKED: _S.PARKED, **_BACK, **_END}
+_AGAIN = {
+    _E.DELIVERED: _S.LEASED,
+    _E.PARKED: _S.PARKED,
+    _E.EXHAUSTED: _S.EXHAUSTED,
+    **_BACK,
+    **_END,
+}
 
 TRANSITIONS: Mapping[JobState, Mapping[JobEvent, JobState]] = {
     _S.PLAIN: {_E.LET_OUT: _S.RELEASED, _E.PARKED: _S.PARKED, _E.SPENT: _S.SPENT},
@@ -80,41 +88,53 @@ TRANSITIONS: Mapping[JobState, Mapping[JobEvent, JobState]] = {
         _E.TIMED_OUT: _S.READY,
         _E.LET_OUT: _S.RELEASED,
         _E.PARKED: _S.PARKED,
+        _E.EXHAUSTED: _S.EXHAUSTED,
         **_BACK,
         **_END,
     },
     _S.WAITING: {_E.DUE: _S.READY, _E.PARKED: _S.PARKED, _E.REPLAYED: _S.READY, **_END},
     _S.READY: {_E.FAILED: _S.WAITING, **_AGAIN},
     _S.PARKED: {_E.REPLAYED: _S.READY, **_BACK, **_END},
+    _S.EXHAUSTED: {_E.REPLAYED: _S.READY, _E.SENT_BACK: _S.RECORDED, **_END},
     _S.SPENT: {_E.FINISHED: _S.GONE},
     _S.GONE: {},
 }
 
 
 FAILS_MAX = (1 << 16) - 1
+TIMEOUTS_MAX = (1 << 31) - 1
+REPLAYS_MAX = (1 << 15) - 1
 
 
 class UpstreamJob:
     """One message travelling through one subscription whose way is not the plain one."""
 
-    __slots__ = ("due", "error", "fails", "final", "offset", "reason", "since", "size", "state", "timeouts")
+    __slots__ = (
+        "due", "error", "fails", "final", "offset", "reason", "replays", "since", "size", "state", "timeouts",
+    )  # fmt: skip
 
     def __init__(self, offset: int, state: JobState, fails: int = 0, timeouts: int = 0) -> None:
         self.offset = offset
         self.fails = fails
         self.timeouts = timeouts
+        self.replays = 0  # how often an operator had its attempts counted anew
         self.state = state
         self.due = 0.0  # monotonic seconds; while WAITING
         self.since = 0.0  # monotonic seconds of the first failure seen here; 0: none yet
         self.size = 0  # bytes, as accounted while leased
-        self.reason = ""  # why it is spent
+        self.reason = ""  # why it is spent or exhausted
         self.error = ""  # what the client said last
-        self.final = False  # dead letter at once, no further retry
+        self.final = False  # given up: no further retry
 
     @property
     def tried(self) -> bool:
         """Whether it was delivered, and came back, at least once."""
         return bool(self.fails or self.timeouts)
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether progress knows it."""
+        return bool(self.fails or self.timeouts or self.replays)
 
     @property
     def attempt(self) -> int:
@@ -123,21 +143,37 @@ class UpstreamJob:
 
     @property
     def packed(self) -> int:
-        """Both counters in the one number that progress keeps."""
-        return pack_attempts(self.fails, self.timeouts)
+        """All counters in the one number that progress keeps."""
+        return pack_attempts(self.fails, self.timeouts, self.replays, final=self.final)
+
+    def why_used_up(self, policy: RetryPolicy) -> str:
+        """Why it is not to be tried again, as the reason of a dead letter; "": it is."""
+        return REASON_GIVEN_UP if self.final else policy.used_up(self.fails, self.timeouts)
 
 
-def pack_attempts(fails: int, timeouts: int) -> int:
-    """What ProgressDelta.attempts holds: time-outs above 16 bits of fails, so that it only rises."""
-    return timeouts << 16 | min(fails, FAILS_MAX)
+def pack_attempts(fails: int, timeouts: int, replays: int = 0, *, final: bool = False) -> int:
+    """What ProgressDelta.attempts holds: 16 bits of fails, 31 of time-outs, one for what was given up, and 15
+    of replays above them, so that it only rises."""
+    tries = min(timeouts, TIMEOUTS_MAX) << 16 | min(fails, FAILS_MAX)
+    return min(replays, REPLAYS_MAX) << 48 | final << 47 | tries
 
 
-def unpack_attempts(packed: int) -> tuple[int, int]:
-    """(fails, time-outs)."""
-    return packed & FAILS_MAX, packed >> 16
+def unpack_attempts(packed: int) -> tuple[int, int, int, bool]:
+    """(fails, time-outs, replays, whether it was given up)."""
+    return packed & FAILS_MAX, packed >> 16 & TIMEOUTS_MAX, packed >> 48, bool(packed >> 47 & 1)
 
 
-_RETRYING = (JobState.WAITING, JobState.READY, JobState.SPENT)
+_RETRYING = (JobState.WAITING, JobState.READY, JobState.SPENT, JobState.EXHAUSTED)
+_RETURNABLE = (JobState.WAITING, JobState.READY, JobState.PARKED, JobState.EXHAUSTED)
+_BEFORE = (JobState.RECORDED, JobState.RELEASED)
+
+
+def may_return(job: UpstreamJob) -> bool:
+    """Whether an acknowledgement without a lease finishes it: it waits for redelivery, or was delivered."""
+    return job.state in _RETURNABLE or (job.tried and job.state in _BEFORE)
+
+
+_REPLAYABLE = (JobState.PARKED, JobState.EXHAUSTED, JobState.WAITING)
 _DUE = (JobState.READY, JobState.RELEASED)  # what delivery takes: others, parked ones too, it passes over
 _STALE_ENTRIES_MAX = 1_024
 _Counts = tuple[int, int, int]  # of retrying, released and recorded jobs
@@ -168,12 +204,15 @@ _STEPS = {
 class JobTable:
     """Every job is in it until it is GONE. `retrying`, `recorded`, `released`: jobs in those states."""
 
-    __slots__ = ("_budget", "_waiting", "jobs", "ready", "recorded", "released", "retrying", "spent")
+    __slots__ = (
+        "_budget", "_waiting", "exhausted", "jobs", "ready", "recorded", "released", "retrying", "spent",
+    )  # fmt: skip
 
     def __init__(self, budget: Budget) -> None:
         self.jobs: dict[int, UpstreamJob] = {}
         self.ready: list[int] = []  # offsets that are due, ascending
         self.spent: list[UpstreamJob] = []  # not yet taken by the shell
+        self.exhausted: list[UpstreamJob] = []  # the same
         self.retrying = self.recorded = self.released = 0
         self._budget = budget
         self._waiting: list[tuple[float, int]] = []
@@ -217,6 +256,13 @@ class JobTable:
         return self._waiting[0][0] if self._waiting else NEVER
 
     # --- what happens to jobs
+
+    def add_recorded(self, offset: int, packed: int) -> UpstreamJob:
+        """A message of which progress knows `packed` becomes a job."""
+        fails, timeouts, replays, final = unpack_attempts(packed)
+        job = self.add(offset, JobState.RECORDED, fails, timeouts)
+        job.replays, job.final = replays, final
+        return job
 
     def add(self, offset: int, state: JobState, fails: int = 0, timeouts: int = 0) -> UpstreamJob:
         """A message becomes a job."""
@@ -280,15 +326,37 @@ class JobTable:
     def park(self, offset: int) -> None:
         """An operator set the key aside: not delivered until `replay`. It must not be leased."""
         job = self.jobs.get(offset) or self.add(offset, JobState.PLAIN)
-        if job.state not in (JobState.LEASED, JobState.SPENT, JobState.PARKED):
+        if job.state not in (JobState.LEASED, JobState.SPENT, JobState.PARKED, JobState.EXHAUSTED):
             self.change(job, JobEvent.PARKED)
 
-    def replay(self, offset: int) -> None:
-        """Deliver a parked or waiting job now, with its attempts counted anew."""
+    def exhaust(self, job: UpstreamJob, reason: str) -> None:
+        """Its tries are used up: it stays where it is, not delivered until `replay`."""
+        self.change(job, JobEvent.EXHAUSTED)
+        job.reason = reason
+        self.exhausted.append(job)
+
+    def exhaust_recorded(self, offset: int, policy: RetryPolicy) -> bool:
+        """Whether the tries of a recorded job are used up; then it is exhausted."""
         job = self.jobs.get(offset)
-        if job is not None and job.state in (JobState.PARKED, JobState.WAITING):
+        if job is None or job.state is not JobState.RECORDED:
+            return False
+        reason = job.why_used_up(policy)
+        if reason:
+            self.exhaust(job, reason)
+        return bool(reason)
+
+    def replay(self, offset: int) -> UpstreamJob | None:
+        """Deliver a parked, exhausted or waiting job now, with its attempts counted anew; None: it is not
+        one. Otherwise what progress knows of it has changed."""
+        job = self.jobs.get(offset)
+        if job is None or job.state not in _REPLAYABLE:
+            return None
+        if job.tried:
             job.fails = job.timeouts = 0
-            self.make_ready(job, JobEvent.REPLAYED)
+            job.replays += 1
+        job.reason, job.final = "", False
+        self.make_ready(job, JobEvent.REPLAYED)
+        return job
 
     def spend(self, job: UpstreamJob, reason: str) -> None:
         """Its tries are used up, or it was given up: the shell moves it to its next topic."""
@@ -298,7 +366,12 @@ class JobTable:
 
     def go_back(self, job: UpstreamJob) -> None:
         """It waits in its chain again."""
-        self.change(job, JobEvent.SENT_BACK if job.tried else JobEvent.FORGOTTEN)
+        self.change(job, JobEvent.SENT_BACK if job.is_recorded else JobEvent.FORGOTTEN)
+
+    def take_exhausted(self) -> list[UpstreamJob]:
+        """Jobs that were exhausted since the last call; some may have gone on by now."""
+        taken, self.exhausted = self.exhausted, []
+        return taken
 
     def take_spent(self) -> list[UpstreamJob]:
         """Jobs to be stored elsewhere; each stays unfinished until that is durable."""
@@ -313,87 +386,10 @@ class JobTable:
         self.ready.clear()
         self._waiting.clear()
         self.spent.clear()
+        self.exhausted.clear()
 
     def _waits(self, entry: tuple[float, int]) -> UpstreamJob | None:
         """The job that an entry of the heap stands for; None when it is stale."""
         job = self.jobs.get(entry[1])
         waits = job is not None and job.state is JobState.WAITING and job.due == entry[0]
         return job if waits else None
-
-
-class RetryPolicy:
-    """The waits of one queue of a subscription, in milliseconds; None = spent.
-
-    Unordered: the quick intervals after failures, time-outs again at once, each with its own limit. A last
-    interval of −1 repeats the one before it for ever, whatever other limits say; a leading one is no retry.
-    `steps_max`: so many failures beyond the quick ones still wait in place when they name their own delay.
-    Ordered (`interval_ms` set): after those the job stays at the head of its chain and comes every
-    `interval_ms`, `deliveries_max` deliveries in all (−1 = for ever).
-    """
-
-    __slots__ = (
-        "_deliveries_max", "_for_ever", "_interval_ms", "_intervals_ms", "_steps_max", "_timeouts_max",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        intervals_ms: Sequence[int],
-        max_timeout_redeliveries: int,
-        interval_ms: int | None = None,
-        deliveries_max: int = -1,
-        steps_max: int = 0,
-    ) -> None:
-        plain = list(intervals_ms)
-        if plain and plain[0] == -1:
-            plain = []
-        self._for_ever = bool(plain) and plain[-1] == -1
-        self._intervals_ms = plain[:-1] if self._for_ever else plain
-        self._steps_max = steps_max
-        self._timeouts_max = max_timeout_redeliveries
-        self._interval_ms = interval_ms
-        self._deliveries_max = deliveries_max
-
-    def after_fail(self, fails: int, timeouts: int) -> int | None:
-        """How long to wait after the `fails`-th failure (from 1)."""
-        if self._for_ever:
-            return self._intervals_ms[min(fails, len(self._intervals_ms)) - 1]
-        if self._all_delivered(fails + timeouts):
-            return None
-        if fails <= len(self._intervals_ms):
-            return self._intervals_ms[fails - 1]
-        return self._interval_ms
-
-    def after_timeout(self, fails: int, timeouts: int) -> int | None:
-        """How long to wait after the `timeouts`-th time-out (from 1); 0 = at once."""
-        if self._all_delivered(fails + timeouts):
-            return None
-        if self._timeouts_max < 0 or timeouts <= self._timeouts_max:
-            return 0
-        return self._interval_ms
-
-    def waits_in_place(self, fails: int) -> bool:
-        """Whether the `fails`-th failure, past the quick retries, may wait for a delay of its own."""
-        return self.steps_beyond(fails) <= self._steps_max
-
-    def steps_beyond(self, fails: int) -> int:
-        """How many of so many failures took the place of steps of the retry path, the last one included."""
-        return max(0, fails - len(self._intervals_ms))
-
-    def _all_delivered(self, deliveries: int) -> bool:
-        return self._interval_ms is not None and 0 <= self._deliveries_max <= deliveries
-
-
-def policy_of(config: SubscriptionDefaults, *, retry_queue: bool = False) -> RetryPolicy:
-    """The policy of a subscription's queue. A queue of `%RETRY%group` gives each message one delivery."""
-    if retry_queue:
-        return RetryPolicy((), config.max_timeout_redeliveries, steps_max=config.retry_steps)
-    if config.order_key:
-        return RetryPolicy(
-            config.retry_intervals_ms,
-            config.max_timeout_redeliveries,
-            config.ordered_interval_ms,
-            config.ordered_deliveries_max,
-        )
-    return RetryPolicy(
-        config.retry_intervals_ms, config.max_timeout_redeliveries, steps_max=config.retry_steps
-    )

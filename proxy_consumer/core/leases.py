@@ -236,6 +236,14 @@ class LeaseTable:
             self._extend(lease, now)
         return True
 
+    def extend_parts(self, offsets: Sequence[int], lease_ids: Sequence[int], now: float) -> list[int]:
+        """Start the time of single messages anew; returns the offsets that their leases do not hold."""
+        late: list[int] = []
+        for lease_id, group in by_lease(offsets, lease_ids):
+            extended = set(self.extend_part(group, lease_id or 0, now))
+            late += [offset for offset in group if offset not in extended]
+        return late
+
     def extend_part(self, offsets: Sequence[int], lease_id: int, now: float) -> list[int]:
         """Start the time of these offsets anew, of no others under the lease; those that it holds."""
         parts = self._leases.get(lease_id)

@@ -24,13 +24,12 @@ from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, ReadStatu
 from ddmq_common.token_bucket import TokenBucket
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.arrivals import Arrivals
-from proxy_consumer.core.jobs import policy_of
 from proxy_consumer.core.leases import Lease
 from proxy_consumer.core.order.chains import KeyReader, QueueStream
 from proxy_consumer.core.order.scope import EndsRequest, OrderScope
-from proxy_consumer.core.progress import Range
 from proxy_consumer.core.queue_feed import FeedState, Filter, QueueFeed, Slice, gather
-from proxy_consumer.core.queue_jobs import LeasedRun, QueueJobs
+from proxy_consumer.core.queue_jobs import QueueJobs
+from proxy_consumer.core.retry_policy import policy_of
 from proxy_consumer.core.steps import BufferedQueue, Delivery, Loaded, Purpose, ReadPlan, ReadRequest
 from proxy_consumer.core.tally import Budget, Count, Counter, Tally
 from proxy_consumer.core.timer_queue import NEVER
@@ -51,10 +50,11 @@ class PullBuffer:
         tally: Tally,
         held: Counter | None = None,
         message_filter: Filter | None = None,
+        group: str = "",
     ) -> None:
         """`read_ahead(wanted)`: how many records and bytes to read when `wanted` are asked for.
 
-        `held` counts the bytes of messages read and not delivered.
+        `group`: whose subscription it is. `held` counts the bytes of messages read and not delivered.
         """
         self.jobs_of: JobsMaker = QueueJobs
         self._held: Counter = Count() if held is None else held
@@ -70,7 +70,7 @@ class PullBuffer:
         self._lease_ids = lease_ids
         self._bucket: TokenBucket | None = None
         self.room_at = NEVER  # when the rate lets something out again, for who was told to wait
-        self._arrivals = Arrivals(answer_bytes_max, tally)
+        self._arrivals = Arrivals(group, answer_bytes_max, tally)
         self._judge_by(message_filter)
         self._limit(config.rate_max)
         self.config = config
@@ -351,16 +351,6 @@ class PullBuffer:
             self._bucket.take(-back)
         self.heard(state)
         return back
-
-    def adopt(
-        self, state: BufferedQueue, runs: Sequence[LeasedRun], acked: Sequence[Range], now: float
-    ) -> None:
-        """Clients have these since before the queue came here: nobody else gets them while leases last.
-
-        `acked`: what they have acknowledged in time, and was not durable yet.
-        """
-        state.feed.finished_until = max(state.feed.finished_until, state.jobs.adopt(runs, acked, now))
-        self.heard(state)
 
     # --- time and news
 

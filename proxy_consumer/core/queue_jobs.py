@@ -1,15 +1,16 @@
 """The unfinished messages of one queue: leases, retries, and what becomes of results.
 
-Who may finish what (behaviour of acknowledgements):
+Who may finish what:
 * with a lease id: only what is leased under exactly that id;
-* without: an ack finishes what is leased or waits for redelivery (also what is known from group progress to
-  have been delivered), and what was handed out before the queue was lost and came back; a fail counts only
-  while leased;
+* without: an ack finishes what is leased, waits for redelivery, or was delivered before by group progress,
+  and what was handed out before the queue was lost and came back; a fail counts only while leased;
 * what clients had when the queue came from elsewhere (`out`) stays theirs, by the same lease;
 * everything else changes nothing and is counted, as late (a lease id that is not current) or unknown.
 
 In an ordered scope `stream` hears what is finished, and tells which jobs stand behind a failed one in its
-chain: those go back into the chain without having been tried.
+chain: those go back into the chain without having been tried. With `on_dead_letter: park` a job that has used
+up its attempts is exhausted, not spent, and stays the head of its chain. That follows from its attempts:
+`used_up` are those that wait for their chain.
 """
 
 from __future__ import annotations
@@ -20,18 +21,12 @@ from mypy_extensions import mypyc_attr
 
 from backend.progress.ack_map import AckMap
 from backend.records import ProgressDelta, ProgressView, QueueRef
-from proxy_consumer.core.jobs import JobEvent, JobState, JobTable, RetryPolicy, UpstreamJob, unpack_attempts
+from proxy_consumer.core.jobs import JobEvent, JobState, JobTable, UpstreamJob, may_return
 from proxy_consumer.core.leases import Lease, LeaseTable, by_lease
 from proxy_consumer.core.order.chains import QueueStream
 from proxy_consumer.core.progress import Range, UncommittedProgress, ranges_of
+from proxy_consumer.core.retry_policy import REASON_FAILED, REASON_GIVEN_UP, REASON_TIMED_OUT, RetryPolicy
 from proxy_consumer.core.tally import Budget, Tally
-
-REASON_FAILED = "failed"
-REASON_TIMED_OUT = "timed-out"
-REASON_GIVEN_UP = "given-up"
-LeasedRun = tuple[int, int, int, Lease]  # start, end, bytes
-_RETURNABLE = (JobState.WAITING, JobState.READY, JobState.PARKED)  # an ack without lease finishes these
-_BEFORE = (JobState.RECORDED, JobState.RELEASED)  # and these when they were delivered once
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -40,7 +35,7 @@ class QueueJobs:
 
     __slots__ = (
         "_tally", "ack_map", "delivered_until", "epoch", "generation", "leases", "out", "overtaken",
-        "policy", "queue", "stream", "table", "uncommitted",
+        "policy", "queue", "stream", "table", "uncommitted", "used_up",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +60,7 @@ class QueueJobs:
         self.ack_map.finish(view.finished)
         self.leases = LeaseTable(budget)
         self.out: set[int] = set()  # leased since before the queue came; in an ordered stream: not placed
+        self.used_up: set[int] = set()  # recorded, to be exhausted as their chains come to them
         self.uncommitted = UncommittedProgress()
         self._tally = tally
         self._load_attempts(view)
@@ -78,12 +74,12 @@ class QueueJobs:
         for offset, packed in view.attempts.items():
             if self.ack_map.is_finished(offset):
                 continue
-            fails, timeouts = unpack_attempts(packed)
-            job = self.table.add(offset, JobState.RECORDED, fails, timeouts)
-            if fails and self.policy.after_fail(fails, timeouts) is None:
-                self.table.spend(job, REASON_FAILED)
-            elif timeouts and self.policy.after_timeout(fails, timeouts) is None:
-                self.table.spend(job, REASON_TIMED_OUT)
+            job = self.table.add_recorded(offset, packed)
+            reason = job.why_used_up(self.policy)
+            if reason and self.policy.parks:
+                self.used_up.add(offset)
+            elif reason:
+                self.table.spend(job, reason)
 
     # --- delivery
 
@@ -94,26 +90,6 @@ class QueueJobs:
             for job in self.table.within(start, end):
                 self._tally.redelivered.value += job.tried
                 self.table.change(job, JobEvent.DELIVERED)
-
-    def adopt(self, runs: Iterable[LeasedRun], acked: Iterable[Range], now: float) -> int:
-        """Clients have these, or have acknowledged them, since before the queue came here; returns the
-        offset behind the last. A lease that has run out meanwhile is nobody's."""
-        last = 0
-        for start, end in acked:
-            if self._finish_handed_out(start, end):
-                last = max(last, end)
-        for start, end, size, lease in runs:
-            if lease.deadline <= now:
-                continue
-            open_offsets = self._open(start, end)
-            for first, after in ranges_of(open_offsets):
-                share = size * (after - first) // (end - start)
-                self.leases.add(first, after, share, lease)
-                last = max(last, after)
-                for job in self.table.within(first, after):
-                    self.table.change(job, JobEvent.DELIVERED)
-            self.out.update(open_offsets)
-        return last
 
     def back(self, start: int, end: int) -> None:
         """Of these, clients have none any more that they had before the queue came here."""
@@ -128,6 +104,18 @@ class QueueJobs:
         return min(deadline, self.table.next_due()) if self.table.jobs else deadline
 
     # --- chains and operators
+
+    def exhaust_used_up(self, offset: int) -> bool:
+        """Its chain came to a job: whether it has used up its attempts and is not to be delivered."""
+        self.used_up.discard(offset)
+        return self.policy.parks and self.table.exhaust_recorded(offset, self.policy)
+
+    def replay(self, offset: int) -> bool:
+        """Deliver a parked, exhausted or waiting job now, its attempts counted anew, also after a restart."""
+        job = self.table.replay(offset)
+        if job is not None and job.is_recorded:
+            self.uncommitted.mark(offset, job.packed)
+        return job is not None
 
     def park(self, offset: int) -> None:
         """An operator set the job's key aside; what a client has is parked when it comes back."""
@@ -180,7 +168,7 @@ class QueueJobs:
         if lease_id is None and self.table.jobs and done < end - start:
             done += self._finish_retrying(start, end)
         if lease_id is None and start < self.delivered_until and done < end - start:
-            done += self._finish_handed_out(start, min(end, self.delivered_until))
+            done += self.finish_handed_out(start, min(end, self.delivered_until))
         if done < end - start and self.uncommitted.in_commit:
             self.uncommitted.repeat(start, end, self.ack_map)
         return done
@@ -192,12 +180,12 @@ class QueueJobs:
         if self.table.jobs:
             for job in self.table.within(start, end):
                 self.table.change(job, JobEvent.FINISHED)
+                self.used_up.discard(job.offset)
         if self.stream is not None:
             self.stream.finished(start, end)
 
     def _finish_retrying(self, start: int, end: int) -> int:
-        within = self.table.within(start, end)
-        waiting = [job for job in within if job.state in _RETURNABLE or (job.tried and job.state in _BEFORE)]
+        waiting = list(filter(may_return, self.table.within(start, end)))
         recorded = [job.offset for job in waiting if job.state is JobState.RECORDED]
         if recorded:
             self.overtaken = True
@@ -207,17 +195,17 @@ class QueueJobs:
             self._finish(job.offset, job.offset + 1)
         return len(waiting)
 
-    def _finish_handed_out(self, start: int, end: int) -> int:
+    def finish_handed_out(self, start: int, end: int) -> int:
         """What a client got under an earlier epoch of ours and nobody has got since."""
-        open_offsets = self._open(start, end)
-        self.overtaken = self.overtaken or bool(open_offsets)
+        unfinished = self.open_offsets(start, end)
+        self.overtaken = self.overtaken or bool(unfinished)
         if self.stream is not None:
-            self.stream.pass_over(open_offsets)
-        for first, after in ranges_of(open_offsets):
+            self.stream.pass_over(unfinished)
+        for first, after in ranges_of(unfinished):
             self._finish(first, after)
-        return len(open_offsets)
+        return len(unfinished)
 
-    def _open(self, start: int, end: int) -> list[int]:
+    def open_offsets(self, start: int, end: int) -> list[int]:
         """Those that are neither finished, nor on their way to another topic, nor taken up."""
         finished, is_spent, taken_up = self.ack_map.is_finished, self.table.is_spent, self.leases.taken_up
         return [at for at in range(start, end) if not (finished(at) or is_spent(at) or at in taken_up)]
@@ -247,14 +235,19 @@ class QueueJobs:
         job.size = size
         return job
 
-    def give_up(self, offset: int, lease_id: int | None, error: str) -> bool:
-        """One failed message that is not to be tried again: dead letter; False if ignored."""
+    def give_up(self, offset: int, lease_id: int | None, error: str, *, parks: bool = False) -> bool:
+        """One failed message that is not to be tried again: dead letter, or with `parks` what becomes of one
+        that has used up its attempts; False if ignored."""
         job = self._take_job(offset, lease_id)
         if job is None:
             return False
+        job.final = parks and self.policy.parks
         self._count_failure(job, error)
-        self.step_back(offset)
-        self.dead_letter(offset, REASON_GIVEN_UP)
+        in_chain = self.step_back(offset)
+        if job.final:
+            self._use_up(job, REASON_GIVEN_UP, in_chain=in_chain)
+        else:
+            self.dead_letter(offset, REASON_GIVEN_UP)
         return True
 
     def refuse(self, offset: int, now: float, error: str) -> None:
@@ -273,14 +266,25 @@ class QueueJobs:
         interval = self.policy.after_fail(job.fails, job.timeouts)
         if interval is None and delay_ms is not None and self.policy.waits_in_place(job.fails):
             interval = delay_ms
-        if self.step_back(job.offset) and interval is not None:
-            return
+        stepped_back = self.step_back(job.offset)
         if interval is None:
-            self.table.spend(job, REASON_FAILED)
+            self._use_up(job, REASON_FAILED, in_chain=stepped_back)
+        elif stepped_back:
+            return
         elif self.stream is not None and self.stream.parked(job.offset):
             self.table.change(job, JobEvent.PARKED)
         else:
             self.table.wait(job, now + (interval if delay_ms is None else delay_ms) / 1000)
+
+    def _use_up(self, job: UpstreamJob, reason: str, *, in_chain: bool) -> None:
+        """Its tries are used up: it is moved elsewhere, or its key waits for an operator. `in_chain`: it
+        waits in its chain again. A message without a key keeps nothing in order, and is moved."""
+        if self.policy.parks and in_chain:
+            self.used_up.add(job.offset)
+        elif self.policy.parks and self.stream is not None and self.stream.key(job.offset) is not None:
+            self.table.exhaust(job, reason)
+        else:
+            self.table.spend(job, reason)
 
     def step_back(self, offset: int) -> bool:
         """Jobs behind one that cannot go on return into the chain; True when it returned itself."""
@@ -303,15 +307,11 @@ class QueueJobs:
 
     def extend(self, lease_ids: Sequence[int], now: float) -> None:
         """Start the time of live leases anew."""
-        extended = sum(self.leases.extend(lease_id, now) for lease_id in lease_ids)
-        self._tally.late.value += len(lease_ids) - extended
+        self._tally.late.value += sum(not self.leases.extend(lease_id, now) for lease_id in lease_ids)
 
     def extend_parts(self, offsets: Sequence[int], lease_ids: Sequence[int], now: float) -> list[int]:
         """Start the time of single messages anew; returns the offsets that their leases do not hold."""
-        late: list[int] = []
-        for lease_id, group in by_lease(offsets, lease_ids):
-            extended = set(self.leases.extend_part(group, lease_id or 0, now))
-            late += [offset for offset in group if offset not in extended]
+        late = self.leases.extend_parts(offsets, lease_ids, now)
         self._tally.late.value += len(late)
         return late
 
@@ -350,10 +350,11 @@ class QueueJobs:
         job.since = job.since or now
         self.uncommitted.mark(offset, job.packed)
         wait_ms = self.policy.after_timeout(job.fails, job.timeouts)
-        if offset in self.out and self.step_back(offset) and wait_ms is not None:
-            return
+        stepped_back = offset in self.out and self.step_back(offset)
         if wait_ms is None:
-            self.table.spend(job, REASON_TIMED_OUT)
+            self._use_up(job, REASON_TIMED_OUT, in_chain=stepped_back)
+        elif stepped_back:
+            return
         elif self.stream is not None and self.stream.parked(offset):
             self.table.change(job, JobEvent.PARKED)
         elif wait_ms:
@@ -375,16 +376,14 @@ class QueueJobs:
         self.skip(ranges)
 
     def _count_ignored(self, count: int, lease_id: int | None) -> None:
-        if count:
-            tally = self._tally.unknown if lease_id is None else self._tally.late
-            tally.value += count
+        (self._tally.unknown if lease_id is None else self._tally.late).value += count
 
     def finish_of(self, group: str, offset: int) -> ProgressDelta:
         """What to commit together with what a message leaves in other topics."""
         return ProgressDelta(group, self.queue, self.epoch, self.generation, ((offset, offset + 1),))
 
     def published(self, offset: int, *, acked: bool = False) -> None:
-        """A message's finish is durable, with what it leaves in other topics. `acked`: a client's finish."""
+        """Its finish is durable, with what it leaves in other topics. `acked`: a client's finish."""
         self._finish(offset, offset + 1, durable=True)
 
     # --- progress on its way to the backend

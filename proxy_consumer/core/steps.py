@@ -8,11 +8,14 @@ from enum import Enum
 from typing import NamedTuple
 
 from backend.records import ReadBatch
+from proxy_consumer.core.jobs import JobEvent
 from proxy_consumer.core.leases import Lease
 from proxy_consumer.core.order.chains import QueueStream, ReadyMessage
-from proxy_consumer.core.progress import ascending_ranges
+from proxy_consumer.core.progress import Range, ascending_ranges, ranges_of
 from proxy_consumer.core.queue_feed import FeedState, QueueFeed, Slice
 from proxy_consumer.core.queue_jobs import QueueJobs
+
+LeasedRun = tuple[int, int, int, Lease]  # start, end, bytes
 
 
 class Purpose(Enum):
@@ -63,6 +66,25 @@ class BufferedQueue:
         self.label: object = None
         self._plan = plan
         self._ready = ready
+
+    def adopt_leases(self, runs: Iterable[LeasedRun], acked: Iterable[Range], now: float) -> None:
+        """Clients have these, or have acknowledged them, since before the queue came here. A lease that has
+        run out meanwhile is nobody's."""
+        jobs, last = self.jobs, 0
+        for start, end in acked:
+            if jobs.finish_handed_out(start, end):
+                last = max(last, end)
+        for start, end, size, lease in runs:
+            if lease.deadline <= now:
+                continue
+            unfinished = jobs.open_offsets(start, end)
+            for first, after in ranges_of(unfinished):
+                jobs.leases.add(first, after, size * (after - first) // (end - start), lease)
+                last = max(last, after)
+                for job in jobs.table.within(first, after):
+                    jobs.table.change(job, JobEvent.DELIVERED)
+            jobs.out.update(unfinished)
+        self.feed.finished_until = max(self.feed.finished_until, last)
 
     def wake(self) -> None:
         """Stand among the ready queues, if there may be something to do."""

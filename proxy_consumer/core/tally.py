@@ -40,10 +40,10 @@ class Count:
 class Tally:
     """One subscription's counters. `late`: stale leases; `unknown`: offsets neither leased nor waiting.
 
-    `pressure`, `missing`, `expired`, `filtered`: finished undelivered. `unkeyed`: delivered without order.
-    `returned`: of `delivered`, handed back by clients that had not looked at them. `redelivered`: of
-    `delivered`, those that failed or timed out before. `process`: from handed out to acknowledged, µs, once
-    per lease that a result names.
+    `pressure`, `others` (resent to another group), `missing`, `expired`, `filtered`: finished undelivered.
+    `unkeyed`: delivered without order. `returned`: of `delivered`, handed back by clients that had not
+    looked at them. `redelivered`: of `delivered`, those that failed or timed out before. `process`: from
+    handed out to acknowledged, µs, once per lease that a result names.
     """
 
     delivered: Counter = field(default_factory=Count)
@@ -53,6 +53,7 @@ class Tally:
     late: Counter = field(default_factory=Count)
     unknown: Counter = field(default_factory=Count)
     pressure: Counter = field(default_factory=Count)
+    others: Counter = field(default_factory=Count)
     missing: Counter = field(default_factory=Count)
     expired: Counter = field(default_factory=Count)
     filtered: Counter = field(default_factory=Count)
@@ -70,4 +71,4 @@ class Budget:
     def __init__(self) -> None:
         self.leased = 0  # messages at clients
         self.leased_bytes = 0
-        self.retrying = 0  # waiting, ready, or on their way to the dead letters
+        self.retrying = 0  # waiting, ready, exhausted, or on their way to the dead letters

@@ -10,15 +10,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from backend.records import ProgressView, QueueRef
-from proxy_consumer.core.jobs import JobEvent, JobState, JobTable, RetryPolicy, UpstreamJob
+from proxy_consumer.core.jobs import JobEvent, JobState, JobTable, UpstreamJob
 from proxy_consumer.core.progress import Range
 from proxy_consumer.core.queue_jobs import QueueJobs
+from proxy_consumer.core.retry_policy import RetryPolicy
 from proxy_consumer.core.tally import Budget, Tally
 
 WAITS, AGAIN, BACK, SET_ASIDE, SPENT = "wait", "again", "key", "parked", "spent"
 _NEXT = {
     JobState.WAITING: WAITS, JobState.READY: AGAIN, JobState.RELEASED: AGAIN, JobState.PARKED: SET_ASIDE,
-    JobState.SPENT: SPENT,
+    JobState.EXHAUSTED: SET_ASIDE, JobState.SPENT: SPENT,
 }  # fmt: skip
 
 
@@ -128,6 +129,12 @@ class TracedJobs(QueueJobs):
         if offset in self.trace.offsets:
             error = self.table.jobs[offset].error
             self.trace.spent(offset, f"{reason}: {error}" if error else reason)
+
+    def exhaust_used_up(self, offset: int) -> bool:
+        exhausted = super().exhaust_used_up(offset)
+        if exhausted and offset in self.trace.offsets:
+            self.trace.parked(offset)
+        return exhausted
 
     def send_back(self, offset: int) -> None:
         super().send_back(offset)

@@ -24,8 +24,8 @@ class Target:
     """One queue of one fetch, and what was found there."""
 
     __slots__ = (
-        "asked", "bounds", "count", "deliveries", "failed", "gone", "message_filter", "next_offset", "offset",
-        "offsets", "pressure", "qid", "queue", "records", "rounds",
+        "asked", "bounds", "count", "deliveries", "failed", "gone", "group", "message_filter", "next_offset",
+        "offset", "offsets", "pressure", "qid", "queue", "records", "rounds",
     )  # fmt: skip
 
     def __init__(
@@ -37,8 +37,11 @@ class Target:
         count: int,
         pressure: bool,
         message_filter: Filter | None = None,
+        group: str = "",
     ) -> None:
+        """`group`: who reads."""
         self.queue = queue
+        self.group = group
         self.qid = qid
         self.offset = offset
         self.asked = asked

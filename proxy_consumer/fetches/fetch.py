@@ -2,8 +2,9 @@
 
 Queue after queue is read, until all were looked at or the answer is full. A queue gives at most `count`
 messages; all of them together at most `bytes_max` (the first message always fits). Refused pressure messages,
-and what a filter does not let through, are passed over. An offset that the client itself asked for and that
-is out of range gives nothing and the nearest valid offset; any other start goes on from there at once.
+dead letters that were resent to another group, and what a filter does not let through, are passed over. An
+offset that the client itself asked for and that is out of range gives nothing and the nearest valid offset;
+any other start goes on from there at once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Protocol
 
 from backend.completion import Completion
 from backend.port import Backend, Wait
-from backend.records import FLAG_PRESSURE, Bounds, QueueRef, ReadBatch, ReadStatus
+from backend.records import FLAG_PRESSURE, Bounds, QueueRef, ReadBatch, ReadStatus, is_for_group
 from ddmq_common.errors import DdmqError
 from ddmq_common.metrics.catalogue import FETCHED
 from ddmq_rpc.api import Call
@@ -107,6 +108,8 @@ class FetchGathering:
     def _take_messages(self, target: Target, batch: ReadBatch) -> None:
         for index, delivery in enumerate(batch.deliveries):
             if batch.flags[index] & FLAG_PRESSURE and not target.pressure:
+                continue
+            if not is_for_group(batch, index, target.group):
                 continue
             if target.message_filter is not None and target.message_filter.judge(delivery) is not None:
                 continue

@@ -212,7 +212,8 @@ def read_target(
     config = group.subscriptions[queue.topic.encode()].config
     count = max(1, min(wanted or 0, config.batch_max))
     tagged = filter_for(config.tags, config.sql) if config.model == BROADCASTING else None
-    return Target(queue, runtime.qid(queue), offset, asked, count, config.pressure_traffic, tagged)
+    qid, pressure = runtime.qid(queue), config.pressure_traffic
+    return Target(queue, qid, offset, asked, count, pressure, tagged, group.name)
 
 
 def _by_queue(target: Target) -> QueueRef:

@@ -232,7 +232,8 @@ class Instances:
             if count > 0 and pull.topic_wanted in (None, queue.topic.encode()):
                 qid, cursor = self._runtime.qid(queue), instance.cursor(queue)
                 chosen = filter_for(config.tags, config.sql)
-                targets.append(Target(queue, qid, cursor, False, count, config.pressure_traffic, chosen))
+                pressure, group = config.pressure_traffic, served.group.name
+                targets.append(Target(queue, qid, cursor, False, count, pressure, chosen, group))
         return targets, []
 
     def _ended(self, served: Served, pull: Fetch, targets: Sequence[Target]) -> None:

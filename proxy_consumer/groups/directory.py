@@ -38,6 +38,7 @@ from proxy_consumer.groups.ordering import PARKED_PREFIX
 from proxy_consumer.retries.retry_queues import group_concerned
 from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.membership import LEASES_PREFIX
+from proxy_consumer.subscription.parked_notes import EXHAUSTED_PREFIX
 from proxy_consumer.subscription.subscription import Subscription
 from proxy_consumer.tracing.switching import switch
 
@@ -328,8 +329,9 @@ class Directory:
             if topic is None or subscription.topic == topic:
                 settings[subscription_key(name, subscription.topic)] = None
                 settings[f"{RESET_PREFIX}{name}/{subscription.topic}"] = None
-        told = f"{LEASES_PREFIX}{name}/" + ("" if topic is None else f"{topic}/")
-        settings.update(dict.fromkeys(self._runtime.backend.settings(told)))
+        for prefix in (LEASES_PREFIX, EXHAUSTED_PREFIX):
+            told = f"{prefix}{name}/" + ("" if topic is None else f"{topic}/")
+            settings.update(dict.fromkeys(self._runtime.backend.settings(told)))
         if topic is None:
             settings.update(dict.fromkeys(self._runtime.backend.settings(f"{PARKED_PREFIX}{name}/")))
         runtime = self._runtime

@@ -41,6 +41,7 @@ METRICS = (
     catalogue.RETRYING,
     catalogue.BLOCKED_KEYS,
     catalogue.BLOCKED_KEY_AGE,
+    catalogue.PARKED_KEYS,
     catalogue.ACK_SPAN,
 )
 AGE = METRICS.index(catalogue.LAG_AGE)
@@ -58,6 +59,7 @@ class GaugeValues(NamedTuple):
     retrying: int = 0
     blocked_keys: int = 0
     blocked_key_age_ms: int = 0
+    parked_keys: int = 0
     ack_span: int = 0
 
 
@@ -200,15 +202,16 @@ class Gauges:
 
     def _waiting(self, share: Share) -> GaugeValues:
         subscription = share.subscription
-        keys, blocked_s = blocked(subscription, self._runtime.now())
+        keys = blocked(subscription, self._runtime.now())
         budget = subscription.buffer.budget
         return GaugeValues(
             lag=sum(row.next - row.committed for row in share.late),
             lag_age_ms=self._age_ms(share),
             in_flight=budget.leased,
             retrying=budget.retrying,
-            blocked_keys=keys,
-            blocked_key_age_ms=int(blocked_s * 1000),
+            blocked_keys=keys.number,
+            blocked_key_age_ms=int(keys.longest_s * 1000),
+            parked_keys=keys.parked,
             ack_span=share.ack_span,
         )
 
@@ -248,10 +251,21 @@ def _behind(committed: Mapping[QueueRef, int], nexts: Mapping[QueueRef, int]) ->
     ]
 
 
-def blocked(subscription: Subscription, now: float) -> tuple[int, float]:
-    """How many order keys stand still here because their head failed or was set aside, and for how many
-    seconds the longest of them has. A head that is in flight for the first time blocks nothing yet."""
-    count, longest = 0, 0.0
+class BlockedKeys(NamedTuple):
+    """Order keys that stand still: how many, the longest for how many seconds, and how many are parked."""
+
+    number: int
+    longest_s: float
+    parked: int
+
+
+_PARKED = (JobState.PARKED, JobState.EXHAUSTED)
+
+
+def blocked(subscription: Subscription, now: float) -> BlockedKeys:
+    """Count the order keys that stand still here because their head failed or was set aside. A head that is
+    in flight for the first time blocks nothing yet."""
+    count, longest, parked = 0, 0.0, 0
     for state, stream in subscription.streams():
         if not stream.busy:
             continue
@@ -260,7 +274,8 @@ def blocked(subscription: Subscription, now: float) -> tuple[int, float]:
             if stopped and offset in stream.busy and stream.leads(offset):
                 count += 1
                 longest = max(longest, now - job.since if job.since else 0.0)
-    return count, longest
+                parked += job.state in _PARKED
+    return BlockedKeys(count, longest, parked)
 
 
 class Head:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from backend.completion import Completion, all_of
 from backend.records import AppendResult, CommitBatch, QueueRef
@@ -19,13 +20,14 @@ from proxy_consumer.core.order.scope import OrderScope
 from proxy_consumer.core.steps import BufferedQueue
 from proxy_consumer.order_keys.reader import QID
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription.held_queue import held_of
+from proxy_consumer.subscription.held_queue import ProgressCommit, collect, held_of
 from proxy_consumer.subscription.order import SharedOrder
 from proxy_consumer.subscription.subscription import Subscription
 
 PARKED_PREFIX = "parked/"
 PARKED_MAX = 1_000
 REASON_SKIPPED = "skipped"
+REASON_OPERATOR = "operator"
 READY = "ready"  # for whoever pulls the topic next
 _STATES = {
     JobState.RECORDED: "retrying",
@@ -34,6 +36,7 @@ _STATES = {
     JobState.WAITING: "retrying",
     JobState.READY: "retrying",
     JobState.PARKED: "parked",
+    JobState.EXHAUSTED: "parked",
     JobState.SPENT: "to the dead letters",
 }
 
@@ -44,8 +47,9 @@ class BlockedKey:
 
     `key`: its value as canonical JSON text. `topic`, `queue_id`, `offset`: the head. `since_ms`: epoch
     milliseconds of the head's first delivery, 0 before it. `state`: "ready" (nobody has pulled it yet), "in
-    flight", "retrying", "parked" or "to the dead letters". `waiting`: messages known to wait behind the head;
-    `more`: there are more than those.
+    flight", "retrying", "parked" or "to the dead letters". `reason`: of a parked key why it is: "operator",
+    or which of its limits the head has reached, "failed" or "timed-out". `error`: the last one that a client
+    of this proxy gave. `waiting`: messages known to wait behind the head; `more`: there are more than those.
     """
 
     key: str
@@ -58,6 +62,7 @@ class BlockedKey:
     error: str
     waiting: int
     more: bool
+    reason: str = ""
 
 
 def parked_key(group: str, key: str) -> str:
@@ -69,6 +74,13 @@ def _silence(job: UpstreamJob) -> str:
     """What is known of a job that nobody said anything about."""
     many = "" if job.timeouts == 1 else "s"
     return f"no answer within ack_timeout_ms, {job.timeouts} time{many}" if job.timeouts else ""
+
+
+def _why_parked(job: UpstreamJob) -> str:
+    """Whether a parked job is one by an operator, or which of its limits it has reached."""
+    if job.state is JobState.EXHAUSTED:
+        return job.reason
+    return REASON_OPERATOR if job.state is JobState.PARKED else ""
 
 
 class GroupOrdering:
@@ -112,8 +124,7 @@ class GroupOrdering:
                 if chain.key in parked and chain.key not in before:
                     state.park(offset)
                 elif chain.key in before and chain.key not in parked:
-                    state.jobs.table.replay(offset)
-                    state.wake()
+                    self._replay(state, offset)
         self._serve()
 
     def park(self, key: str) -> Completion[list[AppendResult]]:
@@ -127,7 +138,7 @@ class GroupOrdering:
             raise CallerError(f"no subscription of group {self._group} has an order key")
         return self._store(key, key.encode())
 
-    def replay(self, key: str) -> Completion[list[AppendResult]] | None:
+    def replay(self, key: str) -> Completion[Any] | None:
         """Deliver the head again at once, its attempts counted anew. None: nothing had to be stored.
 
         Raises CallerError when the key is not blocked or parked here.
@@ -135,11 +146,32 @@ class GroupOrdering:
         heads = self._heads(key)
         if key not in self.parked and not heads:
             raise self._not_here(key)
+        stored: list[Completion[Any]] = []
         for state, offset in heads:
-            state.jobs.table.replay(offset)
-            state.wake()
+            self._replay(state, offset)
+            stored += self._store_attempts(state)
         self._serve()
-        return self._store(key, None) if key in self.parked else None
+        if key in self.parked:
+            stored.append(self._store(key, None))
+        return all_of(stored) if stored else None
+
+    def _replay(self, state: BufferedQueue, offset: int) -> None:
+        if state.jobs.replay(offset):
+            state.wake()
+            held_of(state).subscription.store_later()
+
+    def _store_attempts(self, state: BufferedQueue) -> list[Completion[Any]]:
+        """Store what was counted anew, so that a restart does not find the attempts used up again."""
+        parts = collect(held_of(state).subscription, (state,))
+        if not parts:
+            return []
+        stored = Completion[None]()
+
+        def on_stored(error: Exception | None) -> None:
+            stored.succeed(None) if error is None else stored.fail(error)
+
+        ProgressCommit(self._runtime, parts, on_stored).start()
+        return [stored]
 
     def skip(self, key: str) -> Completion[None]:
         """Move the head to the dead letters; succeeds when it is there.
@@ -216,6 +248,7 @@ class GroupOrdering:
         jobs = state.jobs
         job, lease = jobs.table.jobs.get(offset), jobs.leases.lease_of(offset)
         tried = job is not None and (job.tried or job.state in (JobState.PARKED, JobState.SPENT))
+        reason = "" if job is None else _why_parked(job)
         if not tried and not chain.waits:
             return None
         since = job.since if job is not None and job.since else self._runtime.now()
@@ -235,9 +268,10 @@ class GroupOrdering:
                 since_ms=0 if shown is READY else wall_ms - int((now - since) * 1000),
                 attempts=jobs.table.attempt(offset) - (0 if lease is not None else 1),
                 state=shown,
-                error="" if job is None else job.error or job.reason or _silence(job),
+                error="" if job is None else job.error or (job.reason if not reason else "") or _silence(job),
                 waiting=len(chain.kept),
                 more=bool(chain.unindexed),
+                reason=reason,
             )
 
         return since, make

@@ -30,6 +30,7 @@ _JOB_STATES = {
     JobState.READY: RETRYING,
     JobState.RELEASED: NOT_YET,
     JobState.PARKED: PARKED,
+    JobState.EXHAUSTED: PARKED,
     JobState.SPENT: LEAVING,
 }
 

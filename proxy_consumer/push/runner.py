@@ -242,7 +242,7 @@ class PushRunner(Pusher):
         self._settle_later(state)
 
     def _give_up(self, state: BufferedQueue, offset: int, lease_id: int, error: str) -> None:
-        given_up = state.jobs.give_up(offset, lease_id, error)
+        given_up = state.jobs.give_up(offset, lease_id, error, parks=True)
         self._outcomes["given up" if given_up else "late"].value += 1
         self._leave(lease_id)
         self._settle_later(state)

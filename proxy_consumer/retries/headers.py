@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from backend import internal_topics as dead
-from backend.records import NewRecord, QueueRef, StoredRecord
+from backend.records import FLAG_ONE_GROUP, ONE_GROUP, NewRecord, QueueRef, StoredRecord
 from ddmq_common.delivery import key_and_tags
 from ddmq_common.names import MOVED_PROPERTY, RETRY_PREFIX, dlq_topic
 from ddmq_common.send_identity import IDENTITY
@@ -120,7 +120,7 @@ def retry_record(
         bytes(record.delivery),
         key,
         tags,
-        record.flags,
+        record.flags & ~FLAG_ONE_GROUP,
         system=foreign_system(record) | headers.system() | life,
     )
 
@@ -151,7 +151,7 @@ def dead_letter(
 
 def foreign_system(record: StoredRecord) -> dict[str, str]:
     """The system properties that are not retry headers; what is made of a copy is no copy itself."""
-    ours = OWN_NAMES | {MOVED_PROPERTY, IDENTITY}
+    ours = OWN_NAMES | {MOVED_PROPERTY, IDENTITY, ONE_GROUP}
     return {name: value for name, value in record.system.items() if name not in ours}
 
 

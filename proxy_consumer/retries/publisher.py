@@ -41,7 +41,8 @@ from ddmq_common.metrics.catalogue import DEAD_LETTERS, RETRY_STEPS
 from ddmq_common.metrics.cells import MetricCell
 from ddmq_common.metrics.metric import Metric
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.jobs import UpstreamJob, policy_of
+from proxy_consumer.core.jobs import UpstreamJob
+from proxy_consumer.core.retry_policy import policy_of
 from proxy_consumer.core.steps import BufferedQueue
 from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.retries.headers import RetryHeaders, dead_letter, headers_after, retry_record

@@ -24,8 +24,8 @@ from backend.records import Bounds, ProgressView, QueueRef
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.leases import Lease
 from proxy_consumer.core.progress import Range
-from proxy_consumer.core.queue_jobs import LeasedRun, QueueJobs
-from proxy_consumer.core.steps import BufferedQueue
+from proxy_consumer.core.queue_jobs import QueueJobs
+from proxy_consumer.core.steps import BufferedQueue, LeasedRun
 from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.held_queue import (
     ProgressCommit,

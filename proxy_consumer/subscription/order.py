@@ -131,8 +131,9 @@ def sharing_of(config: SubscriptionDefaults) -> Sharing:
 
 
 def same_order(one: SubscriptionDefaults, other: SubscriptionDefaults) -> bool:
-    """Whether a change of settings leaves chains and sharing as they are."""
+    """Whether a change of settings leaves chains, what is parked in them, and sharing as they are."""
     chains = one.order_key == other.order_key and one.scope == other.scope
+    chains = chains and one.on_dead_letter == other.on_dead_letter
     return chains and sharing_of(one) == sharing_of(other)
 
 

@@ -34,6 +34,7 @@ from proxy_consumer.subscription.order import (
     sharing_of,
     start_anew,
 )
+from proxy_consumer.subscription.parked_notes import load_notes, store_notes
 from proxy_consumer.subscription.reading import FLUSH_S, SOON_S, Reading, filter_of, same_filter
 from proxy_consumer.tracing.messages import SubscriptionTrace
 from proxy_consumer.tracing.switching import switch
@@ -59,14 +60,9 @@ class Subscription:
         self.last_used = runtime.now()
         self.order = SubscriptionOrder(runtime, group.shared, config)
         self.buffer = PullBuffer(
-            config,
-            runtime.config.answer_bytes_max,
-            runtime.read_ahead,
-            runtime.lease_ids,
-            runtime.tally(group.name, topic),
-            runtime.held,
-            filter_of(config),
-        )
+            config, runtime.config.answer_bytes_max, runtime.read_ahead, runtime.lease_ids,
+            runtime.tally(group.name, topic), runtime.held, filter_of(config), group.name,
+        )  # fmt: skip
         self.trace: SubscriptionTrace | None = None
         self.handed = runtime.delivery_cells(group.name, topic, self.buffer.tally)
         self.retries = RetryPublisher(runtime, group.name, topic, self)
@@ -227,6 +223,7 @@ class Subscription:
         order = None if retry else self.order.of(queue)
         state = self.buffer.assign(queue, view, bounds, order, retry_queue=retry)
         state.jobs.epoch = epoch
+        load_notes(self.runtime, self.group.name, state)
         self.reading.note_end(queue, bounds.next)
         self.reading.tell_gone(queue, view.committed, bounds.min)
         runtime = self.runtime
@@ -234,7 +231,8 @@ class Subscription:
         held = state.label = HeldQueue(Place(self.group.name, self.topic, name), self, state)
         state.jobs.delivered_until = self.handover.delivered_until(queue, view.generation)
         if known is not None and known.generation == view.generation:
-            self.buffer.adopt(state, known.runs, known.acked, runtime.now())
+            state.adopt_leases(known.runs, known.acked, runtime.now())
+            self.buffer.heard(state)
             if state.jobs.uncommitted:
                 self.wake(runtime.now() + FLUSH_S)
         runtime.lost.pop((self.group.name.encode(), *held.key), None)
@@ -318,6 +316,8 @@ class Subscription:
             jobs = state.jobs
             if jobs.table.spent:
                 self.retries.take(state)
+            if jobs.table.exhausted:
+                store_notes(self.runtime, self.group.name, state)
             self.wake(jobs.next_event())
 
     def store_later(self) -> None:

@@ -9,10 +9,10 @@ from backend.traces import Facts, TraceWriter
 from ddmq_common.trace.events import Fact, TraceKind, Wait
 from ddmq_common.trace.sampling import sampled
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.jobs import RetryPolicy
 from proxy_consumer.core.leases import Lease
 from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.queue_jobs import QueueJobs
+from proxy_consumer.core.retry_policy import RetryPolicy
 from proxy_consumer.core.steps import BufferedQueue, Delivery
 from proxy_consumer.core.tally import Budget, Tally
 from proxy_consumer.core.timer_queue import NEVER

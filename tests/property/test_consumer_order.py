@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from backend.progress.group_progress import GroupProgress
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus, StoredRecord
 from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.core.jobs import JobState
 from proxy_consumer.core.order.chains import ChainTable
 from proxy_consumer.core.order.scope import EndsRequest, OrderScope
 from proxy_consumer.core.pull_buffer import PullBuffer
@@ -47,7 +48,7 @@ class Message:
     position: int
     key: str
     kind: str
-    state: str = "new"  # new, leased, waiting, ready, burying, done
+    state: str = "new"  # new, leased, waiting, ready, burying, parked, done
     lease: int = 0
     deadline: float = 0.0
     due: float = 0.0
@@ -98,6 +99,7 @@ class OrderMachine(RuleBasedStateMachine):
 
     batch = 1
     merged = True
+    on_dead_letter = "dead_letter"
 
     @initialize(data=st.data())
     def begin(self, data: st.DataObject) -> None:
@@ -132,6 +134,7 @@ class OrderMachine(RuleBasedStateMachine):
             max_timeout_redeliveries=1,
             ordered_interval_ms=2000,
             ordered_deliveries_max=DELIVERIES_MAX,
+            on_dead_letter=self.on_dead_letter,
             batch_max=BATCH,
             concurrency=10,
         )
@@ -146,8 +149,16 @@ class OrderMachine(RuleBasedStateMachine):
         for message in self.messages:
             if message.state != "done":
                 spent = message.tries >= DELIVERIES_MAX
-                message.state = "burying" if spent else "new"
+                message.state = self.found_spent(message) if spent else "new"
                 message.lease = 0
+
+    def found_spent(self, message: Message) -> str:
+        """The state of a message that has used up its tries, at the start."""
+        return "burying"
+
+    def spent(self, message: Message) -> str:
+        """The state of a message that uses up its tries."""
+        return "burying"
 
     def new_buffer(self, config: SubscriptionDefaults) -> Any:
         return PullBuffer(
@@ -318,7 +329,8 @@ class OrderMachine(RuleBasedStateMachine):
     @rule(data=st.data(), most=st.integers(1, 5))
     def late_ack_without_lease(self, data: st.DataObject, most: int) -> None:
         """Whatever was tried once is done, wherever it waits; what was not, as far as is known, is not."""
-        out = [message for message in self.messages if message.state in ("new", "waiting", "ready")]
+        open_states = ("new", "waiting", "ready", "parked")
+        out = [message for message in self.messages if message.state in open_states]
         tried = [message for message in out if message.tries]
         chosen = (
             data.draw(st.lists(st.sampled_from(tried or out), max_size=most, unique_by=id)) if out else []
@@ -353,13 +365,13 @@ class OrderMachine(RuleBasedStateMachine):
                 other.state = "new"
         leads = not any(other.position < message.position for other in behind)
         self.one_more_try(message, failed=failed)
-        if not leads and message.state != "burying":
+        if not leads and message.state not in ("burying", "parked"):
             message.state = "new"
 
     def one_more_try(self, message: Message, *, failed: bool) -> None:
         message.tries += 1
         if message.tries >= DELIVERIES_MAX:
-            message.state = "burying"
+            message.state = self.spent(message)
             return
         jobs = self.queue_state(message.queue).jobs.table.jobs[message.offset]
         wait = (1.0 if jobs.fails == 1 else 2.0) if failed else (0.0 if jobs.timeouts == 1 else 2.0)
@@ -466,15 +478,78 @@ class OrderMachine(RuleBasedStateMachine):
                 break
             if self.pull_once(6) is None:
                 self.advance(1.0)
+                self.let_go_on()
         assert [message for message in self.messages if message.state != "done"] == []
         assert self.pull_once(6) is None
         assert len(self.scope.table) == 0
+
+    def let_go_on(self) -> None:
+        """An operator frees what stands still."""
 
     def ack_everything(self) -> None:
         for message in self.messages:
             if message.state == "leased":
                 self.finish(message.queue, [message.offset], [message.lease])
                 message.state = "done"
+
+
+class ParkingMachine(OrderMachine):
+    """`on_dead_letter: park`: what has used up its tries stays first of its key until an operator acts."""
+
+    on_dead_letter = "park"
+
+    def found_spent(self, message: Message) -> str:
+        return "parked" if message.key else "new"
+
+    def spent(self, message: Message) -> str:
+        return "parked" if message.key else "burying"
+
+    @rule(data=st.data())
+    def replay(self, data: st.DataObject) -> None:
+        stopped = [message for message in self.messages if message.state in ("parked", "waiting")]
+        if stopped:
+            self.replay_one(data.draw(st.sampled_from(stopped)))
+
+    def replay_one(self, message: Message) -> None:
+        """It counts anew, once its chain has come to it."""
+        state = self.queue_state(message.queue)
+        replayed = state.jobs.replay(message.offset)
+        assert replayed or message.state == "parked"
+        if replayed:
+            assert not any(self.stands_before(other, message) for other in self.messages)
+            message.state, message.tries = "ready", 0
+            self.buffer.heard(state)
+
+    @rule(data=st.data())
+    def skip_the_head(self, data: st.DataObject) -> None:
+        heads = [chain.heads[0] for chain in self.scope.table if chain.heads]
+        if not heads:
+            return
+        stream, offset = data.draw(st.sampled_from(heads))
+        message = self.queues[stream.queue.queue_id][offset]
+        state = self.queue_state(message.queue)
+        state.dead_letter(offset, "skipped")
+        self.buffer.heard(state)
+        message.state, message.lease = "burying", -1
+        self.bury()
+
+    def let_go_on(self) -> None:
+        for message in self.messages:
+            if message.state == "parked":
+                self.replay_one(message)
+
+    @invariant()
+    def what_is_parked_counts_as_such(self) -> None:
+        shown = {
+            (state.queue.queue_id, offset)
+            for state in self.scope.queues.values()
+            for offset, job in state.jobs.table.jobs.items()
+            if job.state is JobState.EXHAUSTED
+        }
+        parked = {(one.queue, one.offset) for one in self.messages if one.state == "parked"}
+        assert shown <= parked
+        retrying = self.buffer.budget.retrying
+        assert retrying >= len(shown)
 
 
 class OrderInBatchesMachine(OrderMachine):
@@ -594,6 +669,16 @@ class OrderOfTopicsInBatchesMachine(OrderOfTopicsMachine):
     batch = 3
 
 
+class ParkingInBatchesMachine(ParkingMachine):
+    """The same with up to three jobs of one key in an answer."""
+
+    batch = 3
+
+
+class ParkingInTurnMachine(ParkingMachine, OrderInTurnMachine):
+    """The same on an engine without an order over its queues."""
+
+
 LIMITS = settings(
     max_examples=int(EXAMPLES or examples(40)),
     stateful_step_count=30,
@@ -610,6 +695,12 @@ TestOrderOfTopicsInBatches = OrderOfTopicsInBatchesMachine.TestCase
 TestOrderOfTopicsInBatches.settings = settings(LIMITS, max_examples=int(EXAMPLES or examples(20)))
 TestOrderInTurn = OrderInTurnMachine.TestCase
 TestOrderInTurn.settings = settings(LIMITS, max_examples=int(EXAMPLES or examples(20)))
+TestParking = ParkingMachine.TestCase
+TestParking.settings = LIMITS
+TestParkingInBatches = ParkingInBatchesMachine.TestCase
+TestParkingInBatches.settings = LIMITS
+TestParkingInTurn = ParkingInTurnMachine.TestCase
+TestParkingInTurn.settings = settings(LIMITS, max_examples=int(EXAMPLES or examples(20)))
 
 
 def with_messages(machine: OrderMachine, kinds: list[tuple[int, str, str]]) -> OrderMachine:

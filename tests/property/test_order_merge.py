@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from backend.records import ProgressView, QueueRef
 from ddmq_common.metrics.cells import MetricCell
-from proxy_consumer.core.jobs import RetryPolicy
 from proxy_consumer.core.order.chains import ChainTable, QueueStream, ScopeLedger
 from proxy_consumer.core.order.placing import ReadAhead, merged
 from proxy_consumer.core.queue_feed import QueueFeed, Slice
 from proxy_consumer.core.queue_jobs import QueueJobs
+from proxy_consumer.core.retry_policy import RetryPolicy
 from proxy_consumer.core.steps import BufferedQueue, ReadPlan
 from proxy_consumer.core.tally import Budget, Tally
 from proxy_consumer.order_keys.reader import message_key

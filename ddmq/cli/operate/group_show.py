@@ -173,11 +173,17 @@ def _key(each: Mapping[str, Any], now_ms: float) -> list[Any]:
         each["key"],
         age((now_ms - each["since_ms"]) / 1000) + " ago" if each["since_ms"] else None,
         each["attempts"],
-        each["state"],
+        _show_state(each),
         f"{each['topic']}/{each['queue_id']}/{each['offset']}" if each["topic"] else None,
         f"{each['waiting']:,}{more}",
         each["error"][:ERROR_SHOWN] or None,
     ]
+
+
+def _show_state(each: Mapping[str, Any]) -> str:
+    """A parked key says why it is: an operator parked it, or its head used up its deliveries."""
+    reason = each.get("reason", "")
+    return f"{each['state']} ({reason})" if reason else str(each["state"])
 
 
 def _client(each: Mapping[str, Any]) -> list[Any]:

@@ -38,10 +38,12 @@ from proxy_consumer.groups.ordering import PARKED_PREFIX
 from proxy_consumer.retries.headers import TOPIC as RETRY_OF
 from proxy_consumer.retries.retry_queues import SETTING_PREFIX as RETRY_SETTING
 from proxy_consumer.subscription.membership import LEASES_PREFIX
+from proxy_consumer.subscription.parked_notes import EXHAUSTED_PREFIX
 
 NOTES_PREFIX = "move/"  # settings of a target: what stands there about moves into it
 LEFT_SETTINGS = (
-    NOTES_PREFIX, "kafka/", LEASES_PREFIX, DELAY_FULL_PREFIX, TRANSACTIONS_FULL_PREFIX, RESET_PREFIX,
+    NOTES_PREFIX, "kafka/", LEASES_PREFIX, EXHAUSTED_PREFIX, DELAY_FULL_PREFIX, TRANSACTIONS_FULL_PREFIX,
+    RESET_PREFIX,
 )  # fmt: skip
 AT_THE_END = frozenset((SCHEDULE_TOPIC, DELAY_TOPIC))  # what waits there goes when nobody fires it any more
 LEFT_TOPICS = frozenset((OUTCOME_TOPIC, HEARTBEAT_TOPIC, WAITING_TOPIC, HALF_TOPIC, OP_TOPIC, TRACE_TOPIC))

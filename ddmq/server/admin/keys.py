@@ -21,7 +21,7 @@ from backend.records import QueueRef
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.http.routing import NoSuchGroupError
 from ddmq_common.errors import CallerError
-from proxy_consumer.groups.ordering import BlockedKey, GroupOrdering
+from proxy_consumer.groups.ordering import REASON_OPERATOR, BlockedKey, GroupOrdering
 from proxy_consumer.groups.stats import GroupSummary
 from proxy_consumer.order_keys.canonical import bounded, text_of_raw
 from proxy_consumer.service import ConsumerService
@@ -113,7 +113,8 @@ def rows(consumer: ConsumerService, group: str, limit: int) -> list[dict[str, An
     found = sorted(ordering.blocked(limit), key=lambda each: (not each.since_ms, each.since_ms, each.key))
     there = {each.key for each in found}
     found += [
-        BlockedKey(key, "", -1, -1, 0, 0, "parked", "", 0, False) for key in sorted(ordering.parked - there)
+        BlockedKey(key, "", -1, -1, 0, 0, "parked", "", 0, False, REASON_OPERATOR)
+        for key in sorted(ordering.parked - there)
     ]
     queues = whole_queues(ordering)
     ends = _next_offsets(consumer, group) if queues and found else {}

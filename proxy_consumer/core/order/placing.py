@@ -24,6 +24,7 @@ class ReadAhead:
 
     __slots__ = (
         "_first", "at", "batch", "busy", "end", "faulty", "key_of", "out", "ready", "run", "state", "stream",
+        "used_up",
     )  # fmt: skip
 
     def __init__(self, stream: QueueStream, state: BufferedQueue) -> None:
@@ -36,6 +37,7 @@ class ReadAhead:
         self.ready = stream.deliverable
         self.faulty = stream.faulty
         self.out = state.jobs.out
+        self.used_up = state.jobs.used_up
         self.at = self._first
         self.end = len(self.run.offsets)
 
@@ -98,7 +100,7 @@ def place(
         part = ahead[number]
         seen += 1
         key = part.key_of(delivery)
-        if parked or part.faulty or part.out or key is None:
+        if parked or part.faulty or part.out or part.used_up or key is None:
             _place_with_care(ledger, part, ReadyMessage(offset, delivery, part.batch, index, None), key)
         elif key not in chains:
             part.busy[offset] = chain = chains[key] = Chain(key, part.stream, offset)
@@ -125,6 +127,8 @@ def _place_with_care(ledger: ScopeLedger, part: ReadAhead, message: ReadyMessage
         part.busy[offset] = chain
         if offset in part.out:
             chain.open = False
+        elif jobs.exhaust_used_up(offset):
+            return
         elif key in ledger.parked_keys:
             jobs.park(offset)
             return

@@ -184,9 +184,10 @@ class OrderScope:
                 jobs.out.discard(offset)  # a client has it
                 chain.open = False
                 continue
-            jobs.table.release(offset)
-            if chain.key in self.ledger.parked_keys:
-                jobs.park(offset)
+            if not jobs.exhaust_used_up(offset):
+                jobs.table.release(offset)
+                if chain.key in self.ledger.parked_keys:
+                    jobs.park(offset)
             state.wake()
 
     # --- reading on

@@ -201,7 +201,8 @@ class Scenario:
         told = [(ref, one.leases.leased(), one.uncommitted.acked(one.ack_map)) for ref, one in jobs.items()]
         self.restart()
         for ref, runs, acked in told:
-            self.buffer.adopt(self.buffer.queues[ref], runs, acked, self.now)
+            self.buffer.queues[ref].adopt_leases(runs, acked, self.now)
+            self.buffer.heard(self.buffer.queues[ref])
 
     def park(self, key: str) -> None:
         self.scope.ledger.parked_keys |= {key}
@@ -211,7 +212,7 @@ class Scenario:
     def replay(self, key: str) -> None:
         self.scope.ledger.parked_keys -= {key}
         state, offset = self.head(key)
-        state.jobs.table.replay(offset)
+        state.jobs.replay(offset)
         state.wake()
 
     def skip(self, key: str) -> None:

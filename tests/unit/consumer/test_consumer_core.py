@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import pytest
 
-from backend.records import FLAG_PRESSURE, ReadBatch, ReadStatus, StoredRecord
+from backend.records import FLAG_ONE_GROUP, FLAG_PRESSURE, ONE_GROUP, ReadBatch, ReadStatus, StoredRecord
 from proxy_consumer.core.arrivals import pick
 from proxy_consumer.core.held_pulls import HeldPull, HeldPulls, LingerWheel
-from proxy_consumer.core.jobs import RetryPolicy, pack_attempts, unpack_attempts
+from proxy_consumer.core.jobs import pack_attempts, unpack_attempts
 from proxy_consumer.core.leases import Lease, LeaseTable, by_lease
 from proxy_consumer.core.progress import ascending_ranges, between, ranges_of
 from proxy_consumer.core.queue_feed import Slice
+from proxy_consumer.core.retry_policy import RetryPolicy
 from proxy_consumer.core.steps import Delivery
 from proxy_consumer.core.tally import Budget
 from proxy_consumer.core.timer_queue import NEVER, TimerQueue
@@ -157,10 +159,15 @@ def test_an_ordered_job_stays_until_all_its_deliveries_are_made() -> None:
 
 
 def test_both_counters_fit_in_one_number_that_rises() -> None:
-    assert unpack_attempts(pack_attempts(3, 5)) == (3, 5)
+    assert unpack_attempts(pack_attempts(3, 5)) == (3, 5, 0, False)
+    assert unpack_attempts(pack_attempts(3, 5, 2)) == (3, 5, 2, False)
+    assert unpack_attempts(pack_attempts(3, 5, 2, final=True)) == (3, 5, 2, True)
+    assert unpack_attempts(5 << 16 | 3) == (3, 5, 0, False), "as it was written before replays were counted"
+    assert pack_attempts(0, 0, 1) > pack_attempts(9, 9, final=True) > pack_attempts(99, 99)
+    assert pack_attempts(1 << 60, 1 << 60, 1 << 60, final=True) < 1 << 63
     assert pack_attempts(4, 5) > pack_attempts(3, 5)
     assert pack_attempts(3, 6) > pack_attempts(3, 5)
-    assert unpack_attempts(pack_attempts(1 << 20, 1)) == (65535, 1)
+    assert unpack_attempts(pack_attempts(1 << 20, 1)) == (65535, 1, 0, False)
 
 
 # --- waiting
@@ -242,28 +249,60 @@ def test_the_agenda_runs_each_task_at_its_earliest_time_only() -> None:
 # --- feeds
 
 
+class LetsAllThrough:
+    """A filter."""
+
+    tags = None
+
+    def judge(self, delivery: bytes) -> None:
+        return None
+
+
 class _Batch(ReadBatch):
-    def __init__(self, offsets: list[int], flags: list[int], next_offset: int) -> None:
+    def __init__(
+        self, offsets: list[int], flags: list[int], next_offset: int, groups: dict[int, str] | None = None
+    ) -> None:
+        """`groups`: by index, the one group that a record is for."""
         self.status = ReadStatus.DATA
+        self.groups = groups or {}
         self.offsets = offsets
         self.flags = flags
         self.deliveries = [b"m%d" % offset for offset in offsets]
         self.next_offset = next_offset
 
     def record(self, index: int) -> StoredRecord:
-        raise AssertionError
+        assert self.flags[index] & FLAG_ONE_GROUP, "no record is taken apart but to look for its group"
+        system = {ONE_GROUP: self.groups[index]} if index in self.groups else {}
+        return StoredRecord("T", 0, self.offsets[index], 0, bytes(16), 0, 0, 0, 0, b"", system)
+
+
+@pytest.mark.parametrize("refuse_pressure", [True, False])
+@pytest.mark.parametrize("known", [None, lambda offset: False])
+@pytest.mark.parametrize("message_filter", [None, LetsAllThrough()])
+def test_what_was_resent_to_one_group_is_passed_over_by_others(
+    refuse_pressure: bool, known: Any, message_filter: Any
+) -> None:
+    flags = [0, FLAG_ONE_GROUP, FLAG_ONE_GROUP | FLAG_PRESSURE, FLAG_ONE_GROUP, 0]
+    batch = _Batch([3, 4, 5, 6, 8], flags, 9, {1: "G", 2: "H"})  # 6 names none: it is for all
+    of_g = pick(batch, 3, refuse_pressure, known, message_filter, "G")
+    assert (list(of_g.messages.offsets), of_g.others, of_g.pressure) == ([3, 4, 6, 8], 1, 0)
+    assert of_g.skipped == [(5, 6), (7, 8)]
+    of_h = pick(batch, 3, refuse_pressure, known, message_filter, "H")
+    wanted = [3, 6, 8] if refuse_pressure else [3, 5, 6, 8]
+    assert (list(of_h.messages.offsets), of_h.others, of_h.pressure) == (wanted, 1, int(refuse_pressure))
+    assert (of_g.filtered, of_h.filtered) == (0, 0)
 
 
 def test_what_is_picked_and_what_is_skipped() -> None:
-    plain, skipped, pressure, _, _ = pick(_Batch([3, 4, 5], [0, 0, 0], 6), 3, True, None)
+    plain, skipped, pressure, *_ = pick(_Batch([3, 4, 5], [0, 0, 0], 6), 3, True, None)
     assert (list(plain.offsets), skipped, pressure) == ([3, 4, 5], [], 0)
-    gappy, skipped, pressure, _, _ = pick(_Batch([4, 6], [0, 0], 9), 3, True, None)
+    gappy, skipped, pressure, *_ = pick(_Batch([4, 6], [0, 0], 9), 3, True, None)
     assert (list(gappy.offsets), skipped, pressure) == ([4, 6], [(3, 4), (5, 6), (7, 9)], 0)
     mixed = _Batch([3, 4, 5, 6], [0, FLAG_PRESSURE, 0, FLAG_PRESSURE], 7)
-    some, skipped, pressure, _, _ = pick(mixed, 3, True, lambda offset: offset in (5, 6))
+    some, skipped, pressure, *_ = pick(mixed, 3, True, lambda offset: offset in (5, 6))
     assert (list(some.offsets), list(some.indexes)) == ([3], [0])
     assert (skipped, pressure) == ([(4, 5)], 1)
-    every, skipped, pressure, _, _ = pick(mixed, 3, False, None)
+    every, skipped, pressure, *_ = pick(mixed, 3, False, None)
     assert (list(every.offsets), skipped, pressure) == ([3, 4, 5, 6], [], 0)
 
 

@@ -38,7 +38,7 @@ def test_counts_follow_the_states(state: JobState, event: JobEvent) -> None:
     following = TRANSITIONS[state][event]
     assert job.state is following
     assert (7 in table.jobs) == (following is not JobState.GONE)
-    assert budget.retrying == table.retrying == (following.name in ("WAITING", "READY", "SPENT"))
+    assert budget.retrying == table.retrying == (following.name in ("WAITING", "READY", "SPENT", "EXHAUSTED"))
     assert table.recorded == (following is JobState.RECORDED)
     assert table.released == (following is JobState.RELEASED)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from backend.records import ProgressView, QueueRef
 from proxy_consumer.core import replying
-from proxy_consumer.core.jobs import RetryPolicy
 from proxy_consumer.core.leases import Lease
 from proxy_consumer.core.queue_jobs import QueueJobs
 from proxy_consumer.core.replying import Ack, AckTaking, KnownReply, Replied, reply_id
+from proxy_consumer.core.retry_policy import RetryPolicy
 from proxy_consumer.core.tally import Budget, Tally
 
 QUEUE = QueueRef("T", 3, 1)

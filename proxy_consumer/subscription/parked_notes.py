@@ -1,0 +1,82 @@
+"""What is noted of heads that have used up their deliveries (`on_dead_letter: park`): the error, since when.
+
+That such a head is parked follows from its attempts, which stand in group progress. The error that a client
+gave does not; so that an operator still sees it after a restart, or at the proxy that took the queue over, it
+is kept in the setting `exhausted/GROUP/TOPIC/QUEUE`, a JSON object:
+
+    incarnation, generation   of the topic, and of the group's progress: of others nothing counts
+    heads                     offset → [epoch milliseconds, error], the newest HEADS_MAX
+
+Nothing depends on it: where it cannot be written, or more heads are parked, the error is not shown any more.
+"""
+
+from __future__ import annotations
+
+from heapq import nlargest
+from operator import attrgetter
+
+import msgspec
+
+from backend.records import QueueRef
+from proxy_consumer.core.jobs import JobState
+from proxy_consumer.core.steps import BufferedQueue
+from proxy_consumer.runtime import Runtime
+from proxy_consumer.subscription.held_queue import store_settings
+
+EXHAUSTED_PREFIX = "exhausted/"
+HEADS_MAX = 100
+_since = attrgetter("since")
+
+
+class QueueNotes(msgspec.Struct):
+    """The notes of one queue."""
+
+    incarnation: int
+    generation: int
+    heads: dict[int, tuple[int, str]] = {}
+
+
+def exhausted_key(group: str, queue: QueueRef) -> str:
+    """The setting that holds the notes of a queue."""
+    return f"{EXHAUSTED_PREFIX}{group}/{queue.topic}/{queue.queue_id}"
+
+
+def load_notes(runtime: Runtime, group: str, state: BufferedQueue) -> None:
+    """Give the heads of a queue that came here what was noted of them, or the present time."""
+    if not state.jobs.used_up:
+        return
+    now, wall_ms = runtime.now(), runtime.clock.wall_ms()
+    heads = _read(runtime, group, state).heads
+    for offset in state.jobs.used_up:
+        since_ms, error = heads.get(offset, (wall_ms, ""))
+        job = state.jobs.table.jobs[offset]
+        job.error, job.since = error, now - max(0, wall_ms - since_ms) / 1000
+
+
+def _read(runtime: Runtime, group: str, state: BufferedQueue) -> QueueNotes:
+    queue, generation = state.queue, state.jobs.generation
+    value = runtime.backend.setting(exhausted_key(group, queue))
+    try:
+        notes = msgspec.json.decode(value or b"", type=QueueNotes)
+    except msgspec.DecodeError:  # they are only for people
+        notes = QueueNotes(0, -1)
+    same = (notes.incarnation, notes.generation) == (queue.incarnation, generation)
+    return notes if same else QueueNotes(queue.incarnation, generation)
+
+
+def store_notes(runtime: Runtime, group: str, state: BufferedQueue) -> None:
+    """Store what is known of the heads that are parked, where it is not noted yet."""
+    noted = _read(runtime, group, state).heads
+    lately = state.jobs.table.take_exhausted()
+    if all(job.offset in noted and noted[job.offset][1] == job.error for job in lately):
+        return
+    now, wall_ms = runtime.now(), runtime.clock.wall_ms()
+    for job in lately:
+        job.since = job.since or now
+    parked = [job for job in state.jobs.table.jobs.values() if job.state is JobState.EXHAUSTED]
+    heads = {
+        job.offset: (wall_ms - int((now - job.since) * 1000), job.error)
+        for job in nlargest(HEADS_MAX, parked, _since)
+    }
+    notes = QueueNotes(state.queue.incarnation, state.jobs.generation, heads)
+    store_settings(runtime, {exhausted_key(group, state.queue): msgspec.json.encode(notes)})

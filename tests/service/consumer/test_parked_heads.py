@@ -1,0 +1,244 @@
+"""`on_dead_letter: park` through a whole proxy: a head that has used up its deliveries holds its key."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from backend.records import CommitBatch
+from ddmq.server.admin import keys
+from ddmq_common.errors import ConfigError, RemoteError
+from ddmq_common.metrics import catalogue
+from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.subscription.parked_notes import HEADS_MAX, exhausted_key
+from tests.service.consumer.consumer_rig import ConsumerRig
+from tests.service.consumer.test_consumer_metrics import value
+from tests.service.consumer.test_order_keys_served import BY_KEY, bodies, result
+
+PARKING = replace(BY_KEY, on_dead_letter="park", ordered_deliveries_max=2, ack_timeout_ms=10_000)
+
+
+@pytest.fixture
+def shop(rig: ConsumerRig) -> ConsumerRig:
+    """Key a with three messages, key b with one; the head of a has failed as often as it may."""
+    rig.ready(config=PARKING, queues=2)
+    rig.keyed("a1", "a2")
+    rig.keyed("a3", queue=1)
+    use_up(rig)
+    rig.keyed("b1")
+    return rig
+
+
+def use_up(rig: ConsumerRig) -> None:
+    for _ in range(2):
+        call = rig.pull(count=1)
+        assert bodies(call) == [b"a1"]
+        rig.submit(result(call, ack=False, reason="no such customer"))
+        rig.advance(0.2)
+
+
+def finished(rig: ConsumerRig) -> list[bytes]:
+    """What comes to a client that acknowledges everything, in order."""
+    seen: list[bytes] = []
+    while got := bodies(call := rig.pull()):
+        seen += got
+        rig.submit(result(call))
+    return seen
+
+
+def parked(rig: ConsumerRig) -> list[dict[str, Any]]:
+    return [row for row in keys.rows(rig.service, "G", 20) if row["state"] == "parked"]
+
+
+def test_nothing_of_the_key_overtakes_its_head_and_other_keys_go_on(shop: ConsumerRig) -> None:
+    assert finished(shop) == [b"b1"]
+    shop.advance(100)
+    assert finished(shop) == []
+    (row,) = parked(shop)
+    assert (row["key"], row["topic"], row["offset"], row["attempts"]) == ('"a"', "T", 0, 2)
+    assert (row["reason"], row["error"], row["waiting"]) == ("failed", "no such customer", 2)
+    assert shop.counted("ddmq_dead_letters_total") == 0
+    assert shop.progress().committed == 0
+
+
+def test_a_replay_delivers_the_head_with_its_attempts_counted_anew(shop: ConsumerRig) -> None:
+    keys.act(shop.service, "G", "replay", "a")
+    call = shop.pull(count=1, clientId=b"me")
+    assert [(message.attempt, message.value) for message in call.result.messages] == [(1, b"a1")]
+    assert parked(shop) == []
+    shop.submit(result(call))
+    assert sorted(finished(shop)) == [b"a2", b"a3", b"b1"]
+
+
+def test_who_fails_as_often_after_the_replay_is_parked_again(shop: ConsumerRig) -> None:
+    keys.act(shop.service, "G", "replay", "a")
+    use_up(shop)
+    (row,) = parked(shop)
+    assert row["attempts"] == 2
+    assert finished(shop) == [b"b1"]
+
+
+def test_a_skip_makes_the_head_a_dead_letter_and_the_next_goes_on(shop: ConsumerRig) -> None:
+    shop.wait(shop.group().ordering.skip('"a"'))
+    assert shop.counted("ddmq_dead_letters_total", reason="skipped") == 1
+    assert sorted(finished(shop)) == [b"a2", b"a3", b"b1"]
+    assert parked(shop) == []
+
+
+def test_it_stays_parked_over_a_restart(shop: ConsumerRig) -> None:
+    """With its error, and as old as it is; also where nothing was pulled for so long that it left."""
+    since_ms = parked(shop)[0]["since_ms"]
+    for leave in (shop.restart, shop.restart, lambda: shop.advance(100)):
+        leave()
+        assert finished(shop) in ([b"b1"], [])
+        (row,) = parked(shop)
+        assert (row["key"], row["attempts"], row["reason"]) == ('"a"', 2, "failed")
+        assert (row["error"], row["since_ms"]) == ("no such customer", pytest.approx(since_ms, abs=5))
+        assert value(shop, catalogue.BLOCKED_KEY_AGE) >= shop.clock.wall_ms() - since_ms - 5
+    assert shop.counted("ddmq_dead_letters_total") == 0
+
+
+def test_of_more_parked_heads_than_are_noted_the_last_errors_survive(rig: ConsumerRig) -> None:
+    rig.ready(config=replace(PARKING, ordered_deliveries_max=1))
+    for number in range(HEADS_MAX + 20):
+        rig.put_keyed(f"k{number:03}", "x")
+        rig.advance(0.1)
+        rig.submit(result(rig.pull(), ack=False, reason=f"no {number:03}"))
+    rig.restart()
+    assert rig.pull().result.messages == []
+    rows = keys.rows(rig.service, "G", 1_000)
+    assert len(rows) == HEADS_MAX + 20
+    told = sorted(row["error"] for row in rows if row["error"])
+    assert told == [f"no {number:03}" for number in range(20, HEADS_MAX + 20)]
+
+
+def test_notes_of_a_parked_head_that_cannot_be_read_cost_only_the_error(shop: ConsumerRig) -> None:
+    key = exhausted_key("G", shop.ref())
+    assert shop.backend.setting(key) is not None
+    for text in (b"", b"{", b'{"incarnation": "x"}', b'{"incarnation": 9, "generation": 9, "heads": {}}'):
+        shop.wait(shop.backend.commit(CommitBatch(settings={key: text}), shop.deadline()))
+        shop.restart()
+        shop.pull()
+        assert [(row["state"], row["error"]) for row in parked(shop)] == [("parked", "")]
+
+
+def test_a_deleted_subscription_leaves_no_notes(shop: ConsumerRig) -> None:
+    assert list(shop.backend.settings("exhausted/"))
+    shop.wait(shop.service.delete_group("G", "T"))
+    assert not list(shop.backend.settings("exhausted/"))
+
+
+def test_a_replay_is_durable_when_it_is_answered(shop: ConsumerRig) -> None:
+    keys.act(shop.service, "G", "replay", "a")
+    shop.restart()
+    assert parked(shop) == []
+    call = shop.pull(count=1, clientId=b"me")
+    assert [(message.attempt, message.value) for message in call.result.messages] == [(1, b"a1")]
+
+
+def test_a_replay_that_could_not_be_stored_says_so_and_delivers_all_the_same(shop: ConsumerRig) -> None:
+    shop.backend.fail_next(RemoteError("gone"), times=1, stored=False)
+    with pytest.raises(RemoteError):
+        keys.act(shop.service, "G", "replay", "a")
+    assert bodies(shop.pull(count=1)) == [b"a1"]
+
+
+def test_time_outs_lead_there_too(rig: ConsumerRig) -> None:
+    rig.ready(config=replace(PARKING, ordered_deliveries_max=-1, max_timeout_redeliveries=1))
+    rig.wait(rig.service.change_subscription("G", "T", {"ordered_deliveries_max": 2}))
+    rig.keyed("a1", "a2")
+    for _ in range(2):
+        assert bodies(rig.pull()) == [b"a1"]
+        rig.advance(11)
+    assert rig.pull().result.messages == []
+    (row,) = parked(rig)
+    assert (row["reason"], row["error"]) == ("timed-out", "no answer within ack_timeout_ms, 2 times")
+
+
+def test_another_proxy_that_takes_the_queues_over_keeps_it_parked(shop: ConsumerRig) -> None:
+    subscription = shop.subscription()
+    subscription.leave()
+    shop.settle()
+    assert finished(shop) == [b"b1"]
+    assert [row["key"] for row in parked(shop)] == ['"a"']
+
+
+def test_what_a_client_gives_up_itself_is_a_dead_letter(rig: ConsumerRig) -> None:
+    """The application says that this message is not to be done: the key goes on, as after a skip."""
+    rig.ready(config=PARKING)
+    rig.keyed("a1", "a2")
+    call = rig.pull(clientId=b"me")
+    state = rig.subscription().buffer.queues[rig.ref()]
+    assert state.jobs.give_up(call.offsets[0], None, "we do not sell that")
+    rig.subscription().after_results([state])
+    rig.settle()
+    assert rig.counted("ddmq_dead_letters_total", reason="given-up") == 1
+    assert bodies(rig.pull()) == [b"a2"]
+
+
+def test_what_a_push_gives_up_is_parked(rig: ConsumerRig) -> None:
+    """Nobody has decided that the key may go on without it; that is as durable as used-up attempts."""
+    rig.ready(config=PARKING)
+    rig.keyed("a1", "a2")
+    call = rig.pull()
+    state = rig.subscription().buffer.queues[rig.ref()]
+    assert state.jobs.give_up(call.offsets[0], None, "status 400", parks=True)
+    rig.subscription().after_results([state])
+    rig.subscription().flush()
+    for _ in range(2):
+        rig.settle()
+        assert rig.pull().result.messages == []
+        (row,) = parked(rig)
+        assert (row["reason"], row["error"], row["attempts"]) == ("given-up", "status 400", 1)
+        rig.restart()
+    assert rig.pull().result.messages == []
+    keys.act(rig.service, "G", "replay", "a")
+    rig.restart()
+    assert bodies(rig.pull()) == [b"a1"]
+
+
+def test_setting_it_back_makes_dead_letters_of_what_is_parked(shop: ConsumerRig) -> None:
+    shop.wait(shop.service.change_subscription("G", "T", {"on_dead_letter": "dead_letter"}))
+    assert sorted(finished(shop)) == [b"a2", b"a3", b"b1"]
+    assert shop.counted("ddmq_dead_letters_total", reason="failed") == 1
+
+
+def test_a_key_that_an_operator_parks_besides_is_replayed_once(shop: ConsumerRig) -> None:
+    keys.act(shop.service, "G", "park", "a")
+    shop.settle()
+    assert len(parked(shop)) == 1
+    keys.act(shop.service, "G", "replay", "a")
+    shop.settle()
+    assert finished(shop)[0] == b"a1"
+
+
+def test_at_retrying_max_nothing_new_is_delivered_until_one_goes_on(rig: ConsumerRig) -> None:
+    rig.ready(config=replace(PARKING, retrying_max=3, ordered_deliveries_max=1))
+    rig.keyed("a1", "b1", "c1", "d1", "a2")
+    for _ in range(3):
+        rig.submit(result(rig.pull(count=1), ack=False))
+    assert len(parked(rig)) == 3
+    assert rig.pull().result.messages == []
+    rig.wait(rig.group().ordering.skip('"b"'))
+    assert bodies(rig.pull()) == [b"d1"]
+
+
+def test_its_keys_are_counted(shop: ConsumerRig) -> None:
+    assert finished(shop) == [b"b1"]
+    assert (value(shop, catalogue.PARKED_KEYS), value(shop, catalogue.BLOCKED_KEYS)) == (1, 1)
+    keys.act(shop.service, "G", "replay", "a")
+    finished(shop)
+    assert (value(shop, catalogue.PARKED_KEYS), value(shop, catalogue.BLOCKED_KEYS)) == (0, 0)
+
+
+def test_it_is_refused_without_an_order_key(rig: ConsumerRig) -> None:
+    with pytest.raises(ValueError, match="on_dead_letter is park and order_key is blank"):
+        SubscriptionDefaults(on_dead_letter="park")
+    rig.ready()
+    with pytest.raises(ConfigError, match="on_dead_letter is park and order_key is blank"):
+        rig.wait(rig.service.change_subscription("G", "T", {"on_dead_letter": "park"}))
+    rig.wait(rig.service.change_subscription("G", "T", {"on_dead_letter": "park", "order_key": "KEY"}))
+    with pytest.raises(ConfigError, match="on_dead_letter is park and order_key is blank"):
+        rig.wait(rig.service.change_subscription("G", "T", {"order_key": ""}))
