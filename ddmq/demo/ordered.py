@@ -127,7 +127,7 @@ class OrderedAct:
 
     def _resend(self) -> None:
         self._mended.set()
-        say(f"the consumer of {BROKEN!r} is mended; its dead letters are sent again")
+        say(f"the consumer of {BROKEN!r} is mended; its dead letters are sent to {GROUP} again")
         self._typed(f"dlq resend {GROUP} --all")
         wait_for(lambda: self._finished() == self._files, f"{self._files} finished files")
         wait_for(lambda: self._lag() == 0, "a lag of 0")

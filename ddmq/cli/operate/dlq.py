@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -14,6 +15,7 @@ from ddmq.moments import shown
 
 COLUMNS = ("group", "letters", "oldest", "stored")
 LETTER_COLUMNS = ("offset", "died", "reason", "error", "from", "key", "attempts", "resent", "body")
+GROUPS_NAMED = 5  # of those that resent letters reach
 
 
 @click.group()
@@ -83,7 +85,7 @@ def show(
     if found["next"] is not None:
         hint(f"{found['letters']:,} letters in all; go on with --from {found['next']}")
     else:
-        hint(f"`ddmq dlq resend {group} --all`, or --offset N, sends them to their topics again")
+        hint(f"`ddmq dlq resend {group} --all`, or --offset N, sends them to the group again")
     return None
 
 
@@ -98,14 +100,15 @@ def _letter_cells(row: dict[str, Any]) -> list[Any]:
     ]  # fmt: skip
 
 
-@dlq.command("resend", short_help="Send dead letters to their topics again.")
+@dlq.command("resend", short_help="Send dead letters to their group again.")
 @click.argument("group", type=GROUP)
 @click.option("--all", "everything", is_flag=True, help="Every dead letter that is there now.")
 @click.option("--offset", "offsets", multiple=True, type=Whole(0), help="This one; may be repeated.")
 @click.option("--reason", help="Those that died of this: failed, timed-out, …")
 @click.option("--topic", type=TOPIC, help="Those that come from this topic.")
 @click.option("--since", help="Those that died since: 2026-11-21T12:00 (local), -2h, or epoch milliseconds.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be sent.")
+@click.option("--to-topic", is_flag=True, help="To every group of their topics, not to GROUP alone.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be sent, and which groups would get it.")
 @admin_options
 def resend(
     group: str,
@@ -114,29 +117,38 @@ def resend(
     reason: str | None,
     topic: str | None,
     since: str | None,
+    to_topic: bool,
     dry_run: bool,
     admin: AdminClient,
     as_json: bool,
 ) -> None:
-    """Send GROUP's dead letters to their original topics again, each once.
+    """Send GROUP's dead letters to GROUP again, each once; no other group gets them.
 
-    They are new messages there, with the same message id, key, tags and properties and one more property,
-    dead-letter-resent: every group that consumes the topic gets them. Exit code 1 when one that was chosen
-    could not be sent, or an --offset has no letter that waits.
+    Each is a new message of its original topic, at the end of its queue, with the same message id, key, tags
+    and properties and one more property, dead-letter-resent. Its attempts start again at 1. With an order key
+    it comes after the messages of its key that are there already.
+
+    With --to-topic every group that consumes the topic gets them, also groups that have finished the
+    originals.
+
+    Exit code 1 when one that was chosen could not be sent, or an --offset has no letter that waits.
 
     GROUP may be TRANS_CHECK_MAX_TIME_TOPIC: messages of transactions that nobody decided, or that could not
-    be committed. Each is sent by itself, not together with the others of its transaction: send only what its
-    application says is committed. One that was to be delayed is not sent.
+    be committed. No group had them, so every group of their topic gets them. Each is sent by itself, not
+    together with the others of its transaction: send only what its application says is committed. One that
+    was to be delayed is not sent.
     """
     chosen = {"offsets": list(offsets), "reason": reason, "topic": topic, "since_ms": _since(since)}
     given = {name: value for name, value in chosen.items() if value not in (None, [])}
     if everything == bool(given):
         raise click.UsageError("say which: either --all, or any of --offset, --reason, --topic, --since")
-    sent, kept = _resend_all(admin, group, given | {"all": everything, "dry_run": dry_run})
+    body = given | {"all": everything, "to_topic": to_topic, "dry_run": dry_run}
+    sent, kept, reached = _resend_all(admin, group, body)
     if as_json:
-        print_json({"group": group, "dry_run": dry_run, "resent": dict(sent), "kept": dict(kept)})
+        counts = {"resent": dict(sent), "reached": reached, "kept": dict(kept)}
+        print_json({"group": group, "dry_run": dry_run, **counts})
     else:
-        _say_resent(group, sent, dry_run=dry_run)
+        _say_resent(group, sent, reached, dry_run=dry_run)
     missing = (
         len(set(offsets)) - sent.total() - kept.total() if offsets and not (reason or topic or since) else 0
     )
@@ -147,25 +159,39 @@ def resend(
         raise click.ClickException(f"not sent: {reasons}")
 
 
-def _resend_all(client: AdminClient, group: str, body: dict[str, Any]) -> tuple[Counter[str], Counter[str]]:
+def _resend_all(
+    client: AdminClient, group: str, body: dict[str, Any]
+) -> tuple[Counter[str], Counter[str], dict[str, Any]]:
     sent: Counter[str] = Counter()
     kept: Counter[str] = Counter()
+    reached: dict[str, Any] = {}
     while True:
         answer = client.post("dlq", group, "resend", body=body)
         sent.update(answer["resent"])
         kept.update(answer["kept"])
+        reached.update(answer["reached"])
         if answer["cursor"] is None:
-            return sent, kept
+            return sent, kept, reached
         body = body | {"cursor": answer["cursor"]}
         hint(f"{sent.total():,} so far")
 
 
-def _say_resent(group: str, sent: Counter[str], *, dry_run: bool) -> None:
+def _say_resent(group: str, sent: Counter[str], reached: Mapping[str, Any], *, dry_run: bool) -> None:
     if not sent:
         say(f"nothing to resend of group {group}")
-        return
-    where = ", ".join(f"{count:,} to {topic}" for topic, count in sorted(sent.items()))
-    say(f"{'would resend' if dry_run else 'resent'} {where}")
+    for topic, count in sorted(sent.items()):
+        to = _groups_reached(group, reached[topic])
+        say(f"{'would resend' if dry_run else 'resent'} {count:,} to {topic}, {to}")
+
+
+def _groups_reached(group: str, row: Mapping[str, Any]) -> str:
+    names, count = row["groups"][:GROUPS_NAMED], row["count"]
+    if row["groups"] == [group]:
+        return f"for group {group} alone"
+    if not names:
+        return "which no group consumes yet"
+    more = f" and {count - len(names):,} more" if count > len(names) else ""
+    return f"for every group there: {', '.join(names)}{more}"
 
 
 @dlq.command("purge", short_help="Be done with dead letters, unsent.")

@@ -99,13 +99,13 @@ class Open:
 
 
 def rows(backend: Backend, page: Page = WHOLE) -> list[dict[str, Any]]:
-    """Return a row for each group with a dead-letter topic, and for transactions: those with open letters
-    first, but a page is by name."""
+    """Return a row for each group with a dead-letter topic, and for transactions: those with most open
+    letters first, but a page is by name."""
     topics = [name.removeprefix(DLQ_PREFIX) for name in backend.topics() if name.startswith(DLQ_PREFIX)]
     if backend.topic(TRANSACTION_DEAD_TOPIC) is not None:
         topics.append(TRANSACTION_DEAD_TOPIC)
     found = [_row(backend, name) for name in paced(page.of(topics, str))]
-    return sorted(found, key=lambda row: row["letters"] == 0) if page == WHOLE else found
+    return sorted(found, key=lambda row: -row["letters"]) if page == WHOLE else found
 
 
 def _row(backend: Backend, group: str) -> dict[str, Any]:

@@ -1,5 +1,9 @@
 """Dead letters sent again, or purged: marked done in the commit that does it, so never done twice.
 
+A letter is resent to the queue it came from, where it has its place in the order of its key, and reaches its
+own group alone: the record names the group, and every other group passes it over. With `to_topic` it reaches
+every group of the topic. A letter that no group ever had (of a transaction, of a delay) always does.
+
 Each commit holds up to a batch of messages, their marks, and an optimistic lock:
 whoever does the same at the same moment is refused, reads again, and finds them done. A request works for a
 few seconds at most and answers with a cursor to go on with; what dies again meanwhile is beyond its end.
@@ -15,7 +19,15 @@ from typing import Any
 
 from backend.internal_topics import DeadLetter, resent_record
 from backend.port import Backend
-from backend.records import AppendStatus, CommitBatch, NewRecord, ProgressDelta, ProgressView, QueueRef
+from backend.records import (
+    AppendStatus,
+    CommitBatch,
+    NewRecord,
+    ProgressDelta,
+    ProgressView,
+    QueueRef,
+    TopicInfo,
+)
 from ddmq.server.admin.dlq import (
     Choice,
     LetterRange,
@@ -27,11 +39,13 @@ from ddmq.server.admin.dlq import (
 from ddmq.server.admin.topics import WAIT_S
 from ddmq_common.clock import Clock
 from ddmq_common.errors import BoundReachedError, CallerError, FencedError, RemoteError
-from ddmq_common.names import DONE_GROUP, TURN_GROUP
+from ddmq_common.names import DONE_GROUP, TURN_GROUP, group_fault
+from proxy_consumer.groups.group import SUBSCRIPTION_PREFIX, subscription_key
 from proxy_consumer.retries.retry_queues import next_generation
 
 WORK_S = 3.0
 TRIES_MAX = 8
+GROUPS_SHOWN = 100  # names of groups that one topic's resent letters reach
 
 
 def _tried(queue: QueueRef, change: Callable[[], int]) -> int:
@@ -45,12 +59,14 @@ def _tried(queue: QueueRef, change: Callable[[], int]) -> int:
 
 
 class Resend:
-    """A request to resend: what is left of it, and what came of it so far."""
+    """A request to resend: what is left of it, and what came of it so far. `group`: the only group that the
+    letters are to reach; "": every group of their topics."""
 
-    def __init__(self, backend: Backend, clock: Clock, choice: Choice, *, dry_run: bool) -> None:
+    def __init__(self, backend: Backend, clock: Clock, choice: Choice, group: str, *, dry_run: bool) -> None:
         self._backend = backend
         self._clock = clock
         self._choice = choice
+        self._group = group
         self._dry_run = dry_run
         can = backend.capabilities
         self._bytes_max = can.body_bytes_max + 2 * can.properties_bytes_max
@@ -94,13 +110,11 @@ class Resend:
             if not self._choice.takes(letter):
                 continue
             info = self._backend.topic(letter.topic) if letter.topic else None
-            if info is None or not info.writable:
-                kept[_why_kept(letter, missing=info is None)] += 1
+            refusal = self._explain_refusal(letter, info)
+            if info is None or refusal:
+                kept[refusal] += 1
                 continue
-            if letter.delay:  # nobody is to have it now
-                kept["it was to be delivered later (dead-letter-delay); send it anew, with its delay"] += 1
-                continue
-            record = resent_record(letter, info.queues)
+            record = resent_record(letter, info.queues, self._group)
             if len(record.delivery) > self._bytes_max:
                 kept[f"larger than topic {letter.topic} takes (body_bytes_max of the log)"] += 1
                 continue
@@ -108,6 +122,24 @@ class Resend:
             records.append(record)
             sent[letter.topic] += 1
         return chosen, records
+
+    def _explain_refusal(self, letter: DeadLetter, info: TopicInfo | None) -> str:
+        """Return why a letter is not sent, or "" where it may be."""
+        topic, group = letter.topic, self._group
+        if not topic:
+            return "it does not say which topic it comes from"
+        if info is None:
+            return f"topic {topic} does not exist any more"
+        if not info.writable:
+            return f"topic {topic} takes no messages"
+        if letter.delay:  # nobody is to have it now
+            return "it was to be delivered later (dead-letter-delay); send it anew, with its delay"
+        if group and self._backend.setting(subscription_key(group, topic)) is None:
+            return (
+                f"group {group} does not consume topic {topic} any more; subscribe it again, or resend to "
+                "the topic (--to-topic), which reaches every group there"
+            )
+        return ""
 
     def _store(
         self,
@@ -128,34 +160,54 @@ class Resend:
         backend.commit(CommitBatch(records=records, progress=marks), deadline).wait(WAIT_S)
 
 
-def _why_kept(letter: DeadLetter, *, missing: bool) -> str:
-    if not letter.topic:
-        return "it does not say which topic it comes from"
-    return f"topic {letter.topic} " + ("does not exist any more" if missing else "takes no messages")
-
-
 def _mark(queue: QueueRef, done: ProgressView, ranges: Sequence[tuple[int, int]]) -> ProgressDelta:
     return ProgressDelta(DONE_GROUP, queue, done.epoch, done.generation, finished=ranges)
 
 
 def resend(backend: Backend, clock: Clock, group: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Send chosen letters to their original topics again, as far as a few seconds go.
+    """Send chosen letters to their own group again, as far as a few seconds go.
 
-    `body`: `all`, or any of `offsets`, `reason`, `topic`, `since_ms`; `dry_run`; `cursor` of an earlier
-    answer. Answers `resent` (by topic), `kept` (by why) and `cursor`, None when all is done.
+    `body`: `all`, or any of `offsets`, `reason`, `topic`, `since_ms`; `to_topic`: to every group of their
+    topics; `dry_run`; `cursor` of an earlier answer. Answers `resent` (by topic), `reached` (by topic, the
+    groups that get those), `to_topic`, `kept` (by why) and `cursor`, None when all is done.
     """
     choice = choice_of(body)
     if not body.get("all") and choice == Choice():
         raise CallerError("nothing is chosen; give all, offsets, reason, topic or since_ms")
-    work = Resend(backend, clock, choice, dry_run=bool(body.get("dry_run")))
+    to_topic = is_to_topic(group, body)
+    work = Resend(backend, clock, choice, "" if to_topic else group, dry_run=bool(body.get("dry_run")))
     left = work.run(_spans(backend, group, choice, body.get("cursor")), clock.monotonic() + WORK_S)
     return {
         "group": group,
         "dry_run": bool(body.get("dry_run")),
+        "to_topic": to_topic,
         "resent": dict(work.sent),
+        "reached": {
+            topic: list_groups_reached(backend, topic, "" if to_topic else group) for topic in work.sent
+        },
         "kept": dict(work.kept),
         "cursor": [[span.queue.queue_id, span.at, span.end] for span in left] or None,
     }
+
+
+def is_to_topic(group: str, body: Mapping[str, Any]) -> bool:
+    """Whether letters reach every group of their topics: on request, and those that no group ever had.
+
+    Raises CallerError.
+    """
+    to_topic = body.get("to_topic", False)
+    if not isinstance(to_topic, bool):
+        raise CallerError(f"to_topic is {to_topic!r}; allowed: true, false")
+    return to_topic or group_fault(group) is not None
+
+
+def list_groups_reached(backend: Backend, topic: str, group: str) -> dict[str, Any]:
+    """Return the groups that letters resent to `topic` reach: their `count`, and up to GROUPS_SHOWN names."""
+    if group:
+        return {"count": 1, "groups": [group]}
+    keys = (key.removeprefix(SUBSCRIPTION_PREFIX) for key in backend.settings(SUBSCRIPTION_PREFIX))
+    groups = sorted(name for name, _, read in (key.partition("/") for key in keys) if read == topic)
+    return {"count": len(groups), "groups": groups[:GROUPS_SHOWN]}
 
 
 def _spans(backend: Backend, group: str, choice: Choice, cursor: object) -> list[LetterRange]:

@@ -13,7 +13,7 @@ from typing import Any
 from gevent.lock import BoundedSemaphore
 
 from backend.port import Backend
-from backend.records import Bounds, ProgressView, QueueRef, ReadStatus, StoredRecord
+from backend.records import ONE_GROUP, Bounds, ProgressView, QueueRef, ReadStatus, StoredRecord
 from ddmq.server.admin.offsets import check_group, is_broadcast
 from ddmq.server.admin.topics import WAIT_S, known_topic
 from ddmq.server.http.pace import breathe, paced
@@ -33,6 +33,7 @@ BACK_MAX = 16_000  # offsets that are looked at for the newest messages of one q
 LOOK_BYTES_MAX = 64 << 20  # that are held to choose those of a listing from
 STATES_MAX = 100  # messages whose state one request may ask for
 DEAD = "dead"
+OTHER_GROUP = "resent to another group alone"
 EACH_ITS_OWN = "broadcast: every instance has its own place"
 Live = Callable[[str, str, QueueRef, int], LiveState | None]
 
@@ -84,7 +85,8 @@ class MessageSearch:
 def message_row(record: StoredRecord, bytes_max: int | None = None) -> dict[str, Any]:
     """Return a stored message as people and programs read it; a body that is not UTF-8 comes in base64.
 
-    With `bytes_max` key, tags, properties and body together are cut to that, which `cut` says.
+    With `bytes_max` key, tags, properties and body together are cut to that, which `cut` says. `one_group`:
+    the only group that it reaches, where it was resent to one.
     """
     content = delivery.decode(record.delivery)
     left = _ByteBudget(bytes_max)
@@ -104,6 +106,8 @@ def message_row(record: StoredRecord, bytes_max: int | None = None) -> dict[str,
         "body_bytes": len(content.value),
     }
     row |= body_fields(left.body(content.value))
+    if ONE_GROUP in record.system:
+        row["one_group"] = record.system[ONE_GROUP]
     return row | ({"cut": True} if left.cut else {})
 
 
@@ -290,6 +294,8 @@ class MessageStates:
             return {"state": f"{self._group} does not consume {record.topic}"}
         if is_broadcast(self._backend, self._group, record.topic):
             return {"state": EACH_ITS_OWN}
+        if record.system.get(ONE_GROUP, self._group) != self._group:
+            return {"state": OTHER_GROUP}
         info = self._backend.topic(record.topic)
         if info is None:
             return {"state": "gone with its topic"}

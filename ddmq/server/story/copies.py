@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from backend.internal_topics import REAL_TOPIC, read_dead_letter
-from backend.records import StoredRecord
+from backend.records import ONE_GROUP, StoredRecord
 from ddmq.server.story.core.facts import CopyKind, MessageCopy
 from ddmq_common import names
 from ddmq_common.delays.command import ADD, COMMAND_PROPERTY, decode_command
@@ -104,6 +104,11 @@ def copy_of(record: StoredRecord, kind: CopyKind) -> MessageCopy:
         kind, record.topic, record.queue_id, record.offset, record.born_ms, record.stored_ms,
         position=record.position,
     )  # fmt: skip
+
+
+def main_of(record: StoredRecord) -> MessageCopy:
+    """Return the copy that a record in the message's topic is; one resent to a group concerns it alone."""
+    return copy_of(record, CopyKind.MAIN)._replace(group=record.system.get(ONE_GROUP, ""))
 
 
 def is_at(copy: MessageCopy, record: StoredRecord) -> bool:

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from backend.port import Backend
-from backend.records import QueueRef, ReadStatus, StoredRecord
+from backend.records import ONE_GROUP, QueueRef, ReadStatus, StoredRecord
 from backend.traces import queue_of
 from ddmq.server.admin.messages import READ_S_PER_BYTE, Live, MessageStates
 from ddmq.server.admin.offsets import reset_at
@@ -20,7 +20,7 @@ from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.delays.queries import CANCELLED, PENDING
 from ddmq.server.http.pace import breathe, paced
 from ddmq.server.http.routing import NoSuchGroupError
-from ddmq.server.story.copies import copies_of, copy_of, first_id, is_at, topic_of, transaction_of
+from ddmq.server.story.copies import copies_of, copy_of, first_id, is_at, main_of, topic_of, transaction_of
 from ddmq.server.story.core.facts import CopyKind, GroupStanding, HeardEvent, MessageCopy, StoryFacts
 from ddmq_client.idl.codes import TransactionOutcome
 from ddmq_common import delivery, names
@@ -54,6 +54,11 @@ class GatheredStory(NamedTuple):
     notes: list[str]
 
 
+def _newest_for(group: str, mains: Iterable[StoredRecord]) -> StoredRecord | None:
+    """The newest record in the topic that reaches the group."""
+    return next((one for one in mains if one.system.get(ONE_GROUP, group) == group), None)
+
+
 class StoryGatherer:
     """Of one request. `live`, `waits`: what the consumer proxy here knows; None where that runs elsewhere."""
 
@@ -74,13 +79,13 @@ class StoryGatherer:
             mains = [found]
         heard = list(self._heard(found))
         groups = [only] if only is not None else self._groups(topic, heard)
-        copies = [copy_of(record, CopyKind.MAIN) for record in mains]
+        copies = [main_of(record) for record in mains]
         copies += self._copies(topic, message_id, groups)
         if not any(is_at(copy, found) for copy in copies):
             copies += copies_of(found, topic)
         main = mains[0] if mains else None
         copies = copies if main is not None else list(self._as_delayed(copies))
-        standings = [self._standing(group, topic, main) for group in paced(groups)]
+        standings = [self._standing(group, topic, _newest_for(group, mains)) for group in paced(groups)]
         facts = StoryFacts(copies, heard, standings, self._backend.clock_ms())
         return GatheredStory(topic, main, facts, self._notes)
 

@@ -97,7 +97,9 @@ def test_a_dead_letter_names_no_place_that_it_never_had(shell, topic):
     assert (letter["topic_queue"], letter["topic_offset"]) == (None, None)
     assert f"{topic}/" not in shell("dlq", "show", "%DELAY", "--topic", topic)
     shell("topic", "create", topic)
-    assert shell("dlq", "resend", "%DELAY", "--topic", topic) == f"resent 1 to {topic}\n"
+    assert shell("dlq", "resend", "%DELAY", "--topic", topic) == (
+        f"resent 1 to {topic}, which no group consumes yet\n"
+    )
     assert bodies(shell, topic) == ["tea"]
 
 

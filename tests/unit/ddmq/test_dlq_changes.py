@@ -10,15 +10,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backend.internal_topics import dead_record
 from backend.progress.ack_map import AckMap
-from backend.records import Bounds, ProgressView, QueueRef, StoredRecord, TopicInfo
+from backend.records import (
+    FLAG_ONE_GROUP,
+    ONE_GROUP,
+    Bounds,
+    CommitBatch,
+    ProgressView,
+    QueueRef,
+    StoredRecord,
+    TopicInfo,
+)
 from ddmq.server.admin import dlq, dlq_changes
 from ddmq.server.admin.dlq import Choice, Open, choice_of
 from ddmq.server.http.routing import NoSuchGroupError
 from ddmq_common.clock import ManualClock
 from ddmq_common.delivery import encode
 from ddmq_common.errors import CallerError, RemoteError
-from proxy_consumer.retries.headers import RetryHeaders, dead_letter
+from ddmq_common.names import letters_topic
+from proxy_consumer.groups.group import encode_subscription, subscription_key
+from proxy_consumer.retries.headers import RetryHeaders, dead_letter, retry_record
 from tests.played_memory import PlayedMemory
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)).map(lambda r: (r[0], r[0] + r[1])))
@@ -56,6 +68,13 @@ class DeadLettersRig:
         self.backend = PlayedMemory(self.clock)
         for topic in ("T", "U", "%DLQ%G"):
             self.make(topic)
+        for topic in ("T", "U", "gone"):
+            self.subscribe("G", topic)
+
+    def subscribe(self, group: str, *topics: str) -> None:
+        value = encode_subscription({}, 1, "log")
+        settings = {subscription_key(group, topic): value for topic in topics}
+        self.backend.commit(CommitBatch(settings=settings), self.deadline()).wait(20)
 
     def deadline(self) -> float:
         return self.clock.monotonic() + 60
@@ -156,6 +175,90 @@ def test_an_unknown_outcome_is_an_error_and_the_next_try_finds_out(house: DeadLe
     house.backend.close()
 
 
+def groups_named(records: list[StoredRecord]) -> list[str]:
+    """The one group that each record is for; "": all."""
+    assert all(bool(one.flags & FLAG_ONE_GROUP) == (ONE_GROUP in one.system) for one in records)
+    return [one.system.get(ONE_GROUP, "") for one in records]
+
+
+def test_letters_go_to_their_own_group_and_to_the_topic_on_request(house: DeadLettersRig) -> None:
+    house.subscribe("H", "T")
+    house.die(3)
+    dry = house.resend(offsets=[0], dry_run=True)
+    assert dry["reached"] == {"T": {"count": 1, "groups": ["G"]}}
+    own = house.resend(offsets=[0])
+    assert (own["resent"], own["to_topic"], own["reached"]) == ({"T": 1}, False, dry["reached"])
+    dry = house.resend(offsets=[1], to_topic=True, dry_run=True)
+    assert dry["reached"] == {"T": {"count": 2, "groups": ["G", "H"]}}
+    every = house.resend(offsets=[1], to_topic=True)
+    assert (every["resent"], every["to_topic"], every["reached"]) == ({"T": 1}, True, dry["reached"])
+    assert groups_named(house.stored("T")) == ["G", ""]
+    house.backend.close()
+
+
+def test_the_groups_that_are_named_are_bounded_and_all_counted(house: DeadLettersRig) -> None:
+    for number in range(dlq_changes.GROUPS_SHOWN + 5):
+        house.subscribe(f"H{number:03}", "T")
+    house.die(1)
+    (reached,) = house.resend(all=True, to_topic=True, dry_run=True)["reached"].values()
+    assert (reached["count"], len(reached["groups"])) == (dlq_changes.GROUPS_SHOWN + 6, 100)
+    house.backend.close()
+
+
+def test_a_letter_of_a_deleted_subscription_stays_until_it_is_sent_to_the_topic(
+    house: DeadLettersRig,
+) -> None:
+    house.die(2)
+    settings = {subscription_key("G", "T"): None}
+    house.backend.commit(CommitBatch(settings=settings), house.deadline()).wait(20)
+    answer = house.resend(all=True)
+    ((why, count),) = answer["kept"].items()
+    assert (answer["resent"], count, house.letters()) == ({}, 2, 2)
+    assert why.startswith("group G does not consume topic T any more; subscribe it again, or resend to")
+    assert "--to-topic" in why
+    house.subscribe("G", "T")
+    assert house.resend(offsets=[0])["resent"] == {"T": 1}
+    assert house.resend(all=True, to_topic=True)["resent"] == {"T": 1}
+    assert groups_named(house.stored("T")) == ["G", ""]
+    house.backend.close()
+
+
+@pytest.mark.parametrize("group", ["TRANS_CHECK_MAX_TIME_TOPIC", "%DELAY", "SCHEDULE_TOPIC_XXXX"])
+def test_a_letter_that_no_group_had_goes_to_every_group(house: DeadLettersRig, group: str) -> None:
+    topic = letters_topic(group)
+    house.make(topic)
+    house.die(1)
+    record = house.stored("%DLQ%G")[0]
+    facts = {"dead-letter-reason": "given-up", "dead-letter-topic": "T"}
+    house.backend.append([dead_record(topic, record, facts, {})], house.deadline()).wait(20)
+    for to_topic in ({}, {"to_topic": True}, {"to_topic": False}):
+        dry = dlq_changes.resend(
+            house.backend, house.clock, group, {"all": True, "dry_run": True, **to_topic}
+        )
+        assert (dry["resent"], dry["to_topic"], dry["reached"]["T"]["groups"]) == ({"T": 1}, True, ["G"])
+    dlq_changes.resend(house.backend, house.clock, group, {"all": True})
+    assert groups_named(house.stored("T")) == [""]
+    house.backend.close()
+
+
+def test_what_dies_again_keeps_nothing_of_where_it_was_resent_to(house: DeadLettersRig) -> None:
+    """Who consumes the dead-letter topic gets every letter, and the whole topic may be the next aim."""
+    house.die(1)
+    house.resend(all=True)
+    (resent,) = house.stored("T")
+    headers = RetryHeaders(0, "T", 0, resent.offset, 4, 0, "")
+    retried = retry_record(QueueRef("%RETRY%G", 1, 0), resent, headers)
+    letter = dead_letter("G", resent, headers, "failed", 1)
+    for copy in (retried, letter):
+        assert not copy.flags & FLAG_ONE_GROUP
+        assert ONE_GROUP not in (copy.system or {})
+    house.backend.append([letter], house.deadline()).wait(20)
+    assert house.resend(all=True, to_topic=True)["resent"] == {"T": 1}
+    assert groups_named(house.stored("T")) == ["G", ""]
+    assert [one.message_id for one in house.stored("T")] == [resent.message_id] * 2
+    house.backend.close()
+
+
 def test_letters_whose_topic_is_closed_or_gone_are_kept(house: DeadLettersRig) -> None:
     house.die(2, "T")
     house.die(1, "gone")
@@ -229,6 +332,7 @@ def test_bodies_are_begun_only() -> None:
         ({"since_ms": "soon"}, "epoch milliseconds are wanted"),
         ({"since_ms": "9" * 5000}, "epoch milliseconds are wanted"),
         ({}, "nothing is chosen"),
+        ({"all": True, "to_topic": "yes"}, "to_topic is 'yes'; allowed: true, false"),
         ({"all": True, "cursor": [[0, 1]]}, "cursor is"),
         ({"all": True, "cursor": [[7, 0, 1]]}, "cursor is"),
     ],

@@ -65,9 +65,10 @@ class CopyKind(Enum):
 
 
 class MessageCopy(NamedTuple):
-    """One record of the message. `group` "": it concerns none. `step`, `deliveries`, `error`: of a retry.
+    """One record of the message. `group` "": it concerns none, or in its topic every group.
 
-    `reason`: of a dead letter; of a half message which transaction it is in; of a command its uuid.
+    `step`, `deliveries`, `error`: of a retry. `reason`: of a dead letter; of a half message which
+    transaction it is in; of a command its uuid.
     """
 
     kind: CopyKind

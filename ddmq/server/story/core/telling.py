@@ -126,9 +126,9 @@ def _of_group(
         key=_when,
     )
     copies = sorted([*mains[1:], *own], key=_when)
-    read = [*mains, *(one for one in own if one.kind is CopyKind.RETRY)]
+    read = [*mains, *(one for one in own if one.kind in (CopyKind.RETRY, CopyKind.MAIN))]
     stored = {(one.kind is CopyKind.RETRY, one.queue_id, one.offset): one.stored_ms for one in read}
-    streams = streams_of(events, stored)
+    streams = streams_of(_not_passed_over(events, facts.copies, group), stored)
     if streams:  # the answer to the sender may have come after the first reader had it
         first_ms = min(stream[0].at_ms for stream in streams)
         timeline.last.at_ms = max(
@@ -142,6 +142,23 @@ def _of_group(
             teller.event(item)
     teller.reset_by(facts.now_ms)
     return _closed(timeline, group, standing, facts.now_ms)
+
+
+def _not_passed_over(
+    events: Iterable[HeardEvent], copies: Iterable[MessageCopy], group: str
+) -> list[HeardEvent]:
+    """Without the events about a copy that was resent to another group: this one passed it over."""
+    others = {
+        (one.queue_id, one.offset)
+        for one in copies
+        if one.kind is CopyKind.MAIN and one.group not in ("", group)
+    }
+    return [
+        one
+        for one in events
+        if one.event.number_of("retry")
+        or (one.event.number_of("queue", -1), one.event.number_of("offset", -1)) not in others
+    ]
 
 
 def _is_of_none(heard: HeardEvent) -> bool:
@@ -179,9 +196,9 @@ class _Teller:
         elif copy.kind is CopyKind.DEAD:
             timeline.mark(at_ms, Phase.DEAD, "", words.reason(copy))
         elif copy.kind is CopyKind.MAIN:
-            timeline.mark(
-                at_ms, Phase.QUEUED, "", f"sent again from the dead letters, to {words.place(copy)}"
-            )
+            alone = " to this group alone" if copy.group else ""
+            why = f"sent again from the dead letters{alone}, to {words.place(copy)}"
+            timeline.mark(at_ms, Phase.QUEUED, "", why)
 
     def event(self, heard: TimedEvent) -> None:
         """A process told something. What cannot follow the present phase is late, or its cause is missing:
