@@ -8,6 +8,9 @@ those of the modules and all of ours that they import, for types that stand ther
 DDMQ_COMPILED=0 they do, too.
 
 Each package that has such modules calls `install` before anything of it is loaded.
+
+Where nothing could be compiled the manifest has the reason in place of modules (`unbuilt_manifest`), so that
+`ddmq --version` and `ddmq doctor` can still say it long after the installation.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from hashlib import blake2b
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path(__file__).resolve().parent / "_compiled"
@@ -28,11 +32,17 @@ SWITCH = "DDMQ_COMPILED"
 GROUP = "ddmq"
 LIBRARY = f"{GROUP}__mypyc"  # the module that holds the code of all of them, as mypyc calls it
 SUFFIX = EXTENSION_SUFFIXES[0]
+NOTHING_COMPILED = "no module was compiled at the installation"
 
 
 def digest(source: bytes) -> str:
     """What the manifest has of a source."""
     return blake2b(source, digest_size=16).hexdigest()
+
+
+def unbuilt_manifest(reason: str, failed: bool) -> dict[str, Any]:
+    """Return the manifest of an installation without libraries. `failed`: although there is a compiler."""
+    return {"suffix": SUFFIX, "modules": [], "sources": {}, "reason": reason, "failed": failed}
 
 
 class CompiledFinder:
@@ -76,6 +86,7 @@ class CompiledState:
     def __init__(self) -> None:
         self.modules: tuple[str, ...] = ()
         self.reason = ""
+        self.failed = False  # the installation tried to compile them, and could not
         self._looked = False
 
     def install(self) -> None:
@@ -89,10 +100,11 @@ class CompiledState:
         try:
             manifest = json.loads((FOLDER / MANIFEST).read_bytes())
             suffix, sources, modules = manifest["suffix"], dict(manifest["sources"]), manifest["modules"]
-        except (OSError, ValueError, TypeError, KeyError):
-            self.reason = "no module was compiled at the installation"
+            reason, self.failed = str(manifest.get("reason", "")), bool(manifest.get("failed"))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            self.reason = NOTHING_COMPILED
             return
-        self.reason = _refusal(suffix, sources)
+        self.reason = f"{NOTHING_COMPILED}: {reason}" if reason else _refusal(suffix, sources)
         if not self.reason:
             self.modules = tuple(modules)
             sys.meta_path.insert(0, CompiledFinder(self.modules))

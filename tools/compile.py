@@ -3,14 +3,18 @@
     python tools/compile.py            into ddmq_common/_compiled; does nothing when that is up to date
 
 Where there is no C compiler, or no Python.h for it, one line says so and the sources run as they are;
-DDMQ_COMPILED=0 leaves it out. What is made and who loads it: ddmq_common/compiled.py. Wheels are built with
-the two commands below (pyproject.toml, tool.setuptools.cmdclass) and carry what was made.
+DDMQ_COMPILED=0 leaves it out. Where compiling fails, a banner says why. Either way the reason is kept in the
+manifest, because pip shows nothing of a build that succeeds: `ddmq --version` and `ddmq doctor` report it.
+What is made and who loads it: ddmq_common/compiled.py. Wheels are built with the two commands below
+(pyproject.toml, tool.setuptools.cmdclass), carry what was made, and are named after it: a wheel without
+libraries is one for every Python.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -34,12 +38,19 @@ from ddmq_common import compiled
 
 ROOT = compiled.ROOT
 OPTIMISE = ["-O2", "-g0", "-w"]  # why not another: decision 23
-# What is not installed where a wheel is built is not looked into.
-MYPY = ["--config-file=", "--ignore-missing-imports"]
+# What is not installed where a wheel is built is not looked into. Modules are named from ROOT, which is the
+# current folder of the call, whatever `__init__.py` lies above it.
+MYPY = ["--config-file=", "--ignore-missing-imports", "--explicit-package-bases"]
+MYPY_VARIABLES = ("MYPYPATH", "MYPY_CACHE_DIR")  # the caller's, which are about other sources
+REASON_CHARS_MAX = 400
 
 
 class NotCompiledError(Exception):
     """Nothing was compiled; the text says why."""
+
+
+class CompilingFailedError(NotCompiledError):
+    """Nothing was compiled, although there is a C compiler."""
 
 
 class Library(NamedTuple):
@@ -93,7 +104,7 @@ def compiler() -> list[str]:
     """The command that compiles C for this Python. Raises NotCompiledError where there is none."""
     if os.environ.get(compiled.SWITCH) == "0":
         raise NotCompiledError(f"{compiled.SWITCH} is 0")
-    command = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()
+    command = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     if shutil.which(command[0]) is None:
         raise NotCompiledError(f"there is no C compiler ({command[0]})")
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
@@ -102,12 +113,12 @@ def compiler() -> list[str]:
 
 
 def translated(scratch: Path) -> list[Library]:
-    """The modules in C. Raises NotCompiledError when mypyc refuses one; it has said why."""
+    """Translate the modules to C. Raises CompilingFailedError when mypyc rejects one, with what it said."""
     try:
         from mypyc.build import mypycify
     except ImportError as error:
-        raise NotCompiledError(f"mypyc is not installed ({error})") from error
-    before = Path.cwd()
+        raise CompilingFailedError(f"mypyc is not installed ({error})") from error
+    before, variables = Path.cwd(), {name: os.environ.pop(name, None) for name in MYPY_VARIABLES}
     os.chdir(ROOT)  # mypyc names modules by where they lie below the current folder
     try:
         files = [str(Path(*module.split(".")).with_suffix(".py")) for module in listed()]
@@ -124,9 +135,12 @@ def translated(scratch: Path) -> list[Library]:
             for extension in made
         ]
     except SystemExit as error:
-        raise NotCompiledError((scratch / "said").read_text().strip() or "mypyc refused") from error
+        raise CompilingFailedError(
+            (scratch / "said").read_text().strip() or "mypyc gave no reason"
+        ) from error
     finally:
         os.chdir(before)
+        os.environ.update({name: value for name, value in variables.items() if value is not None})
 
 
 def build(folder: Path) -> None:
@@ -159,19 +173,42 @@ def _objects(library: Library, scratch: Path) -> list[str]:
 def _run(command: list[str]) -> None:
     said = subprocess.run(command, capture_output=True, text=True, check=False)
     if said.returncode:
-        raise NotCompiledError(f"{command[0]} failed: {said.stderr[-2000:]}")
+        raise CompilingFailedError(f"{command[0]} failed: {said.stderr[-2000:]}")
 
 
 def fill(folder: Path) -> bool:
-    """Whether the folder holds compiled modules now; says what was done, and why not."""
+    """Compile into the folder and say so; else keep there why not. Returns whether it holds libraries now."""
     begun = time.monotonic()
+    print(f"compile: {len(listed())} modules, which takes one to two minutes", flush=True)
     try:
         build(folder)
     except NotCompiledError as error:
-        print(f"compile: the sources run as they are, interpreted: {error}", file=sys.stderr)
+        report(error)
+        if os.environ.get(compiled.SWITCH) != "0":  # who switches it off for once keeps what is compiled
+            keep_reason(folder, error)
         return False
     print(f"compile: {len(listed())} modules in {time.monotonic() - begun:.0f} s")
     return True
+
+
+def report(error: NotCompiledError) -> None:
+    """Print why the sources run interpreted: in one line, or between bars where compiling failed."""
+    line = f"compile: the sources run as they are, interpreted: {error}"
+    if isinstance(error, CompilingFailedError):
+        bar = "*" * 78
+        line = (
+            f"{bar}\ncompile: COMPILING FAILED. It all works, but takes more processor time.\n{line}\n{bar}"
+        )
+    print(line, file=sys.stderr)
+
+
+def keep_reason(folder: Path, error: NotCompiledError) -> None:
+    """Replace the folder by one whose manifest says in one line why nothing is compiled."""
+    reason = " ".join(str(error).split())[:REASON_CHARS_MAX]
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    manifest = compiled.unbuilt_manifest(reason, isinstance(error, CompilingFailedError))
+    (folder / compiled.MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
 
 class BuildPy(build_py):
@@ -182,20 +219,35 @@ class BuildPy(build_py):
         if self.editable_mode:  # `make` compiles in the tree
             return
         folder = Path(self.build_lib, "ddmq_common", compiled.FOLDER.name)
+        shutil.rmtree(folder, ignore_errors=True)  # of an earlier build in the same folder
         if up_to_date(compiled.FOLDER):
-            shutil.copytree(compiled.FOLDER, folder, dirs_exist_ok=True)
+            shutil.copytree(compiled.FOLDER, folder)
         else:
             fill(folder)
 
 
 class Wheel(bdist_wheel):
-    """A wheel for this Python and machine where modules can be compiled, else one for all."""
+    """A wheel for this Python and machine where modules were compiled, else one for all."""
 
     def finalize_options(self) -> None:
-        with suppress(NotCompiledError):
-            compiler()
-            self.distribution.has_ext_modules = lambda: True
+        self.distribution.has_ext_modules = is_compilable
         super().finalize_options()
+
+    def run(self) -> None:
+        if not self.skip_build:
+            self.run_command("build")
+        folder = Path(self.get_finalized_command("build_py").build_lib, "ddmq_common", compiled.FOLDER.name)
+        has_libraries = any(folder.glob(f"*{compiled.SUFFIX}"))
+        self.distribution.has_ext_modules = lambda: has_libraries
+        self.root_is_pure = not has_libraries
+        super().run()
+
+
+def is_compilable() -> bool:
+    """Return whether there is a compiler; whether it succeeds shows after the build."""
+    with suppress(NotCompiledError):
+        return bool(compiler())
+    return False
 
 
 if __name__ == "__main__":

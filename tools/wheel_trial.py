@@ -19,7 +19,10 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tree_copy import copy_tree
+
 from ddmq_common import compiled
 
 ROOT = compiled.ROOT
@@ -33,13 +36,9 @@ def pinned() -> str:
 
 
 def build(folder: Path) -> Path:
-    """The wheel, made in `folder` from a copy of what git knows of the tree."""
+    """The wheel, made in `folder` from a copy of the tree."""
     source = folder / "source"
-    source.mkdir()
-    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
-    archive = ["tar", "--create", "--directory", str(ROOT), "--null", "--files-from=-"]
-    packed = subprocess.run(archive, input=names, capture_output=True, check=True).stdout
-    subprocess.run(["tar", "--extract", "--directory", str(source)], input=packed, check=True)
+    copy_tree(source)
     if compiled.FOLDER.exists():  # used where it fits these sources
         shutil.copytree(compiled.FOLDER, source / compiled.FOLDER.relative_to(ROOT))
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]

@@ -34,6 +34,10 @@ OK, WARNING, FAILED = "ok", "warning", "failed"
 SERVERS = 2  # producer and consumer proxy in one process
 SLOW_SYNC_MS = 10.0
 SYNC_ROUNDS = 20
+COMPILE_AGAIN = (
+    "servers work, and take more processor time; correct the cause and install again: pip install -v . "
+    "in the source tree shows the build"
+)
 SERVER_RUNS = "a ddmq server runs there"
 NEEDED = (  # beside what the command line itself is made of
     "gevent", "thrift.protocol.fastbinary", "thriftpy2", "google_crc32c", "yaml",
@@ -147,7 +151,10 @@ def kafka(config: Configuration, data_dir: Path) -> Iterator[CheckResult]:
 def python() -> CheckResult:
     """The interpreter, which release of ours it runs, and whether that is compiled."""
     release = f"ddmq-proxy {_installed('ddmq-proxy')}"
-    return CheckResult("python", OK, f"{platform.python_version()}, {release}, {compiled.STATE}")
+    found = f"{platform.python_version()}, {release}, {compiled.STATE}"
+    if compiled.STATE.failed:
+        return CheckResult("python", WARNING, found, COMPILE_AGAIN)
+    return CheckResult("python", OK, found)
 
 
 def report() -> CheckResult:

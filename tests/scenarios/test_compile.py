@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import runpy
 import subprocess
 import sys
@@ -13,8 +15,11 @@ import pytest
 
 from ddmq_common import compiled
 from ddmq_common.queue_choice import murmur2
+from tests.support.wheels import contents, installed_alone
+from tools.tree_copy import copy_installed
 
 ROOT = Path(__file__).resolve().parents[2]
+LISTED = ["backend.progress.ack_map", "backend.progress.group_progress"]  # the second imports the first
 LOAD = """
 import os
 import sys
@@ -63,7 +68,76 @@ def test_without_a_c_compiler_one_line_says_that_the_sources_run(
 ) -> None:
     monkeypatch.setenv("CC", "/nowhere/cc")
     assert not tool["fill"](tmp_path / "made")
-    assert not (tmp_path / "made").exists()
     assert capsys.readouterr().err == (
         "compile: the sources run as they are, interpreted: there is no C compiler (/nowhere/cc)\n"
     )
+    assert not tool["up_to_date"](tmp_path / "made")
+    kept = json.loads((tmp_path / "made" / compiled.MANIFEST).read_bytes())
+    assert (kept["reason"], kept["failed"]) == ("there is no C compiler (/nowhere/cc)", False)
+
+
+def test_a_failure_to_compile_is_loud_and_replaces_what_older_sources_gave(
+    tool: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "made"
+    tool["keep_reason"](folder, tool["NotCompiledError"]("another reason"))
+    monkeypatch.setenv("CC", "false")
+    assert not tool["fill"](folder)
+    assert "COMPILING FAILED" in capsys.readouterr().err
+    kept = json.loads((folder / compiled.MANIFEST).read_bytes())
+    assert (kept["reason"], kept["failed"]) == ("false failed:", True)
+
+
+def test_switched_off_for_once_it_keeps_what_is_compiled(
+    tool: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "made"
+    folder.mkdir()
+    (folder / "a library").touch()
+    monkeypatch.setenv(compiled.SWITCH, "0")
+    assert not tool["fill"](folder)
+    assert [path.name for path in folder.iterdir()] == ["a library"]
+
+
+# --- wheels, as `pip install .` builds them
+
+
+def wheel_of(folder: Path, **environment: str) -> Path:
+    """The server's wheel, built from a copy of the tree in `folder` whose list has the modules LISTED."""
+    source = folder / "source"
+    copy_installed(source)
+    project = (source / "pyproject.toml").read_text()
+    short = re.sub(r"^compiled = \[.*?^\]", f"compiled = {json.dumps(LISTED)}", project, flags=re.M | re.S)
+    (source / "pyproject.toml").write_text(short)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    variables = {name: value for name, value in os.environ.items() if name != compiled.SWITCH}
+    subprocess.run([*command, "-w", str(folder), str(source)], env=variables | environment, check=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.mark.parametrize("above", ["package", ".hidden", "a b"])
+def test_a_wheel_is_compiled_below_any_folder(tmp_path: Path, above: str) -> None:
+    """Also below one that is a package, whether its name is one that Python takes or not."""
+    (tmp_path / above).mkdir()
+    (tmp_path / above / "__init__.py").touch()
+    wheel = wheel_of(tmp_path / above, MYPYPATH=str(tmp_path))
+    libraries = {Path(name).name.removesuffix(compiled.SUFFIX) for name in contents(wheel)}
+    assert {*LISTED, compiled.LIBRARY} <= libraries
+    assert "-none-any" not in wheel.name
+
+
+def test_a_wheel_without_libraries_is_one_for_all_and_says_why(tmp_path: Path) -> None:
+    wheel = wheel_of(tmp_path, CC="false")
+    assert [name for name in contents(wheel) if name.endswith(".so")] == []
+    assert wheel.name.endswith("-py3-none-any.whl")
+    ddmq = installed_alone(wheel, tmp_path / "home")
+    said = subprocess.run([ddmq, "--version"], capture_output=True, text=True, check=True, cwd=tmp_path)
+    reason = "interpreted: no module was compiled at the installation: false failed:"
+    assert reason in said.stdout
+    asked = [ddmq, "doctor", "--json"]
+    told = subprocess.run(asked, capture_output=True, text=True, check=False, cwd=tmp_path)
+    (python,) = [check for check in json.loads(told.stdout) if check["check"] == "python"]
+    assert python["status"] == "warning"
+    assert reason in python["found"]
+    assert "install again" in python["remedy"]

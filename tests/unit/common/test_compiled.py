@@ -91,3 +91,12 @@ def test_nothing_compiled_and_switched_off_are_told(
     monkeypatch.delenv(compiled.SWITCH)
     (tmp_path / "made" / compiled.MANIFEST).unlink()
     assert str(install()) == "interpreted: no module was compiled at the installation"
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_why_an_installation_compiled_nothing_is_told(install: Install, tmp_path: Path, failed: bool) -> None:
+    manifest = compiled.unbuilt_manifest("gcc failed: no space", failed)
+    (tmp_path / "made" / compiled.MANIFEST).write_text(json.dumps(manifest))
+    state = install()
+    assert str(state) == "interpreted: no module was compiled at the installation: gcc failed: no space"
+    assert (state.modules, state.failed) == ((), failed)
