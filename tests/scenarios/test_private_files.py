@@ -7,7 +7,6 @@ import socket
 import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from ddmq.server.config import ServeConfig, load_folder
 from ddmq_client import Consumer
 from ddmq_common.errors import ConfigError
 from tests.scenarios.real_server import NotReady, RealServer, ddmq, running, write_config
+from tests.support.folders import reachable_folder
 from tests.support.waits import until
 
 NOBODY = 65534
@@ -72,7 +72,7 @@ def test_a_directory_that_others_may_write_is_refused(tmp_path: Path, mode: int)
     (tmp_path / "data").chmod(mode)
     with pytest.raises(NotReady, match="others may replace files in it; run: chmod 700"):
         RealServer(tmp_path).start()
-    said = ddmq("doctor", "--data-dir", str(tmp_path / "data"))
+    said = ddmq("doctor", "--json", "--data-dir", str(tmp_path / "data"))  # a table breaks long lines
     assert said.returncode == 1
     assert "others may replace files in it" in said.stdout
 
@@ -112,9 +112,8 @@ def test_a_socket_that_another_user_put_there_is_not_used(
 
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
-    """Which any user can reach."""
-    with tempfile.TemporaryDirectory(prefix="ddmq-", dir="/tmp") as folder:
-        yield Path(folder)
+    with reachable_folder() as folder:
+        yield folder
 
 
 def test_both_ends_know_each_other(tmp_path: Path) -> None:
