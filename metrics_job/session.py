@@ -153,7 +153,7 @@ def local_settings(cores: int, memory_bytes: int) -> dict[str, str]:
     heap_mib = max(1 * GIB, min(4 * GIB, memory_bytes // 2)) >> 20
     folder = private_folder("ddmq-spark-")
     (folder / "log4j2.properties").write_text(_LOG4J, encoding="utf-8")
-    logging = f"file:{folder}/log4j2.properties"
+    logging = (folder / "log4j2.properties").as_uri()  # Spark splits these options at spaces
     return {
         "spark.sql.shuffle.partitions": str(max(4, 2 * cores)),
         "spark.driver.memory": f"{heap_mib}m",

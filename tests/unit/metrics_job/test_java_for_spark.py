@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -65,3 +66,17 @@ def test_the_wrapper_passes_everything_on_but_the_module(tmp_path: Path) -> None
 @pytest.mark.parametrize(("memory", "heap"), [(1, "1024m"), (6, "3072m"), (64, "4096m")])
 def test_half_of_the_memory_between_1_and_4_gib(memory: int, heap: str) -> None:
     assert local_settings(2, memory * GIB)["spark.driver.memory"] == heap
+
+
+def test_its_options_hold_no_space_of_a_folders_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark splits them there, and takes quotes for quotes."""
+    folder = tmp_path / "it's a 'temporary' folder"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    options = local_settings(2, GIB)["spark.driver.extraJavaOptions"].split()
+    (option,) = [option for option in options if option.startswith("-Dlog4j2.configurationFile=")]
+    assert all(option.startswith("-") for option in options)
+    assert "'" not in option
+    file = Path(unquote(urlsplit(option.partition("=")[2]).path))
+    assert file.is_relative_to(folder)
+    assert file.exists()
