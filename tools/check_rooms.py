@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ddmq_rpc": COMMON | {"ddmq_client.idl"},
     "ddmq_common": set(),
     "ddmq_client": set(),
+    "ddmq_command": {"ddmq.cli.root"},  # when it has seen that it is ours
     "metrics_job": {
         "ddmq_common.metrics.catalogue", "ddmq_common.metrics.metric", "ddmq_common.metrics.cells",
         "ddmq_common.metrics.samples", "ddmq_common.config", "ddmq_common.errors", "ddmq_common.java",

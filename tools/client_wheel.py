@@ -20,6 +20,8 @@ def build(folder: Path) -> Path:
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "source"
         shutil.copytree(ROOT / "packaging" / "client", source)
+        for name in ("LICENSE", "NOTICE"):
+            shutil.copy(ROOT / name, source)
         shutil.copytree(ROOT / "ddmq_client", source / "ddmq_client", ignore=LEFT_OUT)
         made = Path(scratch) / "made"
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(made), str(source)]

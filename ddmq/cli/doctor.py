@@ -23,6 +23,7 @@ import click
 from ddmq.address import HostPort
 from ddmq.cli.output import json_option, print_json, print_table, reason
 from ddmq.cli.values import Folder
+from ddmq_command import INSTALL_AGAIN, UNINSTALLED
 from ddmq_common import compiled
 from ddmq_common.errors import ConfigError, DdmqError
 from ddmq_common.private_files import folder_fault
@@ -79,6 +80,7 @@ def doctor(data_dir: Path | None, config_dir: Path | None, as_json: bool) -> Non
 def examine(data_dir: Path | None, config_dir: Path | None) -> Iterator[CheckResult]:
     """Every finding, in the order people care. Where the log lives, a wrong configuration does not tell."""
     yield python()
+    yield from two_distributions()
     missing = [finding for finding in map(library, NEEDED) if finding.status == FAILED]
     yield from missing
     if missing:
@@ -155,6 +157,13 @@ def python() -> CheckResult:
     if compiled.STATE.failed:
         return CheckResult("python", WARNING, found, COMPILE_AGAIN)
     return CheckResult("python", OK, found)
+
+
+def two_distributions() -> Iterator[CheckResult]:
+    """Warn where ddmq-client is installed, too: both contain ddmq_client."""
+    if _installed("ddmq-proxy") and _installed("ddmq-client"):
+        remedy = f"run: pip uninstall ddmq-client; then {INSTALL_AGAIN}"
+        yield CheckResult("ddmq-client", WARNING, UNINSTALLED, remedy)
 
 
 def report() -> CheckResult:

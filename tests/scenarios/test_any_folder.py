@@ -1,4 +1,4 @@
-"""Commands in a folder whose packages are called as ours are."""
+"""Commands in a folder, and with a PYTHONPATH, whose packages are called as ours are."""
 
 from __future__ import annotations
 
@@ -9,29 +9,26 @@ from pathlib import Path
 
 import pytest
 
+from ddmq_command import PACKAGES
 from tests.scenarios.real_server import RealServer, running
 from tests.support.waits import until
 
-OURS = (
-    "backend",
-    "ddmq_common",
-    "ddmq_client",
-    "ddmq_rpc",
-    "proxy_producer",
-    "proxy_consumer",
-    "delay_service",
-)
+SCRIPT = str(Path(sys.executable).with_name("ddmq"))
+RUN_BY_PYTHON = "ddmq"  # which `python -m ddmq` takes from the working folder, before anything of ours runs
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A user's project, by bad luck."""
-    for name in OURS:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text(
-            "raise SystemExit('the folder of the user was imported')"
-        )
+    for name in {*PACKAGES} - {RUN_BY_PYTHON}:
+        package(tmp_path, name)
     return tmp_path
+
+
+def package(folder: Path, name: str) -> None:
+    """Make a package that ends the process which imports it."""
+    (folder / name).mkdir()
+    (folder / name / "__init__.py").write_text("raise SystemExit('the folder of the user was imported')")
 
 
 def command(folder: Path, *line: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -48,11 +45,29 @@ def command(folder: Path, *line: str, **environment: str) -> subprocess.Complete
 
 @pytest.mark.parametrize("environment", [{}, {"PYTHONPATH": "."}, {"PYTHONPATH": ""}])
 def test_a_command_imports_its_own_packages(folder: Path, environment: dict[str, str]) -> None:
-    script = str(Path(sys.executable).with_name("ddmq"))
-    for line in ([sys.executable, "-m", "ddmq", "doctor"], [script, "doctor"]):
+    for line in ([sys.executable, "-m", "ddmq", "doctor"], [SCRIPT, "doctor"]):
         ended = command(folder, *line, **environment)
         assert "the folder of the user" not in ended.stderr
         assert "fdatasync" in ended.stdout
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_package_of_an_application_is_not_imported_from_pythonpath(tmp_path: Path, name: str) -> None:
+    package(tmp_path, name)
+    ended = command(Path("/"), SCRIPT, "doctor", PYTHONPATH=f"/nowhere:{tmp_path}")
+    assert ended.stderr == ""
+    assert "fdatasync" in ended.stdout
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_nor_is_it_by_a_server_and_its_parts(
+    folder: Path, processes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package(folder, RUN_BY_PYTHON)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setattr("tests.scenarios.real_server.ddmq_command", lambda *line: [SCRIPT, *line])
+    with running(folder / "server", processes=processes) as server:
+        until(lambda: server.ask("GET", "/ready")[0] == 200, "it is ready")
 
 
 @pytest.mark.parametrize("processes", [False, True])

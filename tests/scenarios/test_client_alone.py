@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import subprocess
-import sys
 import venv
 from importlib.metadata import requires
 from pathlib import Path
@@ -12,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.scenarios.real_server import running
+from tests.support.wheels import client_wheel, install, packages_folder
 
-ROOT = Path(__file__).resolve().parents[2]
 BYTES_MAX = 5_000_000
 WORK = """
 import importlib.util, sys
@@ -44,15 +43,11 @@ def thrift_packages() -> list[Path]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_client_is_a_distribution_of_its_own(tmp_path: Path) -> None:
-    folder = tmp_path / "wheels"
-    subprocess.run([sys.executable, str(ROOT / "tools" / "client_wheel.py"), str(folder)], check=True)
-    (wheel,) = folder.iterdir()
     home = tmp_path / "empty"
     venv.create(home)
     python = home / "bin" / "python"
-    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
-    subprocess.run([*install, "--no-index", str(wheel)], check=True)
-    (site,) = home.glob("lib/python*/site-packages")
+    install(home, client_wheel(tmp_path / "wheels"))
+    site = packages_folder(home)
     assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < BYTES_MAX
     for package in thrift_packages():
         (site / package.name).symlink_to(package)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import runpy
 import subprocess
 import sys
@@ -15,8 +13,7 @@ import pytest
 
 from ddmq_common import compiled
 from ddmq_common.queue_choice import murmur2
-from tests.support.wheels import contents, installed_alone
-from tools.tree_copy import copy_installed
+from tests.support.wheels import contents, installed_alone, server_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTED = ["backend.progress.ack_map", "backend.progress.group_progress"]  # the second imports the first
@@ -103,17 +100,7 @@ def test_switched_off_for_once_it_keeps_what_is_compiled(
 
 
 def wheel_of(folder: Path, **environment: str) -> Path:
-    """The server's wheel, built from a copy of the tree in `folder` whose list has the modules LISTED."""
-    source = folder / "source"
-    copy_installed(source)
-    project = (source / "pyproject.toml").read_text()
-    short = re.sub(r"^compiled = \[.*?^\]", f"compiled = {json.dumps(LISTED)}", project, flags=re.M | re.S)
-    (source / "pyproject.toml").write_text(short)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    variables = {name: value for name, value in os.environ.items() if name != compiled.SWITCH}
-    subprocess.run([*command, "-w", str(folder), str(source)], env=variables | environment, check=True)
-    (wheel,) = folder.glob("*.whl")
-    return wheel
+    return server_wheel(folder, LISTED, **environment)
 
 
 @pytest.mark.parametrize("above", ["package", ".hidden", "a b"])

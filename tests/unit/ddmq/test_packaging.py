@@ -4,6 +4,8 @@ import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 
+from ddmq_command import PACKAGES
+
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 FOUND = PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]
@@ -16,6 +18,10 @@ def test_every_package_is_installed() -> None:
     assert packages == {name for name in FOUND if "." not in name}
     folders = {path.parent for name in packages for path in (ROOT / name).rglob("*.py")}
     assert [folder for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
+
+
+def test_the_command_knows_every_package_but_its_own() -> None:
+    assert {*PACKAGES} == {name for name in FOUND if "." not in name} - {"ddmq_command"}
 
 
 def test_every_data_file_is_installed() -> None:
