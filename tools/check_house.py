@@ -1,6 +1,6 @@
 """Run the checks that read the house's syntax in one process, so that each file is parsed once.
 
-python tools/check_house.py     rooms, names, tidy; exit code 1 when any of them finds something
+python tools/check_house.py     rooms, names, installs, tidy; exit code 1 when any of them finds something
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import check_installs
 import check_names
 import check_rooms
 import tidy
@@ -17,7 +18,7 @@ import tidy
 
 def main() -> int:
     gc.disable()  # the trees stay until the end: looking through them for garbage takes as long as parsing
-    return max(check_rooms.main(), check_names.main(), tidy.main([]))
+    return max(check_rooms.main(), check_names.main(), check_installs.main(), tidy.main([]))
 
 
 if __name__ == "__main__":

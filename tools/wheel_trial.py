@@ -26,7 +26,7 @@ from tree_copy import copy_tree
 from ddmq_common import compiled
 
 ROOT = compiled.ROOT
-MISSING = "pip install 'ddmq-proxy[kafka]'"  # what `--backend kafka` answers without the extra
+MISSING = "pip install '.[kafka]'"  # what `--backend kafka` answers without the extra
 _PINNED = re.compile(r"^[A-Za-z0-9._-]+==[^ \\]+(?: ; [^\\]+)?", re.MULTILINE)
 
 

@@ -128,7 +128,7 @@ def kafka(config: Configuration, data_dir: Path) -> Iterator[CheckResult]:
         from backend.kafka.checks.look import Look
         from backend.kafka.checks.rules import findings
     except ImportError as error:
-        remedy = "run: pip install 'ddmq-proxy[kafka]'"
+        remedy = "run, in the source tree: pip install '.[kafka]'"
         yield CheckResult("kafka", FAILED, f"the package {error.name} is missing", remedy)
         return
     options = config.backend.kafka

@@ -59,7 +59,7 @@ def open_place(side: MoveSide, clock: Clock, *, must_exist: bool) -> OpenedSide:
             from backend.kafka.opening import open_kafka
         except ImportError as error:
             raise ConfigError(
-                f"{side} needs the package {error.name}; install it: pip install 'ddmq-proxy[kafka]'"
+                f"{side} needs the package {error.name}; in the source tree: pip install '.[kafka]'"
             ) from error
         return OpenedSide(open_kafka(side.config.backend.kafka, clock=clock), False)
     directory = Path(side.where)

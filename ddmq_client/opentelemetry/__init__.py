@@ -19,8 +19,7 @@ try:
     import opentelemetry.trace  # noqa: F401 - which is another's package
 except ImportError as error:
     raise ImportError(
-        "ddmq_client.opentelemetry needs opentelemetry-api: pip install 'ddmq-client[opentelemetry]'"
-        " (with the server: 'ddmq-proxy[opentelemetry]')"
+        "ddmq_client.opentelemetry needs opentelemetry-api: pip install 'opentelemetry-api>=1.45,<2'"
     ) from error
 
 from ddmq_client.opentelemetry.spans import OpenTelemetryObserver

@@ -156,7 +156,7 @@ class ServerProcess:
             from backend.kafka.opening import open_kafka
         except ImportError as error:
             raise ConfigError(
-                f"--backend kafka needs the package {error.name}; install it: pip install 'ddmq-proxy[kafka]'"
+                f"--backend kafka needs the package {error.name}; in the source tree: pip install '.[kafka]'"
             ) from error
         make_private(self.config.serve.data_dir)
         self._answer_admin(starting(self.health, self._names()))  # the cluster may be away for long

@@ -7,8 +7,10 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -372,4 +374,6 @@ def test_nothing_of_it_is_loaded_where_it_is_not_used() -> None:
         "except ImportError as error:\n    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert "pip install 'ddmq-client[opentelemetry]'" in done.stdout
+    project = Path(__file__).resolve().parents[3] / "packaging" / "client" / "pyproject.toml"
+    (wanted,) = tomllib.loads(project.read_text())["project"]["optional-dependencies"]["opentelemetry"]
+    assert f"pip install '{wanted}'" in done.stdout

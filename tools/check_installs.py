@@ -1,0 +1,72 @@
+"""No text of ours has people install by name what no package index has.
+
+Whoever registers such a name would be installed in its place. Until ours are published, pages, help and
+errors say `pip install '.[kafka]'` in the source tree, or name a wheel's file.
+Exit code 1 and one line per breach.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from parsed import walked
+
+ROOT = Path(__file__).resolve().parent.parent
+NAME = r"(?<![/\w.-])ddmq[-_\w]*"
+# An extra or a version belongs to a name that is to be installed; a link to an index says that it is there.
+_INDEXED = re.compile(rf"{NAME}(?:\[[a-z][\w,]*\]|[=<>~!]=\s*\d)|pypi\.org/\S*?ddmq")
+_INSTALL = re.compile(
+    r"\b(?:pip3?|pipx|uv|poetry|conda)\b[^\n`;&|]*?\b(?:install|download|wheel|add)\b([^\n`;&|]*)"
+)
+_INSTALLED = re.compile(rf"{NAME}(?![\w.-]*\.whl)")
+KINDS = {".py", ".md", ".yaml", ".toml", ".service", ".in", ".sh", ".txt", ".html", ""}
+LEFT_OUT = {"__pycache__", ".git", ".venv", "build", "dist", "data", "_compiled", ".scratch"}
+MADE_UP = ROOT / "tests" / "unit" / "suite"
+
+
+def breaches(text: str) -> Iterator[tuple[int, str]]:
+    """Line and text of each piece that names what would have to be published."""
+    for match in _INDEXED.finditer(text):
+        yield text.count("\n", 0, match.start()) + 1, match[0]
+    for match in _INSTALL.finditer(text):
+        if _INSTALLED.search(match[1]):
+            yield text.count("\n", 0, match.start()) + 1, match[0].strip()
+
+
+def breaches_of(file: Path) -> Iterator[tuple[int, str]]:
+    """Those of a file; of Python also what a string says that is written in several pieces."""
+    yield from breaches(file.read_text(encoding="utf-8", errors="replace"))
+    if file.suffix == ".py":
+        for node in walked(file):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                for _, found in breaches(node.value):
+                    yield node.lineno, found
+
+
+def files(root: Path) -> Iterator[Path]:
+    """The texts below a folder."""
+    for path in sorted(root.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            if path.name not in LEFT_OUT and path != MADE_UP and not path.name.endswith(".egg-info"):
+                yield from files(path)
+        elif path.suffix in KINDS and path.is_file():
+            yield path
+
+
+def main() -> int:
+    """Print every breach of the tree."""
+    found = {(file, line): text for file in files(ROOT) for line, text in breaches_of(file)}
+    for (file, line), text in found.items():
+        print(f"{file.relative_to(ROOT)}:{line}: no package index has it: {text}")
+    if not found:
+        print("installs: nothing is installed by a name that nobody has published")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
