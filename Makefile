@@ -19,7 +19,7 @@ CHECK := check-1 check-2 check-3 check-4
 help:
 	@echo "make demo    run the main job: send, kill -9, consume, prove; order keys, dead letters, resend"
 	@echo "make demo-kafka  the same on three Kafka brokers, one of which is killed (needs Java, and Maven once)"
-	@echo "make test    every test but the longest, JOBS=4 files at a time"
+	@echo "make test    every test but the longest, JOBS=4 files at a time (TESTS=tests/unit: those of a folder)"
 	@echo "make test-interpreted  some of them on the sources of what runs compiled"
 	@echo "make test-long  the longest (see docs/testing.md)"
 	@echo "make test-kafka  contract, recordings, scenarios, commands on a real Kafka broker (needs Java, and Maven once)"
@@ -41,8 +41,9 @@ demo: setup
 demo-kafka: setup
 	@$(PY) -m ddmq demo --kafka
 
+TESTS ?=
 test: setup
-	$(PYTEST) -m "not long and not kafka"
+	$(PYTEST) -m "not long and not kafka" $(TESTS)
 
 # The sources of what runs compiled: what others rely on, kills and faults, and what reaches into a compiled class.
 test-interpreted: $(STAMP)

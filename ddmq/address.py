@@ -13,6 +13,7 @@ PRODUCER_PORT = 9613
 CONSUMER_PORT = 9713
 ADMIN_PORT = 9813
 LOOPBACK = "127.0.0.1"
+PARTS = ("producer", "consumer", "admin")
 
 
 class HostPort(NamedTuple):
@@ -44,8 +45,8 @@ def is_loopback(host: str) -> bool:
 
 
 def ready_line(addresses: dict[str, HostPort], data_dir: Path) -> str:
-    """The one line that tells people and programs where everything answers."""
-    where = " ".join(f"{part}={address}" for part, address in addresses.items())
+    """Return the line that tells people and programs where everything answers, in the order of PARTS."""
+    where = " ".join(f"{part}={addresses[part]}" for part in sorted(addresses, key=PARTS.index))
     return f"ready {where} data-dir={data_dir}"
 
 

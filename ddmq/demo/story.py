@@ -50,7 +50,7 @@ BROKERS, KILLED = 3, 2
     "--kafka", is_flag=True, help="On a Kafka cluster of three brokers, one of which is killed as well."
 )
 def demo(data_dir: Path | None, report_file: Path, kafka: bool) -> None:
-    """Two acts with the files of the standard library, every number counted; under a minute.
+    """Two acts with the files of the standard library, every number counted; a minute or two.
 
     One: send them, kill -9 the server in the middle, consume, prove that nothing acknowledged is lost. Two:
     consume each module in order while one fails on purpose, look at what blocks it and at its dead letters,

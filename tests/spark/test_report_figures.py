@@ -216,8 +216,8 @@ def test_columns_that_older_tables_lack_are_there_today(tmp_path: Path) -> None:
 
 def test_tables_may_be_a_url_and_have_to_be_there(ten_minutes: Path) -> None:
     span = span_of(ms(60), ms(70))
-    assert Tables(f"file://{ten_minutes}").material(span).slo == Tables(ten_minutes).material(span).slo
-    for wrong in (str(ten_minutes / "nothing"), f"file://{ten_minutes}/nothing", "nosuch://host/tables"):
+    assert Tables(ten_minutes.as_uri()).material(span).slo == Tables(ten_minutes).material(span).slo
+    for wrong in (str(ten_minutes / "nothing"), f"{ten_minutes.as_uri()}/nothing", "nosuch://host/tables"):
         with pytest.raises(ConfigError, match=r"no such folder|cannot be read"):
             Tables(wrong)
 

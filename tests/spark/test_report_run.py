@@ -163,5 +163,5 @@ def test_what_cannot_be_read_from_here_is_one_line(
 
 def test_tables_at_a_url_are_read(tables: Path, tmp_path: Path) -> None:
     out = tmp_path / "report.html"
-    assert run(["report", "--no-job", "--tables", f"file://{tables}", "--out", str(out)]) == 0
+    assert run(["report", "--no-job", "--tables", tables.as_uri(), "--out", str(out)]) == 0
     assert "orders [bold]" in out.read_text()

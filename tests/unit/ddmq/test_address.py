@@ -1,10 +1,14 @@
 """HOST:PORT on the command line."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from ddmq.address import HostPort, parse, read_ready, ready_line
+from ddmq.demo.story import demo
+
+README = Path(__file__).resolve().parents[3] / "README.md"
 
 
 @pytest.mark.parametrize(
@@ -32,3 +36,16 @@ def test_the_ready_line_tells_where_the_parts_are_whatever_the_directory_is_call
     addresses = {"producer": HostPort("127.0.0.1", 9613), "admin": HostPort("::1", 9813)}
     assert read_ready(ready_line(addresses, Path(folder)) + "\n") == addresses
     assert read_ready("") == read_ready("already\n") == {}
+
+
+def test_the_readme_shows_the_ready_line_as_it_is() -> None:
+    """The admin port answers first, and comes last."""
+    ports = {"admin": 9813, "producer": 9613, "consumer": 9713}
+    line = ready_line({part: HostPort("127.0.0.1", port) for part, port in ports.items()}, Path("data"))
+    assert f"\n{line}\n" in README.read_text(encoding="utf-8")
+
+
+def test_the_readme_and_the_help_name_the_same_time_for_the_demo() -> None:
+    said = re.findall(r"^\$ make demo +# ([\w ]+):", README.read_text(encoding="utf-8"), re.MULTILINE)
+    assert said == ["a minute or two"]
+    assert said[0] in str(demo.help).splitlines()[0]
