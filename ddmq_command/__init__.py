@@ -38,14 +38,14 @@ def main() -> None:
 def leave_foreign_folders() -> None:
     """Take folders whose packages would be imported in place of ours off sys.path and PYTHONPATH."""
     entries = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    foreign = {entry for entry in entries if holds_foreign_package(_absolute(entry))}
-    folders = {_absolute("."), *map(_absolute, foreign)} - {OWN}
-    sys.path[:] = [entry for entry in sys.path if _absolute(entry) not in folders]
+    foreign = {entry for entry in entries if holds_foreign_package(_resolve_entry(entry))}
+    folders = {_resolve_entry("."), *map(_resolve_entry, foreign)} - {OWN}
+    sys.path[:] = [entry for entry in sys.path if _resolve_entry(entry) not in folders]
     if foreign:
         os.environ["PYTHONPATH"] = os.pathsep.join(entry for entry in entries if entry not in foreign)
 
 
-def _absolute(entry: str) -> Path:
+def _resolve_entry(entry: str) -> Path:
     """Resolve an entry of the import path; a relative one stays as it is in a deleted working folder."""
     try:
         return Path(entry).resolve()

@@ -153,10 +153,10 @@ def kafka(config: Configuration, data_dir: Path) -> Iterator[CheckResult]:
 def python() -> CheckResult:
     """The interpreter, which release of ours it runs, and whether that is compiled."""
     release = f"ddmq-proxy {_installed('ddmq-proxy')}"
-    found = f"{platform.python_version()}, {release}, {compiled.STATE}"
+    versions = f"{platform.python_version()}, {release}, {compiled.STATE}"
     if compiled.STATE.failed:
-        return CheckResult("python", WARNING, found, COMPILE_AGAIN)
-    return CheckResult("python", OK, found)
+        return CheckResult("python", WARNING, versions, COMPILE_AGAIN)
+    return CheckResult("python", OK, versions)
 
 
 def two_distributions() -> Iterator[CheckResult]:

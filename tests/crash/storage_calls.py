@@ -36,6 +36,8 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+from tests.support.folders import socket_address
+
 KINDS = ("failed", "short", "full", "kill", "power")
 _X86 = {
     1: "write", 18: "pwrite", 20: "writev", 296: "writev", 74: "sync", 75: "sync", 77: "truncate",
@@ -83,7 +85,8 @@ def give_in(path: str) -> None:
     header = struct.pack("@HP", len(rows), ctypes.addressof(program))
     libc = ctypes.CDLL(None, use_errno=True)
     line = socket.socket(socket.AF_UNIX)
-    line.connect(path)
+    with socket_address(Path(path)) as address:
+        line.connect(address)
     libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     listener = libc.syscall(seccomp, _WITH_FILTER, _NEW_LISTENER, header)
     if listener < 0:
@@ -135,7 +138,8 @@ class Storage:
         """Where the process is to call."""
         self._kept.mkdir(exist_ok=True)
         line = socket.socket(socket.AF_UNIX)
-        line.bind(str(path))
+        with socket_address(path) as address:
+            line.bind(address)
         line.listen(1)
         return line
 

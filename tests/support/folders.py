@@ -17,15 +17,21 @@ def reachable_folder(near: Path | None = None) -> Iterator[Path]:
 
     With `near`, one on the file system of that folder is preferred.
     """
+    place = reachable_place(near)
+    with tempfile.TemporaryDirectory(prefix="ddmq-", dir=place, ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def reachable_place(near: Path | None = None) -> Path:
+    """Return the folder for temporary files below which `reachable_folder` makes its own."""
     places = [Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp"), Path("/dev/shm")]
     if near is not None:
         device = near.stat().st_dev
         places.sort(key=lambda place: not place.exists() or place.stat().st_dev != device)
     place = next(filter(is_usable, places), None)
     assert place is not None, f"no folder that other users can reach among {[*map(str, places)]}"
-    with tempfile.TemporaryDirectory(prefix="ddmq-", dir=place, ignore_cleanup_errors=True) as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)
+    return place
 
 
 def is_usable(place: Path) -> bool:
@@ -38,3 +44,13 @@ def is_usable(place: Path) -> bool:
 def is_open_to_others(folder: Path) -> bool:
     """Return whether every user may enter the folder."""
     return all(above.stat().st_mode & 0o001 for above in (folder, *folder.parents))
+
+
+@contextmanager
+def socket_address(path: Path) -> Iterator[str]:
+    """Yield an address for the Unix socket `path` that is short enough, however long the path is."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)

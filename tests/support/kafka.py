@@ -9,6 +9,7 @@ import fcntl
 import itertools
 import os
 import secrets
+import shlex
 import subprocess
 import tempfile
 from pathlib import Path
@@ -50,7 +51,8 @@ def broker() -> str:
 
 
 def _end_with(owner: int, folder: Path) -> None:
-    watch = _WATCH.format(owner=owner, pids=f"{folder}/broker-*/pid", folder=folder)
+    quoted = shlex.quote(str(folder))
+    watch = _WATCH.format(owner=owner, pids=f"{quoted}/broker-*/pid", folder=quoted)
     subprocess.Popen(["/bin/sh", "-c", watch], start_new_session=True, stdin=subprocess.DEVNULL)
 
 

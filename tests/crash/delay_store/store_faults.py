@@ -15,12 +15,14 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
 from tests.crash.delay_store.store_scenes import SCENES, Told, faults_of, heard, live
 from tests.crash.storage_calls import KINDS, Call, Fault, Storage
+from tests.support.folders import reachable_place
 
 SECONDS = 60.0
 
@@ -47,12 +49,23 @@ class Outcome(NamedTuple):
     faults: list[str]
 
 
+def _keep_sockets_below_a_short_path() -> None:
+    """Choose where multiprocessing has its sockets: the path of TMPDIR may be too long for one."""
+    before = tempfile.tempdir
+    tempfile.tempdir = str(reachable_place())
+    try:
+        get_temp_dir()  # which is made by the first call, and stays
+    finally:
+        tempfile.tempdir = before
+
+
 class Stage:
     """Runs trials below `folder`. The processes come from a server that has never opened a database."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._number = 0
+        _keep_sockets_below_a_short_path()
         self._processes = multiprocessing.get_context("forkserver")
         self._processes.set_forkserver_preload(["tests.crash.delay_store.store_scenes"])
         for name, scene in SCENES.items():
