@@ -4,8 +4,9 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.complete
 JOBS ?= 4
-# Byte code is kept, whatever the shell says: without it every worker and server compiles for seconds.
-ALONE := env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest
+# Byte code is kept, whatever the shell says: without it every worker and server compiles for seconds. The tests read
+# and write texts of the tree, which is UTF-8 in every locale.
+ALONE := env -u PYTHONDONTWRITEBYTECODE PYTHONUTF8=1 $(PY) -m pytest
 PYTEST = $(ALONE) -n $(JOBS) --dist loadfile
 
 # Parts run beside each other; what one says is kept together.
