@@ -22,7 +22,6 @@ from ddmq_common.metrics.metric import Metric
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.metrics.samples import (
     FIRST,
-    LAST,
     PROCESS,
     RUNNING,
     VERSION,
@@ -52,14 +51,15 @@ class Deltas:
         self.states: dict[str, dict[Labels, State]] = {}
         self._open: Sample | None = None
 
-    def begin(self, to_ms: int, last: bool = False) -> Sample:
-        """A sample of the interval that ends at `to_ms` (wall clock); `last` before the process stops.
+    def begin(self, to_ms: int, state: str = RUNNING) -> Sample:
+        """A sample of the interval that ends at `to_ms` (wall clock). `state`: STOPPING of a process that
+        stops and still holds its queues, LAST when it has let them go; the very first sample is FIRST.
 
         Raises RuntimeError while another one is open.
         """
         if self._open is not None:
             raise RuntimeError(f"sample {self.seq} is open: say written or failed before the next begins")
-        self._open = Sample(self, to_ms, LAST if last else RUNNING if self.seq else FIRST)
+        self._open = Sample(self, to_ms, FIRST if state == RUNNING and not self.seq else state)
         return self._open
 
     def settle(self, sample: Sample, written: bool) -> None:

@@ -113,7 +113,7 @@ def day_of(date_folder: str) -> date | None:
 
 VERSION = 1
 PROCESS: Final = "ddmq_process"  # first line of every file: not a metric, says what the file is
-FIRST, RUNNING, LAST = "first", "running", "last"
+STATES = FIRST, RUNNING, STOPPING, LAST = "first", "running", "stopping", "last"
 CORRUPT, UNKNOWN_VERSION, UNKNOWN_METRIC, BAD_VALUE = (
     "corrupt",
     "unknown version",
@@ -193,8 +193,8 @@ def _check(line: SampleLine) -> None:
 
 def _check_process(line: SampleLine) -> None:
     states: Mapping[str, str] = line.labels
-    if line.labels.keys() != {"state"} or states["state"] not in (FIRST, RUNNING, LAST):
-        raise LineError(BAD_VALUE, f"the state of a process is first, running or last, not {line.labels}")
+    if line.labels.keys() != {"state"} or states["state"] not in STATES:
+        raise LineError(BAD_VALUE, f"the state of a process is {', '.join(STATES)}, not {line.labels}")
     if not isinstance(line.value, int) or line.value < 1:
         raise LineError(BAD_VALUE, f"a file has 1 line or more, not {line.value!r}")
 

@@ -11,7 +11,7 @@ from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.cells import bucket
 from ddmq_common.metrics.deltas import Deltas, Sample
 from ddmq_common.metrics.registry import Registry
-from ddmq_common.metrics.samples import PROCESS, SampleLine, decode
+from ddmq_common.metrics.samples import LAST, PROCESS, STOPPING, SampleLine, decode
 from tests.examples import examples
 
 TOPICS = st.sampled_from([f"t{index}" for index in range(5)])
@@ -173,13 +173,14 @@ class SamplesMachine(RuleBasedStateMachine):
         if self.sample is not None:
             self.sample.failed()
             self.sample = None
-        last = self.deltas.begin(self.now_ms, last=True)
-        for _ in last.steps():
-            pass
-        lines = [decode(line) for line in last.payload().splitlines()]
-        last.written()
-        assert lines[0].labels["state"] == "last"
-        self.files.append(lines)
+        for state in (STOPPING, LAST):
+            sample = self.deltas.begin(self.now_ms, state)
+            for _ in sample.steps():
+                pass
+            lines = [decode(line) for line in sample.payload().splitlines()]
+            sample.written()
+            assert lines[0].labels["state"] == state
+            self.files.append(lines)
         self.check_sums(self.counters)
 
 

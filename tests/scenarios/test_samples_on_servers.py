@@ -58,6 +58,12 @@ def stored(files: list[list[SampleLine]], topic: str = "t") -> float:
     )
 
 
+def lag_of(lines: list[SampleLine]) -> float:
+    """The lag of all groups that a file tells."""
+    lags = [line.value for line in lines if line.metric == "ddmq_lag"]
+    return sum(lag for lag in lags if isinstance(lag, int | float))
+
+
 def states(files: list[list[SampleLine]]) -> list[str]:
     return [lines[0].labels["state"] for lines in files]
 
@@ -117,14 +123,17 @@ def test_a_kill_loses_one_interval_at_most_and_leaves_no_half_file(tmp_path: Pat
 def test_a_server_that_stops_in_order_tells_everything(tmp_path: Path) -> None:
     with running(tmp_path, config(tmp_path, interval_ms=3_600_000)) as server:
         server.admin("POST", "topics", "t", body={"create": True})
+        server.admin("POST", "groups", "g", body={"topics": ["t"], "start": "first"})
         with Client(server.ports["producer"]) as client:
             for _ in range(20):
                 assert client.send("t", b"x").code == 0
+        until(lambda: server.metric("ddmq_lag", group="g", topic="t") == 20, "the lag is told")
         server.terminate()
         assert server.wait() == 0
         (files,) = read(server.data_dir / "metrics").values()
-        assert states(files) == ["first", "last"]
+        assert states(files) == ["first", "stopping", "last"]
         assert stored(files) == 20
+        assert lag_of(files[1]) == 20
         assert files[0][0].process.startswith(f"producer+consumer+delay@{MACHINE}")
 
 
@@ -176,7 +185,7 @@ def test_every_kind_of_process_answers_and_writes(tmp_path: Path) -> None:
     assert {files[0][0].process for files in found.values()} == {
         f"{part}@{MACHINE}" for part in ("delay", "producer", "consumer")
     }
-    assert {states(files)[-1] for files in found.values()} == {"last"}
+    assert {tuple(states(files)[-2:]) for files in found.values()} == {("stopping", "last")}
 
 
 @pytest.mark.slow

@@ -340,6 +340,8 @@ class ServerProcess:
         log.info("draining", extra={"drain_ms": self.config.serve.drain_ms})
         for server in self._rpc.values():
             server.stop_accepting()
+        if self._samples is not None:
+            self._samples.begin_stop()
         for part in (self.producer, self.consumer, self.sends, self.delay, self.timers):
             if part is not None:
                 _wait(part.drain(deadline), deadline - self.clock.monotonic())

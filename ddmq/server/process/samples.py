@@ -23,16 +23,18 @@ from ddmq_common.clock import Clock
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.deltas import Deltas, Sample
 from ddmq_common.metrics.registry import ANSWERS_S, Registry
+from ddmq_common.metrics.samples import LAST, RUNNING, STOPPING
 
 SLICE_S = 0.001  # then everything else on the hub has its turn
 SWEEP_MS = 600_000
-LAST_S = 2.0  # for the last sample of a process that stops, at most
+LAST_S = 2.0  # for each of the two last samples of a process that stops, at most
 T = TypeVar("T")
 log = logging.getLogger("ddmq.samples")
 
 
 class SampleWriter:
-    """The samples of a process. `start` it once; then `finish` (with a last sample) or `close` (at once)."""
+    """The samples of a process. `start` it once; then `begin_stop` while the process still holds its queues
+    and `finish` (with a last sample), or `close` (at once)."""
 
     def __init__(self, config: SamplesConfig, folder: SampleFolder, deltas: Deltas, clock: Clock) -> None:
         metrics: Registry = deltas.registry
@@ -68,11 +70,11 @@ class SampleWriter:
         except Exception:  # a defect of ours must not end the samples, nor anything else
             log.exception("a sample failed")
 
-    def sample(self, last: bool = False) -> bool:
+    def sample(self, state: str = RUNNING) -> bool:
         """Take one now and wait until it is written; False when that failed, which is counted and said."""
         self._metrics.fill()
         gevent.sleep(ANSWERS_S)
-        sample = self._deltas.begin(self._clock.wall_ms(), last)
+        sample = self._deltas.begin(self._clock.wall_ms(), state)
         done = False
         try:
             self._encode(sample)
@@ -125,17 +127,29 @@ class SampleWriter:
         elif before is not None:
             log.info("sample files: can %s again", what, extra={"dir": str(self._folder.root)})
 
+    def begin_stop(self) -> None:
+        """Take the sample that holds what waits when a process begins to stop, before it lets its queues go.
+
+        Only the last sample follows. Gives up after LAST_S."""
+        self._stopping.set()
+        self._sample_in_time(STOPPING)
+
     def finish(self) -> None:
         """Take the last sample, of a process whose counters stand still; gives up after LAST_S."""
         self._stopping.set()
-        ended = False
+        self._sample_in_time(LAST)
+
+    def _sample_in_time(self, state: str) -> None:
+        """Take a sample when the one that is being written has ended; within LAST_S, both together."""
+        is_written = False
         with gevent.Timeout(LAST_S, False):
             if self._greenlet is not None:
                 self._greenlet.join()
-            self.sample(last=True)
-            ended = True
-        if not ended:
-            log.warning("the last sample was not written in time", extra={"dir": str(self._folder.root)})
+            self.sample(state)
+            is_written = True
+        if not is_written:
+            extra = {"dir": str(self._folder.root)}
+            log.warning("the %s sample was not written in time", state, extra=extra)
 
     def close(self) -> None:
         """Take no more samples; what is being written may still be."""

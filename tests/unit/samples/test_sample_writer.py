@@ -210,6 +210,25 @@ def test_it_samples_at_once_and_then_by_itself_until_it_is_finished(tmp_path: Pa
     assert rig.metrics.cell(catalogue.SAMPLES_BYTES).value > 0, "swept too"
 
 
+def test_a_stop_takes_what_waits_before_queues_are_let_go_and_nothing_between(tmp_path: Path) -> None:
+    rig = SamplesRig(tmp_path, SamplesConfig(interval_ms=100), SystemClock())
+    lag = rig.metrics.cell(catalogue.LAG, "g", "t")
+    lag.value = 7
+    rig.writer.start()
+    until(lambda: len(rig.files()) >= 2)
+    lag.value = 3
+    rig.writer.begin_stop()
+    count = len(rig.files())
+    lag.value = 0  # the queues are let go; the process finishes what is open for several intervals
+    gevent.sleep(0.3)
+    assert len(rig.files()) == count
+    rig.writer.finish()
+    *_, stopping, last = rig.files()
+    assert [lines[0]["labels"]["state"] for lines in (stopping, last)] == ["stopping", "last"]
+    assert [line["value"] for line in stopping if line["metric"] == "ddmq_lag"] == [3]
+    assert [lines[0]["seq"] for lines in rig.files()] == list(range(count + 1))
+
+
 def test_a_disk_that_hangs_does_not_keep_the_process_from_ending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -218,10 +237,12 @@ def test_a_disk_that_hangs_does_not_keep_the_process_from_ending(
     rig.disk.go.clear()
     rig.writer.start()
     until(rig.disk.entered.is_set)
+    rig.writer.begin_stop()
     rig.writer.finish()
     rig.writer.close()
     rig.disk.go.set()
-    assert "the last sample was not written in time" in caplog.text
+    for state in ("stopping", "last"):
+        assert f"the {state} sample was not written in time" in caplog.text
 
 
 def test_a_defect_ends_no_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
