@@ -39,6 +39,7 @@ class Run(NamedTuple):
     last_ms: int
     interval_ms: float | None = None
     stopped: bool = False  # it said so: there will be no more
+    stopping_ms: int | None = None  # the end of the sample before its last, if that told anything
 
     @property
     def due_ms(self) -> int:
@@ -133,7 +134,8 @@ def spans_of(runs: Sequence[Run], told: Told) -> list[Held]:
 
 
 def _of_run(run: Run, points: list[Step], silent_before: bool) -> list[Held]:
-    """A value above 0 is in every sample: one that is not told any more while the process goes on is 0."""
+    """A value above 0 is in every sample: one that is not told any more while the process goes on is 0. The
+    last sample of a process that stops tells nothing, so there the one before it is the end."""
     end_ms, value = points[-1] if points else (run.last_ms, 0.0)
     last_ms, due_ms = max(run.last_ms, end_ms), run.due_ms
     quiet_ms = run.first_ms + run.held_ms  # who starts needs a moment until it knows what it holds
@@ -141,7 +143,8 @@ def _of_run(run: Run, points: list[Step], silent_before: bool) -> list[Held]:
     if silent_before:
         found.append((quiet_ms, points[0][0] if points else last_ms, 0.0, due_ms))
     found += [(at_ms, then_ms, told, due_ms) for (at_ms, told), (then_ms, _) in pairwise(points)]
-    if points and value and last_ms > end_ms + run.held_ms:
+    told_to_the_end = run.stopping_ms is not None and end_ms >= run.stopping_ms
+    if points and value and last_ms > end_ms + run.held_ms and not told_to_the_end:
         found.append((end_ms, end_ms + run.held_ms, value, due_ms))
         found.append((end_ms + run.held_ms, last_ms + run.held_ms, 0.0, due_ms))
     elif points:
@@ -214,11 +217,11 @@ def schema() -> Any:
     return pa.schema(list(zip(MADE, kinds, strict=True)))
 
 
-def followed(batches: Iterator[Any], now_ms: int) -> Iterator[Any]:
-    """Batches of COLUMNS to batches of schema()."""
+def followed(batches: Iterator[Any], ahead: Mapping[str, int]) -> Iterator[Any]:
+    """Batches of COLUMNS to batches of schema(). `ahead`: ms by which clocks of processes are put back."""
     rows = (row for batch in batches for row in _rows_in(batch))
     for (_, group, topic), some in groupby(rows, key=lambda row: row[:3]):
-        found = minutes_of(some, now_ms)
+        found = minutes_of(some, ahead)
         made = [(minute, at_ms, group, topic, *values) for minute, at_ms, *values in found]
         if made:
             columns = dict(zip(MADE, map(list, zip(*made, strict=True)), strict=True))
@@ -234,22 +237,24 @@ def _rows_in(batch: Any) -> Iterator[Row]:
     return (Row(*row) for row in zip(*others, told, strict=True))
 
 
-def minutes_of(given: Iterable[Row], now_ms: int) -> Iterator[tuple[Any, ...]]:
+def minutes_of(given: Iterable[Row], ahead: Mapping[str, int]) -> Iterator[tuple[Any, ...]]:
     """minute, at_ms, lag, lag_max, lag_age_ms, blocked_keys, blocked_key_age_ms of one subscription."""
     rows = list(given)
-    ahead = _ahead(rows, now_ms)
     runs: dict[str, list[Run]] = {}
     told: dict[str, dict[str, Told]] = {metric: {} for metric in FOLLOWED}
     stops: set[tuple[str, int]] = set()
+    ends = _last_told(rows)
     for row in rows:
         if not row.metric:
-            by_ms, length_ms = ahead[row.process], max(row.value or 0, 0)
+            by_ms, length_ms = ahead.get(row.process, 0), max(row.value or 0, 0)
             run = Run(row.instance, row.from_ms - by_ms, row.to_ms - by_ms, length_ms, stopped=row.seq >= 0)
+            end_ms = ends.get((row.instance, row.seq - 1))
+            run = run if end_ms is None else run._replace(stopping_ms=end_ms - by_ms)
             runs.setdefault(row.process, []).append(run)
             stops.add((row.instance, row.seq))
     for row in rows:
         if row.metric:
-            by_ms, instance = ahead[row.process], row.instance
+            by_ms, instance = ahead.get(row.process, 0), row.instance
             points = told[row.metric].setdefault(row.process, {}).setdefault(instance, [])
             points += [(at - by_ms, value) for at, seq, value in row.told if (instance, seq) not in stops]
     until_ms = max((run.last_ms for some in runs.values() for run in some), default=0)
@@ -257,12 +262,9 @@ def minutes_of(given: Iterable[Row], now_ms: int) -> Iterator[tuple[Any, ...]]:
     yield from _rows({metric: by_minute(some) for metric, some in found.items()})
 
 
-def _ahead(rows: Iterable[Row], now_ms: int) -> dict[str, int]:
-    """Nobody has written in the future: by how much the clock of each process is ahead, and is put back."""
-    ahead: dict[str, int] = {}
-    for row in rows:
-        ahead[row.process] = max(ahead.get(row.process, 0), row.to_ms - now_ms)
-    return ahead
+def _last_told(rows: Iterable[Row]) -> dict[tuple[str, int], int]:
+    """Instance and number of the last two samples that told in each minute, and when they ended."""
+    return {(row.instance, seq): at for row in rows for at, seq, _ in (row.told or ())[-2:]}
 
 
 def _steps(metric: str, runs: dict[str, list[Run]], told: dict[str, Told], until_ms: int) -> list[Step]:

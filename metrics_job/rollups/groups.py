@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from metrics_job.arrow import Batches, map_in_arrow
 from metrics_job.lag import COLUMNS, followed, schema
-from metrics_job.minutes import DAY_MINUTES, FOLLOWED, INTERVAL
+from metrics_job.minutes import DAY_MINUTES, FOLLOWED, INTERVAL, MINUTE_MS
 from metrics_job.rollups.series import minute_start
 from metrics_job.tables import SUBSCRIPTION
 
+DAY_MS = DAY_MINUTES * MINUTE_MS
 MINUTES_APART_MAX = 5  # a lag older than this says nothing about the present rate
 FINISHED = ("ddmq_acked_total", "ddmq_dead_letters_total", "ddmq_skipped_total")
 GROWTH_MIN_MS = 30_000  # what a lag grew by in less says little
@@ -29,13 +32,13 @@ def lag_minute(made: DataFrame, counters: DataFrame, now_ms: int) -> DataFrame:
     """From metrics_job.minutes and counters_minute: one row per subscription and minute that told its lag.
 
     Lags and blocked keys of several proxies add up (each tells of the queues it holds), ages are the worst,
-    all of them at one instant (metrics_job.lag): `lag` at the last of the minute, `lag_max` at the
-    highest. `arrived_per_s` is what was finished plus what the lag grew by since the minute before; where
+    all of them at one instant (metrics_job.lag): `lag` at the last of the minute, `lag_max` at the highest.
+    `arrived_per_s` is what was finished plus what the lag grew by since the minute before; where
     there is no minute before (of the same day, at most MINUTES_APART_MAX), what was stored in the topic.
     `time_to_drain_s` is the lag over what is finished more than arrives. Clocks ahead of `now_ms` are put
     right by what they are ahead.
     """
-    lags = _lags(made, now_ms)
+    lags = _lags(made, clocks_ahead(made, now_ms))
     last = made.filter(F.col("kind") == INTERVAL).agg(F.max("minute").alias("minute"))
     newest = last.select(F.least(minute_start(), F.timestamp_millis(F.lit(now_ms))).alias("newest"))
     newest = newest.select(F.date_trunc("minute", "newest").alias("newest"))
@@ -68,37 +71,63 @@ def ratios_hour(counters: DataFrame) -> DataFrame:
     return found.agg(*(one.alias(name) for name, one in sums.items())).withColumns(ratios)
 
 
-def _lags(made: DataFrame, now_ms: int) -> DataFrame:
+def clocks_ahead(made: DataFrame, now_ms: int) -> dict[str, int]:
+    """Return by how many ms the clocks of processes are ahead: nobody has written in the future.
+
+    It is one number for a process over the whole run, so that a midnight in it cuts nothing in two.
+    """
+    last = made.filter(F.col("kind") == INTERVAL).groupBy("process").agg(F.max("to_ms").alias("last_ms"))
+    rows = last.filter(F.col("last_ms") > now_ms).collect()
+    return {row["process"]: row["last_ms"] - now_ms for row in rows}
+
+
+def _lags(made: DataFrame, ahead: Mapping[str, int]) -> DataFrame:
     """lag_minute's columns from gauges, and `at_ms`: when the lag was told last in that minute."""
-    day, none = F.floor(F.col("minute") / DAY_MINUTES).alias("day"), F.lit(0).cast("long").alias("from_ms")
-    told = made.filter((F.col("kind") == "gauge") & F.col("metric").isin(*FOLLOWED)).select(
-        day, "group", "topic", "metric", "process", "instance", none, "to_ms", "seq",
-        F.col("last").alias("value"),
-        F.coalesce("told", F.array(F.struct("to_ms", "seq", F.col("last").alias("value")))).alias("told"),
+    none = F.lit(0).cast("long").alias("from_ms")
+    values = F.coalesce("told", F.array(F.struct("to_ms", "seq", F.col("last").alias("value"))))
+    gauges = made.filter((F.col("kind") == "gauge") & F.col("metric").isin(*FOLLOWED))
+    told = _by_day(gauges.withColumn("told", values), ahead).select(
+        "day", "group", "topic", "metric", "process", "instance", none, "to_ms", "seq",
+        F.col("last").alias("value"), "told",
     )  # fmt: skip
     names = told.select("day", "group", "topic", "process").distinct()
-    rows = told.unionByName(_runs(made).join(names, on=["day", "process"]), allowMissingColumns=True)
+    runs = _runs(_by_day(made.filter(F.col("kind") == INTERVAL), ahead))
+    rows = told.unionByName(runs.join(names, on=["day", "process"]), allowMissingColumns=True)
     together = rows.select(*COLUMNS).repartition("day", "group", "topic")
     together = together.sortWithinPartitions("day", "group", "topic")
 
     def work(batches: Batches) -> Batches:
-        return followed(batches, now_ms)
+        return followed(batches, ahead)
 
     found = map_in_arrow(together, work, schema())
     return found.withColumn("start", minute_start())
 
 
-def _runs(made: DataFrame) -> DataFrame:
-    """A row for each instance and day, as metrics_job.lag wants it."""
-    own = made.filter(F.col("kind") == INTERVAL)
+def _by_day(rows: DataFrame, ahead: Mapping[str, int]) -> DataFrame:
+    """With the column `day` by right clocks. A row whose values are of two days then becomes one of each."""
+    if not ahead:
+        return rows.withColumn("day", F.floor(F.col("minute") / DAY_MINUTES))
+    clocks = rows.sparkSession.createDataFrame(list(ahead.items()), "process string, ahead_ms long")
+    rows = rows.join(F.broadcast(clocks), on="process", how="left").fillna(0, ["ahead_ms"])
+
+    def day_of(to_ms: Column) -> Column:
+        return F.floor((to_ms - F.col("ahead_ms")) / DAY_MS)
+
+    days = F.transform("told", lambda one: day_of(one["to_ms"]))
+    days = F.array_distinct(F.coalesce(days, F.array(day_of(F.col("to_ms")))))
+    values = F.filter("told", lambda one: day_of(one["to_ms"]) == F.col("day"))
+    return rows.withColumn("day", F.explode(days)).withColumn("told", values)
+
+
+def _runs(own: DataFrame) -> DataFrame:
+    """A row for each instance and day, as metrics_job.lag wants it, from intervals."""
     of_run = {
         "from_ms": F.coalesce(F.min(F.when(F.col("seq") > 0, F.col("to_ms"))), F.max("to_ms")),
         "to_ms": F.max("to_ms"),
         "seq": F.coalesce(F.max(F.when(F.col("is_last"), F.col("seq"))), F.lit(-1)).cast("long"),
         "value": F.median(F.when(F.col("seq") > 0, F.col("to_ms") - F.col("from_ms"))).cast("double"),
     }
-    day = F.floor(F.col("minute") / DAY_MINUTES).alias("day")
-    runs = own.groupBy(day, "process", "instance").agg(*(one.alias(name) for name, one in of_run.items()))
+    runs = own.groupBy("day", "process", "instance").agg(*(one.alias(name) for name, one in of_run.items()))
     return runs.withColumn("metric", F.lit(""))
 
 

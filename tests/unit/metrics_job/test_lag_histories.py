@@ -31,12 +31,14 @@ def job(lines: list[Raw], now_ms: int = FAR_MS) -> dict[int, tuple[float, float]
     assert not parsed.odd
     tables = [table.to_pylist() for table in added(parsed.lines, known)]
     rows = [row for table in tables for row in table]
+    ends = [(line["process"], line["to"] - now_ms) for line in lines]
+    ahead = {process: max(ms for other, ms in ends if other == process) for process, ms in ends if ms > 0}
     given = [_told(row) for row in rows if row["kind"] == "gauge"]
     given += _runs([row for row in rows if row["kind"] == INTERVAL])
     batch = pa.Table.from_pylist([dict(zip(COLUMNS, row, strict=True)) for row in given]).to_batches()
     return {
         row["minute"]: (row["lag"], row["lag_max"])
-        for made in followed(iter(batch), now_ms)
+        for made in followed(iter(batch), ahead)
         for row in made.to_pylist()
     }
 
@@ -97,6 +99,21 @@ def test_a_clock_ahead_hides_nobody(seed: int) -> None:
     lag, _ = max(job(history.lines, now_ms).items())[1]
     near = [history.truth[at] for at in range(now_ms - 45_000, now_ms + 1, 1000)]
     assert min(near) * 0.9 - 50 <= lag <= max(near) * 1.1 + 50
+
+
+@pytest.mark.parametrize("drain_ms", [1_000, 25_000, 600_000])
+def test_a_long_stop_leaves_what_waited_when_it_began(drain_ms: int) -> None:
+    """Between the sample of the beginning of a stop and the last one a process writes none."""
+    told = [("first", 0, 0), ("running", INTERVAL_MS, 9), ("stopping", 2 * INTERVAL_MS, 7)]
+    told.append(("last", 2 * INTERVAL_MS + drain_ms, 0))
+    lines: list[Raw] = []
+    for seq, (state, to_ms, lag) in enumerate(told):
+        head = {"v": 1, "process": "p", "instance": f"{1:016x}", "seq": seq, "from": to_ms, "to": to_ms}
+        lines.append(head | {"metric": "ddmq_process", "labels": {"state": state}, "value": 1})
+        if seq:
+            labels = {"group": "g", "topic": "t"}
+            lines.append(head | {"metric": "ddmq_lag", "labels": labels, "value": lag})
+    assert max(job(lines).items())[1][0] == 7
 
 
 def test_a_stop_leaves_what_was_waiting() -> None:
