@@ -1,13 +1,15 @@
 """The batch job: samples of whole days in, their tables out, replaced.
 
-Everything is made from minutes (one reading of the files, persisted) and from tables made before. The job may
-be repeated, on the same range or on one that overlaps: the dates it covers are replaced, nothing else is
-touched.
+Everything is made from minutes (one reading of the files, persisted), which stay in memory until the last
+table is written; only former weeks are read from tables. The job may be repeated, on the same range or on one
+that overlaps: the dates it covers are replaced, nothing else is touched. One run at a time writes into a
+folder (metrics_job.lock).
 
-Which days have to be computed again, the names of their sample files say. With a day's tables lies a note of
-how many intervals each of its hours had when they were made. A day whose hours still have as many is as it
-was. One that has fewer now has lost samples (retention): its tables know more than could be computed again,
-and are kept. Merging files changes no number.
+Which days have to be computed again, the names and sizes of their sample files say. With a day's tables lies
+a note of how many intervals and bytes each of its hours had when they were made. A day whose hours still have
+as many is as it was. One that has less now has lost samples (retention): its tables know more than could be
+computed again, and are kept; of fewer bytes in as many intervals this holds unless the day is asked for by a
+range. Merging files changes no number.
 """
 
 from __future__ import annotations
@@ -30,11 +32,12 @@ from ddmq_common.metrics.samples import day_of, parse
 from metrics_job import tables
 from metrics_job.arrow.read import read_minutes
 from metrics_job.folders import Days, Folders, Hour, days_of, near
+from metrics_job.lock import locked_folder
 from metrics_job.minutes import Keep, keeping
 from metrics_job.rollups import groups, judged, processes, series
 from metrics_job.rollups.judged import Goals
 from metrics_job.session import quiet_interrupt, session, settings_of_the_job
-from metrics_job.tables import PARTITION, Store, partition_path
+from metrics_job.tables import PARTITION, Store, Table, partition_path
 
 
 def run_batch(
@@ -50,7 +53,7 @@ def run_batch(
 
     Days whose samples are as they were are computed again only with `again` (None: when a range is given),
     those of which samples are gone never. `config`: a folder with slo.yaml. Raises ConfigError when `samples`
-    is not there or the range is empty.
+    is not there, the range is empty, or another run writes into `out`.
     """
     wanted, goals = days_of(from_ms, to_ms), judged.load_objectives(config)
     own = spark is None and SparkSession.getActiveSession() is None
@@ -67,6 +70,22 @@ def _run(spark: SparkSession, samples: str, out: str, wanted: Days, goals: Goals
     days = sorted({hour.start.date() for hour in hours if wanted.hold(hour.start.date())})
     if not days:
         return []
+    with locked_folder(folders.find_local_path(out), "metrics_job batch"):
+        _update_days(spark, folders, samples, out, hours, days, goals, again)
+    return days
+
+
+def _update_days(
+    spark: SparkSession,
+    folders: Folders,
+    samples: str,
+    out: str,
+    hours: list[Hour],
+    days: list[date],
+    goals: Goals,
+    again: bool,
+) -> None:
+    """Compute the days that have to be, and note what of."""
     at = {day: partition_path(out, tables.PROCESSES, day) for day in days}
     newest = max(filter(None, map(day_of, folders.names(samples))), default=days[-1])
     now = notes_now(folders, hours, days, goals)
@@ -80,7 +99,6 @@ def _run(spark: SparkSession, samples: str, out: str, wanted: Days, goals: Goals
         _write_tables(spark, out, paths, whole, todo.compute, goals)
     for day in todo.compute:
         write_note(folders, at[day], now[day])
-    return days
 
 
 def _write_tables(
@@ -90,59 +108,84 @@ def _write_tables(
     store, now_ms = Store(spark, out, days), time.time_ns() // 1_000_000
     with keeping() as keep:
         found = read_minutes(spark, paths, whole, keep)
-        counters = write_series(store, found.made, keep)
-        store.write(tables.LAG_MINUTE, groups.lag_minute(found.made, counters, now_ms))
+        written = write_series(store, found.made, keep)
+        lags = keep(groups.lag_minute(found.made, written[tables.COUNTERS_MINUTE], now_ms))
+        written[tables.LAG_MINUTE] = store.shape_rows(tables.LAG_MINUTE, lags)
+        store.write(tables.LAG_MINUTE, lags)
         store.write(tables.PROCESSES, processes.processes(found.made, now_ms))
         odd = None if found.odd is None else processes.refused(found.odd)
         store.write(tables.REJECTS, None if odd is None else processes.rejects(odd))
-        write_judged(store, days, goals)
+        write_judged(store, written, days, goals)
 
 
-def write_series(store: Store, made: DataFrame, keep: Keep) -> DataFrame:
-    """What was told by minute and by hour; gives counters_minute."""
+Written = dict[Table, DataFrame]  # tables as they were written, from memory
+
+
+def write_series(store: Store, made: DataFrame, keep: Keep) -> Written:
+    """Write what was told by minute and by hour, and return it from memory."""
     counters, gauges = keep(series.counters_minute(made)), keep(series.gauges_minute(made))
     histograms = keep(series.latencies(made))
-    store.write(tables.COUNTERS_MINUTE, counters)
-    store.write(tables.COUNTERS_HOUR, series.counters_hour(counters, made))
-    store.write(tables.GAUGES_MINUTE, gauges)
-    store.write(tables.GAUGES_HOUR, series.gauges_hour(gauges))
-    store.write(tables.LATENCIES_MINUTE, histograms.filter(F.col("period") == "minute"))
-    store.write(tables.LATENCIES_HOUR, histograms.filter(F.col("period") == "hour"))
-    return counters
+    rows = {
+        tables.COUNTERS_MINUTE: counters,
+        tables.COUNTERS_HOUR: keep(series.counters_hour(counters, made)),
+        tables.GAUGES_MINUTE: gauges,
+        tables.GAUGES_HOUR: series.gauges_hour(gauges),
+        tables.LATENCIES_MINUTE: histograms.filter(F.col("period") == "minute"),
+        tables.LATENCIES_HOUR: histograms.filter(F.col("period") == "hour"),
+    }
+    for table, some in rows.items():
+        store.write(table, some)
+    return {table: store.shape_rows(table, some) for table, some in rows.items()}
 
 
-def write_judged(store: Store, days: Sequence[date], goals: Goals) -> None:
-    """What compares hours: with what was promised, and with former weeks; from the tables as written."""
-    day = F.col(PARTITION)
-    all_counters, all_latencies = store.read(tables.COUNTERS_HOUR), store.read(tables.LATENCIES_HOUR)
-    counters, slow = all_counters.filter(day.isin(list(days))), all_latencies.filter(day.isin(list(days)))
+def write_judged(store: Store, written: Written, days: Sequence[date], goals: Goals) -> None:
+    """Compare these days with what was promised, and with former weeks. Days are taken from what this run has
+    in memory, because readers and other runs may find tables of files that are just replaced; former weeks
+    are read from the tables."""
+    counters, slow = written[tables.COUNTERS_HOUR], written[tables.LATENCIES_HOUR]
     store.write(tables.RATIOS_HOUR, groups.ratios_hour(counters))
-    lags, gauges = (
-        store.read(table).filter(day.isin(list(days))) for table in (tables.LAG_MINUTE, tables.GAUGES_MINUTE)
-    )
-    observed = judged.Observed(counters, slow, lags, gauges.select("start").distinct())
+    sampled = written[tables.GAUGES_MINUTE].select("start").distinct()
+    observed = judged.Observed(counters, slow, written[tables.LAG_MINUTE], sampled)
     promises = judged.slo_day(observed, goals)
     if promises is not None:
         store.write(tables.SLO_DAY, promises)
-    history = sorted({one - timedelta(weeks=week) for one in days for week in range(1, judged.WEEKS + 1)})
-    former = judged.hour_values(
-        all_counters.filter(day.isin(history)), all_latencies.filter(day.isin(history))
-    )
     now, hours = judged.hour_values(counters, slow), counters.select("start").distinct()
-    store.write(tables.ANOMALIES_HOUR, judged.anomalies_hour(now, former, hours))
+    store.write(tables.ANOMALIES_HOUR, judged.anomalies_hour(now, _former_weeks(store, written, days), hours))
+
+
+def _former_weeks(store: Store, written: Written, days: Sequence[date]) -> DataFrame:
+    """The values of the hours of former weeks, those of this run's own days from memory."""
+    history = {one - timedelta(weeks=week) for one in days for week in range(1, judged.WEEKS + 1)}
+    day = F.col(PARTITION)
+    counters, slow = (
+        written[table]
+        .filter(day.isin(sorted(history & set(days))))
+        .unionByName(store.read(table).filter(day.isin(sorted(history - set(days)))))
+        for table in (tables.COUNTERS_HOUR, tables.LATENCIES_HOUR)
+    )
+    return judged.hour_values(counters, slow)
 
 
 NOTE = "_samples.json"  # in the day's folder of `processes`; Spark and Arrow read no file that starts with _
-TABLES_VERSION = 2  # another one when the same samples give other tables
+TABLES_VERSION = 3  # another one when the same samples give other tables
 
 
 @dataclass(frozen=True)
 class Note:
-    """What a day's tables were made of: intervals by hour (`2026-11-22 03`), and what was promised."""
+    """What a day's tables were made of: intervals and bytes by hour (`2026-11-22 03`), what was promised."""
 
     hours: dict[str, int] = field(default_factory=dict)
     promises: int = 0
     tables: int = TABLES_VERSION
+    bytes: dict[str, int] = field(default_factory=dict)  # empty in notes of before
+
+    def has_lost(self, now: Note, again: bool) -> bool:
+        """Whether an hour has fewer intervals now, or fewer bytes of them in a run without a range."""
+        return _has_less(now.hours, self.hours) or (not again and _has_less(now.bytes, self.bytes))
+
+
+def _has_less(now: Mapping[str, int], before: Mapping[str, int]) -> bool:
+    return any(now.get(hour, 0) < count for hour, count in before.items())
 
 
 class Sorted(NamedTuple):
@@ -153,23 +196,35 @@ class Sorted(NamedTuple):
     lost: list[date]  # of which samples are gone
 
 
-def intervals(names: Iterable[str]) -> int:
-    """How many different intervals files with these names hold; one with another kind of name counts one."""
-    found, by_instance = 0, dict[str, list[tuple[int, int]]]()
-    for name in names:
+class Held(NamedTuple):
+    """The number of different intervals in some files, and the bytes of these files."""
+
+    intervals: int
+    size: int
+
+
+def count_held(sizes: Mapping[str, int]) -> Held:
+    """Count what files of these names and sizes hold; one with another kind of name counts as one interval.
+
+    A part beside the merged file that covers it adds nothing, so merging changes no number.
+    """
+    count = size = 0
+    by_instance: dict[str, list[tuple[int, int, int]]] = {}
+    for name, file_size in sizes.items():
         if not name.endswith(".jsonl") or name.startswith((".", "_")):
             continue
-        said = parse(name)
-        if said is None:
-            found += 1
+        sample = parse(name)
+        if sample is None:
+            count, size = count + 1, size + file_size
         else:
-            by_instance.setdefault(said.instance, []).append((said.first, said.last))
+            by_instance.setdefault(sample.instance, []).append((sample.first, -sample.last, file_size))
     for ranges in by_instance.values():
         through = -1
-        for first, last in sorted(ranges):
-            found += max(0, last - max(first - 1, through))
-            through = max(through, last)
-    return found
+        for first, minus_last, file_size in sorted(ranges):
+            more = max(0, -minus_last - max(first - 1, through))
+            count, size = count + more, size + (file_size if more else 0)
+            through = max(through, -minus_last)
+    return Held(count, size)
 
 
 def sort_days(
@@ -187,7 +242,7 @@ def sort_days(
         note, fresh = notes[day], now[day]
         if note is None:
             found.compute.append(day)
-        elif day != newest and any(fresh.hours.get(hour, 0) < n for hour, n in note.hours.items()):
+        elif day != newest and note.has_lost(fresh, again):
             found.lost.append(day)
         elif note == fresh and not again:
             found.unchanged.append(day)
@@ -203,9 +258,10 @@ def notes_now(
     hour = timedelta(hours=1)
     made = {day: Note(promises=crc32(repr(promises).encode())) for day in days}
     for one in hours:
-        count = intervals(folders.names(one.path))
+        content = count_held(folders.sizes([one.path]))
         for day in {(one.start + by).date() for by in (-hour, timedelta(), hour)} & made.keys():
-            made[day].hours[f"{one.start:%Y-%m-%d %H}"] = count
+            made[day].hours[f"{one.start:%Y-%m-%d %H}"] = content.intervals
+            made[day].bytes[f"{one.start:%Y-%m-%d %H}"] = content.size
     return made
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
@@ -78,6 +79,18 @@ class Folders:
 
     def exists(self, path: str) -> bool:
         return bool(self._system(path).exists(self._path(path)))
+
+    def find_local_path(self, path: str) -> Path | None:
+        """Return the path on a disk of this machine, or mounted like one; None: it is on another store."""
+        whole = self._system(path).makeQualified(self._path(path)).toUri()
+        return Path(str(whole.getPath())) if whole.getScheme() == "file" else None
+
+    def read_ages_ms(self, path: str, now_ms: int) -> dict[str, int]:
+        """Return how long ago each entry of a folder was changed, by name."""
+        if not self.exists(path):
+            return {}
+        entries = self._system(path).listStatus(self._path(path))
+        return {str(one.getPath().getName()): now_ms - int(one.getModificationTime()) for one in entries}
 
     def names(self, path: str) -> list[str]:
         """What lies in a folder, sorted; nothing when it is not there."""

@@ -38,6 +38,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from ddmq_common.errors import ConfigError
 from ddmq_common.metrics.samples import HOUR_MS
 from metrics_job.arrived import NEVER, Arrived, utc_date
+from metrics_job.folders import Folders
+from metrics_job.lock import locked_folder
 from metrics_job.minutes import (
     FILE,
     INTERVAL,
@@ -213,7 +215,8 @@ def run_stream(what: Streaming, config: Path | None) -> int:
     spark = session("ddmq-metrics-stream")
     stop_on_signals(stopping)
     try:
-        run(spark, what, roll_up(spark, what.out, config), stopping)
+        with locked_folder(Folders(spark).find_local_path(what.out), "metrics_job stream"):
+            run(spark, what, roll_up(spark, what.out, config), stopping)
     except StreamingQueryException as error:
         print(f"a batch failed and is repeated at the next start: {error}", file=sys.stderr)
         return 1

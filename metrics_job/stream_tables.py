@@ -23,15 +23,19 @@ from metrics_job.folders import Folders
 from metrics_job.minutes import FILE, FOLLOWED, INTERVAL, REASON, TEXT, Keep, keeping, schema
 from metrics_job.rollups import groups, judged, processes
 from metrics_job.tables import (
+    COUNTERS_HOUR,
     COUNTERS_MINUTE,
+    GAUGES_MINUTE,
     HOUR,
     INT,
     LAG_MINUTE,
+    LATENCIES_HOUR,
     PARTITION,
     PROCESSES,
     REJECTS,
     STRING,
     Store,
+    Table,
     table_path,
 )
 
@@ -102,11 +106,21 @@ def _write(
     of_hours = of_days.filter(F.col(HOUR).isin([hour % 24 for hour in which.hours]) & in_hours)
     made = keep(of_hours.select(*schema().names).unionByName(whole.filter(in_hours)))
     write_series(store, made, keep)
-    counters = store.read(COUNTERS_MINUTE).filter(F.col(PARTITION).isin(which.days))
-    store.write(LAG_MINUTE, groups.lag_minute(whole, counters, now_ms))
+    written = {table: _of_days(store, table, which) for table in OF_OTHER_HOURS}
+    lags = keep(groups.lag_minute(whole, written[COUNTERS_MINUTE], now_ms))
+    written[LAG_MINUTE] = store.shape_rows(LAG_MINUTE, lags)
+    store.write(LAG_MINUTE, lags)
     store.write(PROCESSES, processes.processes(whole, now_ms))
     store.write(REJECTS, processes.rejects(of_days.filter(F.col("kind") == REFUSED)))
-    write_judged(store, which.days, goals)
+    write_judged(store, written, which.days, goals)
+
+
+OF_OTHER_HOURS = (COUNTERS_MINUTE, COUNTERS_HOUR, LATENCIES_HOUR, GAUGES_MINUTE)  # their days are read back
+
+
+def _of_days(store: Store, table: Table, which: Touched) -> DataFrame:
+    """All hours of the touched days, also those that this batch left alone: only the tables have them."""
+    return store.read(table).filter(F.col(PARTITION).isin(which.days))
 
 
 def _once(rows: DataFrame) -> DataFrame:

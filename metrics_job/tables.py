@@ -12,6 +12,7 @@ had, so that a repeated run gives the same whatever was there before.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from typing import NamedTuple
@@ -167,6 +168,8 @@ def table_path(out: str, table: Table) -> str:
     return f"{out.rstrip('/')}/{table.name}"
 
 
+STAGING = ".spark-staging-"  # how Spark's folders begin in which a run writes before it replaces
+STAGING_KEPT_MS = 24 * 3_600_000  # on a store without a lock: another run may be at work in younger ones
 MARKERS = {"_SUCCESS", "._SUCCESS.crc"}  # what Spark leaves where it has written
 
 
@@ -183,13 +186,18 @@ class Store:
         self._spark, self._out, self._dates, self._hours = spark, out, list(dates), hours
         self._folders = Folders(spark)
 
+    def shape_rows(self, table: Table, rows: DataFrame) -> DataFrame:
+        """The rows of the run's dates with exactly the table's columns, as `write` writes them."""
+        return _shaped(table, rows).filter(F.col(PARTITION).isin(self._dates))
+
     def write(self, table: Table, rows: DataFrame | None) -> None:
         """Replace the run's dates, or hours. `rows` has the table's columns, and `date` or what it follows
         from; None: there are none."""
         path = table_path(self._out, table)
+        self._delete_staging(path)
         before = {part: self._folders.names(part) for part in self._parts(path, table)}
         if rows is not None:
-            shaped = _shaped(table, rows).filter(F.col(PARTITION).isin(self._dates))
+            shaped = self.shape_rows(table, rows)
             by = [PARTITION]
             if self._by_hour(table):
                 shaped = shaped.filter(_hour().isin(self._hours)).withColumn(
@@ -203,6 +211,14 @@ class Store:
                 self._folders.delete(part)
         if all(name in MARKERS for name in self._folders.names(path)):  # nor another run at work in it
             self._folders.delete(path)  # a folder without rows tells no reader its columns
+
+    def _delete_staging(self, path: str) -> None:
+        """Delete what killed runs had begun to write. On a disk the lock keeps other runs out."""
+        now_ms = time.time_ns() // 1_000_000
+        is_locked = self._folders.find_local_path(path) is not None
+        for name, age_ms in self._folders.read_ages_ms(path, now_ms).items():
+            if name.startswith(STAGING) and (is_locked or age_ms >= STAGING_KEPT_MS):
+                self._folders.delete(f"{path}/{name}")
 
     def read(self, table: Table) -> DataFrame:
         """All dates of a table; no rows where there is none yet."""

@@ -23,6 +23,7 @@ from ddmq_common.metrics.catalogue import CATALOGUE
 from ddmq_common.metrics.cells import OVERFLOW, upper_edge
 
 SENDS, STORED, NO_TOPIC = "ddmq_sends_total", "code=0", "-"
+STOPPING = "code=20"  # a proxy that stops as planned: the client sends to another one, and that is judged
 LAG_AGE = "ddmq_lag_age_ms"
 MISSES_MIN, LATE_MINUTES_MIN = 10, 2  # fewer are too few to judge: nobody would act on them
 ANY = "*"
@@ -113,9 +114,10 @@ def _observations(observed: Observed, one: Objective) -> DataFrame:
 
 
 def _stored(counters: DataFrame, one: Objective) -> DataFrame:
-    """By topic; and of all together, those that named no topic among them: of these alone none is good."""
+    """By topic; and of all together, those that named no topic among them: of these alone none is good.
+    Answers of a proxy that stops are not counted."""
     good = F.when(F.col("detail") == STORED, F.col("total")).otherwise(0.0)
-    meant = counters.filter(_meant(one))
+    meant = counters.filter(_meant(one) & (F.col("detail") != STOPPING))
     if one.topic != ANY:
         return _by_day(meant, good, F.col("total"))
     by_topic = _by_day(meant.filter(F.col("topic") != NO_TOPIC), good, F.col("total"))

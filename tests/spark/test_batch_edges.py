@@ -28,7 +28,7 @@ CLOCK, LONG, ENDED, COPIES, LAG, BAD, SLOW, FIRST, STEP = (
     MONDAY + timedelta(days=day) for day in (1, 2, 3, 4, 5, 6, 8, 9, 10)
 )
 ZONE, LATE = "Asia/Kolkata", 9 * 60 + 30  # the session's zone; a minute at which the next day has begun there
-STAGING = "anomalies_hour/.spark-staging-other"  # what another run is writing
+STAGING = "anomalies_hour/.spark-staging-other"  # what a killed run had begun to write
 WEEKS = [MONDAY + timedelta(weeks=week) for week in range(4)]
 
 
@@ -334,8 +334,9 @@ def test_days_are_those_of_utc_whatever_the_zone_of_the_session(out: Path) -> No
     assert found == {ms(LONG, 1): 180.0, ms(LONG, LATE): 5.0}
 
 
-def test_another_runs_staging_is_left_alone(out: Path) -> None:
-    assert (out / STAGING).is_dir()
+def test_what_a_killed_run_had_begun_to_write_is_deleted(out: Path) -> None:
+    assert (out / STAGING).parent.is_dir()
+    assert not list(out.rglob(".spark-staging-*"))
 
 
 def test_labels_of_a_newer_server_are_refused_and_counted(plain: Path) -> None:

@@ -53,6 +53,7 @@ def out(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
             0,
             sends("few", 0, 5),
             sends("few", 13, misses),
+            sends("few", 20, 500),  # by a proxy that stops: its clients sent to another one
             waits(OF_GROUP, 2, misses),
         )
         put(root / "samples", noon, 1, sends("few", 0, 5), waits(OF_GROUP, 1, 0))

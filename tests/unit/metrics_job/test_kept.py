@@ -7,17 +7,18 @@ from datetime import date
 import pytest
 
 from ddmq_common.metrics.samples import SampleName, part
-from metrics_job.batch import Note, intervals, sort_days
+from metrics_job.batch import Note, count_held, sort_days
 
 ONE, TWO = "1" * 16, "2" * 16
 FIRST, SECOND, THIRD = (date(2026, 11, day) for day in (1, 2, 3))
 
 
 def test_merging_changes_no_number() -> None:
-    parts = [str(part(ONE, seq)) for seq in range(5)]
-    whole = str(SampleName(ONE, 0, 4, True))
-    assert intervals(parts) == intervals([*parts, whole]) == intervals([whole]) == 5
-    assert intervals([*parts, str(part(TWO, 7)), "copy.jsonl", f".{parts[0]}.tmp", "_x.jsonl"]) == 7
+    parts = {str(part(ONE, seq)): 10 + seq for seq in range(5)}
+    whole = {str(SampleName(ONE, 0, 4, True)): 60}
+    assert count_held(parts) == count_held(parts | whole) == count_held(whole) == (5, 60)
+    others = {str(part(TWO, 7)): 1, "copy.jsonl": 2, f".{part(ONE, 0)}.tmp": 4, "_x.jsonl": 8}
+    assert count_held(parts | others) == (7, 63)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,24 @@ def test_a_day_that_lost_samples_keeps_its_tables(hours: dict[str, int], again: 
 def test_the_newest_day_is_that_of_the_samples_not_of_the_range() -> None:
     found = sort_days([FIRST], {FIRST: Note({"00": 6})}, {FIRST: Note({"00": 1})}, THIRD, True)
     assert found.lost == [FIRST]
+
+
+@pytest.mark.parametrize(
+    ("now", "where"),
+    [
+        ({"00": 60, "01": 60}, "unchanged"),
+        ({"00": 60, "01": 90}, "compute"),  # a torn copy that was completed later, under the same name
+        ({"00": 60, "01": 59}, "lost"),  # a file that is cut short since: the tables know more
+        ({"01": 60}, "lost"),
+    ],
+)
+def test_a_file_that_is_longer_or_shorter_than_it_was_is_noticed(now: dict[str, int], where: str) -> None:
+    hours = {"00": 6, "01": 6}
+    notes = {FIRST: Note(hours, bytes={"00": 60, "01": 60}), THIRD: Note(hours)}
+    fresh = {FIRST: Note(hours, bytes=now), THIRD: Note(hours, bytes=now)}
+    found = sort_days([FIRST, THIRD], notes, fresh, THIRD, again=False)
+    assert FIRST in getattr(found, where)
+    assert THIRD in found.compute, "a note of before knew no bytes"
 
 
 def test_other_promises_are_judged_again() -> None:
