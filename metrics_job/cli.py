@@ -1,4 +1,4 @@
-"""The command line: `python -m metrics_job batch|stream|report`, the same under spark-submit."""
+"""The command line: `python -m metrics_job batch|stream|report|package`, the same under spark-submit."""
 
 from __future__ import annotations
 
@@ -125,6 +125,15 @@ def report(tables: str, html: str, from_ms: int | None) -> None:
     write_page(made, Path(html), now_ms)
     print_report(made, Console())
     click.echo(f"the page is {html}")
+
+
+@commands.command("package")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+def write_package(file: Path) -> None:
+    """Write the .zip that `spark-submit --py-files` gives to the executors of a cluster."""
+    from metrics_job.package import write_zip
+
+    click.echo(f"{write_zip(file)} files in {file}; for: spark-submit --py-files {file} …")
 
 
 def main() -> None:
