@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,17 +87,20 @@ def make_report(
     with_job: bool = True,
     config_dir: Path | None = None,
     kills_ms: Sequence[int] = (),
+    dead_letters: Mapping[str, int] | None = None,
 ) -> Report:
     """Run the job over what is needed, write the HTML file. Raises ClickException, DdmqError.
 
-    `kills_ms`: when processes were killed on purpose."""
+    `kills_ms`: when processes were killed on purpose; `dead_letters`: how many were made so, by topic."""
     need_packages()
+    from metrics_job.report.core.health import Intended
     from metrics_job.report.run import make_tables, read_report, write_page
 
     now_ms = time.time_ns() // 1_000_000
     if with_job:
         make_tables(partial(_job, config_dir), samples, Path(tables), since_ms, now_ms)
-    made = read_report(tables, since_ms, now_ms, up_to_date=with_job, kills_ms=kills_ms)
+    intended = Intended(kills_ms, dead_letters or {})
+    made = read_report(tables, since_ms, now_ms, up_to_date=with_job, intended=intended)
     write_page(made, out, now_ms)
     return made
 

@@ -73,8 +73,9 @@ def report_of_the_run(data_dir: Path, out: Path, counted: list[ClientCounts], ki
     samples = data_dir / "metrics"
     try:
         made = make_report(
-            samples, tables_folder(samples), out, None, config_dir=_promises(data_dir), kills_ms=[killed_ms]
-        )
+            samples, tables_folder(samples), out, None, config_dir=_promises(data_dir), kills_ms=[killed_ms],
+            dead_letters={counts.topic: counts.dead for counts in counted if counts.dead},
+        )  # fmt: skip
     except DdmqError as error:
         raise click.ClickException(f"no report of this run: {error}") from error
     show(made)

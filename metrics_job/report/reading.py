@@ -30,14 +30,16 @@ from metrics_job.report.core.material import (
     Row,
     Span,
     Sums,
+    Tallies,
     Timed,
     Waiting,
+    span_of,
 )
-from metrics_job.tables import TABLES
+from metrics_job.report.days import read_promises, read_rejects, read_starts
+from metrics_job.tables import PROCESSES, REJECTS, SLO_DAY, TABLES, Table
 
 LAGS_SHOWN = 8  # subscriptions with a line of their own; what is beyond is one line together
-ROWS_MAX = 100_000  # of the small tables: more are cut, the first stay
-ANOMALIES_MAX = 200
+ANOMALIES_MAX = 200  # the furthest from what is usual; all of them are counted
 STORED = "code=0"
 STUCK_MS = (STUCK_MINUTES - 1) * MINUTE_MS
 _COUNTED = (
@@ -47,11 +49,15 @@ _COUNTED = (
 )  # fmt: skip
 _SERIES = ["metric", "topic", "group", "detail"]
 COLUMNS = (  # of tables with a start; the others of them are never read
-    "start", "metric", "process", "topic", "group", "detail", "total", "buckets", "counts", "lag",
-    "lag_max", "lag_age_ms",
+    "start", "metric", "process", "topic", "group", "detail", "total", "buckets", "counts", "last",
+    "lag", "lag_max", "lag_age_ms",
     "finished_per_s", "arrived_per_s", "time_to_drain_s", "blocked_keys", "blocked_key_age_ms", "value",
     "usual", "deviation", "weeks",
 )  # fmt: skip
+_HANDED_OUT = (catalogue.DELIVERED.name, catalogue.FETCHED.name)
+_IN_HANDS = (catalogue.INFLIGHT.name, catalogue.RETRYING.name)
+CONSUMED_MINUTES = 2  # in which something was handed out, or is out: somebody consumes
+Subscription = tuple[str, str]  # group, topic
 _LAG_NOW = (
     "lag", "lag_age_ms", "finished_per_s", "arrived_per_s", "time_to_drain_s", "blocked_keys",
     "blocked_key_age_ms",
@@ -72,7 +78,11 @@ class Tables:
 
     def material(self, span: Span) -> Material:
         """All of it. Raises OSError or pyarrow's ArrowException for files that cannot be read."""
-        lag, waiting = self._lag(span)
+        promises = read_promises(self._by_date(SLO_DAY, span))
+        starts = read_starts(self._by_date(PROCESSES, span))
+        rejects = read_rejects(self._by_date(REJECTS, span))
+        anomalies, anomalies_count = self._anomalies(span)
+        lag, waiting = self._lag(span, starts.rows)
         return Material(
             span=span,
             now=self._sums(span),
@@ -82,10 +92,18 @@ class Tables:
             lag=lag,
             waiting=waiting,
             hours=self._hours(span),
-            slo=self._days("slo_day", span),
-            processes=self._days("processes", span),
-            anomalies=self._anomalies(span),
-            rejects=self._days("rejects", span),
+            slo=promises.rows,
+            processes=starts.rows,
+            anomalies=anomalies,
+            rejects=rejects.rows,
+            tallies=Tallies(
+                promises_kept=promises.kept,
+                promises_missed=promises.missed,
+                starts_left_out=starts.left_out,
+                anomalies=anomalies_count,
+                rejects=rejects.kinds,
+                rejected_lines=rejects.lines,
+            ),
         )
 
     # --- counters and times
@@ -130,9 +148,11 @@ class Tables:
 
     # --- subscriptions
 
-    def _lag(self, span: Span) -> tuple[dict[tuple[str, str], dict[int, float]], list[Waiting]]:
+    def _lag(
+        self, span: Span, starts: Sequence[Row]
+    ) -> tuple[dict[tuple[str, str], dict[int, float]], list[Waiting]]:
         rows = self._rows("lag_minute", span)
-        waiting = _waiting(rows, self._still_told(span))
+        waiting = self._with_consumers(_waiting(rows, self._still_told(span, starts)))
         largest = {(row.group, row.topic) for row in waiting[:LAGS_SHOWN]}
         steps = _stepped(rows, span).group_by(["group", "topic", "step"]).aggregate([("lag_max", "max")])
         found: dict[tuple[str, str], dict[int, float]] = {}
@@ -142,7 +162,19 @@ class Tables:
             line[step] = line.get(step, 0.0) + (lag or 0.0)
         return found, waiting
 
-    def _still_told(self, span: Span) -> set[tuple[str, str]] | None:
+    def _with_consumers(self, waiting: Sequence[Waiting]) -> list[Waiting]:
+        """Mark the subscriptions that nobody consumes: nothing was handed out lately, or is out now."""
+        late = [row.seen_ms for row in waiting if row.lag]
+        if not late:
+            return list(waiting)
+        near = span_of(min(late) - (CONSUMED_MINUTES - 1) * MINUTE_MS, max(late) + MINUTE_MS)
+        counters = self._rows("counters_minute", near, pc.field("metric").isin(_HANDED_OUT))
+        gauges = self._rows("gauges_minute", near, pc.field("metric").isin(_IN_HANDS))
+        active = _last_active({}, counters.filter(pc.greater(counters["total"], 0)))
+        active = _last_active(active, gauges.filter(pc.greater(gauges["last"], 0)))
+        return [row._replace(consumed=_is_consumed(row, active)) for row in waiting]
+
+    def _still_told(self, span: Span, starts: Sequence[Row]) -> set[tuple[str, str]] | None:
         """Subscriptions whose lag was told until the end of a process that told it; None without gauges.
 
         A lag is told in every sample while it is not 0: one that was not told any more although its process
@@ -153,7 +185,7 @@ class Tables:
             return None
         last = rows.group_by(["process", "group", "topic"]).aggregate([("start", "max")])
         seen: dict[str, int] = {}
-        for row in self._days("processes", span):
+        for row in starts:
             seen[row["process"]] = max(seen.get(row["process"], 0), row["last_seen"])
         return {
             (group, topic)
@@ -163,15 +195,21 @@ class Tables:
 
     # --- tables by the day, and the rest
 
-    def _days(self, name: str, span: Span) -> list[Row]:
-        """Rows of every date the span touches."""
-        rows = self._open(name).to_table(filter=_of_dates(span))
-        return _plain(rows.slice(0, ROWS_MAX))
+    def _by_date(self, table: Table, span: Span) -> Iterator[tuple[str, Any]]:
+        """Each date that the span touches and that has rows, the newest first; times in epoch ms."""
+        data = self._open(table.name)
+        first, last = span.dates()
+        dates = {date for fragment in data.get_fragments() if (date := _date_of(fragment))}
+        for date in sorted(dates, reverse=True):
+            if first <= date <= last:
+                rows = data.to_table(filter=pc.field("date") == date)
+                yield date, _times_in_ms(rows)
 
-    def _anomalies(self, span: Span) -> list[Row]:
+    def _anomalies(self, span: Span) -> tuple[list[Row], int]:
+        """The furthest from what is usual, and how many there are in all."""
         rows = self._rows("anomalies_hour", Span(_hour_of(span), span.end_ms, HOUR_MS))
         rows = rows.append_column("size", pc.abs(rows["deviation"])).sort_by([("size", "descending")])
-        return _plain(rows.slice(0, ANOMALIES_MAX))
+        return _plain(rows.slice(0, ANOMALIES_MAX)), rows.num_rows
 
     # --- Parquet
 
@@ -232,6 +270,22 @@ def _opened(folder: str) -> tuple[Any, str]:
     return files, path.rstrip("/")
 
 
+def _last_active(before: Mapping[Subscription, int], rows: Any) -> dict[Subscription, int]:
+    """The last minute of each subscription that has one of these rows, or is in `before`."""
+    last = rows.group_by(["group", "topic"]).aggregate([("start", "max")])
+    minutes = dict(before)
+    for group, topic, start in _tuples(last, "group", "topic", "start_max"):
+        minutes[group, topic] = max(minutes.get((group, topic), 0), start)
+    return minutes
+
+
+def _is_consumed(row: Waiting, active: Mapping[Subscription, int]) -> bool:
+    since_ms = row.seen_ms - (CONSUMED_MINUTES - 1) * MINUTE_MS
+    if not row.lag or row.finished_per_s or row.blocked_keys:
+        return True
+    return active.get((row.group, row.topic), 0) >= since_ms
+
+
 def _waiting(rows: Any, told: set[tuple[str, str]] | None) -> list[Waiting]:
     """One per subscription, the largest lag first; what is not `told` any more is empty."""
     ordered = rows.sort_by([("start", "ascending")])
@@ -239,9 +293,9 @@ def _waiting(rows: Any, told: set[tuple[str, str]] | None) -> list[Waiting]:
     worst = [(name, "max") for name in ("lag_max", "blocked_keys", "blocked_key_age_ms")]
     keep_null = pc.ScalarAggregateOptions(skip_nulls=False)
     by = ordered.group_by(["group", "topic"], use_threads=False).aggregate(
-        [*((name, how, keep_null) for name, how in last), *worst]
+        [*((name, how, keep_null) for name, how in last), *worst, ("start", "max")]
     )
-    columns = ["group", "topic", *(f"{name}_{how}" for name, how in [*last, *worst])]
+    columns = ["group", "topic", "start_max", *(f"{name}_{how}" for name, how in [*last, *worst])]
     before = _lag_before(ordered)
     found = []
     for values in _tuples(by, *columns):
@@ -267,11 +321,11 @@ def _lag_before(ordered: Any) -> dict[tuple[str, str], float]:
 
 
 def _subscription(values: Sequence[Any]) -> Waiting:
-    group, topic, lag, age, finished, arrived, drain, *blocked = values
+    group, topic, seen_ms, lag, age, finished, arrived, drain, *blocked = values
     keys, key_age, lag_max, keys_max, key_age_max = (number or 0.0 for number in blocked)
     return Waiting(
         group or "", topic or "", lag or 0.0, age or 0.0, finished or 0.0, arrived or 0.0, drain,
-        keys, key_age, lag_max, keys_max, key_age_max,
+        keys, key_age, lag_max, keys_max, key_age_max, seen_ms=seen_ms,
     )  # fmt: skip
 
 
@@ -313,8 +367,18 @@ def _tuples(rows: Any, *columns: str) -> Iterator[tuple[Any, ...]]:
 
 def _plain(rows: Any) -> list[Mapping[str, Any]]:
     """Rows as dicts, timestamps as epoch ms."""
+    plain: list[Mapping[str, Any]] = _times_in_ms(rows).to_pylist()
+    return plain
+
+
+def _times_in_ms(rows: Any) -> Any:
     for field in rows.schema:
         if pa.types.is_timestamp(field.type):
             rows = _in_ms(rows, field.name)
-    found: list[Mapping[str, Any]] = rows.to_pylist()
-    return found
+    return rows
+
+
+def _date_of(fragment: Any) -> str | None:
+    """Return the date of the partition that a file lies in."""
+    date: str | None = ds.get_partition_keys(fragment.partition_expression).get("date")
+    return date

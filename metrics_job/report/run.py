@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from html import escape
 from importlib.resources import files
@@ -19,13 +19,16 @@ from typing import Any
 
 from ddmq_common.errors import ConfigError
 from ddmq_common.metrics.samples import day_of
+from metrics_job.lock import check_unlocked
 from metrics_job.report import sections
 from metrics_job.report.core import words
 from metrics_job.report.core.facts import Report, report_of
 from metrics_job.report.core.figures import figures
-from metrics_job.report.core.material import DAY_MS, date_of, span_of
+from metrics_job.report.core.health import NOTHING_INTENDED, Intended
+from metrics_job.report.core.material import DAY_MS, Material, date_of, span_of
 from metrics_job.report.reading import Tables
 
+READS = 3  # of tables that a run replaces at the same time
 Job = Callable[[Path, Path, int, int], None]  # samples, tables, from ms, to ms (exclusive)
 
 
@@ -41,6 +44,7 @@ def make_tables(job: Job, samples: Path, tables: Path, since_ms: int | None, now
             "--samples names another folder"
         )
     _check_writable(tables)
+    check_unlocked(tables)
     first = dates[0] if since_ms is None else max(dates[0], date_of(since_ms))
     last = dates[-1]
     if since_ms is not None:
@@ -60,19 +64,33 @@ def read_report(
     now_ms: int,
     *,
     up_to_date: bool = False,
-    kills_ms: Sequence[int] = (),
+    intended: Intended = NOTHING_INTENDED,
 ) -> Report:
     """The report from `since_ms` (None: the first row) to now, or to the last row where that is earlier.
 
     `up_to_date`: the tables were just made from all samples there are, so who is not heard there is silent.
     """
-    found = Tables(tables)
-    bounds = found.bounds()
-    if since_ms is not None:
-        span = span_of(since_ms, now_ms)
-    else:
-        span = span_of(*bounds) if bounds else span_of(now_ms - DAY_MS, now_ms)
-    return report_of(found.material(span), now_ms if up_to_date else None, kills_ms)
+    material = _read_material(tables, since_ms, now_ms)
+    return report_of(material, now_ms if up_to_date else None, intended)
+
+
+def _read_material(tables: Path | str, since_ms: int | None, now_ms: int) -> Material:
+    """Read again when a run replaces files meanwhile. Raises ConfigError when it does so each time."""
+    for _ in range(READS):
+        try:
+            opened = Tables(tables)
+            bounds = opened.bounds()
+            if since_ms is not None:
+                span = span_of(since_ms, now_ms)
+            else:
+                span = span_of(*bounds) if bounds else span_of(now_ms - DAY_MS, now_ms)
+            return opened.material(span)
+        except FileNotFoundError as error:
+            missing = error
+    raise ConfigError(
+        f"the tables in {tables} are being replaced by a run of the job: {missing}; run it again when that "
+        "has ended"
+    ) from missing
 
 
 def write_page(report: Report, out: Path, made_ms: int) -> None:

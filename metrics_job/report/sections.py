@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from metrics_job.report import html
-from metrics_job.report.core import words
+from metrics_job.report.core import behind, words
 from metrics_job.report.core.facts import Report, Times
 from metrics_job.report.core.health import SILENT, STOPPED, VANISHED, ProcessFacts, SloFacts
 from metrics_job.report.core.material import Waiting
@@ -33,21 +33,22 @@ def head(report: Report) -> str:
 
 
 def _verdict(report: Report) -> str:
+    remarks = "".join(html.paragraph(remark, "note") for remark in report.remarks)
     if report.ok:
         return (
             '<div class="verdict good"><strong>✓ All well.</strong> Promises kept, nothing stuck, '
-            "nothing dead, no process lost, no sample missing.</div>"
+            f"nothing dead, no process lost, no sample missing.{remarks}</div>"
         )
     items = "".join(
         f'<li><a href="#{finding.section}">{escape(finding.text)}</a></li>' for finding in report.findings
     )
-    return f'<div class="verdict bad"><strong>✗ Look here.</strong><ul>{items}</ul></div>'
+    return f'<div class="verdict bad"><strong>✗ Look here.</strong><ul>{items}</ul>{remarks}</div>'
 
 
 def _tiles(report: Report) -> str:
-    totals, among = report.totals, words.plural(len(report.waiting), "subscription")
+    totals = report.totals
     tiles = [
-        ("sent and stored", words.count(totals.sent), f"{words.count(totals.refused)} refused"),
+        ("sent and stored", words.count(totals.sent), words.describe_refusals(totals)),
         ("delivered", words.count(totals.delivered), f"{words.count(totals.redelivered)} of them again"),
         ("acknowledged", words.count(totals.acked), f"{words.count(totals.failed)} failed"),
         (
@@ -55,7 +56,11 @@ def _tiles(report: Report) -> str:
             words.count(totals.dead_lettered),
             f"{words.count(totals.timeouts)} leases timed out",
         ),
-        ("waiting at the end", words.count(sum(row.lag for row in report.waiting)), f"in {among}"),
+        (
+            "waiting at the end",
+            words.count(sum(row.lag for row in report.waiting)),
+            _count_waiting(report.waiting),
+        ),
     ]
     if totals.fired:
         tiles.append(("delayed, fired", words.count(totals.fired), ""))
@@ -65,6 +70,11 @@ def _tiles(report: Report) -> str:
         for name, value, note in tiles
     )
     return f'<div class="tiles">{cells}</div>'
+
+
+def _count_waiting(rows: Sequence[Waiting]) -> str:
+    """`in 3 of 5 subscriptions`."""
+    return f"in {sum(row.lag > 0 for row in rows):,} of {words.plural(len(rows), 'subscription')}"
 
 
 def cards(report: Report, drawn: dict[str, Any]) -> Iterator[str]:
@@ -118,31 +128,30 @@ def _lag(report: Report, drawn: dict[str, Any]) -> str:
 
 
 def _behind(report: Report) -> str:
-    """Every subscription that was behind at all, those that still are first."""
+    """Every subscription that was behind at all, the worst first."""
     rows = [row for row in report.waiting if row.lag or row.lag_max]
-    ordered = sorted(
-        rows, key=lambda row: (row.lag == 0, row.time_to_drain_s is not None, -row.lag, -row.lag_max)
-    )
     columns = (
         "group", "topic", "at most", "at the end", "oldest waits", "arrive/s", "finished/s", "time to drain",
     )  # fmt: skip
+    end_ms = (report.covered or (0, report.span.end_ms))[1]
     cells = [
         (
             row.group,
             row.topic,
             number(words.count(row.lag_max)),
-            number(words.count(row.lag)),
+            number(behind.add_time(words.count(row.lag), row, end_ms)),
             number(words.milliseconds(row.lag_age_ms) if row.lag else "–"),
             number(words.count(round(row.arrived_per_s, 2))),
             number(words.count(round(row.finished_per_s, 2))),
-            _drain(row),
+            _outlook_cell(row),
         )
-        for row in ordered
+        for row in behind.sort_worst_first(rows)
     ]
-    still = sum(row.lag > 0 for row in rows)
     note = (
-        f"{words.plural(still, 'subscription')} of {len(report.waiting):,} with messages waiting at the end. "
-        "Time to drain: what is waiting over what is finished beyond what arrives."
+        f"Messages were waiting at the end {_count_waiting(report.waiting)}. The worst first: those that are "
+        "old and not getting fewer, then the most messages. Time to drain: what is waiting over what is "
+        "finished beyond what arrives. Growing: more arrives than is finished. Keeps up: as much. Nobody "
+        "consumes: nothing was handed out lately, and nothing is in a consumer's hands."
     )
     return _table("waiting", "Who is behind", note, columns, cells, shown=BEHIND_SHOWN)
 
@@ -164,14 +173,11 @@ def _table(
     )
 
 
-def _drain(row: Waiting) -> Cell:
+def _outlook_cell(row: Waiting) -> Cell:
+    text = behind.describe_outlook(row)
     if not row.lag:
-        return Cell("✓ empty", "good")
-    if row.stuck:
-        return Cell("✗ never at present rates", "bad")
-    if row.time_to_drain_s is None:
-        return Cell("keeps up")
-    return Cell(words.span(row.time_to_drain_s))
+        return Cell(f"✓ {text}", "good")
+    return Cell(f"✗ {text}", "bad") if behind.is_bad(row) else Cell(text)
 
 
 def _times(times: Times, name: str, drawn: dict[str, Any]) -> str:
@@ -192,8 +198,13 @@ def _times(times: Times, name: str, drawn: dict[str, Any]) -> str:
 
 
 def _promises(report: Report) -> str:
-    missed = sum(not row.met for row in report.slo)
-    note = f"{len(report.slo) - missed:,} kept, {missed:,} missed; judged by whole UTC days, the worst first."
+    tallies = report.tallies
+    note = (
+        f"{tallies.promises_kept:,} kept, {tallies.promises_missed:,} missed, the worst first. Each UTC day "
+        "is judged alone: a promise is missed when one day missed it, whatever the days reached together. "
+        "Waits and times are counted by pulls, leases and requests. Answers of a proxy that stops do not "
+        "count: the client sends to another one."
+    )
     columns = ("promise", "for", "promised", "reached", "counted", "days missed", "")
     none = "Nothing to judge: no promise of conf/slo.yaml had anything measured on these days."
     return _table("promises", "Promises (SLO)", note, columns, [_promise(row) for row in report.slo], none)
@@ -204,7 +215,7 @@ def _promise(row: SloFacts) -> tuple[str | Cell, ...]:
         row.name,
         words.place(row.group, row.topic),
         number(words.percent(row.target)),
-        number(words.percent(row.compliance)),
+        number(row.shown_compliance),
         number(words.count(row.total)),
         f"{len(row.days_missed)} of {row.days}"
         + (f": {words.listed(row.days_missed)}" if row.days_missed else ""),

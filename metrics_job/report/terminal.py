@@ -10,8 +10,8 @@ from rich.text import Text
 
 from ddmq_common.plain_text import plain
 from metrics_job.report.core import words
+from metrics_job.report.core.behind import describe_outlook, sort_worst_first
 from metrics_job.report.core.facts import Report
-from metrics_job.report.core.material import Waiting
 
 ROWS_SHOWN = 5
 
@@ -32,29 +32,31 @@ def _parts(report: Report) -> Iterator[RenderableType]:
         yield Text("✗ look here", style="bold red")
         for finding in report.findings:
             yield Text(plain(f"  · {finding.text}"))
+    for remark in report.remarks:
+        yield Text(plain(remark))
     yield Text(_totals(report))
     if any(times.whole for times in report.times):
         yield _times(report)
     behind = [row for row in report.waiting if row.lag]
     if behind:
         rows = [
-            (row.group, row.topic, words.count(row.lag), words.milliseconds(row.lag_age_ms), _drain(row))
-            for row in sorted(behind, key=lambda row: -row.lag)
+            (
+                row.group,
+                row.topic,
+                words.count(row.lag),
+                words.milliseconds(row.lag_age_ms),
+                describe_outlook(row),
+            )
+            for row in sort_worst_first(behind)
         ]
         yield _table("who is behind", ("group", "topic", "waiting", "oldest", "time to drain"), rows)
     yield from _promises(report)
 
 
-def _drain(row: Waiting) -> str:
-    if row.time_to_drain_s is None:
-        return "never" if row.stuck else "keeps up"
-    return words.span(row.time_to_drain_s)
-
-
 def _totals(report: Report) -> str:
     totals = report.totals
     parts = [
-        f"{words.count(totals.sent)} sent ({words.count(totals.refused)} refused)",
+        f"{words.count(totals.sent)} sent ({words.describe_refusals(totals)})",
         f"{words.count(totals.delivered)} delivered ({words.count(totals.redelivered)} again)",
         f"{words.count(totals.acked)} acknowledged",
         f"{words.count(totals.failed)} failed",
@@ -77,26 +79,30 @@ def _times(report: Report) -> Table:
 def _promises(report: Report) -> Iterator[RenderableType]:
     if not report.slo:
         return
-    missed = [row for row in report.slo if not row.met]
-    if not missed:
-        yield Text(f"all {words.plural(len(report.slo), 'promise')} kept")
+    tallies = report.tallies
+    if not tallies.promises_missed:
+        yield Text(f"all {words.plural(tallies.promises_kept, 'promise')} kept")
         return
     rows = [
-        (row.name, words.place(row.group, row.topic), *map(words.percent, (row.target, row.compliance)))
-        for row in missed
+        (row.name, words.place(row.group, row.topic), words.percent(row.target), row.shown_compliance)
+        for row in report.slo
+        if not row.met
     ]
-    yield _table("promises missed", ("promise", "for", "promised", "reached"), rows)
+    title = f"promises missed: {tallies.promises_missed:,}"
+    columns = ("promise", "for", "promised", "reached")
+    yield _table(title, columns, rows, tallies.promises_missed)
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], count: int = 0) -> Table:
+    """The first rows; `count` is how many there are, if that is more than the rows given."""
     heading = Text(title, "bold") if title else None
     built = Table(title=heading, title_justify="left", header_style="bold", box=None, pad_edge=False)
     for column in columns:
         built.add_column(column, overflow="fold", justify="left" if column in _LEFT else "right")
     for row in rows[:ROWS_SHOWN]:
         built.add_row(*(Text(plain(value)) for value in row))
-    if len(rows) > ROWS_SHOWN:
-        built.caption = f"… and {len(rows) - ROWS_SHOWN:,} more, on the page"
+    if max(count, len(rows)) > ROWS_SHOWN:
+        built.caption = f"… and {max(count, len(rows)) - ROWS_SHOWN:,} more, on the page"
     return built
 
 

@@ -194,6 +194,17 @@ def test_a_line_that_only_spark_finds_good_counts_once_with_its_copies(
     assert made["counter", 0, "ddmq_acked_total", "p@h", "t", "g", ""][0] == 6.0
 
 
+def test_more_odd_intervals_than_are_named_are_all_read_again(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read, "AGAIN_MAX", 2)
+    for seq in range(3):
+        odd = text([OWN | {"seq": seq}]).replace(b'"t"', b'"\\u0074"')
+        (tmp_path / str(part(RUN, seq))).write_bytes(odd + text([OWN | {"seq": seq, "to": 99_000}]))
+    made = same_both_ways(spark, [tmp_path])
+    assert made["counter", 0, "ddmq_acked_total", "p@h", "t", "g", ""][0] == 6.0
+
+
 @pytest.mark.parametrize("name", ["copy.jsonl", str(part("00000000deadbeef", 3)), str(part(RUN, 4))])
 def test_a_file_whose_name_does_not_tell_what_is_in_it(
     spark: SparkSession, tmp_path: Path, name: str

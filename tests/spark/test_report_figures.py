@@ -13,6 +13,7 @@ from ddmq_common.metrics.cells import bucket
 from metrics_job.report.core import words
 from metrics_job.report.core.facts import Report, report_of
 from metrics_job.report.core.figures import figures
+from metrics_job.report.core.health import Intended
 from metrics_job.report.core.material import DAY_MS, HOUR_MS, WEEK_MS, percentiles, span_of
 from metrics_job.report.reading import Tables
 from tests.spark.report_tables import Writer, at, busy_week, ms
@@ -190,8 +191,8 @@ def test_a_kill_on_purpose_is_no_crash(tmp_path: Path) -> None:
     writer.process(at(63), at(64), instance="b" * 16)
     material = Tables(writer.write()).material(span_of(ms(60), ms(65)))
     assert not report_of(material).ok
-    assert report_of(material, kills_ms=[ms(62) + 5_000]).ok
-    assert not report_of(material, kills_ms=[ms(62) + 500_000]).ok
+    assert report_of(material, intended=Intended([ms(62) + 5_000])).ok
+    assert not report_of(material, intended=Intended([ms(62) + 500_000])).ok
 
 
 def test_a_time_above_all_buckets_is_shown_as_at_least(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def _totals(now: Totals, before: Totals) -> list[Change]:
             ("messages sent", "sent", False),
             ("messages delivered", "delivered", False),
             ("messages acknowledged", "acked", False),
-            ("sends refused", "refused", True),
+            ("sends refused", "failed_sends", True),
             ("messages failed by consumers", "failed", True),
             ("messages delivered again", "redelivered", True),
             ("dead letters", "dead_lettered", True),
@@ -80,12 +80,18 @@ def _p99(sums: Sums, metric: str) -> float | None:
 
 def _topics(material: Material) -> list[Change]:
     now, before = map(stored_by_topic, (material.now.counters, material.before.counters))
-    moved = sorted({*now, *before}, key=lambda topic: (-abs(now.get(topic, 0) - before.get(topic, 0)), topic))
-    return [
+    moved = sorted(
+        (topic for topic in {*now, *before} if now.get(topic, 0) != before.get(topic, 0)),
+        key=lambda topic: (-abs(now.get(topic, 0) - before.get(topic, 0)), topic),
+    )
+    rows = [
         _change(f"sent to {topic}", now.get(topic, 0), before.get(topic, 0), words.count, bad=False)
         for topic in moved[:TOPICS_SHOWN]
-        if now.get(topic, 0) != before.get(topic, 0)
     ]
+    if len(moved) > TOPICS_SHOWN:
+        more = words.plural(len(moved) - TOPICS_SHOWN, "more topic")
+        rows.append(Change(f"sent to {more}, each changed by less", "", "", "", worse=False))
+    return rows
 
 
 def _change(what: str, now: float, before: float, shown: Callable[[float], str], *, bad: bool) -> Change:

@@ -14,8 +14,9 @@ from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.catalogue import CATALOGUE
 from ddmq_common.metrics.metric import Metric
 from metrics_job.report.core import changes, health, offenders
+from metrics_job.report.core.behind import describe_outlook, sort_worst_first
 from metrics_job.report.core.changes import Change
-from metrics_job.report.core.health import Finding, ProcessFacts, SloFacts
+from metrics_job.report.core.health import NOTHING_INTENDED, Finding, Intended, ProcessFacts, SloFacts
 from metrics_job.report.core.material import (
     HOUR_MS,
     Buckets,
@@ -23,6 +24,7 @@ from metrics_job.report.core.material import (
     Percentiles,
     Row,
     Span,
+    Tallies,
     Totals,
     Waiting,
     by_topic,
@@ -86,6 +88,8 @@ class Report:
     anomalies: list[Row]
     rejects: list[Row]
     measured: list[tuple[str, str, Percentiles]] = field(default_factory=list)  # name, unit, values
+    tallies: Tallies = field(default_factory=Tallies)  # how much there is of what the lists hold the first of
+    remarks: list[str] = field(default_factory=list)  # on purpose, or shortened: nothing to look at
 
     @property
     def ok(self) -> bool:
@@ -93,31 +97,52 @@ class Report:
         return not self.findings
 
 
-def report_of(material: Material, sampled_ms: int | None = None, kills_ms: Sequence[int] = ()) -> Report:
-    """The whole report. `sampled_ms`: until when the material holds everything; None: as far as it goes.
-    `kills_ms`: when processes were killed on purpose."""
+def report_of(
+    material: Material, sampled_ms: int | None = None, intended: Intended = NOTHING_INTENDED
+) -> Report:
+    """The whole report. `sampled_ms`: until when the material holds everything; None: as far as it goes."""
     covered, running = _covered(material), _running(material)
     totals, slo = totals_of(material.now.counters), health.slos(material.slo)
-    processes = health.processes(material.processes, sampled_ms, kills_ms)
+    processes = health.processes(material.processes, sampled_ms, intended.kills_ms)
     return Report(
         span=material.span,
         covered=covered,
         totals=totals,
         topics=by_topic(material.now.counters),
-        findings=health.findings(material, covered, totals, slo, processes),
+        findings=health.findings(material, covered, totals, slo, processes, intended),
         throughput=_throughput(material, covered, running),
         times=_times(material),
         lag=_lag(material, running),
         waiting=list(material.waiting),
         heat=_heat(material.hours, material.span),
-        offenders=offenders.offenders(material),
+        offenders=offenders.offenders(material, covered[1] if covered else material.span.end_ms),
         slo=slo,
         processes=processes,
         changes=changes.changes(material),
         anomalies=list(material.anomalies),
         rejects=list(material.rejects),
         measured=_measured(material),
+        tallies=material.tallies,
+        remarks=[
+            *health.intended_remarks(material.now.counters, processes, intended),
+            *_describe_shortened_lists(material),
+        ],
     )
+
+
+def _describe_shortened_lists(material: Material) -> list[str]:
+    """Say which lists hold only the first rows; all rows are in the numbers."""
+    tallies = material.tallies
+    lists = (
+        ("promises", "worst", len(material.slo), tallies.promises_kept + tallies.promises_missed),
+        ("unusual hours", "furthest from what is usual", len(material.anomalies), tallies.anomalies),
+        ("kinds of lines left out", "newest", len(material.rejects), tallies.rejects),
+    )
+    return [
+        f"Of {count:,} {name} the {listed:,} {which} are listed; all are counted."
+        for name, which, listed, count in lists
+        if count > listed
+    ]
 
 
 # --- time
@@ -205,13 +230,14 @@ def _lag_name(name: tuple[str, str], with_topic: bool, others: int) -> str:
 
 def _times(material: Material) -> list[Times]:
     panels = (
-        ("Send latency", "From a complete request to its answer, stored durably in between.",
-         [catalogue.SEND_LATENCY]),
-        ("Queue wait", "From stored to handed to a consumer for the first time, the oldest of each batch.",
-         [catalogue.QUEUE_WAIT]),
-        ("Work of consumers", "From handed out to acknowledged: what consumers take.", [catalogue.PROCESS]),
-        ("Lateness of delays", "From the due time of a delayed message to its arrival in its topic.",
-         [catalogue.DELAY_LATENESS, catalogue.LEVELS_LATENESS]),
+        ("Send latency", "From a complete request to its answer, stored durably in between. Measured once "
+         "for each request and topic in it, however many messages it has.", [catalogue.SEND_LATENCY]),
+        ("Queue wait", "From stored to handed to a consumer for the first time. Measured once for each "
+         "answer to a pull, of its oldest message.", [catalogue.QUEUE_WAIT]),
+        ("Work of consumers", "From handed out to acknowledged. Measured once for each acknowledged lease, "
+         "however many messages it has.", [catalogue.PROCESS]),
+        ("Lateness of delays", "From the due time of a delayed message to its arrival in its topic. Measured "
+         "for each message.", [catalogue.DELAY_LATENESS, catalogue.LEVELS_LATENESS]),
     )  # fmt: skip
     return [_panel(material, *panel) for panel in panels]
 
@@ -289,10 +315,13 @@ def summary(report: Report) -> dict[str, Any]:
         "covered_from_ms": report.covered[0] if report.covered else None,
         "covered_to_ms": report.covered[1] if report.covered else None,
         "findings": [finding.text for finding in report.findings],
+        "remarks": report.remarks,
         "totals": asdict(report.totals),
         "topics": {topic: asdict(totals) for topic, totals in report.topics.items()},
         "times_ms": {times.title: times.whole._asdict() for times in report.times if times.whole},
-        "subscriptions": [row._asdict() for row in report.waiting],
+        "subscriptions": [
+            {**row._asdict(), "outlook": describe_outlook(row)} for row in sort_worst_first(report.waiting)
+        ],
         "slo": [{**asdict(row), "compliance": row.compliance, "met": row.met} for row in report.slo],
         "processes": [{**asdict(row), "restarts": row.restarts} for row in report.processes],
         "offenders": {

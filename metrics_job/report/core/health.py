@@ -9,12 +9,13 @@ tables only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from metrics_job.report.core import words
-from metrics_job.report.core.material import Material, Row, Totals, Waiting
+from ddmq_common.metrics.catalogue import DEAD_LETTERS
+from metrics_job.report.core import behind, words
+from metrics_job.report.core.material import Counted, Material, Row, Totals, Waiting, added
 
 VANISHED = "vanished"
 STOPPED = "last"
@@ -36,8 +37,9 @@ class SloFacts:
     good: int
     total: int
     days: int
-    days_missed: list[str]
+    days_missed: list[str]  # the newest first
     days_unjudged: int = 0  # on which it was missed by too few to judge
+    compliance_missed: float | None = None  # of the newest day on which it was missed
 
     @property
     def compliance(self) -> float | None:
@@ -46,6 +48,14 @@ class SloFacts:
     @property
     def met(self) -> bool:
         return not self.days_missed
+
+    @property
+    def shown_compliance(self) -> str:
+        """The share over all days, and that of the newest missed day where the whole is good enough."""
+        whole = words.percent(self.compliance)
+        if self.met or (self.compliance or 0.0) < self.target:
+            return whole
+        return f"{whole}, but {words.percent(self.compliance_missed)} on {self.days_missed[0]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,27 +88,22 @@ class ProcessFacts:
 
 
 def slos(rows: Iterable[Row]) -> list[SloFacts]:
-    """Missed ones first, the furthest from its target first."""
-    by: dict[tuple[str, str, str], list[Row]] = {}
-    for row in rows:
-        if row["total"]:
-            by.setdefault((row["slo"], row["topic"] or "", row["group"] or ""), []).append(row)
-    found = [_slo(*key, days) for key, days in by.items()]
-    return sorted(found, key=lambda slo: (slo.met, (slo.compliance or 0) - slo.target, slo.name, slo.topic))
-
-
-def _slo(name: str, topic: str, group: str, days: list[Row]) -> SloFacts:
-    return SloFacts(
-        name,
-        topic,
-        group,
-        target=float(days[-1]["target"]),
-        good=sum(int(row["good"]) for row in days),
-        total=sum(int(row["total"]) for row in days),
-        days=len(days),
-        days_missed=sorted(str(row["day"]) for row in days if row["met"] is False),
-        days_unjudged=sum(row["met"] is None for row in days),
-    )
+    """In their order: missed ones first, the furthest from its target first."""
+    return [
+        SloFacts(
+            row["slo"],
+            row["topic"],
+            row["group"],
+            target=float(row["target"]),
+            good=int(row["good"]),
+            total=int(row["total"]),
+            days=int(row["days"]),
+            days_missed=list(row["days_missed"]),
+            days_unjudged=int(row["unjudged"]),
+            compliance_missed=row["missed_compliance"],
+        )
+        for row in rows
+    ]
 
 
 def processes(
@@ -186,7 +191,16 @@ def _outlived(row: Row, until_ms: int) -> bool:
 
 
 REFUSED_FROM, REFUSED_MIN = 0.001, 10
-DEVIATION_FROM = 3.5  # robust z-scores: the usual bound for "not by chance"
+
+
+class Intended(NamedTuple):
+    """Actions that somebody took on purpose, so that they are no findings."""
+
+    kills_ms: Sequence[int] = ()  # when processes were killed; each excuses one that was heard shortly before
+    dead_letters: Mapping[str, int] = {}  # how many, by topic
+
+
+NOTHING_INTENDED = Intended()
 
 
 class Finding(NamedTuple):
@@ -202,43 +216,47 @@ def findings(
     totals: Totals,
     slo: list[SloFacts],
     processes: list[ProcessFacts],
+    intended: Intended,
 ) -> list[Finding]:
     """None: all is well."""
     if covered is None:
         return [Finding("No samples in this range: nothing ran, or the samples lie elsewhere.", "processes")]
     return [
-        *_promises([row for row in slo if not row.met]),
-        *_waiting(material.waiting),
-        *_blocked([row for row in material.waiting if row.blocked_keys]),
-        *_dead(totals.dead_lettered),
+        *_promises([row for row in slo if not row.met], material.tallies.promises_missed),
+        *_waiting(material.waiting, covered[1]),
+        *_blocked([row for row in material.waiting if row.blocked_keys], covered[1]),
+        *_dead(unintended_dead(material.now.counters, intended)),
         *_refused(totals),
         *_processes(processes),
-        *_unusual([row for row in material.anomalies if abs(row["deviation"]) >= DEVIATION_FROM]),
-        *_rejects(sum(int(row["lines"]) for row in material.rejects)),
+        *_left_out(material.tallies.starts_left_out),
+        *_unusual(material.anomalies, material.tallies.anomalies),
+        *_rejects(material.tallies.rejected_lines),
     ]
 
 
-def _promises(missed: list[SloFacts]) -> Iterator[Finding]:
-    if missed:
-        worst, names = missed[0], words.listed(sorted({row.name for row in missed}))
+def _promises(listed: list[SloFacts], missed: int) -> Iterator[Finding]:
+    if listed:
+        worst, names = listed[0], words.listed(sorted({row.name for row in listed}))
         yield Finding(
-            f"{words.plural(len(missed), 'promise')} missed ({names}); worst {worst.name} of "
-            f"{words.place(worst.group, worst.topic)}: {words.percent(worst.compliance)} good, "
+            f"{words.plural(missed, 'promise')} missed ({names}); worst {worst.name} of "
+            f"{words.place(worst.group, worst.topic)}: {worst.shown_compliance} good, "
             f"{words.percent(worst.target)} promised.",
             "promises",
         )
 
 
-def _waiting(rows: Sequence[Waiting]) -> Iterator[Finding]:
+def _waiting(rows: Sequence[Waiting], end_ms: int) -> Iterator[Finding]:
     stuck, slow = [row for row in rows if row.stuck], [row for row in rows if row.slow]
     if stuck:
-        yield _lag(stuck, "not getting fewer at present rates")
+        yield _lag(stuck, "not getting fewer at present rates", end_ms)
     if slow:
-        yield _lag(slow, f"{words.span(max(row.time_to_drain_s or 0 for row in slow))} to drain")
+        yield _lag(slow, f"{words.span(max(row.time_to_drain_s or 0 for row in slow))} to drain", end_ms)
 
 
-def _lag(rows: list[Waiting], how: str) -> Finding:
+def _lag(rows: list[Waiting], how: str, end_ms: int) -> Finding:
     worst = max(rows, key=lambda row: row.lag)
+    how = how if worst.consumed else behind.UNCONSUMED
+    how = behind.add_time(how, worst, end_ms)
     more = f"; {words.plural(len(rows) - 1, 'other subscription')} too" if len(rows) > 1 else ""
     return Finding(
         f"{words.plural(worst.lag, 'message')} waiting for {words.place(worst.group, worst.topic)}, "
@@ -247,12 +265,34 @@ def _lag(rows: list[Waiting], how: str) -> Finding:
     )
 
 
-def _blocked(rows: list[Waiting]) -> Iterator[Finding]:
+def _blocked(rows: list[Waiting], end_ms: int) -> Iterator[Finding]:
     if rows:
-        names = words.listed([words.place(row.group, row.topic) for row in rows])
+        names = words.listed(
+            [behind.add_time(words.place(row.group, row.topic), row, end_ms) for row in rows]
+        )
         keys = words.plural(sum(row.blocked_keys for row in rows), "order key")
         longest = words.milliseconds(max(row.blocked_key_age_ms for row in rows))
         yield Finding(f"{keys} blocked at the end ({names}), the longest for {longest}.", "top")
+
+
+def intended_remarks(
+    counters: Sequence[Counted], rows: Iterable[ProcessFacts], intended: Intended
+) -> Iterator[str]:
+    """Say what was done on purpose and is therefore no finding."""
+    killed = sum(row.intended for row in rows)
+    dead = round(sum(row.total for row in counters if row.metric == DEAD_LETTERS.name))
+    dead -= unintended_dead(counters, intended)
+    actions = [f"{words.plural(killed, 'process', 'processes')} killed"] if killed else []
+    actions += [f"{words.plural(dead, 'message')} made a dead letter"] if dead == 1 else []
+    actions += [f"{words.plural(dead, 'message')} made dead letters"] if dead > 1 else []
+    if actions:
+        yield f"On purpose: {', '.join(actions)}."
+
+
+def unintended_dead(counters: Iterable[Counted], intended: Intended) -> int:
+    """Dead letters that nobody made on purpose."""
+    dead = added((row for row in counters if row.metric == DEAD_LETTERS.name), lambda row: row.topic)
+    return round(sum(max(0.0, count - intended.dead_letters.get(topic, 0)) for topic, count in dead.items()))
 
 
 def _dead(count: int) -> Iterator[Finding]:
@@ -262,9 +302,10 @@ def _dead(count: int) -> Iterator[Finding]:
 
 
 def _refused(totals: Totals) -> Iterator[Finding]:
+    """Answers of a proxy that stops are none: the client goes to another one."""
     ratio = totals.refused_ratio or 0.0
-    if ratio >= REFUSED_FROM and totals.refused >= REFUSED_MIN:
-        sends = words.plural(totals.refused, "send")
+    if ratio >= REFUSED_FROM and totals.failed_sends >= REFUSED_MIN:
+        sends = words.plural(totals.failed_sends, "send")
         yield Finding(f"{sends} not stored, {words.percent(ratio)} of all answered.", "top")
 
 
@@ -295,11 +336,20 @@ def _names(rows: list[ProcessFacts]) -> str:
     return words.listed([row.name for row in rows])
 
 
-def _unusual(far: list[Row]) -> Iterator[Finding]:
-    if far:
-        first = far[0]
+def _left_out(starts: int) -> Iterator[Finding]:
+    if starts:
         yield Finding(
-            f"{words.plural(len(far), 'hour')} unlike the same hour of former weeks; {first['metric']} of "
+            f"{words.plural(starts, 'older start')} of processes left out: too many for one report, so "
+            "nothing is known of how they ended; a shorter --since tells.",
+            "processes",
+        )
+
+
+def _unusual(listed: Sequence[Row], count: int) -> Iterator[Finding]:
+    if listed:
+        first = listed[0]
+        yield Finding(
+            f"{words.plural(count, 'hour')} unlike the same hour of former weeks; {first['metric']} of "
             f"{words.place(first['group'] or '', first['topic'] or '')} at {words.when(first['start'])}: "
             f"{words.count(first['value'])}, usually {words.count(first['usual'])}.",
             "changes",

@@ -170,6 +170,8 @@ class Waiting(NamedTuple):
     blocked_keys_max: float
     blocked_key_age_ms_max: float
     lag_before: float = 0.0  # STUCK_MINUTES ago
+    seen_ms: int = 0  # the minute in which its lag was told last
+    consumed: bool = True  # False: messages wait, and nothing was handed out lately
 
     @property
     def stuck(self) -> bool:
@@ -190,6 +192,18 @@ class Sums:
 
 
 @dataclass(frozen=True, slots=True)
+class Tallies:
+    """The number of rows in all, of lists that hold only the first ones."""
+
+    promises_kept: int = 0
+    promises_missed: int = 0
+    starts_left_out: int = 0  # older starts of processes, of which nothing is known here
+    anomalies: int = 0
+    rejects: int = 0
+    rejected_lines: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Material:
     """Everything a report tells."""
 
@@ -204,21 +218,24 @@ class Material:
     lag: Mapping[tuple[str, str], Mapping[int, float]] = field(default_factory=dict)
     waiting: Sequence[Waiting] = ()
     hours: Mapping[int, float] = field(default_factory=dict)  # start of the hour → messages sent
-    slo: Sequence[Row] = ()
-    processes: Sequence[Row] = ()  # with first_seen and last_seen in ms
+    slo: Sequence[Row] = ()  # one for each promise, added up over its days, the worst first
+    processes: Sequence[Row] = ()  # one for each start of a process, first_seen and last_seen in ms
     anomalies: Sequence[Row] = ()  # with start in ms
     rejects: Sequence[Row] = ()
+    tallies: Tallies = field(default_factory=Tallies)
 
 
-STORED = "code=0"
+STORED, STOPPING = "code=0", "code=20"  # STOPPING: a proxy that stops; the client sends to another one
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Messages over the whole span. `sent`: answered as stored. `refused`: answered with another code."""
+    """Messages over the whole span. `sent`: answered as stored. `refused`: answered with another code, of
+    them `sent_elsewhere` by a proxy that stops, so that the client sends to another one."""
 
     sent: int
     refused: int
+    sent_elsewhere: int
     delivered: int
     acked: int
     failed: int
@@ -229,9 +246,14 @@ class Totals:
     sent_bytes: int
 
     @property
+    def failed_sends(self) -> int:
+        """Sends that were refused for another reason than a planned stop."""
+        return self.refused - self.sent_elsewhere
+
+    @property
     def refused_ratio(self) -> float | None:
-        answered = self.sent + self.refused
-        return self.refused / answered if answered else None
+        answered = self.sent + self.failed_sends
+        return self.failed_sends / answered if answered else None
 
 
 def added(counters: Iterable[Counted], key: Callable[[Counted], Key]) -> dict[Key, float]:
@@ -262,7 +284,9 @@ def stored_by_topic(counters: Iterable[Counted]) -> dict[str, float]:
 
 
 def _name(row: Counted) -> str:
-    return "refused" if row.metric == catalogue.SENDS.name and row.detail != STORED else row.metric
+    if row.metric != catalogue.SENDS.name or row.detail == STORED:
+        return row.metric
+    return "sent elsewhere" if row.detail == STOPPING else "refused"
 
 
 def _totals(found: Mapping[str, float]) -> Totals:
@@ -271,7 +295,8 @@ def _totals(found: Mapping[str, float]) -> Totals:
 
     return Totals(
         sent=of(catalogue.SENDS.name),
-        refused=of("refused"),
+        refused=of("refused", "sent elsewhere"),
+        sent_elsewhere=of("sent elsewhere"),
         delivered=of(catalogue.DELIVERED.name, catalogue.FETCHED.name),
         acked=of(catalogue.ACKED.name),
         failed=of(catalogue.FAILED.name),

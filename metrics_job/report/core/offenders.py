@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.metric import Metric
-from metrics_job.report.core import words
+from metrics_job.report.core import behind, words
 from metrics_job.report.core.material import (
     STORED,
     Counted,
@@ -38,8 +38,8 @@ class Offenders:
     none: str
 
 
-def offenders(material: Material) -> list[Offenders]:
-    """All lists, also empty ones."""
+def offenders(material: Material, end_ms: int) -> list[Offenders]:
+    """All lists, also empty ones; `end_ms`: until when anything was sampled."""
     counters = material.now.counters
     delivered = _by_place(counters, catalogue.DELIVERED)
 
@@ -54,7 +54,7 @@ def offenders(material: Material) -> list[Offenders]:
         _list("Not acknowledged in time", shares(catalogue.LEASE_TIMEOUTS), "Every lease ended in time."),
         _list("Delivered again", shares(catalogue.REDELIVERED), "Every delivery was the first."),
         _list("Dead letters", _dead(counters), "No message died."),
-        _list("Blocked keys", _blocked(material), "No order key was blocked."),
+        _list("Blocked keys", _blocked(material, end_ms), "No order key was blocked."),
         _list("Slowest sends (p99)", _slowest(material, send), "No send was measured."),
         _list("Longest waits (p99)", _slowest(material, wait), "No wait was measured."),
     ]
@@ -111,14 +111,14 @@ def _dead(counters: Iterable[Counted]) -> list[Offender]:
     ]
 
 
-def _blocked(material: Material) -> list[Offender]:
+def _blocked(material: Material, end_ms: int) -> list[Offender]:
     return [
         Offender(
             words.place(row.group, row.topic),
             words.count(row.blocked_keys_max),
             row.blocked_keys_max,
             f"longest {words.milliseconds(row.blocked_key_age_ms_max)}; "
-            f"{words.count(row.blocked_keys)} at the end",
+            + behind.add_time(f"{words.count(row.blocked_keys)} at the end", row, end_ms),
         )
         for row in material.waiting
         if row.blocked_keys_max

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from metrics_job.report.core.material import AtLeast, moment
+from metrics_job.report.core.material import AtLeast, Totals, moment
 
 _UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s"))
 
@@ -58,6 +58,14 @@ def span(seconds: float) -> str:
             rest = whole % size // smaller
             return f"{whole // size:,} {unit}" + (f" {rest} {smaller_unit}" if rest else "")
     return f"{whole} s"
+
+
+def describe_refusals(totals: Totals) -> str:
+    """`12 refused`, `19 refused, 7 of them by a proxy that stops`."""
+    text = f"{count(totals.refused)} refused"
+    if totals.sent_elsewhere:
+        text += f", {count(totals.sent_elsewhere)} of them by a proxy that stops"
+    return text
 
 
 def step(seconds: float) -> str:

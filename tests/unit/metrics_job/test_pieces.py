@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from ddmq_common.metrics.samples import SampleName
+from ddmq_common.metrics.samples import SampleName, part
+from metrics_job.arrow import work
 from metrics_job.arrow.work import DOUBT, Adding, Piece, pieces, unit_pieces
 from metrics_job.folders import Days
 
@@ -50,6 +51,17 @@ def test_a_file_in_pieces_counts_every_line_once(size: int, count: int) -> None:
     intervals = [row for row in made if row["kind"] == "interval"]
     assert sorted(row["seq"] for row in intervals) == list(range(count))
     assert {(row["lines"], row["copies"]) for row in intervals} == {(3, 3), (3, 6)}
+
+
+def test_a_worker_that_forgets_the_names_of_series_still_counts_every_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(work, "KNOWN_MAX", 1)
+    names = [f"date=2026-01-05/hour=10/{part(RUN, seq)}" for seq in range(5)]
+    some = [
+        Piece([name], [b"".join(line(seq, metric) for metric in METRICS)]) for seq, name in enumerate(names)
+    ]
+    assert totals(rows(some)) == dict.fromkeys(METRICS, 10.0)
 
 
 @pytest.mark.slow

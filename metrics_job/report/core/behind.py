@@ -1,0 +1,58 @@
+"""How subscriptions with waiting messages stand, in words; and in which order to look at them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from metrics_job.report.core import words
+from metrics_job.report.core.material import MINUTE_MS, Waiting
+
+NOISE = 1.1  # two rates that differ by less are the same
+OLD_MS = 5 * MINUTE_MS  # a state that was told so long before the end of the report is shown with its time
+EMPTY, UNCONSUMED, NEVER, GROWING, STANDING, KEEPING_UP = (
+    "empty",
+    "nobody consumes",
+    "never at present rates",
+    "growing",
+    "stands still",
+    "keeps up",
+)
+
+
+def describe_outlook(row: Waiting) -> str:
+    """Say what becomes of the messages that wait: one of the words above, or the time to drain."""
+    if not row.lag:
+        return EMPTY
+    if not row.consumed:
+        return UNCONSUMED
+    if row.time_to_drain_s is not None:
+        return words.span(row.time_to_drain_s)
+    if row.stuck:
+        return NEVER
+    if row.arrived_per_s > row.finished_per_s * NOISE:
+        return GROWING
+    return KEEPING_UP if row.finished_per_s else STANDING
+
+
+def is_bad(row: Waiting) -> bool:
+    """Whether somebody has to act, or nobody consumes."""
+    return row.stuck or row.slow or bool(row.lag and not row.consumed)
+
+
+def sort_worst_first(rows: Iterable[Waiting]) -> list[Waiting]:
+    """Sort subscriptions: those on which somebody has to act, then the others; the most messages first."""
+    return sorted(
+        rows, key=lambda row: (not (row.stuck or row.slow), -row.lag, -row.lag_max, row.group, row.topic)
+    )
+
+
+def add_time(text: str, row: Waiting, end_ms: int) -> str:
+    """Add when this was so, if nothing was told of the subscription for long before `end_ms`."""
+    if not row.lag and not row.blocked_keys:
+        return text
+    return f"{text} (as of {words.when(row.seen_ms)})" if is_old(row, end_ms) else text
+
+
+def is_old(row: Waiting, end_ms: int) -> bool:
+    """Whether nothing was told of the subscription for long before `end_ms`."""
+    return bool(row.seen_ms) and end_ms - row.seen_ms > OLD_MS

@@ -1,0 +1,214 @@
+"""Who is behind, in which order and in which words; and what a planned restart or a staged loss is not."""
+
+from __future__ import annotations
+
+import re
+from datetime import date
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from metrics_job.report.core.behind import describe_outlook, sort_worst_first
+from metrics_job.report.core.facts import Report, report_of, summary
+from metrics_job.report.core.health import NOTHING_INTENDED, Intended
+from metrics_job.report.core.material import Waiting, span_of
+from metrics_job.report.reading import Tables
+from metrics_job.report.run import page
+from metrics_job.report.terminal import print_report
+from tests.spark.report_tables import Writer, at, ms
+
+
+def report(writer: Writer, end: int = 70, intended: Intended = NOTHING_INTENDED) -> Report:
+    return report_of(Tables(writer.write()).material(span_of(ms(60), ms(end))), None, intended)
+
+
+def printed(made: Report) -> str:
+    console = Console(file=StringIO(), width=160)
+    print_report(made, console)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return text
+
+
+def waiting(**other: Any) -> Waiting:
+    base: dict[str, Any] = {
+        "group": "g", "topic": "t", "lag": 100.0, "lag_age_ms": 7_000.0, "finished_per_s": 286.0,
+        "arrived_per_s": 992.0, "time_to_drain_s": None, "blocked_keys": 0.0, "blocked_key_age_ms": 0.0,
+        "lag_max": 100.0, "blocked_keys_max": 0.0, "blocked_key_age_ms_max": 0.0,
+    }  # fmt: skip
+    return Waiting(**(base | other))
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"lag": 0.0}, "empty"),
+        ({}, "growing"),
+        ({"finished_per_s": 960.0}, "keeps up"),  # equal but for noise
+        ({"finished_per_s": 0.0, "arrived_per_s": 0.0}, "stands still"),
+        ({"finished_per_s": 0.0, "consumed": False}, "nobody consumes"),
+        ({"lag_age_ms": 60_000.0}, "never at present rates"),
+        ({"lag_age_ms": 60_000.0, "consumed": False, "finished_per_s": 0.0}, "nobody consumes"),
+        ({"time_to_drain_s": 90.0}, "1 m 30 s"),
+    ],
+)
+def test_the_outlook_is_named_by_what_arrives_and_what_is_finished(other: dict[str, Any], said: str) -> None:
+    assert describe_outlook(waiting(**other)) == said
+
+
+def test_the_worst_subscription_is_the_first_everywhere(tmp_path: Path) -> None:
+    writer, minutes = Writer(tmp_path), range(60, 65)
+    rows = {  # group: messages, age, whether the group drains
+        "few": (20.0, 44_000.0, None),
+        "most": (299.0, 3_000.0, 12.0),
+        "old": (5.0, 90_000.0, None),
+        "none": (0.0, 0.0, 0.0),
+    }
+    for minute in minutes:
+        for group, (lag, age_ms, drain_s) in rows.items():
+            writer.lag(at(minute), group, "t", lag, lag_age_ms=age_ms, time_to_drain_s=drain_s)
+            writer.counter(at(minute), "ddmq_delivered_total", 1, "t", group)
+    made = report(writer)
+    order = ["old", "most", "few", "none"]
+    assert [row.group for row in sort_worst_first(made.waiting)] == order
+    assert [row["group"] for row in summary(made)["subscriptions"]] == order
+    table = re.findall(r'<section id="waiting".*?</section>', page(made, 0), re.S)[0]
+    assert re.findall(r"<tr><td>(\w+)</td>", table) == order[:3]
+    assert re.findall(r"^(\w+) +t ", printed(made), re.M) == order[:3]
+
+
+@pytest.mark.parametrize(
+    ("metric", "minute", "consumed"),
+    [
+        ("ddmq_delivered_total", 64, True),
+        ("ddmq_fetched_total", 63, True),
+        ("ddmq_delivered_total", 61, False),  # they have gone
+        ("ddmq_inflight", 64, True),
+        ("ddmq_inflight", 62, False),
+        ("", 64, False),
+    ],
+)
+def test_a_group_without_consumers_is_told_from_a_slow_one(
+    tmp_path: Path, metric: str, minute: int, consumed: bool
+) -> None:
+    writer = Writer(tmp_path)
+    for each in range(60, 65):
+        writer.lag(at(each), "g", "t", 9.0, lag_age_ms=44_000.0, finished_per_s=0.0, time_to_drain_s=None)
+    if metric.endswith("_total"):
+        writer.counter(at(minute), metric, 3, "t", "g")
+    elif metric:
+        gauge = {"metric": metric, "process": "p", "topic": "t", "group": "g", "detail": ""}
+        writer.add("gauges_minute", {"start": at(minute), **gauge, "last": 1.0, "max": 1.0, "min": 1.0})
+    writer.counter(at(64), "ddmq_delivered_total", 3, "t", "other")
+    (row,) = report(writer).waiting
+    assert row.consumed is consumed
+    assert (describe_outlook(row) == "nobody consumes") is not consumed
+
+
+def test_the_finding_says_that_nobody_consumes(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    for each in range(60, 65):
+        writer.lag(at(each), "g", "t", 9.0, lag_age_ms=99_000.0, finished_per_s=0.0, time_to_drain_s=None)
+    writer.counter(at(64), "ddmq_sends_total", 3, "t", detail="code=0")
+    (finding,) = report(writer).findings
+    assert finding.text == "9 messages waiting for g on t, the oldest for 1 m 39 s, nobody consumes."
+
+
+def test_the_tile_counts_the_subscriptions_that_wait_as_the_table_does(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    for number in range(5):
+        writer.lag(at(60), f"g{number}", "t", 9.0 * (number < 3), lag_max=9.0)
+    text = page(report(writer), 0)
+    assert re.findall(r"waiting at the end</span><b>27</b><span class=\"note\">([^<]+)<", text) == [
+        "in 3 of 5 subscriptions"
+    ]
+    assert "Messages were waiting at the end in 3 of 5 subscriptions." in text
+
+
+@pytest.mark.parametrize(("stopped", "dated"), [(64, ""), (90, ""), (4 * 1440, " (as of 2026-11-16 01:04)")])
+def test_a_state_that_was_told_long_before_the_end_has_its_time(
+    tmp_path: Path, stopped: int, dated: str
+) -> None:
+    writer = Writer(tmp_path)
+    end = 65 + stopped if dated else 66
+    for minute in range(60, 65):
+        more = {"lag_age_ms": 99_000.0, "time_to_drain_s": None, "blocked_keys": 2.0}
+        writer.lag(at(minute), "g", "t", 5.0, **more, blocked_key_age_ms=9_000.0)
+    writer.process(at(60), at(65), process="gone@h:1")
+    writer.process(at(60), at(end), process="alive@h:2", instance="b" * 16)
+    writer.counter(at(end - 1), "ddmq_sends_total", 3, "t", detail="code=0")
+    made = report(writer, end)
+    findings = [finding.text for finding in made.findings]
+    assert findings == [
+        f"5 messages waiting for g on t, the oldest for 1 m 39 s, not getting fewer at present rates{dated}.",
+        f"2 order keys blocked at the end (g on t{dated}), the longest for 9 s.",
+    ]
+    text = page(made, 0)
+    assert f"2 at the end{dated}" in text
+    assert f'<td class="number">5{dated}</td>' in text
+
+
+def test_a_planned_restart_is_no_finding_and_is_told_apart_from_refusals(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.counter(at(60), "ddmq_sends_total", 10_000, "t", detail="code=0")
+    writer.counter(at(60), "ddmq_sends_total", 900, "t", detail="code=20")
+    made = report(writer)
+    assert made.ok, made.findings
+    assert (made.totals.refused, made.totals.sent_elsewhere, made.totals.refused_ratio) == (900, 900, 0.0)
+    assert "10,000 sent (900 refused, 900 of them by a proxy that stops)" in printed(made)
+    writer.counter(at(61), "ddmq_sends_total", 11, "t", detail="code=15")
+    (finding,) = report(writer).findings
+    assert finding.text == "11 sends not stored, 0.11 % of all answered."
+
+
+def test_a_promise_that_one_day_missed_says_so_where_the_whole_reached_it(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.counter(at(60), "ddmq_sends_total", 10, "t", detail="code=0")
+    writer.slo(date(2026, 11, 16), "sends stored", 9_988, 10_000, 0.999)
+    writer.slo(date(2026, 11, 17), "sends stored", 100_000, 100_000, 0.999)
+    writer.slo(date(2026, 11, 16), "quick", 5, 10, 0.9, "t")
+    made = report(writer, 2880)
+    reached = "99.99 %, but 99.88 % on 2026-11-16"
+    assert {row.name: row.shown_compliance for row in made.slo} == {"sends stored": reached, "quick": "50 %"}
+    assert f">{reached}<" in page(made, 0)
+    assert reached in printed(made)
+    assert "Each UTC day is judged alone" in page(made, 0)
+    writer = Writer(tmp_path / "one")
+    writer.counter(at(60), "ddmq_sends_total", 10, "t", detail="code=0")
+    writer.slo(date(2026, 11, 16), "sends stored", 9_988, 10_000, 0.999)
+    writer.slo(date(2026, 11, 17), "sends stored", 100_000, 100_000, 0.999)
+    assert f"{reached} good, 99.90 % promised" in report(writer, 2880).findings[0].text
+
+
+def test_what_was_done_on_purpose_is_a_remark_and_no_finding(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.counter(at(60), "ddmq_sends_total", 60, "t", detail="code=0")
+    writer.counter(at(61), "ddmq_dead_letters_total", 5, "t", "g", "reason=attempts")
+    writer.process(at(60), at(62), instance="a" * 16, ended="running")
+    writer.process(at(63), at(64), instance="b" * 16)
+    made = report(writer, intended=Intended([ms(62) + 5_000], {"t": 5}))
+    assert made.ok, made.findings
+    assert made.remarks == ["On purpose: 1 process killed, 5 messages made dead letters."]
+    for text in (page(made, 0), printed(made)):
+        assert made.remarks[0] in text
+    assert summary(made)["remarks"] == made.remarks
+    findings = [one.text for one in report(writer, intended=Intended([], {"t": 4, "other": 9})).findings]
+    assert findings[0] == "1 message became a dead letter."
+    assert findings[1].startswith("1 process ended without a word")
+
+
+def test_what_a_time_is_measured_of_is_said(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    for metric in ("ddmq_send_latency_us", "ddmq_queue_wait_us", "ddmq_process_us", "ddmq_delay_lateness_us"):
+        writer.times(at(60), metric, [1000.0], "t", "g")
+    writer.slo(date(2026, 11, 16), "quick", 9, 10, 0.9)
+    text = page(report(writer), 0)
+    for said in (
+        "once for each request",
+        "once for each answer to a pull",
+        "once for each acknowledged lease",
+    ):
+        assert said in text, said
+    assert "counted by pulls, leases and requests" in text
