@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Container, Mapping, Sequence
 
+from backend.completion import Completion
 from backend.records import CLUSTER_SETTINGS, Capabilities, Durability, TopicInfo
 from ddmq_common.clock import Clock
 from ddmq_common.errors import (
@@ -17,6 +18,7 @@ from ddmq_common.errors import (
 from ddmq_common.metrics.cells import MetricCell
 from ddmq_common.names import topic_fault
 
+TopicAnswer = Completion[TopicInfo]
 QUEUES_MAX = 65_536  # of one topic
 
 
@@ -66,12 +68,23 @@ def check_change(info: TopicInfo, found: TopicInfo | None) -> None:
 
 
 def check_settings(
-    there: Mapping[str, bytes], changes: Mapping[str, bytes | None], settings_max: int
+    changes: Mapping[str, bytes | None], is_there: Callable[[str], bool], count: int, settings_max: int
 ) -> None:
-    """Raises BoundReachedError for more than there may be; changing and deleting is always possible."""
-    fresh = sum(value is not None and key not in there for key, value in changes.items())
-    if fresh and len(there) + fresh > settings_max:
-        raise BoundReachedError(f"{settings_max} settings are the bound")
+    """Raises BoundReachedError for more than there may be; changing and deleting is always possible.
+
+    `is_there` tells whether a setting is there, `count` is how many there are, both before `changes`.
+    """
+    fresh = sum(value is not None and not is_there(key) for key, value in changes.items())
+    if fresh and count + fresh > settings_max:
+        raise BoundReachedError(
+            f"there are {count} settings, this makes {fresh} more; settings_max is {settings_max}"
+        )
+
+
+def check_topics_max(count: int, topics_max: int | None) -> None:
+    """Raises BoundReachedError when `count` topics are there and one more is beyond `topics_max`."""
+    if topics_max is not None and count >= topics_max:
+        raise BoundReachedError(f"there are {count} topics; topics_max is {topics_max}")
 
 
 def check_absent(there: Container[str], keys: Sequence[str], ahead: Container[str] = ()) -> None:

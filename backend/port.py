@@ -20,7 +20,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from backend.completion import Completion, succeeded
-from backend.engine import check_find, check_read
+from backend.engine import TopicAnswer, check_find, check_read
 from backend.records import (
     AppendResult,
     Bounds,
@@ -159,12 +159,14 @@ class Backend(ABC):
 
     @abstractmethod
     def put_topic(
-        self, info: TopicInfo, deadline: float, into: Completion[TopicInfo] | None = None
-    ) -> Completion[TopicInfo]:
+        self, info: TopicInfo, deadline: float, into: TopicAnswer | None = None, topics_max: int | None = None
+    ) -> TopicAnswer:
         """Create (incarnation 0 in `info`: the engine gives one) or change a topic; queues only grow.
 
         Creating one that exists with incarnation 0 gives the existing one back unchanged, so that
-        two proxies may create on first use at the same time.
+        two proxies may create on first use at the same time. BoundReachedError where one more would be more
+        than `topics_max` topics; the engine decides that for all processes together, on Kafka each process
+        decides by the topics that it has seen.
         """
 
     @abstractmethod

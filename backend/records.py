@@ -263,16 +263,30 @@ class ProgressView:
     generation: int
 
 
+class SettingsLimit(NamedTuple):
+    """At most `count_max` settings may have keys that start with `folder`, which is NAME/ or NAME/NAME/.
+
+    `rejection`: the text of the BoundReachedError.
+    """
+
+    folder: str
+    count_max: int
+    rejection: str
+
+
 class CommitBatch(msgspec.Struct, frozen=True):
     """All or nothing where the engine is `atomic`. `settings`: key → value, None deletes.
 
     `absent`: settings that must not be there before it; refused with FencedError when one is.
+    `limits`: refused with BoundReachedError when it makes a setting beyond one of them. The engine decides
+    both for all processes together.
     """
 
     records: Sequence[NewRecord] = ()
     progress: Sequence[ProgressDelta] = ()
     settings: Mapping[str, bytes | None] = msgspec.field(default_factory=dict)
     absent: Sequence[str] = ()
+    limits: Sequence[SettingsLimit] = ()
 
 
 @dataclass(frozen=True, slots=True)

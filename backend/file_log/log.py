@@ -16,7 +16,7 @@ import gevent
 from backend.assignment.group import Grant
 from backend.assignment.memberships import Answered, Memberships, raised_epochs
 from backend.completion import Completion
-from backend.engine import Watchers, check_topic, local_capabilities
+from backend.engine import TopicAnswer, Watchers, check_topic, local_capabilities
 from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.commit.requests import AppendRequest, CommitRequest, TopicRequest, all_refused, size_of
 from backend.file_log.core.layout import ENTRY_BYTES
@@ -122,28 +122,32 @@ class FileLog(Backend):
         return {name: topic.info for name, topic in self._state.topics.items()}
 
     def put_topic(
-        self, info: TopicInfo, deadline: float, into: Completion[TopicInfo] | None = None
-    ) -> Completion[TopicInfo]:
+        self, info: TopicInfo, deadline: float, into: TopicAnswer | None = None, topics_max: int | None = None
+    ) -> TopicAnswer:
         check_topic(info, self.capabilities)
         completion: Completion[TopicInfo] = Completion() if into is None else into
-        return self._change_topic(info.name, info, deadline, completion)
+        return self._change_topic(info.name, info, deadline, completion, topics_max)
 
     def delete_topic(self, name: str, deadline: float) -> Completion[None]:
-        return self._change_topic(name, None, deadline, Completion())
+        return self._change_topic(name, None, deadline, Completion(), None)
 
     def _change_topic(
-        self, name: str, info: TopicInfo | None, deadline: float, completion: Completion[Any]
+        self,
+        name: str,
+        info: TopicInfo | None,
+        deadline: float,
+        done: Completion[Any],
+        topics_max: int | None,
     ) -> Completion[Any]:
         error = self._refusal()
         if error is not None:
-            self._later(completion.fail, error)
-            return completion
-        request = TopicRequest(
-            name, info, deadline, completion, self._state, self._topic_changed, self._options.topics_max
-        )
+            self._later(done.fail, error)
+            return done
+        bounds = (self._options.topics_max, topics_max)
+        request = TopicRequest(name, info, deadline, done, self._state, self._topic_changed, bounds)
         self._writer.submit(request)
         self._tick_on()
-        return completion
+        return done
 
     def _topic_changed(self, name: str, gone: TopicState | None) -> None:
         """A topic was made or changed, or (`gone`: its last state) deleted."""

@@ -13,6 +13,7 @@ from backend.idempotency import KnownSends
 from backend.port import Wait
 from backend.progress.group_progress import Key, ProgressTable
 from backend.records import Durability, ProgressDelta, QueueRef, TopicInfo
+from backend.setting_counts import SettingCounts
 from ddmq_common.errors import FencedError
 
 
@@ -74,7 +75,8 @@ class LogState:
 
     def __init__(self) -> None:
         self.topics: dict[str, TopicState] = {}
-        self.settings: dict[str, bytes] = {}
+        self.settings: dict[str, bytes] = {}  # changed by `apply_setting` alone
+        self.setting_counts = SettingCounts()
         self.progress = ProgressTable()
         self.sends = KnownSends(saving=True)
         self.changed_progress: set[Key] = set()  # since it was encoded for a checkpoint
@@ -125,10 +127,13 @@ class LogState:
 
     def apply_setting(self, key: str, value: bytes | None) -> None:
         """None deletes."""
-        if value is None:
-            self.settings.pop(key, None)
-        else:
+        before = key in self.settings
+        if value is not None:
             self.settings[key] = value
+        elif before:
+            del self.settings[key]
+        if before != (value is not None):
+            self.setting_counts.add_change(key, -1 if before else 1)
 
     def apply_delta(self, delta: ProgressDelta) -> None:
         """Progress of a queue that is gone, or fenced, changes nothing."""

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import gevent
 
 from backend.completion import Completion
-from backend.engine import StoreClock, Watchers, check_topic
+from backend.engine import StoreClock, TopicAnswer, Watchers, check_topic
 from backend.kafka.append.appends import Appends
 from backend.kafka.bridge import Bridge
 from backend.kafka.commit.plan import KafkaWrite
@@ -126,11 +126,11 @@ class KafkaBackend(Backend):
         return {name: found.info for name, found in self._topics.topics.items()}
 
     def put_topic(
-        self, info: TopicInfo, deadline: float, into: Completion[TopicInfo] | None = None
-    ) -> Completion[TopicInfo]:
+        self, info: TopicInfo, deadline: float, into: TopicAnswer | None = None, topics_max: int | None = None
+    ) -> TopicAnswer:
         check_topic(info, self.capabilities)
-        done: Completion[TopicInfo] = Completion() if into is None else into
-        self._admitted(done, lambda: self._topics.put(info, deadline, done))
+        done: TopicAnswer = Completion() if into is None else into
+        self._admitted(done, lambda: self._topics.put(info, deadline, done, topics_max))
         return done
 
     def delete_topic(self, name: str, deadline: float) -> Completion[None]:

@@ -20,7 +20,7 @@ import gevent
 from backend.assignment.group import Grant
 from backend.assignment.memberships import Answered, Memberships, raised_epochs
 from backend.completion import Completion, guarded
-from backend.engine import StoreClock, Watchers, check_topic, local_capabilities
+from backend.engine import StoreClock, TopicAnswer, Watchers, check_topic, local_capabilities
 from backend.memory.store import MemoryStore
 from backend.memory.writes import Refuse, Write, WriteLine
 from backend.port import Backend, FindCall, Health, Join, Membership, MembershipListener, ReadCall, Wait
@@ -101,12 +101,12 @@ class MemoryBackend(Backend):
         return {name: topic.info for name, topic in self._store.topics.items()}
 
     def put_topic(
-        self, info: TopicInfo, deadline: float, into: Completion[TopicInfo] | None = None
-    ) -> Completion[TopicInfo]:
+        self, info: TopicInfo, deadline: float, into: TopicAnswer | None = None, topics_max: int | None = None
+    ) -> TopicAnswer:
         check_topic(info, self.capabilities)
 
         def act() -> TopicInfo:
-            made = self._store.put_topic(info)
+            made = self._store.put_topic(info, topics_max)
             self._topic_changed(info.name)
             return made
 

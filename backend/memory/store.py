@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from backend.engine import check_absent, check_change, check_settings
+from backend.engine import check_absent, check_change, check_settings, check_topics_max
 from backend.idempotency import KnownSends, refusal_in
 from backend.port import FindCall, ReadCall, Wait
 from backend.progress.group_progress import ProgressTable
@@ -29,6 +29,7 @@ from backend.records import (
     TopicInfo,
     tag_hash,
 )
+from backend.setting_counts import check_limits
 from ddmq_common.errors import BoundReachedError, CallerError, DdmqError, UnknownTopicError
 from ddmq_common.send_identity import IDENTITY
 
@@ -178,20 +179,20 @@ class MemoryStore:
 
     # --- topics
 
-    def put_topic(self, info: TopicInfo) -> TopicInfo:
+    def put_topic(self, info: TopicInfo, topics_max: int | None = None) -> TopicInfo:
         """As Backend.put_topic, `info` checked. Raises CallerError, UnknownTopicError, BoundReachedError."""
         found = self.topics.get(info.name)
         if info.incarnation == 0:
-            return self._create(info) if found is None else found.info
+            return self._create(info, topics_max) if found is None else found.info
         check_change(info, None if found is None else found.info)
         assert found is not None
         found.queues += [MemoryQueue() for _ in range(info.queues - found.info.queues)]
         found.info = info
         return info
 
-    def _create(self, info: TopicInfo) -> TopicInfo:
-        if len(self.topics) >= self._entries_max:
-            raise BoundReachedError(f"{self._entries_max} topics exist; that is the bound")
+    def _create(self, info: TopicInfo, topics_max: int | None) -> TopicInfo:
+        check_topics_max(len(self.topics), self._entries_max)
+        check_topics_max(len(self.topics), topics_max)
         self._incarnation += 1
         made = replace(info, incarnation=self._incarnation)
         self.topics[info.name] = Topic(made)
@@ -258,12 +259,17 @@ class MemoryStore:
             if error is not None:
                 raise error
             size += len(record.delivery)
-        check_settings(self.settings, batch.settings, self._entries_max)
+        is_there = self.settings.__contains__
+        check_settings(batch.settings, is_there, len(self.settings), self._entries_max)
+        check_limits(batch.limits, batch.settings, is_there, self._count_settings)
         check_absent(self.settings, batch.absent)
         for delta in batch.progress:
             self.progress.apply(delta)
         self._put_settings(batch.settings)
         return [self._store(record, wall_ms) for record in batch.records]
+
+    def _count_settings(self, folder: str) -> int:
+        return sum(key.startswith(folder) for key in self.settings)
 
     def _refusal(self, record: NewRecord, size_before: int) -> Exception | None:
         topic = self.topics.get(record.topic)

@@ -7,8 +7,16 @@ from dataclasses import replace
 import pytest
 from contract_kit import Kit, Member
 
-from backend.records import Bounds, Durability, ProgressDelta, ProgressView, ReadStatus
-from ddmq_common.errors import FencedError
+from backend.records import (
+    Bounds,
+    CommitBatch,
+    Durability,
+    ProgressDelta,
+    ProgressView,
+    ReadStatus,
+    SettingsLimit,
+)
+from ddmq_common.errors import BoundReachedError, FencedError
 from tests.support.waits import done, until
 
 
@@ -60,6 +68,17 @@ def test_settings_come_back(lasting: Kit) -> None:
         "b": b"2",
         "c": bytes(range(256)),
     }
+
+
+def test_settings_that_came_back_count_towards_limits(lasting: Kit) -> None:
+    limit = SettingsLimit("group/", 3, "there are 3 groups")
+    lasting.commit(settings={"group/a": b"1", "group/b": b"1", "group/gone": b"1"})
+    lasting.commit(settings={"group/gone": None})
+    lasting.engine.reopen()
+    batch = CommitBatch(settings={"group/c": b"1"}, limits=[limit])
+    done(lasting.backend.commit(batch, lasting.soon))
+    with pytest.raises(BoundReachedError, match="there are 3 groups"):
+        done(lasting.backend.commit(CommitBatch(settings={"group/d": b"1"}, limits=[limit]), lasting.soon))
 
 
 def test_progress_comes_back_whole(lasting: Kit) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from contract_kit import Kit
 
-from backend.records import CommitBatch
-from ddmq_common.errors import FencedError
+from backend.completion import Completion
+from backend.records import AppendResult, CommitBatch, SettingsLimit
+from ddmq_common.errors import BoundReachedError, FencedError
 from tests.support.waits import done, until
 
 
@@ -99,3 +101,36 @@ def test_what_must_be_absent_is_made_once(kit: Kit) -> None:
     kit.commit(settings={"k": None})
     done(kit.backend.commit(CommitBatch(settings={"k": b"again"}, absent=["k", "other"]), kit.soon))
     assert kit.backend.setting("k") == b"again"
+
+
+def test_a_limit_on_a_folder_holds_for_all_that_are_under_way(kit: Kit) -> None:
+    """Also together with deletions, and beside what lies in other folders; what is refused stores nothing."""
+    limit = SettingsLimit("group/", 3, "there are 3 groups")
+
+    def start_group(name: str) -> Completion[list[AppendResult]]:
+        batch = CommitBatch(settings={f"group/{name}": b"1", f"by/{name}": b"1"}, limits=[limit])
+        return kit.backend.commit(batch, kit.soon)
+
+    kit.commit(settings={"group/a": b"1", "groups": b"1", "other/a": b"1"})
+    made = [start_group(f"b{number}") for number in range(6)]
+    until(lambda: all(each.done for each in made), "all answered")
+    rejections = [each.error for each in made if each.error is not None]
+    assert len(kit.backend.settings("group/")) == 3
+    assert len(kit.backend.settings("by/")) == 2
+    assert {(type(error), str(error)) for error in rejections} == {(BoundReachedError, "there are 3 groups")}
+    done(kit.backend.commit(CommitBatch(settings={"group/a": b"2"}, limits=[limit]), kit.soon))
+    swapped = {"group/a": None, "group/c": b"1"}
+    done(kit.backend.commit(CommitBatch(settings=swapped, limits=[limit]), kit.soon))
+    kit.commit(settings={"group/c": None})
+    done(start_group("d"))
+    assert len(kit.backend.settings("group/")) == 3
+
+
+def test_a_limit_on_a_folder_within_a_folder(kit: Kit) -> None:
+    limit = SettingsLimit("subscription/a/", 1, "a has one")
+    kit.commit(settings={"subscription/b/T": b"1", "subscription/ab/T": b"1"})
+    done(kit.backend.commit(CommitBatch(settings={"subscription/a/T": b"1"}, limits=[limit]), kit.soon))
+    with pytest.raises(BoundReachedError, match="a has one"):
+        done(kit.backend.commit(CommitBatch(settings={"subscription/a/U": b"1"}, limits=[limit]), kit.soon))
+    kit.commit(settings={"subscription/a/T": None})
+    done(kit.backend.commit(CommitBatch(settings={"subscription/a/U": b"1"}, limits=[limit]), kit.soon))

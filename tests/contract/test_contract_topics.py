@@ -8,7 +8,7 @@ import pytest
 from contract_kit import Kit
 
 from backend.records import CLUSTER_SETTINGS, AppendStatus, Durability, ProgressDelta, ReadStatus, TopicInfo
-from ddmq_common.errors import CallerError, UnknownTopicError, UnsupportedError
+from ddmq_common.errors import BoundReachedError, CallerError, UnknownTopicError, UnsupportedError
 from tests.support.waits import done, until
 
 
@@ -220,3 +220,22 @@ def test_changes_of_topics_are_told(kit: Kit) -> None:
     kit.make("orders")
     kit.send("orders", b"a")
     assert heard == []
+
+
+def test_no_more_topics_are_made_than_the_caller_allows(kit: Kit) -> None:
+    """Also of those that are under way together; one that is there counts as made."""
+    before = len(kit.backend.topics())
+    made = [
+        kit.backend.put_topic(TopicInfo(f"t{number}", 0, 1), kit.soon, None, before + 3)
+        for number in range(6)
+    ]
+    until(lambda: all(each.done for each in made), "all answered")
+    errors = [each.error for each in made if each.error is not None]
+    assert len(kit.backend.topics()) == before + 3
+    assert [type(error) for error in errors] == [BoundReachedError] * 3
+    assert f"there are {before + 3} topics; topics_max is {before + 3}" in {str(error) for error in errors}
+    name = next(each.result().name for each in made if each.error is None)
+    again = done(kit.backend.put_topic(TopicInfo(name, 0, 1), kit.soon, None, 1))
+    assert again.name == name
+    done(kit.backend.delete_topic(name, kit.soon))
+    done(kit.backend.put_topic(TopicInfo("later", 0, 1), kit.soon, None, before + 3))

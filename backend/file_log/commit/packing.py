@@ -43,6 +43,7 @@ from backend.records import (
     TopicInfo,
     tag_hash,
 )
+from backend.setting_counts import SettingCounts
 from ddmq_common.errors import CallerError, DdmqError, UnknownTopicError
 from ddmq_common.names import is_internal
 from ddmq_common.send_identity import IDENTITY
@@ -58,7 +59,7 @@ class PackedFrame:
 
     __slots__ = (
         "applies", "batch_id", "columns", "count", "data", "durable", "end", "fences", "position", "requests",
-        "sends_ms", "settings", "stored_ms", "sync", "topics", "topics_more", "touched",
+        "sends_ms", "setting_counts", "settings", "stored_ms", "sync", "topics", "topics_more", "touched",
     )  # fmt: skip
 
     def __init__(self, position: int, batch_id: int, durable: int, stored_ms: int) -> None:
@@ -76,9 +77,17 @@ class PackedFrame:
         self.columns: tuple[list[int], list[str], list[bytes], list[bytes]] = ([], [], [], [])
         self.applies: list[Callable[[], None]] = []
         self.fences: dict[Key, Fence] = {}  # left behind by progress in this frame
-        self.settings: set[str] = set()  # that this frame sets or deletes
+        self.settings: dict[str, bool] = {}  # that this frame sets (True) or deletes
+        self.setting_counts = SettingCounts()  # what this frame changes of them
         self.topics: dict[str, TopicInfo | None] = {}  # as this frame leaves them; None = deleted
         self.topics_more = 0  # made by this frame, less those that it deletes
+
+    def note_setting(self, key: str, before: bool, after: bool) -> None:
+        """Remember that a commit of this frame makes, changes or deletes a setting."""
+        before = self.settings.get(key, before)
+        self.settings[key] = after
+        if before != after:
+            self.setting_counts.add_change(key, 1 if after else -1)
 
     def undo(self) -> None:
         """Nothing of it was written: give the offsets back."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from backend.completion import Completion
-from backend.engine import check_absent, check_change, check_settings
+from backend.engine import check_absent, check_change, check_settings, check_topics_max
 from backend.file_log.commit.packing import FramePacker, Results, refused
 from backend.file_log.core.layout import FLAG_DELETED, RecordKind
 from backend.file_log.options import FileLogOptions
@@ -27,8 +27,8 @@ from backend.records import (
     ProgressDelta,
     TopicInfo,
 )
+from backend.setting_counts import ROOT, check_limits
 from ddmq_common.errors import (
-    BoundReachedError,
     DdmqError,
     RemoteError,
     UnknownTopicError,
@@ -138,8 +138,8 @@ class CommitRequest(Request):
             self._pack_delta(packer, delta, data)
         for key, value in self.batch.settings.items():
             self._pack_setting(packer, key, value)
+            packer.frame.note_setting(key, key in self._state.settings, value is not None)
         packer.frame.fences.update(fences)
-        packer.frame.settings.update(self.batch.settings)
         return True
 
     def _check(self, packer: FramePacker) -> dict[Any, Any]:
@@ -148,9 +148,23 @@ class CommitRequest(Request):
             if state.queue(delta.queue) is None:
                 raise UnknownTopicError(f"queue {delta.queue} of a progress delta does not exist (any more)")
         fences = state.progress.check(self.batch.progress, packer.frame.fences, self.options.progress_max)
-        check_settings(state.settings, self.batch.settings, self.options.settings_max)
+        if self.batch.settings:
+            self._check_settings(packer)
         check_absent(state.settings, self.batch.absent, packer.frame.settings)
         return fences
+
+    def _check_settings(self, packer: FramePacker) -> None:
+        state, frame, batch = self._state, packer.frame, self.batch
+
+        def is_there(key: str) -> bool:
+            return frame.settings.get(key, key in state.settings)
+
+        def count_settings(folder: str) -> int:
+            stored, packed = state.setting_counts, frame.setting_counts
+            return stored.count_settings(folder) + packed.count_settings(folder)
+
+        check_settings(batch.settings, is_there, count_settings(ROOT), self.options.settings_max)
+        check_limits(batch.limits, batch.settings, is_there, count_settings)
 
     def _pack_delta(self, packer: FramePacker, delta: ProgressDelta, data: bytes) -> None:
         queue = delta.queue
@@ -183,7 +197,7 @@ class CommitRequest(Request):
 class TopicRequest(Request):
     """Create, change or delete a topic. `info` None deletes."""
 
-    __slots__ = ("_changed", "_info", "_name", "_made", "_state", "topics_max")  # noqa: RUF023
+    __slots__ = ("_changed", "_info", "_made", "_name", "_state", "topics_max")
 
     def __init__(
         self,
@@ -193,8 +207,9 @@ class TopicRequest(Request):
         completion: Completion[Any],
         state: LogState,
         changed: Callable[[str, TopicState | None], None],
-        topics_max: int,
+        topics_max: tuple[int, int | None],
     ) -> None:
+        """`topics_max`: the log's bound, beyond which internal topics may be, and one of the caller's own."""
         self._name = name
         self._info = info
         self.deadline = deadline
@@ -226,10 +241,10 @@ class TopicRequest(Request):
 
     def _checked(self, info: TopicInfo, found: TopicInfo | None, more: int) -> TopicInfo:
         if info.incarnation == 0:
-            places = self.topics_max + is_internal(info.name) * TOPICS_RESERVED
+            log_max, caller_max = self.topics_max
             count = len(self._state.topics) + more
-            if count >= places:
-                raise BoundReachedError(f"{count} topics exist, the bound is {places}")
+            check_topics_max(count, log_max + is_internal(info.name) * TOPICS_RESERVED)
+            check_topics_max(count, caller_max)
             self._state.last_incarnation += 1
             return replace(info, incarnation=self._state.last_incarnation)
         check_change(info, found)

@@ -30,6 +30,7 @@ from backend.records import (
     QueueRef,
     ReadBatch,
     ReadStatus,
+    SettingsLimit,
     StoredRecord,
     TopicInfo,
 )
@@ -137,7 +138,9 @@ def decode_results(body: Body) -> tuple[int, list[AppendResult]]:
 # --- commits
 
 DeltaRow = tuple[str, QueueRef, int, int, list[tuple[int, int]], list[tuple[int, int]], int | None]
-CommitRow = tuple[int, Sequence[NewRecord], list[DeltaRow], dict[str, bytes | None], list[str]]
+CommitRow = tuple[
+    int, Sequence[NewRecord], list[DeltaRow], dict[str, bytes | None], list[str], list[SettingsLimit]
+]
 _delta_row: Callable[[ProgressDelta], Any] = msgspec.structs.astuple
 _decode_commit: Callable[[Body], CommitRow] = decoder(CommitRow)
 
@@ -145,13 +148,13 @@ _decode_commit: Callable[[Body], CommitRow] = decoder(CommitRow)
 def commit_row(batch: CommitBatch, left_ms: int) -> CommitRow:
     """One commit as it travels."""
     deltas = [_delta_row(delta) for delta in batch.progress]
-    return left_ms, batch.records, deltas, dict(batch.settings), list(batch.absent)
+    return left_ms, batch.records, deltas, dict(batch.settings), list(batch.absent), list(batch.limits)
 
 
 def decode_commit(body: Body) -> tuple[int, CommitBatch]:
     """(milliseconds left, the batch)."""
-    left_ms, records, deltas, settings, absent = _decode_commit(body)
-    return left_ms, CommitBatch(records, [ProgressDelta(*row) for row in deltas], settings, absent)
+    left_ms, records, deltas, settings, absent, limits = _decode_commit(body)
+    return left_ms, CommitBatch(records, [ProgressDelta(*row) for row in deltas], settings, absent, limits)
 
 
 # --- topics, bounds, progress, capabilities

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from backend.completion import Completion
-from backend.engine import StoreClock, check_topic
+from backend.engine import StoreClock, TopicAnswer, check_topic
 from backend.file_log.sessions import codec
 from backend.file_log.sessions.joining import MembershipTable
 from backend.file_log.sessions.link import Link
@@ -85,15 +85,15 @@ class MemberBackend(Backend):
         return dict(self.mirror.topics)
 
     def put_topic(
-        self, info: TopicInfo, deadline: float, into: Completion[TopicInfo] | None = None
-    ) -> Completion[TopicInfo]:
+        self, info: TopicInfo, deadline: float, into: TopicAnswer | None = None, topics_max: int | None = None
+    ) -> TopicAnswer:
         check_topic(info, self.capabilities)
         return self._ask(
             FrameKind.PUT_TOPIC,
-            (timeout_ms(deadline, self.clock.monotonic()), codec.topic_row(info)),
+            (timeout_ms(deadline, self.clock.monotonic()), codec.topic_row(info), topics_max),
             lambda body: TopicInfo(*codec.decode_topic(body)),
             into,
-            lambda backend: backend.put_topic(info, deadline),
+            lambda backend: backend.put_topic(info, deadline, None, topics_max),
             deadline,
         )
 

@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import Any
 
 MAGIC = "ddmq-session"
-VERSION = 4
+VERSION = 5
 HEAD = struct.Struct("<IBI")
 IDENT_MAX = 0xFFFF_FFFF
 TIMEOUT_MS_MAX = 86_400_000  # what a deadline further away is cut to

@@ -28,7 +28,9 @@ class _Read(msgspec.Struct, array_like=True):
 
 
 _hello: Callable[[bytes], tuple[str, int, str]] = codec.decoder(tuple[str, int, str])
-_put_topic: Callable[[bytes], tuple[int, codec.TopicRow]] = codec.decoder(tuple[int, codec.TopicRow])
+_put_topic: Callable[[bytes], tuple[int, codec.TopicRow, int | None]] = codec.decoder(
+    tuple[int, codec.TopicRow, int | None]
+)
 _delete_topic: Callable[[bytes], tuple[int, str]] = codec.decoder(tuple[int, str])
 _read: Callable[[bytes], _Read] = codec.decoder(_Read)
 _wait: Callable[[bytes], tuple[QueueRef, int, int]] = codec.decoder(tuple[QueueRef, int, int])
@@ -113,7 +115,7 @@ def _on_commit(session: Session, ident: int, body: bytes) -> None:
 
 
 def _on_put_topic(session: Session, ident: int, body: bytes) -> None:
-    left_ms, row = _put_topic(body)
+    left_ms, row, topics_max = _put_topic(body)
     info, backend = TopicInfo(*row), session.host.backend
 
     def encode(stored: TopicInfo) -> bytes:
@@ -121,7 +123,7 @@ def _on_put_topic(session: Session, ident: int, body: bytes) -> None:
         return codec.encode(codec.topic_row(stored))
 
     answer = _taken(session, ident, body, encode)
-    _ask(answer, lambda: backend.put_topic(info, _deadline(session, left_ms), answer))
+    _ask(answer, lambda: backend.put_topic(info, _deadline(session, left_ms), answer, topics_max))
 
 
 def _on_delete_topic(session: Session, ident: int, body: bytes) -> None:

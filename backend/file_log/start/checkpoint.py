@@ -192,7 +192,7 @@ def _restore(state: LogState, kind: int, content: bytes) -> None:
         _restore_topic(state, content)
     elif kind == SETTING:
         length = struct.unpack_from("<I", content)[0]
-        state.settings[content[4 : 4 + length].decode()] = content[4 + length :]
+        state.apply_setting(content[4 : 4 + length].decode(), content[4 + length :])
     elif kind == PROGRESS:
         state.progress.put(*decode_progress(content))
 

@@ -2,9 +2,9 @@
 
 What comes while a batch is under way waits and then goes together: progress alone plainly, anything with
 records or settings as one transaction. One at a time, because a state must neither count before the records
-that it belongs to nor overtake them. Commits with `absent`, and resets, go by themselves under the
-namespace's transactional name: take it, follow everything up to now, check, write; who was fenced meanwhile
-does it all again.
+that it belongs to nor overtake them. Commits with `absent` or `limits`, and resets, go by themselves under
+the namespace's transactional name: take it, follow everything up to now, check, write; who was fenced
+meanwhile does it all again.
 
 A process writes under a name of its own and gives it up (`renew`) when it was fenced, when an outcome is
 unknown, and when its memberships say so. Then it takes the old name over once more, so that what was under
@@ -91,7 +91,11 @@ class CommitLine:
         for delta in batch.progress:
             check_delta(delta)
         batch = CommitBatch(
-            tuple(batch.records), tuple(batch.progress), dict(batch.settings), tuple(batch.absent)
+            tuple(batch.records),
+            tuple(batch.progress),
+            dict(batch.settings),
+            tuple(batch.absent),
+            tuple(batch.limits),
         )
 
         def answer(offsets: list[int]) -> list[AppendResult]:
@@ -101,7 +105,8 @@ class CommitLine:
             ]
 
         waiting = WaitingCommit(deadline, lambda plan: plan.add(batch), answer, into)
-        waiting.once = bool(batch.absent) or any(delta.reset_to is not None for delta in batch.progress)
+        resets = any(delta.reset_to is not None for delta in batch.progress)
+        waiting.once = bool(batch.absent or batch.limits) or resets
         waiting.queues = queues_of(batch.records)
         return self._enter(waiting)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from backend.engine import check_absent
+from backend.engine import check_absent, check_settings
 from backend.kafka.following.follow import KafkaState
 from backend.kafka.state import (
     PROGRESS_BYTES_MAX,
@@ -25,6 +25,7 @@ from backend.kafka.state import (
 )
 from backend.progress.group_progress import Fence, GroupProgress, Key, check_fence
 from backend.records import CommitBatch, NewRecord, ProgressDelta, QueueRef
+from backend.setting_counts import ROOT, check_limits
 from ddmq_common.errors import BoundReachedError, UnknownTopicError
 
 Headers = list[tuple[str, bytes]]
@@ -118,13 +119,18 @@ class CommitPlan:
         return fence if floor <= fence.epoch else Fence(floor, fence.generation)
 
     def _check_settings(self, batch: CommitBatch) -> None:
-        there, most = self._state.settings, self._terms.settings_max
-        made = sum(value is not None and key not in there for key, value in self._settings.items())
-        for key, value in batch.settings.items():
-            made += value is not None and not self._is_there(key)
-        if made and len(there) + made > most and any(value is not None for value in batch.settings.values()):
-            raise BoundReachedError(f"{most} settings are the bound")
+        check_settings(batch.settings, self._is_there, self._count_settings(ROOT), self._terms.settings_max)
+        check_limits(batch.limits, batch.settings, self._is_there, self._count_settings)
         check_absent([key for key in batch.absent if self._is_there(key)], batch.absent)
+
+    def _count_settings(self, folder: str) -> int:
+        """Count the settings of a folder as the earlier commits of the plan leave them."""
+        stored = self._state.settings
+        count = len(stored) if folder == ROOT else sum(key.startswith(folder) for key in stored)
+        for key, value in self._settings.items():
+            if key.startswith(folder):
+                count += (value is not None) - (key in stored)
+        return count
 
     def _is_there(self, key: str) -> bool:
         if key in self._settings:

@@ -16,19 +16,12 @@ from functools import partial
 from typing import Any
 
 from backend.completion import Completion
-from backend.engine import check_change
+from backend.engine import TopicAnswer, check_change, check_topics_max
 from backend.kafka.names import incarnation
 from backend.kafka.options import KafkaOptions
 from backend.kafka.topics import cluster as work
 from backend.kafka.topics.cluster import Cluster, Survey
-from backend.kafka.topics.info import (
-    FoundTopic,
-    KafkaTopic,
-    kept_info,
-    refusal_of,
-    stored_bytes,
-    topic_of,
-)
+from backend.kafka.topics.info import FoundTopic, KafkaTopic, kept_info, refusal_of, stored_bytes, topic_of
 from backend.kafka.topics.upkeep import TopicUpkeep
 from backend.records import NewRecord, QueueRef, TopicInfo
 from ddmq_common.clock import Clock
@@ -251,16 +244,18 @@ class KafkaTopics:
 
     # --- changing
 
-    def put(self, info: TopicInfo, deadline: float, done: Completion[TopicInfo]) -> None:
+    def put(self, info: TopicInfo, deadline: float, done: TopicAnswer, topics_max: int | None) -> None:
         """As Backend.put_topic, `info` checked."""
-        self._in_line(info.name, done, deadline, lambda: self._put(info, deadline, done))
+        self._in_line(info.name, done, deadline, lambda: self._put(info, deadline, done, topics_max))
 
-    def _put(self, info: TopicInfo, deadline: float, done: Completion[TopicInfo]) -> None:
+    def _put(self, info: TopicInfo, deadline: float, done: TopicAnswer, topics_max: int | None) -> None:
         known = self.topics.get(info.name)
         if info.incarnation == 0 and known is not None:
             self._end(info.name, done, known.info)
             return
         if info.incarnation == 0:
+            others = {*self.topics, *self._lines} - {info.name}  # there, or being made here
+            check_topics_max(len(others), topics_max)
             job = partial(self._create, self._names.to_kafka(info.name), info)
         else:
             check_change(info, None if known is None else known.info)

@@ -16,7 +16,11 @@ class Refusing(MemoryBackend):
     """Changes no topic, and says so at once."""
 
     def put_topic(
-        self, info: TopicInfo, deadline: float, into: Completion[TopicInfo] | None = None
+        self,
+        info: TopicInfo,
+        deadline: float,
+        into: Completion[TopicInfo] | None = None,
+        topics_max: int | None = None,
     ) -> Completion[TopicInfo]:
         raise TryLaterError("the log is full")
 

@@ -145,9 +145,9 @@ def test_waits_end_by_the_clock_that_was_given(engine: PlayedMemory, clock: Manu
 def test_every_bound_is_named_when_it_is_reached(engine: PlayedMemory) -> None:
     for name in "abcd":
         engine.put_topic(TopicInfo(name, 0, 1), FAR).wait(5)
-    with pytest.raises(BoundReachedError, match="5 topics"):
+    with pytest.raises(BoundReachedError, match="there are 5 topics; topics_max is 5"):
         engine.put_topic(TopicInfo("e", 0, 1), FAR).wait(5)
-    with pytest.raises(BoundReachedError, match="5 settings"):
+    with pytest.raises(BoundReachedError, match="there are 0 settings, this makes 6 more; settings_max is 5"):
         engine.commit(CommitBatch(settings={str(n): b"" for n in range(6)}), FAR).wait(5)
     engine.commit(CommitBatch(settings={str(n): b"" for n in range(5)}), FAR).wait(5)
     engine.commit(CommitBatch(settings={"0": b"changed", "1": None, "2": None}), FAR).wait(5)

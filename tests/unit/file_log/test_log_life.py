@@ -119,7 +119,7 @@ def test_topics_of_clients_leave_places_for_the_systems_own(tmp_path: Path) -> N
     rig = LogRig(tmp_path, topics_max=2)
     rig.make("a")
     rig.make("b")
-    with pytest.raises(BoundReachedError, match="2 topics exist, the bound is 2"):
+    with pytest.raises(BoundReachedError, match="there are 2 topics; topics_max is 2"):
         rig.make("c")
     rig.make("%DLQ%g")
     rig.make("%RETRY%g")

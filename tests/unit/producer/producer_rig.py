@@ -68,10 +68,14 @@ class HeldBackend(PlayedMemory):
         return completion
 
     def put_topic(
-        self, info: TopicInfo, deadline: float, into: Completion[TopicInfo] | None = None
+        self,
+        info: TopicInfo,
+        deadline: float,
+        into: Completion[TopicInfo] | None = None,
+        topics_max: int | None = None,
     ) -> Completion[TopicInfo]:
         if self.creations is None:
-            return super().put_topic(info, deadline, into)
+            return super().put_topic(info, deadline, into, topics_max)
         completion: Completion[TopicInfo] = Completion() if into is None else into
         self.creations.append((info, completion))
         return completion

@@ -21,6 +21,7 @@ from backend.records import (
     ProgressDelta,
     ProgressView,
     QueueRef,
+    SettingsLimit,
     StoredRecord,
     TopicInfo,
 )
@@ -65,12 +66,14 @@ def test_commits() -> None:
         ],
         {"group/g": b"\x00x", "gone": None},
         ["group/g"],
+        [SettingsLimit("group/", 10, "there are 10 groups")],
     )
     left, found = codec.decode_commit(codec.encode(codec.commit_row(batch, 1)))
     assert left == 1
     assert list(found.progress) == list(batch.progress)
     assert found.settings == batch.settings
     assert found.absent == batch.absent
+    assert found.limits == batch.limits
     assert fields(found.records[0]) == fields(RECORD)
 
 
@@ -90,10 +93,11 @@ def test_bytes_are_those_of_the_documented_arrays() -> None:
     bare = ["t", 0, b"\0" * 16, 0, b"", b"", b"", 0, 0, None]
     assert codec.encode([RECORD, NewRecord("t", 0, b"\0" * 16, 0, b"")]) == codec.encode([record, bare])
     deltas = [ProgressDelta("g", QUEUE, 4, 2, ((0, 5), (7, 9)), [(5, 3)], None)]
-    commit = CommitBatch((RECORD,), deltas, {"b": None, "a": b"x"}, ("c",))
+    limits = (SettingsLimit("group/", 10, "there are 10 groups"),)
+    commit = CommitBatch((RECORD,), deltas, {"b": None, "a": b"x"}, ("c",), limits)
     delta = ["g", queue, 4, 2, [[0, 5], [7, 9]], [[5, 3]], None]
     assert codec.encode(codec.commit_row(commit, 7)) == codec.encode(
-        [7, [record], [delta], {"b": None, "a": b"x"}, ["c"]]
+        [7, [record], [delta], {"b": None, "a": b"x"}, ["c"], [["group/", 10, "there are 10 groups"]]]
     )
     info = TopicInfo("orders", 3, 8, Durability.DURABLE, False, True, "only", None, "log", ("rocketmq",))
     topic = ["orders", 3, 8, 1, False, True, "only", None, "log", ["rocketmq"]]

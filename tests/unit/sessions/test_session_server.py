@@ -121,7 +121,7 @@ def test_another_version_is_refused_by_name(tmp_path: Path) -> None:
     client.send(FrameKind.HELLO, 0, codec.encode((MAGIC, 9, "newer")))
     error = codec.error_from(codec.decode_fault(client.next(FrameKind.FAULT)[2]))
     assert isinstance(error, RemoteError)
-    assert "speaks session protocol 4, not ddmq-session 9" in str(error)
+    assert "speaks session protocol 5, not ddmq-session 9" in str(error)
     client.until_ended()
 
 

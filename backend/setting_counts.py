@@ -1,0 +1,64 @@
+"""How many settings there are in each folder, kept up with as they change. Pure.
+
+A folder is the part of a setting's key up to a slash: `group/`, `subscription/`, `subscription/billing/`.
+The root is "", so its count is that of all settings. Folders below the second level are not counted: the text
+behind them may hold any number of slashes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from backend.records import SettingsLimit
+from ddmq_common.errors import BoundReachedError
+
+ROOT = ""
+_LEVELS = 2
+
+
+class SettingCounts:
+    """The counts of a set of settings, or the changes that a set of commits makes to them."""
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def add_change(self, key: str, by: int) -> None:
+        """Count a setting that was made (1) or deleted (−1)."""
+        counts = self._counts
+        counts[ROOT] += by
+        start = 0
+        for _ in range(_LEVELS):
+            start = key.find("/", start) + 1
+            if not start:
+                return
+            folder = key[:start]
+            counts[folder] += by
+            if not counts[folder]:
+                del counts[folder]
+
+    def count_settings(self, folder: str) -> int:
+        """The settings below `folder`, which is counted (see above)."""
+        return self._counts[folder]
+
+
+def check_limits(
+    limits: Sequence[SettingsLimit],
+    changes: Mapping[str, bytes | None],
+    is_there: Callable[[str], bool],
+    count_settings: Callable[[str], int],
+) -> None:
+    """Raise BoundReachedError when `changes` make a setting beyond one of `limits`.
+
+    `is_there` and `count_settings`, of a folder, tell what there is before `changes`.
+    """
+    for limit in limits:
+        additions = deletions = 0
+        for key, value in changes.items():
+            if key.startswith(limit.folder):
+                additions += value is not None and not is_there(key)
+                deletions += value is None and is_there(key)
+        if additions and count_settings(limit.folder) + additions - deletions > limit.count_max:
+            raise BoundReachedError(limit.rejection)
