@@ -265,7 +265,7 @@ class TopicTable:
         info = TopicInfo(name, 0, self._config.queues_default)
         deadline = self._clock.monotonic() + self._config.timeout_ms_max / 1_000
         try:
-            self._backend.put_topic(info, deadline, creation)
+            self._backend.put_topic(info, deadline, creation, self._config.topics_max)
         except BaseException:
             self._creations.pop(name, None)
             raise

@@ -34,6 +34,7 @@ from proxy_consumer.groups.group import (
     stored_subscription,
     subscription_key,
 )
+from proxy_consumer.groups.limits import build_limits
 from proxy_consumer.groups.ordering import PARKED_PREFIX
 from proxy_consumer.retries.retry_queues import group_concerned
 from proxy_consumer.runtime import Runtime, log
@@ -395,6 +396,7 @@ def _store_created(
     settings: dict[str, bytes | None] = {key: encode_subscription(wanted.given, created_ms, wanted.source)}
     if backend.setting(group_key(group)) is None:
         settings[group_key(group)] = encode_group(created_ms, wanted.source)
-    batch = CommitBatch(progress=resets, settings=settings, absent=(key,))
+    limits = build_limits(runtime.config, group)
+    batch = CommitBatch(progress=resets, settings=settings, absent=(key,), limits=limits)
     commit = backend.commit(batch, runtime.commit_deadline())
     return followed(commit, lambda: succeeded(skipped))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backend.completion import Completion, all_of
-from backend.records import AppendResult, CommitBatch, QueueRef
+from backend.records import AppendResult, CommitBatch, QueueRef, SettingsLimit
 from ddmq_common.errors import BoundReachedError, CallerError
 from proxy_consumer.core.jobs import JobState, UpstreamJob
 from proxy_consumer.core.order.chains import Chain, QueueStream
@@ -132,11 +132,17 @@ class GroupOrdering:
 
         Raises CallerError without an order key, BoundReachedError at 1,000 parked keys.
         """
-        if key not in self.parked and len(self.parked) >= PARKED_MAX:
-            raise BoundReachedError(f"{PARKED_MAX} keys of group {self._group} are parked; replay some first")
+        limit = self._parked_limit()
+        if key not in self.parked and len(self.parked) >= limit.count_max:
+            raise BoundReachedError(limit.rejection)
         if not self.order_keys:
             raise CallerError(f"no subscription of group {self._group} has an order key")
-        return self._store(key, key.encode())
+        return self._store(key, key.encode(), limit)
+
+    def _parked_limit(self) -> SettingsLimit:
+        """Return how many keys of the group may be parked, whichever proxies park them."""
+        rejection = f"{PARKED_MAX} keys of group {self._group} are parked; replay some first"
+        return SettingsLimit(f"{PARKED_PREFIX}{self._group}/", PARKED_MAX, rejection)
 
     def replay(self, key: str) -> Completion[Any] | None:
         """Deliver the head again at once, its attempts counted anew. None: nothing had to be stored.
@@ -189,8 +195,8 @@ class GroupOrdering:
             held_of(state).subscription.after_results((state,))
         return all_of(moved)
 
-    def _store(self, key: str, value: bytes | None) -> Completion[list[AppendResult]]:
-        batch = CommitBatch(settings={parked_key(self._group, key): value})
+    def _store(self, key: str, value: bytes | None, *limits: SettingsLimit) -> Completion[list[AppendResult]]:
+        batch = CommitBatch(settings={parked_key(self._group, key): value}, limits=limits)
         return self._runtime.backend.commit(batch, self._runtime.commit_deadline())
 
     def _not_here(self, key: str) -> CallerError:
