@@ -11,14 +11,16 @@ torn last line is never written on.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
-import threading
 from base64 import b64encode
 from collections import OrderedDict
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from struct import Struct
 from typing import NamedTuple
 
 import gevent
@@ -35,6 +37,8 @@ _NAME = re.compile(
     r"(?:[A-Za-z0-9_-]|\{topic\}|\{group\}|\{date\})(?:[A-Za-z0-9_.-]|\{topic\}|\{group\}|\{date\})*\Z"
 )
 SUFFIX = ".jsonl"
+TALLY = ".bytes"  # in the folder: how many bytes its files have together
+_TALLY = Struct("<Q")
 _NUMBER_DIGITS = 8
 _TRIES_MAX = 1_000
 OPEN_MAX = 64  # files of one sink; the one used longest ago is closed
@@ -94,13 +98,17 @@ def _record(job: ActionJob) -> dict[str, object]:
 
 
 class FilesFolder:
-    """One folder, its bytes counted at the first file and kept up with by those who write."""
+    """One folder, whose files may have `bytes_max` bytes together, whichever processes write them.
+
+    Their number is kept in the file TALLY. A writer locks it, adds its bytes and writes them, so the bound
+    holds for all proxies. The files are counted when a process writes for the first time (a killed one may
+    have added bytes that it did not write) and before a write is refused (files may have been deleted).
+    """
 
     def __init__(self, path: str, bytes_max: int) -> None:
         self.path = Path(path) if path else None
         self.bytes_max = bytes_max
-        self._bytes: int | None = None
-        self._lock = threading.Lock()
+        self._counted = False
 
     @property
     def fault(self) -> str | None:
@@ -135,22 +143,34 @@ class FilesFolder:
             if os.fstat(descriptor).st_size == 0:
                 path.unlink()
 
-    def room(self, size: int) -> bool:
-        """Whether `size` more bytes fit; what was deleted meanwhile is seen before the answer is no."""
-        with self._lock:
-            if self._bytes is None or self._bytes + size > self.bytes_max:
-                self._bytes = self._count()
-            return self._bytes + size <= self.bytes_max
+    @contextmanager
+    def reserve_bytes(self, size: int) -> Iterator[None]:
+        """Let the caller write `size` bytes while all other writers wait.
 
-    def add(self, size: int) -> None:
-        """So many bytes were written."""
-        with self._lock:
-            self._bytes = (self._bytes or 0) + size
+        Raises OSError where they do not fit.
+        """
+        assert self.path is not None
+        self.path.mkdir(parents=True, exist_ok=True)
+        tally = os.open(self.path / TALLY, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(tally, fcntl.LOCK_EX)
+            self._add_to_tally(tally, size)
+            yield
+        finally:
+            os.close(tally)
+
+    def _add_to_tally(self, tally: int, size: int) -> None:
+        stored = os.pread(tally, _TALLY.size, 0)
+        total = _TALLY.unpack(stored)[0] if self._counted and len(stored) == _TALLY.size else self._count()
+        if total + size > self.bytes_max:
+            total = self._count()
+        if total + size > self.bytes_max:
+            raise OSError(f"the folder holds push_files_bytes_max ({self.bytes_max} bytes)")
+        os.pwrite(tally, _TALLY.pack(total + size), 0)
+        self._counted = True
 
     def _count(self) -> int:
         assert self.path is not None
-        if not self.path.is_dir():
-            return 0
         total = 0
         with os.scandir(self.path) as entries:
             for entry in entries:
@@ -252,9 +272,9 @@ class FileSink:
     def _written(self, file: _File, data: bytes) -> str | None:
         """In a native thread: write and sync; the fault, if there is one."""
         try:
-            if not self._folder.room(len(data)):
-                raise OSError(f"the folder holds push_files_bytes_max ({self._folder.bytes_max} bytes)")
-            self._write(file, data)
+            with self._folder.reserve_bytes(len(data)):
+                self._write(file, data)
+            os.fdatasync(file.descriptor)
         except OSError as error:
             if file.descriptor >= 0:
                 self._folder.drop_empty(file.descriptor, file.path)
@@ -275,6 +295,4 @@ class FileSink:
         left = memoryview(data)
         while left:
             left = left[os.write(file.descriptor, left) :]
-        os.fdatasync(file.descriptor)
         file.size += len(data)
-        self._folder.add(len(data))

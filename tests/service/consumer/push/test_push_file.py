@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from proxy_consumer.push.actions.config import FileConfig, PushConfig
+from proxy_consumer.push.sinks.file import TALLY
 from tests.service.consumer.push.push_rig import PushRig
 
 QUICK = {"retry_intervals_ms": (), "retry_steps": 0}
@@ -28,15 +29,20 @@ def rig_for(out: Path, config: FileConfig = FileConfig(), *actions: str, **more:
     return rig
 
 
+def files(out: Path) -> list[Path]:
+    """Return the files that the sink wrote, oldest first; beside them lies the folder's tally."""
+    return sorted(path for path in out.iterdir() if path.name != TALLY)
+
+
 def lines(out: Path) -> list[bytes]:
-    return [line for path in sorted(out.iterdir()) for line in path.read_bytes().splitlines(keepends=True)]
+    return [line for path in files(out) for line in path.read_bytes().splitlines(keepends=True)]
 
 
 def test_a_line_a_message(out: Path) -> None:
     rig = rig_for(out)
     rig.put(b"one\nbody", b"two", properties={b"p": b"v"})
     rig.until_committed(2)
-    assert [path.name for path in out.iterdir()] == ["T-2023-11-14.00000001.jsonl"]
+    assert [path.name for path in files(out)] == ["T-2023-11-14.00000001.jsonl"]
     records = [msgspec.json.decode(line) for line in lines(out)]
     assert records[0] == {
         "topic": "T", "qid": "R_default_a_0", "offset": 0, "key": "k", "properties": {"p": "v"},
@@ -75,7 +81,7 @@ def test_a_failed_sync_is_not_believed_and_a_new_file_is_begun(
     rig = rig_for(out)
     rig.put(b"x")
     rig.until_moved(lambda: rig.progress().committed == 1)
-    assert len(list(out.iterdir())) == 2
+    assert len(files(out)) == 2
     assert rig.outcomes() == {"failed": 1, "done": 1}
 
 
@@ -84,11 +90,11 @@ def test_files_are_rotated_by_size_and_time(out: Path) -> None:
     for number in range(3):
         rig.put(b"%d" % number * 600)
         rig.until_committed(number + 1)
-    assert len(list(out.iterdir())) == 3
+    assert len(files(out)) == 3
     rig.advance(61)
     rig.put(b"later")
     rig.until_committed(4)
-    assert sorted(path.name for path in out.iterdir())[-1] == "x.00000004.jsonl"
+    assert files(out)[-1].name == "x.00000004.jsonl"
 
 
 def test_a_restart_begins_a_new_file(out: Path) -> None:
@@ -97,7 +103,7 @@ def test_a_restart_begins_a_new_file(out: Path) -> None:
         rig.put(b"x")
         rig.until_committed(1)
         rig.close()
-        assert len(list(out.iterdir())) == number
+        assert len(files(out)) == number
 
 
 def test_the_folder_has_a_bound(out: Path) -> None:
@@ -119,7 +125,7 @@ def test_a_full_folder_gets_no_new_files(out: Path, capfd: pytest.CaptureFixture
     rig.until_committed(1)
     rig.put(b"y" * 900_000)
     rig.until_moved(lambda: rig.outcomes().get("failed", 0) >= 4)
-    assert [path.name for path in out.iterdir()] == ["T-2023-11-14.00000001.jsonl"]
+    assert [path.name for path in files(out)] == ["T-2023-11-14.00000001.jsonl"]
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -137,14 +143,14 @@ def test_a_full_disk_gets_no_more_and_more_files(out: Path, monkeypatch: pytest.
     rig.put(b"x")
     rig.until_moved(lambda: rig.progress().committed == 1)
     assert rig.outcomes() == {"failed": 4, "done": 1}
-    assert [path.name for path in out.iterdir()] == ["T-2023-11-14.00000001.jsonl"]
+    assert [path.name for path in files(out)] == ["T-2023-11-14.00000001.jsonl"]
 
 
 def test_what_comes_after_a_file_was_deleted_is_in_a_new_one(out: Path) -> None:
     rig = rig_for(out, FileConfig(content="body"))
     rig.put(b"before")
     rig.until_committed(1)
-    (path,) = out.iterdir()
+    (path,) = files(out)
     path.unlink()
     rig.put(b"after")
     rig.until_committed(2)
