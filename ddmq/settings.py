@@ -17,12 +17,15 @@ from proxy_consumer.config import SubscriptionDefaults
 WORDS: dict[str, tuple[str, str]] = {
     # name: (what stands behind the option, what it is)
     "ack_timeout_ms": ("N", "How long a delivery may stay unanswered; then it goes to someone else."),
-    "concurrency": ("N", "Messages delivered and not answered at once, per proxy."),
-    "retrying_max": ("N", "Messages waiting for their retry; at it nothing new is delivered."),
-    "in_flight_bytes_max": ("BYTES", "Bytes delivered and not answered at once; 100MiB may be written."),
+    "concurrency": ("N", "Messages delivered and not answered at once, at each proxy."),
+    "retrying_max": ("N", "Messages waiting for their retry at each proxy; at it nothing new is delivered."),
+    "in_flight_bytes_max": (
+        "BYTES",
+        "Bytes delivered and not answered at once, at each proxy; 100MiB may be written.",
+    ),
     "batch_max": ("N", "Messages in one answer."),
     "ack_span_max": ("N", "From the lowest unfinished message of a queue to the newest delivered one."),
-    "rate_max": ("N", "Messages handed out a second; 0: no limit."),
+    "rate_max": ("N", "Messages handed out a second by each proxy; 0: no limit."),
     "retry_intervals_ms": (
         "LIST",
         "Waits after the first, second … failure, as 100,150,300; a last -1 repeats the one before for ever; "
