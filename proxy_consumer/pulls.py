@@ -157,7 +157,9 @@ class Pulls:
             topic = request.topic.decode()
             config = stated(request, self._runtime.config.defaults)
             on_skipped = None if request.start else partial(self._report_skipped, pull, name, topic)
-            return self._directory.subscribe_on_use(name, topic, config, on_skipped)
+            subscription, made = self._directory.subscribe_on_use(name, topic, config, on_skipped)
+            made.then(lambda made: self._refuse_unmade(pull, made.error))
+            return subscription
         except UnicodeDecodeError as error:
             self._throw(pull.call, Code.ILLEGAL_MESSAGE, f"group or topic name is not UTF-8: {error}")
         except ValueError as error:
@@ -177,6 +179,12 @@ class Pulls:
             pull.notice = text + remedy_text(group, topic)
         elif pull.client is not None:  # its pull was answered before the group was made
             pull.client.notice = text + remedy_text(group, topic)
+
+    def _refuse_unmade(self, pull: Pull, error: Exception | None) -> None:
+        """Reject a pull that waits for a subscription which is beyond a bound: another proxy was quicker."""
+        if isinstance(error, BoundReachedError) and pull.call.open:
+            self.leave_line(pull)
+            self._throw(pull.call, code_of(error), str(error))
 
     def _take_from(self, pull: Pull, group: Group, subscription: Subscription | None) -> None:
         now, request = self._runtime.now(), pull.call.args.request

@@ -34,7 +34,7 @@ from proxy_consumer.groups.group import (
     stored_subscription,
     subscription_key,
 )
-from proxy_consumer.groups.limits import build_limits
+from proxy_consumer.groups.limits import build_limits, check_limits
 from proxy_consumer.groups.ordering import PARKED_PREFIX
 from proxy_consumer.retries.retry_queues import group_concerned
 from proxy_consumer.runtime import Runtime, log
@@ -214,25 +214,13 @@ class Directory:
             raise CallerError(fault)
         if is_internal(topic) and not is_dead_letters(topic):
             raise CallerError(f"topic {topic!r} is internal; nobody subscribes to it")
-        config = self._runtime.config
-        group = self.groups.get(name.encode())
-        if group is None and (base := self.instance_of(name.encode())) is not None:
+        base = self.instance_of(name.encode()) if name.encode() not in self.groups else None
+        if base is not None:
             raise CallerError(
                 f"{name} is an instance of the broadcasting group {base.name}, to be pulled from as it is; "
                 "an ordinary group needs another name"
             )
-        if group is None and len(self.groups) >= config.groups_max:
-            raise BoundReachedError(f"there are {len(self.groups)} groups; groups_max is {config.groups_max}")
-        if group is not None and len(group.subscriptions) >= config.subscriptions_per_group_max:
-            raise BoundReachedError(
-                f"group {name} has {len(group.subscriptions)} subscriptions; "
-                f"subscriptions_per_group_max is {config.subscriptions_per_group_max}"
-            )
-        there = sum(len(each.subscriptions) for each in self.groups.values())
-        if there >= config.subscriptions_max:
-            raise BoundReachedError(
-                f"there are {there} subscriptions; subscriptions_max is {config.subscriptions_max}"
-            )
+        check_limits(self._runtime.config, self.groups, name)
 
     def subscribe_on_use(
         self,
@@ -240,7 +228,7 @@ class Directory:
         topic: str,
         config: SubscriptionDefaults,
         on_skipped: Callable[[int], None] | None = None,
-    ) -> Subscription:
+    ) -> tuple[Subscription, Completion[int]]:
         """As `subscribe`, for a client that names group and topic. Raises BoundReachedError where clients
         have made many just now.
 
@@ -259,7 +247,7 @@ class Directory:
         if is_new and on_skipped is not None:
             report = on_skipped
             made.then(lambda done: report(done.value) if done.error is None and done.value else None)
-        return subscription
+        return subscription, made
 
     def subscribe(
         self,
@@ -300,8 +288,8 @@ class Directory:
                 subscription.come_along()
                 made.succeed(skipped)
                 return
+            made.fail(error)  # first: a pull that waits for it is refused, not answered empty
             self._undo(group, subscription)
-            made.fail(error)
 
         if given is None:
             given = differences(config, self._runtime.config.defaults)

@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from backend.records import SettingsLimit
+from ddmq_common.errors import BoundReachedError
 from proxy_consumer.config import ConsumerConfig
-from proxy_consumer.groups.group import GROUP_PREFIX, SUBSCRIPTION_PREFIX
+from proxy_consumer.groups.group import GROUP_PREFIX, SUBSCRIPTION_PREFIX, Group
+
+
+def check_limits(config: ConsumerConfig, groups: Mapping[bytes, Group], name: str) -> None:
+    """Raise BoundReachedError where one more subscription of the group is too many, by what is known here."""
+    group = groups.get(name.encode())
+    if group is None and len(groups) >= config.groups_max:
+        raise BoundReachedError(f"there are {len(groups)} groups; groups_max is {config.groups_max}")
+    if group is not None and len(group.subscriptions) >= config.subscriptions_per_group_max:
+        raise BoundReachedError(
+            f"group {name} has {len(group.subscriptions)} subscriptions; "
+            f"subscriptions_per_group_max is {config.subscriptions_per_group_max}"
+        )
+    count = sum(len(each.subscriptions) for each in groups.values())
+    if count >= config.subscriptions_max:
+        raise BoundReachedError(
+            f"there are {count} subscriptions; subscriptions_max is {config.subscriptions_max}"
+        )
 
 
 def build_limits(config: ConsumerConfig, group: str) -> tuple[SettingsLimit, ...]:

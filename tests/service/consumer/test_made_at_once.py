@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from backend.completion import Completion
+from ddmq_client.idl.codes import Code
 from ddmq_common.config import ConfigPlace, overlay
-from proxy_consumer.config import GroupEntry, GroupsFile, SubscriptionDefaults
+from proxy_consumer.config import ConsumerConfig, GroupEntry, GroupsFile, SubscriptionDefaults
 from proxy_consumer.service import ConsumerService
 from tests.service.consumer.consumer_rig import ConsumerRig, directory
 from tests.support.waits import until
@@ -52,3 +53,25 @@ def test_what_is_said_holds(
         assert directory(service).groups[b"G"].subscriptions[b"T"].config.order_key == "KEY"
     rig.advance(0.2)
     assert all(call.answered for call in calls)
+
+
+def test_a_pull_that_loses_the_race_for_the_last_group_is_refused() -> None:
+    rig = ConsumerRig(ConsumerConfig(groups_max=1))
+    rig.topic()
+    handlers = [rig.handlers]
+    rig.start()
+    handlers.append(rig.handlers)
+    rig.backend.hold()
+    calls = []
+    for number, each in enumerate(handlers):
+        rig.handlers = each
+        calls.append(rig.ask(group=b"G%d" % number, linger=10_000))
+    rig.settle()
+    rig.backend.release_held()
+    until(lambda: any(call.answered for call in calls), "one of them is refused")
+    (refused,) = [call for call in calls if call.answered]
+    assert refused.outcome.error.code == Code.BUSY
+    assert refused.outcome.error.message == b"there are 1 groups; groups_max is 1"
+    rig.settle()
+    assert len(rig.backend.settings("group/")) == 1
+    assert sum(call.open for call in calls) == 1, "the other waits for messages"
