@@ -76,17 +76,27 @@ class SharedLog(Rig):
         self.backends = []
 
 
+class StoppedClock(SystemClock):
+    """It stands still at the time of its making, so that no rate gives anything back meanwhile."""
+
+    def __init__(self) -> None:
+        self._made_at = super().monotonic()
+
+    def monotonic(self) -> float:
+        return self._made_at
+
+
 class ProducerProxy(Rig):
     """A producer proxy over the backend of one process."""
 
-    def __init__(self, backend: Backend, **config: Any) -> None:
+    def __init__(self, backend: Backend, clock: SystemClock = CLOCK, **config: Any) -> None:
         super().__init__()
         self.backend = backend
         self.service = ProducerService(
             backend,
             ProducerConfig(**config),
             Registry(),
-            CLOCK,
+            clock,
             Random(),
             timer=FakeTimer(),
             beat=FakeTimer(),
