@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from standin import BEFORE, Standin, refuse
 
+from ddmq.address import HostPort
 from ddmq.cli.messages import sending
 from ddmq.cli.root import run
+from ddmq_client import Producer, ThrottledError
 from tests.support.ports import port_of, reserved
 
 
@@ -135,37 +138,62 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending, "PATIENCE_S", 0.05)
 
 
+class Hints:
+    """What is told on the way; a proxy that was found silent starts, one that was found refusing takes it."""
+
+    def __init__(self, proxy: Standin) -> None:
+        self.told: list[str] = []
+        self._proxy = proxy
+
+    def __call__(self, text: str) -> None:
+        self.told.append(text)
+        if text.startswith("no answer from"):
+            self._proxy.restart()
+        if text.startswith("not stored yet"):
+            self._proxy.faults.clear()
+
+
+@pytest.fixture
+def hints(proxy: Standin, monkeypatch: pytest.MonkeyPatch) -> Hints:
+    hints = Hints(proxy)
+    monkeypatch.setattr(sending, "hint", hints)
+    return hints
+
+
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("delayed", [(), ("--delay", "1h")])
 def test_why_a_proxy_refuses_is_told_while_it_is_tried_again(
-    send: SendCommand, proxy: Standin, delayed: tuple[str, ...]
+    send: SendCommand, proxy: Standin, hints: Hints, delayed: tuple[str, ...]
 ) -> None:
-    method = "sendDelaySync" if delayed else "sendSync"
-    proxy.faults[method].extend([refuse(15)] * 1_000)
-    send("x", "--timeout-ms", "1000", *delayed, code=1)
-    told = send.error.splitlines()
-    assert len([line for line in told if line.startswith("not stored yet: ") and "(code 15" in line]) == 1
-    assert "trying again for 1,000 ms" in send.error
-    assert "no answer from" not in send.error
-    assert "ddmq serve" not in send.error
+    proxy.faults["sendDelaySync" if delayed else "sendSync"].extend([refuse(15)] * 100_000)
+    proxy.stop()
+    send("x", "--timeout-ms", "60000", *delayed)
+    told = [text for text in hints.told if "ddmq delay cancel" not in text]
+    assert [text[:14] for text in told] == ["no answer from", "`ddmq serve` s", "not stored yet"]
+    assert "(code 15 by 127.0.0.1:" in told[2]
+    assert "trying again for 60,000 ms" in told[2]
+
+
+class RefusedProducer:
+    """A producer whose message a proxy has refused, and which tries again."""
+
+    last_error = ThrottledError("the disk is full", 15, "mq-1:9613")
 
 
 @pytest.mark.usefixtures("impatient")
-def test_that_nobody_answers_is_told_and_then_why_it_is_refused(
-    send: SendCommand, proxy: Standin, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_proxy_that_refuses_is_not_said_to_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
+    heard = threading.Event()
 
     def hint(text: str) -> None:
         told.append(text)
-        if text.startswith("no answer from"):
-            proxy.restart()
+        heard.set()
 
     monkeypatch.setattr(sending, "hint", hint)
-    proxy.faults["sendSync"].extend([refuse(15)] * 1_000)
-    proxy.stop()
-    send("x", "--timeout-ms", "4000", code=1)
-    assert [text[:14] for text in told] == ["no answer from", "`ddmq serve` s", "not stored yet"]
+    patience = sending.Patience(HostPort("mq-1", 9613), 1_000, quiet=False)
+    with patience.waiting(cast(Producer, RefusedProducer())):
+        assert heard.wait(60)
+    assert told == ["not stored yet: the disk is full (code 15 by mq-1:9613); trying again for 1,000 ms"]
 
 
 def test_a_level_above_the_last_is_refused(send: SendCommand, proxy: Standin) -> None:
