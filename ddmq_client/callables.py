@@ -46,7 +46,7 @@ def check_function(name: str, function: object, *, awaits: bool = False, instead
     if not kind or (awaits and kind == "an async function"):
         return
     raise OptionError(
-        f"{name}={function!r} is {kind}, whose call runs nothing; {_allowed(kind, awaits, instead)}"
+        f"{name}={function!r} is {kind}, whose call runs nothing; {_allowed_text(kind, awaits, instead)}"
     )
 
 
@@ -82,7 +82,7 @@ def check_result(
     if isinstance(result, _UNRUN):
         text = f"{name} returned {result!r}, which has not run"
         _close(result)
-        allowed = "allowed: to await it in the function" if awaits else _allowed("", awaits, instead)
+        allowed = "allowed: to await it in the function" if awaits else _allowed_text("", awaits, instead)
         raise OptionError(f"{text}; {allowed}")
     if ends and _is_unfinished(result):
         what = f"{name} returned {result!r}, work that may not have ended"
@@ -121,7 +121,7 @@ def _close(result: object) -> None:
         close()
 
 
-def _allowed(kind: str, awaits: bool, instead: str) -> str:
+def _allowed_text(kind: str, awaits: bool, instead: str) -> str:
     if awaits:
         return "allowed: a coroutine function, or a plain one, without yield"
     if instead and "generator" not in kind:

@@ -60,7 +60,7 @@ class AsyncProducerBase(AsyncSends):
 
     @property
     def last_error(self) -> SendError | None:
-        """Why the latest attempt did not store its message, while it is tried again; None when none is."""
+        """The error of the latest attempt, also while its message is tried again; None after a success."""
         return self._sender.last_error
 
     def proxies(self) -> list[tuple[str, bool]]:

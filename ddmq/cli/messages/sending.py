@@ -156,7 +156,7 @@ class Patience:
             yield
             return
         ended = threading.Event()
-        watch = threading.Thread(target=self._watch, args=(client, ended), daemon=True)
+        watch = threading.Thread(target=self._watch_request, args=(client, ended), daemon=True)
         watch.start()
         try:
             yield
@@ -172,7 +172,7 @@ class Patience:
         if not self._helped and all(map(_unanswered, errors)):
             self._help()
 
-    def _watch(self, client: Producer, ended: threading.Event) -> None:
+    def _watch_request(self, client: Producer, ended: threading.Event) -> None:
         while not ended.wait(PATIENCE_S) and not self._refusal_told:
             error = client.last_error
             if error is not None and not _unanswered(error):
