@@ -28,7 +28,6 @@ TRANSACTION_GROUP = HALF_TOPIC  # whose progress on HALF_TOPIC is what was decid
 TRANSACTION_DEAD_TOPIC = (
     "TRANS_CHECK_MAX_TIME_TOPIC"  # transactions that nobody decided, or nobody can commit
 )
-TRANSACTIONS_FULL_PREFIX = "transactions-full/"  # settings: by shard, the groups that may begin no more now
 HEARTBEAT_TOPIC = "carrera_heartbeat"
 DELAY_DIALECTS = ("amq", "rabbit", "rocketmq", "ddmq")  # words for delays in properties; docs/delay.md
 QUEUES_DEFAULT = 4

@@ -59,12 +59,13 @@ class Destination(Protocol):
 class PendingSend(Completion[list[AppendResult]]):
     """State of one send. Making one accepts it: it counts against the bounds from then on.
 
-    `topic`: whose limits and counts are its own; None as long as it does not exist.
+    `topic`: whose limits and counts are its own; None as long as it does not exist. `on_settled()`: runs when
+    the backend has settled it, after the answer, whenever that was.
     """
 
     __slots__ = (
         "answered", "answers", "body_bytes", "call", "deadline", "destination", "flow", "frame_bytes", "held",
-        "ours", "record", "sent", "topic",
+        "on_settled", "ours", "record", "sent", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -92,6 +93,7 @@ class PendingSend(Completion[list[AppendResult]]):
         self.answers = answers
         self.answered = False
         self.sent = False
+        self.on_settled: Callable[[], None] | None = None
         flow.inflight += 1
         flow.inflight_bytes += frame_bytes
 
@@ -197,8 +199,13 @@ class PendingSend(Completion[list[AppendResult]]):
         flow.inflight_bytes -= self.frame_bytes
         if self.answered:
             flow.counts.late(self.error is None and self.value[0].status is _STORED)
-            return
-        flow.unanswered.discard(self)
+        else:
+            flow.unanswered.discard(self)
+            self._answer_settled()
+        if self.on_settled is not None:
+            self.on_settled()
+
+    def _answer_settled(self) -> None:
         if self.error is not None:
             self._refuse(refusal_of(self.error))
             return

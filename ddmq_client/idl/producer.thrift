@@ -116,6 +116,8 @@ struct PrepareRequest {
     6: optional i64 checkAfterMs
     /* properties deliver-at, deliver-after … ask for a delay, whether or not the topic speaks dialect ddmq */
     7: optional bool dueTimes
+    /* the proxy that passes a client's call on to the owner of the transaction; such a call is never passed on again */
+    8: optional string forwardedBy
 }
 
 struct PrepareResponse {

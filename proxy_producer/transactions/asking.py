@@ -19,7 +19,7 @@ from ddmq_rpc.api import Call
 from ddmq_rpc.codec import structs
 from proxy_producer.core.refusals import SendRefusal
 from proxy_producer.transactions.codec import HalfMessage
-from proxy_producer.transactions.core.shard import OpenTransaction
+from proxy_producer.transactions.core.transaction import OpenTransaction
 from proxy_producer.transactions.deciding import DAMAGED, Deciding
 from proxy_producer.transactions.held import HeldShard
 from proxy_producer.transactions.reading import fetch
@@ -143,9 +143,9 @@ class Asking:
         def fetched(halves: list[HalfMessage], missing: int, error: Exception | None) -> None:
             self._left -= 1
             if error is not None or not held.running:
-                held.core.not_asked(one)
+                held.core.not_asked(one, held.context.now_ms())
             elif missing:
-                held.core.not_asked(one)
+                held.core.not_asked(one, held.context.now_ms())
                 if one.deciding is None and held.core.open.get(one.id) is one:
                     self._deciding.end(one, TransactionOutcome.DEAD_LETTER, None, DAMAGED)
             else:
@@ -165,10 +165,10 @@ class Asking:
 
     def _counted(self, _: Sequence[AppendResult], error: Exception | None) -> None:
         held = self._held
-        now_ms, checks = held.context.backend.clock_ms(), []
+        now_ms, checks = held.context.now_ms(), []
         for one, halves in self._found:
             if error is not None:
-                held.core.not_asked(one)
+                held.core.not_asked(one, now_ms)
             elif held.core.asked(one, now_ms):
                 checks.append(_check(one, halves))
         held.context.counts.checks.value += len(checks)
@@ -180,7 +180,7 @@ def _check(one: OpenTransaction, halves: list[HalfMessage]) -> Any:
         transactionId=one.id.hex(),
         check=one.checks,
         messages=[_message(half) for half in halves],
-        preparedMs=one.began_ms,
+        preparedMs=one.prepared_ms,
         throughOffset=one.offsets[-1],
     )
 

@@ -22,7 +22,7 @@ from ddmq_common.delivery import encode, key_and_tags, value_of
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import HALF_TOPIC, OP_TOPIC, TRANSACTION_DEAD_TOPIC
 from ddmq_common.send_identity import IDENTITY, is_key, parse_key, sequence_name
-from proxy_producer.transactions.core.shard import HalfTaken
+from proxy_producer.transactions.core.transaction import HalfTaken
 
 TRANSACTION = "transaction"  # system property of a half record
 KEY = "transaction-key"  # the same: the IDENTITY of a message with a key, which the engine is not to know
@@ -160,11 +160,8 @@ def id_by(identity: str, transaction: bytes) -> bytes:
     return blake2b(named, digest_size=16, person=b"transaction").digest()
 
 
-def as_known(record: NewRecord, shard: int, stored: AppendResult, taken: HalfTaken | None) -> AppendResult:
-    """What is told of a message that was stored: its shard may know it from before. `taken` None: it was not
-    asked; then nothing is told of what only the shard knows, for which `record` loses its identity."""
-    if taken in (None, HalfTaken.AHEAD) and record.system and is_key(record.system[IDENTITY]):
-        record.system = None
+def as_known(record: NewRecord, shard: int, stored: AppendResult, taken: HalfTaken) -> AppendResult:
+    """Complete the result of a stored message: its shard may know it from before."""
     if taken not in (HalfTaken.COPY, HalfTaken.CHANGED) or stored.first is not None:
         return stored
     differs = taken is HalfTaken.CHANGED

@@ -18,6 +18,7 @@ from proxy_producer.config import ProducerConfig
 from proxy_producer.core.refusals import SendRefusal, refusal_of
 from proxy_producer.pending import DelayLevels
 from proxy_producer.topics import InternalTopic
+from proxy_producer.transactions.core.clock import SteadyClock
 from proxy_producer.transactions.core.rules import TransactionRules
 from proxy_producer.transactions.gathered import GatheredCommits
 
@@ -90,8 +91,9 @@ class TransactionTopics:
 
 
 class TransactionContext(NamedTuple):
-    """`unsure()`: our claim to a shard is over, or nobody knows what became of a commit; it has to be had
-    anew. `commands`: the delay service's topic. `commits`: the way of all commits."""
+    """`unsure()`: our claim to a shard is over, or nobody knows what became of a commit; the shard must be
+    claimed again. `shard_ready()`: a shard can be asked from now on. `commands`: the delay service's topic.
+    `commits`: the way of all commits. `steady`: the clock of checks and ages."""
 
     backend: Backend
     config: ProducerConfig
@@ -101,13 +103,19 @@ class TransactionContext(NamedTuple):
     commands: InternalTopic
     commits: GatheredCommits
     unsure: Callable[[], None]
+    shard_ready: Callable[[], None]
+    steady: SteadyClock
+
+    def now_ms(self) -> int:
+        """The time now on the clock of the shards."""
+        return self.steady.read(self.clock.monotonic())
 
     @property
     def rules(self) -> TransactionRules:
         limits = self.config.transactions
         return TransactionRules(
             limits.open_max, limits.outcomes_max, limits.checks_max, limits.check_after_ms,
-            limits.check_interval_ms, limits.age_ms_max, 2 * limits.messages_max, 2 * limits.bytes_max,
+            limits.check_interval_ms, limits.age_ms_max, limits.messages_max, limits.bytes_max,
         )  # fmt: skip
 
     def deadline(self) -> float:

@@ -1,7 +1,8 @@
 """How the transactions of one shard end: what a caller, an operator or the time asks for becomes one commit.
 
 A transaction whose topic was deleted, or whose messages the engine never takes, becomes a dead letter as a
-whole, and whoever asked is told so. A topic that takes no messages for now keeps it open.
+whole, and whoever asked is told so. A topic that takes no messages for now keeps it open. One that is not
+known here may be new: its transaction is held for NEWS_MS, so that the one answer is final.
 """
 
 from __future__ import annotations
@@ -20,17 +21,13 @@ from proxy_producer.core.refusals import SendRefusal, refusal_of
 from proxy_producer.transactions.codec import HalfMessage, Op, dead_half, op_record
 from proxy_producer.transactions.commits import Gone, NotWritable, plain, results_of, targets_fault, visible
 from proxy_producer.transactions.core.ended import Ended
-from proxy_producer.transactions.core.shard import OpenTransaction
+from proxy_producer.transactions.core.transaction import OpenTransaction
 from proxy_producer.transactions.held import HeldShard
+from proxy_producer.transactions.left_overs import LARGE, LeftOvers
 from proxy_producer.transactions.reading import fetch
 
 log = logging.getLogger("ddmq.producer")
-TOPIC_GONE, REFUSED, DAMAGED, LARGE = (
-    "topic gone",
-    "refused",
-    "damaged",
-    "too large",
-)  # why a transaction becomes a dead letter
+TOPIC_GONE, REFUSED, DAMAGED = "topic gone", "refused", "damaged"  # why one becomes a dead letter
 NEWS_MS = 2_000  # in which every process has heard of a topic
 _COMMITTED, _DEAD = TransactionOutcome.COMMITTED, TransactionOutcome.DEAD_LETTER
 
@@ -50,6 +47,7 @@ class Came(NamedTuple):
 
 Then = Callable[[Came], None]
 _AGAIN = "the transaction is open; ask again"
+_MOVES = f"the shard moves to another proxy; {_AGAIN}"
 
 
 class Deciding:
@@ -60,11 +58,24 @@ class Deciding:
         self._waiting: dict[
             bytes, list[Then]
         ] = {}  # who waits for the end of which; bounded as all in flight
-        self._missing: dict[bytes, int] = {}  # of open ones: when a topic was first not known here, store ms
+        self._missing_since: dict[bytes, int] = {}  # of transactions to commit: when a topic was not known
+        self._held_back: list[OpenTransaction] = []  # such transactions, until the next look
 
     def wait(self, found: OpenTransaction, then: Then) -> None:
         """It is being decided: `then` follows with what it came to."""
         self._waiting.setdefault(found.id, []).append(then)
+
+    def retry_held_back(self) -> None:
+        """Commit again, each second, the transactions whose topic was not known."""
+        held_back, self._held_back = self._held_back, []
+        for found in held_back:
+            self._fetch(found, _COMMITTED, "", 0)
+
+    def stop(self) -> None:
+        """Give the shard up: nobody waits here for a topic any more."""
+        held_back, self._held_back = self._held_back, []
+        for found in held_back:
+            self._not_now(found, refusal_of(TryLaterError(_MOVES)))
 
     def end(
         self,
@@ -94,6 +105,11 @@ class Deciding:
             self._fetched(found, outcome, why, halves, lost)
             return
 
+        self._fetch(found, outcome, why, lost)
+
+    def _fetch(self, found: OpenTransaction, outcome: TransactionOutcome, why: str, lost: int) -> None:
+        held = self._held
+
         def fetched(halves: list[HalfMessage], missing: int, error: Exception | None) -> None:
             self._fetched(found, outcome, why, halves, lost + missing, error)
 
@@ -109,12 +125,11 @@ class Deciding:
         error: Exception | None = None,
     ) -> None:
         if error is not None or not self._held.running:
-            error = error or TryLaterError(f"the shard moves to another proxy; {_AGAIN}")
-            self._not_now(found, refusal_of(error))
+            self._not_now(found, refusal_of(error or TryLaterError(_MOVES)))
         elif outcome is not _COMMITTED:
             self._die(found, halves, why, "")
         elif found.beyond:
-            more = f"{len(found.beyond)} messages more than it can have were prepared; they are lost"
+            more = f"{len(found.beyond)} messages more than one commit can hold; they follow as dead letters"
             self._die(found, halves, LARGE, more)
         elif missing:
             more = f"{missing} of {missing + len(halves)} messages are damaged"
@@ -128,7 +143,7 @@ class Deciding:
         context = self._held.context
         fault = targets_fault(context.backend, halves)
         if isinstance(fault, Gone):
-            self._gone(found, halves, fault.topic)
+            self._wait_for_topic(found, halves, f"topic {fault.topic!r} does not exist (any more)")
         elif isinstance(fault, NotWritable):
             self._closed(found, fault.topic)
         elif not context.levels.topic.ready and any(half.mark.level for half in halves):
@@ -141,8 +156,7 @@ class Deciding:
     def _ready(self, found: OpenTransaction, halves: list[HalfMessage], fault: SendRefusal | None) -> None:
         """An internal topic is there now, or cannot be had."""
         if fault is not None or not self._held.running:
-            moves = TryLaterError(f"the shard moves to another proxy; {_AGAIN}")
-            self._not_now(found, fault or refusal_of(moves))
+            self._not_now(found, fault or refusal_of(TryLaterError(_MOVES)))
         else:
             self._publish(found, halves)
 
@@ -152,13 +166,13 @@ class Deciding:
         records = [visible(half, backend, table, context.commands.queues, now_ms) for half in halves]
         self._commit(found, _COMMITTED, halves, records)
 
-    def _gone(self, found: OpenTransaction, halves: list[HalfMessage], topic: str) -> None:
-        """Who made it may have told others before it told us: that is waited for."""
-        now_ms = self._held.context.backend.clock_ms()
-        if now_ms - self._missing.setdefault(found.id, now_ms) < NEWS_MS:
-            self._not_now(found, refusal_of(TryLaterError(f"topic {topic!r} is not known here; {_AGAIN}")))
+    def _wait_for_topic(self, found: OpenTransaction, halves: list[HalfMessage], text: str) -> None:
+        """Hold a transaction back whose topic may be new; after NEWS_MS it is a dead letter."""
+        now_ms = self._held.context.now_ms()
+        if now_ms - self._missing_since.setdefault(found.id, now_ms) >= NEWS_MS:
+            self._die(found, halves, TOPIC_GONE, text)
         else:
-            self._die(found, halves, TOPIC_GONE, f"topic {topic!r} does not exist (any more)")
+            self._held_back.append(found)
 
     def _closed(self, found: OpenTransaction, topic: str) -> None:
         error = TryLaterError(f"topic {topic!r} takes no messages now; {_AGAIN} when it does")
@@ -169,6 +183,7 @@ class Deciding:
     def _die(self, found: OpenTransaction, halves: list[HalfMessage], reason: str, text: str) -> None:
         context = self._held.context
         found.deciding = _DEAD
+        self._missing_since.pop(found.id, None)
         made = ready_topic(context.backend, TRANSACTION_DEAD_TOPIC, 1, context.deadline())
 
         def ready(made: Completion[TopicInfo]) -> None:
@@ -196,14 +211,15 @@ class Deciding:
         at_ms = held.context.backend.clock_ms()
         end = found.late[0].offset if found.late else held.core.read_to
         ended = Ended(outcome, found.group, at_ms, end)
-        op = Op(int(outcome), found.group, at_ms, len(found.offsets), reason, end)
+        messages = len(found.offsets) + len(found.beyond)
+        op = Op(int(outcome), found.group, at_ms, messages, reason, end)
 
         def stored(results: Sequence[AppendResult], error: Exception | None) -> None:
             if error is not None:
                 self._failed(found, outcome, halves, error)
                 return
             came = results_of(halves, records, results) if outcome is _COMMITTED else None
-            self._missing.pop(found.id, None)
+            self._missing_since.pop(found.id, None)
             for late in held.core.decided(found, ended):
                 held.context.counts.refused("half message: ended")
                 held.kept.drop(late.offset)
@@ -238,13 +254,14 @@ class Deciding:
             if isinstance(fault, NotWritable):
                 self._closed(found, fault.topic)
             elif fault is None and isinstance(error, UnknownTopicError):
-                self._not_now(found, refusal_of(TryLaterError(f"{error}; {_AGAIN}")))
+                self._wait_for_topic(found, halves, str(error))
             else:
                 context.counts.refused("commit refused")
                 self._die(found, halves, REFUSED if fault is None else TOPIC_GONE, str(error))
 
     def _not_now(self, found: OpenTransaction, fault: SendRefusal) -> None:
-        self._held.core.not_decided(found, self._held.context.backend.clock_ms())
+        self._missing_since.pop(found.id, None)
+        self._held.core.not_decided(found, self._held.context.now_ms())
         self._tell(found, Came(None, fault=fault))
 
     def _tell(self, found: OpenTransaction, came: Came) -> None:
@@ -257,3 +274,4 @@ class OwnedShard(NamedTuple):
 
     held: HeldShard
     deciding: Deciding
+    left_overs: LeftOvers

@@ -22,7 +22,7 @@ from proxy_producer.flow import Flow
 from proxy_producer.transactions.codec import began_ms, read_op, shard_of
 from proxy_producer.transactions.context import TransactionCounts
 from proxy_producer.transactions.core.ended import Ended, began_after
-from proxy_producer.transactions.core.shard import HalfTaken, OpenTransaction
+from proxy_producer.transactions.core.transaction import HalfTaken, OpenTransaction
 from proxy_producer.transactions.deciding import Came, OwnedShard
 from proxy_producer.transactions.owners import Holders, Owners
 

@@ -29,7 +29,9 @@ from ddmq_common.names import OP_TOPIC, TRANSACTION_DEAD_TOPIC, TRANSACTION_GROU
 from proxy_producer.transactions.codec import HalfMessage, dead_unreadable
 from proxy_producer.transactions.context import TransactionContext
 from proxy_producer.transactions.core.ended import EndedTransactions
-from proxy_producer.transactions.core.shard import HalfTaken, TransactionShard, ranges_of
+from proxy_producer.transactions.core.ranges import ranges_of
+from proxy_producer.transactions.core.shard import TransactionShard
+from proxy_producer.transactions.core.transaction import HalfTaken
 from proxy_producer.transactions.gathered import CommitPart, Stored
 from proxy_producer.transactions.reading import (
     BYTES_MAX,
@@ -64,6 +66,7 @@ class HeldShard:
         self.epoch = epoch
         self.kept = KeptMessages()
         self.running = True
+        self.claimed = True  # no other proxy can have the shard yet
         self.ready = False  # it knows what the owner before it knew
         self.stuck = False  # taking it over failed: `start` again, a little later
         self._generation = generation
@@ -79,9 +82,7 @@ class HeldShard:
 
     def _core(self, ended: EndedTransactions) -> TransactionShard:
         context = self.context
-        return TransactionShard(
-            context.rules, self._acks, self._acks.committed, ended, context.backend.clock_ms()
-        )
+        return TransactionShard(context.rules, self._acks, self._acks.committed, ended, context.now_ms())
 
     @property
     def number(self) -> int:
@@ -89,8 +90,8 @@ class HeldShard:
 
     @property
     def busy(self) -> bool:
-        """Whether something is being committed."""
-        return self._committing > 0
+        """Whether something is being committed, or a half message is on its way."""
+        return self._committing > 0 or bool(self.core.reserved)
 
     def stop(self, idle: Callable[[HeldShard], None]) -> None:
         """Begin nothing more; who waits is told. May be called twice."""
@@ -123,6 +124,7 @@ class HeldShard:
     def _restored(self, error: Exception | None) -> None:
         if error is None:
             self.ready = True
+            self.context.shard_ready()
         elif self.running:
             self._failed("half messages were not read", error)
             self.stuck = True
@@ -135,12 +137,18 @@ class HeldShard:
 
     def appended(self, half: HalfMessage, transaction: bytes) -> HalfTaken:
         """This proxy appended it, and it is durable."""
-        taken = self.core.stored(seen(half, transaction, self.context.backend.clock_ms()))
+        context = self.context
+        taken = self.core.stored(seen(half, transaction, context.now_ms(), context.backend.clock_ms()))
         if taken in (HalfTaken.PART, HalfTaken.AHEAD, HalfTaken.LATE):
             self.kept.put(half)
         else:
             self._stray(taken)
         return taken
+
+    def release_prepare(self, transaction: bytes, messages: int, size: int) -> None:
+        """Give the room of an admitted prepare back; a shard that was stopped may be idle now."""
+        self.core.release_prepare(transaction, messages, size)
+        self._idle_when_stopped()
 
     def when_read(self, through: int, then: Read) -> None:
         """`then` follows, at once when everything up to the offset `through`, and all that is known to be
@@ -196,13 +204,17 @@ class HeldShard:
     def _take(self, batch: ReadBatch) -> None:
         found = half_batch(batch)
         self._unreadable += [one for one in found.unreadable if one.offset >= self.core.read_to]
-        halves = [seen(half, bytes.fromhex(half.mark.id), at_ms) for half, at_ms in found.halves]
+        rules, wall_ms, now_ms = self.context.rules, self.context.backend.clock_ms(), self.context.now_ms()
+        halves = [
+            seen(half, bytes.fromhex(half.mark.id), rules.began_ms(at_ms, wall_ms, now_ms), at_ms)
+            for half, at_ms in found.halves
+        ]
         for _, taken in self.core.read(halves, batch.next_offset):
             self._stray(taken)
 
     def _stray(self, taken: HalfTaken) -> None:
         """One that is no part of anything is counted; its sender had its answer, or gets it now."""
-        if taken not in (HalfTaken.PART, HalfTaken.AHEAD, HalfTaken.LATE):
+        if taken not in (HalfTaken.PART, HalfTaken.AHEAD, HalfTaken.LATE, HalfTaken.LEFT_OVER):
             self.context.counts.refused(f"half message: {taken.value}")
 
     def _go_on(self, *, at_end: bool) -> None:
@@ -266,10 +278,13 @@ class HeldShard:
             if error is not None and self.running and in_doubt(error, epoch < self.epoch):
                 log.warning("a shard of transactions is had anew", extra={"error": str(error)})
                 context.unsure()
-            if not self.running and not self._committing and self._idle is not None:
-                self._idle(self)
+            self._idle_when_stopped()
 
         context.commits.add(CommitPart(records, delta, ended))
+
+    def _idle_when_stopped(self) -> None:
+        if not self.running and not self.busy and self._idle is not None:
+            self._idle(self)
 
     def flush(self) -> None:
         """Finish what is no part of anything, if nothing else does; what cannot be read is kept as dead

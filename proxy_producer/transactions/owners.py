@@ -1,10 +1,13 @@
 """Other producer proxies: who owns which shard, and calls that are passed on to them.
 
-A call that got no answer ends in TryLaterError: what it asks for can be asked again.
+A call that got no answer ends in TryLaterError: what it asks for can be asked again. Where that is not so,
+its `sent` says whether it can have arrived. Calls of each method have links of their own, so that prepares
+which wait for a rate limit hold up no ends.
 """
 
 from __future__ import annotations
 
+import select
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,9 +30,9 @@ HOLDERS_AGE_S = 1.0
 LOOKUP_S = 2.0
 ANSWER_S = 12.0  # a little more than a call may take there
 BOUNDS = LinkBounds(connections=16, calls=10_000, together=1, answer_s=ANSWER_S)
-ANSWER_BYTES_MAX = (
-    2 * FRAME_BYTES_MAX
-)  # a check has all of its transaction, which two proxies may have let in
+PREPARES = "sendPrepared"
+PREPARE_BOUNDS = BOUNDS._replace(connections=64)  # each waits for the disk
+ANSWER_BYTES_MAX = 2 * FRAME_BYTES_MAX  # a check has all of its transaction, which two owners may have let in
 
 Done = Callable[[Any, Exception | None], None]
 Holders = Mapping[int, str]  # shard → address
@@ -37,12 +40,13 @@ Holders = Mapping[int, str]  # shard → address
 
 @dataclass(slots=True)
 class PassedOn:
-    """A call for another proxy. `answer`: None until there is one."""
+    """A call for another proxy. `answer`: None until there is one. `sent`: it may have arrived there."""
 
     method: str
     request: Any
     done: Done
     answer: Any = None
+    sent: bool = False
 
 
 class Owners:
@@ -52,17 +56,22 @@ class Owners:
         self._backend = backend
         self._clock = clock
         self._known: tuple[float, Holders] | None = None
-        self._links = Links[str, OwnerLink]()
+        self._asking: Completion[Holders] | None = None
+        self._links = Links[tuple[str, str], OwnerLink]()
         self.address = ""
 
     def holders(self) -> Completion[Holders]:
-        """Who owns which shard, as of at most a second ago."""
+        """Who owns which shard, as of at most a second ago. Those who ask at a time share one answer."""
         now = self._clock.monotonic()
         if self._known is not None and self._known[0] > now:
             return succeeded(self._known[1])
+        if self._asking is not None:
+            return self._asking
         found: Completion[Holders] = Completion()
+        self._asking = found
 
         def answered(asked: Completion[Mapping[QueueRef, str]]) -> None:
+            self._asking = None
             if asked.error is not None:
                 found.fail(asked.error)
                 return
@@ -73,6 +82,7 @@ class Owners:
         try:
             self._backend.holders(TRANSACTION_GROUP, HALF_TOPIC, now + LOOKUP_S).then(answered)
         except DdmqError as error:
+            self._asking = None
             found.fail(error)
         return found
 
@@ -84,14 +94,17 @@ class Owners:
         """The addresses of other owners."""
         return sorted({address for address in holders.values() if address not in ("", self.address)})
 
-    def call(self, address: str, method: str, request: Any, done: Done) -> None:
-        """Pass it on; `done(answer, error)` runs later, from the hub."""
+    def call(self, address: str, method: str, request: Any, done: Done) -> PassedOn:
+        """Pass it on; `done(answer, error)` runs, mostly later, from the hub."""
+        passed = PassedOn(method, request, done)
+        bounds = PREPARE_BOUNDS if method == PREPARES else BOUNDS
         try:
-            link = self._links.of(address, lambda: OwnerLink(address, BOUNDS))
+            link = self._links.of((address, method), lambda: OwnerLink(address, bounds))
         except DdmqError as error:
             done(None, error)
         else:
-            link.put(PassedOn(method, request, done))
+            link.put(passed)
+        return passed
 
     def close(self) -> None:
         """End every link."""
@@ -104,6 +117,9 @@ class OwnerLink(CallLink[PassedOn]):
     def call(self, connection: socket.socket, batch: list[PassedOn]) -> None:
         (passed,) = batch
         frame = encode_call(producer, SERVICE, passed.method, request=passed.request)
+        if passed.method == PREPARES and is_closed(connection):
+            raise EOFError("the connection was closed")
+        passed.sent = True
         passed.answer = exchanged(connection, producer, SERVICE, frame, ANSWER_S, ANSWER_BYTES_MAX).success
 
     def ended(self, batch: list[PassedOn], error: Exception | None) -> None:
@@ -111,3 +127,10 @@ class OwnerLink(CallLink[PassedOn]):
             error = TryLaterError(f"the proxy at {self.address} cannot be asked now: {error}")
         for passed in batch:
             passed.done(passed.answer, error)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the other side has closed a connection on which nothing is awaited."""
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return bool(poll.poll(0))

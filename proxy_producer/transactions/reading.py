@@ -18,7 +18,7 @@ from ddmq_client.idl.codes import TransactionOutcome
 from ddmq_common.errors import DamagedError, StorageError, TryLaterError
 from proxy_producer.transactions.codec import HalfMessage, checksum_of, name_of, read_half, read_op
 from proxy_producer.transactions.core.ended import Ended, EndedTransactions
-from proxy_producer.transactions.core.shard import HalfSeen
+from proxy_producer.transactions.core.transaction import HalfSeen
 
 log = logging.getLogger("ddmq.producer")
 COUNT_MAX, BYTES_MAX = 1_000, 4 << 20
@@ -48,8 +48,8 @@ class InTurn:
             self._running = False
 
 
-def seen(half: HalfMessage, transaction: bytes, stored_ms: int) -> HalfSeen:
-    """What is decided by."""
+def seen(half: HalfMessage, transaction: bytes, stored_ms: int, prepared_ms: int) -> HalfSeen:
+    """What is decided by. `stored_ms`: on the shard's clock, `prepared_ms`: on the store's."""
     mark = half.mark
     return HalfSeen(
         half.offset,
@@ -60,6 +60,7 @@ def seen(half: HalfMessage, transaction: bytes, stored_ms: int) -> HalfSeen:
         name_of(half.identity),
         mark.check_after_ms,
         checksum_of(half.identity),
+        prepared_ms,
     )
 
 

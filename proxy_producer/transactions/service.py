@@ -8,6 +8,7 @@ other proxies appended, which checks are due, and what became of shards.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 from backend.claims import ClaimOwner, QueueClaims, Release
 from backend.completion import Completion
@@ -20,23 +21,24 @@ from ddmq_common.names import (
     HALF_TOPIC,
     OP_TOPIC,
     TRANSACTION_GROUP,
-    group_fault,
 )
 from ddmq_rpc.api import Call
 from proxy_producer.admission import DRAINING
 from proxy_producer.config import ProducerConfig
-from proxy_producer.core.refusals import SendRefusal, illegal, refusal, shown
+from proxy_producer.core.refusals import SendRefusal, illegal, refusal
 from proxy_producer.flow import Flow, SweepTimer
 from proxy_producer.pending import DelayLevels
 from proxy_producer.topics import InternalTopic
 from proxy_producer.transactions.asking import COUNT_MAX, IDL, POLL_BYTES_MAX, POLLS_MAX
-from proxy_producer.transactions.codec import parse_id
+from proxy_producer.transactions.codec import shard_of
 from proxy_producer.transactions.context import TransactionContext, TransactionCounts, TransactionTopics
+from proxy_producer.transactions.core.clock import SteadyClock
 from proxy_producer.transactions.deciding import Deciding, OwnedShard
 from proxy_producer.transactions.ends import EndContext, PendingEnd
-from proxy_producer.transactions.fullness import ShardFullness
 from proxy_producer.transactions.gathered import GatheredCommits
 from proxy_producer.transactions.held import HeldShard
+from proxy_producer.transactions.left_overs import LeftOvers
+from proxy_producer.transactions.legal import legal_group, legal_id
 from proxy_producer.transactions.owners import Owners
 from proxy_producer.transactions.polls import Polls
 from proxy_producer.transactions.reading import acks_of
@@ -47,6 +49,13 @@ POLL_MS_MAX = 30_000
 ACTIONS = {int(action): action for action in TransactionAction}
 GROUPS_MAX = 1_000
 TOPIC_KEYS = (f"topic/{HALF_TOPIC}", f"topic/{OP_TOPIC}")
+
+
+class OwnerWaiter(Protocol):
+    """A call that waits until its shard has an owner."""
+
+    def retry(self) -> None:
+        """Look again."""
 
 
 class Transactions(ClaimOwner):
@@ -75,10 +84,13 @@ class Transactions(ClaimOwner):
         self._timer = timer
         timeout_s = config.timeout_ms_max / 1_000
         commits = GatheredCommits(backend, lambda: clock.monotonic() + timeout_s)
+        steady = SteadyClock(clock.wall_ms(), clock.monotonic())
+        self.waiting: set[OwnerWaiter] = set()  # calls that wait for an owner; bounded as all in flight
         self._context = TransactionContext(
-            backend, config, clock, self.counts, levels, commands, commits, self._rejoin
-        )
-        self._fullness = ShardFullness(backend, self._context.deadline)
+            backend, config, clock, self.counts, levels, commands, commits, self._rejoin, self.retry_waiting,
+            steady,
+        )  # fmt: skip
+        self.now_ms = self._context.now_ms  # on the clock of checks and ages
         self._claims = QueueClaims(backend, self, clock.monotonic)
         self._shards: dict[QueueRef, OwnedShard] = {}
         self._by_number: dict[int, OwnedShard] = {}
@@ -133,7 +145,7 @@ class Transactions(ClaimOwner):
             self._stopping = True
             self.polls.end(DRAINING)
             for owned in self._shards.values():
-                self._end(owned.held)
+                self._end(owned)
             self._end_when_idle()
         return self._drained
 
@@ -152,9 +164,10 @@ class Transactions(ClaimOwner):
         self._leave()
 
     def _leave(self) -> None:
+        for held in self._letting_go:
+            held.claimed = False
         self._letting_go.clear()
-        for queue in list(self._shards):
-            self._drop(queue)
+        self._forfeit(list(self._shards))
         self._claims.leave()
         self.owners.forget()
 
@@ -163,7 +176,9 @@ class Transactions(ClaimOwner):
     def loaded(self, queue: QueueRef, epoch: int, view: ProgressView, bounds: Bounds) -> None:
         """A shard is ours: it is read before anything is decided."""
         held = HeldShard(self._context, queue, epoch, view.generation, acks_of(view, bounds), bounds.next)
-        self._shards[queue] = self._by_number[queue.queue_id] = OwnedShard(held, Deciding(held))
+        self._shards[queue] = self._by_number[queue.queue_id] = OwnedShard(
+            held, Deciding(held), LeftOvers(held)
+        )
         held.start()
 
     def may_load(self, queue: QueueRef) -> bool:
@@ -179,34 +194,47 @@ class Transactions(ClaimOwner):
             held = self._drop(queue)
             if held is not None and held.busy:
                 self._letting_go[held] = release
-            else:
-                free.append(queue)
+                continue
+            if held is not None:
+                held.claimed = False
+            free.append(queue)
         if free:
             release(free)
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
         """They are someone else's; what we are committing of theirs counted in time, or is refused."""
-        for queue in queues:
-            self._drop(queue)
+        self._forfeit(queues)
+        for held in self._letting_go:
+            if held.queue in queues:
+                held.claimed = False
         self.owners.forget()
+
+    def _forfeit(self, queues: Sequence[QueueRef]) -> None:
+        """Drop shards that others may have at once."""
+        for queue in queues:
+            held = self._drop(queue)
+            if held is not None:
+                held.claimed = False
 
     def _drop(self, queue: QueueRef) -> HeldShard | None:
         owned = self._shards.pop(queue, None)
         if owned is None:
             return None
         del self._by_number[queue.queue_id]
-        self._end(owned.held)
+        self._end(owned)
         return owned.held
 
-    def _end(self, held: HeldShard) -> None:
-        if held.busy:
-            self._ending.add(held)
-        held.stop(self._idle)
+    def _end(self, owned: OwnedShard) -> None:
+        if owned.held.busy:
+            self._ending.add(owned.held)
+        owned.deciding.stop()
+        owned.held.stop(self._idle)
 
     def _idle(self, held: HeldShard) -> None:
         self._ending.discard(held)
         release = self._letting_go.pop(held, None)
         if release is not None:
+            held.claimed = False
             release((held.queue,))
         self._end_when_idle()
 
@@ -228,12 +256,14 @@ class Transactions(ClaimOwner):
         owned = self._by_number.get(number)
         return owned if owned is not None and owned.held.ready else None
 
-    def is_full(self, number: int, group: str) -> bool:
-        """Whether the group may begin no more in that shard, as its owner says."""
-        owned = self.owned(number)
-        if owned is not None:
-            return owned.held.core.full_for(group)
-        return self._fullness.said(number, group)
+    def owned_of(self, transaction: bytes) -> OwnedShard | None:
+        """The shard of a transaction, if this proxy owns it and knows all of it."""
+        return self.owned(shard_of(transaction, self.shards)) if self.shards else None
+
+    def retry_waiting(self) -> None:
+        """Calls that wait for an owner look again."""
+        for waiter in list(self.waiting):
+            waiter.retry()
 
     # --- what comes over the wire
 
@@ -316,6 +346,7 @@ class Transactions(ClaimOwner):
     def beat(self) -> None:
         """Ten times a second."""
         self.polls.beat()
+        self.retry_waiting()
         self._beats += 1
         if self._beats % BEATS == 0:
             self.look()
@@ -331,16 +362,17 @@ class Transactions(ClaimOwner):
         for owned in list(self._shards.values()):
             if owned.held.stuck:
                 owned.held.start()
-        now_ms = self.backend.clock_ms()
+        now_ms = self.now_ms()
         for owned in self.ready():
             core = owned.held.core
             core.look(now_ms)
             for transaction, reason in core.overdue():
                 owned.deciding.end(transaction, TransactionOutcome.DEAD_LETTER, None, reason)
+            owned.deciding.retry_held_back()
             owned.held.flush()
-            self._fullness.tell(owned.held)
+            owned.left_overs.move_all()
         self.polls.look()
-        self._gauges(now_ms)
+        self._gauges(self.backend.clock_ms())
         self._looks += 1
         if self._looks % TRIM_LOOKS == 0:
             for owned in self.ready():
@@ -361,21 +393,3 @@ class Transactions(ClaimOwner):
         self.counts.open.value = sum(len(core.open) for core in cores)
         oldest = [core.oldest_ms for core in cores if core.oldest_ms is not None]
         self.counts.oldest_ms.value = max(now_ms - min(oldest), 0) if oldest else 0
-
-
-def legal_id(text: bytes | None) -> bytes | SendRefusal:
-    """16 bytes of a transaction's id."""
-    found = parse_id(text or b"")
-    if found is not None:
-        return found
-    what = f"transactionId is {shown(text or b'')}"
-    return illegal("transaction_id", what, "allowed: 32 hexadecimal digits of a UUID of version 7")
-
-
-def legal_group(name: bytes | None) -> SendRefusal | None:
-    """A producer group is called as a consumer group may be."""
-    fault = group_fault((name or b"").decode("utf-8", "backslashreplace"))
-    if fault is None:
-        return None
-    what, _, allowed = fault.partition("; ")
-    return illegal("producer_group", f"producerGroup: {what}", allowed or "allowed: another name")

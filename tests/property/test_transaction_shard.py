@@ -18,10 +18,11 @@ from backend.progress.ack_map import AckMap
 from ddmq_client.idl.codes import TransactionOutcome
 from proxy_producer.transactions.core.ended import Ended, EndedTransactions
 from proxy_producer.transactions.core.rules import TransactionRules
-from proxy_producer.transactions.core.shard import HalfSeen, HalfTaken, TransactionShard
+from proxy_producer.transactions.core.shard import TransactionShard
+from proxy_producer.transactions.core.transaction import HalfSeen, HalfTaken
 from tests.examples import examples
 
-RULES = TransactionRules(6, 4, 3, 60, 60, 1_000, 5, 1_000)
+RULES = TransactionRules(6, 4, 3, 60, 60, 1_000, 3, 1_000)
 GROUPS = ("bank", "shop")
 COMMITTED = TransactionOutcome.COMMITTED
 IDS = st.integers(0, 5).map(lambda number: bytes([number]) * 16)
@@ -86,7 +87,7 @@ class TransactionShardMachine(RuleBasedStateMachine):
         was_read = self.shard.read_to == len(self.queue)
         before = self.shard.open.get(transaction)
         copies = identity and before is not None and identity in before.identities
-        full = before is not None and len(before.offsets) >= RULES.messages_max
+        full = before is not None and len(before.offsets) >= RULES.commit_messages_max
         ended = self.shard.ended.get(transaction)
         half = self._half(transaction, group, identity)
         taken = self.shard.stored(half)
@@ -180,7 +181,7 @@ class TransactionShardMachine(RuleBasedStateMachine):
                 self.durable.attempt(one.offsets[0], one.checks + 1)
                 assert self.shard.asked(one, self.now_ms)
             else:
-                self.shard.not_asked(one)
+                self.shard.not_asked(one, self.now_ms)
                 assert self.shard.offered(group)
 
     @rule()

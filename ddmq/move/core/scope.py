@@ -3,7 +3,7 @@
 Without patterns everything does. With patterns: the topics of applications that one of them matches, the
 subscriptions to these, and of the system's own topics (retries, dead letters, delays) what is theirs. Never
 taken: which cluster a Kafka installation belongs to (`kafka/`), what clients have at this moment (`leases/`),
-what a delay service or a shard of transactions works out anew (`delay-full/`, `transactions-full/`), how
+what a delay service works out anew (`delay-full/`), how
 transactions ended (none may be open when a move is finished), where offsets of the source stand as numbers
 (`reset/`), and the notes of moves.
 """
@@ -27,7 +27,6 @@ from ddmq_common.names import (
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
     TRACE_TOPIC,
-    TRANSACTIONS_FULL_PREFIX,
     WAITING_TOPIC,
     is_dead_letters,
     is_internal,
@@ -42,8 +41,7 @@ from proxy_consumer.subscription.parked_notes import EXHAUSTED_PREFIX
 
 NOTES_PREFIX = "move/"  # settings of a target: what stands there about moves into it
 LEFT_SETTINGS = (
-    NOTES_PREFIX, "kafka/", LEASES_PREFIX, EXHAUSTED_PREFIX, DELAY_FULL_PREFIX, TRANSACTIONS_FULL_PREFIX,
-    RESET_PREFIX,
+    NOTES_PREFIX, "kafka/", LEASES_PREFIX, EXHAUSTED_PREFIX, DELAY_FULL_PREFIX, RESET_PREFIX,
 )  # fmt: skip
 AT_THE_END = frozenset((SCHEDULE_TOPIC, DELAY_TOPIC))  # what waits there goes when nobody fires it any more
 LEFT_TOPICS = frozenset((OUTCOME_TOPIC, HEARTBEAT_TOPIC, WAITING_TOPIC, HALF_TOPIC, OP_TOPIC, TRACE_TOPIC))

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 
 class TransactionRules(NamedTuple):
-    """Bounds and periods. `age_ms_max`: who was open for so long becomes a dead letter. `messages_max`,
-    `bytes_max`: what one commit can hold; proxies that do not own the shard may let more in than they may."""
+    """Bounds and periods. `age_ms_max`: a transaction that is open for so long, and about which nobody polls,
+    becomes a dead letter. `messages_max`, `bytes_max`: of one transaction."""
 
     open_max: int
     ended_max: int
@@ -20,5 +20,27 @@ class TransactionRules(NamedTuple):
 
     @property
     def group_max(self) -> int:
-        """Open ones of one producer group."""
+        """Open transactions of one producer group."""
         return max(1, self.open_max // 2)
+
+    @property
+    def commit_messages_max(self) -> int:
+        """Messages that one commit can hold: two owners in a row may each have let in `messages_max`."""
+        return 2 * self.messages_max
+
+    @property
+    def commit_bytes_max(self) -> int:
+        """Bytes that one commit can hold, likewise."""
+        return 2 * self.bytes_max
+
+    @property
+    def offer_ms_min(self) -> int:
+        """Return how long an owner offers a transaction to its group before the age alone ends it: time for
+        the group's members to come back after a restart of everything."""
+        return self.age_ms_max // 24
+
+    def began_ms(self, stored_ms: int, wall_ms: int, now_ms: int) -> int:
+        """Convert a store time to the shard's clock, which reads `now_ms` where the store's reads `wall_ms`.
+        Time that this owner did not see counts, but for the last `offer_ms_min` of `age_ms_max`."""
+        age_ms = min(max(wall_ms - stored_ms, 0), self.age_ms_max - self.offer_ms_min)
+        return now_ms - age_ms

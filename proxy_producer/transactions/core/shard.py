@@ -1,7 +1,7 @@
-"""A shard: the transactions of one queue of the half topic. Pure; time is an argument (the store's clock).
+"""A shard: the transactions of one queue of the half topic. Pure; time is an argument (clock.py's).
 
     half message ──▶ OPEN ──▶ due: offered to its group ──▶ asked (attempt durable) ──▶ OPEN, due again
-                      │ end            │ asked often enough, or too old
+                      │ end            │ asked often enough, or nobody polls and it is too old
                       ▼                ▼
                    DECIDING ◀──────────┘
                       │ ▲ not_decided: the commit certainly did not happen
@@ -16,13 +16,16 @@ Rules:
   a stray. Strays, second copies and gaps are no part of anything: their offsets are `loose`, to be finished
   with the next commit.
 * `begin` … `decided` or `not_decided`: between these nobody else decides the same one.
+* `admit` … `release`: what a prepare takes of the bounds while it is on its way.
+* Who has a polling group is asked: the age alone ends a transaction only when its group was offered it for
+  `offer_ms_min` and did not poll.
+* What does not fit into the commit of a dead letter is `left_over`: it follows in commits of its own.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from enum import Enum
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import NamedTuple
@@ -30,67 +33,14 @@ from typing import NamedTuple
 from backend.progress.ack_map import AckMap
 from ddmq_client.idl.codes import TransactionOutcome
 from proxy_producer.transactions.core.ended import Ended, EndedTransactions
+from proxy_producer.transactions.core.ranges import ranges_of
+from proxy_producer.transactions.core.reservations import PrepareVerdict, Reservations
 from proxy_producer.transactions.core.rules import TransactionRules
+from proxy_producer.transactions.core.transaction import HalfSeen, HalfTaken, OpenTransaction
 
 AGAIN_MS = 1_000  # at least, until one whose end failed is looked at again
 TIMERS_MIN = 1_024
 ASKED_BYTES = 1_024  # of one message in a check, beside its own: what makes it costs as much time
-
-
-class HalfSeen(NamedTuple):
-    """What is decided by, of a half message. `identity` "": it says nothing. `checksum`: of a key's body."""
-
-    offset: int
-    transaction: bytes
-    group: str
-    stored_ms: int
-    size: int
-    identity: str = ""
-    check_after_ms: int = -1
-    checksum: str = ""
-
-
-class HalfTaken(Enum):
-    """What a half message is."""
-
-    PART = "part"
-    COPY = "copy"  # of one that is a part already
-    CHANGED = "copy with another body"
-    ENDED = "ended"  # its transaction has ended
-    FOREIGN = "foreign"  # its transaction is another group's
-    LATE = "late"  # its transaction is being decided
-    LARGE = "large"  # its transaction has as many as it can have; it can only be rolled back
-    AHEAD = "ahead"  # others before it are not taken in yet
-
-
-class OpenTransaction:
-    """One that is not decided. `offsets`: of its messages, ascending. `checks`: how often it was asked about.
-    `deciding`: what it is to become. `asking`: a check is being made durable. `beyond`: offsets of messages
-    that it has no room for; they are finished with it."""
-
-    __slots__ = (
-        "asking", "began_ms", "beyond", "checks", "deciding", "due_ms", "group", "id", "identities", "late",
-        "offsets", "size",
-    )  # fmt: skip
-
-    def __init__(self, transaction: bytes, group: str, began_ms: int) -> None:
-        self.id = transaction
-        self.group = group
-        self.began_ms = began_ms
-        self.offsets: list[int] = []
-        self.size = 0
-        self.identities: dict[str, str] = {}  # of its messages, with the checksums
-        self.checks = 0
-        self.due_ms = 0
-        self.deciding: TransactionOutcome | None = None
-        self.asking = False
-        self.late: list[HalfSeen] = []
-        self.beyond: list[int] = []
-
-    def copy(self, half: HalfSeen) -> HalfTaken:
-        """What a second one of a message is."""
-        same = self.identities.get(half.identity, half.checksum) == half.checksum
-        return HalfTaken.COPY if same else HalfTaken.CHANGED
 
 
 class Overdue(NamedTuple):
@@ -120,7 +70,9 @@ class TransactionShard:
         self._above = 0  # open ones that their groups have beyond what a group may have
         self.read_to = read_to
         self.known_end = read_to
+        self.reserved = Reservations()
         self._loose: list[int] = []
+        self.left_over: list[int] = []
         self._timers: list[tuple[int, int, bytes]] = []  # when something is due for which one
         self._sequence = 0
         self._offered: dict[str, dict[bytes, OpenTransaction]] = {}
@@ -133,28 +85,60 @@ class TransactionShard:
 
     @property
     def oldest_ms(self) -> int | None:
-        """When the one that is open for longest began."""
-        return next((one.began_ms for one in self.open.values()), None)
+        """When the one that is open for longest was prepared, by the store's clock."""
+        return next((one.prepared_ms for one in self.open.values()), None)
 
     @property
     def timers(self) -> int:
         """How many are set, also for transactions that have ended: bounded."""
         return len(self._timers)
 
+    def admit_prepare(self, transaction: bytes, group: str, messages: int, size: int) -> PrepareVerdict:
+        """Reserve room for messages of a transaction; `release_prepare` follows where they are ADMITTED."""
+        refusal = self._refuse_group(transaction, group) or self._refuse_size(transaction, messages, size)
+        if refusal is not None:
+            return refusal
+        self.reserved.add_prepare(transaction, group, messages, size, is_open=transaction in self.open)
+        return PrepareVerdict.ADMITTED
+
+    def _refuse_group(self, transaction: bytes, group: str) -> PrepareVerdict | None:
+        """Return why a transaction takes no message of this group."""
+        opened = self.open.get(transaction)
+        ended = None if opened is not None else self.ended.get(transaction)
+        owner = self.reserved.new_group(transaction)
+        if opened is not None or ended is not None:
+            owner = (opened or ended).group  # type: ignore[union-attr]
+        if owner not in (None, group):
+            return PrepareVerdict.FOREIGN
+        if ended is not None:
+            return PrepareVerdict.ENDED
+        if opened is not None and opened.deciding is not None:
+            return PrepareVerdict.ENDING
+        return PrepareVerdict.FULL if owner is None and self.full_for(group) else None
+
+    def _refuse_size(self, transaction: bytes, messages: int, size: int) -> PrepareVerdict | None:
+        """Return why a transaction has no room for so many more."""
+        opened, rules = self.open.get(transaction), self._rules
+        if opened is not None:
+            messages, size = messages + len(opened.offsets), size + opened.size
+        if messages > rules.messages_max or size > rules.bytes_max:
+            return PrepareVerdict.LARGE
+        reserved, reserved_bytes = self.reserved.room_of(transaction)
+        if messages + reserved > rules.messages_max or size + reserved_bytes > rules.bytes_max:
+            return PrepareVerdict.CROWDED
+        return None
+
+    def release_prepare(self, transaction: bytes, messages: int, size: int) -> None:
+        """Give the room of an admitted prepare back, whatever became of it."""
+        self.reserved.release_prepare(transaction, messages, size, self.open)
+
     def full_for(self, group: str) -> bool:
-        """Whether the group may begin no more here. What another group has beyond its bound, which proxies
-        let in that had not heard yet, takes no room from it."""
-        return self._is_full() or self.by_group[group] >= self._group_max
-
-    def _is_full(self) -> bool:
-        return len(self.open) - self._above >= self._rules.open_max
-
-    def full_groups(self) -> list[str]:
-        """The groups that may begin no more; "" stands for all."""
-        if self._is_full():
-            return [""]
-        most = self._group_max
-        return sorted(group for group, count in self.by_group.items() if count >= most)
+        """Whether the group may begin no more here. What another group has beyond its bound takes no room
+        from it."""
+        reserved = self.reserved
+        if len(self.open) - self._above + reserved.count_new() >= self._rules.open_max:
+            return True
+        return self.by_group[group] + reserved.count_new(group) >= self._group_max
 
     # --- half messages
 
@@ -227,6 +211,8 @@ class TransactionShard:
             self.open[half.transaction].late.append(half)
         elif taken is HalfTaken.LARGE:
             self.open[half.transaction].beyond.append(half.offset)
+        elif taken is HalfTaken.LEFT_OVER:
+            self.left_over.append(half.offset)
         elif taken is not HalfTaken.PART:
             self._loose.append(half.offset)
         return taken
@@ -234,8 +220,10 @@ class TransactionShard:
     def _judge(self, half: HalfSeen) -> HalfTaken:
         found, rules = self.open.get(half.transaction), self._rules
         if found is None:
-            if self.ended.get(half.transaction) is not None:
-                return HalfTaken.ENDED
+            ended = self.ended.get(half.transaction)
+            if ended is not None:
+                is_dead = ended.outcome is TransactionOutcome.DEAD_LETTER and half.offset < ended.end
+                return HalfTaken.LEFT_OVER if is_dead else HalfTaken.ENDED
             found = self._begin(half)
         elif found.group != half.group:
             return HalfTaken.FOREIGN
@@ -243,7 +231,11 @@ class TransactionShard:
             return found.copy(half)
         elif found.deciding is not None:
             return HalfTaken.LATE
-        elif len(found.offsets) >= rules.messages_max or found.size + half.size > rules.bytes_max:
+        elif (
+            len(found.offsets) >= rules.commit_messages_max or found.size + half.size > rules.commit_bytes_max
+        ):
+            if half.identity:
+                found.identities[half.identity] = half.checksum
             return HalfTaken.LARGE
         found.offsets.append(half.offset)
         found.size += half.size
@@ -253,7 +245,9 @@ class TransactionShard:
 
     def _begin(self, half: HalfSeen) -> OpenTransaction:
         rules = self._rules
-        found = self.open[half.transaction] = OpenTransaction(half.transaction, half.group, half.stored_ms)
+        found = OpenTransaction(half.transaction, half.group, half.stored_ms, half.prepared_ms)
+        self.open[half.transaction] = found
+        self.reserved.drop_new(half.transaction)
         self.by_group[half.group] += 1
         self._above += self.by_group[half.group] > self._group_max
         after_ms = rules.check_after_ms if half.check_after_ms < 0 else half.check_after_ms
@@ -262,7 +256,7 @@ class TransactionShard:
             found.due_ms = self._began_at_ms + rules.check_interval_ms
         else:
             found.due_ms = half.stored_ms + after_ms
-        self._due(found, min(found.due_ms, half.stored_ms + rules.age_ms_max))
+        self._due(found, found.due_ms)
         return found
 
     # --- the end of one
@@ -284,7 +278,8 @@ class TransactionShard:
         self.ended.remember(found.id, ended)
         self._acks.finish((offset, offset + 1) for offset in found.offsets)
         self._loose += [half.offset for half in found.late]
-        self._loose += found.beyond
+        is_dead = ended.outcome is TransactionOutcome.DEAD_LETTER
+        (self.left_over if is_dead else self._loose).extend(found.beyond)
         return found.late
 
     def not_decided(self, found: OpenTransaction, now_ms: int) -> None:
@@ -310,6 +305,12 @@ class TransactionShard:
         for start, end in ranges:
             self._loose += range(start, end)
 
+    def finish_left_over(self, offsets: Sequence[int]) -> None:
+        """Count left-over messages as finished: they are dead letters now."""
+        self._acks.finish((offset, offset + 1) for offset in offsets)
+        finished = set(offsets)
+        self.left_over = [offset for offset in self.left_over if offset not in finished]
+
     @property
     def has_loose(self) -> bool:
         return bool(self._loose)
@@ -318,20 +319,27 @@ class TransactionShard:
 
     def look(self, now_ms: int) -> None:
         """What is due by now is offered to its group, or overdue."""
-        rules = self._rules
         while self._timers and self._timers[0][0] <= now_ms:
             found = self.open.get(heappop(self._timers)[2])
-            if found is None or found.deciding is not None:
+            if found is None or found.deciding is not None or found.asking or found.due_ms > now_ms:
                 continue
-            if found.began_ms + rules.age_ms_max <= now_ms:
-                self._overdue.append(Overdue(found, TOO_OLD))
-            elif found.asking or found.due_ms > now_ms:
-                continue
-            elif found.checks >= rules.checks_max:
+            if found.id in self._offered.get(found.group, ()):
+                if self._too_old_ms(found) <= now_ms:
+                    self._overdue.append(Overdue(found, TOO_OLD))
+            elif found.checks >= self._rules.checks_max:
                 self._overdue.append(Overdue(found, UNANSWERED))
             else:
-                self._offered.setdefault(found.group, {})[found.id] = found
-                self._due(found, found.began_ms + rules.age_ms_max)  # nobody may ever ask for it
+                self._offer_transaction(found, now_ms)
+
+    def _offer_transaction(self, found: OpenTransaction, now_ms: int) -> None:
+        """Its group is asked about it as soon as a member polls; nobody may ever."""
+        found.offered_ms = found.offered_ms or now_ms
+        self._offered.setdefault(found.group, {})[found.id] = found
+        self._due(found, max(self._too_old_ms(found), now_ms + AGAIN_MS))
+
+    def _too_old_ms(self, found: OpenTransaction) -> int:
+        rules = self._rules
+        return max(found.began_ms + rules.age_ms_max, found.offered_ms + rules.offer_ms_min)
 
     def overdue(self) -> Iterator[Overdue]:
         """Those that become dead letters now; what could not is there again later."""
@@ -362,17 +370,17 @@ class TransactionShard:
 
     def asked(self, found: OpenTransaction, now_ms: int) -> bool:
         """Its next check counts; whether it still has to be asked about."""
-        found.asking = False
+        found.asking, found.offered_ms = False, 0
         found.checks += 1
         found.due_ms = now_ms + self._rules.check_interval_ms
         self._due(found, found.due_ms)
         return self.open.get(found.id) is found and found.deciding is None
 
-    def not_asked(self, found: OpenTransaction) -> None:
-        """Nothing became of the check: it is offered again."""
-        found.asking = False
+    def not_asked(self, found: OpenTransaction, now_ms: int) -> None:
+        """Offer it again: nothing became of the check."""
+        found.asking, found.offered_ms = False, 0
         if self.open.get(found.id) is found and found.deciding is None:
-            self._offered.setdefault(found.group, {})[found.id] = found
+            self._offer_transaction(found, now_ms)
 
     def _withdraw(self, found: OpenTransaction) -> None:
         offered = self._offered.get(found.group)
@@ -385,16 +393,3 @@ class TransactionShard:
             heapify(self._timers)
         self._sequence += 1
         heappush(self._timers, (at_ms, self._sequence, found.id))
-
-
-def ranges_of(offsets: Sequence[int]) -> list[tuple[int, int]]:
-    """Offsets as ranges `[start, end)`, ascending and not touching."""
-    if len(offsets) == 1:  # as nearly all are
-        return [(offsets[0], offsets[0] + 1)]
-    found: list[tuple[int, int]] = []
-    for offset in sorted(offsets):
-        if found and found[-1][1] >= offset:
-            found[-1] = found[-1][0], max(found[-1][1], offset + 1)
-        else:
-            found.append((offset, offset + 1))
-    return found

@@ -2,8 +2,8 @@
 
 They pass the checks, limits and rates of plain sends (admission.py, PREPARED). One message is appended, so
 that the engine recognises a resend; several are committed together, and the shard recognises it. Either way
-a message that says which one it is (sequence, key) has the same message id in each send. The bounds of one
-transaction are kept by each proxy for what went through it.
+a message that says which one it is (sequence, key) has the same message id in each send. Where this proxy
+does not own the shard, the call goes to the one that does (waiting.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from backend.records import AppendResult, AppendStatus, CommitBatch, NewRecord
 from ddmq_client.idl import producer
-from ddmq_client.idl.codes import OK_TEXT, Code
+from ddmq_client.idl.codes import FRAME_BYTES_MAX, OK_TEXT, Code
+from ddmq_common.errors import TryLaterError
 from ddmq_common.send_identity import IDENTITY
 from ddmq_rpc.api import Call, Fault
 from ddmq_rpc.codec import structs
@@ -23,7 +24,7 @@ from proxy_producer.admission import DRAINING, Admission
 from proxy_producer.batches import worst
 from proxy_producer.config import ProducerConfig
 from proxy_producer.core.identity import identity_of
-from proxy_producer.core.refusals import SendRefusal, illegal, refusal, shown
+from proxy_producer.core.refusals import SendRefusal, illegal, refusal, refusal_of, shown
 from proxy_producer.delay.context import DelayContext
 from proxy_producer.delay.sends import DelaySends
 from proxy_producer.delaying import DelayingBatch
@@ -35,17 +36,22 @@ from proxy_producer.transactions.codec import (
     id_by,
     identity_in,
     is_elsewhere,
-    shard_of,
+    name_of,
 )
-from proxy_producer.transactions.core.shard import HalfTaken
-from proxy_producer.transactions.deciding import Came
-from proxy_producer.transactions.ends import TOLD, foreign, late, late_fault, used_elsewhere
-from proxy_producer.transactions.prepared.tally import IMMUNITY, PreparedTally, long_fault
+from proxy_producer.transactions.core.reservations import PrepareVerdict
+from proxy_producer.transactions.core.transaction import HalfTaken
+from proxy_producer.transactions.deciding import OwnedShard
+from proxy_producer.transactions.ends import used_elsewhere
+from proxy_producer.transactions.legal import legal_id
+from proxy_producer.transactions.prepared.admitted import Admitted, moved_fault, verdict_fault
+from proxy_producer.transactions.prepared.limits import IMMUNITY, long_fault
 from proxy_producer.transactions.prepared.usual import UsualPrepares, half_message
-from proxy_producer.transactions.service import Transactions, legal_id
+from proxy_producer.transactions.prepared.waiting import WaitingPrepare
+from proxy_producer.transactions.service import Transactions
 from proxy_producer.wire import BatchMember, RequestKind, SendRequest, request_of
 
 IDL = structs(producer)
+PASSING_BYTES = 512  # of a call, for what passing it on adds: any proxy refuses what one could not pass on
 
 
 class PreparedSends:
@@ -70,8 +76,7 @@ class PreparedSends:
         self._placed = delay_sends.placed
         self._new_id = new_id
         self._wall_ms = wall_ms
-        self.tally = PreparedTally(config.transactions)
-        self._short = UsualPrepares(transactions, admission, config)
+        self._short = UsualPrepares(transactions, admission)
 
     def prepare(self, call: Call, deadline: float) -> None:
         """One call of sendPrepared."""
@@ -82,6 +87,11 @@ class PreparedSends:
         if isinstance(found, SendRefusal):
             refuse(self.transactions, call, found, size)
             return
+        transactions = self.transactions
+        is_owned = transactions.owned_of(found.transaction) is not None
+        if transactions.shards and not is_owned:
+            self._wait_for_owner(call, deadline, found)
+            return
         prepared = self._members(found)
         if isinstance(prepared, SendRefusal):
             again = partial(self.prepare, call, deadline)
@@ -89,8 +99,21 @@ class PreparedSends:
                 return  # a delay service that has just begun is noticed before it is refused
             refuse(self.transactions, call, prepared, size)
             return
+        if not is_owned:  # there are no shards yet; what is refused makes none
+            self._wait_for_owner(call, deadline, found)
+            return
         members, asked = prepared
         PendingPrepare(self, call, deadline, members, asked, found).start()
+
+    def _wait_for_owner(self, call: Call, deadline: float, prepare: Prepare) -> None:
+        """Pass a call on to the owner of its shard, as soon as there is one."""
+        transaction = prepare.transaction
+        WaitingPrepare(
+            self.transactions, call, deadline, transaction, self.prepare, self._refuse_call
+        ).start()
+
+    def _refuse_call(self, call: Call, fault: SendRefusal) -> None:
+        refuse(self.transactions, call, fault, len(call.args.request.messages))
 
     def _legal(self, call: Call) -> SendRefusal | Prepare:
         transactions, request = self.transactions, call.args.request
@@ -110,6 +133,9 @@ class PreparedSends:
         after_ms = self._check_after(request)
         if isinstance(after_ms, SendRefusal):
             return after_ms
+        if call.frame_bytes > FRAME_BYTES_MAX - PASSING_BYTES:
+            allowed = f"allowed: at most {FRAME_BYTES_MAX - PASSING_BYTES}"
+            return illegal("prepare_long", f"the request has {call.frame_bytes} bytes", allowed)
         fault = long_fault(self.limits, 0, 0, len(request.messages), 0)
         fault = fault or transactions.flow.bound_fault(call.frame_bytes)
         group = request.producerGroup.decode()
@@ -171,41 +197,41 @@ class PreparedSends:
 
     # --- one that was accepted, and whose topics are there
 
-    def fault(self, prepare: Prepare, shard: int, messages: int, size: int) -> SendRefusal | None:
-        """Whether so much may be added to the transaction now."""
-        fault = self._ended_fault(prepare, shard)
-        owned = self.transactions.owned(shard)
-        if fault is not None:
-            return fault
+    def admit_records(self, prepare: Prepare, records: Sequence[NewRecord]) -> SendRefusal | Admitted:
+        """Reserve room for messages in their transaction's shard, or return why it takes none of them."""
+        owned, transaction, group = (
+            self.transactions.owned_of(prepare.transaction), prepare.transaction, prepare.group,
+        )  # fmt: skip
         if owned is None:
-            fault = self.tally.fault(prepare.transaction, messages, size)
-        elif (found := owned.held.core.open.get(prepare.transaction)) is not None:
-            fault = long_fault(self.limits, len(found.offsets), found.size, messages, size)
-        else:
-            fault = long_fault(self.limits, 0, 0, messages, size)
-        if fault is None:
-            self.tally.add(prepare.transaction, messages, size)
-        return fault
+            return refusal_of(TryLaterError("the transaction moves to another proxy; send it again"))
+        core, messages = owned.held.core, len(records)
+        size = sum([len(record.delivery) for record in records])
+        verdict = core.admit_prepare(transaction, group, messages, size)
+        if verdict in (
+            PrepareVerdict.LARGE,
+            PrepareVerdict.CROWDED,
+        ):  # what was sent before takes no more room
+            messages, size = self._measure_new(owned, transaction, records)
+            verdict = core.admit_prepare(transaction, group, messages, size)
+        if verdict is PrepareVerdict.ADMITTED:
+            return Admitted(owned, transaction, group, messages, size)
+        opened = core.open.get(transaction)
+        before = (0, 0) if opened is None else (len(opened.offsets), opened.size)
+        fault = verdict_fault(verdict, owned, transaction, group)
+        return fault or long_fault(self.limits, *before, messages, size) or moved_fault()
 
-    def _ended_fault(self, prepare: Prepare, shard: int) -> SendRefusal | None:
-        transactions, transaction = self.transactions, prepare.transaction
-        owned = transactions.owned(shard)
-        if owned is not None:
-            found, ended = owned.held.core.open.get(transaction), owned.held.core.ended.get(transaction)
-            if (found or ended) is not None:
-                if (found or ended).group != prepare.group:  # type: ignore[union-attr]
-                    return foreign(prepare.group)
-                if found is not None:
-                    return None if found.deciding is None else late(transaction, "is being ended")
-                return late(transaction, TOLD[ended.outcome])  # type: ignore[union-attr]
-        elif transaction in self.tally:
-            return None
-        if not transactions.is_full(shard, prepare.group):
-            return None
-        what = f"producer group {prepare.group!r} or its shard has as many open transactions as it may"
-        return refusal(
-            Code.BUSY, "transactions_open", what, "allowed: later, when some have ended (open_max)"
-        )
+    def _measure_new(
+        self, owned: OwnedShard, transaction: bytes, records: Sequence[NewRecord]
+    ) -> tuple[int, int]:
+        """Count the messages that the transaction does not have yet, and their bytes."""
+        opened = owned.held.core.open.get(transaction)
+        identities = {} if opened is None else opened.identities
+        sizes = [
+            len(record.delivery)
+            for record in records
+            if not record.system or name_of(record.system[IDENTITY]) not in identities
+        ]
+        return len(sizes), sum(sizes)
 
     def mark(self, prepare: Prepare, record: NewRecord, request: SendRequest | None) -> HalfMark:
         """What the half record says."""
@@ -247,7 +273,7 @@ def refuse(transactions: Transactions, call: Call, fault: SendRefusal, messages:
 class PendingPrepare(DelayingBatch):
     """State of one call; making one accepts it."""
 
-    __slots__ = ("_halves", "_prepare", "_sends", "_shard", "_stored", "_tallied")
+    __slots__ = ("_admitted", "_halves", "_prepare", "_sends", "_stored")
 
     def __init__(
         self,
@@ -261,35 +287,23 @@ class PendingPrepare(DelayingBatch):
         super().__init__(sends.transactions.flow, sends.delay, sends.levels, call, deadline, members, asked)
         self._sends = sends
         self._prepare = prepare
-        self._shard = 0
+        self._admitted: Admitted | None = None
         self._halves: list[tuple[NewRecord, HalfMark]] = []
         self._stored: list[NewRecord] = []
-        self._tallied = 0, 0  # messages and bytes that the tally has of it
-
-    def release(self) -> None:
-        """No limit holds it any more: the internal topics that it needs, then the store."""
-        topics = self._sends.transactions.topics
-        if topics.shards:
-            super().release()
-        else:
-            topics.when_ready(self._topic_ready)
 
     def _store(self) -> None:
-        sends, prepare = self._sends, self._prepare
-        sends.transactions.begin()
-        self._shard = shard_of(prepare.transaction, sends.transactions.topics.shards)
-        size = sum([len(member.record.delivery) for member in self.members])
-        fault = sends.fault(prepare, self._shard, len(self.members), size)
-        if fault is None:
-            self._tallied = len(self.members), size
-        health = None if fault is not None or len(self.members) == 1 else self.flow.backend.health()
+        health = None if len(self.members) == 1 else self.flow.backend.health()
         if health is not None and not health.ready:  # a commit would get past a disk that is nearly full
-            fault = refusal(Code.BUSY, "backend_bound", health.reason, "send it again")
-        if fault is not None:
-            self._refuse_unsent(fault)
+            self._refuse_unsent(refusal(Code.BUSY, "backend_bound", health.reason, "send it again"))
             return
+        admitted = self._sends.admit_records(self._prepare, [member.record for member in self.members])
+        if isinstance(admitted, SendRefusal):
+            self._refuse_unsent(admitted)
+            return
+        self._admitted = admitted
         self._choose_queues()
-        records = self._stored = [half_record(self._shard, record, mark) for record, mark in self._halves]
+        shard = admitted.owned.held.number
+        records = self._stored = [half_record(shard, record, mark) for record, mark in self._halves]
         self.sent = True
         try:
             if len(records) == 1:
@@ -297,8 +311,15 @@ class PendingPrepare(DelayingBatch):
             else:
                 self.flow.backend.commit(CommitBatch(records), self.deadline, self)
         except BaseException:
+            admitted.release()
             self._forget()
             raise
+
+    def settled(self) -> None:
+        """The backend's answers are here, perhaps after the caller's."""
+        super().settled()
+        if self._admitted is not None:
+            self._admitted.release()
 
     def _choose_queues(self) -> None:
         super()._choose_queues()
@@ -312,44 +333,39 @@ class PendingPrepare(DelayingBatch):
         return self._stored
 
     def _finish(self, results: Sequence[AppendResult]) -> None:
-        """Tell the shard, if it is ours, and answer."""
+        """Tell the shard, and answer."""
         if results and not self.faults and all(one.status is AppendStatus.STORED for one in results):
             self._hand_over(results)
         else:
-            self._answer(results, None)
+            self._reply(results, None)
 
     def _hand_over(self, results: Sequence[AppendResult]) -> None:
-        """The shard takes them in at once, where it is ours; it may say that they are no part of anything."""
-        transaction, group = self._prepare.transaction, self._prepare.group
-        owned, fault, waits = self._sends.transactions.owned(self._shard), None, False
-        told: list[AppendResult] = []
-        for (record, mark), result in zip(self._halves, results, strict=True):
-            taken = None
-            if is_elsewhere(record, result):
-                fault = used_elsewhere()
-            elif owned is not None:
-                taken = owned.held.appended(half_message(record, mark, result.offset), transaction)
-                fault, waits = fault or late_fault(taken, transaction, group), taken is HalfTaken.LATE
-            told.append(as_known(record, self._shard, result, taken))
-        results = told
-        if owned is not None and waits:
-            owned.deciding.wait(owned.held.core.open[transaction], partial(self._decided, results))
-        else:
-            self._answer(results, fault)
+        """The shard takes them in; it may say that they are no part of anything."""
+        pairs = list(zip(self._halves, results, strict=True))
+        if self._admitted is None or any(is_elsewhere(record, result) for (record, _), result in pairs):
+            self._reply(results, used_elsewhere())
+            return
+        halves = [half_message(record, mark, result.offset) for (record, mark), result in pairs]
+        self._admitted.take_in(halves, partial(self._taken, results))
 
-    def _decided(self, results: Sequence[AppendResult], came: Came) -> None:
-        """The transaction was being ended when they came: they are parts where that was not to be."""
-        fault = None if came.ended is None else late(self._prepare.transaction, "has ended")
-        self._answer(results, fault)
+    def _taken(
+        self, results: Sequence[AppendResult], taken: Sequence[HalfTaken], fault: SendRefusal | None
+    ) -> None:
+        if self.answered or self._admitted is None:
+            return
+        if fault is None:
+            shard = self._admitted.owned.held.number
+            each = zip(self._halves, results, taken, strict=True)
+            results = [as_known(record, shard, result, what) for (record, _), result, what in each]
+        self._reply(results, fault)
 
-    def _answer(self, results: Sequence[AppendResult], fault: SendRefusal | None) -> None:
+    def _reply(self, results: Sequence[AppendResult], fault: SendRefusal | None) -> None:
         """Count, and answer."""
         if fault is not None:
             self._fail_all(fault)
             results = ()
         self.answered = True
         stored = self._count_stored(results)
-        self._take_back(results)
         if self.faults:
             fault = worst(self.faults, self.size, stored) if self.size > 1 else self.faults[0]
             refuse(self._sends.transactions, self.call, fault, self.size)
@@ -363,16 +379,6 @@ class PendingPrepare(DelayingBatch):
                 throughOffset=max(result.offset for result in results),
             )
         )
-
-    def _take_back(self, results: Sequence[AppendResult]) -> None:
-        """The tally has no more of it than was stored by it."""
-        tallied = self._tallied
-        if not self.faults:
-            pairs = zip(self._halves, results, strict=False)
-            before = [len(record.delivery) for (record, _), result in pairs if result.first is not None]
-            tallied = len(before), sum(before)
-        if tallied[0]:
-            self._sends.tally.take_back(self._prepare.transaction, *tallied)
 
     def _forget(self) -> None:
         """The backend raised: it will not settle this."""

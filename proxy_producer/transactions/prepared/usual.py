@@ -5,6 +5,7 @@ not as usual takes the careful way (sends.py), which takes all that this takes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +17,6 @@ from ddmq_common.send_identity import IDENTITY
 from ddmq_rpc.api import Call
 from proxy_producer import wire
 from proxy_producer.admission import Admission
-from proxy_producer.config import ProducerConfig
 from proxy_producer.core.refusals import SendRefusal
 from proxy_producer.pending import PendingSend
 from proxy_producer.transactions.asking import IDL
@@ -29,24 +29,23 @@ from proxy_producer.transactions.codec import (
     identity_in,
     is_elsewhere,
     parse_id,
-    shard_of,
 )
-from proxy_producer.transactions.core.shard import HalfTaken
-from proxy_producer.transactions.deciding import Came, OwnedShard
-from proxy_producer.transactions.ends import late, late_fault, used_elsewhere
-from proxy_producer.transactions.prepared.tally import IMMUNITY
+from proxy_producer.transactions.core.reservations import PrepareVerdict
+from proxy_producer.transactions.core.transaction import HalfTaken
+from proxy_producer.transactions.ends import used_elsewhere
+from proxy_producer.transactions.prepared.admitted import Admitted
+from proxy_producer.transactions.prepared.limits import IMMUNITY
 from proxy_producer.transactions.service import Transactions
 
 
 class UsualPrepares:
     """They belong to one producer proxy."""
 
-    def __init__(self, transactions: Transactions, admission: Admission, config: ProducerConfig) -> None:
+    def __init__(self, transactions: Transactions, admission: Admission) -> None:
         self._transactions = transactions
         self._flow = transactions.flow
         self._known = admission.known
         self._usual = admission.usual
-        self._limits = config.transactions
 
     # One function of more than forty lines: it is the hot path, and each call costs it 0.05 µs.
     def prepare(self, call: Call, deadline: float) -> bool:
@@ -58,7 +57,7 @@ class UsualPrepares:
         if not messages or len(messages) != 1:
             return False
         message = messages[0]
-        topic, shards = self._known.get(message.topic), transactions.shards
+        topic = self._known.get(message.topic)
         group = transactions.groups.get(request.producerGroup)
         transaction = parse_id(request.transactionId or b"")
         properties = message.properties
@@ -66,28 +65,16 @@ class UsualPrepares:
             topic is None
             or group is None
             or transaction is None
-            or not shards
             or topic.limiters
             or topic.trace is not None
             or (properties and IMMUNITY in properties)
         ):
             return False
-        number = shard_of(transaction, shards)
-        owned = transactions.owned(number)
+        owned = transactions.owned_of(transaction)
         if owned is None or flow.bound_fault(call.frame_bytes) is not None:
-            return False
-        core = owned.held.core
-        opened = core.open.get(transaction)
-        if opened is None:
-            if core.ended.get(transaction) is not None or core.full_for(group):
-                return False
-        elif opened.group != group or opened.deciding is not None:
             return False
         record = self._usual(message, topic, None)
         if record is None or isinstance(record, SendRefusal):
-            return False
-        known, size = (0, 0) if opened is None else (len(opened.offsets), opened.size)
-        if known >= self._limits.messages_max or size + len(record.delivery) > self._limits.bytes_max:
             return False
         if record.system is not None:
             identity = identity_in(record.system[IDENTITY], transaction)
@@ -95,15 +82,24 @@ class UsualPrepares:
             record.message_id = id_by(identity, transaction)
         elif message.sequence is not None:
             return False
+        held, size = owned.held, len(record.delivery)
+        if held.core.admit_prepare(transaction, group, 1, size) is not PrepareVerdict.ADMITTED:
+            return False
+        admitted = Admitted(owned, transaction, group, 1, size)
         topic.turn = turn = topic.turn + 1
         key = record.key if topic.by_key else b""
         record.queue_id = choose(message.partitionId, message.hashId, topic.queues, turn, key)
         mark = HalfMark(transaction.hex(), group, topic.name, record.queue_id)
-        answers = HalfAnswers(transactions, owned, record, mark, transaction)
-        half = half_record(number, record, mark)
+        answers = HalfAnswers(admitted, record, mark)
+        half = half_record(held.number, record, mark)
         body_bytes = len(message.body or message.value)
         send = PendingSend(flow, call, half, deadline, body_bytes, True, topic, answers)
-        send.send()
+        send.on_settled = admitted.release
+        try:
+            send.send()
+        except BaseException:
+            admitted.release()
+            raise
         if not send.done:
             flow.watch(send)
         return True
@@ -113,29 +109,25 @@ class UsualPrepares:
 class HalfAnswers:
     """How the caller is answered, once the shard has taken the message in."""
 
-    transactions: Transactions
-    owned: OwnedShard
+    admitted: Admitted
     record: NewRecord
     mark: HalfMark
-    transaction: bytes
 
     def stored(self, send: PendingSend, result: AppendResult) -> None:
-        held, fault = self.owned.held, None
         if is_elsewhere(self.record, result):
-            fault = used_elsewhere()
-        elif held.ready:
-            taken = held.appended(half_message(self.record, self.mark, result.offset), self.transaction)
-            if taken is HalfTaken.LATE:
-                found = held.core.open[self.transaction]
-                self.owned.deciding.wait(found, partial(self._decided, send, result))
-                return
-            fault = late_fault(taken, self.transaction, self.mark.group)
-            result = as_known(self.record, held.number, result, taken)
-        self._tell(send, result, fault)
+            self._tell(send, result, used_elsewhere())
+            return
+        half = half_message(self.record, self.mark, result.offset)
+        self.admitted.take_in((half,), partial(self._taken, send, result))
 
-    def _decided(self, send: PendingSend, result: AppendResult, came: Came) -> None:
-        """The transaction was being ended when it came: it is a part where that was not to be."""
-        self._tell(send, result, None if came.ended is None else late(self.transaction, "has ended"))
+    def _taken(
+        self, send: PendingSend, result: AppendResult, taken: Sequence[HalfTaken], fault: SendRefusal | None
+    ) -> None:
+        if send.answered:
+            return
+        if fault is None:
+            result = as_known(self.record, self.admitted.owned.held.number, result, taken[0])
+        self._tell(send, result, fault)
 
     def _tell(self, send: PendingSend, result: AppendResult, fault: SendRefusal | None) -> None:
         if fault is not None:

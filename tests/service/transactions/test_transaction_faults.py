@@ -84,7 +84,7 @@ def test_a_dead_letter_that_cannot_be_made_is_tried_again(memory: TransactionRig
 def test_a_check_that_comes_when_its_client_has_gone_is_for_the_next(memory: TransactionRig) -> None:
     memory.begin(body(b"x"))
     gone = memory.proxy.polling(timeout=30_000)
-    memory.clock.advance(60)
+    memory.pass_time(60)
     memory.memory.hold()
     memory.proxy.look()  # the attempt is on its way
     assert gone.on_abandoned is not None
@@ -106,7 +106,7 @@ def test_answers_are_made_a_few_at_a_time(memory: TransactionRig, monkeypatch: p
     memory.caught_up()
     polls = [memory.proxy.polling(timeout=200_000, group=group) for group in groups]
     memory.memory.hold()
-    memory.clock.advance(60)
+    memory.pass_time(60)
     memory.proxy.look()
     held = memory.proxy.proxy.transactions.polls.held
     assert sum(held.first(group.decode()) is None for group in groups) == 3

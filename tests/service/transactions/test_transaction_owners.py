@@ -16,9 +16,11 @@ from transaction_rig import (
     TransactionProxy,
     TransactionRig,
     body,
+    prepare_request,
 )
 
 from backend.records import AppendStatus, QueueRef
+from ddmq_common.delivery import decode, properties_of
 from ddmq_common.errors import BoundReachedError, RemoteError
 from ddmq_common.names import HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP
 from tests.played_memory import PlayedMemory
@@ -73,17 +75,67 @@ def test_a_prepare_elsewhere_is_part_of_it_also_where_the_caller_forgot_how_far_
     assert rig.bodies() == [b"1", b"2"]
 
 
-def test_a_late_message_elsewhere_is_counted(rig: TransactionRig) -> None:
+def test_a_message_behind_the_end_is_refused_at_every_proxy(rig: TransactionRig) -> None:
+    first, second = two(rig)
+    for action, word in ((COMMIT, "committed"), (ROLLBACK, "rolled back")):
+        transaction = owned_by(rig, first)
+        assert second.prepare(transaction, body(b"1")).code == 0
+        assert second.end(transaction, action).code == 0
+        for proxy in (first, second):
+            late = proxy.prepare(transaction, body(b"late"))
+            assert late.code == 11
+            assert f"was {word}" in str(late.msg)
+    assert rig.bodies() == [b"1"]
+
+
+def test_a_stranger_is_refused_at_every_proxy(rig: TransactionRig) -> None:
     first, second = two(rig)
     transaction = owned_by(rig, first)
-    assert first.prepare(transaction, body(b"1")).code == 0
-    assert first.end(transaction, ROLLBACK).code == 0
-    assert second.prepare(transaction, body(b"late")).code == 0  # it cannot know
+    assert second.prepare(transaction, body(b"ours")).code == 0
+    for proxy in (first, second):
+        refused = proxy.prepare(transaction, body(b"theirs"), group=b"thieves")
+        assert refused.code == 11
+        assert "thieves" in str(refused.msg)
+    assert second.end(transaction, COMMIT).code == 0
+    assert rig.bodies() == [b"ours"]
+
+
+def test_a_prepare_is_not_passed_on_again(rig: TransactionRig) -> None:
+    first, second = two(rig)
+    refused = first.prepare(owned_by(rig, second), forwardedBy=b"127.0.0.1:1")
+    assert refused.code == 20  # for the proxy that passed it on: to look again who owns the shard
+    assert rig.unfinished() == 1
+
+
+def test_a_prepare_whose_owner_is_away_is_to_be_sent_again(rig: TransactionRig) -> None:
+    """In time, and never told as stored."""
+    first, second = two(rig)
+    transaction = owned_by(rig, second)
+    assert second.server is not None
+    second.server.close()
+    call = first.call("sendPrepared", prepare_request(transaction, body(b"x"), timeout=4_000))
+
+    def answered() -> bool:
+        rig.clock.advance(0.1)
+        first.proxy.transactions.retry_waiting()
+        return bool(call.answers)
+
+    until(answered, "it is answered")
+    assert call.answer.code == 15
+    assert "has no owner now; the message is not stored" in str(call.answer.msg)
+    assert first.proxy.flow.inflight == 0
+    assert rig.unfinished() == 1
+
+
+def test_what_an_owner_of_before_stored_too_late_is_counted(rig: TransactionRig) -> None:
+    transaction = rig.begin(body(b"1"))
+    assert rig.proxy.end(transaction, ROLLBACK).code == 0
+    rig.append_half(transaction, b"late")
     reason = {"reason": "half message: ended"}
     until(
-        lambda: first.counted("ddmq_transactions_refused_total", **reason) == 1 or rig.look(), "it is counted"
+        lambda: rig.proxy.counted("ddmq_transactions_refused_total", **reason) == 1 or rig.look(), "counted"
     )
-    until(lambda: rig.look() or rig.unfinished() == 1, "all but the first one's are finished")
+    until(lambda: rig.look() or rig.unfinished() == 0, "it is finished")
     assert rig.bodies() == []
 
 
@@ -92,61 +144,64 @@ def test_a_commit_that_others_made_before_a_message_came_is_not_told_as_done(rig
     transaction = owned_by(rig, first)
     through = first.prepare(transaction, body(b"1")).throughOffset
     assert first.end(transaction, COMMIT).code == 0  # an operator, say
-    late = second.prepare(transaction, body(b"2"))
+    late = rig.append_half(transaction, b"2")
     for restarted in (False, True):
         if restarted:
             first.kill()
             rig.proxies.remove(first)
             rig.proxy = second
             rig.caught_up()
-        refused = second.end(transaction, COMMIT, throughOffset=late.throughOffset)
+        refused = second.end(transaction, COMMIT, throughOffset=late)
         assert (refused.code, refused.outcome) == (11, COMMITTED)
         assert "was committed before" in str(refused.msg)
         assert second.end(transaction, COMMIT, throughOffset=through).code == 0
     assert rig.bodies() == [b"1"]
 
 
-def test_who_does_not_own_the_shard_counts_what_is_stored() -> None:
-    """Neither what was put off and sent again, nor what was refused."""
+def test_what_is_sent_again_takes_no_more_room() -> None:
+    """Neither what was put off and sent again, nor what was stored before, at whichever proxy."""
     rig = TransactionRig(messages_max=3, bytes_max=1_000)
     owner, other = two(rig)
     transaction = owned_by(rig, owner)
     for _ in range(3):
         rig.memory.fail_next(BoundReachedError("too much waits"))
         assert other.prepare(transaction, body(b"x" * 240)).code == 15
-    assert other.prepare(transaction, body(b"x" * 240)).code == 0
-    again = {"producerId": b"p", "sequence": 0}
-    for _ in range(3):
-        assert other.prepare(transaction, body(b"y" * 240, **again)).code == 0
-    for _ in range(2):
-        refused = other.prepare(transaction, body(b"1"), body(b"2"))
+    numbered = [body(b"%d" % n, producerId=b"p", sequence=n) for n in range(3)]
+    for proxy in (other, owner, other):
+        assert proxy.prepare(transaction, *numbered[:2]).code == 0
+        assert proxy.prepare(transaction, numbered[2]).code == 0
+        refused = proxy.prepare(transaction, body(b"1"))
         assert refused.code == 11
-        assert "4 messages" in refused.msg
-    ended = owner.end(transaction, COMMIT, messages=2)
-    assert (ended.code, len(ended.results)) == (0, 2)
+        assert "4 messages" in str(refused.msg)
+    ended = owner.end(transaction, COMMIT, messages=3)
+    assert (ended.code, len(ended.results)) == (0, 3)
 
 
-def test_what_several_proxies_let_in_together_is_never_visible_in_part(memory: TransactionRig) -> None:
-    memory.proxy.kill()
-    memory.proxies.clear()
-    three = [TransactionProxy(memory, served=True, messages_max=2) for _ in range(3)]
-    memory.proxies += three
-    owner = memory.proxy = three[0]
-    assert owner.prepare(memory.new_id()).code == 0
-    until(lambda: sum(len(one.shards) for one in three) == SHARDS or memory.look(), "they share")
-    transaction = owned_by(memory, owner)
-    for number, proxy in enumerate(three):
-        for part in range(2):
-            assert proxy.prepare(transaction, body(b"%d%d" % (number, part))).code == 0
-    refused = owner.prepare(transaction, body(b"one more"))
-    assert refused.code == 11
-    assert "messages" in refused.msg
-    ended = owner.end(transaction, COMMIT)
-    assert (ended.code, ended.outcome) == (11, 5)
-    assert "too large" in ended.msg
-    assert memory.bodies() == []
-    assert len(memory.dead()) == 4
-    until(lambda: memory.look() or memory.unfinished() == 1, "it is finished")
+def test_what_owners_in_a_row_let_in_beyond_a_commit_is_in_the_dead_letters_whole(
+    rig: TransactionRig,
+) -> None:
+    """All of it, also what its own commit has no room for, and also when the owner dies in between."""
+    rig.proxy.kill()
+    rig.proxies.clear()
+    owner = rig.proxy = TransactionProxy(rig, served=True, messages_max=2)
+    rig.proxies.append(owner)
+    transaction = rig.begin(body(b"0"))
+    rig.caught_up()
+    through = max(rig.append_half(transaction, b"%d" % number) for number in range(1, 9))
+    ended = owner.end(transaction, COMMIT, throughOffset=through, messages=9)
+    assert (ended.code, ended.outcome) == (11, DEAD_LETTER)
+    assert "too large" in str(ended.msg)
+    assert (len(rig.dead()), rig.unfinished()) == (4, 5)
+    owner.kill()
+    rig.proxies.clear()
+    rig.proxy = rig.beside()
+    until(lambda: rig.look() or rig.unfinished() == 0, "the others follow")
+    bodies = [decode(bytes(one.delivery)).value for one in rig.dead()]
+    assert bodies == [b"%d" % number for number in range(9)]
+    names = [b"dead-letter-transaction", b"dead-letter-reason"]
+    facts = [properties_of(bytes(one.delivery), names) for one in rig.dead()]
+    assert facts == [dict(zip(names, (transaction, b"too large"), strict=True))] * 9
+    assert rig.bodies() == []
 
 
 def test_checks_of_the_other_proxys_shards_come_here(rig: TransactionRig) -> None:
@@ -366,14 +421,14 @@ def test_it_costs_nothing_where_there_are_no_transactions(memory: TransactionRig
     until(lambda: len(served.shards) == SHARDS or served.look(), "it owns all shards")
 
 
-def test_one_that_two_proxies_let_in_whole_is_asked_about_at_the_other(memory: TransactionRig) -> None:
+def test_one_that_two_owners_let_in_whole_is_asked_about_at_the_other(memory: TransactionRig) -> None:
     first, second = two(memory)
     transaction = owned_by(memory, first)
-    for proxy in (first, second):
-        for _ in range(2):
-            assert proxy.prepare(transaction, body(b"x" * 2_000_000)).code == 0
+    for _ in range(2):
+        assert second.prepare(transaction, body(b"x" * 2_000_000)).code == 0
+        memory.append_half(transaction, b"x" * 2_000_000)
     memory.look()
-    memory.clock.advance(60)
+    memory.pass_time(60)
     polls = [second.polling(timeout=30_000)]
 
     def messages() -> int:

@@ -10,10 +10,10 @@ from typing import Any
 import gevent
 
 from backend.port import Backend
-from backend.records import StoredRecord, TopicInfo
+from backend.records import NewRecord, StoredRecord, TopicInfo
 from ddmq_client.idl import producer
 from ddmq_common.clock import ManualClock
-from ddmq_common.delivery import decode
+from ddmq_common.delivery import decode, encode
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import HALF_TOPIC, OP_TOPIC, TRANSACTION_DEAD_TOPIC, TRANSACTION_GROUP
 from ddmq_rpc.codec import structs
@@ -21,7 +21,8 @@ from ddmq_rpc.server import RpcServer
 from ddmq_rpc.traffic import RpcLimits
 from proxy_producer.config import ProducerConfig, TransactionLimits
 from proxy_producer.service import ProducerService
-from proxy_producer.transactions.codec import shard_of
+from proxy_producer.transactions.codec import HalfMark, half_record, shard_of
+from proxy_producer.transactions.core.clock import PAUSE_MS_MAX
 from tests.support.backend_rig import BackendRig
 from tests.support.waits import PATIENCE_S, until
 from tests.unit.producer.producer_rig import Args, FakeCall, FakeTimer, Wire, message
@@ -69,16 +70,13 @@ class TransactionProxy:
 
     def answer(self, method: str, request: Any) -> Any:
         call = self.call(method, request)
-        until(lambda: bool(call.answers), f"{method} is answered")
+        retry = self.proxy.transactions.retry_waiting  # what a beat brings to who waits for an owner
+        until(lambda: bool(call.answers) or retry(), f"{method} is answered")
         return call.answer
 
     def prepare(self, transaction: bytes, *messages: Any, group: bytes = GROUP, **fields: Any) -> Any:
         """By default one message to `orders`."""
-        given = list(messages) or [message(partitionId=0)]
-        request = S.PrepareRequest(
-            transactionId=transaction, producerGroup=group, messages=given, clientId=b"c", **fields
-        )
-        return self.answer("sendPrepared", request)
+        return self.answer("sendPrepared", prepare_request(transaction, *messages, group=group, **fields))
 
     def ending(self, transaction: bytes, action: int, group: bytes = GROUP, **fields: Any) -> FakeCall:
         return self.call("endTransaction", end_request(transaction, action, group, **fields))
@@ -119,6 +117,13 @@ class TransactionProxy:
         self.proxy.close()
 
 
+def prepare_request(transaction: bytes, *messages: Any, group: bytes = GROUP, **fields: Any) -> Any:
+    given = list(messages) or [message(partitionId=0)]
+    return S.PrepareRequest(
+        transactionId=transaction, producerGroup=group, messages=given, clientId=b"c", **fields
+    )
+
+
 def end_request(transaction: bytes, action: int, group: bytes, **fields: Any) -> Any:
     return S.EndTransactionRequest(
         transactionId=transaction, producerGroup=group, action=action, clientId=b"c", **fields
@@ -147,6 +152,24 @@ class TransactionRig(BackendRig):
         self.proxies.append(made)
         return made
 
+    def serve(self, count: int = 1, **limits: Any) -> list[TransactionProxy]:
+        """Other proxies instead of the first one, that pass calls on to each other, and share the shards."""
+        for proxy in self.proxies:
+            proxy.kill()
+        self._limits |= limits
+        self.proxies = []
+        self.proxies = [self.beside() for _ in range(count)]
+        self.proxy = self.proxies[0]
+        assert self.proxy.prepare(self.new_id()).code == 0
+        until(lambda: self.shared() or self.look(), "they share the shards")
+        return self.proxies
+
+    def shared(self) -> bool:
+        """Whether each shard has an owner, and no proxy more of them than its share."""
+        owned = [proxy.shards for proxy in self.proxies]
+        most = -(-SHARDS // len(self.proxies))
+        return sum(map(len, owned)) == SHARDS and max(map(len, owned)) <= most
+
     def close(self) -> None:
         for proxy in self.proxies:
             proxy.kill()
@@ -156,10 +179,35 @@ class TransactionRig(BackendRig):
         for _ in range(30):
             gevent.sleep(0)
 
+    def pass_time(self, seconds: float) -> None:
+        """Move the clock while every proxy runs."""
+        while seconds > 0:
+            step_s = min(seconds, PAUSE_MS_MAX / 1_000)
+            seconds -= step_s
+            self.clock.advance(step_s)
+            for proxy in self.proxies:
+                proxy.proxy.transactions.now_ms()
+
     def advance(self, seconds: float) -> None:
-        """Move the clock; every proxy looks."""
-        self.clock.advance(seconds)
-        self.look()
+        """The same; every proxy looks, each hour and at the end."""
+        while seconds > 0:
+            step_s = min(seconds, 3_600.0)
+            seconds -= step_s
+            self.pass_time(step_s)
+            self.look()
+
+    def append_half(self, transaction: bytes, content: bytes, group: str = "bank") -> int:
+        """What an owner of before stored when it had lost the shard already; where it is."""
+        info = self.backend.topic(HALF_TOPIC)
+        assert info is not None
+        delivery = encode(b"", content, b"", None)
+        record = NewRecord("orders", 0, next(_IDS).to_bytes(16, "big"), 0, delivery)
+        mark = HalfMark(transaction.decode(), group, "orders", 0)
+        shard = shard_of(bytes.fromhex(mark.id), info.queues)
+        return self.backend.append([half_record(shard, record, mark)], self.soon()).wait(60)[0].offset
+
+    def soon(self) -> float:
+        return self.clock.monotonic() + 60
 
     def look(self) -> None:
         for proxy in self.proxies:

@@ -8,21 +8,19 @@ import pytest
 from backend.progress.ack_map import AckMap
 from ddmq_client.idl.codes import TransactionOutcome
 from proxy_producer.transactions.core.ended import CLOCKS_APART_MS, Ended, EndedTransactions
+from proxy_producer.transactions.core.ranges import ranges_of
 from proxy_producer.transactions.core.rules import TransactionRules
 from proxy_producer.transactions.core.shard import (
     ASKED_BYTES,
     TIMERS_MIN,
-    TOO_OLD,
     UNANSWERED,
-    HalfSeen,
-    HalfTaken,
     Overdue,
     TransactionShard,
-    ranges_of,
 )
+from proxy_producer.transactions.core.transaction import HalfSeen, HalfTaken
 
 RULES = TransactionRules(open_max=4, ended_max=3, checks_max=2, check_after_ms=60, check_interval_ms=30,
-                         age_ms_max=1_000, messages_max=5, bytes_max=1_000)  # fmt: skip
+                         age_ms_max=1_000, messages_max=3, bytes_max=500)  # fmt: skip
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 COMMITTED = TransactionOutcome.COMMITTED
 
@@ -108,7 +106,7 @@ def test_checks_come_after_a_time_and_are_counted(shard: TransactionShard) -> No
     shard.look(160)
     (found,) = shard.ask("g", 1, 100)
     assert not shard.offered("g")
-    shard.not_asked(found)
+    shard.not_asked(found, 160)
     assert shard.ask("g", 1, 100) == [found]
     assert shard.asked(found, 170)
     shard.look(199)
@@ -126,14 +124,6 @@ def test_an_end_that_failed_brings_no_check_forward(shard: TransactionShard) -> 
     shard.look(1_099)
     assert [one.id for one in shard.ask("g", 1, 100)] == []
     assert list(shard.overdue()) == []
-
-
-def test_who_is_open_for_too_long_is_overdue(shard: TransactionShard) -> None:
-    shard.stored(half(0))
-    shard.look(1_099)
-    assert list(shard.overdue()) == []
-    shard.look(1_100)
-    assert [reason for _, reason in shard.overdue()] == [TOO_OLD]
 
 
 def test_as_many_are_asked_about_as_fit(shard: TransactionShard) -> None:
@@ -160,20 +150,20 @@ def test_a_group_may_have_half_of_the_open_ones(shard: TransactionShard) -> None
     shard.stored(half(1, B))
     assert shard.full_for("g")
     assert not shard.full_for("h")
-    assert shard.full_groups() == ["g"]
     shard.stored(half(2, C, group="h"))
     shard.stored(half(3, b"d" * 16, group="h"))
-    assert shard.full_groups() == [""]
+    assert shard.full_for("i")
     end(shard, A)
-    assert shard.full_groups() == ["h"]
+    assert not shard.full_for("i")
+    assert shard.full_for("h")
 
 
 def test_what_a_group_has_beyond_its_half_takes_no_room_from_others(shard: TransactionShard) -> None:
-    """Other proxies let it in, as they had not heard yet."""
+    """An owner with other bounds let it in."""
     many = [bytes([number]) * 16 for number in range(1, 11)]
     for offset, transaction in enumerate(many):
         shard.stored(half(offset, transaction))
-    assert shard.full_groups() == ["g"]
+    assert shard.full_for("g")
     assert not shard.full_for("h")
     for one in many[:8]:
         end(shard, one)
@@ -183,7 +173,7 @@ def test_what_a_group_has_beyond_its_half_takes_no_room_from_others(shard: Trans
     shard.stored(half(10, A))
     shard.stored(half(11, B, group="h"))
     shard.stored(half(12, C, group="h"))
-    assert shard.full_groups() == [""]
+    assert shard.full_for("i")
 
 
 def test_timers_of_ended_ones_do_not_pile_up(shard: TransactionShard) -> None:
@@ -195,17 +185,17 @@ def test_timers_of_ended_ones_do_not_pile_up(shard: TransactionShard) -> None:
 
 
 def test_one_that_is_too_large_takes_no_more(shard: TransactionShard) -> None:
-    for offset in range(5):
+    for offset in range(6):
         assert shard.stored(half(offset)) is HalfTaken.PART
-    assert shard.stored(half(5)) is HalfTaken.LARGE
-    assert shard.stored(half(5)) is HalfTaken.LARGE
-    assert shard.open[A].beyond == [5]
+    assert shard.stored(half(6)) is HalfTaken.LARGE
+    assert shard.stored(half(6)) is HalfTaken.LARGE
+    assert shard.open[A].beyond == [6]
     assert shard.take_loose() == []
     shard.begin(shard.open[A], TransactionOutcome.ROLLED_BACK)
     shard.decided(shard.open[A], Ended(TransactionOutcome.ROLLED_BACK, "g", 200))
-    assert shard.take_loose() == [(5, 6)]
-    shard.stored(half(6, B))
-    assert shard.stored(half(7, B)._replace(size=991)) is HalfTaken.LARGE
+    assert shard.take_loose() == [(6, 7)]
+    shard.stored(half(7, B))
+    assert shard.stored(half(8, B)._replace(size=991)) is HalfTaken.LARGE
 
 
 def test_ended_ones_are_remembered_within_their_bound() -> None:

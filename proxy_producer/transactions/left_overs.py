@@ -1,0 +1,76 @@
+"""The messages of a dead letter that its own commit had no room for: they become dead letters behind it.
+
+The transaction has ended by then, so nothing of it can be seen any more; what is left over stays unfinished
+in its shard until it is among the dead letters. A new owner finds it there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from backend.completion import Completion
+from backend.internal_topics import ready_topic
+from backend.records import AppendResult, ReadBatch, ReadStatus, TopicInfo
+from ddmq_common.names import TRANSACTION_DEAD_TOPIC
+from proxy_producer.transactions.codec import dead_half
+from proxy_producer.transactions.held import HeldShard
+from proxy_producer.transactions.reading import BYTES_MAX, COUNT_MAX, half_batch
+
+log = logging.getLogger("ddmq.producer")
+LARGE = "too large"  # why a transaction becomes a dead letter
+TEXT = "the transaction had more messages than one commit can hold; the others of it are here, too"
+
+
+class LeftOvers:
+    """Belongs to one shard that is held."""
+
+    def __init__(self, held: HeldShard) -> None:
+        self._held = held
+        self._moving = False
+
+    def move_all(self) -> None:
+        """Make dead letters of all of them, by one read after another; retry what failed."""
+        held = self._held
+        if self._moving or not held.running or not held.core.left_over:
+            return
+        self._moving = True
+        context = held.context
+        topic = ready_topic(context.backend, TRANSACTION_DEAD_TOPIC, 1, context.deadline())
+        topic.then(self._read_first)
+
+    def _read_first(self, topic: Completion[TopicInfo]) -> None:
+        if topic.error is not None or not self._held.running:
+            self._moving = False
+            return
+        offsets = set(self._held.core.left_over)
+        start, count = min(offsets), 1
+        while count < COUNT_MAX and start + count in offsets:
+            count += 1
+        read = self._held.context.backend.read(self._held.queue, start, count, BYTES_MAX)
+        read.then(lambda answer: self._on_batch(start, answer))
+
+    def _on_batch(self, start: int, answer: Completion[ReadBatch]) -> None:
+        held = self._held
+        if answer.error is not None or not held.running or answer.value.status in _ELSEWHERE:
+            self._moving = False
+            return
+        batch, now_ms = answer.value, held.context.clock.wall_ms()
+        end = max(start + 1, batch.next_offset if batch.status is ReadStatus.DATA else 0)
+        offsets = [offset for offset in held.core.left_over if offset < end]
+        halves = [half for half, _ in half_batch(batch).halves if half.offset in offsets]
+        records = [dead_half(half, LARGE, 0, TEXT, now_ms) for half in halves]
+        lost = len(offsets) - len(halves)
+
+        def on_moved(_: Sequence[AppendResult], error: Exception | None) -> None:
+            self._moving = False
+            if error is None:
+                if lost:
+                    log.error("messages of dead letters are damaged", extra={"count": lost})
+                held.core.finish_left_over(offsets)
+                self.move_all()
+
+        held.commit(records, offsets, on_moved)
+
+
+_ELSEWHERE = (ReadStatus.GONE, ReadStatus.MOVED)

@@ -1,0 +1,25 @@
+"""What a call of a transaction may name: its transaction, its producer group."""
+
+from __future__ import annotations
+
+from ddmq_common.names import group_fault
+from proxy_producer.core.refusals import SendRefusal, illegal, shown
+from proxy_producer.transactions.codec import parse_id
+
+
+def legal_id(text: bytes | None) -> bytes | SendRefusal:
+    """16 bytes of a transaction's id."""
+    found = parse_id(text or b"")
+    if found is not None:
+        return found
+    what = f"transactionId is {shown(text or b'')}"
+    return illegal("transaction_id", what, "allowed: 32 hexadecimal digits of a UUID of version 7")
+
+
+def legal_group(name: bytes | None) -> SendRefusal | None:
+    """A producer group is called as a consumer group may be."""
+    fault = group_fault((name or b"").decode("utf-8", "backslashreplace"))
+    if fault is None:
+        return None
+    what, _, allowed = fault.partition("; ")
+    return illegal("producer_group", f"producerGroup: {what}", allowed or "allowed: another name")

@@ -1,0 +1,175 @@
+"""A sendPrepared at a proxy that does not own its shard: to the proxy that does, and its answer back.
+
+Only the owner knows what a transaction has and whether it is open, so only the owner's answer is true. Where
+nobody owns the shard for the moment, the call waits for half of its time, then it is to be sent again. A call
+that may have got there without an answer is answered 12: nobody knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from backend.completion import Completion
+from ddmq_client.idl.codes import Code
+from ddmq_common.errors import TryLaterError
+from ddmq_rpc.api import Call
+from proxy_producer.admission import DRAINING
+from proxy_producer.core.refusals import SendRefusal, refusal, refusal_of, timed_out
+from proxy_producer.transactions.asking import IDL
+from proxy_producer.transactions.codec import shard_of
+from proxy_producer.transactions.owners import PREPARES, Holders, PassedOn
+from proxy_producer.transactions.service import Transactions
+
+PASSED_ON = (
+    "transactionId", "producerGroup", "messages", "clientId", "checkAfterMs", "dueTimes",
+)  # fmt: skip
+Here = Callable[[Call, float], None]
+Refuse = Callable[[Call, SendRefusal], None]
+
+
+class WaitingPrepare:
+    """State of one call; `start` accepts it. `here(call, deadline)`: this proxy owns the shard by now."""
+
+    __slots__ = (
+        "_asking", "_here", "_passed", "_refuse", "_transaction", "_transactions", "_until", "answered",
+        "call", "deadline",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        transactions: Transactions,
+        call: Call,
+        deadline: float,
+        transaction: bytes,
+        here: Here,
+        refuse: Refuse,
+    ) -> None:
+        self._transactions = transactions
+        self._transaction = transaction
+        self._here = here
+        self._refuse = refuse
+        self._asking = False  # an answer of the backend, or of the owner, is under way
+        self._passed: PassedOn | None = None
+        now = transactions.flow.monotonic()
+        self._until = now + (deadline - now) / 2
+        self.call = call
+        self.deadline = deadline
+        self.answered = False
+
+    def start(self) -> None:
+        flow = self._transactions.flow
+        flow.inflight += 1
+        flow.inflight_bytes += self.call.frame_bytes
+        if self._transactions.shards:
+            self._on_topics_ready(None)
+        else:
+            self._asking = True
+            self._transactions.topics.when_ready(self._on_topics_ready)
+        if not self.answered:
+            self._transactions.waiting.add(self)
+            flow.watch(self)
+
+    def expire(self) -> None:
+        """Answer at the end of the call's time: 12 where the owner may have it, else 15."""
+        waited_ms = round((self.deadline - self.call.received_at) * 1_000)
+        if self._is_sent:
+            self._answer_refusal(timed_out(waited_ms, "the proxy that owns the transaction", sent=True))
+        else:
+            self._answer_refusal(self._no_owner_fault())
+
+    def retry(self) -> None:
+        """Look up again who owns the shard."""
+        if self.answered or self._asking:
+            return
+        transactions = self._transactions
+        if transactions.flow.draining:
+            self._answer_refusal(DRAINING)
+        elif transactions.owned_of(self._transaction) is not None:
+            self._stop_waiting()
+            self._here(self.call, self.deadline)
+        elif transactions.flow.monotonic() >= self._until:
+            self._answer_refusal(self._no_owner_fault())
+        else:
+            self._asking = True
+            transactions.owners.holders().then(self._on_holders)
+
+    def _on_topics_ready(self, fault: SendRefusal | None) -> None:
+        """Go on where the topics of transactions are there; else they cannot be had."""
+        self._asking = False
+        if self.answered:
+            return
+        if fault is not None:
+            self._answer_refusal(fault)
+            return
+        self._transactions.begin()
+        self.retry()
+
+    @property
+    def _is_sent(self) -> bool:
+        return self._passed is not None and self._passed.sent
+
+    def _no_owner_fault(self) -> SendRefusal:
+        number = shard_of(self._transaction, self._transactions.shards or 1)
+        text = f"shard {number} of transactions has no owner now; the message is not stored, send it again"
+        return refusal_of(TryLaterError(text))
+
+    # --- elsewhere
+
+    def _on_holders(self, holders: Completion[Holders]) -> None:
+        self._asking = False
+        if self.answered or holders.error is not None:
+            return
+        if self._transactions.owned_of(self._transaction) is not None:
+            self.retry()  # it has been claimed meanwhile
+            return
+        owners = self._transactions.owners
+        number = shard_of(self._transaction, self._transactions.shards)
+        address = holders.value.get(number, "")
+        if not address or address == owners.address:
+            owners.forget()  # nobody yet, or this proxy soon
+            return
+        original = self.call.args.request
+        if original.forwardedBy is not None:
+            self._answer_refusal(not_owner_fault(number))
+            return
+        request = IDL.PrepareRequest(
+            **{name: getattr(original, name) for name in PASSED_ON},
+            timeout=max(int((self.deadline - self._transactions.flow.monotonic()) * 1_000), 1),
+            forwardedBy=owners.address or "-",
+        )
+        self._asking = True
+        self._passed = owners.call(address, PREPARES, request, self._on_answer)
+
+    def _on_answer(self, answer: Any, error: Exception | None) -> None:
+        self._asking = False
+        if self.answered:
+            return
+        if error is None and answer is not None and answer.code != Code.SHUTTING_DOWN:
+            self._stop_waiting()
+            self.call.reply(answer)
+        elif error is not None and self._is_sent:
+            what = f"the proxy that owns the transaction did not answer: {error}"
+            allowed = "the message may or may not be stored; send it again"
+            self._answer_refusal(refusal(Code.TIMED_OUT, "owner_silent", what, allowed))
+        else:  # it was not there, or is not the owner (any more): the next beat finds who is
+            self._passed = None
+            self._transactions.owners.forget()
+
+    # --- the answer
+
+    def _answer_refusal(self, fault: SendRefusal) -> None:
+        self._stop_waiting()
+        self._refuse(self.call, fault)
+
+    def _stop_waiting(self) -> None:
+        """Leave the waiting calls, and what is in flight here."""
+        self.answered = True
+        self._transactions.waiting.discard(self)
+        self._transactions.flow.settled(self, self.call.frame_bytes)
+
+
+def not_owner_fault(number: int) -> SendRefusal:
+    """Tell the proxy that passed a call on that another one owns the shard."""
+    what = f"shard {number} of transactions belongs to another proxy"
+    return refusal(Code.SHUTTING_DOWN, "not_owner", what, "pass it on to that one")

@@ -1,0 +1,96 @@
+"""What a shard admits, with what is on its way to it."""
+
+from __future__ import annotations
+
+import pytest
+
+from backend.progress.ack_map import AckMap
+from ddmq_client.idl.codes import TransactionOutcome
+from proxy_producer.transactions.core.ended import Ended, EndedTransactions
+from proxy_producer.transactions.core.reservations import PrepareVerdict
+from proxy_producer.transactions.core.rules import TransactionRules
+from proxy_producer.transactions.core.shard import TransactionShard
+from proxy_producer.transactions.core.transaction import HalfSeen
+
+RULES = TransactionRules(open_max=4, ended_max=3, checks_max=2, check_after_ms=60, check_interval_ms=30,
+                         age_ms_max=1_000, messages_max=3, bytes_max=100)  # fmt: skip
+A, B, C, D = b"a" * 16, b"b" * 16, b"c" * 16, b"d" * 16
+ADMITTED, FULL = PrepareVerdict.ADMITTED, PrepareVerdict.FULL
+LARGE, CROWDED = PrepareVerdict.LARGE, PrepareVerdict.CROWDED
+
+
+@pytest.fixture
+def shard() -> TransactionShard:
+    return TransactionShard(RULES, AckMap(), 0, EndedTransactions(RULES.ended_max), 100)
+
+
+def arrive(shard: TransactionShard, transaction: bytes, group: str = "g", size: int = 10) -> None:
+    """One message that was admitted is stored."""
+    shard.stored(HalfSeen(shard.read_to, transaction, group, 100, size))
+    shard.release_prepare(transaction, 1, size)
+
+
+def test_what_is_on_its_way_has_its_room(shard: TransactionShard) -> None:
+    assert shard.admit_prepare(A, "g", 2, 20) is ADMITTED
+    assert shard.admit_prepare(A, "g", 2, 20) is CROWDED
+    assert shard.admit_prepare(A, "g", 1, 81) is CROWDED
+    assert shard.admit_prepare(A, "g", 4, 40) is LARGE
+    assert shard.admit_prepare(A, "g", 1, 101) is LARGE
+    assert shard.admit_prepare(A, "g", 1, 80) is ADMITTED
+    shard.release_prepare(A, 2, 20)
+    assert shard.admit_prepare(A, "g", 2, 20) is ADMITTED
+
+
+def test_what_has_arrived_has_it_from_then_on(shard: TransactionShard) -> None:
+    for _ in range(3):
+        assert shard.admit_prepare(A, "g", 1, 10) is ADMITTED
+        arrive(shard, A)
+    assert shard.admit_prepare(A, "g", 1, 10) is LARGE
+    assert not shard.reserved
+
+
+def test_transactions_on_their_way_count_as_open(shard: TransactionShard) -> None:
+    assert [shard.admit_prepare(one, "g", 1, 10) for one in (A, B, C)] == [ADMITTED, ADMITTED, FULL]
+    assert shard.admit_prepare(A, "g", 1, 10) is ADMITTED  # it is one of the two
+    assert [shard.admit_prepare(one, "h", 1, 10) for one in (C, D)] == [ADMITTED, ADMITTED]
+    assert shard.admit_prepare(b"e" * 16, "i", 1, 10) is FULL
+    arrive(shard, A)  # it is open now, and on its way with another message: once
+    shard.release_prepare(B, 1, 10)  # it came to nothing
+    assert shard.admit_prepare(b"e" * 16, "g", 1, 10) is ADMITTED
+    assert shard.admit_prepare(b"f" * 16, "g", 1, 10) is FULL
+
+
+def test_a_stranger_is_refused_before_the_first_message_has_arrived(shard: TransactionShard) -> None:
+    assert shard.admit_prepare(A, "g", 1, 10) is ADMITTED
+    assert shard.admit_prepare(A, "thieves", 1, 10) is PrepareVerdict.FOREIGN
+    arrive(shard, A)
+    assert shard.admit_prepare(A, "thieves", 1, 10) is PrepareVerdict.FOREIGN
+
+
+def test_what_ends_or_has_ended_takes_no_more(shard: TransactionShard) -> None:
+    assert shard.admit_prepare(A, "g", 1, 10) is ADMITTED
+    arrive(shard, A)
+    opened = shard.open[A]
+    shard.begin(opened, TransactionOutcome.COMMITTED)
+    assert shard.admit_prepare(A, "g", 1, 10) is PrepareVerdict.ENDING
+    assert shard.admit_prepare(A, "thieves", 1, 10) is PrepareVerdict.FOREIGN
+    shard.decided(opened, Ended(TransactionOutcome.COMMITTED, "g", 200))
+    assert shard.admit_prepare(A, "g", 1, 10) is PrepareVerdict.ENDED
+    assert shard.admit_prepare(A, "thieves", 1, 10) is PrepareVerdict.FOREIGN
+
+
+def test_a_dead_letters_messages_without_room_are_left_over_until_they_are_finished(
+    shard: TransactionShard,
+) -> None:
+    for _ in range(8):
+        shard.stored(HalfSeen(shard.read_to, A, "g", 100, 10))
+    opened, dead = shard.open[A], TransactionOutcome.DEAD_LETTER
+    shard.begin(opened, dead)
+    shard.decided(opened, Ended(dead, "g", 200, end=8))
+    assert (shard.left_over, shard.take_loose(), shard.position) == ([6, 7], [], 6)
+    following = TransactionShard(RULES, AckMap(6), 6, shard.ended, 300)
+    following.ends_at(9)
+    following.read([HalfSeen(offset, A, "g", 100, 10) for offset in (6, 7, 8)], 9)
+    assert (following.left_over, following.take_loose()) == ([6, 7], [(8, 9)])  # 8 came behind the end
+    following.finish_left_over([6])
+    assert (following.left_over, following.position) == ([7], 7)
