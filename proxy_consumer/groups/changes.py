@@ -17,7 +17,6 @@ from backend.records import CommitBatch
 from ddmq_common.config import ConfigPlace, Overlay, overlay
 from ddmq_common.errors import CallerError, ConfigError, TryLaterError
 from proxy_consumer.config import GroupsFile, SubscriptionDefaults
-from proxy_consumer.filters.message_filters import check_stated
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.group import (
     SOURCE_LOG,
@@ -27,6 +26,7 @@ from proxy_consumer.groups.group import (
     stored_subscription,
     subscription_key,
 )
+from proxy_consumer.groups.stated import check_stated
 from proxy_consumer.runtime import Runtime, log
 
 SETTINGS_BYTES_MAX = 64 << 10  # what one subscription sets itself, as it is stored: every proxy keeps it
@@ -74,8 +74,7 @@ class Changes:
         wanted = overlay(SubscriptionDefaults, kept | dict(settings), where(group, topic))
         _check_size(group, topic, wanted.given)
         after = wanted.over(self._runtime.config.defaults)
-        if after.sql != before.sql:
-            check_stated(after.sql)
+        check_stated(after, before)
         done = self._store_alone(group, topic, stored._replace(given=wanted.given))
         return followed(done, lambda: succeeded(SubscriptionChange(before, after, wanted.given)))
 
@@ -157,8 +156,7 @@ class Changes:
         was = overlay(SubscriptionDefaults, stored.given, where(group, topic))
         if was == wanted and stored.source == source:
             return succeeded(None)
-        if config.sql != was.over(self._runtime.config.defaults).sql:
-            check_stated(config.sql)
+        check_stated(config, was.over(self._runtime.config.defaults))
         return self._store(group, topic, Stored(wanted.given, stored.created_ms, source))
 
     def _declare_made(

@@ -18,7 +18,6 @@ from ddmq_common.errors import BoundReachedError, CallerError, ConfigError, Fenc
 from ddmq_common.names import group_fault, is_dead_letters, is_internal, topic_fault
 from ddmq_common.token_bucket import CREATIONS_PER_S, creations
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.filters.message_filters import check_stated
 from proxy_consumer.groups.group import (
     GROUP_PREFIX,
     RESET_PREFIX,
@@ -36,6 +35,7 @@ from proxy_consumer.groups.group import (
 )
 from proxy_consumer.groups.limits import build_limits, check_limits
 from proxy_consumer.groups.ordering import PARKED_PREFIX
+from proxy_consumer.groups.stated import check_stated
 from proxy_consumer.retries.retry_queues import group_concerned
 from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.membership import LEASES_PREFIX
@@ -268,7 +268,7 @@ class Directory:
         if known is not None:
             return known, self._making.get(known) or succeeded(0)
         self.check(name, topic)
-        check_stated(config.sql)
+        check_stated(config)
         group = self.group(name)
         subscription = group.add(topic, config)
         subscription.creating = True

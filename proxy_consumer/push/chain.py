@@ -33,7 +33,7 @@ from proxy_consumer.push.actions.job import (
     fail,
     job_of,
 )
-from proxy_consumer.push.actions.script import Heavy, script
+from proxy_consumer.push.actions.script import Heavy, Script, script
 from proxy_consumer.push.actions.steps import form_params, form_params2, parse, query_params, transit
 from proxy_consumer.push.actions.targets import check_http
 from proxy_consumer.push.sinks.file import check_file
@@ -133,6 +133,19 @@ def _check_sink(sink: str, push: PushConfig, *, after_json: bool) -> None:
         Commands(push.redis, after_json=after_json)
     elif sink == "File":
         check_file(push.file)
+
+
+def fault_before_pull(actions: Sequence[str], push: PushConfig) -> str | None:
+    """Return why these actions may not be set in front of a pull, or None.
+
+    Settings that an earlier release took go on as they were: what is too much for one message is then a
+    script error of that message. Raises ValueError for a script that is none.
+    """
+    scripts = {"Script", "Groovy"} & set(actions)
+    if not scripts or actions[-1] in PUSH_SINKS:
+        return None
+    checked = Script(push.script, after_json="Json" in actions[: actions.index(scripts.pop())])
+    return checked.fault_before_pull(push.script.body_bytes_max)
 
 
 class ActionFilter:

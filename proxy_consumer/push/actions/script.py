@@ -5,7 +5,9 @@ its inside once per element, texts can be added to themselves, a pattern may com
 evaluation may cost is estimated from above, without trust in the message. One that is cheap by that is made
 here. Any other is made by `heavy`, which can be stopped (push/script_workers.py), or where there is nobody
 who could (a filter in front of a pull), up to FILTER_WORK_MAX here and else not at all. `replace`, and `join`
-with a separator that is not a short text in the expression, are refused: their results have no bound.
+with a separator that is not a short text in the expression, are refused: their results have no bound. What a
+pattern costs is known from its text (pattern_cost.py); in front of a pull one that costs too much for a body
+of `body_bytes_max`, or comes with the message, is refused when it is set (`Script.fault_before_pull`).
 
 Variables: `body` (the JSON, once Json has run), `text` (the body as text), `key`, `tag` ("" when absent),
 `properties`. An expression is checked, with its types, when the subscription is made. The library ends a text
@@ -14,6 +16,7 @@ at a NUL character, so one in a variable that the expression names is a script e
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from decimal import Decimal
@@ -23,40 +26,39 @@ from typing import Any
 from cel_expr_python import cel
 from cel_expr_python.ext import ext_math, ext_strings
 
+from proxy_consumer.push.actions.cel_source import CelSource
 from proxy_consumer.push.actions.config import ScriptConfig
 from proxy_consumer.push.actions.job import ABSENT, CONTINUE, ActionJob, ActionOutcome, fail, finish, readable
+from proxy_consumer.push.actions.pattern_cost import PatternCost, pattern_cost
 
 EXPRESSION_CHARS_MAX = 8192
 CHEAP_WORK_MAX = 1 << 20  # of the estimate, in bytes gone through: some milliseconds on one core at most
 FILTER_WORK_MAX = 4 << 20  # some 50 milliseconds at most
 CONVERTED = {b",": 64, b":": 64, b"[": 128, b"{": 128}  # bytes gone through in the time that CEL takes one in
+SEARCHED_TEXT_MAX = 64  # characters of a text that is looked for at the cost of going through once
+SEPARATOR_MAX = 16  # characters between the texts that join puts together
+SPLIT_WEIGHT = 8  # how much longer it takes to make a list of a text's characters than to go through it
+QUOTE_GROWTH = 3  # how much longer a text may become by quote
 NESTED_MAX = 4  # macros inside each other that are counted; more of them are over every bound soon enough
 TURN_BYTES = 256  # what a turn of a macro costs by itself
-MATCH_BYTES = 16 << 10  # the same with a pattern
 SEARCHED_AT_ONCE = 64  # bytes compared in the time of one that is gone through
 ITERATIONS_MAX = 10_000
 RESULT_BYTES_MAX = 4 << 20
 WITHOUT_BOUND = 1 << 62
 FILTERED = finish("filtered by script")
 SCRIPT_ERROR = finish("script error")
-_USES = re.compile(r"\b(?:body|text|key|tag|properties)\b")
 _GROOVY = re.compile(r"\b(def|return|import|println|new)\b|;|->|\?\.|\?:|=~|==~|(?<![=!<>])=(?!=)")
-_MACROS = re.compile(r"\b(?:all|exists|exists_one|map|filter)\b")
 _VARIABLES: dict[str, Callable[[ActionJob], Any]] = {
     "text": lambda job: readable(job.body),
     "key": lambda job: readable(job.key),
     "tag": lambda job: readable(job.tag),
     "properties": lambda job: job.properties_text(),
 }
-_DYNAMIC = re.compile(r"\bmatches\b|\bformat\b")  # cost that the size of the message does not tell
-_CONSTANT_MATCH = re.compile(r"""\bmatches\s*\(\s*(?:r?'[^'\\]{0,64}'|r?"[^"\\]{0,64}")\s*\)""")
-_SEARCH = re.compile(r"\b(?:contains|indexOf|lastIndexOf|split)\b")
-_CONSTANT_SEARCH = re.compile(
-    r"""\b(?:contains|indexOf|lastIndexOf|split)\s*\(\s*(?:r?'[^'\\]{0,64}'|r?"[^"\\]{0,64}")\s*[,)]"""
-)
+_USES = "body|text|key|tag|properties"
+_MACROS = "all|exists|exists_one|map|filter"
+_COPIES = "lowerAscii|upperAscii|trim|substring|charAt|reverse|string|bytes|size"  # go through a text, too
+_SEARCHES = ("contains", "indexOf", "lastIndexOf", "split")
 _UNBOUNDED = {b"string_replace_string_string": "replace"}
-_JOINS = re.compile(r"\bjoin\s*\(")
-_SHORT_JOINS = re.compile(r"""\bjoin\s*\(\s*(?:\)|'[^'\\]{0,16}'\s*\)|"[^"\\]{0,16}"\s*\))""")
 
 
 class ScriptError(Exception):
@@ -73,16 +75,21 @@ class Expression:
         """Raises ValueError that names the field, what is wrong and where."""
         if len(source) > EXPRESSION_CHARS_MAX:
             raise ValueError(f"{field} has {len(source)} characters; allowed: {EXPRESSION_CHARS_MAX}")
-        self._macros = len(_MACROS.findall(source))
-        self._splits = "split" in source  # makes a list as long as the text
-        self._sums = source.count("+")
-        self._literals = 1 + source.count(",")  # no list in the expression is longer
+        parts = CelSource(source)
+        self._field = field
         self._length = len(source)
-        self._dynamic = len(_DYNAMIC.findall(source)) > len(_CONSTANT_MATCH.findall(source))
-        self._searches = len(_SEARCH.findall(source)) > len(_CONSTANT_SEARCH.findall(source))
-        self._turn = MATCH_BYTES if "matches" in source else TURN_BYTES
-        self._uses = max(1, len(_USES.findall(source)))
-        self._names = [name for name in (*_VARIABLES, "body") if re.search(rf"\b{name}\b", source)]
+        self._macros = parts.count(_MACROS)
+        self._sums = parts.code.count("+")
+        self._literals = 1 + parts.code.count(",")  # no list in the expression is longer
+        self._splits = parts.count("split")  # each makes a list as long as the text
+        self._through = max(1, parts.count(_USES)) + parts.count(_COPIES) + SPLIT_WEIGHT * self._splits
+        searched = [text for name in _SEARCHES for text in parts.arguments(name)]
+        self._searches = any(text is None or len(text) > SEARCHED_TEXT_MAX for text in searched)
+        self._patterns, self._costs = _constant_patterns(parts)
+        self._formats = parts.count("format")
+        separators = parts.arguments("join")
+        self._grown = _joined_growth(separators) * QUOTE_GROWTH ** parts.count("quote")
+        self._names = [name for name in (*_VARIABLES, "body") if parts.count(name)]
         try:
             self._compiled = _environment(with_body).compile(source)
         except RuntimeError as error:
@@ -91,28 +98,40 @@ class Expression:
         for overload, name in _UNBOUNDED.items():
             if overload in serialized:
                 raise ValueError(f"{field}: {name} is not available here: its result has no bound")
-        if b"list_join_string" in serialized and _joins_at_length(source):
+        if b"list_join_string" in serialized and _has_long(separators):
             raise ValueError(
-                f"{field}: join takes a text of at most 16 characters: its result has no bound else"
+                f"{field}: join takes a text of at most {SEPARATOR_MAX} characters: "
+                "its result has no bound else"
             )
 
     def work(self, job: ActionJob) -> int:
         """What an evaluation may go through, in bytes, at most. WITHOUT_BOUND: the message decides."""
-        if self._dynamic:
+        if self._formats or None in self._costs:
             return WITHOUT_BOUND
         size = len(job.body) + len(job.key) + len(job.tag) + self._length
         if job.properties:
             size += sum(len(name) + len(value) for name, value in job.properties.items())
-        grown = self._sums + 1
+        grown: int = self._grown * (self._sums + 1)
         if self._searches:  # for a text of the message, at every place of another
             grown *= 1 + size // SEARCHED_AT_ONCE
         taken_in = _converted(job.body) if "body" in self._names else 0
-        through = self._uses * (size + self._turn)
+        through = self._through * (size + TURN_BYTES)
+        through += sum(cost.work(size) for cost in self._costs if cost is not None)
         if not self._macros:
-            return taken_in + grown * through
+            return min(WITHOUT_BOUND, taken_in + grown * through)
         elements = max(size if self._splits else _widest(job), self._literals)
-        turns = min(ITERATIONS_MAX, elements ** min(self._macros, NESTED_MAX))
-        return int(taken_in + turns * grown * (self._sums + 1) ** self._macros * through)
+        turns = min(ITERATIONS_MAX, int(elements ** min(self._macros, NESTED_MAX)))
+        return min(WITHOUT_BOUND, taken_in + turns * grown * int((self._sums + 1) ** self._macros) * through)
+
+    def fault_before_pull(self, size: int) -> str | None:
+        """Return why it may not decide about messages of `size` bytes in the proxy, or None."""
+        if self._formats:
+            return f"{self._field}: format is not available in front of a pull: its result has no bound"
+        for pattern, cost in zip(self._patterns, self._costs, strict=True):
+            fault = _pattern_fault(pattern, cost, size)
+            if fault is not None:
+                return f"{self._field}: {fault}"
+        return None
 
     def evaluate(self, job: ActionJob) -> Any:
         """The value for this message. Raises ScriptError."""
@@ -145,6 +164,11 @@ class Script:
         """What it may go through with this message, in bytes, at most."""
         kept = 0 if self._kept is None else self._kept.work(job)
         return kept + (0 if self._made is None else self._made.work(job))
+
+    def fault_before_pull(self, size: int) -> str | None:
+        """Return why it may not decide about messages of up to `size` bytes in the proxy, or None."""
+        expressions = [expression for expression in (self._kept, self._made) if expression is not None]
+        return next(filter(None, (expression.fault_before_pull(size) for expression in expressions)), None)
 
     def run(self, job: ActionJob) -> ActionOutcome:
         """Filter, then transform. Raises ScriptError."""
@@ -242,9 +266,42 @@ def _environment(with_body: bool) -> Any:
     return cel.NewEnv(variables=variables, extensions=[ext_strings.ExtStrings(), ext_math.ExtMath()])
 
 
-def _joins_at_length(source: str) -> bool:
+def _has_long(separators: list[str | None]) -> bool:
     """Whether a separator may be as long as a message."""
-    return len(_JOINS.findall(source)) > len(_SHORT_JOINS.findall(source))
+    return any(text is None or len(text) > SEPARATOR_MAX for text in separators)
+
+
+def _joined_growth(separators: list[str | None]) -> int:
+    """Return how many times longer a text may become that is split and joined with all of these."""
+    return math.prod(1 + len((text or "").encode()) for text in separators)
+
+
+def _constant_patterns(parts: CelSource) -> tuple[list[str | None], list[PatternCost | None]]:
+    """Return the patterns of an expression and their costs; None for what is not known before a message."""
+    patterns = parts.arguments("matches")
+    patterns += [None] * (parts.count("matches") - len(patterns))
+    return patterns, [None if pattern is None else pattern_cost(pattern) for pattern in patterns]
+
+
+def _pattern_fault(pattern: str | None, cost: PatternCost | None, size: int) -> str | None:
+    if pattern is None:
+        return "in front of a pull, matches takes a pattern that is a text in the expression"
+    quoted = repr(pattern if len(pattern) <= 100 else f"{pattern[:99]}…")
+    if cost is None:
+        return (
+            f"the pattern {quoted} cannot be judged in front of a pull; write it without named groups, escapes "
+            "by number, classes such as [:alpha:] and flags other than i, s, U, or use push"
+        )
+    work = cost.work(size)
+    if work <= FILTER_WORK_MAX:
+        return None
+    fitting = (FILTER_WORK_MAX - cost.work(0)) // cost.instructions
+    less = f"lower push.script.body_bytes_max to {fitting}, " if fitting > 0 else ""
+    return (
+        f"the pattern {quoted} may take {work} steps with a body of {size} bytes (push.script.body_bytes_max); "
+        f"allowed in front of a pull: {FILTER_WORK_MAX}; repeat without counts (* and + instead of {{n,m}}), "
+        f"{less}or use push, where it is evaluated beside the proxy"
+    )
 
 
 def _hint(source: str, said: str, with_body: bool) -> str:

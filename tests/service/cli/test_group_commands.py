@@ -84,6 +84,20 @@ def test_what_cannot_be_set(shell: Shell, topic: str, options: str, parts: tuple
     assert all(part in said for part in parts), said
 
 
+@pytest.mark.parametrize("made_before", [False, True])
+def test_a_costly_pattern_in_front_of_a_pull_is_refused_when_it_is_set(
+    shell: Shell, topic: str, made_before: bool
+) -> None:
+    path, script = f"/groups/{topic}/topics/{topic}", {"filter": "!text.matches('a.{0,200}b.{0,200}c')"}
+    if made_before:
+        assert shell.server.ask("POST", path, {"batch_max": 3})[0] == 200
+    for actions, status in ((["Script", "PullServer"], 400), (["Script", "File"], 200)):
+        found, answer = shell.server.ask("POST", path, {"actions": actions, "push": {"script": script}})
+        assert found == status
+        assert status == 200 or "'a.{0,200}b.{0,200}c' may take" in answer["error"]
+    assert shell.server.ask("POST", path, {"actions": ["Script", "PullServer"]})[0] == 400
+
+
 def test_a_topic_that_is_not_there_yet_is_said(shell: Shell, topic: str) -> None:
     shell("group", "set", topic, "--topic", topic)
     assert f"topic {topic!r} does not exist yet" in shell.error

@@ -408,3 +408,21 @@ def test_a_setting_that_the_defaults_no_longer_allow_can_be_put_right(rig: Consu
         rig.service.change_subscription("G", "T", {"batch_max": 3})
     change = rig.wait(rig.service.change_subscription("G", "T", {"model": "clustering"}))
     assert (change.after.order_key, change.after.model) == ("KEY", "clustering")
+
+
+def test_a_script_that_an_earlier_release_took_stays_when_something_else_is_changed(
+    rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.topic()
+    costly = {"script": {"filter": "!text.matches('a.{0,200}b')"}}
+    settings = {"actions": ["Script", "PullServer"], "push": costly}
+    with pytest.raises(CallerError, match=r"may take \d+ steps"):
+        rig.service.change_subscription("G", "T", settings)
+    with monkeypatch.context() as earlier:
+        earlier.setattr("proxy_consumer.push.chain.fault_before_pull", lambda *_: None)
+        rig.wait(rig.service.change_subscription("G", "T", settings))
+    rig.wait(rig.service.change_subscription("G", "T", {"batch_max": 3}))
+    with pytest.raises(CallerError, match=r"may take \d+ steps"):
+        rig.service.change_subscription(
+            "G", "T", {"push": {"script": {"filter": "!text.matches('a.{0,300}b')"}}}
+        )

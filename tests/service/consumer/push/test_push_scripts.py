@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from proxy_consumer.push.actions.config import HttpConfig, PushConfig, ScriptCon
 from proxy_consumer.push.actions.job import ABSENT, ActionJob, Ending
 from proxy_consumer.push.actions.script import CHEAP_WORK_MAX, Script, ScriptError
 from proxy_consumer.push.actions.steps import parse
-from proxy_consumer.push.chain import filter_for_actions
+from proxy_consumer.push.chain import build_chain, filter_for_actions
 from proxy_consumer.push.script_worker import ScriptAnswer
 from proxy_consumer.push.script_workers import WORKERS_MAX, ScriptWorkers, _Worker
 from tests.service.consumer.push.http_receiver import Receiver
@@ -187,6 +188,21 @@ def test_others_go_on_while_a_process_ends() -> None:
     assert worker.end() == -signal.SIGKILL
     heart.kill()
     assert len(beats) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern", ["(?:a.{1,999}b)c", "a(.{0,90}b){9}c", "([ab]{0,300}a){3}c"])
+def test_a_pattern_that_leaves_its_automaton_takes_nothing_of_the_proxy(
+    workers: ScriptWorkers, pattern: str
+) -> None:
+    """On the hub each takes seconds of processor time; the worker takes them, or is ended."""
+    push = PushConfig(script=ScriptConfig(filter=f"!text.matches('{pattern}')"))
+    chain = build_chain(["Script", "File"], push, workers.run)
+    text = bytes(random.Random(3).choices(b"ab", k=250_000))
+    begin = time.thread_time()
+    outcome = chain.run(ActionJob(b"", b"", text, {}))
+    assert time.thread_time() - begin < 0.6
+    assert outcome.ending is Ending.CONTINUE or "processor time" in outcome.reason
 
 
 @pytest.mark.slow

@@ -1,0 +1,54 @@
+"""The text of a CEL expression without its literals, so that what is counted in it is code.
+
+`code` has the number of each literal in quotation marks, `matches('0')`, and no comments; `literals` has
+their texts. CEL itself checks the expression, so that only texts of its grammar matter here.
+"""
+
+from __future__ import annotations
+
+import re
+
+_TOKEN = re.compile(
+    r"""//[^\n]*
+    |(?P<raw>[bB]?[rR][bB]?)(?:'''(.*?)'''|\"\"\"(.*?)\"\"\"|'([^'\n\r]*)'|"([^"\n\r]*)")
+    |[bB]?(?:'''((?:\\.|[^\\])*?)'''|\"\"\"((?:\\.|[^\\])*?)\"\"\"
+            |'((?:\\.|[^'\\\n\r])*)'|"((?:\\.|[^"\\\n\r])*)")""",
+    re.VERBOSE | re.DOTALL,
+)
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_ESCAPES = {sign: sign for sign in "\\'\"`?"} | {
+    "a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v",
+}  # fmt: skip
+
+
+class CelSource:
+    """One expression. A literal is None where it has an escape by number, such as \\x41."""
+
+    def __init__(self, source: str) -> None:
+        self.literals: list[str | None] = []
+        self.code = _TOKEN.sub(self._replaced, source)
+
+    def _replaced(self, token: re.Match[str]) -> str:
+        text = next((group for group in token.groups()[1:] if group is not None), None)
+        if text is None:
+            return " "  # a comment
+        self.literals.append(text if token["raw"] else _unescaped(text))
+        return f"'{len(self.literals) - 1}'"
+
+    def arguments(self, function: str) -> list[str | None]:
+        """Return the first argument of each call of a method: its text where it is a literal, else None.
+
+        `matches` and `split` have one argument or more; a call without any is no entry.
+        """
+        calls = re.findall(rf"\b{function}\s*\(\s*(?!\))(?:'([0-9]+)'\s*(?=[,)]))?", self.code)
+        return [self.literals[int(index)] if index else None for index in calls]
+
+    def count(self, names: str) -> int:
+        """Return how often one of the names, separated by `|`, is in the code."""
+        return len(re.findall(rf"\b(?:{names})\b", self.code))
+
+
+def _unescaped(text: str) -> str | None:
+    if any(sign not in _ESCAPES for sign in _ESCAPE.findall(text)):
+        return None
+    return _ESCAPE.sub(lambda found: _ESCAPES[found[1]], text)

@@ -1,0 +1,200 @@
+"""What it may cost to look for a regular expression in a text, from the pattern alone.
+
+RE2 builds an automaton while it reads: each new pair of a state and a character costs a step for every
+instruction that is active, each known one costs next to nothing. When there are too many states it starts
+over, and in the end it takes the steps for every character. So a search costs at most
+
+    text × instructions of the pattern        (steps for every character), and at most
+    text + steps that make all its states     (where all the states are few).
+
+The second bound is proven by building all the states here, up to STEPS_MAX; where they are more, only the
+first one holds. Counted repetition is the usual cause of both many instructions and many states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from proxy_consumer.push.actions.pattern_parser import (
+    Alternatives,
+    Anchor,
+    Characters,
+    Node,
+    PatternParser,
+    Repeat,
+    Sequence,
+    UnknownPatternError,
+)
+
+STEPS_MAX = 1 << 14  # of the automaton, built here at most: some milliseconds when a subscription is made
+POSITIONS_MAX = 256  # of a pattern whose automaton is built
+COMPILE_BYTES = 8 << 10  # what RE2 takes to compile the smallest pattern, in bytes gone through in that time
+COMPILE_WEIGHT = 50  # the same for an instruction
+UTF8_STATES = 4  # states that RE2 has in the middle of a character, for one between two characters
+
+
+class PatternCost(NamedTuple):
+    """The bounds of a pattern's cost. `steps`: those that make all its states; None: they may be too many."""
+
+    instructions: int
+    steps: int | None
+
+    def work(self, size: int) -> int:
+        """Return what a search in `size` bytes may go through, in bytes, with the compilation."""
+        search = size * self.instructions
+        if self.steps is not None:
+            search = min(search, size + self.steps)
+        return COMPILE_BYTES + COMPILE_WEIGHT * self.instructions + search
+
+
+@lru_cache(256)
+def pattern_cost(pattern: str) -> PatternCost | None:
+    """Return the cost of a pattern; None for one that nobody here understands."""
+    parser = PatternParser(pattern)
+    try:
+        tree = parser.parse()
+    except (UnknownPatternError, RecursionError):
+        return None
+    return PatternCost(tree.weight, _steps(tree, len(parser.symbols)) if tree.exact else None)
+
+
+def _steps(tree: Node, symbols: int) -> int | None:
+    """Return the steps that make all states of the pattern's automaton; None for too many of them."""
+    try:
+        positions = _Positions(tree)
+    except _TooManyPositionsError:
+        return None
+    classes = positions.classes(symbols)
+    steps, start = 0, 0
+    states, pending = {start}, [start]
+    while pending:
+        state = pending.pop()
+        active = positions.after(state)
+        for members in classes:
+            following = active & members
+            steps += 1 + active.bit_count()
+            if steps > STEPS_MAX:
+                return None
+            if not following & positions.matched and following not in states:
+                states.add(following)
+                pending.append(following)
+    return steps * UTF8_STATES * max(1, tree.weight // max(1, len(positions.characters)))
+
+
+class _TooManyPositionsError(Exception):
+    """The pattern is long, or it has an anchor in its middle."""
+
+
+class _Ends(NamedTuple):
+    """Of a part of the pattern: the positions it may begin and end with, and whether it may be empty."""
+
+    first: int
+    last: int
+    empty: bool
+
+
+class _Positions:
+    """The characters of a pattern, each counted repetition written out, and which may follow which.
+
+    A set of positions is an integer with a bit for each. `matched`: a text that has come there matches.
+    """
+
+    def __init__(self, tree: Node) -> None:
+        self.characters: list[int] = []
+        self._follow: list[int] = []
+        self.matched = self._anchored = self._floating = 0
+        for branch in tree.parts if isinstance(tree, Alternatives) else (tree,):
+            self._add_branch(branch)
+
+    def classes(self, symbols: int) -> set[int]:
+        """Return which positions accept the same character: a set of positions for each kind of character."""
+        return {
+            sum(1 << index for index, accepted in enumerate(self.characters) if accepted >> symbol & 1)
+            for symbol in range(symbols + 1)
+        }
+
+    def after(self, state: int) -> int:
+        """Return the positions of the next character. State 0 is also the beginning of the text."""
+        following = self._floating if state else self._floating | self._anchored
+        for index in _bits(state):
+            following |= self._follow[index]
+        return following
+
+    def _add_branch(self, branch: Node) -> None:
+        parts = branch.parts if isinstance(branch, Sequence) else (branch,)
+        anchored = bool(parts) and parts[0] == Anchor(start=True)
+        ended = len(parts) > anchored and parts[-1] == Anchor(start=False)
+        ends = self._sequence(parts[anchored : len(parts) - ended])
+        if anchored:
+            self._anchored |= ends.first
+        else:
+            self._floating |= ends.first
+        if not ended:
+            self.matched |= ends.last
+
+    def _ends(self, node: Node) -> _Ends:
+        match node:
+            case Characters():
+                return self._position(node)
+            case Sequence():
+                return self._sequence(node.parts)
+            case Alternatives():
+                return _either([self._ends(part) for part in node.parts])
+            case Repeat():
+                return self._repeat(node)
+        raise _TooManyPositionsError  # an anchor
+
+    def _position(self, node: Characters) -> _Ends:
+        if len(self.characters) >= POSITIONS_MAX:
+            raise _TooManyPositionsError
+        bit = 1 << len(self.characters)
+        self.characters.append(node.symbols)
+        self._follow.append(0)
+        return _Ends(bit, bit, False)
+
+    def _sequence(self, parts: Iterable[Node]) -> _Ends:
+        whole = _Ends(0, 0, True)
+        for part in parts:
+            whole = self._joined(whole, self._ends(part))
+        return whole
+
+    def _joined(self, one: _Ends, other: _Ends) -> _Ends:
+        self._link(one.last, other.first)
+        return _Ends(
+            one.first | (other.first if one.empty else 0),
+            other.last | (one.last if other.empty else 0),
+            one.empty and other.empty,
+        )
+
+    def _repeat(self, node: Repeat) -> _Ends:
+        whole = _Ends(0, 0, True)
+        copies = max(node.low, 1) if node.high is None else node.high
+        for index in range(copies):
+            ends = self._ends(node.parts[0])
+            if node.high is None and index == copies - 1:
+                self._link(ends.last, ends.first)
+            if index >= node.low:
+                ends = ends._replace(empty=True)
+            whole = self._joined(whole, ends)
+        return whole
+
+    def _link(self, last: int, first: int) -> None:
+        for index in _bits(last):
+            self._follow[index] |= first
+
+
+def _either(parts: Iterable[_Ends]) -> _Ends:
+    first = last = 0
+    empty = False
+    for part in parts:
+        first, last, empty = first | part.first, last | part.last, empty or part.empty
+    return _Ends(first, last, empty)
+
+
+def _bits(members: int) -> Iterator[int]:
+    while members:
+        lowest = members & -members
+        yield lowest.bit_length() - 1
+        members ^= lowest

@@ -1,0 +1,307 @@
+"""A regular expression as a tree, for the question what it may cost (pattern_cost.py).
+
+It understands RE2's syntax as operators write it: characters, classes, `.`, groups, alternatives, repetition,
+flags, `^` and `$`. A pattern that it does not understand raises UnknownPatternError; nobody evaluates such a
+pattern by this tree, so the caller only has to assume that it is costly.
+
+Characters are sets of symbols. A symbol is a bit for each character that the pattern mentions; every other
+character behaves like one that nobody mentioned. So a set is an integer, and its complement is `~`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+REPEATS_MAX = 1000  # RE2 refuses more
+DEPTH_MAX = 64
+ASCII_WEIGHT = 1  # instructions of RE2 for a range of ASCII characters
+UTF8_WEIGHT = 8  # the same for a set with characters beyond ASCII, which RE2 spells out byte by byte
+PROPERTY_WEIGHT = 800  # the same for a Unicode property such as \pL
+CLASSES = {"d": "0123456789", "s": "\t\n\f\r ", "w": "0123456789_"}
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+CLASSES["w"] += LETTERS + LETTERS.upper()
+ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "a": "\a"}
+FOLDED = {"k": "\u212a", "s": "\u017f"}  # what a letter equals, too, when case does not count
+PUNCTUATION = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~ ")
+
+
+class UnknownPatternError(Exception):
+    """The pattern uses what this parser does not understand."""
+
+
+@dataclass(frozen=True)
+class Characters:
+    """One character of a set. `exact`: whether `symbols` says which, or only `weight` counts."""
+
+    symbols: int
+    weight: int
+    exact: bool = True
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """The beginning (`^`) or the end (`$`) of the text."""
+
+    start: bool
+    weight: int = 1
+    exact: bool = True
+
+
+class _Inner:
+    """A node with others inside, whose `exact` is theirs."""
+
+    parts: tuple[Node, ...]
+
+    @cached_property
+    def exact(self) -> bool:
+        return all(part.exact for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Sequence(_Inner):
+    """Its parts one after another."""
+
+    parts: tuple[Node, ...]
+
+    @cached_property
+    def weight(self) -> int:
+        return 1 + sum(part.weight for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Alternatives(_Inner):
+    """One of its parts."""
+
+    parts: tuple[Node, ...]
+
+    @cached_property
+    def weight(self) -> int:
+        return len(self.parts) + sum(part.weight for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Repeat(_Inner):
+    """The one part, `low` times at least and `high` at most (None: any number)."""
+
+    parts: tuple[Node, ...]
+    low: int
+    high: int | None
+
+    @cached_property
+    def weight(self) -> int:
+        copies = self.low + 1 if self.high is None else self.high
+        return 1 + max(1, copies) * (1 + self.parts[0].weight)
+
+
+Node = Characters | Anchor | Sequence | Alternatives | Repeat
+
+
+class PatternParser:
+    """Parses one pattern. `symbols`: the bit of each character that it mentions."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+        self._position = 0
+        self._depth = 0
+        self._fold = self._dot_all = False
+        self.symbols: dict[str, int] = {}
+
+    def parse(self) -> Node:
+        """Return the tree. Raises UnknownPatternError."""
+        tree = self._choice()
+        if self._position < len(self._pattern):
+            raise UnknownPatternError
+        return tree
+
+    def _choice(self) -> Node:
+        parts = [self._sequence()]
+        while self._take("|"):
+            parts.append(self._sequence())
+        return parts[0] if len(parts) == 1 else Alternatives(tuple(parts))
+
+    def _sequence(self) -> Node:
+        parts = []
+        while self._position < len(self._pattern) and self._next() not in "|)":
+            atom = self._atom()
+            if atom is not None:
+                parts.append(self._repeated(atom))
+        return Sequence(tuple(parts))
+
+    def _repeated(self, atom: Node) -> Node:
+        while self._position < len(self._pattern):
+            bounds = self._bounds()
+            if bounds is None:
+                return atom
+            if isinstance(atom, Anchor):
+                raise UnknownPatternError
+            self._take("?")  # the shortest match: no other texts
+            atom = Repeat((atom,), *bounds)
+        return atom
+
+    def _bounds(self) -> tuple[int, int | None] | None:
+        for sign, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
+            if self._take(sign):
+                return bounds
+        return self._counts() if self._next() == "{" else None
+
+    def _counts(self) -> tuple[int, int | None]:
+        inner, closing, _ = self._pattern[self._position + 1 :].partition("}")
+        low, comma, high = inner.partition(",")
+        if not low.isdecimal() or (high and not high.isdecimal()) or not closing:
+            raise UnknownPatternError
+        self._position += len(inner) + 2
+        most = int(high) if high else None if comma else int(low)
+        if max(int(low), most or 0) > REPEATS_MAX:
+            raise UnknownPatternError
+        return int(low), most
+
+    def _atom(self) -> Node | None:
+        """Return the next atom; None for a group that only sets flags."""
+        sign = self._pattern[self._position]
+        self._position += 1
+        if sign == "(":
+            return self._group()
+        if sign == "[":
+            return self._class()
+        if sign == "\\":
+            return self._escape()
+        if sign in "^$":
+            return Anchor(sign == "^")
+        if sign == ".":
+            return Characters(~0 if self._dot_all else ~self._symbol("\n"), UTF8_WEIGHT)
+        if sign in "*+?{":
+            raise UnknownPatternError
+        return self._literal(sign)
+
+    def _group(self) -> Node | None:
+        self._depth += 1
+        if self._depth > DEPTH_MAX:
+            raise UnknownPatternError
+        fold, dot_all = self._fold, self._dot_all
+        if self._take("?") and self._flags():
+            self._depth -= 1
+            return None
+        inner = self._choice()
+        if not self._take(")"):
+            raise UnknownPatternError
+        self._depth -= 1
+        self._fold, self._dot_all = fold, dot_all
+        return inner
+
+    def _flags(self) -> bool:
+        """Set the flags behind `(?`. True: the group ends with them."""
+        value = True
+        while (sign := self._pattern[self._position : self._position + 1]) not in (":", ")"):
+            self._position += 1
+            if sign == "-":
+                value = False
+            elif sign == "i":
+                self._fold = value
+            elif sign == "s":
+                self._dot_all = value
+            elif sign != "U":  # U: the shortest match: no other texts
+                raise UnknownPatternError
+        self._position += 1
+        return sign == ")"
+
+    def _escape(self) -> Node:
+        sign = self._pattern[self._position : self._position + 1]
+        self._position += 1
+        if sign.lower() in CLASSES and sign:
+            inside = self._set(CLASSES[sign.lower()])
+            return Characters(inside, 4) if sign.islower() else Characters(~inside, UTF8_WEIGHT)
+        if sign in ("p", "P"):
+            return self._property()
+        if sign in ("b", "B"):
+            return Characters(0, 2, exact=False)
+        return self._literal(self._escaped(sign))
+
+    def _property(self) -> Node:
+        if self._take("{"):
+            _, closing, rest = self._pattern[self._position :].partition("}")
+            if not closing:
+                raise UnknownPatternError
+            self._position = len(self._pattern) - len(rest)
+        else:
+            self._position += 1
+        return Characters(0, PROPERTY_WEIGHT, exact=False)
+
+    def _escaped(self, sign: str) -> str:
+        if sign in PUNCTUATION and sign:
+            return sign
+        if sign not in ESCAPES:
+            raise UnknownPatternError
+        return ESCAPES[sign]
+
+    def _literal(self, sign: str) -> Node:
+        ascii_only = sign.isascii()
+        if self._fold and not ascii_only:
+            return Characters(0, UTF8_WEIGHT, exact=False)
+        return Characters(
+            self._set(sign), (3 if self._fold else ASCII_WEIGHT) if ascii_only else len(sign.encode())
+        )
+
+    def _class(self) -> Node:
+        outside = self._take("^")
+        inside, ranges, exact = 0, 0, True
+        first = True
+        while first or self._next() != "]":
+            first = False
+            symbols, weight, known = self._class_item()
+            inside, ranges, exact = inside | symbols, ranges + weight, exact and known
+        self._position += 1
+        return Characters(~inside if outside else inside, ranges + (UTF8_WEIGHT if outside else 0), exact)
+
+    def _class_item(self) -> tuple[int, int, bool]:
+        """Return one item of a class: its symbols, its weight, and whether the symbols are exact."""
+        sign = self._next()
+        self._position += 1
+        if not sign or (sign == "[" and self._next() == ":"):
+            raise UnknownPatternError
+        if sign == "\\":
+            node = self._escape()
+            if not isinstance(node, Characters) or self._is_range():
+                raise UnknownPatternError
+            return node.symbols, node.weight, node.exact
+        if not self._is_range():
+            node = self._literal(sign)
+            assert isinstance(node, Characters)
+            return node.symbols, node.weight, node.exact
+        return self._range(sign)
+
+    def _is_range(self) -> bool:
+        following = self._pattern[self._position : self._position + 2]
+        return len(following) == 2 and following[0] == "-" and following[1] != "]"
+
+    def _range(self, first: str) -> tuple[int, int, bool]:
+        last = self._pattern[self._position + 1]
+        self._position += 2
+        if last in "\\[" or last < first:
+            raise UnknownPatternError
+        if not last.isascii():
+            return 0, 3 * UTF8_WEIGHT, False
+        signs = "".join(map(chr, range(ord(first), ord(last) + 1)))
+        return self._set(signs), 4 if self._fold else ASCII_WEIGHT, True
+
+    def _set(self, signs: str) -> int:
+        symbols = 0
+        for sign in signs:
+            symbols |= self._symbol(sign)
+            if self._fold and sign.isascii() and sign.isalpha():
+                symbols |= self._symbol(sign.swapcase())
+                if sign.lower() in FOLDED:
+                    symbols |= self._symbol(FOLDED[sign.lower()])
+        return symbols
+
+    def _symbol(self, sign: str) -> int:
+        return self.symbols.setdefault(sign, 1 << len(self.symbols))
+
+    def _next(self) -> str:
+        return self._pattern[self._position : self._position + 1]
+
+    def _take(self, sign: str) -> bool:
+        if self._next() != sign:
+            return False
+        self._position += 1
+        return True
