@@ -15,11 +15,11 @@ def check_stated(config: SubscriptionDefaults, before: SubscriptionDefaults | No
     """Raise CallerError for a filter or script that may not be stated; one that `before` had may stay."""
     if before is None or config.sql != before.sql:
         check_sql(config.sql)
-    if config.actions and (before is None or _script(config) != _script(before)):
+    if config.actions and (before is None or _script_settings(config) != _script_settings(before)):
         _check_script(config)
 
 
-def _script(config: SubscriptionDefaults) -> tuple[object, ...]:
+def _script_settings(config: SubscriptionDefaults) -> tuple[object, ...]:
     return config.actions, config.push.script
 
 

@@ -1,14 +1,16 @@
 """Connections to the admin port: how many, how long each may take to ask, and what is refused unread.
 
 Who is silent, or slow to ask, is closed; where the bound is reached, whoever is silent for the longest makes
-room, so that nobody keeps others out by holding connections; one address has not all of them. Processor time
-is shared by address too (pace.py). What is not HTTP is one short line in the log.
+room, so that nobody keeps others out by holding connections; one address has not all of them, and inside it
+the same holds. Processor time is shared by address too (pace.py). /health and /ready are answered whatever
+the others do: a connection without a place may ask for them, too, and their processor time counts by itself.
+What is not HTTP is one short line in the log.
 
 A request names this server and comes from no page of another site. A browser sends what any page tells it
 to, also to loopback, and a name of an attacker may point there. It cannot lie about Host, Origin and
 Sec-Fetch-Site, nor send JSON to another site unasked. So Host must be an address or name of this server, an
-Origin the same as Host, and a POST JSON. Lengths are exact, so that no proxy in front sees other requests
-than this server.
+Origin the same as Host, and a POST JSON. Lengths and header lines (head.py) are exact, so that no proxy in
+front sees other requests than this server.
 """
 
 from __future__ import annotations
@@ -16,21 +18,26 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from http.client import HTTPException
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import BytesIO
 from ipaddress import IPv6Address
 from typing import Any, NamedTuple
 
 import gevent
+import msgspec
 from gevent.pywsgi import WSGIHandler, WSGIServer
 
 from ddmq.address import HostPort
+from ddmq.server.http.head import MalformedHeadError, check_request_line, read_headers
 from ddmq.server.http.pace import Accounts, PacedGreenlet
 
 JSON = "application/json"
 CONNECTIONS_MAX = 64
 ADDRESS_CONNECTIONS_MAX = 48  # of one address
-REFUSED_MAX = 256  # of one address are told why
+BEYOND_MAX = 64  # connections beyond these bounds, which are told so, or answered /health and /ready
+BEYOND_S = 1.0  # for such a connection to ask
+PROBES = ("/health", "/ready")
 UNSENT_BYTES_MAX = 64 << 20  # of answers that clients do not take; at least one is sent
 IDLE_S = 30.0  # from one request to the first line of the next
 HEADER_S = 10.0  # from there to the end of the headers
@@ -38,6 +45,7 @@ STALLED_S = 30.0  # for a body, and for each part of an answer to be taken
 BUSY = b'{"error": "too many requests are being answered; try again"}'
 BUSY_STATUS = "503 Service Unavailable"
 BUSY_HEAD = f"HTTP/1.1 {BUSY_STATUS}\r\nContent-Type: {JSON}\r\nConnection: close\r\n".encode()
+BAD_HEAD = f"HTTP/1.1 400 Bad Request\r\nContent-Type: {JSON}\r\nConnection: close\r\n".encode()
 log = logging.getLogger("ddmq.admin")
 _AUTHORITY = re.compile(
     r"(?:\[([0-9A-Fa-f:.]+)(?:%[\w.%-]+)?\]|([^\[\]:@/?#\\\s]+))(?::[0-9]{0,5})?", re.ASCII
@@ -49,7 +57,7 @@ class AdminServer(WSGIServer):  # type: ignore[misc]  # gevent has no types
     """Knows its connections, and which of them wait for a request since when."""
 
     def __init__(self, listener: Any, application: Any) -> None:
-        self.connections: dict[AdminConnection, float] = {}  # silent since that moment; 0: it is not
+        self.connections: dict[AdminConnection, float] = {}  # since when each is silent; 0: it is not
         self.accounts = Accounts()
         self.unsent = 0
         super().__init__(
@@ -61,33 +69,46 @@ class AdminServer(WSGIServer):  # type: ignore[misc]  # gevent has no types
             spawn=PacedGreenlet.spawn,
         )
 
-    def room(self) -> bool:
-        """Whether one more fits, if need be in the place of one that is silent."""
-        if len(self.connections) < CONNECTIONS_MAX:
-            return True
-        silent = [(since, each) for each, since in self.connections.items() if since]
+    def admit_connection(self, newcomer: AdminConnection) -> bool:
+        """Whether a connection fits, if need be in place of a silent one; of its own address first."""
+        others = [each for each in self.connections if not each.beyond]
+        own = [each for each in others if each.account is newcomer.account]
+        if len(own) >= ADDRESS_CONNECTIONS_MAX:
+            return self._displace_silent(own)
+        return len(others) < CONNECTIONS_MAX or self._displace_silent(others)
+
+    def admit_beyond(self) -> bool:
+        """Whether one more connection beyond the bounds may say what it wants, for a moment."""
+        beyond = [each for each in self.connections if each.beyond]
+        return len(beyond) < BEYOND_MAX or self._displace_silent(beyond)
+
+    def _displace_silent(self, candidates: Sequence[AdminConnection]) -> bool:
+        """End the one that is silent for the longest. False: all are being answered."""
+        silent = [each for each in candidates if self.connections[each]]
         if not silent:
             return False
-        _, oldest = min(silent, key=lambda found: found[0])
+        oldest = min(silent, key=self.connections.__getitem__)
         del self.connections[oldest]
         oldest.greenlet.kill(block=False)
         return True
 
 
 class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
-    """A connection to the admin port."""
+    """A connection to the admin port. `beyond`: there are more than the bounds allow."""
+
+    beyond = False
+    application: Any
+    close_connection: bool
 
     def handle(self) -> None:
-        """Answer requests until it ends. Refused with 503 where none can make room for it."""
+        """Answer requests until it ends. Where there is no place for it, /health and /ready alone."""
         self.greenlet = gevent.getcurrent()
         self.socket.settimeout(STALLED_S)
         self.own_address = self.socket.getsockname()[0].removeprefix("::ffff:")
         with self.server.accounts.connected(self.client_address[0]) as account:
-            self.greenlet.account = account
-            if account.connections > ADDRESS_CONNECTIONS_MAX or not self.server.room():
-                if account.connections <= REFUSED_MAX:
-                    account.pause()
-                    self.socket.sendall(BUSY_HEAD + b"Content-Length: %d\r\n\r\n" % len(BUSY) + BUSY)
+            self.account = self.greenlet.account = account
+            self.beyond = not self.server.admit_connection(self)
+            if self.beyond and not self.server.admit_beyond():
                 self.socket.close()
                 return
             self.server.connections[self] = time.monotonic()
@@ -96,32 +117,84 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
             finally:
                 self.server.connections.pop(self, None)
 
+    def handle_one_request(self) -> Any:
+        """Answer one request; one beyond the bounds is told so, and is the last."""
+        result = super().handle_one_request()
+        if not self.beyond:
+            return result
+        silent = result is None and not self.requestline
+        return ("503", BUSY_HEAD + b"Content-Length: %d\r\n\r\n" % len(BUSY) + BUSY) if silent else result
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether the request asks if the server lives or is ready; it is always answered."""
+        return (
+            self.command in ("GET", "HEAD")
+            and self.path.partition("?")[0] in PROBES
+            and not self.content_length
+        )
+
     def read_requestline(self) -> str:
         """The first line of a request, empty where none comes in time."""
         try:
-            with gevent.Timeout(IDLE_S):
+            with gevent.Timeout(BEYOND_S if self.beyond else IDLE_S):
                 return str(super().read_requestline())
         except gevent.Timeout:
             return ""
 
     def read_request(self, raw_requestline: str) -> bool:
         """Whether the headers came in time; they end the connection's silence."""
+        check_request_line(raw_requestline)
         try:
-            with gevent.Timeout(HEADER_S):
+            with gevent.Timeout(BEYOND_S if self.beyond else HEADER_S):
                 return bool(super().read_request(raw_requestline))
         except gevent.Timeout:
             return False
-        except HTTPException as error:  # too many headers, or one that is too long
-            self.log_error("%s", error)
-            return False
+
+    def MessageClass(self, source: Any, *rest: Any) -> Any:  # noqa: N802  # gevent's name
+        """Return the headers, of strictly formed lines only. Raises MalformedHeadError."""
+        return super().MessageClass(BytesIO(read_headers(source)), *rest)
+
+    def _handle_client_error(self, ex: Exception) -> tuple[str, bytes]:
+        """Return the answer to a request that is none, behind which the connection is closed."""
+        status, _ = super()._handle_client_error(ex)
+        text = str(ex) if isinstance(ex, MalformedHeadError) else "this is no HTTP request"
+        body = msgspec.json.encode({"error": text})
+        return status, BAD_HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
     def handle_one_response(self) -> None:
         """Answer one request."""
-        self.server.connections[self] = 0.0
+        if self.is_probe:
+            self.greenlet.account = self.account.probes
+        answer = _answer_busy if self.beyond and not self.is_probe else self.application
+        self.application = lambda *arguments: self._make_answer(answer, *arguments)
+        self.close_connection = self.close_connection or self.beyond
         try:
             super().handle_one_response()
         finally:
-            self.server.connections[self] = time.monotonic()
+            self.greenlet.account = self.account
+
+    def _make_answer(self, answer: Any, *arguments: Any) -> Any:
+        """Make an answer. Before and behind it is the client's turn: to send a body, to take the answer."""
+        self._note_silence(0.0)
+        try:
+            return answer(*arguments)
+        finally:
+            self._note_silence(time.monotonic())
+
+    @contextmanager
+    def await_client(self) -> Iterator[None]:
+        """While a handler waits for the client."""
+        self._note_silence(time.monotonic())
+        try:
+            yield
+        finally:
+            self._note_silence(0.0)
+
+    def _note_silence(self, since: float) -> None:
+        """Note since when it is silent; one that has been displaced is no longer known."""
+        if self in self.server.connections:
+            self.server.connections[self] = since
 
     def get_environ(self) -> dict[str, Any]:
         """Add the path as it was sent, so that a quoted slash stays inside a name, and what checks need."""
@@ -130,7 +203,8 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
             "RAW_URI": self.path,
             "ddmq.lengths": self.headers.get_all("content-length"),
             "ddmq.own_address": self.own_address,
-            "ddmq.account": self.greenlet.account,
+            "ddmq.silence": self.await_client,
+            "ddmq.account": self.account.probes if self.is_probe else self.account,
         }
 
     result: Sequence[bytes]
@@ -138,7 +212,7 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
     def process_result(self) -> None:
         """Send the answer, or say that too much is on its way already."""
         size = sum(len(piece) for piece in self.result)
-        if self.server.unsent and self.server.unsent + size > UNSENT_BYTES_MAX:
+        if not self.is_probe and self.server.unsent and self.server.unsent + size > UNSENT_BYTES_MAX:
             self.result, size = [BUSY], len(BUSY)
             self.start_response(BUSY_STATUS, [("Content-Type", JSON), ("Content-Length", str(size))])
         self.server.unsent += size
@@ -152,6 +226,12 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
         log.warning(
             "admin request refused", extra={"peer": HostPort(*self.client_address[:2]), "said": repr(said)}
         )
+
+
+def _answer_busy(_: Mapping[str, Any], start: Any) -> Sequence[bytes]:
+    """Answer that there are too many connections."""
+    start(BUSY_STATUS, [("Content-Type", JSON), ("Content-Length", str(len(BUSY))), ("Connection", "close")])
+    return [BUSY]
 
 
 class RefusedRequest(NamedTuple):

@@ -34,6 +34,7 @@ class Account:
     def __init__(self, clock: Any = time.monotonic) -> None:
         self.connections = 0
         self._clock = clock
+        self._probes: Account | None = None
         self._debt_s, self._at = 0.0, clock()
         self._listing = BoundedSemaphore()
 
@@ -43,6 +44,13 @@ class Account:
         now = self._clock()
         self._debt_s, self._at = max(0.0, self._debt_s - (now - self._at) * SHARE_S), now
         return self._debt_s
+
+    @property
+    def probes(self) -> Account:
+        """The account of what this address asks at /health and /ready, which waits for nothing else."""
+        if self._probes is None:
+            self._probes = Account(self._clock)
+        return self._probes
 
     def charge(self, seconds: float) -> None:
         """Processor time was used."""

@@ -246,7 +246,9 @@ def _body(environ: Mapping[str, Any]) -> Mapping[str, Any]:
     if not length:
         return {}
     try:
-        body = msgspec.json.decode(_read(environ["wsgi.input"], length))
+        with environ.get("ddmq.silence", nullcontext)():
+            text = _read(environ["wsgi.input"], length)
+        body = msgspec.json.decode(text)
     except msgspec.DecodeError as error:
         raise _HttpError(400, f"the body is not JSON: {error}") from error
     except RecursionError as error:

@@ -26,16 +26,16 @@ class CelSource:
 
     def __init__(self, source: str) -> None:
         self.literals: list[str | None] = []
-        self.code = _TOKEN.sub(self._replaced, source)
+        self.code = _TOKEN.sub(self._replace_literal, source)
 
-    def _replaced(self, token: re.Match[str]) -> str:
+    def _replace_literal(self, token: re.Match[str]) -> str:
         text = next((group for group in token.groups()[1:] if group is not None), None)
         if text is None:
             return " "  # a comment
-        self.literals.append(text if token["raw"] else _unescaped(text))
+        self.literals.append(text if token["raw"] else _unescape_text(text))
         return f"'{len(self.literals) - 1}'"
 
-    def arguments(self, function: str) -> list[str | None]:
+    def first_arguments(self, function: str) -> list[str | None]:
         """Return the first argument of each call of a method: its text where it is a literal, else None.
 
         `matches` and `split` have one argument or more; a call without any is no entry.
@@ -43,12 +43,12 @@ class CelSource:
         calls = re.findall(rf"\b{function}\s*\(\s*(?!\))(?:'([0-9]+)'\s*(?=[,)]))?", self.code)
         return [self.literals[int(index)] if index else None for index in calls]
 
-    def count(self, names: str) -> int:
+    def count_names(self, names: str) -> int:
         """Return how often one of the names, separated by `|`, is in the code."""
         return len(re.findall(rf"\b(?:{names})\b", self.code))
 
 
-def _unescaped(text: str) -> str | None:
+def _unescape_text(text: str) -> str | None:
     if any(sign not in _ESCAPES for sign in _ESCAPE.findall(text)):
         return None
     return _ESCAPE.sub(lambda found: _ESCAPES[found[1]], text)

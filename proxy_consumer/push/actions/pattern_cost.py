@@ -57,21 +57,21 @@ def pattern_cost(pattern: str) -> PatternCost | None:
         tree = parser.parse()
     except (UnknownPatternError, RecursionError):
         return None
-    return PatternCost(tree.weight, _steps(tree, len(parser.symbols)) if tree.exact else None)
+    return PatternCost(tree.weight, _count_steps(tree, len(parser.symbols)) if tree.exact else None)
 
 
-def _steps(tree: Node, symbols: int) -> int | None:
+def _count_steps(tree: Node, symbols: int) -> int | None:
     """Return the steps that make all states of the pattern's automaton; None for too many of them."""
     try:
         positions = _Positions(tree)
     except _TooManyPositionsError:
         return None
-    classes = positions.classes(symbols)
+    classes = positions.character_classes(symbols)
     steps, start = 0, 0
     states, pending = {start}, [start]
     while pending:
         state = pending.pop()
-        active = positions.after(state)
+        active = positions.positions_after(state)
         for members in classes:
             following = active & members
             steps += 1 + active.bit_count()
@@ -88,7 +88,7 @@ class _TooManyPositionsError(Exception):
 
 
 class _Ends(NamedTuple):
-    """Of a part of the pattern: the positions it may begin and end with, and whether it may be empty."""
+    """The positions that a part of the pattern may begin and end with, and whether it may be empty."""
 
     first: int
     last: int
@@ -108,17 +108,17 @@ class _Positions:
         for branch in tree.parts if isinstance(tree, Alternatives) else (tree,):
             self._add_branch(branch)
 
-    def classes(self, symbols: int) -> set[int]:
+    def character_classes(self, symbols: int) -> set[int]:
         """Return which positions accept the same character: a set of positions for each kind of character."""
         return {
             sum(1 << index for index, accepted in enumerate(self.characters) if accepted >> symbol & 1)
             for symbol in range(symbols + 1)
         }
 
-    def after(self, state: int) -> int:
+    def positions_after(self, state: int) -> int:
         """Return the positions of the next character. State 0 is also the beginning of the text."""
         following = self._floating if state else self._floating | self._anchored
-        for index in _bits(state):
+        for index in _iterate_bits(state):
             following |= self._follow[index]
         return following
 
@@ -126,7 +126,7 @@ class _Positions:
         parts = branch.parts if isinstance(branch, Sequence) else (branch,)
         anchored = bool(parts) and parts[0] == Anchor(start=True)
         ended = len(parts) > anchored and parts[-1] == Anchor(start=False)
-        ends = self._sequence(parts[anchored : len(parts) - ended])
+        ends = self._add_sequence(parts[anchored : len(parts) - ended])
         if anchored:
             self._anchored |= ends.first
         else:
@@ -134,19 +134,19 @@ class _Positions:
         if not ended:
             self.matched |= ends.last
 
-    def _ends(self, node: Node) -> _Ends:
+    def _add_node(self, node: Node) -> _Ends:
         match node:
             case Characters():
-                return self._position(node)
+                return self._add_position(node)
             case Sequence():
-                return self._sequence(node.parts)
+                return self._add_sequence(node.parts)
             case Alternatives():
-                return _either([self._ends(part) for part in node.parts])
+                return _join_alternatives([self._add_node(part) for part in node.parts])
             case Repeat():
-                return self._repeat(node)
+                return self._add_repeat(node)
         raise _TooManyPositionsError  # an anchor
 
-    def _position(self, node: Characters) -> _Ends:
+    def _add_position(self, node: Characters) -> _Ends:
         if len(self.characters) >= POSITIONS_MAX:
             raise _TooManyPositionsError
         bit = 1 << len(self.characters)
@@ -154,38 +154,38 @@ class _Positions:
         self._follow.append(0)
         return _Ends(bit, bit, False)
 
-    def _sequence(self, parts: Iterable[Node]) -> _Ends:
+    def _add_sequence(self, parts: Iterable[Node]) -> _Ends:
         whole = _Ends(0, 0, True)
         for part in parts:
-            whole = self._joined(whole, self._ends(part))
+            whole = self._join_ends(whole, self._add_node(part))
         return whole
 
-    def _joined(self, one: _Ends, other: _Ends) -> _Ends:
-        self._link(one.last, other.first)
+    def _join_ends(self, one: _Ends, other: _Ends) -> _Ends:
+        self._link_positions(one.last, other.first)
         return _Ends(
             one.first | (other.first if one.empty else 0),
             other.last | (one.last if other.empty else 0),
             one.empty and other.empty,
         )
 
-    def _repeat(self, node: Repeat) -> _Ends:
+    def _add_repeat(self, node: Repeat) -> _Ends:
         whole = _Ends(0, 0, True)
         copies = max(node.low, 1) if node.high is None else node.high
         for index in range(copies):
-            ends = self._ends(node.parts[0])
+            ends = self._add_node(node.parts[0])
             if node.high is None and index == copies - 1:
-                self._link(ends.last, ends.first)
+                self._link_positions(ends.last, ends.first)
             if index >= node.low:
                 ends = ends._replace(empty=True)
-            whole = self._joined(whole, ends)
+            whole = self._join_ends(whole, ends)
         return whole
 
-    def _link(self, last: int, first: int) -> None:
-        for index in _bits(last):
+    def _link_positions(self, last: int, first: int) -> None:
+        for index in _iterate_bits(last):
             self._follow[index] |= first
 
 
-def _either(parts: Iterable[_Ends]) -> _Ends:
+def _join_alternatives(parts: Iterable[_Ends]) -> _Ends:
     first = last = 0
     empty = False
     for part in parts:
@@ -193,7 +193,7 @@ def _either(parts: Iterable[_Ends]) -> _Ends:
     return _Ends(first, last, empty)
 
 
-def _bits(members: int) -> Iterator[int]:
+def _iterate_bits(members: int) -> Iterator[int]:
     while members:
         lowest = members & -members
         yield lowest.bit_length() - 1

@@ -109,43 +109,43 @@ class PatternParser:
 
     def parse(self) -> Node:
         """Return the tree. Raises UnknownPatternError."""
-        tree = self._choice()
+        tree = self._parse_choice()
         if self._position < len(self._pattern):
             raise UnknownPatternError
         return tree
 
-    def _choice(self) -> Node:
-        parts = [self._sequence()]
-        while self._take("|"):
-            parts.append(self._sequence())
+    def _parse_choice(self) -> Node:
+        parts = [self._parse_sequence()]
+        while self._take_sign("|"):
+            parts.append(self._parse_sequence())
         return parts[0] if len(parts) == 1 else Alternatives(tuple(parts))
 
-    def _sequence(self) -> Node:
+    def _parse_sequence(self) -> Node:
         parts = []
-        while self._position < len(self._pattern) and self._next() not in "|)":
-            atom = self._atom()
+        while self._position < len(self._pattern) and self._peek() not in "|)":
+            atom = self._parse_atom()
             if atom is not None:
-                parts.append(self._repeated(atom))
+                parts.append(self._parse_repeats(atom))
         return Sequence(tuple(parts))
 
-    def _repeated(self, atom: Node) -> Node:
+    def _parse_repeats(self, atom: Node) -> Node:
         while self._position < len(self._pattern):
-            bounds = self._bounds()
+            bounds = self._parse_bounds()
             if bounds is None:
                 return atom
             if isinstance(atom, Anchor):
                 raise UnknownPatternError
-            self._take("?")  # the shortest match: no other texts
+            self._take_sign("?")  # the shortest match: no other texts
             atom = Repeat((atom,), *bounds)
         return atom
 
-    def _bounds(self) -> tuple[int, int | None] | None:
+    def _parse_bounds(self) -> tuple[int, int | None] | None:
         for sign, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
-            if self._take(sign):
+            if self._take_sign(sign):
                 return bounds
-        return self._counts() if self._next() == "{" else None
+        return self._parse_counts() if self._peek() == "{" else None
 
-    def _counts(self) -> tuple[int, int | None]:
+    def _parse_counts(self) -> tuple[int, int | None]:
         inner, closing, _ = self._pattern[self._position + 1 :].partition("}")
         low, comma, high = inner.partition(",")
         if not low.isdecimal() or (high and not high.isdecimal()) or not closing:
@@ -156,40 +156,40 @@ class PatternParser:
             raise UnknownPatternError
         return int(low), most
 
-    def _atom(self) -> Node | None:
+    def _parse_atom(self) -> Node | None:
         """Return the next atom; None for a group that only sets flags."""
         sign = self._pattern[self._position]
         self._position += 1
         if sign == "(":
-            return self._group()
+            return self._parse_group()
         if sign == "[":
-            return self._class()
+            return self._parse_class()
         if sign == "\\":
-            return self._escape()
+            return self._parse_escape()
         if sign in "^$":
             return Anchor(sign == "^")
         if sign == ".":
-            return Characters(~0 if self._dot_all else ~self._symbol("\n"), UTF8_WEIGHT)
+            return Characters(~0 if self._dot_all else ~self._symbol_bit("\n"), UTF8_WEIGHT)
         if sign in "*+?{":
             raise UnknownPatternError
-        return self._literal(sign)
+        return self._make_literal(sign)
 
-    def _group(self) -> Node | None:
+    def _parse_group(self) -> Node | None:
         self._depth += 1
         if self._depth > DEPTH_MAX:
             raise UnknownPatternError
         fold, dot_all = self._fold, self._dot_all
-        if self._take("?") and self._flags():
+        if self._take_sign("?") and self._parse_flags():
             self._depth -= 1
             return None
-        inner = self._choice()
-        if not self._take(")"):
+        inner = self._parse_choice()
+        if not self._take_sign(")"):
             raise UnknownPatternError
         self._depth -= 1
         self._fold, self._dot_all = fold, dot_all
         return inner
 
-    def _flags(self) -> bool:
+    def _parse_flags(self) -> bool:
         """Set the flags behind `(?`. True: the group ends with them."""
         value = True
         while (sign := self._pattern[self._position : self._position + 1]) not in (":", ")"):
@@ -205,20 +205,20 @@ class PatternParser:
         self._position += 1
         return sign == ")"
 
-    def _escape(self) -> Node:
+    def _parse_escape(self) -> Node:
         sign = self._pattern[self._position : self._position + 1]
         self._position += 1
         if sign.lower() in CLASSES and sign:
-            inside = self._set(CLASSES[sign.lower()])
+            inside = self._collect_symbols(CLASSES[sign.lower()])
             return Characters(inside, 4) if sign.islower() else Characters(~inside, UTF8_WEIGHT)
         if sign in ("p", "P"):
-            return self._property()
+            return self._parse_property()
         if sign in ("b", "B"):
             return Characters(0, 2, exact=False)
-        return self._literal(self._escaped(sign))
+        return self._make_literal(self._unescape_sign(sign))
 
-    def _property(self) -> Node:
-        if self._take("{"):
+    def _parse_property(self) -> Node:
+        if self._take_sign("{"):
             _, closing, rest = self._pattern[self._position :].partition("}")
             if not closing:
                 raise UnknownPatternError
@@ -227,54 +227,55 @@ class PatternParser:
             self._position += 1
         return Characters(0, PROPERTY_WEIGHT, exact=False)
 
-    def _escaped(self, sign: str) -> str:
+    def _unescape_sign(self, sign: str) -> str:
         if sign in PUNCTUATION and sign:
             return sign
         if sign not in ESCAPES:
             raise UnknownPatternError
         return ESCAPES[sign]
 
-    def _literal(self, sign: str) -> Node:
+    def _make_literal(self, sign: str) -> Node:
         ascii_only = sign.isascii()
         if self._fold and not ascii_only:
             return Characters(0, UTF8_WEIGHT, exact=False)
         return Characters(
-            self._set(sign), (3 if self._fold else ASCII_WEIGHT) if ascii_only else len(sign.encode())
+            self._collect_symbols(sign),
+            (3 if self._fold else ASCII_WEIGHT) if ascii_only else len(sign.encode()),
         )
 
-    def _class(self) -> Node:
-        outside = self._take("^")
+    def _parse_class(self) -> Node:
+        outside = self._take_sign("^")
         inside, ranges, exact = 0, 0, True
         first = True
-        while first or self._next() != "]":
+        while first or self._peek() != "]":
             first = False
-            symbols, weight, known = self._class_item()
-            inside, ranges, exact = inside | symbols, ranges + weight, exact and known
+            symbols, weight, known_symbols = self._parse_class_item()
+            inside, ranges, exact = inside | symbols, ranges + weight, exact and known_symbols
         self._position += 1
         return Characters(~inside if outside else inside, ranges + (UTF8_WEIGHT if outside else 0), exact)
 
-    def _class_item(self) -> tuple[int, int, bool]:
+    def _parse_class_item(self) -> tuple[int, int, bool]:
         """Return one item of a class: its symbols, its weight, and whether the symbols are exact."""
-        sign = self._next()
+        sign = self._peek()
         self._position += 1
-        if not sign or (sign == "[" and self._next() == ":"):
+        if not sign or (sign == "[" and self._peek() == ":"):
             raise UnknownPatternError
         if sign == "\\":
-            node = self._escape()
+            node = self._parse_escape()
             if not isinstance(node, Characters) or self._is_range():
                 raise UnknownPatternError
             return node.symbols, node.weight, node.exact
         if not self._is_range():
-            node = self._literal(sign)
+            node = self._make_literal(sign)
             assert isinstance(node, Characters)
             return node.symbols, node.weight, node.exact
-        return self._range(sign)
+        return self._parse_range(sign)
 
     def _is_range(self) -> bool:
         following = self._pattern[self._position : self._position + 2]
         return len(following) == 2 and following[0] == "-" and following[1] != "]"
 
-    def _range(self, first: str) -> tuple[int, int, bool]:
+    def _parse_range(self, first: str) -> tuple[int, int, bool]:
         last = self._pattern[self._position + 1]
         self._position += 2
         if last in "\\[" or last < first:
@@ -282,26 +283,26 @@ class PatternParser:
         if not last.isascii():
             return 0, 3 * UTF8_WEIGHT, False
         signs = "".join(map(chr, range(ord(first), ord(last) + 1)))
-        return self._set(signs), 4 if self._fold else ASCII_WEIGHT, True
+        return self._collect_symbols(signs), 4 if self._fold else ASCII_WEIGHT, True
 
-    def _set(self, signs: str) -> int:
+    def _collect_symbols(self, signs: str) -> int:
         symbols = 0
         for sign in signs:
-            symbols |= self._symbol(sign)
+            symbols |= self._symbol_bit(sign)
             if self._fold and sign.isascii() and sign.isalpha():
-                symbols |= self._symbol(sign.swapcase())
+                symbols |= self._symbol_bit(sign.swapcase())
                 if sign.lower() in FOLDED:
-                    symbols |= self._symbol(FOLDED[sign.lower()])
+                    symbols |= self._symbol_bit(FOLDED[sign.lower()])
         return symbols
 
-    def _symbol(self, sign: str) -> int:
+    def _symbol_bit(self, sign: str) -> int:
         return self.symbols.setdefault(sign, 1 << len(self.symbols))
 
-    def _next(self) -> str:
+    def _peek(self) -> str:
         return self._pattern[self._position : self._position + 1]
 
-    def _take(self, sign: str) -> bool:
-        if self._next() != sign:
+    def _take_sign(self, sign: str) -> bool:
+        if self._peek() != sign:
             return False
         self._position += 1
         return True

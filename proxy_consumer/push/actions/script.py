@@ -78,18 +78,20 @@ class Expression:
         parts = CelSource(source)
         self._field = field
         self._length = len(source)
-        self._macros = parts.count(_MACROS)
+        self._macros = parts.count_names(_MACROS)
         self._sums = parts.code.count("+")
         self._literals = 1 + parts.code.count(",")  # no list in the expression is longer
-        self._splits = parts.count("split")  # each makes a list as long as the text
-        self._through = max(1, parts.count(_USES)) + parts.count(_COPIES) + SPLIT_WEIGHT * self._splits
-        searched = [text for name in _SEARCHES for text in parts.arguments(name)]
+        self._splits = parts.count_names("split")  # each makes a list as long as the text
+        self._through = (
+            max(1, parts.count_names(_USES)) + parts.count_names(_COPIES) + SPLIT_WEIGHT * self._splits
+        )
+        searched = [text for name in _SEARCHES for text in parts.first_arguments(name)]
         self._searches = any(text is None or len(text) > SEARCHED_TEXT_MAX for text in searched)
         self._patterns, self._costs = _constant_patterns(parts)
-        self._formats = parts.count("format")
-        separators = parts.arguments("join")
-        self._grown = _joined_growth(separators) * QUOTE_GROWTH ** parts.count("quote")
-        self._names = [name for name in (*_VARIABLES, "body") if parts.count(name)]
+        self._formats = parts.count_names("format")
+        separators = parts.first_arguments("join")
+        self._grown = _joined_growth(separators) * QUOTE_GROWTH ** parts.count_names("quote")
+        self._names = [name for name in (*_VARIABLES, "body") if parts.count_names(name)]
         try:
             self._compiled = _environment(with_body).compile(source)
         except RuntimeError as error:
@@ -278,8 +280,8 @@ def _joined_growth(separators: list[str | None]) -> int:
 
 def _constant_patterns(parts: CelSource) -> tuple[list[str | None], list[PatternCost | None]]:
     """Return the patterns of an expression and their costs; None for what is not known before a message."""
-    patterns = parts.arguments("matches")
-    patterns += [None] * (parts.count("matches") - len(patterns))
+    patterns = parts.first_arguments("matches")
+    patterns += [None] * (parts.count_names("matches") - len(patterns))
     return patterns, [None if pattern is None else pattern_cost(pattern) for pattern in patterns]
 
 
@@ -289,8 +291,8 @@ def _pattern_fault(pattern: str | None, cost: PatternCost | None, size: int) -> 
     quoted = repr(pattern if len(pattern) <= 100 else f"{pattern[:99]}…")
     if cost is None:
         return (
-            f"the pattern {quoted} cannot be judged in front of a pull; write it without named groups, escapes "
-            "by number, classes such as [:alpha:] and flags other than i, s, U, or use push"
+            f"the pattern {quoted} cannot be judged in front of a pull; write it without named groups, "
+            "escapes by number, classes such as [:alpha:] and flags other than i, s, U, or use push"
         )
     work = cost.work(size)
     if work <= FILTER_WORK_MAX:
@@ -298,9 +300,9 @@ def _pattern_fault(pattern: str | None, cost: PatternCost | None, size: int) -> 
     fitting = (FILTER_WORK_MAX - cost.work(0)) // cost.instructions
     less = f"lower push.script.body_bytes_max to {fitting}, " if fitting > 0 else ""
     return (
-        f"the pattern {quoted} may take {work} steps with a body of {size} bytes (push.script.body_bytes_max); "
-        f"allowed in front of a pull: {FILTER_WORK_MAX}; repeat without counts (* and + instead of {{n,m}}), "
-        f"{less}or use push, where it is evaluated beside the proxy"
+        f"the pattern {quoted} may take {work} steps with a body of {size} bytes "
+        f"(push.script.body_bytes_max); allowed in front of a pull: {FILTER_WORK_MAX}; repeat without counts "
+        f"(* and + instead of {{n,m}}), {less}or use push, where it is evaluated beside the proxy"
     )
 
 

@@ -31,6 +31,7 @@ CHUNKS_MAX = 16_384
 PIECES_MAX = 3 * CHUNKS_MAX + (INTERIM_MAX + 2) * HEAD_LINES_MAX
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9]\d\d)(?: .*)?\Z")
 _SIZE = re.compile(rb"\s*([0-9A-Fa-f]{1,8})\s*(?:;.*)?\Z", re.DOTALL)
+_FIELD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*\Z")
 _WITHOUT_BODY = (204, 304)
 
 
@@ -175,18 +176,20 @@ def _head(receiving: Receiving) -> _AnswerHead:
         raise BadAnswerError(f"{line[:60]!r} is no status line of HTTP/1.1")
     lengths: set[bytes] = set()
     coding, connection = b"", b""
-    for name, value in _fields(receiving):
+    fields, well_formed = _fields(receiving)
+    for name, value in fields:
         if name == b"content-length":
             lengths |= {each.strip() for each in value.split(b",")}
         elif name == b"transfer-encoding":
-            coding = value.lower()
+            coding = b", ".join(filter(None, (coding, value.lower())))
         elif name == b"connection":
             connection = value.lower()
     if coding not in (b"", b"chunked"):
         raise BadAnswerError(f"Transfer-Encoding {coding[:40]!r}; allowed: chunked")
     old = match[1] == b"0"
     closes = b"close" in connection or (old and b"keep-alive" not in connection)
-    return _AnswerHead(int(match[2]), _length(lengths), bool(coding), closes)
+    doubtful = not well_formed or (bool(coding) and bool(lengths))  # where the answer ends
+    return _AnswerHead(int(match[2]), _length(lengths), bool(coding), closes or doubtful)
 
 
 def _length(lengths: set[bytes]) -> int | None:
@@ -198,14 +201,18 @@ def _length(lengths: set[bytes]) -> int | None:
     return int(first)
 
 
-def _fields(receiving: Receiving) -> list[tuple[bytes, bytes]]:
-    """The lines of a head, or of trailers: name in lower case and value."""
+def _fields(receiving: Receiving) -> tuple[list[tuple[bytes, bytes]], bool]:
+    """The lines of a head, or of trailers: name in lower case and value; and whether all are well-formed.
+
+    Receivers are sloppy: a line that HTTP does not have is read past, but nobody else shares the connection.
+    """
     found: list[tuple[bytes, bytes]] = []
-    size = 0
+    size, well_formed = 0, True
     for _ in range(HEAD_LINES_MAX):
         line = receiving.line(LINE_BYTES_MAX)
         if not line:
-            return found
+            return found, well_formed
+        well_formed = well_formed and _FIELD.match(line) is not None
         size += len(line)
         if size > HEAD_BYTES_MAX:
             break

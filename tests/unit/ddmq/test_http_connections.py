@@ -10,9 +10,10 @@ from gevent import socket
 from gevent.event import Event
 
 from ddmq.server.http import connection as http_connection
+from ddmq.server.http import pace as http_pace
 from ddmq.server.http import routing
 from ddmq.server.http.connection import AdminServer
-from ddmq.server.http.routing import AdminRouter
+from ddmq.server.http.routing import AdminRouter, Text
 from tests.support.waits import until
 
 ASK = b"GET /x HTTP/1.1\r\nHost: localhost\r\n"
@@ -23,6 +24,9 @@ def server() -> Iterator[AdminServer]:
     router = AdminRouter(["mq.example"])
     router.add("GET", "/x", lambda _: {"fine": True})
     router.add("GET", "/slow", lambda _: Event().wait())  # at work until `stop` kills it
+    router.add("GET", "/ready", lambda _: {"ready": True})
+    router.add("GET", "/health", lambda _: {"alive": True})
+    router.add("GET", "/long", lambda _: Text("text/plain", b"x" * (16 << 20)))
     router.add("POST", "/x", lambda request: dict(request.body))
     started = AdminServer(("127.0.0.1", 0), router)
     started.start()
@@ -90,6 +94,71 @@ def test_at_the_bound_of_requests_at_work_others_are_told_so(
     assert len(server.connections) == 2
     for connection in busy:
         connection.close()
+
+
+def request(path: bytes, headers: bytes = b"", body: bytes | None = None) -> bytes:
+    head = b"GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n%s" % (path, headers)
+    if body is not None:
+        head += b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body)
+    return head + b"\r\n" + (body or b"")
+
+
+HALF_SENT = {
+    "nothing": b"",
+    "half a line": b"GET /x HT",
+    "half a head": ASK,
+    "a probe's head": b"GET /ready HTTP/1.1\r\n",
+    "a body that does not come": request(b"/x", b"Content-Type: application/json\r\nContent-Length: 9\r\n"),
+    "a probe's body": request(b"/ready", b"Content-Type: application/json\r\nContent-Length: 9\r\n"),
+    "a body that nobody reads": request(b"/none", b"Content-Type: application/json\r\nContent-Length: 9\r\n"),
+}
+
+
+@pytest.mark.parametrize("said", HALF_SENT)
+def test_half_sent_requests_of_an_address_lock_nobody_of_it_out(server: AdminServer, said: str) -> None:
+    """The one that is silent for the longest gives way to the newcomer, inside the address, too."""
+    silent = [connect(server, HALF_SENT[said]) for _ in range(http_connection.CONNECTIONS_MAX)]
+    for _ in range(3):
+        for path in (b"/x", b"/ready", b"/health"):
+            assert answer(connect(server, request(path))).startswith(b"HTTP/1.1 200"), path
+    assert len(server.connections) <= http_connection.CONNECTIONS_MAX
+    for connection in silent:
+        connection.close()
+
+
+def test_probes_are_answered_while_nothing_else_is(server: AdminServer) -> None:
+    busy = [connect(server, request(b"/slow")) for _ in range(http_connection.ADDRESS_CONNECTIONS_MAX)]
+    until(lambda: list(server.connections.values()) == [0.0] * len(busy))
+    beyond = [connect(server, said) for said in HALF_SENT.values() for _ in range(20)]
+    for path in (b"/ready", b"/health", b"/ready?x=1"):
+        assert answer(connect(server, request(path))).startswith(b"HTTP/1.1 200"), path
+    assert answer(connect(server, request(b"/x"))).startswith(b"HTTP/1.1 503")
+    assert len(server.connections) <= len(busy) + http_connection.BEYOND_MAX
+    for connection in (*busy, *beyond):
+        connection.close()
+
+
+def test_probes_are_answered_while_answers_are_not_taken(
+    server: AdminServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_connection, "UNSENT_BYTES_MAX", 1 << 20)
+    slow_readers = [connect(server, request(b"/long")) for _ in range(http_connection.CONNECTIONS_MAX)]
+    until(lambda: server.unsent > 0)
+    assert answer(connect(server, request(b"/long"))).startswith(b"HTTP/1.1 503")
+    for path in (b"/ready", b"/health"):
+        assert answer(connect(server, request(path))).startswith(b"HTTP/1.1 200"), path
+    for connection in slow_readers:
+        connection.close()
+
+
+def test_probes_wait_for_no_debt_of_others(server: AdminServer) -> None:
+    with server.accounts.connected("127.0.0.1") as account:
+        account.charge(3_600.0)
+        assert answer(connect(server, request(b"/ready"))).startswith(b"HTTP/1.1 200")
+        assert account.debt_s > 3_000
+        account.probes.charge(http_pace.DEBT_S + 0.05 * http_pace.SHARE_S)
+        assert answer(connect(server, request(b"/ready"))).startswith(b"HTTP/1.1 200")
+        assert account.probes.debt_s <= http_pace.DEBT_S + 0.05, "a flood of probes waits"
 
 
 @pytest.mark.parametrize("headers", [b"X-A: b\r\n" * 200, b"X-A: " + b"b" * 70_000 + b"\r\n"])
