@@ -16,11 +16,14 @@ ClientError
         NotCommittedError       certainly not committed: none of its messages is seen by anybody
         UnknownEndError         committed or not: its check will settle it
 
-Every text says what was wrong and with which value. `code` is the proxy's code (see ddmq_client.idl.codes),
+Every text says what was wrong and with which value; what a proxy said is one line of at most 1,000 printable
+characters in it. `code` is the proxy's code (see ddmq_client.idl.codes),
 None where no answer of a proxy is behind the error. `proxy` is "host:port", "" where none was reached.
 """
 
 from __future__ import annotations
+
+from ddmq_client.printable import printable
 
 
 class ClientError(Exception):
@@ -39,8 +42,8 @@ class ProxyError(ClientError):
     """What a proxy refused or did not do; `code`: its code, where it gave one."""
 
     def __init__(self, text: str, code: int | None = None, proxy: str = "") -> None:
-        super().__init__(text)
-        self.text = text
+        self.text = printable(text)
+        super().__init__(self.text)
         self.code = code
         self.proxy = proxy
 

@@ -9,6 +9,7 @@ from ddmq_client.callables import check_function, check_result
 from ddmq_client.core.acks import UnappliedResult
 from ddmq_client.errors import PullError
 from ddmq_client.idl.codes import Code
+from ddmq_client.printable import printable
 from ddmq_client.received import LateResult
 from ddmq_client.wire.producing import ProxyFault
 
@@ -34,7 +35,8 @@ class Teller:
             what = "a result came too late" if each in late else "a lease ended while its message was handled"
             _log.warning(
                 "%s: %s/%s/%d of group %s (and %d more); others get the message, too",
-                what, each.origin.topic, each.origin.queue, each.offset, each.origin.group,
+                what, printable(each.origin.topic), printable(each.origin.queue), each.offset,
+                printable(each.origin.group),
                 len(late) + len(lost) - 1,
             )  # fmt: skip
         for each in late if self._on_late is not None else ():
@@ -47,6 +49,7 @@ class Teller:
 
     def notice(self, proxy: str, text: str) -> None:
         """What a proxy finds odd; said once."""
+        text = printable(text)
         if text and text not in self._noticed and len(self._noticed) < 1_000:
             self._noticed.add(text)
             _log.warning("%s says: %s", proxy, text)

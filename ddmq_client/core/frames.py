@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ddmq_client.printable import printable
+
 HEAD_BYTES_MAX = 128  # more than any head and argument frame of ours takes around the messages
 
 CALL, REPLY, EXCEPTION, ONEWAY = 1, 2, 3, 4
@@ -30,6 +32,9 @@ _PRODUCER_ID_FIELD = b"\x08\xce\x01"  # of a Message: binary, its id 103 said in
 
 class FrameError(Exception):
     """What came cannot be an answer: a bad length, a foreign protocol, a broken head."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text))
 
 
 class ReplyHead(NamedTuple):

@@ -31,6 +31,7 @@ from ddmq_client.errors import (
     UnknownOutcomeError,
 )
 from ddmq_client.idl.codes import Code
+from ddmq_client.printable import printable
 
 
 class CallVerdict(Enum):
@@ -107,9 +108,9 @@ class CallFailed(Exception):
     """No answer came."""
 
     def __init__(self, verdict: CallVerdict, text: str) -> None:
-        super().__init__(text)
         self.verdict = verdict
-        self.text = text
+        self.text = printable(text)
+        super().__init__(self.text)
 
 
 def not_connected(name: str, error: object) -> CallFailed:

@@ -13,8 +13,9 @@ from ddmq_client.core.verdicts import CallVerdict
 from ddmq_client.delays import DelayResult, When
 from ddmq_client.errors import InvalidMessageError
 from ddmq_client.idl import producer as idl
-from ddmq_client.idl.codes import FRAME_BYTES_MAX, Code, DelayAction, DelayType
+from ddmq_client.idl.codes import FRAME_BYTES_MAX, OK_TEXT, Code, DelayAction, DelayType
 from ddmq_client.outgoing import BODY_ALLOWED, OutgoingMessage, SendResult
+from ddmq_client.printable import printable
 from ddmq_client.wire.codec import Specs, StructArgs, decode, encode
 
 HEARTBEAT_TOPIC = "carrera_heartbeat"
@@ -24,9 +25,9 @@ class ProxyFault(Exception):
     """The proxy answered with a Thrift application exception; `kind` is its number."""
 
     def __init__(self, kind: int, text: str) -> None:
-        super().__init__(f"proxy fault {kind}: {text}")
         self.kind = kind
-        self.text = text
+        self.text = printable(text)
+        super().__init__(f"proxy fault {kind}: {self.text}")
 
 
 class _Fault:
@@ -140,7 +141,11 @@ def read_results(payload: bytes, sequence_id: int, method: bytes) -> list[SendRe
     success = decode(payload, at, _ANSWERS[method]).success
     if success is None:
         raise FrameError("answer without a result")
-    return success if method == SEND_MANY else [success]
+    results: list[SendResult] = success if method == SEND_MANY else [success]
+    for result in results:
+        if result.text != OK_TEXT:
+            result.text = printable(result.text or "")
+    return results
 
 
 def heartbeat_verdict(payload: bytes, sequence_id: int) -> CallVerdict:

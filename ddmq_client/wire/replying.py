@@ -12,6 +12,7 @@ from ddmq_client.delays import When
 from ddmq_client.idl import consumer as idl
 from ddmq_client.idl.codes import OK_TEXT, Code
 from ddmq_client.outgoing import OutgoingMessage, SendResult
+from ddmq_client.printable import printable
 from ddmq_client.transactions import with_due_time
 from ddmq_client.wire.codec import Specs, decode, encode
 from ddmq_client.wire.producing import RESULT_NAMES, answer_at, encoded_message
@@ -51,6 +52,7 @@ def read_reply(payload: bytes, sequence_id: int) -> ReplyAnswer:
     answer: ReplyAnswer | None = decode(payload, answer_at(payload, REPLY, sequence_id), _RESPONSE).success
     if answer is None:
         raise FrameError("answer without a result")
+    answer.text = printable(answer.text or "")
     answer.results = answer.results or ()
     for result in answer.results:
         result.code, result.text = int(Code.OK), OK_TEXT

@@ -10,6 +10,7 @@ from ddmq_client.core.transactions import POLL, EndResult, PreparedResult
 from ddmq_client.idl import producer as idl
 from ddmq_client.idl.codes import OK_TEXT, Code, TransactionAction
 from ddmq_client.outgoing import OutgoingMessage, SendResult
+from ddmq_client.printable import printable
 from ddmq_client.transactions import UndecidedTransaction, reference_of
 from ddmq_client.wire.codec import Specs, decode, encode
 from ddmq_client.wire.producing import RESULT_NAMES, answer_at
@@ -93,6 +94,8 @@ def read_prepared(payload: bytes, sequence_id: int, method: bytes) -> list[SendR
     if answer is None:
         raise FrameError("answer without a result")
     results: list[SendResult] = list(answer.results or ())
+    for said in (answer, *results):
+        said.text = printable(said.text or "")
     if answer.code == Code.OK:
         for result in results:
             if isinstance(result, PreparedResult):
@@ -108,6 +111,7 @@ def read_ended(payload: bytes, sequence_id: int, method: bytes) -> list[SendResu
     answer = decode(payload, answer_at(payload, method, sequence_id), _ENDED).success
     if answer is None:
         raise FrameError("answer without a result")
+    answer.text = printable(answer.text or "")
     answer.landed = answer.landed or ()
     return [answer]
 
@@ -117,7 +121,7 @@ def read_checks(payload: bytes, sequence_id: int) -> tuple[int, str, list[Undeci
     answer = decode(payload, answer_at(payload, POLL, sequence_id), _POLLED).success
     if answer is None:
         raise FrameError("answer without a result")
-    return answer.code or 0, answer.msg or "", [_open(wire) for wire in answer.checks or ()]
+    return answer.code or 0, printable(answer.msg or ""), [_open(wire) for wire in answer.checks or ()]
 
 
 def _open(wire: Any) -> UndecidedTransaction:

@@ -2,13 +2,18 @@
 
 Whoever is asked copies its own shards, asks the other owners (each over its admin port) for theirs, and
 writes the manifest last: a folder without one is no whole backup. Blocks: native threads.
+
+While it is made, the folder holds a file with a random secret, which goes along to the other owners. They
+copy into a folder only for who knows the secret in it: a process of the same user, for nobody else may read it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,10 +21,13 @@ import msgspec
 
 from ddmq.server.http.routing import AdminRequest, ask_other
 from ddmq_common.errors import CallerError, TryLaterError
+from ddmq_common.plain_text import plain
 from ddmq_common.private_files import make_private
 from delay_service.store.port import DelayStore
 
 MANIFEST = "delay-backup.json"
+SECRET_FILE = "delay-backup.secret"  # there while the backup is made
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 class OpenShard(NamedTuple):
@@ -36,12 +44,12 @@ def backup_folder(given: object, backups: Path) -> Path:
     """
     if isinstance(given, str) and given and "\0" not in given:
         with suppress(OSError, RuntimeError):  # too long; symbolic links in a circle
-            folder = (backups / given).resolve()
-            if backups.resolve() in folder.parents:
+            folder, root = (backups / given).resolve(), backups.resolve()
+            if root in folder.parents and all(map(_NAME.fullmatch, folder.relative_to(root).parts)):
                 return folder
     raise CallerError(
         f"folder is {given!r}; backups go below {backups.absolute()} on the server's machine: give the name "
-        "of a new folder there, or set backup_dir in ddmq.yaml"
+        "of a new folder there (letters, digits, . _ -), or set backup_dir in ddmq.yaml"
     )
 
 
@@ -59,9 +67,10 @@ def make_backup(
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise CallerError(f"{folder} is not empty; a backup goes into a new folder")
-        copy_shards(folder, held)
-        for address, numbers in elsewhere.items():
-            _ask_for(address, folder, numbers)
+        with _making(folder) as secret:
+            copy_shards(folder, held)
+            for address, numbers in elsewhere.items():
+                _ask_for(address, folder, numbers, secret)
         shards = sorted([one.number for one in held] + [each for some in elsewhere.values() for each in some])
         _write_manifest(folder, {"format": 1, "made_ms": wall_ms, "shards": shards})
     except OSError as error:
@@ -70,16 +79,45 @@ def make_backup(
 
 
 def copy_shards(folder: Path, held: Iterable[OpenShard]) -> None:
-    """Each as at one moment."""
+    """Copy each as at one moment. Raises CallerError where one is there already."""
     for number, store in held:
+        if os.path.lexists(folder / str(number)):
+            raise CallerError(f"the backup {folder.name} has shard {number} already")
         store.checkpoint(folder / str(number))
 
 
-def _ask_for(address: str, folder: Path, numbers: Sequence[int]) -> None:
-    body = {"folder": str(folder), "shards": list(numbers)}
+def check_secret(folder: Path, given: object) -> None:
+    """Raise CallerError unless `given` is the secret of a backup that is being made in that folder."""
+    try:
+        secret = (folder / SECRET_FILE).read_text()
+    except (OSError, ValueError):
+        secret = ""
+    known = isinstance(given, str) and given.isascii() and secrets.compare_digest(given, secret)
+    if not (secret and known):
+        raise CallerError(
+            f"no backup {folder.name!r} is being made here by who asks; `shards` is for the processes that "
+            "make one together: leave it out"
+        )
+
+
+@contextmanager
+def _making(folder: Path) -> Iterator[str]:
+    """While the backup is made: the secret that its folder holds."""
+    secret, path = secrets.token_hex(32), folder / SECRET_FILE
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        with open(descriptor, "w") as file:
+            file.write(secret)
+        yield secret
+    finally:
+        path.unlink()
+
+
+def _ask_for(address: str, folder: Path, numbers: Sequence[int], secret: str) -> None:
+    body = {"folder": str(folder), "shards": list(numbers), "secret": secret}
     answer = ask_other(address, AdminRequest({}, {}, body, "POST", "/delay/backup"))
     if answer.status != 200:
-        why = answer.payload.decode("utf-8", "replace")[:500]
+        why = plain(answer.payload.decode("utf-8", "replace")[:500])
         raise TryLaterError(f"shards {list(numbers)} are not copied by their owner at {address}: {why}")
 
 

@@ -20,7 +20,7 @@ import msgspec
 from backend.port import Backend
 from backend.progress.ack_map import OFFSET_END
 from ddmq.server.admin.topics import WAIT_S
-from ddmq.server.delays.backup import OpenShard, backup_folder, copy_shards, make_backup
+from ddmq.server.delays.backup import OpenShard, backup_folder, check_secret, copy_shards, make_backup
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import FORWARDED, AdminRequest, Text, ask_other
 from ddmq_client.idl.codes import FROM_CHRONOS
@@ -213,12 +213,14 @@ class DelayQueries:
 
     def backup(self, request: AdminRequest) -> dict[str, Any]:
         """A copy of every shard, each as at one moment, into a new folder below the one for backups. With
-        `shards`: only those, into the folder that the process which makes the backup has begun."""
+        `shards`: only those, into the folder that the process which makes the backup has begun, and whose
+        `secret` it knows."""
         folder = backup_folder(request.body.get("folder"), self._backups)
         wanted, held = request.body.get("shards"), self._held()
         if wanted is not None:
             if not isinstance(wanted, list):
                 raise CallerError(f"shards is {wanted!r}; a list of numbers is wanted")
+            check_secret(folder, request.body.get("secret"))
             part = [one for one in held if one.number in wanted]
             if len(part) < len(wanted):
                 raise TryLaterError("not all of these shards are open here; try again")

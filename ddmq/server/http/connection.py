@@ -235,10 +235,11 @@ def _answer_busy(_: Mapping[str, Any], start: Any) -> Sequence[bytes]:
 
 
 class RefusedRequest(NamedTuple):
-    """Why a request is not taken: an HTTP status and a sentence."""
+    """Why a request is not taken: an HTTP status and a sentence. `details`: for the log alone."""
 
     status: int
     text: str
+    details: str = ""
 
 
 def refusal(environ: Mapping[str, Any], names: Iterable[str]) -> RefusedRequest | None:
@@ -266,8 +267,9 @@ def _host(environ: Mapping[str, Any], names: Iterable[str]) -> RefusedRequest | 
     if _host_of(given) not in own:
         return RefusedRequest(
             403,
-            f"Host is {given[:100]!r}, no name of this server, which is {', '.join(sorted(own))}; "
-            "admin_names in ddmq.yaml names further ones",
+            f"Host is {given[:100]!r}, no name of this server; admin_names in ddmq.yaml names further ones, "
+            "and the server's log has those that it knows",
+            f"its names are {', '.join(sorted(own))}",
         )
     return None
 

@@ -153,7 +153,7 @@ class AdminRouter:
         try:
             if refused is not None:
                 _log_refused(environ, refused)
-                raise _HttpError(*refused)
+                raise _HttpError(refused.status, refused.text)
             return self._dispatch(environ)
         except _HttpError as error:
             return _said(error.status, str(error))
@@ -308,7 +308,8 @@ def _said(status: int, text: str) -> tuple[int, str, Sequence[bytes]]:
 
 def _log_refused(environ: Mapping[str, Any], refused: RefusedRequest) -> None:
     facts = {"peer": environ.get("REMOTE_ADDR", ""), "path": environ.get("PATH_INFO", "")[:100]}
-    log.warning("admin request refused", extra=facts | {"why": refused.text})
+    why = "; ".join(filter(None, (refused.text, refused.details)))
+    log.warning("admin request refused", extra=facts | {"why": why})
 
 
 def ask_other(address: str, request: AdminRequest) -> Text:

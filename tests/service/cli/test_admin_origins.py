@@ -116,4 +116,6 @@ def test_the_refusal_says_which_setting_names_more(server: RealServer, shell: Sh
     assert status == 403
     assert "'mq.example', no name of this server" in text
     assert "admin_names in ddmq.yaml" in text
+    assert not any(name in text for name in ("localhost", "127.0.0.1", "::1", socket.gethostname()))
+    assert f"its names are 127.0.0.1, ::1, localhost, {socket.gethostname().lower()}" in server.log
     assert "admin request refused" in server.log

@@ -340,8 +340,10 @@ def test_a_backup_holds_the_shards_of_all_processes(tmp_path: Path) -> None:
             until(lambda: not other.admin("GET", "delay")["health"]["reason"], "it fires")
             made = ddmq("delay", "backup", "of/today", "--admin", f"127.0.0.1:{other.ports['admin']}")
             assert made.returncode == 0, made.stderr
-            status, said = other.ask("POST", "/delay/backup", {"folder": str(folder), "shards": [77]})
-            assert (status, "try again" in said["error"]) == (503, True)
+            for given in ({}, {"secret": ""}, {"secret": "0" * 64}):
+                asked = {"folder": str(folder), "shards": [0], **given}
+                status, said = other.ask("POST", "/delay/backup", asked)
+                assert (status, "no backup 'today' is being made here" in said["error"]) == (400, True)
         finally:
             other.end()
     done = ddmq("delay", "restore", str(folder), "--data-dir", str(new))

@@ -14,12 +14,21 @@ from backend.file_log import open_log
 from backend.file_log.options import FileLogOptions
 from backend.records import QueueRef
 from ddmq.cli.root import run
-from ddmq.server.delays.backup import MANIFEST, OpenShard, backup_folder, copy_shards, make_backup
+from ddmq.server.delays.backup import (
+    MANIFEST,
+    SECRET_FILE,
+    OpenShard,
+    backup_folder,
+    check_secret,
+    copy_shards,
+    make_backup,
+)
 from ddmq.server.delays.restore import Restored, pages, restore_backup
+from ddmq.server.http.routing import AdminRequest, Text
 from ddmq_common.clock import SystemClock
 from ddmq_common.delays.command import ADD, COMMAND_PROPERTY, DelayCommand, encode_command
 from ddmq_common.delivery import decode, encode
-from ddmq_common.errors import CallerError
+from ddmq_common.errors import CallerError, TryLaterError
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC
 from delay_service.store.opening import open_store
@@ -107,6 +116,15 @@ def test_a_page_ends_by_bytes_too() -> None:
         None,
         7,
         "outside/made",
+        "\n",
+        "dirty\n",
+        "a b",
+        "dirty\x1b[31m",
+        "mäde",
+        "a/b\n/c",
+        "x" * 101,
+        "$(made)",
+        "~",
         "circle",
     ],
 )
@@ -119,6 +137,48 @@ def test_backups_go_below_their_folder_alone(tmp_path: Path, given: object) -> N
     with pytest.raises(CallerError, match=f"backups go below {backups} on the server's machine") as refused:
         backup_folder(given, backups)
     assert "made" not in str(refused.value) or str(given) in str(refused.value)
+
+
+def test_shards_are_copied_only_into_a_backup_that_is_being_made(tmp_path: Path) -> None:
+    """Only who may read the folder knows its secret; and only while it is made."""
+    backups, asked = tmp_path / "backups", []
+
+    def forward(address: str, request: AdminRequest) -> Text:
+        folder, secret = Path(request.body["folder"]), request.body["secret"]
+        asked.append((address, request.body["shards"]))
+        path = folder / SECRET_FILE
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        check_secret(folder, secret)
+        for wrong in (None, "", "0" * 64, secret[:-1], secret.upper() + "x", [secret], "ä" * 64):
+            with pytest.raises(CallerError, match="no backup 'today' is being made here"):
+                check_secret(folder, wrong)
+        return Text("application/json", b"{}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ddmq.server.delays.backup.ask_other", forward)
+        make_backup(backups, backup_folder("today", backups), [], {"other:1": [3]}, 0)
+    assert asked == [("other:1", [3])]
+    assert not (backups / "today" / SECRET_FILE).exists()
+    for given in ("", None, "0" * 64):
+        with pytest.raises(CallerError, match="no backup 'today' is being made here"):
+            check_secret(backups / "today", given)
+
+
+def test_a_backup_that_fails_leaves_no_secret(tmp_path: Path) -> None:
+    folder = tmp_path / "backups" / "today"
+    with pytest.raises(TryLaterError):
+        make_backup(tmp_path / "backups", folder, [], {"127.0.0.1:1": [3]}, 0)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_shard_that_is_there_is_not_copied_again(tmp_path: Path) -> None:
+    class Untouched(MemoryDelayStore):
+        def checkpoint(self, folder: Path) -> None:
+            raise AssertionError("the folder is there")
+
+    (tmp_path / "0").mkdir()
+    with pytest.raises(CallerError, match="has shard 0 already"):
+        copy_shards(tmp_path, [OpenShard(0, Untouched())])
 
 
 def test_a_backup_has_its_name_or_its_whole_path(tmp_path: Path) -> None:
