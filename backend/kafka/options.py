@@ -125,6 +125,10 @@ class KafkaOptions:
                 text = text.replace(secret, MASKED)
         return text
 
+    def secret_names(self) -> list[str]:
+        """Return the settings of librdkafka that hold a secret."""
+        return [f"librdkafka.{name}" for name, value in self.librdkafka.items() if value and _is_secret(name)]
+
     def shown(self) -> dict[str, object]:
         """All of it for the log, secrets masked."""
         found = {name: getattr(self, name) for name in self.__dataclass_fields__}

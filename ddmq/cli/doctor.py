@@ -101,6 +101,7 @@ def examine(data_dir: Path | None, config_dir: Path | None) -> Iterator[CheckRes
         yield CheckResult("configuration", FAILED, fault, "correct it; conf/ has commented examples")
         return
     yield CheckResult("configuration", OK, str(config_dir) if config_dir else "defaults")
+    yield from secrets(config)
     if config.backend.engine == "kafka":
         yield from kafka(config, data_dir or config.serve.data_dir)
     admin = port("admin", config.serve.address("admin"))
@@ -112,6 +113,14 @@ def examine(data_dir: Path | None, config_dir: Path | None) -> Iterator[CheckRes
             )
         yield found
     yield admin
+
+
+def secrets(config: Configuration) -> Iterator[CheckResult]:
+    """Check that no configuration file gives a secret to every user of the machine."""
+    from ddmq.server.readable_secrets import readable_secrets
+
+    for secret in readable_secrets(config):
+        yield CheckResult("secrets", FAILED, secret.fault, secret.remedy)
 
 
 def disk(data_dir: Path, config: Configuration) -> Iterator[CheckResult]:

@@ -4,7 +4,7 @@ Whoever is asked copies its own shards, asks the other owners (each over its adm
 writes the manifest last: a folder without one is no whole backup. Blocks: native threads.
 
 While it is made, the folder holds a file with a random secret, which goes along to the other owners. They
-copy into a folder only for who knows the secret in it: a process of the same user, for nobody else may read it.
+copy into a folder only for who knows the secret in it, which only processes of the same user can read.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ from ddmq.server.http.routing import AdminRouter
 from ddmq.server.process.hub import HubWatch
 from ddmq.server.process.open_files import raise_open_files, within
 from ddmq.server.process.samples import SampleWriter, sample_writer
+from ddmq.server.readable_secrets import warn_of_secrets
 from ddmq_common.clock import Clock, SystemClock
 from ddmq_common.errors import ConfigError, DdmqError
 from ddmq_common.hub_timer import HubTimer
@@ -136,6 +137,7 @@ class ServerProcess:
         where = {"data_dir": self.config.serve.data_dir, "config": self.config.folder or "defaults"}
         log.info("starting", extra={"parts": ",".join(self.parts)} | where | {"set": changed(self.config)})
         log.debug("configuration", extra={"config": shown(self.config)})
+        warn_of_secrets(self.config)
         try:
             self.backend = self._open_backend()
             self._apply_topics()

@@ -25,6 +25,7 @@ from ddmq.server.admin import topics
 from ddmq.server.config import FILES, Configuration, load_folder, over_backend, shown
 from ddmq.server.process.parts import ServerProcess
 from ddmq.server.process.processes import let_hangup
+from ddmq.server.readable_secrets import warn_of_secrets
 from ddmq_common.config import Reloaded, reloaded
 from ddmq_common.errors import DdmqError
 
@@ -58,6 +59,7 @@ def reload(process: ServerProcess) -> None:
         names = topics.apply_file(process.backend, process.clock, fresh.topics.topics, path)
         changed, waiting = _apply(process, fresh)
         process.declare_groups(fresh)
+        warn_of_secrets(fresh)
     except (DdmqError, TimeoutError) as error:
         log.error("not reloaded", extra={"error": str(error)})
         return

@@ -1,0 +1,102 @@
+"""Configuration files with a secret in them that every user of the machine may read.
+
+A secret stands in a file when a setting holds its text; `file:NAME` is only a name. The group may read: so
+the files may belong to root, and to the group of the server.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from backend.kafka.options import KafkaOptions
+from ddmq.server.config import FILES, Configuration
+from ddmq_common.private_files import PREFIX
+from proxy_consumer.config import SubscriptionDefaults
+
+log = logging.getLogger("ddmq.server")
+
+
+class ReadableSecret(NamedTuple):
+    """A file that holds secrets and is for all to read. `keys`: the settings that do."""
+
+    path: Path
+    mode: int
+    keys: tuple[str, ...]
+
+    @property
+    def fault(self) -> str:
+        """What is wrong."""
+        return f"{self.path} has mode {self.mode:04o}, so every user may read {', '.join(self.keys)} in it"
+
+    @property
+    def remedy(self) -> str:
+        """What to do."""
+        return (
+            f"run: chmod 640 {self.path} (owner root, group of the server's user), or write file:NAME in its "
+            "place (docs/push.md)"
+        )
+
+
+def readable_secrets(config: Configuration) -> list[ReadableSecret]:
+    """Return the files of the configuration that give a secret away."""
+    if config.folder is None:
+        return []
+    secrets = []
+    for part, (name, _) in FILES.items():
+        path = config.folder / name
+        keys = tuple(dict.fromkeys(_secret_keys(_contents(config, part))))
+        if keys and _is_readable_by_all(path):
+            secrets.append(ReadableSecret(path, stat.S_IMODE(path.stat().st_mode), keys))
+    return secrets
+
+
+def warn_of_secrets(config: Configuration) -> None:
+    """Log each of them."""
+    for secret in readable_secrets(config):
+        log.warning(
+            "a configuration file with secrets is for all users to read",
+            extra={
+                "file": secret.path,
+                "mode": f"{secret.mode:04o}",
+                "keys": ",".join(secret.keys),
+                "remedy": secret.remedy,
+            },
+        )
+
+
+def _contents(config: Configuration, part: str) -> list[Any]:
+    """Return what one file sets itself."""
+    if part != "groups":
+        return [getattr(config, part)]
+    nothing = SubscriptionDefaults()
+    return [
+        wanted.over(nothing) for entry in config.groups.groups.values() for wanted in entry.topics.values()
+    ]
+
+
+def _secret_keys(value: Any) -> Iterator[str]:
+    if isinstance(value, KafkaOptions):
+        yield from value.secret_names()
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _secret_keys(inner)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            content = getattr(value, field.name)
+            if not field.metadata.get("secret"):
+                yield from _secret_keys(content)
+            elif content and not content.startswith(PREFIX):
+                yield field.name
+
+
+def _is_readable_by_all(path: Path) -> bool:
+    """Whether the file and every folder above it are open to all."""
+    path = path.resolve()
+    return bool(path.stat().st_mode & stat.S_IROTH) and all(
+        folder.stat().st_mode & stat.S_IXOTH for folder in path.parents
+    )
