@@ -81,6 +81,7 @@ lint-house: $(STAMP)
 lint-pages: $(STAMP)
 	$(PY) tools/metrics_page.py --check
 	$(PY) tools/bounds.py --check
+	$(PY) tools/server_lock.py --check
 	$(PY) tools/states_page.py --check
 	$(PY) tools/dashboard.py --check
 	$(PY) tools/unasync.py --check

@@ -1,4 +1,4 @@
-"""A configuration file with a secret that every user may read is named: at the start, and by `ddmq doctor`."""
+"""A configuration file with a secret that all may read is named: at the start, and by `ddmq doctor`."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +15,13 @@ from typing import Any
 import click
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from ddmq.cli.root import root
 from ddmq.server.config import ServeConfig
+from ddmq_common.errors import ConfigError
+from ddmq_common.private_files import make_private
+from tools import server_lock
 
 ROOT = Path(__file__).resolve().parents[3]
 UNIT = ROOT / "conf/systemd/ddmq.service"
@@ -59,6 +64,40 @@ def test_the_unit_starts_the_server_in_the_directory_that_it_gives_it() -> None:
     assert int(found["LimitNOFILE"]) >= 2 * 10_000 + 2_048, "both proxies' connections, and the log's files"
 
 
+HARDENING = {
+    "NoNewPrivileges": "yes", "CapabilityBoundingSet": "", "AmbientCapabilities": "", "PrivateTmp": "yes",
+    "PrivateDevices": "yes", "PrivateUsers": "yes", "ProtectSystem": "strict", "ProtectHome": "yes",
+    "ProtectKernelTunables": "yes", "ProtectKernelModules": "yes", "ProtectKernelLogs": "yes",
+    "ProtectControlGroups": "yes", "ProtectClock": "yes", "ProtectHostname": "yes",
+    "ProtectProc": "invisible",
+    "RestrictAddressFamilies": "AF_UNIX AF_INET AF_INET6", "RestrictNamespaces": "yes",
+    "RestrictRealtime": "yes", "RestrictSUIDSGID": "yes", "LockPersonality": "yes",
+    "MemoryDenyWriteExecute": "yes", "RemoveIPC": "yes", "SystemCallArchitectures": "native",
+    "SystemCallErrorNumber": "EPERM",
+}  # fmt: skip
+EXPOSURE_MAX = 1.5  # as `systemd-analyze security` counts: 10 is a service without any of it
+
+
+def test_the_unit_takes_from_the_server_what_it_does_not_need() -> None:
+    found = unit()
+    assert {name: found.get(name) for name in HARDENING} == HARDENING
+    filters = re.findall(r"^SystemCallFilter=(.*)$", UNIT.read_text(), re.MULTILINE)
+    assert filters == ["@system-service", "~@privileged @resources"]
+    assert "ProcSubset" not in found, "the log paces its writes by Dirty in /proc/meminfo"
+
+
+@pytest.mark.slow
+def test_systemd_counts_little_exposure() -> None:
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("needs systemd-analyze (package systemd)")
+    command = [analyze, "security", "--offline=true", "--no-pager", UNIT]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
+    exposure = re.search(r"Overall exposure level for \S+: ([0-9.]+)", said)
+    assert exposure is not None, said
+    assert float(exposure[1]) <= EXPOSURE_MAX
+
+
 @pytest.mark.slow
 def test_systemd_finds_nothing_wrong_in_the_unit(tmp_path: Path) -> None:
     analyze = shutil.which("systemd-analyze")
@@ -78,21 +117,47 @@ def test_the_image_starts_the_server_on_what_it_exposes() -> None:
     options = parsed(arguments)
     ports = [str(options[part]).rpartition(":")[2] for part in ("producer", "consumer", "admin")]
     assert instruction("EXPOSE").split() == ports
-    assert str(options["data_dir"]) == instruction("VOLUME")
-    assert options["beyond_loopback"] is True
+    assert options["data_dir"].parent == Path(instruction("VOLUME")), "the volume may belong to others"
     assert instruction("USER") == "ddmq"
     check = json.loads(instruction("HEALTHCHECK").partition("CMD ")[2])
     compile(check[2], "HEALTHCHECK", "exec")
     assert f":{ports[2]}/health" in check[2]
 
 
-def test_the_image_installs_the_versions_of_the_lock() -> None:
-    """The Dockerfile's own pattern, over the lock as it is."""
-    pattern = re.search(r"grep -oE '([^']+)' requirements.lock", DOCKERFILE)
-    assert pattern is not None
-    lock = (ROOT / "requirements.lock").read_text()
-    found = re.findall(pattern[1], lock, re.MULTILINE)
-    assert len(found) == len(re.findall(r"^[a-zA-Z0-9]", lock, re.MULTILINE)) > 40
+def test_whoever_runs_the_image_has_to_say_that_others_are_let_in() -> None:
+    """Without: one line that names the option, and no server. The compose file says it."""
+    _, *arguments = json.loads(instruction("ENTRYPOINT"))
+    assert parsed(arguments)["beyond_loopback"] is not True
+    started = CliRunner().invoke(root, arguments)
+    assert isinstance(started.exception, ConfigError)
+    assert "give --beyond-loopback" in str(started.exception)
+    assert parsed([*arguments, *service()["command"]])["beyond_loopback"] is True
+    assert service()["networks"] == list(yaml.safe_load(COMPOSE.read_text())["networks"])
+
+
+def test_the_data_goes_below_a_volume_of_others(tmp_path: Path) -> None:
+    """As a cluster's volume is: of root, 2775, writable by a group of the server."""
+    tmp_path.chmod(0o2775)
+    with pytest.raises(ConfigError, match="2775"):
+        make_private(tmp_path)
+    make_private(tmp_path / "data")
+    assert stat.S_IMODE((tmp_path / "data").stat().st_mode) & 0o777 == 0o700
+
+
+def test_the_image_installs_by_the_hashes_of_the_lock_and_nothing_else() -> None:
+    pip = re.findall(r"\bpip (?:install|wheel) [^&\n]*", DOCKERFILE.replace("\\\n", " "))
+    assert len(pip) == 4
+    for command in pip:
+        assert "--only-binary :all: --require-hashes -r conf/docker/" in command or "--no-deps" in command
+    assert [command for command in pip if "--no-index" in command or "--no-build-isolation" in command] == [
+        command for command in pip if "--no-deps" in command
+    ]
+    assert re.search(r"^ARG PYTHON=python:3\.\d+\.\d+-slim-\w+$", DOCKERFILE, re.MULTILINE), "an exact tag"
+    for name, text in server_lock.locks().items():
+        assert (ROOT / "conf/docker" / name).read_text() == text
+        assert all("--hash=sha256:" in entry for entry in re.split(r"\n(?=[a-z])", text)[1:])
+        lock = (ROOT / "requirements.lock").read_text()
+        assert all(line in lock.splitlines() for line in text.splitlines()[1:])
     assert {".git", ".venv", "data"} <= set(
         (ROOT / "conf/docker/Dockerfile.dockerignore").read_text().split()
     )
