@@ -25,6 +25,7 @@ from proxy_consumer.core.tally import Budget
 from proxy_consumer.core.timer_queue import NEVER
 
 Piece = tuple[int, int, int]  # start, end, bytes
+EXTENSION_MIN_S = 0.001  # a smaller difference of two deadlines is rounding
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -74,6 +75,11 @@ class Lease:
         part.length_s = self.length_s
         part.recipient = self.recipient
         return part
+
+    @property
+    def extended(self) -> bool:
+        """Whether the deadline has been moved since the messages were handed out."""
+        return self.deadline > self.since + self.length_s + EXTENSION_MIN_S
 
 
 class LeaseRun:
@@ -266,6 +272,17 @@ class LeaseTable:
     def _extend(self, lease: Lease, now: float) -> None:
         lease.deadline = now + lease.length_s
         self.next_deadline = min(self.next_deadline, lease.deadline)
+
+    def cut_short(self, offset: int, now: float) -> bool:
+        """Let the lease of one message end at `now`; False when it is not leased, or is taken up."""
+        lease = self.lease_of(offset)
+        if lease is None or offset in self.taken_up:
+            return False
+        part = lease.part(now)
+        part.deadline = now
+        for start, end, size in self.take(offset, offset + 1, None):
+            self.add(start, end, size, part)
+        return True
 
     def expire(self, now: float) -> list[Piece]:
         """Remove every run whose deadline has come; returns the pieces, ascending."""

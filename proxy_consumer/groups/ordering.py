@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 
-from backend.completion import Completion, all_of
+from backend.completion import Completion, all_of, followed, succeeded
 from backend.records import AppendResult, CommitBatch, QueueRef, SettingsLimit
 from ddmq_common.errors import BoundReachedError, CallerError
-from proxy_consumer.core.jobs import JobState, UpstreamJob
-from proxy_consumer.core.order.chains import Chain, QueueStream
+from proxy_consumer.core import operators
+from proxy_consumer.core.jobs import JobState
+from proxy_consumer.core.order.chains import QueueStream
 from proxy_consumer.core.order.scope import OrderScope
 from proxy_consumer.core.steps import BufferedQueue
+from proxy_consumer.groups.blocked_keys import DYING, IN_FLIGHT, PARKED, READY, BlockedKey, KeyHead, Now
 from proxy_consumer.order_keys.reader import QID
+from proxy_consumer.retries.publisher import MoveEnd
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.held_queue import ProgressCommit, collect, held_of
 from proxy_consumer.subscription.order import SharedOrder
@@ -27,60 +30,33 @@ from proxy_consumer.subscription.subscription import Subscription
 PARKED_PREFIX = "parked/"
 PARKED_MAX = 1_000
 REASON_SKIPPED = "skipped"
-REASON_OPERATOR = "operator"
-READY = "ready"  # for whoever pulls the topic next
-_STATES = {
-    JobState.RECORDED: "retrying",
-    JobState.RELEASED: "retrying",
-    JobState.LEASED: "in flight",
-    JobState.WAITING: "retrying",
-    JobState.READY: "retrying",
-    JobState.PARKED: "parked",
-    JobState.EXHAUSTED: "parked",
-    JobState.SPENT: "to the dead letters",
-}
 
 
-@dataclass(frozen=True, slots=True)
-class BlockedKey:
-    """One key whose head is not finished.
+class KeyOutcome(NamedTuple):
+    """One head of a key, as it was, and what an operator's action came to for it: one of the words below."""
 
-    `key`: its value as canonical JSON text. `topic`, `queue_id`, `offset`: the head. `since_ms`: epoch
-    milliseconds of the head's first delivery, 0 before it. `state`: "ready" (nobody has pulled it yet), "in
-    flight", "retrying", "parked" or "to the dead letters". `reason`: of a parked key why it is: "operator",
-    or which of its limits the head has reached, "failed" or "timed-out". `error`: the last one that a client
-    of this proxy gave. `waiting`: messages known to wait behind the head; `more`: there are more than those.
-    """
+    head: BlockedKey
+    outcome: str
 
-    key: str
-    topic: str
-    queue_id: int
-    offset: int
-    since_ms: int
-    attempts: int
-    state: str
-    error: str
-    waiting: int
-    more: bool
-    reason: str = ""
+
+REPLAYED = "replayed"  # it waits for nothing any more: whoever pulls its topic next gets it
+TAKEN_AWAY = "taken away"  # the same, and the client that had it is late
+LEFT_IN_FLIGHT = IN_FLIGHT  # nothing was changed: the client keeps it
+NOTHING_TO_DO = READY  # nothing was changed: it is due already
+BEING_ACKNOWLEDGED = "being acknowledged"  # nothing was changed: its acknowledgement is being stored
+DEAD = "dead letter"
+ENDS = {
+    MoveEnd.STORED: DEAD,
+    MoveEnd.GONE: "expired",
+    MoveEnd.FINISHED: "acknowledged",
+    MoveEnd.LOST: "moved to another proxy",
+}  # of a head that was skipped
+Outcomes = Completion[list[KeyOutcome]]
 
 
 def parked_key(group: str, key: str) -> str:
     """The setting that says that a key is set aside; its value is the key."""
     return f"{PARKED_PREFIX}{group}/{hashlib.sha256(key.encode()).hexdigest()[:32]}"
-
-
-def _silence(job: UpstreamJob) -> str:
-    """What is known of a job that nobody said anything about."""
-    many = "" if job.timeouts == 1 else "s"
-    return f"no answer within ack_timeout_ms, {job.timeouts} time{many}" if job.timeouts else ""
-
-
-def _why_parked(job: UpstreamJob) -> str:
-    """Whether a parked job is one by an operator, or which of its limits it has reached."""
-    if job.state is JobState.EXHAUSTED:
-        return job.reason
-    return REASON_OPERATOR if job.state is JobState.PARKED else ""
 
 
 class GroupOrdering:
@@ -123,12 +99,14 @@ class GroupOrdering:
             for offset, chain in list(stream.busy.items()):
                 if chain.key in parked and chain.key not in before:
                     state.park(offset)
-                elif chain.key in before and chain.key not in parked:
-                    self._replay(state, offset)
+                elif chain.key in before and chain.key not in parked and state.jobs.replay(offset):
+                    state.wake()
+                    held_of(state).subscription.store_later()
         self._serve()
 
-    def park(self, key: str) -> Completion[list[AppendResult]]:
-        """Deliver nothing of the key until it is replayed, at no proxy; survives restarts.
+    def park(self, key: str) -> Outcomes:
+        """Deliver nothing of the key until it is replayed, at no proxy; survives restarts. What a client has
+        of it stays the client's.
 
         Raises CallerError without an order key, BoundReachedError at 1,000 parked keys.
         """
@@ -137,34 +115,53 @@ class GroupOrdering:
             raise BoundReachedError(limit.rejection)
         if not self.order_keys:
             raise CallerError(f"no subscription of group {self._group} has an order key")
-        return self._store(key, key.encode(), limit)
+        heads = self._describe_heads(self._find_heads(key))
+        outcomes = [
+            KeyOutcome(head, head.state if head.state in (IN_FLIGHT, DYING) else PARKED) for head in heads
+        ]
+        return followed(self._store(key, key.encode(), limit), lambda: succeeded(outcomes))
 
     def _parked_limit(self) -> SettingsLimit:
         """Return how many keys of the group may be parked, whichever proxies park them."""
         rejection = f"{PARKED_MAX} keys of group {self._group} are parked; replay some first"
         return SettingsLimit(f"{PARKED_PREFIX}{self._group}/", PARKED_MAX, rejection)
 
-    def replay(self, key: str) -> Completion[Any] | None:
-        """Deliver the head again at once, its attempts counted anew. None: nothing had to be stored.
+    def replay(self, key: str, *, take_away: bool = False) -> Outcomes:
+        """Deliver the head at once, its attempts counted anew; a parked key goes on.
 
+        A client that has the head keeps it, unless `take_away` says to end its lease (core/operators.py).
         Raises CallerError when the key is not blocked or parked here.
         """
-        heads = self._heads(key)
+        heads = self._find_heads(key)
         if key not in self.parked and not heads:
             raise self._not_here(key)
-        stored: list[Completion[Any]] = []
-        for state, offset in heads:
-            self._replay(state, offset)
-            stored += self._store_attempts(state)
+        outcomes = [
+            KeyOutcome(row, self._replay(head, take_away=take_away))
+            for row, head in zip(self._describe_heads(heads), heads, strict=True)
+        ]
+        stored = [commit for head in heads for commit in self._store_attempts(head.state)]
         self._serve()
         if key in self.parked:
             stored.append(self._store(key, None))
-        return all_of(stored) if stored else None
+        return followed(all_of(stored), lambda: succeeded(outcomes))
 
-    def _replay(self, state: BufferedQueue, offset: int) -> None:
-        if state.jobs.replay(offset):
+    def _replay(self, head: KeyHead, *, take_away: bool) -> str:
+        state, job = head.state, head.job
+        if head.offset in state.jobs.leases.taken_up:
+            return BEING_ACKNOWLEDGED
+        if head.lease is not None:
+            return self._take_away(head) if take_away else LEFT_IN_FLIGHT
+        if state.jobs.replay(head.offset):
             state.wake()
-            held_of(state).subscription.store_later()
+            return REPLAYED
+        return DYING if job is not None and job.state is JobState.SPENT else NOTHING_TO_DO
+
+    def _take_away(self, head: KeyHead) -> str:
+        state, owner = head.state, held_of(head.state).subscription
+        operators.take_away(state.jobs, head.offset, self._runtime.now())
+        owner.buffer.heard(state)
+        owner.after_results((state,))
+        return DYING if state.jobs.table.is_spent(head.offset) else TAKEN_AWAY
 
     def _store_attempts(self, state: BufferedQueue) -> list[Completion[Any]]:
         """Store what was counted anew, so that a restart does not find the attempts used up again."""
@@ -179,21 +176,28 @@ class GroupOrdering:
         ProgressCommit(self._runtime, parts, on_stored).start()
         return [stored]
 
-    def skip(self, key: str) -> Completion[None]:
-        """Move the head to the dead letters; succeeds when it is there.
+    def skip(self, key: str) -> Outcomes:
+        """Move the head to the dead letters; succeeds when it is there, or need not be any more.
 
-        Raises CallerError when the key is not blocked here.
+        A client that has it is late from then on. Raises CallerError when the key is not blocked here.
         """
-        heads = self._heads(key)
+        heads = self._find_heads(key)
         if not heads:
             raise self._not_here(key)
-        moved: list[Completion[None]] = []
-        for state, offset in heads:
-            state.dead_letter(offset, REASON_SKIPPED)
-            moved.append(held_of(state).subscription.retries.watch(state.jobs.table.jobs[offset]))
-        for state in dict.fromkeys(state for state, _ in heads):
+        rows = self._describe_heads(heads)
+        moves: list[Completion[MoveEnd]] = []
+        for head in heads:
+            head.state.dead_letter(head.offset, REASON_SKIPPED)
+            job = head.state.jobs.table.jobs[head.offset]
+            moves.append(held_of(head.state).subscription.retries.watch(job))
+        for state in dict.fromkeys(head.state for head in heads):
             held_of(state).subscription.after_results((state,))
-        return all_of(moved)
+        return followed(
+            all_of(moves),
+            lambda: succeeded(
+                [KeyOutcome(one, ENDS[move.value]) for one, move in zip(rows, moves, strict=True)]
+            ),
+        )
 
     def _store(self, key: str, value: bytes | None, *limits: SettingsLimit) -> Completion[list[AppendResult]]:
         batch = CommitBatch(settings={parked_key(self._group, key): value}, limits=limits)
@@ -226,62 +230,29 @@ class GroupOrdering:
         buffers = (subscription.buffer for subscription in self._subscriptions.values())
         return dict.fromkeys(scope for buffer in buffers for scope in buffer.scopes())
 
-    def _heads(self, key: str) -> list[tuple[BufferedQueue, int]]:
-        found = []
-        for scope in self._scopes():
-            chain = scope.table.get(key)
-            if chain is not None:
-                found += [(scope.queues[stream], offset) for stream, offset in chain.heads[:1]]
-        return found
+    def _find_heads(self, key: str) -> list[KeyHead]:
+        """The first unfinished message of a key, in each scope that has some of it."""
+        chains = [(scope, scope.table.get(key)) for scope in self._scopes()]
+        return [
+            KeyHead(scope.queues[stream], offset, chain)
+            for scope, chain in chains
+            if chain is not None
+            for stream, offset in chain.heads[:1]
+        ]
+
+    def _describe_heads(self, heads: Iterable[KeyHead]) -> list[BlockedKey]:
+        now = Now(self._runtime.now(), self._runtime.clock.wall_ms())
+        return [head.as_blocked_key(now) for head in heads]
 
     def blocked(self, limit: int) -> list[BlockedKey]:
         """Keys whose head failed, is parked or has others behind it; longest first, ready ones last."""
-        now, wall_ms = self._runtime.now(), self._runtime.clock.wall_ms()
-        rows = []
-        for state, stream in self._streams():
-            for offset, chain in stream.busy.items():
-                row = self._row(state, offset, chain)
-                if row is not None:
-                    rows.append(row)
-        rows.sort(key=_age)  # those that nobody got yet are as old as `now`
-        return [make(now, wall_ms) for _, make in rows[:limit]]
-
-    def _row(
-        self, state: BufferedQueue, offset: int, chain: Chain
-    ) -> tuple[float, Callable[[float, int], BlockedKey]] | None:
-        if chain.heads[:1] != [(state.stream, offset)]:
-            return None
-        jobs = state.jobs
-        job, lease = jobs.table.jobs.get(offset), jobs.leases.lease_of(offset)
-        tried = job is not None and (job.tried or job.state in (JobState.PARKED, JobState.SPENT))
-        reason = "" if job is None else _why_parked(job)
-        if not tried and not chain.waits:
-            return None
-        since = job.since if job is not None and job.since else self._runtime.now()
-        if lease is not None:
-            since = min(since, lease.since)
-        shown = (
-            "in flight" if lease is not None else _STATES[job.state] if job is not None and tried else READY
-        )
-
-        def make(now: float, wall_ms: int) -> BlockedKey:
-            queue = state.queue
-            return BlockedKey(
-                key=chain.key,
-                topic=queue.topic,
-                queue_id=queue.queue_id,
-                offset=offset,
-                since_ms=0 if shown is READY else wall_ms - int((now - since) * 1000),
-                attempts=jobs.table.attempt(offset) - (0 if lease is not None else 1),
-                state=shown,
-                error="" if job is None else job.error or (job.reason if not reason else "") or _silence(job),
-                waiting=len(chain.kept),
-                more=bool(chain.unindexed),
-                reason=reason,
-            )
-
-        return since, make
-
-
-def _age(row: tuple[float, object]) -> float:
-    return row[0]
+        now = self._runtime.now()
+        heads = [
+            KeyHead(state, offset, chain)
+            for state, stream in self._streams()
+            for offset, chain in stream.busy.items()
+            if chain.heads[:1] == [(state.stream, offset)]
+        ]
+        rows = [(head.since(now), head) for head in heads if head.was_tried or head.chain.waits]
+        rows.sort(key=itemgetter(0))  # those that nobody got yet are as old as `now`
+        return self._describe_heads(head for _, head in rows[:limit])

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -252,6 +253,15 @@ class SpentJobs(Protocol):
         """It is tried again at `again_at` (monotonic seconds), by `go_on`."""
 
 
+class MoveEnd(Enum):
+    """The end of the move of a spent job; the value is what it means."""
+
+    STORED = "the message stands in its next topic"
+    GONE = "the message was not there any more"
+    FINISHED = "its client's acknowledgement was stored first"
+    LOST = "its queue went to another proxy first"
+
+
 class RetryPublisher:
     """`dead_letters`: how many were made since this proxy started."""
 
@@ -267,21 +277,20 @@ class RetryPublisher:
         self._busy = 0
         self._busy_bytes = 0
         self._again_at = 0.0
-        self._watched: dict[UpstreamJob, Completion[None]] = {}  # by who waits for their end
+        self._watched: dict[UpstreamJob, Completion[MoveEnd]] = {}  # by who waits for their end
 
-    def watch(self, job: UpstreamJob) -> Completion[None]:
-        """Succeeds when this job has been moved, or finished otherwise, or its queue is lost: its next owner
-        moves it then."""
+    def watch(self, job: UpstreamJob) -> Completion[MoveEnd]:
+        """Succeeds when this job has been moved, or need not or cannot be any more."""
         return self._watched.setdefault(job, Completion())
 
     def finished(self, job: UpstreamJob) -> None:
         """It was to be moved, and need not any more."""
-        self._no_longer_watched(job)
+        self._no_longer_watched(job, MoveEnd.FINISHED)
 
-    def _no_longer_watched(self, job: UpstreamJob) -> None:
+    def _no_longer_watched(self, job: UpstreamJob, end: MoveEnd) -> None:
         watched = self._watched.pop(job, None)
         if watched is not None:
-            watched.succeed(None)
+            watched.succeed(end)
 
     def take(self, state: BufferedQueue) -> None:
         """Take over what this queue decided to move."""
@@ -299,7 +308,7 @@ class RetryPublisher:
                 self._busy_bytes += move.size
                 move.start(self._owner.move_settings)
             else:
-                self._no_longer_watched(move.job)
+                self._no_longer_watched(move.job, MoveEnd.LOST)
 
     def _has_room(self) -> bool:
         if not self._busy:
@@ -323,7 +332,7 @@ class RetryPublisher:
         if not move.gone:
             self._count(move)
         self._owner.moved(move.state, move.job, gone=move.gone)
-        self._no_longer_watched(move.job)
+        self._no_longer_watched(move.job, MoveEnd.GONE if move.gone else MoveEnd.STORED)
         self.go_on(self._runtime.now())
 
     def _count(self, move: MessageMove) -> None:

@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from backend.progress.group_progress import GroupProgress
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus, StoredRecord
 from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.core import operators
 from proxy_consumer.core.jobs import JobState
 from proxy_consumer.core.order.chains import ChainTable
 from proxy_consumer.core.order.scope import EndsRequest, OrderScope
@@ -52,7 +53,16 @@ class Message:
     lease: int = 0
     deadline: float = 0.0
     due: float = 0.0
-    tries: int = 0
+    fails: int = 0
+    timeouts: int = 0
+
+    @property
+    def tries(self) -> int:
+        return self.fails + self.timeouts
+
+    def count_anew(self) -> None:
+        """An operator wants it delivered: earlier tries do not count, also after a restart."""
+        self.fails = self.timeouts = 0
 
     @property
     def delivery(self) -> bytes:
@@ -353,6 +363,28 @@ class OrderMachine(RuleBasedStateMachine):
         self.buffer.heard(state)
         self.came_back(message, failed=True)
 
+    @rule(data=st.data())
+    def an_operator_takes_a_head_away(self, data: st.DataObject) -> None:
+        """Whoever had it is late from then on; the delivery counts as a time-out, earlier ones do not."""
+        heads = [m for m in self.messages if m.state == "leased" and m.key and not self.stands_behind(m)]
+        if not heads:
+            return
+        message = data.draw(st.sampled_from(heads))
+        number, offset, late = message.queue, message.offset, message.lease
+        state = self.queue_state(number)
+        assert operators.take_away(state.jobs, offset, self.now)
+        self.buffer.heard(state)
+        message.count_anew()
+        self.came_back(message, failed=False)
+        assert message.state == "ready"
+        assert self.finish(number, [offset], [late]) == 0
+        assert not state.jobs.fail(offset, late, None, self.now)
+        assert state.jobs.extend_parts([offset], [late], self.now) == [offset]
+        assert not operators.take_away(state.jobs, offset, self.now), "nobody has it"
+
+    def stands_behind(self, message: Message) -> bool:
+        return any(self.stands_before(other, message) for other in self.messages)
+
     def came_back(self, message: Message, *, failed: bool) -> None:
         """A try is over; what went out behind it goes back untried, and so does it behind others."""
         behind = [
@@ -369,7 +401,8 @@ class OrderMachine(RuleBasedStateMachine):
             message.state = "new"
 
     def one_more_try(self, message: Message, *, failed: bool) -> None:
-        message.tries += 1
+        message.fails += failed
+        message.timeouts += not failed
         if message.tries >= DELIVERIES_MAX:
             message.state = self.spent(message)
             return
@@ -517,7 +550,8 @@ class ParkingMachine(OrderMachine):
         assert replayed or message.state == "parked"
         if replayed:
             assert not any(self.stands_before(other, message) for other in self.messages)
-            message.state, message.tries = "ready", 0
+            message.state = "ready"
+            message.count_anew()
             self.buffer.heard(state)
 
     @rule(data=st.data())

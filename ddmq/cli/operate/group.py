@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
 from ddmq.cli.admin_client import AdminClient, admin_option, admin_options
-from ddmq.cli.operate import group_show
+from ddmq.cli.operate import group_show, key_actions
 from ddmq.cli.operate.stats import retry_path
 from ddmq.cli.options import options
 from ddmq.cli.output import confirm, hint, print_json, print_table, say
-from ddmq.cli.values import GROUP, TOPIC, Whole, blocked_keys, parse_start
+from ddmq.cli.values import GROUP, TOPIC, Whole, parse_start
 from ddmq.settings import BY_NAME, TABLE, Setting, differences
 
 _SIZE = re.compile(r"\d+\s*[KMGT]iB\Z")
@@ -237,39 +236,5 @@ def keys(name: str, limit: int, admin: AdminClient, as_json: bool) -> None:
     return None
 
 
-KEY_SHOWN = "KEY as `ddmq group keys` shows it; quotes may be left out."
-KEY_COMMANDS = (  # name, short help, what is said (`typed`: the key as a shell takes it), help
-    (
-        "park", "Hold a key back until it is replayed.",
-        "parked {key}; `ddmq group replay {group} {typed}` lets it go on",
-        "Deliver nothing of KEY until it is replayed; other keys go on, nothing is lost.\n\n"
-        f"{KEY_SHOWN} It stays parked over restarts.",
-    ),
-    (
-        "skip", "A key's first message to the dead letters.",
-        "skipped the first message of {key}; `ddmq dlq show {group}` has it",
-        "Move KEY's first message to the dead letters; the next message of the key goes on (a parked key "
-        f"stays parked).\n\n{KEY_SHOWN} `ddmq dlq resend GROUP` sends it again later.",
-    ),
-    (
-        "replay", "Deliver a blocked key's first message now.",
-        "{key} goes on; its first message is delivered again now",
-        "Deliver KEY's first message again at once, without waiting for its retry; a parked key goes on.\n\n"
-        f"{KEY_SHOWN}",
-    ),
-)  # fmt: skip
-
-
-def _key_command(action: str, short: str, said: str, text: str) -> None:
-    @group.command(action, short_help=short, help=text)
-    @click.argument("name", type=GROUP, metavar="GROUP")
-    @click.argument("key", shell_complete=blocked_keys)
-    @admin_options
-    def act(name: str, key: str, admin: AdminClient, as_json: bool) -> None:
-        done = admin.post("groups", name, "keys", body={"action": action, "key": key})
-        typed = shlex.quote(done["key"])
-        print_json(done) if as_json else say(said.format(key=done["key"], typed=typed, group=name))
-
-
-for _command in KEY_COMMANDS:
-    _key_command(*_command)
+for _command in (key_actions.park, key_actions.skip, key_actions.replay):
+    group.add_command(_command)

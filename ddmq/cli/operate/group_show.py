@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from ddmq.cli.operate.key_actions import client_text
 from ddmq.cli.operate.stats import retry_path
 from ddmq.cli.output import cell, hint, print_facts, print_table, say
 from ddmq.moments import age
@@ -16,9 +17,11 @@ from ddmq.settings import BY_NAME, differences, shown
 QUEUE_COLUMNS = (
     "queue", "committed", "next", "lag", "oldest", "in_flight", "retrying", "ack_span", "holder"
 )  # fmt: skip
-KEY_COLUMNS = ("key", "since", "attempts", "state", "head", "waiting", "last error")
+KEY_COLUMNS = ("key", "since", "attempts", "state", "head", "waiting", "client", "lease ends", "last error")
+FLIGHT_COLUMNS = ("client", "lease ends")  # told only where a head is in flight
 CLIENT_COLUMNS = ("client", "address", "since", "last pull", "in flight", "topics")
 READY = "ready"  # the state of a key whose head nobody has got yet
+IN_FLIGHT = "in flight"
 DIFFERENCE_COLUMNS = ("client", "topic", "since", "what")
 ERROR_SHOWN = 120
 
@@ -148,36 +151,56 @@ def _queue(queue: Mapping[str, Any]) -> list[Any]:
 
 def print_keys(group: str, keys: Sequence[Mapping[str, Any]]) -> None:
     """Blocked keys with what can be done about them; apart, those that only wait to be pulled."""
-    now_ms = time.time() * 1000
     blocked = [each for each in keys if each["state"] != READY]
     ready = [each for each in keys if each["state"] == READY]
     if blocked:
-        print_table("", KEY_COLUMNS, (_key(each, now_ms) for each in blocked))
+        _print_key_table(blocked)
     else:
         say(f"no key of {group} is blocked at this proxy")
     if ready:
         say("not pulled yet, with others of their key behind them")
-        print_table("", KEY_COLUMNS, (_key(each, now_ms) for each in ready))
+        _print_key_table(ready)
     if not blocked:
         return
     hint(
-        f"a parked or retrying key goes on at once with `ddmq group replay {group} KEY`; "
-        f"`ddmq group skip {group} KEY` moves its first message to the dead letters; "
+        f"`ddmq group replay {group} KEY` delivers the first message of a parked or retrying key now; "
+        f"`ddmq group skip {group} KEY` moves it to the dead letters; "
         f"`ddmq group park {group} KEY` holds the key back"
     )
+    if any(each["state"] == IN_FLIGHT for each in blocked):
+        hint(
+            f"`ddmq group replay {group} KEY --take-away` takes a message in flight from a client that hangs"
+        )
 
 
-def _key(each: Mapping[str, Any], now_ms: float) -> list[Any]:
+def _print_key_table(keys: Sequence[Mapping[str, Any]]) -> None:
+    now_ms = time.time() * 1000
+    rows = [_key_row(each, now_ms) for each in keys]
+    flying = any(each["state"] == IN_FLIGHT for each in keys)
+    columns = [name for name in KEY_COLUMNS if flying or name not in FLIGHT_COLUMNS]
+    print_table("", columns, ([row[name] for name in columns] for row in rows))
+
+
+def _key_row(each: Mapping[str, Any], now_ms: float) -> dict[str, Any]:
     more = "+" if each["more"] else ""
-    return [
-        each["key"],
-        age((now_ms - each["since_ms"]) / 1000) + " ago" if each["since_ms"] else None,
-        each["attempts"],
-        _show_state(each),
-        f"{each['topic']}/{each['queue_id']}/{each['offset']}" if each["topic"] else None,
-        f"{each['waiting']:,}{more}",
-        each["error"][:ERROR_SHOWN] or None,
-    ]
+    return {
+        "key": each["key"],
+        "since": age((now_ms - each["since_ms"]) / 1000) + " ago" if each["since_ms"] else None,
+        "attempts": each["attempts"],
+        "state": _show_state(each),
+        "head": f"{each['topic']}/{each['queue_id']}/{each['offset']}" if each["topic"] else None,
+        "waiting": f"{each['waiting']:,}{more}",
+        "last error": each["error"][:ERROR_SHOWN] or None,
+    } | _lease_cells(each, now_ms)
+
+
+def _lease_cells(each: Mapping[str, Any], now_ms: float) -> dict[str, Any]:
+    """Which client has the head in flight, and until when as far as is known now."""
+    if not each.get("until_ms"):  # a server of the release before does not tell
+        return dict.fromkeys(FLIGHT_COLUMNS)
+    extended = ", extended" if each["extended"] else ""
+    ends = f"in {age((each['until_ms'] - now_ms) / 1000)}{extended}"
+    return {"client": client_text(each), "lease ends": ends}
 
 
 def _show_state(each: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,7 +22,8 @@ from backend.records import QueueRef
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.http.routing import NoSuchGroupError
 from ddmq_common.errors import CallerError
-from proxy_consumer.groups.ordering import REASON_OPERATOR, BlockedKey, GroupOrdering
+from proxy_consumer.groups.blocked_keys import REASON_OPERATOR, BlockedKey
+from proxy_consumer.groups.ordering import GroupOrdering, KeyOutcome
 from proxy_consumer.groups.stats import GroupSummary
 from proxy_consumer.order_keys.canonical import bounded, text_of_raw
 from proxy_consumer.service import ConsumerService
@@ -55,26 +57,44 @@ def _canonical(text: str) -> str:
         raise ValueError(str(error)) from error
 
 
-def act(consumer: ConsumerService, group: str, action: str, text: object) -> dict[str, Any]:
-    """Park, skip or replay one key; says which one it was. Durable when it returns. Raises CallerError."""
+def act(consumer: ConsumerService, group: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Park, skip or replay one key, as the body says; durable when it returns. Raises CallerError.
+
+    Answers which key it was, whether it was `parked` before, and for each head at this proxy (one, unless the
+    key has chains in several scopes) how it was and the `outcome` (groups/ordering.py has the words).
+    """
+    action, text = str(body.get("action")), body.get("key")
     if not isinstance(text, str):
         raise CallerError(f"key is {text!r}; the key as text is wanted, as `ddmq group keys` shows it")
     known(consumer, group)
     ordering = consumer.order_keys(group)
-    does: dict[str, Callable[[str], Completion[Any] | None]] = {
+    does: dict[str, Callable[[str], Completion[list[KeyOutcome]]]] = {
         "park": ordering.park,
         "skip": ordering.skip,
-        "replay": ordering.replay,
+        "replay": partial(ordering.replay, take_away=_takes_away(action, body)),
     }
     if action not in does:
         raise CallerError(f"action is {action!r}; allowed: {', '.join(ACTIONS)}")
     key = meant(ordering, readings(text))
     shown = {internal: shown_key(queue) for internal, queue in whole_queues(ordering).items()}
     inside = {chain: internal for internal, chain in shown.items()}
-    stored = does[action](inside.get(key, key))
-    if stored is not None:
-        stored.wait(WAIT_S)
-    return {"group": group, "key": shown.get(key, key), "action": action}
+    internal = inside.get(key, key)
+    parked = internal in ordering.parked
+    outcomes = does[action](internal).wait(WAIT_S)
+    heads = [
+        dataclasses.asdict(each.head) | {"key": shown.get(key, key), "outcome": each.outcome}
+        for each in outcomes
+    ]
+    return {"group": group, "key": shown.get(key, key), "action": action, "parked": parked, "heads": heads}
+
+
+def _takes_away(action: str, body: Mapping[str, Any]) -> bool:
+    take_away = body.get("take_away", False)
+    if not isinstance(take_away, bool):
+        raise CallerError(f"take_away is {take_away!r}; allowed: true or false")
+    if take_away and action != "replay":
+        raise CallerError(f"take_away goes with replay, not with {action}")
+    return take_away
 
 
 def whole_queues(ordering: GroupOrdering) -> dict[str, QueueRef]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 import pytest
@@ -196,3 +198,96 @@ def test_keys_that_wait_to_be_pulled_are_not_among_the_blocked(stuck: Stuck) -> 
     until(lambda: stuck.states() == ["ready"], "one is left")
     assert shell("group", "keys", stuck.name).startswith(f"no key of {stuck.name} is blocked at this proxy\n")
     assert "blocked keys" not in shell("group", "show", stuck.name)
+
+
+class Hung:
+    """A client of a group ordered by message key that has the first message of key `a` and never answers."""
+
+    def __init__(self, shell: Shell, name: str) -> None:
+        self.shell = shell
+        self.name = name
+        self.released = Event()
+        self.got: list[tuple[str, int | None]] = []
+
+    def handle(self, message: Any) -> None:
+        self.got.append((message.body.decode(), message.attempt))
+        self.released.wait(60)
+
+    def key(self) -> dict[str, Any]:
+        (found,) = self.shell.json("group", "keys", self.name)
+        return dict(found)
+
+
+@pytest.fixture
+def hung(shell: Shell, topic: str) -> Iterator[Hung]:
+    shell("topic", "create", topic, "--queues", "1")
+    shell(
+        "group", "set", topic, "--topic", topic, "--start", "first", "--order-key", "KEY",
+        "--ack-timeout-ms", "600000",
+    )  # fmt: skip
+    for body in ("one", "two"):
+        shell("send", topic, body, "--key", "a")
+    found = Hung(shell, topic)
+    address = f"127.0.0.1:{shell.server.ports['consumer']}"
+    with Consumer(address, topic, topic, handler=found.handle, client_id="billing-7f9", threads=1):
+        until(lambda: found.got and shell.json("group", "keys", topic), "it has the first message")
+        yield found
+        found.released.set()
+
+
+def test_who_has_a_message_in_flight_is_shown_and_until_when(hung: Hung) -> None:
+    for command in ("keys", "show"):
+        said = hung.shell("group", command, hung.name)
+        assert re.search(r'"a" +.* in flight +\S+/0/0 +1 +billing-7f9 \(127\.0\.0\.1:\d+\) +in 9 m', said), (
+            said
+        )
+        assert "--take-away" in hung.shell.error
+    key = hung.key()
+    assert (key["client"], key["extended"]) == ("billing-7f9", False)
+    assert 0 < key["until_ms"] - key["leased_ms"] <= 600_000
+
+
+def test_a_replay_does_not_claim_what_it_has_not_done(hung: Hung) -> None:
+    shell, name = hung.shell, hung.name
+    said = shell.refused("group", "replay", name, "a")
+    assert re.match(rf'"a": its first message \({name}/0/0\) is in flight with billing-7f9 \(127', said), said
+    assert "its lease ends in 9 m" in said
+    assert "--take-away" in said
+    done = shell.json("group", "replay", name, "a", code=1)
+    assert [head["outcome"] for head in done["heads"]] == ["in flight"]
+    assert hung.key()["attempts"] == 1
+    said = shell("group", "park", name, "a")
+    assert said.startswith('parked "a"')
+    assert "is in flight with billing-7f9" in shell.error
+    said = shell("group", "replay", name, "a")
+    assert said.startswith('"a" is not parked any more; its first message')
+    assert "is in flight with billing-7f9" in said
+
+
+def test_a_message_is_taken_away_from_a_client_that_hangs(hung: Hung) -> None:
+    shell, name = hung.shell, hung.name
+    said = shell("group", "replay", name, "a", "--take-away")
+    assert re.match(
+        rf'"a" goes on; its first message \({name}/0/0\) is taken from billing-7f9 \(127', said
+    ), said
+    assert "may still be handling it" in shell.error
+    row = shell.json("pull", name, "--group", name, "--count", "1")
+    assert (row["body"], row["attempt"]) == ("one", 2)
+    hung.released.set()
+    until(lambda: [body for body, _ in hung.got] == ["one", "two"], "the next one follows, the first once")
+
+
+def test_a_skip_names_the_client_that_may_go_on(hung: Hung) -> None:
+    shell, name = hung.shell, hung.name
+    said = shell("group", "skip", name, "a")
+    assert said == f'skipped the first message of "a" ({name}/0/0); `ddmq dlq show {name}` has it\n'
+    assert "billing-7f9" in shell.error
+    assert "may still be handling it; its answer does not count any more" in shell.error
+
+
+def test_a_key_that_nothing_waits_for(shell: Shell, topic: str) -> None:
+    shell("group", "set", topic, "--topic", topic, "--order-key", "KEY")
+    shell("group", "park", topic, "idle")
+    assert shell("group", "replay", topic, "idle") == '"idle" is not parked any more\n'
+    assert "no message of it is known to wait at this proxy" in shell.error
+    assert "not blocked or parked" in shell.refused("group", "replay", topic, "idle")

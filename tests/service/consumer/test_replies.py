@@ -239,7 +239,8 @@ def test_a_key_that_is_skipped_meanwhile_is_a_dead_letter_only_if_it_was_not_sto
         skipped = rig.service.order_keys("G").skip('"a"')
         rig.backend.release_held()
         assert rig.ended(call)[0] == (0 if stored else 15)
-        rig.wait(skipped)
+        ((_, outcome),) = rig.wait(skipped)
+        assert outcome == ("acknowledged" if stored else "dead letter")
         assert len(rig.bodies()) == stored
         assert len(rig.stored(dlq_topic("G"))) == (not stored)
         assert rig.pull(count=1, clientId=b"c").values == [b"a2"]

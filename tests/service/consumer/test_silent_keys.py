@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.groups.ordering import BlockedKey
+from proxy_consumer.groups.blocked_keys import BlockedKey
 from tests.service.consumer.consumer_rig import IDL, ConsumerRig
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from backend.progress.group_progress import GroupProgress
 from backend.records import Bounds, QueueRef, ReadStatus
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core import replying
+from proxy_consumer.core import operators, replying
 from proxy_consumer.core.order.chains import ChainTable
 from proxy_consumer.core.order.scope import EndsRequest, OrderScope
 from proxy_consumer.core.pull_buffer import PullBuffer
@@ -214,6 +214,12 @@ class Scenario:
         state, offset = self.head(key)
         state.jobs.replay(offset)
         state.wake()
+
+    def take_away(self, key: str) -> str:
+        state, offset = self.head(key)
+        taken = operators.take_away(state.jobs, offset, self.now)
+        self.buffer.heard(state)
+        return "taken away" if taken else "not in flight"
 
     def skip(self, key: str) -> None:
         state, offset = self.head(key)

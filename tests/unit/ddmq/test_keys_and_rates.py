@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from backend.completion import Completion, succeeded
+from backend.completion import succeeded
 from backend.records import QueueRef
 from ddmq.server.admin import keys
 from ddmq.server.admin.groups import Rates
 from ddmq.server.http.routing import NoSuchGroupError
 from ddmq_common.errors import CallerError
-from proxy_consumer.groups.ordering import BlockedKey
+from proxy_consumer.groups.blocked_keys import BlockedKey
+from proxy_consumer.groups.ordering import Outcomes
 from proxy_consumer.groups.stats import GroupSummary
 
 
@@ -70,15 +71,18 @@ class GroupKeys:
     def whole_queues(self) -> dict[QueueRef, str]:
         return {}
 
-    def park(self, key: str) -> Completion[None]:
-        self.holder.done.append(("park", self.group, key))
-        return succeeded(None)
+    def park(self, key: str) -> Outcomes:
+        return self._did("park", key)
 
-    def skip(self, key: str) -> None:
-        self.holder.done.append(("skip", self.group, key))
+    def skip(self, key: str) -> Outcomes:
+        return self._did("skip", key)
 
-    def replay(self, key: str) -> None:
-        self.holder.done.append(("replay", self.group, key))
+    def replay(self, key: str, *, take_away: bool) -> Outcomes:
+        return self._did("take away" if take_away else "replay", key)
+
+    def _did(self, action: str, key: str) -> Outcomes:
+        self.holder.done.append((action, self.group, key))
+        return succeeded([])
 
     def blocked(self, limit: int) -> list[BlockedKey]:
         return [
@@ -99,16 +103,29 @@ class GroupKeys:
 )
 def test_which_key_is_meant(order_key: str, text: str, key: str) -> None:
     holder: Any = KeyHolder(order_key)
-    assert keys.act(holder, "G", "skip", text)["key"] == key
+    assert keys.act(holder, "G", {"action": "skip", "key": text})["key"] == key
     assert holder.done == [("skip", "G", key)]
 
 
 def test_what_cannot_be_done_about_a_key() -> None:
     holder: Any = KeyHolder()
     with pytest.raises(CallerError, match="allowed: park, skip, replay"):
-        keys.act(holder, "G", "drop", "abc")
+        keys.act(holder, "G", {"action": "drop", "key": "abc"})
     with pytest.raises(NoSuchGroupError, match="group 'H' does not exist"):
-        keys.act(holder, "H", "park", "abc")
+        keys.act(holder, "H", {"action": "park", "key": "abc"})
+    with pytest.raises(CallerError, match="take_away is 1; allowed: true or false"):
+        keys.act(holder, "G", {"action": "replay", "key": "abc", "take_away": 1})
+    with pytest.raises(CallerError, match="take_away goes with replay, not with skip"):
+        keys.act(holder, "G", {"action": "skip", "key": "abc", "take_away": True})
+    assert holder.done == []
+
+
+@pytest.mark.parametrize(("given", "action"), [({}, "replay"), ({"take_away": True}, "take away")])
+def test_only_who_says_so_takes_a_message_away(given: dict[str, Any], action: str) -> None:
+    holder: Any = KeyHolder()
+    done = keys.act(holder, "G", {"action": "replay", "key": "abc"} | given)
+    assert holder.done == [(action, "G", '"abc"')]
+    assert done == {"group": "G", "key": '"abc"', "action": "replay", "parked": True, "heads": []}
 
 
 def test_the_longest_blocked_comes_first() -> None:

@@ -1,0 +1,149 @@
+"""The head of a key's chain as operators see it: where it is, what it waits for, and which client has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.core.jobs import JobState, UpstreamJob
+from proxy_consumer.core.leases import Lease
+from proxy_consumer.core.order.chains import Chain
+from proxy_consumer.core.steps import BufferedQueue
+from proxy_consumer.subscription.held_queue import held_of
+
+REASON_OPERATOR = "operator"
+READY = "ready"  # for whoever pulls the topic next
+IN_FLIGHT = "in flight"
+PARKED = "parked"
+DYING = "to the dead letters"
+_STATES = {
+    JobState.RECORDED: "retrying",
+    JobState.RELEASED: "retrying",
+    JobState.LEASED: IN_FLIGHT,
+    JobState.WAITING: "retrying",
+    JobState.READY: "retrying",
+    JobState.PARKED: PARKED,
+    JobState.EXHAUSTED: PARKED,
+    JobState.SPENT: DYING,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedKey:
+    """One key whose head is not finished.
+
+    `key`: its value as canonical JSON text. `topic`, `queue_id`, `offset`: the head. `since_ms`: epoch
+    milliseconds of the head's first delivery, 0 before it. `state`: "ready" (nobody has pulled it yet), "in
+    flight", "retrying", "parked" or "to the dead letters". `reason`: of a parked key why it is: "operator",
+    or which of its limits the head has reached, "failed" or "timed-out". `error`: the last one that a client
+    of this proxy gave. `waiting`: messages known to wait behind the head; `more`: there are more than those.
+
+    While it is in flight: `client` is what the client that has it calls itself, "" for an old one; `address`
+    is where it pulls from; both are "" when it got the message before this proxy had the queue. The lease was
+    given at `leased_ms` and ends at `until_ms` (epoch milliseconds); `extended`: the client has extended it.
+    """
+
+    key: str
+    topic: str
+    queue_id: int
+    offset: int
+    since_ms: int
+    attempts: int
+    state: str
+    error: str
+    waiting: int
+    more: bool
+    reason: str = ""
+    client: str = ""
+    address: str = ""
+    leased_ms: int = 0
+    until_ms: int = 0
+    extended: bool = False
+
+
+class Now:
+    """One moment on both clocks: `at` in monotonic seconds."""
+
+    def __init__(self, at: float, wall_ms: int) -> None:
+        self.at = at
+        self._wall_ms = wall_ms
+
+    def wall_ms(self, at: float) -> int:
+        """Epoch milliseconds of another moment, given in monotonic seconds."""
+        return self._wall_ms + int((at - self.at) * 1000)
+
+
+class KeyHead:
+    """The first unfinished job of a chain, where it is."""
+
+    __slots__ = ("chain", "job", "lease", "offset", "state")
+
+    def __init__(self, state: BufferedQueue, offset: int, chain: Chain) -> None:
+        self.state = state
+        self.offset = offset
+        self.chain = chain
+        self.job = state.jobs.table.jobs.get(offset)
+        self.lease = state.jobs.leases.lease_of(offset)
+
+    @property
+    def was_tried(self) -> bool:
+        """Whether it failed or timed out, or an operator has set its key aside or skipped it."""
+        job = self.job
+        return job is not None and (job.tried or job.state in (JobState.PARKED, JobState.SPENT))
+
+    def since(self, now: float) -> float:
+        """Monotonic seconds of its first delivery as far as it is known; `now` before it."""
+        since = self.job.since if self.job is not None and self.job.since else now
+        return since if self.lease is None else min(since, self.lease.since)
+
+    @property
+    def shown_state(self) -> str:
+        if self.lease is not None:
+            return IN_FLIGHT
+        return _STATES[self.job.state] if self.job is not None and self.was_tried else READY
+
+    def as_blocked_key(self, now: Now) -> BlockedKey:
+        """Tell operators of it."""
+        chain, job, lease, queue = self.chain, self.job, self.lease, self.state.queue
+        state, reason = self.shown_state, "" if job is None else _name_limit(job)
+        client, address = _name_holder(lease, held_of(self.state).subscription.config)
+        return BlockedKey(
+            key=chain.key,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            offset=self.offset,
+            since_ms=0 if state is READY else now.wall_ms(self.since(now.at)),
+            attempts=self.state.jobs.table.attempt(self.offset) - (0 if lease is not None else 1),
+            state=state,
+            error="" if job is None else job.error or ("" if reason else job.reason) or _explain_silence(job),
+            waiting=len(chain.kept),
+            more=bool(chain.unindexed),
+            reason=reason,
+            client=client,
+            address=address,
+            leased_ms=0 if lease is None else now.wall_ms(lease.since),
+            until_ms=0 if lease is None else now.wall_ms(lease.deadline),
+            extended=lease is not None and lease.extended,
+        )
+
+
+def _name_holder(lease: Lease | None, config: SubscriptionDefaults) -> tuple[str, str]:
+    """Return (name, address) of the client that has a lease, as far as they are known."""
+    if lease is None:
+        return "", ""
+    if lease.recipient is None:
+        return (f"sink {config.actions[-1]}", "") if config.pushed else ("", "")
+    return lease.recipient.name.decode("utf-8", "replace"), lease.recipient.address
+
+
+def _explain_silence(job: UpstreamJob) -> str:
+    """Say why a job is retried when its clients gave no reason."""
+    many = "" if job.timeouts == 1 else "s"
+    return f"no answer within ack_timeout_ms, {job.timeouts} time{many}" if job.timeouts else ""
+
+
+def _name_limit(job: UpstreamJob) -> str:
+    """Return why a job is parked: by an operator, or which of its limits it has reached; "": it is not."""
+    if job.state is JobState.EXHAUSTED:
+        return job.reason
+    return REASON_OPERATOR if job.state is JobState.PARKED else ""
