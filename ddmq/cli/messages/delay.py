@@ -10,17 +10,16 @@ import click
 
 from ddmq.address import HostPort
 from ddmq.cli.admin_client import AdminClient, admin_options
-from ddmq.cli.messages.sending import (
-    Patience,
-    add_all,
-    client_of,
-    first_options,
-    in_options,
-    outcome_json,
-    producer_option,
-    say_outcome,
-    when,
-    when_options,
+from ddmq.cli.messages import delay_changes
+from ddmq.cli.messages.sending import add_all, producer_option, timeout_option, when, when_options
+from ddmq.cli.messages.waiting import (
+    choice_of,
+    choice_options,
+    count_matches,
+    describe,
+    first_matches,
+    print_messages,
+    say_missing,
 )
 from ddmq.cli.output import (
     cell,
@@ -30,21 +29,12 @@ from ddmq.cli.output import (
     print_json,
     print_table,
     say,
-    show_body,
     show_row_body,
 )
-from ddmq.cli.values import FOLDER, NAME, TOPIC, Folder, Whole, parse_moment
+from ddmq.cli.values import FOLDER, NAME, TOPIC, Folder, Whole
 from ddmq.moments import shown
-from ddmq_client import CancelOutcome, ClientError, DelayStatus, OutgoingMessage, Producer
+from ddmq_client import OutgoingMessage
 from ddmq_common.private_files import UMASK
-
-COLUMNS = ("id", "due", "topic", "repeats", "key", "body")
-UUID_LENGTH = 36  # the end of an id, which names its message alone
-BULK = 1_000  # messages in one look, when those of a topic are cancelled
-
-timeout_option = click.option(
-    "--timeout-ms", default=10_000, show_default=True, type=Whole(1), help="How long it may take."
-)
 
 
 @click.group()
@@ -92,167 +82,29 @@ def add(
     add_all(producer, timeout_ms, topic, messages, wanted, as_json)
 
 
-@delay.command("cancel", short_help="Take messages back.")
-@click.argument("ids", type=NAME, nargs=-1)
-@click.option("--topic", type=TOPIC, help="All that wait for this topic, also what repeats without end.")
-@timeout_option
-@producer_option
-@admin_options
-def cancel(
-    ids: tuple[str, ...],
-    topic: str | None,
-    timeout_ms: int,
-    producer: HostPort,
-    admin: AdminClient,
-    as_json: bool,
-) -> None:
-    """Take back the messages with these IDS (or uuids); of one that repeats, all deliveries to come. With
-    --topic all that waits for a topic when it is looked at.
-
-    Says the truth: cancelled, or already fired and when, or never known, or older than what is kept. Exit
-    code 1 unless all of them are cancelled.
-    """
-    if (topic is None) == (not ids):
-        raise click.UsageError("name the messages: IDS, or --topic TOPIC for all that wait for it")
-    if topic is not None:
-        return _cancel_topic(topic, timeout_ms, producer, admin, as_json)
-    outcomes = _each(producer, timeout_ms, ids, lambda client, one: client.cancel(one), as_json)
-    _tell(ids, outcomes, as_json, DelayStatus.CANCELLED)
-    return None
-
-
-def _cancel_topic(topic: str, timeout_ms: int, producer: HostPort, admin: AdminClient, as_json: bool) -> None:
-    """Page by page; what comes in meanwhile may stay."""
-    cancelled, failed, after = 0, 0, None
-    while True:
-        page = admin.get("delay", "messages", topic=topic, count=BULK, after=after)
-        ids = tuple(row["id"] for row in page["messages"] if row["id"])
-        outcomes = (
-            _each(producer, timeout_ms, ids, lambda client, one: client.cancel(one), as_json) if ids else []
-        )
-        gone = sum(not isinstance(one, str) and one.status is DelayStatus.CANCELLED for one in outcomes)
-        cancelled, failed, after = cancelled + gone, failed + len(outcomes) - gone, page["next"]
-        if after is None:
-            break
-    left_out = {name: page[name] for name in ("orders_waiting", "elsewhere", "not_open")}
-    if as_json:
-        print_json({"topic": topic, "cancelled": cancelled, "not_cancelled": failed} | left_out)
-    else:
-        say(
-            f"{cancelled:,} cancelled"
-            + (f", {failed:,} not: fired meanwhile, or not heard of" if failed else "")
-        )
-        _say_missing(page)
-    if failed or any(left_out.values()):
-        raise click.exceptions.Exit(1)
-
-
-@delay.command("reschedule", short_help="Give a message another due time.")
-@click.argument("delay_id", type=NAME, metavar="ID")
-@first_options
-@click.option("--zone", help="Time zone of --at.")
-@timeout_option
-@producer_option
-@json_option
-def reschedule(delay_id: str, timeout_ms: int, producer: HostPort, as_json: bool, **given: Any) -> None:
-    """Deliver the message with this ID at another moment (of one that repeats: its next delivery).
-
-    Exit code 1 when it is not waiting any more.
-    """
-    wanted = when(given)
-    if not wanted:
-        raise click.UsageError("say when: --delay DURATION or --at TIME")
-    outcomes = _each(
-        producer, timeout_ms, (delay_id,), lambda client, one: client.reschedule(one, **wanted), as_json
-    )
-    _tell((delay_id,), outcomes, as_json, DelayStatus.RESCHEDULED)
-
-
-@delay.command("fire", short_help="Deliver messages now.")
-@click.argument("ids", type=NAME, nargs=-1, required=True)
-@timeout_option
-@producer_option
-@json_option
-def fire(ids: tuple[str, ...], timeout_ms: int, producer: HostPort, as_json: bool) -> None:
-    """Deliver the messages with these IDS now (of one that repeats: its next delivery).
-
-    Exit code 1 when one is neither delivered by this nor before it.
-    """
-    outcomes = _each(producer, timeout_ms, ids, lambda client, one: client.fire_now(one), as_json)
-    _tell(ids, outcomes, as_json, DelayStatus.FIRED)
-
-
-def _each(
-    producer: HostPort, timeout_ms: int, ids: tuple[str, ...], ask: Any, as_json: bool
-) -> list[CancelOutcome | str]:
-    """An outcome for each, or why there is none."""
-    found: list[CancelOutcome | str] = []
-    patience = Patience(producer, timeout_ms, quiet=as_json)
-    with client_of(producer, timeout_ms) as client:
-        for one in ids:
-            found.append(_asked(client, one, ask, patience))
-    return found
-
-
-def _asked(client: Producer, one: str, ask: Any, patience: Patience) -> CancelOutcome | str:
-    try:
-        with patience.waiting(client):
-            outcome: CancelOutcome = ask(client, one)
-        return outcome
-    except ClientError as error:
-        return in_options(error)
-
-
-def _tell(
-    ids: tuple[str, ...], outcomes: list[CancelOutcome | str], as_json: bool, wanted: DelayStatus
-) -> None:
-    if as_json:
-        print_json([outcome_json(one, outcome) for one, outcome in zip(ids, outcomes, strict=True)])
-    else:
-        for one, outcome in zip(ids, outcomes, strict=True):
-            said = outcome if isinstance(outcome, str) else say_outcome(outcome, wanted)
-            say(f"{one}: {said}" if len(ids) > 1 else said, err=isinstance(outcome, str))
-    if any(isinstance(outcome, str) or outcome.status is not wanted for outcome in outcomes):
-        raise click.exceptions.Exit(1)
-
-
 # --- looking
 
 
 @delay.command("list", short_help="What waits, by due time.")
 @click.argument("topic", type=TOPIC, required=False)
-@click.option("--from", "start", help="Due at this moment or later: 2026-11-21T12:00 (local), epoch ms.")
-@click.option("--to", "end", help="Due before this moment.")
+@choice_options
 @click.option("--limit", default=20, show_default=True, type=Whole(1, 1000), help="At most.")
 @click.option("--after", help="Go on where an earlier listing ended.")
 @admin_options
 def list_messages(
-    topic: str | None,
-    start: str | None,
-    end: str | None,
-    limit: int,
-    after: str | None,
-    admin: AdminClient,
-    as_json: bool,
+    topic: str | None, limit: int, after: str | None, admin: AdminClient, as_json: bool, **options: str | None
 ) -> None:
     """Messages that wait (of TOPIC alone), the earliest first. Its ids are taken by show, cancel, reschedule
     and fire; the long ones, with the times in them, are in --json."""
-    found = admin.get("delay", "messages", topic=topic, count=limit, after=after, **_span(start, end))
+    answer = first_matches(admin, choice_of(topic, options), limit, after)
     if as_json:
-        return print_json(found)
-    cells = [
-        [row["id"][-UUID_LENGTH:], shown(row["due_ms"]), row["topic"], row.get("repeats") or None,
-         row.get("key") or None, show_body(row.get("preview", "").encode())[:40]]
-        for row in found["messages"]
-    ]  # fmt: skip
-    used = [at for at, _ in enumerate(COLUMNS) if not cells or any(row[at] for row in cells)]
-    rows = [[row[at] for at in used] for row in cells]
-    print_table("", [COLUMNS[at] for at in used], rows, whole=COLUMNS[0])
-    if not cells:
-        hint("nothing waits" + ("" if topic is None else f" for topic {topic}"))
-    elif found["next"] is not None:
-        hint(f"there are more; go on with --after {found['next']}")
-    _say_missing(found)
+        return print_json(answer)
+    print_messages(answer["messages"])
+    if not answer["messages"]:
+        hint(f"nothing waits{describe(choice_of(topic, options))}")
+    elif answer["next"] is not None:
+        hint(f"there are more; go on with --after {answer['next']}")
+    say_missing(answer)
     return None
 
 
@@ -294,18 +146,17 @@ def _facts(row: dict[str, Any]) -> dict[str, Any]:
 
 @delay.command("count", short_help="How many wait.")
 @click.argument("topic", type=TOPIC, required=False)
-@click.option("--from", "start", help="Due at this moment or later: 2026-11-21T12:00 (local), epoch ms.")
-@click.option("--to", "end", help="Due before this moment.")
+@choice_options
 @admin_options
-def count(topic: str | None, start: str | None, end: str | None, admin: AdminClient, as_json: bool) -> None:
-    """How many messages wait (for TOPIC alone), and with --from and --to how many are due in that time."""
-    span = _span(start, end)
-    if topic is not None or span:
-        found = admin.get("delay", "count", topic=topic, **span)
+def count(topic: str | None, admin: AdminClient, as_json: bool, **options: str | None) -> None:
+    """Count the messages that wait: for TOPIC alone, with --key, and with --from and --to due in that time."""
+    choice = choice_of(topic, options)
+    if choice:
+        answer = count_matches(admin, choice)
         if as_json:
-            return print_json(found)
-        say(f"{found['count']:,}" + ("" if found["exact"] else " or more"))
-        _say_missing(found)
+            return print_json(answer)
+        say(f"{answer['count']:,}" + ("" if answer["exact"] else " or more"))
+        say_missing(answer)
         return None
     found = admin.get("delay")
     if as_json:
@@ -315,28 +166,8 @@ def count(topic: str | None, start: str | None, end: str | None, admin: AdminCli
     for shard in found["shards"]:
         if not shard["fires"]:
             hint(f"shard {shard['shard']} does not fire: {shard['why']}")
-    _say_missing(found)
+    say_missing(found)
     return None
-
-
-def _span(start: str | None, end: str | None) -> dict[str, int]:
-    given = {"from_ms": (start, "--from"), "to_ms": (end, "--to")}
-    return {name: parse_moment(text, option) for name, (text, option) in given.items() if text is not None}
-
-
-def _say_missing(found: dict[str, Any]) -> None:
-    """Tell what no answer of this process can have."""
-    if found.get("orders_waiting"):
-        hint(f"{found['orders_waiting']:,} orders are not taken in yet: what they add is not among these")
-    if found["not_open"]:
-        hint(f"shards {_numbers(found['not_open'])} are not open: what waits there is not among these")
-    if found["elsewhere"]:
-        elsewhere = _numbers(found["elsewhere"])
-        hint(f"shards {elsewhere} are held by other delay services: ask their admin ports, too")
-
-
-def _numbers(shards: list[int]) -> str:
-    return ", ".join(str(number) for number in shards)
 
 
 # --- backup and restore
@@ -393,3 +224,7 @@ def restore(folder: Path, data_dir: Path, config_dir: Path | None, as_json: bool
             " was left out"
         )
     hint(f"start it: ddmq serve --data-dir {data_dir}")
+
+
+for _command in (delay_changes.cancel, delay_changes.reschedule, delay_changes.fire):
+    delay.add_command(_command)

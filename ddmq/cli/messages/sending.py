@@ -58,6 +58,9 @@ producer_option = click.option(
     "--producer", type=ADDRESS, default=str(PRODUCER), show_default=True, envvar="DDMQ_PRODUCER",
     help="Producer proxy (or DDMQ_PRODUCER).",
 )  # fmt: skip
+timeout_option = click.option(
+    "--timeout-ms", default=10_000, show_default=True, type=Whole(1), help="How long it may take."
+)
 PATIENCE_S = 1.0  # then people are told that the first request has no answer yet
 HELP = "`ddmq serve` starts a server; --producer HOST:PORT names another"
 SHOWN_MAX = 20  # results that are told one by one

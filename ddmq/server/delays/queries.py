@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import merge
-from itertools import islice
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import gevent
 import msgspec
@@ -42,10 +42,12 @@ from delay_service.core.occurrences import occurrence_id
 from delay_service.service import DelayService
 from delay_service.store.port import DelayStore, DueKey, IdKind, Pending, Scan
 
+T = TypeVar("T")
 PAGE = 500
 PAGE_BYTES = 4 << 20
 SHOWN_MAX = 1_000
 COUNTED_MAX = 1_000_000
+LOOKED_MAX = 100_000  # messages that one answer looks at for a key
 LOOKS_S, LOOK_S = 3.0, 0.01  # for commands that were answered before the question and are on their way
 FOREVER_MS = 1 << 62
 CHRONOS = FROM_CHRONOS.encode()
@@ -68,6 +70,34 @@ class Cursor(NamedTuple):
         if shard == self.shard:
             return DueKey(self.due_ms, self.offset)
         return DueKey(self.due_ms, OFFSET_END) if shard < self.shard else DueKey(self.due_ms - 1, OFFSET_END)
+
+
+class DelayChoice(NamedTuple):
+    """Which waiting messages are asked for: of `topic`, with this `key` (None: any), due from `start` until
+    before `end`, behind `after`."""
+
+    topic: str | None
+    key: str | None
+    start: int
+    end: int
+    after: Cursor | None
+
+    @property
+    def is_whole_topic(self) -> bool:
+        """Whether it is all that waits for the topic."""
+        return self == (self.topic, None, 0, FOREVER_MS, None)
+
+    def matches(self, message: Pending) -> bool:
+        """Whether the message has the key that is asked for; the store has looked at all else."""
+        if self.key is None:
+            return True
+        key = self.key.encode("utf-8", "surrogateescape")
+        if key not in message.delivery:  # much cheaper than to parse it
+            return False
+        try:
+            return delivery.decode(message.delivery).key == key
+        except DamagedError:
+            return False
 
 
 class DelayQueries:
@@ -129,29 +159,30 @@ class DelayQueries:
         health = self._backend.health()
         if not health.ready:
             raise TryLaterError(f"what waits is not known: {health.reason}")
-        query, (service, behind) = request.query, self._caught_up()
-        topic, (start, end) = query.get("topic"), _range(request)
+        service, behind = self._caught_up()
         count = min(max(request.number("count", 20), 1), SHOWN_MAX)
-        cursor = _cursor(query["after"]) if "after" in query else None
-        held = self._held()
-        walks = [self._rows(one, topic, start, end, cursor) for one in held]
-        found = list(islice(merge(*walks, key=lambda each: each[0]), count + 1))
-        rows = [row for _, row in found[:count]]
-        last = found[count - 1][0] if len(found) > count else None
-        follows = None if last is None else ".".join(str(part) for part in last)
-        answer = {"messages": rows, "next": follows, "orders_waiting": sum(behind.values())}
+        rows, last = self._find_messages(_read_choice(request), count, _row)
+        answer = {"messages": rows, "next": _cursor_text(last), "orders_waiting": sum(behind.values())}
         return answer | self._left_out(service)
 
-    def _rows(
-        self, held: OpenShard, topic: str | None, start: int, end: int, cursor: Cursor | None
-    ) -> Iterator[tuple[Cursor, dict[str, Any]]]:
-        """A walk whose bodies are let go as it goes."""
-        for place, message in self._walk(held, topic, start, end, cursor):
-            yield place, _row(message)
+    def _find_messages(
+        self, choice: DelayChoice, count: int, told: Callable[[Pending], T]
+    ) -> tuple[list[T], Cursor | None]:
+        """Return up to `count` messages as `told` makes them, whose bodies are let go meanwhile, and where to
+        go on: None at the end. By key, LOOKED_MAX messages are looked at in one go."""
+        walks = [self._walk_shard(one, choice) for one in self._held()]
+        rows: list[T] = []
+        looked, last = 0, None
+        for place, message in merge(*walks, key=itemgetter(0)):
+            if len(rows) == count or looked == LOOKED_MAX:
+                return rows, last
+            looked, last = looked + (choice.key is not None), place
+            if choice.matches(message):
+                rows.append(told(message))
+        return rows, None
 
-    def _walk(
-        self, held: OpenShard, topic: str | None, start: int, end: int, cursor: Cursor | None
-    ) -> Iterator[tuple[Cursor, Pending]]:
+    def _walk_shard(self, held: OpenShard, choice: DelayChoice) -> Iterator[tuple[Cursor, Pending]]:
+        topic, _, start, end, cursor = choice
         after = None if cursor is None else cursor.after_in(held.number)
         while page := in_thread(held.store.scan, Scan(topic, start, end, PAGE, after, PAGE_BYTES)):
             after = page[-1].key
@@ -159,18 +190,19 @@ class DelayQueries:
                 yield Cursor(message.due_ms, held.number, message.offset), message
 
     def count(self, request: AdminRequest) -> dict[str, Any]:
-        query, (service, behind) = request.query, self._caught_up()
-        topic = query.get("topic")
-        if "from_ms" not in query and "to_ms" not in query:
+        service, behind = self._caught_up()
+        choice, last = _read_choice(request), None
+        if choice.is_whole_topic:
             counts = service.pending_counts()
-            number, exact = counts[topic] if topic is not None else counts.total(), True
+            number = counts.total() if choice.topic is None else counts[choice.topic]
         else:
-            walks = [self._walk(one, topic, *_range(request), None) for one in self._held()]
-            number = sum(1 for _ in islice((each for walk in walks for each in walk), COUNTED_MAX + 1))
-            number, exact = min(number, COUNTED_MAX), number <= COUNTED_MAX
+            most = min(max(request.number("count", COUNTED_MAX), 1), COUNTED_MAX)
+            rows, last = self._find_messages(choice, most, _ignore_message)
+            number = len(rows)
         left_out = self._left_out(service)
-        exact = exact and not (behind or any(left_out.values()))
-        return {"topic": topic, "count": number, "exact": exact} | left_out
+        exact = not (last or behind or any(left_out.values()))
+        answer = {"topic": choice.topic, "count": number, "exact": exact, "next": _cursor_text(last)}
+        return answer | left_out
 
     def message(self, request: AdminRequest) -> dict[str, Any]:
         """Tell of one message by its delay id or its uuid."""
@@ -344,8 +376,15 @@ def _repeats(command: DelayCommand) -> dict[str, Any]:
     return facts | {"repeats": words}
 
 
-def _range(request: AdminRequest) -> tuple[int, int]:
-    return request.number("from_ms", 0), request.number("to_ms", FOREVER_MS)
+def _read_choice(request: AdminRequest) -> DelayChoice:
+    query = request.query
+    after = _cursor(query["after"]) if "after" in query else None
+    span = request.number("from_ms", 0), request.number("to_ms", FOREVER_MS)
+    return DelayChoice(query.get("topic"), query.get("key"), *span, after)
+
+
+def _ignore_message(_: Pending) -> None:
+    """Tell nothing of a message that is only counted."""
 
 
 def _cursor(text: str) -> Cursor:
@@ -353,3 +392,7 @@ def _cursor(text: str) -> Cursor:
     if len(parts) != 3 or not all(part.isdecimal() and len(part) <= 19 for part in parts):
         raise CallerError(f"after is {text!r}; the `next` of an earlier answer is wanted")
     return Cursor(*map(int, parts))
+
+
+def _cursor_text(cursor: Cursor | None) -> str | None:
+    return None if cursor is None else ".".join(str(part) for part in cursor)

@@ -54,6 +54,11 @@ class Shell:
         (found,) = self.lines(*arguments, code=code)
         return found
 
+    def error_of(self, *arguments: str, code: int) -> str:
+        """Standard error of a command that prints nothing else."""
+        assert self(*arguments, code=code) == ""
+        return self.error
+
     def refused(self, *arguments: str, code: int = 1) -> str:
         """The one line that says why."""
         assert self(*arguments, code=code) == ""

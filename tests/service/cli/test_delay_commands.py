@@ -238,7 +238,7 @@ def test_deleting_a_topic_tells_of_what_waits_for_it(shell, topic, monkeypatch):
         "note: 1 delayed message for it waits: it is a dead letter"
     )
     shell("topic", "create", topic)
-    shell("delay", "cancel", "--topic", topic)
+    shell("delay", "cancel", "--topic", topic, "--yes")
     shell("topic", "delete", topic, "--yes")
     assert shell.error == "", "nothing waits, nothing is told"
 
@@ -416,7 +416,7 @@ def test_all_that_waits_for_a_topic_is_cancelled(shell, topic):
     for hours in (1, 2):
         added(shell, topic, "--delay", f"{hours}h")
     shell("delay", "add", topic, "x", "--every", "1h")
-    assert shell("delay", "cancel", "--topic", topic).strip() == "3 cancelled"
+    assert shell("delay", "cancel", "--topic", topic, "--yes").strip() == "3 cancelled"
     assert shell("delay", "count", topic).strip() == "0"
     assert "name the messages" in shell.refused("delay", "cancel", code=2)
 
@@ -446,7 +446,16 @@ def test_what_waits_in_a_shard_that_is_not_open_is_told_to_be_missing(tmp_path: 
         until(lambda: "shards 0 are not open" in counted(), "the others are open")
         assert "or more" in counted()
         done = ddmq(
-            "delay", "cancel", "--topic", "orders", "--admin", admin, "--producer", producer, "--json"
+            "delay",
+            "cancel",
+            "--topic",
+            "orders",
+            "--yes",
+            "--admin",
+            admin,
+            "--producer",
+            producer,
+            "--json",
         )
         assert done.returncode == 1
         assert '"not_open":[0]' in done.stdout

@@ -166,11 +166,13 @@ class DelayRig(BackendRig):
         results = self.backend.append([record], self.clock.monotonic() + 60).wait(PATIENCE_S)
         assert results[0].status is AppendStatus.STORED, results
 
-    def add(self, number: int, due_ms: int, body: bytes = b"", born_ms: int = 0, **rest: object) -> None:
+    def add(
+        self, number: int, due_ms: int, body: bytes = b"", born_ms: int = 0, key: bytes = b"", **rest: object
+    ) -> None:
         """One order `number` = its uuid; due at an epoch time in ms."""
         rest = {"topic": "orders", "timestamp_s": due_ms // 1000, **rest}
         order = DelayCommand(ADD, uuid_of(number), due_ms=due_ms, **rest)  # type: ignore[arg-type]
-        self.append(order, encode(b"", body or b"%d" % number, b"red", {b"a": b"b"}), born_ms)
+        self.append(order, encode(key, body or b"%d" % number, b"red", {b"a": b"b"}), born_ms)
 
     def cancel(self, number: int, due_ms: int = 0, born_ms: int = 0, **rest: object) -> None:
         order = DelayCommand(CANCEL, uuid_of(number), due_ms=due_ms, **rest)  # type: ignore[arg-type]

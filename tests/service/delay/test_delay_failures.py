@@ -237,7 +237,7 @@ def test_a_shard_that_fails_is_opened_anew_alone(tmp_path: Path) -> None:
     queries = DelayQueries(rig.backend, rig.service, rig.clock, tmp_path)
     asked = AdminRequest({}, {"topic": "orders"}, {})
     assert queries.count(asked) == {
-        "topic": "orders", "count": 0, "exact": False, "elsewhere": [], "not_open": [0],
+        "topic": "orders", "count": 0, "exact": False, "next": None, "elsewhere": [], "not_open": [0],
     }  # fmt: skip
     assert queries.messages(asked)["not_open"] == [0]
     assert rig.bodies() == [b"%d" % number for number in there], "the other one goes on"

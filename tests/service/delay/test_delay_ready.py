@@ -15,7 +15,7 @@ from backend.assignment.table import REVOKE_S
 from backend.completion import Completion
 from backend.port import Assignment, Health, Join
 from backend.records import QueueRef, ReadBatch
-from ddmq.server.delays.queries import LOOKS_S, PAGE_BYTES, DelayQueries
+from ddmq.server.delays.queries import LOOKS_S, PAGE_BYTES, DelayChoice, DelayQueries
 from ddmq.server.http.routing import AdminRequest
 from ddmq.server.process.parts import ServerProcess
 from ddmq_common.clock import ManualClock
@@ -113,6 +113,39 @@ def test_a_listing_reads_a_bounded_number_of_bytes(
     assert len(answer["messages"]) == count
     assert max(pages) <= PAGE_BYTES + MIB + 1_000, "a page ends with the message that fills it"
     assert sum(pages) <= 2 * (PAGE_BYTES + MIB) + (count + 1) * 2 * MIB, "and no more pages than asked for"
+
+
+@pytest.mark.parametrize("looked_max", [1, 7, 1_000])
+def test_an_answer_looks_for_a_key_at_a_bounded_number_of_messages(
+    rig: DelayRig, looked_max: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It says where to go on, and in the end each was looked at once. Bodies may have the key's text, too."""
+    monkeypatch.setattr("ddmq.server.delays.queries.LOOKED_MAX", looked_max)
+    due_ms = rig.clock.wall_ms() + HOUR_MS
+    for number in range(60):
+        rig.add(number, due_ms + number // 5, b"rare", key=b"rare" if number % 20 == 13 else b"other")
+    rig.settle()
+    delays = DelayQueries(rig.backend, rig.service, rig.clock, tmp_path)
+    decoded: list[int] = []
+    matches = DelayChoice.matches
+
+    def counted(self: DelayChoice, message: Pending) -> bool:
+        decoded[-1] += 1
+        return matches(self, message)
+
+    monkeypatch.setattr(DelayChoice, "matches", counted)
+    due, number, after = [], 0, None
+    while after is not None or not decoded:
+        decoded.append(0)
+        query = {"topic": "orders", "key": "rare", "forwarded": "1"} | ({"after": after} if after else {})
+        answer = delays.messages(AdminRequest({}, query, {}))
+        due += [row["due_ms"] for row in answer["messages"]]
+        number += delays.count(AdminRequest({}, query, {}))["count"]
+        after = answer["next"]
+    assert due == [due_ms + number // 5 for number in (13, 33, 53)]
+    assert number == 3
+    assert max(decoded) <= 2 * looked_max
+    assert sum(decoded) == 2 * 60, "by the list and by the count"
 
 
 class LateReads(PlayedMemory):

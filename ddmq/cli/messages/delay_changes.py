@@ -1,0 +1,250 @@
+"""`ddmq delay cancel`, `reschedule` and `fire`: changes of delayed messages, asked of a producer proxy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import click
+
+from ddmq.address import HostPort
+from ddmq.cli.admin_client import AdminClient, admin_options
+from ddmq.cli.messages.sending import (
+    Patience,
+    client_of,
+    first_options,
+    in_options,
+    outcome_json,
+    producer_option,
+    say_outcome,
+    timeout_option,
+    when,
+)
+from ddmq.cli.messages.waiting import (
+    Selection,
+    choice_of,
+    choice_options,
+    count_matches,
+    describe,
+    print_messages,
+    say_missing,
+    walk_pages,
+)
+from ddmq.cli.output import confirm, hint, json_option, print_json, say
+from ddmq.cli.values import NAME, TOPIC
+from ddmq_client import CancelOutcome, ClientError, DelayStatus, Producer
+
+AT_ONCE = 16  # requests under way, when many messages are cancelled
+SHOWN = 20  # messages that a dry run lists
+LEFT_OUT = ("orders_waiting", "elsewhere", "not_open")
+Change = Callable[[Producer, str], CancelOutcome]
+
+
+@click.command(short_help="Take messages back: by id, or those of a topic.")
+@click.argument("ids", type=NAME, nargs=-1)
+@click.option("--topic", type=TOPIC, help="What waits for this topic, also what repeats without end.")
+@choice_options
+@click.option("--dry-run", is_flag=True, help="Only count and show what --topic would cancel.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@timeout_option
+@producer_option
+@admin_options
+def cancel(
+    ids: tuple[str, ...],
+    topic: str | None,
+    dry_run: bool,
+    yes: bool,
+    timeout_ms: int,
+    producer: HostPort,
+    admin: AdminClient,
+    as_json: bool,
+    **options: str | None,
+) -> None:
+    """Take back the messages with these IDS (or uuids); of one that repeats, all deliveries to come. With
+    --topic all that waits for a topic when it is looked at, or with --from, --to and --key a part of it; then
+    it says how many those are, and asks.
+
+    Says the truth: cancelled, or already fired and when, or never known, or older than what is kept. Exit
+    code 1 unless all of them are cancelled.
+    """
+    if (topic is None) == (not ids):
+        raise click.UsageError("name the messages: IDS, or --topic TOPIC for what waits for it")
+    choice = choice_of(topic, options)
+    if topic is None and (choice or dry_run):
+        raise click.UsageError("--from, --to, --key and --dry-run go with --topic")
+    if topic is None:
+        outcomes = _ask_each(producer, timeout_ms, ids, _cancel_one, as_json)
+        _say_outcomes(ids, outcomes, as_json, DelayStatus.CANCELLED)
+    elif dry_run:
+        _show_choice(admin, choice, as_json)
+    else:
+        if not yes:
+            _confirm_choice(admin, choice)
+        _cancel_choice(_Cancelling(producer, timeout_ms, as_json), admin, choice, as_json)
+
+
+def _cancel_one(client: Producer, delay_id: str) -> CancelOutcome:
+    return client.cancel(delay_id)
+
+
+def _show_choice(admin: AdminClient, choice: Selection, as_json: bool) -> None:
+    """Count all that would be cancelled, and show the first of it."""
+    total, page = 0, {}
+    for page in walk_pages(admin, choice):
+        if not total and not as_json:
+            print_messages(page["messages"][:SHOWN])
+        total += len(page["messages"])
+    if as_json:
+        print_json({"topic": choice["topic"], "dry_run": True, "would_cancel": total} | _left_out(page))
+        return
+    if total > SHOWN:
+        hint(f"… and {total - SHOWN:,} more")
+    say(f"would cancel {total:,}{describe(choice)}")
+    say_missing(page)
+
+
+def _confirm_choice(admin: AdminClient, choice: Selection) -> None:
+    found = count_matches(admin, choice)
+    number = found["count"]
+    if not number:
+        return
+    they = "the only one that waits" if number == 1 else f"all {number:,} that wait"
+    more = "" if found["exact"] else " (and perhaps more, see `ddmq delay count`)"
+    confirm(f"Cancel {they}{describe(choice)}{more}? What is cancelled is never delivered.")
+
+
+def _left_out(page: dict[str, Any]) -> dict[str, Any]:
+    return {name: page[name] for name in LEFT_OUT}
+
+
+class _Cancelling:
+    """Cancels messages, several at a time. `outcomes` counts them by what came of them."""
+
+    def __init__(self, producer: HostPort, timeout_ms: int, as_json: bool) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self._producer = producer
+        self._timeout_ms = timeout_ms
+        self._patience = Patience(producer, timeout_ms, quiet=as_json)
+
+    @property
+    def cancelled(self) -> int:
+        return self.outcomes[DelayStatus.CANCELLED.value]
+
+    def cancel_all(self, named: Sequence[str]) -> None:
+        """Cancel these, and wait for what comes of each; a damaged message has no id."""
+        ids = [one for one in named if one]
+        if len(ids) < len(named):
+            self.outcomes["damaged in the store, `ddmq delay list --json` says how"] += len(named) - len(ids)
+        if not ids:
+            return
+        with client_of(self._producer, self._timeout_ms) as client:
+            self._count(_ask_one(client, ids[0], _cancel_one, self._patience))  # it tells if nobody answers
+            quiet = Patience(self._producer, self._timeout_ms, quiet=True)
+            for outcome in _ask_at_once(client, ids[1:], quiet):
+                self._count(outcome)
+
+    def _count(self, outcome: CancelOutcome | str) -> None:
+        text = outcome if isinstance(outcome, str) else outcome.status.value
+        if text not in self.outcomes and len(self.outcomes) >= SHOWN:
+            text = "other errors"
+        self.outcomes[text] += 1
+
+
+def _ask_at_once(client: Producer, ids: Sequence[str], patience: Patience) -> Iterator[CancelOutcome | str]:
+    pool = ThreadPoolExecutor(AT_ONCE)
+    try:
+        yield from pool.map(lambda one: _ask_one(client, one, _cancel_one, patience), ids)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _cancel_choice(cancelling: _Cancelling, admin: AdminClient, choice: Selection, as_json: bool) -> None:
+    """Page by page; what comes in meanwhile may stay."""
+    page: dict[str, Any] = {}
+    for page in walk_pages(admin, choice):
+        cancelling.cancel_all([row["id"] for row in page["messages"]])
+        if page["next"] is not None and not as_json:
+            hint(f"{cancelling.cancelled:,} cancelled so far")
+    outcomes = cancelling.outcomes
+    failed = outcomes.total() - cancelling.cancelled
+    if as_json:
+        numbers = {"cancelled": cancelling.cancelled, "not_cancelled": failed}
+        print_json({"topic": choice["topic"]} | numbers | _left_out(page))
+    else:
+        others = [
+            f"{number:,} {text}" for text, number in outcomes.items() if text != DelayStatus.CANCELLED.value
+        ]
+        say(
+            f"{cancelling.cancelled:,} cancelled"
+            + (f", {failed:,} not: {'; '.join(others)}" if failed else "")
+        )
+        say_missing(page)
+    if failed or any(_left_out(page).values()):
+        raise click.exceptions.Exit(1)
+
+
+@click.command(short_help="Give a message another due time.")
+@click.argument("delay_id", type=NAME, metavar="ID")
+@first_options
+@click.option("--zone", help="Time zone of --at.")
+@timeout_option
+@producer_option
+@json_option
+def reschedule(delay_id: str, timeout_ms: int, producer: HostPort, as_json: bool, **given: Any) -> None:
+    """Deliver the message with this ID at another moment (of one that repeats: its next delivery).
+
+    Exit code 1 when it is not waiting any more.
+    """
+    wanted = when(given)
+    if not wanted:
+        raise click.UsageError("say when: --delay DURATION or --at TIME")
+    outcomes = _ask_each(
+        producer, timeout_ms, (delay_id,), lambda client, one: client.reschedule(one, **wanted), as_json
+    )
+    _say_outcomes((delay_id,), outcomes, as_json, DelayStatus.RESCHEDULED)
+
+
+@click.command(short_help="Deliver messages now.")
+@click.argument("ids", type=NAME, nargs=-1, required=True)
+@timeout_option
+@producer_option
+@json_option
+def fire(ids: tuple[str, ...], timeout_ms: int, producer: HostPort, as_json: bool) -> None:
+    """Deliver the messages with these IDS now (of one that repeats: its next delivery).
+
+    Exit code 1 when one is neither delivered by this nor before it.
+    """
+    outcomes = _ask_each(producer, timeout_ms, ids, lambda client, one: client.fire_now(one), as_json)
+    _say_outcomes(ids, outcomes, as_json, DelayStatus.FIRED)
+
+
+def _ask_each(
+    producer: HostPort, timeout_ms: int, ids: tuple[str, ...], change: Change, as_json: bool
+) -> list[CancelOutcome | str]:
+    """Return an outcome for each, or why there is none."""
+    patience = Patience(producer, timeout_ms, quiet=as_json)
+    with client_of(producer, timeout_ms) as client:
+        return [_ask_one(client, one, change, patience) for one in ids]
+
+
+def _ask_one(client: Producer, one: str, change: Change, patience: Patience) -> CancelOutcome | str:
+    try:
+        with patience.waiting(client):
+            return change(client, one)
+    except ClientError as error:
+        return in_options(error)
+
+
+def _say_outcomes(
+    ids: tuple[str, ...], outcomes: list[CancelOutcome | str], as_json: bool, wanted: DelayStatus
+) -> None:
+    if as_json:
+        print_json([outcome_json(one, outcome) for one, outcome in zip(ids, outcomes, strict=True)])
+    else:
+        for one, outcome in zip(ids, outcomes, strict=True):
+            said = outcome if isinstance(outcome, str) else say_outcome(outcome, wanted)
+            say(f"{one}: {said}" if len(ids) > 1 else said, err=isinstance(outcome, str))
+    if any(isinstance(outcome, str) or outcome.status is not wanted for outcome in outcomes):
+        raise click.exceptions.Exit(1)

@@ -1,0 +1,110 @@
+"""Which delayed messages a command is about: of a topic, with a key, due in a time; walked page by page.
+
+However many there are, a command holds one page of them, and the server looks at a bounded number for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+
+from ddmq.cli.admin_client import AdminClient
+from ddmq.cli.options import options
+from ddmq.cli.output import hint, print_table, show_body
+from ddmq.cli.values import NAME, parse_moment
+from ddmq.moments import shown
+
+PAGE = 1_000  # messages in one answer
+COUNTED = 100_000  # messages in one answer that only counts them
+UUID_LENGTH = 36  # the end of an id, which names its message alone
+COLUMNS = ("id", "due", "topic", "repeats", "key", "body")
+Selection = dict[str, Any]
+choice_options = options(
+    click.option(
+        "--from", "from_ms", metavar="TIME",
+        help="Due at this moment or later: 2026-11-21T12:00 (local), +2h, epoch ms.",
+    ),
+    click.option("--to", "to_ms", metavar="TIME", help="Due before this moment."),
+    click.option("--key", type=NAME, help="Only messages with this key."),
+)  # fmt: skip
+
+
+def choice_of(topic: str | None, given: Mapping[str, str | None]) -> Selection:
+    """Return the query of the admin port that the options mean; {} for all that waits."""
+    choice: Selection = {"topic": topic, "key": given["key"]}
+    for name, option in (("from_ms", "--from"), ("to_ms", "--to")):
+        text = given[name]
+        choice[name] = None if text is None else parse_moment(text, option)
+    return {name: value for name, value in choice.items() if value is not None}
+
+
+def describe(choice: Mapping[str, Any]) -> str:
+    """Say in words which messages a choice means: ` for topic todo with key "a", due from …`."""
+    text = f" for topic {choice['topic']}" if "topic" in choice else ""
+    text += f" with key {choice['key']!r}" if "key" in choice else ""
+    due = [f"from {shown(choice['from_ms'])}"] if "from_ms" in choice else []
+    due += [f"before {shown(choice['to_ms'])}"] if "to_ms" in choice else []
+    return text + (f", due {' and '.join(due)}" if due else "")
+
+
+def walk_pages(admin: AdminClient, choice: Selection) -> Iterator[dict[str, Any]]:
+    """Answer by answer, all that waits and is chosen; what comes in meanwhile may be missing."""
+    after = None
+    while True:
+        page = admin.get("delay", "messages", count=PAGE, after=after, **choice)
+        yield page
+        after = page["next"]
+        if after is None:
+            return
+
+
+def first_matches(admin: AdminClient, choice: Selection, count: int, after: str | None) -> dict[str, Any]:
+    """Return one answer with `count` messages, unless there are fewer."""
+    answer: dict[str, Any] = admin.get("delay", "messages", count=count, after=after, **choice)
+    while len(answer["messages"]) < count and answer["next"] is not None:
+        missing = count - len(answer["messages"])
+        more = admin.get("delay", "messages", count=missing, after=answer["next"], **choice)
+        answer = more | {"messages": answer["messages"] + more["messages"]}
+    return answer
+
+
+def count_matches(admin: AdminClient, choice: Selection) -> dict[str, Any]:
+    """Return how many wait and are chosen; `exact` is false where not all shards could be asked."""
+    if not choice.keys() - {"topic"}:
+        return dict(admin.get("delay", "count", **choice))
+    number, after = 0, None
+    while True:
+        answer: dict[str, Any] = admin.get("delay", "count", count=COUNTED, after=after, **choice)
+        number, after = number + answer["count"], answer.get("next")
+        if after is None:
+            return answer | {"count": number}
+
+
+def print_messages(rows: Sequence[Mapping[str, Any]]) -> None:
+    """A table of these messages, without the columns that are empty in all of them."""
+    cells = [
+        [row["id"][-UUID_LENGTH:], shown(row["due_ms"]), row["topic"], row.get("repeats") or None,
+         row.get("key") or None, show_body(row.get("preview", "").encode())[:40]]
+        for row in rows
+    ]  # fmt: skip
+    used = [at for at, _ in enumerate(COLUMNS) if not cells or any(row[at] for row in cells)]
+    print_table(
+        "", [COLUMNS[at] for at in used], [[row[at] for at in used] for row in cells], whole=COLUMNS[0]
+    )
+
+
+def say_missing(found: dict[str, Any]) -> None:
+    """Tell what no answer of this process can have."""
+    if found.get("orders_waiting"):
+        hint(f"{found['orders_waiting']:,} orders are not taken in yet: what they add is not among these")
+    if found["not_open"]:
+        hint(f"shards {_numbers(found['not_open'])} are not open: what waits there is not among these")
+    if found["elsewhere"]:
+        elsewhere = _numbers(found["elsewhere"])
+        hint(f"shards {elsewhere} are held by other delay services: ask their admin ports, too")
+
+
+def _numbers(shards: list[int]) -> str:
+    return ", ".join(str(number) for number in shards)
