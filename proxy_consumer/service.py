@@ -45,6 +45,8 @@ from proxy_consumer.results import Results
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.tracing.messages import HeldUp
 
+USED_S = 10.0  # longer between two pulls: nobody pulls, unless something is in flight
+
 
 class ConsumerService:
     """One consumer proxy over one backend."""
@@ -292,6 +294,14 @@ class ConsumerService:
     def differences(self, group: str) -> list[Difference]:
         """Clients of a group that subscribe differently, as far as this proxy has seen."""
         return self._pulls.consistency.differences(group)
+
+    def is_used(self, group: str, topic: str) -> bool:
+        """Whether a client has pulled or fetched a topic for a group here within USED_S, or it is pushed."""
+        subscription = self._directory.subscription(group, topic)
+        if subscription is None:
+            return False
+        pulled = self._runtime.now() < subscription.last_used + USED_S
+        return pulled or subscription.pushed or bool(self._fetches.committed(group, topic))
 
     def stalled(self, group: str) -> list[Stall]:
         """Queues of a group that stand still though clients wait, as of the last look."""

@@ -19,16 +19,23 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
+from rich.console import Console, Group
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from ddmq_client.idl.codes import FROM_CHRONOS
 from ddmq_common.plain_text import json_plain, plain
 
 BODY_SHOWN = 2_000  # characters of a text body, or of all properties, that people are shown
 BYTES_SHOWN = 24  # bytes of a binary one
 _NUMBER = re.compile(r"(≥ )?[\d,]+(\.\d+)?\+?\Z")
 WIDE = 200  # columns where the output is no terminal
+ENDLESS = 1_000_000
+GAP = 2  # between two columns of a table
+PROSE = ("last error", "error", "body", "what", "why", "who", "found", "remedy", "repeats", "topics", "from")
+PROSE_MIN = 24  # a column of prose is made no narrower than this
+UNBROKEN_MAX = 300  # of a name; the longest that a topic or a group may have is shorter
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
@@ -55,8 +62,15 @@ def hint(text: str) -> None:
 def say_message(place: str, facts: Mapping[str, Any], properties: Mapping[str, str], body: str) -> None:
     """Print one message on one line: where it is, what is known of it (not empty), its body."""
     known = "".join(f" {name}={value}" for name, value in facts.items() if value)
-    known += f" properties={{{_cut(', '.join(map('='.join, properties.items())))}}}" if properties else ""
+    text = join_properties(properties)
+    known += f" properties={{{_cut(text)}}}" if text else ""
     _echo(click.style(plain(place), fg="cyan") + plain(f"{known}  {body}"))
+
+
+def join_properties(properties: Mapping[str, str]) -> str:
+    """Return the properties that a message has from its sender; that of a fired delay is the system's own."""
+    own = {FROM_CHRONOS: FROM_CHRONOS}
+    return ", ".join(f"{name}={value}" for name, value in properties.items() if own.get(name) != value)
 
 
 def _cut(text: str) -> str:
@@ -107,47 +121,96 @@ def console(*, err: bool = False, wide: bool = False) -> Console:
 
 
 def show(renderable: Any, *, wide: bool = False) -> None:
-    """A table or a view on standard output."""
+    """A table or a view on standard output. A table that does not fit runs over the edge: a terminal folds
+    the line, and copies it whole."""
+    screen = console(wide=wide)
+    parts = renderable.renderables if isinstance(renderable, Group) else [renderable]
+    screen.width = max(
+        screen.width, *(_measure_narrowest(part) for part in parts if isinstance(part, Table)), 0
+    )
     with _writing():
-        console(wide=wide).print(renderable)
+        screen.print(renderable)
         sys.stdout.flush()
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], whole: str = "") -> Table:
-    """A table without lines, its numbers right-aligned and never wrapped, as the column `whole`.
+def _measure_narrowest(built: Table) -> int:
+    """Return the width that a table takes at least, so that no name in it is broken."""
+    endless = Console(width=ENDLESS)
+    return Measurement.get(endless, endless.options, built).minimum
 
-    Where it does not fit the terminal, its headings take several lines before a cell does.
+
+def table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], spare: Sequence[str] = ()
+) -> Table:
+    """A table without lines, its numbers right-aligned. Names and numbers are never broken, only prose is, at
+    its spaces.
+
+    Where it does not fit the terminal, its headings take several lines before a cell does; then `spare`
+    columns are left out, those first in which every row is empty or 0.
     """
     rows = list(rows)
+    indexes = _columns_that_fit(columns, rows, spare)
+    headings = _choose_headings([columns[at] for at in indexes], rows, indexes)
     built = Table(
         title=Text(plain(title), "bold") if title else None, title_justify="left", header_style="bold",
         box=None, pad_edge=False,
     )  # fmt: skip
-    named = [column.replace("_", " ") for column in columns]
-    widths = [_width(rows, index) for index in range(len(columns))]
-    if sum(max(len(name), width) + 2 for name, width in zip(named, widths, strict=True)) > _room():
-        named = _stacked(named)
-    for index, column in enumerate(columns):
-        numeric = _numeric(rows, index)
-        unbroken = max(widths[index], *map(len, named[index].split("\n"))) if numeric else widths[index]
+    for heading, at in zip(headings, indexes, strict=True):
+        prose = columns[at] in PROSE
+        width = max(_measure_cells(rows, at, prose=prose), *map(len, heading.split("\n")))
         built.add_column(
-            named[index], justify="right" if numeric else "left", overflow="fold",
-            min_width=unbroken if numeric or column == whole else None, no_wrap=column == whole,
+            heading, justify="right" if _numeric(rows, at) else "left", overflow="fold",
+            min_width=min(width, UNBROKEN_MAX), no_wrap=not prose and width <= UNBROKEN_MAX,
         )  # fmt: skip
     for row in rows:
-        built.add_row(*(Text(cell(value)) for value in row))
+        built.add_row(*(Text(cell(row[at])) for at in indexes))
     return built
 
 
-def _stacked(named: Sequence[str]) -> list[str]:
+def _columns_that_fit(columns: Sequence[str], rows: list[Sequence[Any]], spare: Sequence[str]) -> list[int]:
+    """Return the places of the columns, without as many of the `spare` ones as there is no room for."""
+    indexes = list(range(len(columns)))
+    idle = [name for name in spare if _is_idle(rows, columns.index(name))]
+    for name in dict.fromkeys([*idle, *spare]):
+        stacked = _stacked([columns[at].replace("_", " ") for at in indexes])
+        widths = [
+            max(_measure_cells(rows, at, prose=columns[at] in PROSE), *map(len, heading.split("\n")))
+            for heading, at in zip(stacked, indexes, strict=True)
+        ]
+        if sum(widths) + GAP * (len(widths) - 1) <= _room():
+            break
+        indexes.remove(columns.index(name))
+    return indexes
+
+
+def _is_idle(rows: Sequence[Sequence[Any]], index: int) -> bool:
+    """Whether a column is empty or 0 in every row."""
+    return all(cell(row[index]) in ("–", "0", "0.0") for row in rows)
+
+
+def _choose_headings(
+    columns: Sequence[str], rows: list[Sequence[Any]], indexes: Sequence[int]
+) -> Sequence[str]:
+    headings = [column.replace("_", " ") for column in columns]
+    widths = [_measure_cells(rows, at) for at in indexes]
+    room = sum(max(len(name), width) + GAP for name, width in zip(headings, widths, strict=True))
+    return _stacked(headings) if room > _room() else headings
+
+
+def _stacked(headings: Sequence[str]) -> list[str]:
     """Headings one word a line, all with their last line at the bottom."""
-    split = [name.replace(" ", "\n").replace("/", "\n/").split("\n") for name in named]
+    split = [name.replace(" ", "\n").replace("/", "\n/").split("\n") for name in headings]
     lines = max(map(len, split), default=1)
     return ["\n".join([*[""] * (lines - len(words)), *words]) for words in split]
 
 
-def _width(rows: Sequence[Sequence[Any]], index: int) -> int:
-    return max((len(cell(row[index])) for row in rows), default=1)
+def _measure_cells(rows: Sequence[Sequence[Any]], index: int, *, prose: bool = False) -> int:
+    """Return how wide the cells of a column are; `prose`: at least, as they may be folded at their spaces."""
+    cells = [cell(row[index]) for row in rows]
+    if not prose:
+        return max(map(len, cells), default=1)
+    words = max((len(word) for text in cells for word in text.split(" ")), default=1)
+    return max(words, min(PROSE_MIN, max(map(len, cells), default=1)))
 
 
 def _numeric(rows: Sequence[Sequence[Any]], index: int) -> bool:
@@ -219,9 +282,15 @@ def confirm(question: str) -> None:
         raise click.ClickException("not confirmed, nothing was done")
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], whole: str = "") -> None:
+def print_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], spare: Sequence[str] = ()
+) -> None:
     """The table on standard output; plain and wide when that is not a terminal."""
-    show(table(title, columns, rows, whole), wide=True)
+    built = table(title, columns, rows, spare)
+    show(built, wide=True)
+    missing = len(columns) - len(built.columns)
+    if missing:
+        hint(f"{missing} columns have no room here: a wider terminal shows them, and so does --json")
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:

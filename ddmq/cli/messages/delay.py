@@ -149,7 +149,7 @@ def _facts(row: dict[str, Any]) -> dict[str, Any]:
 @choice_options
 @admin_options
 def count(topic: str | None, admin: AdminClient, as_json: bool, **options: str | None) -> None:
-    """Count the messages that wait: for TOPIC alone, with --key, and with --from and --to due in that time."""
+    """Count the messages that wait: for TOPIC alone, with --key, with --from and --to due in that time."""
     choice = choice_of(topic, options)
     if choice:
         answer = count_matches(admin, choice)

@@ -12,6 +12,7 @@ import click
 from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.messages.story import print_story
 from ddmq.cli.output import (
+    join_properties,
     pause,
     print_facts,
     print_json,
@@ -151,7 +152,7 @@ def _readable(row: dict[str, Any]) -> dict[str, Any]:
     facts["stored"] = shown(facts.pop("stored_ms"))
     if "due_ms" in facts:
         facts["due"] = shown(facts.pop("due_ms"))
-    facts["properties"] = ", ".join(f"{name}={value}" for name, value in row["properties"].items())
+    facts["properties"] = join_properties(row["properties"])
     facts.pop("body_base64", None)
     facts["body"] = show_row_body(row)
     return facts

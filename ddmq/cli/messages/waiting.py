@@ -90,9 +90,7 @@ def print_messages(rows: Sequence[Mapping[str, Any]]) -> None:
         for row in rows
     ]  # fmt: skip
     used = [at for at, _ in enumerate(COLUMNS) if not cells or any(row[at] for row in cells)]
-    print_table(
-        "", [COLUMNS[at] for at in used], [[row[at] for at in used] for row in cells], whole=COLUMNS[0]
-    )
+    print_table("", [COLUMNS[at] for at in used], [[row[at] for at in used] for row in cells])
 
 
 def say_missing(found: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ddmq.cli.operate.key_actions import client_text
-from ddmq.cli.operate.stats import retry_path
+from ddmq.cli.operate.stats import nobody_text, retry_path
 from ddmq.cli.output import cell, hint, print_facts, print_table, say
 from ddmq.moments import age
 from ddmq.settings import BY_NAME, differences, shown
@@ -98,7 +98,7 @@ def _facts(each: Mapping[str, Any], *, all_settings: bool) -> dict[str, Any]:
         "in flight": each["in_flight"],
         "retrying": each["retrying"],
         "retry path": _retry_path(each),
-        "became dead letters": cell(each["dead_letters"]) + " since this proxy started",
+        "became dead letters": cell(each["dead_letters_since_start"]) + " since this proxy started",
         "ack span": each["ack_span"],
         "waiting pulls": each["waiters"],
         "rates": "not known yet"
@@ -109,6 +109,8 @@ def _facts(each: Mapping[str, Any], *, all_settings: bool) -> dict[str, Any]:
     names = each["settings"] if all_settings else each["set_here"]
     for name in names:
         facts |= _setting(name.replace("_", "-"), each["settings"][name], whole=all_settings)
+    if each["consumed"] is False:
+        facts["NOBODY CONSUMES"] = nobody_text(each)
     if each["push_fault"]:
         facts["PUSH HELD BACK"] = each["push_fault"]
     if each["inconsistent"]:

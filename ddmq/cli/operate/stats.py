@@ -13,16 +13,17 @@ from typing import Any, NamedTuple, TypeVar
 import click
 from rich.console import Group
 from rich.live import Live
-from rich.table import Table
+from rich.text import Text
 
 from ddmq.cli.admin_client import AdminClient, admin_options
-from ddmq.cli.output import console, hint, print_json, print_table, show, table
+from ddmq.cli.output import console, hint, print_json, print_table, say, show, table
 from ddmq.cli.values import GROUP, Number
 from ddmq.moments import age
 from ddmq_common.metrics.cells import TOP
 from ddmq_common.plain_text import plain
 
 GROUP_COLUMNS = ("group", "topic", "lag", "in_flight", "retrying", "later", "dead")
+GROUP_SPARE = ("later", "dead", "retrying")  # left out in this order where it is narrow
 FRAME_LINES = 18  # lines of a view beside the rows of its three tables
 ROWS_MIN = 4  # of topics and groups together
 LATENCIES = {  # these first, then others
@@ -35,7 +36,9 @@ LATENCIES = {  # these first, then others
 LATENCIES_MAX = 6  # rows
 LATENCY_NAME_MAX = 40
 LAG_COLUMNS = ("group", "topic", "lag", "oldest", "in flight", "retrying", "later", "delivered/s", "acked/s")
-LAG_FRAME_LINES = 6
+LAG_SPARE = ("acked/s", "delivered/s", "later", "retrying")  # left out in this order where it is narrow
+LAG_FRAME_LINES = 7
+NOBODY_MAX = 10  # subscriptions that nobody consumes, told one by one
 Stats = dict[str, Any]
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -103,11 +106,26 @@ def lag(group: str | None, watch: bool, interval: float, admin: AdminClient, as_
         return _stream(look, interval if watch else None)
     if watch:
         return _watch(look, interval, lambda _, rows, height: _lag_view(rows, height))
-    rows = look()
-    print_table("", LAG_COLUMNS, lag_cells(rows))
+    print_lag(look())
+    return None
+
+
+def print_lag(rows: Sequence[dict[str, Any]]) -> None:
+    """The answer of /lag, and in words which groups nobody consumes."""
+    print_table("", LAG_COLUMNS, lag_cells(rows), LAG_SPARE)
     if not rows:
         hint("no groups yet: `ddmq group create NAME --topic TOPIC`")
-    return None
+    idle = [row for row in rows if row.get("consumed") is False]
+    for row in idle[:NOBODY_MAX]:
+        say(f"nobody consumes {row['topic']} for group {row['group']}: {nobody_text(row)}")
+    if len(idle) > NOBODY_MAX:
+        say(f"nor {len(idle) - NOBODY_MAX:,} more")
+
+
+def nobody_text(row: Mapping[str, Any]) -> str:
+    """Say what is known of a subscription that is behind and that nobody consumes."""
+    wait = "1 message waits" if row["lag"] == 1 else f"{row['lag']:,} messages wait"
+    return f"{wait}, and no client pulls it at this proxy; is the consumer running?"
 
 
 def view(before: Stats | None, now: Stats, height: int | None = None) -> Group:
@@ -116,9 +134,10 @@ def view(before: Stats | None, now: Stats, height: int | None = None) -> Group:
     latencies = _latencies(now, height)
     for_topics, for_groups = _shares(len(topics), len(groups), height and height - latencies.lines)
     parts: list[Any] = [_health_line(now)]
-    parts += _cut("topics", _topic_columns(before), _topic_rows(before, now, topics), for_topics)
+    parts += _cut_table("topics", _topic_columns(before), _topic_rows(before, now, topics), for_topics)
     if groups:
-        parts += _cut("groups", _group_columns(before), _group_rows(before, now, groups), for_groups)
+        rows = _group_rows(before, now, groups)
+        parts += _cut_table("groups", _group_columns(before), rows, for_groups, GROUP_SPARE)
     return Group(*parts, *latencies.parts)
 
 
@@ -131,9 +150,11 @@ def _shares(topics: int, groups: int, height: int | None) -> tuple[int, int]:
     return for_topics, room - for_topics
 
 
-def _cut(title: str, columns: Sequence[str], rows: list[list[Any]], room: int) -> list[Any]:
+def _cut_table(
+    title: str, columns: Sequence[str], rows: list[list[Any]], room: int, spare: Sequence[str] = ()
+) -> list[Any]:
     """A table with the first rows, and how many were left out."""
-    shown = [table(title, columns, rows[:room])]
+    shown = [table(title, columns, rows[:room], spare)]
     return [*shown, f"… and {len(rows) - room:,} more"] if len(rows) > room else shown
 
 
@@ -173,7 +194,7 @@ def _group_rows(before: Stats | None, now: Stats, groups: list[Stats]) -> list[l
         for row in groups
     ]
     if before is None:
-        return rows
+        return sorted(rows, key=lambda cells: -int(cells[2] or 0))
     earlier, later = _acked(before), _acked(now)
     for cells in rows:
         at = (str(cells[0]), str(cells[1]))
@@ -214,7 +235,7 @@ def _latencies(now: Stats, height: int | None) -> Latencies:
             )
     columns = ["what", "count", "p50 ms", "p99 ms", "max ms"]
     room = len(rows) if height is None else min(LATENCIES_MAX, max(1, height - FRAME_LINES - ROWS_MIN - 1))
-    parts = _cut("latencies since the start", columns, rows, room)
+    parts = _cut_table("latencies since the start", columns, rows, room)
     return Latencies(parts, min(len(rows), room) + len(parts) - 1)
 
 
@@ -230,11 +251,14 @@ def _latency_name(name: str, cell: Stats) -> str:
     return name if len(name) <= LATENCY_NAME_MAX else name[: LATENCY_NAME_MAX - 1] + "…"
 
 
-def _lag_view(rows: Sequence[dict[str, Any]], height: int) -> Table:
+def _lag_view(rows: Sequence[dict[str, Any]], height: int) -> Group:
     room = max(1, height - LAG_FRAME_LINES)
     left_out = len(rows) - room
     title = f"the {room} furthest behind; {left_out:,} more" if left_out > 0 else ""
-    return table(title, LAG_COLUMNS, lag_cells(rows[:room]))
+    idle = [f"{row['group']} on {row['topic']}" for row in rows if row.get("consumed") is False]
+    note = plain(f"nobody consumes: {', '.join(idle)}") if idle else ""
+    view = table(title, LAG_COLUMNS, lag_cells(rows[:room]), LAG_SPARE)
+    return Group(view, Text(note, no_wrap=True, overflow="ellipsis"))
 
 
 def retry_path(row: Mapping[str, Any]) -> str | None:

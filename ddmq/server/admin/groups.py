@@ -14,6 +14,7 @@ from typing import Any
 from backend.port import Backend
 from backend.records import QueueRef, ReadStatus, TopicInfo
 from ddmq.server.admin import keys
+from ddmq.server.admin.consumed import is_consumed
 from ddmq.server.admin.dlq import rows as dead_letter_rows
 from ddmq.server.admin.keys import known
 from ddmq.server.admin.topics import WAIT_S
@@ -107,10 +108,15 @@ class RetryPathView:
         }
 
 
-def row(each: SubscriptionStats) -> dict[str, Any]:
-    """Return a subscription as a list shows it."""
+def row(each: SubscriptionStats, letters: Mapping[str, int]) -> dict[str, Any]:
+    """Return a subscription as a list shows it. `letters`: open dead letters, of whole groups."""
     known = {name: getattr(each, name) for name in ROW}
-    return known | {"dead_letters": each.dead_lettered, "order_key": each.config.order_key}
+    return known | {
+        "dead_letters": letters.get(each.group, 0),
+        "dead_letters_open": letters.get(each.group, 0),
+        "dead_letters_since_start": each.dead_lettered,
+        "order_key": each.config.order_key,
+    }
 
 
 def open_letters(backend: Backend) -> dict[str, int]:
@@ -142,23 +148,19 @@ class AdminGroups:
         self._rates.sample(self._clock.monotonic(), self._consumer.counts())
 
     def rows(self, page: Page = WHOLE) -> list[dict[str, Any]]:
-        """Return a row a subscription, by group; a page is of groups.
-
-        `dead_letters_open` is told of the whole group.
-        """
+        """Return a row a subscription, by group; a page is of groups."""
         retries, letters = RetryPathView(self._consumer, self._clock), open_letters(self._backend)
         found: list[dict[str, Any]] = []
         for group in paced(page.of(self._consumer.groups(), lambda group: group.name)):
-            own = {"dead_letters_open": letters.get(group.name, 0)}
             for each in self._consumer.group_stats(group.name).wait(WAIT_S):
-                found.append(row(each) | own | retries.row(each.group, each.topic))
+                found.append(row(each, letters) | retries.row(each.group, each.topic))
         return found
 
     def detail(self, group: str, keys_limit: int = keys.LIMIT_DEFAULT) -> dict[str, Any]:
         """Return a group: each subscription with its queues and settings, and the blocked keys."""
         summary = known(self._consumer, group)
         found = self._consumer.group_stats(group).wait(WAIT_S)
-        retries = RetryPathView(self._consumer, self._clock)
+        retries, letters = RetryPathView(self._consumer, self._clock), open_letters(self._backend)
         clients = self._consumer.clients(group)
         ordered = any(each.config.order_key for each in found)
         blocked = keys.rows(self._consumer, group, keys_limit + 1) if ordered else []
@@ -167,9 +169,9 @@ class AdminGroups:
             "source": summary.source,
             "created_ms": summary.created_ms,
             "waiters": summary.waiters,
-            "dead_letters_open": self._dead_letters(group),
+            "dead_letters_open": letters.get(group, 0),
             "subscriptions": [
-                self._subscription(each) | retries.row(each.group, each.topic) for each in found
+                self._subscription(each, letters) | retries.row(each.group, each.topic) for each in found
             ],
             "clients": [dataclasses.asdict(each) for each in clients[:CLIENTS_MAX]],
             "clients_more": max(0, len(clients) - CLIENTS_MAX),
@@ -189,12 +191,12 @@ class AdminGroups:
         wanted = [each.name for each in self._consumer.groups() if group in (None, each.name)]
         found = [each for name in paced(wanted) for each in self._consumer.group_stats(name).wait(WAIT_S)]
         found.sort(key=lambda each: (-each.lag, each.group, each.topic))
-        retries = RetryPathView(self._consumer, self._clock)
+        retries, letters = RetryPathView(self._consumer, self._clock), open_letters(self._backend)
         return [
-            row(each)
+            row(each, letters)
             | retries.row(each.group, each.topic)
             | self._per_second(each)
-            | {"lag_age_s": self._oldest_s(each) if at < AGED_MAX else None}
+            | self._looked_up(each, with_age=at < AGED_MAX)
             for at, each in enumerate(paced(found[:count]))
         ]
 
@@ -261,6 +263,15 @@ class AdminGroups:
         ages = (self._age_s(each.topic, queue) for queue in each.queues[:AGES_MAX] if queue.lag)
         return max((age for age in ages if age is not None), default=None)
 
+    def _looked_up(self, each: SubscriptionStats, *, with_age: bool) -> dict[str, Any]:
+        """Return what takes further questions to the backend; unknown (None) without them."""
+        if not with_age:
+            return {"lag_age_s": None, "consumed": None}
+        return {"lag_age_s": self._oldest_s(each), "consumed": self._is_consumed(each)}
+
+    def _is_consumed(self, each: SubscriptionStats) -> bool | None:
+        return is_consumed(self._backend, self._consumer, self._clock, each)
+
     def _per_second(self, each: SubscriptionStats) -> dict[str, float | None]:
         counts = counted(self._metrics, each.group, each.topic)
         rates = self._rates.rates(self._clock.monotonic(), (each.group, each.topic), counts)
@@ -281,12 +292,7 @@ class AdminGroups:
             for each in self._consumer.stalled(group)
         ]
 
-    def _dead_letters(self, group: str) -> int:
-        if self._backend.topic(names.dlq_topic(group)) is None:
-            return 0
-        return open_letters(self._backend).get(group, 0)
-
-    def _subscription(self, each: SubscriptionStats) -> dict[str, Any]:
+    def _subscription(self, each: SubscriptionStats, letters: Mapping[str, int]) -> dict[str, Any]:
         group, topic = each.group, each.topic
         holders = self._holders(group, topic)
         queues = [
@@ -296,10 +302,11 @@ class AdminGroups:
         ages = [queue["lag_age_s"] for queue in queues if queue["lag_age_s"] is not None]
         found = self._consumer.subscription_source(group, topic)
         return (
-            row(each)
+            row(each, letters)
             | self._per_second(each)
             | {
                 "lag_age_s": max(ages, default=None),
+                "consumed": self._is_consumed(each),
                 "order_scope": each.config.scope,
                 "order_merged": self._backend.capabilities.topic_order,
                 "filter": each.config.sql or each.config.tags,

@@ -51,6 +51,12 @@ def test_what_is_due_is_delivered_with_its_key_and_then_known_as_fired(shell, to
     until(lambda: bodies(shell, topic) == ["tea"], "the delivery")
     (message,) = shell.json("message", topic)
     assert (message["key"], message["tags"]) == ("k", "red")
+    assert message["properties"] == {"from_chronos": "from_chronos"}, "programs get what consumers get"
+    for command in (("message", topic), ("tail", topic, "--no-follow"), ("pull", topic, "--group", topic)):
+        said = shell(*command)
+        assert "tea" in said
+        assert "from_chronos" not in said
+        assert "properties={" not in said
     state = shell.json("delay", "show", row["id"])
     assert state["state"] == "fired"
     assert state["at_ms"] >= row["due_ms"]

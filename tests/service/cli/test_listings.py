@@ -38,16 +38,70 @@ def test_every_listing_has_a_table_and_json(shell: Shell, topic: str) -> None:
         assert shell.error == ""
 
 
+def test_lag_and_group_show_say_when_nobody_consumes_the_worst_first(shell: Shell, topic: str) -> None:
+    few, many = f"few-{topic}", f"many-{topic}"
+    for group, count in ((few, 1), (many, 3)):
+        shell("group", "set", group, "--topic", f"t-{group}", "--start", "first")
+        shell("send", f"t-{group}", *map(str, range(count)))
+    told = f"nobody consumes t-{many} for group {many}: 3 messages wait, and no client pulls it at this proxy"
+    until(lambda: told in shell("lag"), "nobody has pulled for ten seconds")
+    rows = [row["group"] for row in shell.json("lag") if row["group"] in (few, many)]
+    assert rows == [many, few]
+    assert f"nobody consumes t-{few} for group {few}: 1 message waits" in shell("lag")
+    assert "NOBODY CONSUMES" in shell("group", "show", many)
+    shell("pull", f"t-{many}", "--group", many, "--count", "1")
+    assert told not in shell("lag"), "a client pulls"
+    (row,) = shell.json("lag", many)
+    assert (row["lag"], row["consumed"]) == (2, True)
+
+
+def test_dead_letters_are_as_many_wherever_they_are_told(shell: Shell, topic: str) -> None:
+    shell(
+        "group",
+        "set",
+        topic,
+        "--topic",
+        topic,
+        "--start",
+        "first",
+        "--retry-intervals-ms",
+        "",
+        "--retry-steps",
+        "0",
+    )
+    shell("send", topic, "a", "b")
+    shell("pull", topic, "--group", topic, "--count", "2", "--fail", "no")
+
+    def told() -> list[int]:
+        rows = [*shell.json("lag", topic), *shell.json("group", "show", topic)["subscriptions"]]
+        rows += [row for row in shell.json("group", "list") if row["group"] == topic]
+        rows += [row for row in shell.json("stats")["groups"] if row["group"] == topic]
+        letters = [row["letters"] for row in shell.json("dlq", "list", topic)]
+        return [*letters, *(row["dead_letters"] for row in rows)]
+
+    until(lambda: told() == [2] * 5, "both are dead letters")
+    shell("dlq", "purge", topic, "--all", "--yes")
+    assert told() == [0] * 5
+    (row,) = shell.json("lag", topic)
+    assert row["dead_letters_since_start"] == 2
+
+
 def test_words_are_those_of_the_options(shell: Shell, topic: str) -> None:
     for word in ("sync", "written"):
         shell("topic", "create", f"{topic}-{word}", "--durability", word)
         assert shell.json("topic", "show", f"{topic}-{word}")["durability"] == word
 
 
-def test_tables_fit_a_terminal(shell: Shell, topic: str) -> None:
+def test_tables_are_no_wider_than_their_names_want(shell: Shell, topic: str) -> None:
+    """Those of other tests are long; none of them is broken."""
     shell("send", topic[:20], "x")
     shell("pull", topic[:20], "--group", "a-group")
-    assert max(len(line) for line in shell("stats").splitlines() if "a-group" in line) <= 100
+    rows = shell.json("stats")["groups"]
+    names = max(len(row["group"]) for row in rows) + max(len(row["topic"]) for row in rows)
+    lines = shell("stats").splitlines()
+    for row in rows:
+        (line,) = [line for line in lines if line.split()[:2] == [row["group"], row["topic"]]]
+        assert len(line.rstrip()) <= names + 60
 
 
 def test_binary_and_control_characters(shell: Shell, topic: str, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from ddmq.cli.messages.pull import _number
 from ddmq.cli.operate.group_show import stall_text
-from ddmq.cli.operate.stats import LAG_COLUMNS, lag_cells, view
-from ddmq.cli.output import cell, reason, show_body, show_row_body, table
+from ddmq.cli.operate.stats import LAG_COLUMNS, LAG_SPARE, lag_cells, print_lag, view
+from ddmq.cli.output import cell, print_table, reason, show_body, show_row_body, table
 from ddmq_common.plain_text import body_fields
 
 
@@ -99,6 +99,59 @@ def test_a_table_of_lag_fits_a_terminal_with_a_line_a_group(monkeypatch: pytest.
         "group topic lag oldest flight retrying later /s /s",
         "billing orders 12,345 26 m 47 s 1,024 10 ≥ 3 4,096.5 4,096.5",
     ]
+
+
+NAMES = (
+    "web-shipping",
+    "web-orders",
+    "g" * 119,
+    "t" * 127,
+    "orders/1/0",
+    '"order 17 of customer 4"',
+    "a" * 250,
+)
+
+
+@pytest.mark.parametrize("columns", [20, 80, 200])
+@pytest.mark.parametrize("prose", ["no customer", "ValueError: customer a has no address, " * 4, "x" * 90])
+def test_no_name_in_a_table_is_broken_at_any_width(
+    columns: int, prose: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ddmq.cli.output.WIDE", columns)
+    rows = [[name, f"{index:,}", f"t-{name}", "4 m 20 s", prose] for index, name in enumerate(NAMES)]
+    print_table("", ("key", "lag", "topic", "oldest", "last error"), rows)
+    lines = capsys.readouterr().out.splitlines()
+    for row in rows:
+        assert [line for line in lines if all(text in line for text in row[:4])], (row, lines)
+    for word in prose.split():
+        assert any(word in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown"),
+    [
+        (80, {"in flight", "retrying", "later", "delivered/s", "acked/s"}),
+        (73, {"in flight", "retrying", "delivered/s", "acked/s"}),
+        (45, {"in flight"}),
+        (20, {"in flight"}),
+    ],
+)
+def test_columns_that_can_be_spared_give_way_to_names_those_without_a_number_first(
+    columns: int, shown: set[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ddmq.cli.output.WIDE", columns)
+    row = {
+        "group": "web-shipping", "topic": "web-orders", "lag": 299, "lag_age_s": 44.0, "in_flight": 1,
+        "retrying": 2, "retry_waiting": 0, "retry_waiting_whole": True, "delivered_per_s": 1.0,
+        "acked_per_s": 1.0,
+    }  # fmt: skip
+    print_lag([row])
+    captured = capsys.readouterr()
+    words = captured.out.split()
+    assert {"group", "topic", "lag", "oldest", "web-shipping", "web-orders", "299"} <= set(words)
+    spare = {name: name.replace("/", " /").split() for name in (*LAG_SPARE, "in flight")}
+    assert {name for name, parts in spare.items() if set(parts) <= set(words)} == shown
+    assert ("have no room here" in captured.err) == (len(shown) < 5)
 
 
 @pytest.mark.parametrize("height", [24, 40, 60])

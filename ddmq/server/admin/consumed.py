@@ -1,0 +1,28 @@
+"""Whether anybody takes the messages of a subscription that is behind."""
+
+from __future__ import annotations
+
+from backend.port import Backend
+from ddmq.server.admin.topics import WAIT_S
+from ddmq_common.clock import Clock
+from ddmq_common.errors import DdmqError
+from proxy_consumer.groups.stats import SubscriptionStats
+from proxy_consumer.service import ConsumerService
+
+
+def is_consumed(
+    backend: Backend, consumer: ConsumerService, clock: Clock, stats: SubscriptionStats
+) -> bool | None:
+    """Return False when nothing of a lag is taken: no client at this proxy pulls or fetches the topic for the
+    group, nothing is in flight or pushed, and no other proxy holds a queue of it. None: not known."""
+    if stats.in_flight or stats.waiters or consumer.is_used(stats.group, stats.topic):
+        return True
+    if not stats.lag:
+        return None
+    try:
+        holders = backend.holders(stats.group, stats.topic, clock.monotonic() + WAIT_S)
+        owned = {queue.queue_id for queue in holders.wait(WAIT_S + 1)}
+    except (DdmqError, TimeoutError):
+        return None
+    own = {queue.queue_id for queue in stats.queues if queue.held}
+    return None if owned - own else False
