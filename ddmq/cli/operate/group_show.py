@@ -98,7 +98,7 @@ def _facts(each: Mapping[str, Any], *, all_settings: bool) -> dict[str, Any]:
         "in flight": each["in_flight"],
         "retrying": each["retrying"],
         "retry path": _retry_path(each),
-        "became dead letters": cell(each["dead_letters_since_start"]) + " since this proxy started",
+        "became dead letters": cell(_count_died(each)) + " since this proxy started",
         "ack span": each["ack_span"],
         "waiting pulls": each["waiters"],
         "rates": "not known yet"
@@ -109,7 +109,7 @@ def _facts(each: Mapping[str, Any], *, all_settings: bool) -> dict[str, Any]:
     names = each["settings"] if all_settings else each["set_here"]
     for name in names:
         facts |= _setting(name.replace("_", "-"), each["settings"][name], whole=all_settings)
-    if each["consumed"] is False:
+    if each.get("consumed") is False:
         facts["NOBODY CONSUMES"] = nobody_text(each)
     if each["push_fault"]:
         facts["PUSH HELD BACK"] = each["push_fault"]
@@ -119,6 +119,11 @@ def _facts(each: Mapping[str, Any], *, all_settings: bool) -> dict[str, Any]:
             "this subscription has"
         )
     return facts
+
+
+def _count_died(each: Mapping[str, Any]) -> int:
+    """Return how many messages became dead letters; an older server has another name for it."""
+    return int(each.get("dead_letters_since_start", each["dead_letters"]))
 
 
 def _setting(name: str, value: Any, *, whole: bool) -> dict[str, str]:
