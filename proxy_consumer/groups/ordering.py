@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from backend.completion import Completion, all_of, followed, succeeded
 from backend.records import AppendResult, CommitBatch, QueueRef, SettingsLimit
 from ddmq_common.errors import BoundReachedError, CallerError
-from proxy_consumer.core import operators
 from proxy_consumer.core.jobs import JobState
+from proxy_consumer.core.order import operators
 from proxy_consumer.core.order.chains import QueueStream
 from proxy_consumer.core.order.scope import OrderScope
 from proxy_consumer.core.steps import BufferedQueue
@@ -129,7 +129,7 @@ class GroupOrdering:
     def replay(self, key: str, *, take_away: bool = False) -> Outcomes:
         """Deliver the head at once, its attempts counted anew; a parked key goes on.
 
-        A client that has the head keeps it, unless `take_away` says to end its lease (core/operators.py).
+        A client that has the head keeps it, unless `take_away` says to end its lease (order/operators.py).
         Raises CallerError when the key is not blocked or parked here.
         """
         heads = self._find_heads(key)

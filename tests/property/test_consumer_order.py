@@ -22,8 +22,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from backend.progress.group_progress import GroupProgress
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus, StoredRecord
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core import operators
 from proxy_consumer.core.jobs import JobState
+from proxy_consumer.core.order import operators
 from proxy_consumer.core.order.chains import ChainTable
 from proxy_consumer.core.order.scope import EndsRequest, OrderScope
 from proxy_consumer.core.pull_buffer import PullBuffer

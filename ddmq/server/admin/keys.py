@@ -57,13 +57,14 @@ def _canonical(text: str) -> str:
         raise ValueError(str(error)) from error
 
 
-def act(consumer: ConsumerService, group: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Park, skip or replay one key, as the body says; durable when it returns. Raises CallerError.
+def act(
+    consumer: ConsumerService, group: str, action: str, text: object, take_away: object = False
+) -> dict[str, Any]:
+    """Park, skip or replay the key that `text` means; durable when it returns. Raises CallerError.
 
     Answers which key it was, whether it was `parked` before, and for each head at this proxy (one, unless the
     key has chains in several scopes) how it was and the `outcome` (groups/ordering.py has the words).
     """
-    action, text = str(body.get("action")), body.get("key")
     if not isinstance(text, str):
         raise CallerError(f"key is {text!r}; the key as text is wanted, as `ddmq group keys` shows it")
     known(consumer, group)
@@ -71,7 +72,7 @@ def act(consumer: ConsumerService, group: str, body: Mapping[str, Any]) -> dict[
     does: dict[str, Callable[[str], Completion[list[KeyOutcome]]]] = {
         "park": ordering.park,
         "skip": ordering.skip,
-        "replay": partial(ordering.replay, take_away=_takes_away(action, body)),
+        "replay": partial(ordering.replay, take_away=_takes_away(action, take_away)),
     }
     if action not in does:
         raise CallerError(f"action is {action!r}; allowed: {', '.join(ACTIONS)}")
@@ -88,8 +89,7 @@ def act(consumer: ConsumerService, group: str, body: Mapping[str, Any]) -> dict[
     return {"group": group, "key": shown.get(key, key), "action": action, "parked": parked, "heads": heads}
 
 
-def _takes_away(action: str, body: Mapping[str, Any]) -> bool:
-    take_away = body.get("take_away", False)
+def _takes_away(action: str, take_away: object) -> bool:
     if not isinstance(take_away, bool):
         raise CallerError(f"take_away is {take_away!r}; allowed: true or false")
     if take_away and action != "replay":

@@ -19,7 +19,7 @@ BY_KEY = SubscriptionDefaults(
 
 def act(rig: ConsumerRig, action: str, **more: Any) -> dict[str, Any]:
     """The key's one head, with the outcome."""
-    done = keys.act(rig.service, "G", {"action": action, "key": "a"} | more)
+    done = keys.act(rig.service, "G", action, "a", **more)
     (head,) = done["heads"]
     return dict(head)
 
@@ -118,7 +118,7 @@ def test_where_a_message_has_one_delivery_taking_it_away_says_that_it_dies(rig: 
 @pytest.mark.parametrize("take_away", [False, True])
 def test_a_parked_key_whose_head_is_in_flight(rig: ConsumerRig, held: FakeCall, take_away: bool) -> None:
     assert act(rig, "park")["outcome"] == "in flight"
-    done = keys.act(rig.service, "G", {"action": "replay", "key": "a", "take_away": take_away})
+    done = keys.act(rig.service, "G", "replay", "a", take_away)
     assert done["parked"]
     assert [head["outcome"] for head in done["heads"]] == ["taken away" if take_away else "in flight"]
     assert pull(rig).values == ([b"a1"] if take_away else [])
@@ -128,11 +128,11 @@ def test_a_parked_key_whose_head_is_in_flight(rig: ConsumerRig, held: FakeCall, 
 def test_a_parked_key_that_nothing_waits_for(rig: ConsumerRig) -> None:
     rig.ready(config=BY_KEY)
     rig.pull()
-    assert keys.act(rig.service, "G", {"action": "park", "key": "a"})["heads"] == []
-    done = keys.act(rig.service, "G", {"action": "replay", "key": "a"})
+    assert keys.act(rig.service, "G", "park", "a")["heads"] == []
+    done = keys.act(rig.service, "G", "replay", "a")
     assert (done["parked"], done["heads"]) == (True, [])
     with pytest.raises(CallerError, match='key "a" of group G is not blocked or parked at this proxy'):
-        keys.act(rig.service, "G", {"action": "replay", "key": "a"})
+        keys.act(rig.service, "G", "replay", "a")
 
 
 def test_a_replay_of_a_head_that_nobody_has_pulled_says_so(rig: ConsumerRig) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 from backend.progress.group_progress import GroupProgress
 from backend.records import Bounds, QueueRef, ReadStatus
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core import operators, replying
+from proxy_consumer.core import replying
+from proxy_consumer.core.order import operators
 from proxy_consumer.core.order.chains import ChainTable
 from proxy_consumer.core.order.scope import EndsRequest, OrderScope
 from proxy_consumer.core.pull_buffer import PullBuffer

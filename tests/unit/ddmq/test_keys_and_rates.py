@@ -103,27 +103,27 @@ class GroupKeys:
 )
 def test_which_key_is_meant(order_key: str, text: str, key: str) -> None:
     holder: Any = KeyHolder(order_key)
-    assert keys.act(holder, "G", {"action": "skip", "key": text})["key"] == key
+    assert keys.act(holder, "G", "skip", text)["key"] == key
     assert holder.done == [("skip", "G", key)]
 
 
 def test_what_cannot_be_done_about_a_key() -> None:
     holder: Any = KeyHolder()
     with pytest.raises(CallerError, match="allowed: park, skip, replay"):
-        keys.act(holder, "G", {"action": "drop", "key": "abc"})
+        keys.act(holder, "G", "drop", "abc")
     with pytest.raises(NoSuchGroupError, match="group 'H' does not exist"):
-        keys.act(holder, "H", {"action": "park", "key": "abc"})
+        keys.act(holder, "H", "park", "abc")
     with pytest.raises(CallerError, match="take_away is 1; allowed: true or false"):
-        keys.act(holder, "G", {"action": "replay", "key": "abc", "take_away": 1})
+        keys.act(holder, "G", "replay", "abc", 1)
     with pytest.raises(CallerError, match="take_away goes with replay, not with skip"):
-        keys.act(holder, "G", {"action": "skip", "key": "abc", "take_away": True})
+        keys.act(holder, "G", "skip", "abc", True)
     assert holder.done == []
 
 
-@pytest.mark.parametrize(("given", "action"), [({}, "replay"), ({"take_away": True}, "take away")])
-def test_only_who_says_so_takes_a_message_away(given: dict[str, Any], action: str) -> None:
+@pytest.mark.parametrize(("take_away", "action"), [((), "replay"), ((True,), "take away")])
+def test_only_who_says_so_takes_a_message_away(take_away: tuple[bool, ...], action: str) -> None:
     holder: Any = KeyHolder()
-    done = keys.act(holder, "G", {"action": "replay", "key": "abc"} | given)
+    done = keys.act(holder, "G", "replay", "abc", *take_away)
     assert holder.done == [(action, "G", '"abc"')]
     assert done == {"group": "G", "key": '"abc"', "action": "replay", "parked": True, "heads": []}
 
