@@ -109,9 +109,9 @@ class Tables:
     # --- counters and times
 
     def _sums(self, span: Span) -> Sums:
-        return Sums(self._counters(span), self._times(span))
+        return Sums(self.read_counters(span), self._times(span))
 
-    def _counters(self, span: Span) -> list[Counted]:
+    def read_counters(self, span: Span) -> list[Counted]:
         rows = self._rows(f"counters_{span.period}", span)
         summed = rows.group_by(_SERIES).aggregate([("total", "sum")])
         return [Counted(*values) for values in _tuples(summed, *_SERIES, "total_sum")]

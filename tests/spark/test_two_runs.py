@@ -156,7 +156,7 @@ def test_a_report_reads_again_what_a_run_replaces_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: int
 ) -> None:
     tables, left = tables_of_a_minute(tmp_path), [changes]
-    read_counters = reading.Tables._counters  # the files that it lists are replaced before they are read
+    read_counters = reading.Tables.read_counters  # the files that it lists are replaced before they are read
 
     def replaced(self: Any, span: Any) -> Any:
         left[0] -= 1
@@ -166,7 +166,7 @@ def test_a_report_reads_again_what_a_run_replaces_meanwhile(
             )
         return read_counters(self, span)
 
-    monkeypatch.setattr(reading.Tables, "_counters", replaced)
+    monkeypatch.setattr(reading.Tables, "read_counters", replaced)
     if changes == 1:
         assert read_report(tables, None, ms(100)).totals.sent == 500
         return
