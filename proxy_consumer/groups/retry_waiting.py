@@ -17,7 +17,7 @@ from backend.internal_topics import REAL_TOPIC
 from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, ReadStatus, StoredRecord
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import LEVELS_GROUP, RETRY_PREFIX, SCHEDULE_TOPIC
-from proxy_consumer.core.level_tally import LevelTally, Name, OffsetSpan, RetryWaiting
+from proxy_consumer.groups.level_tally import LevelTally, Name, OffsetSpan, RetryWaiting
 from proxy_consumer.retries import headers
 from proxy_consumer.retries.headers import since_ms
 from proxy_consumer.retries.retry_queues import retry_queues

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy_consumer.core import level_tally
-from proxy_consumer.core.level_tally import LevelTally, OffsetSpan, RetryWaiting
+from proxy_consumer.groups import level_tally
+from proxy_consumer.groups.level_tally import LevelTally, OffsetSpan, RetryWaiting
 
 NAMES = [("g", "a"), ("g", "b"), ("h", "a"), None]
 STEPS = st.lists(

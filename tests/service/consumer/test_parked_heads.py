@@ -48,6 +48,10 @@ def finished(rig: ConsumerRig) -> list[bytes]:
     return seen
 
 
+def act(rig: ConsumerRig, action: str, key: str) -> None:
+    keys.act(rig.service, "G", {"action": action, "key": key})
+
+
 def parked(rig: ConsumerRig) -> list[dict[str, Any]]:
     return [row for row in keys.rows(rig.service, "G", 20) if row["state"] == "parked"]
 
@@ -64,7 +68,7 @@ def test_nothing_of_the_key_overtakes_its_head_and_other_keys_go_on(shop: Consum
 
 
 def test_a_replay_delivers_the_head_with_its_attempts_counted_anew(shop: ConsumerRig) -> None:
-    keys.act(shop.service, "G", "replay", "a")
+    act(shop, "replay", "a")
     call = shop.pull(count=1, clientId=b"me")
     assert [(message.attempt, message.value) for message in call.result.messages] == [(1, b"a1")]
     assert parked(shop) == []
@@ -73,7 +77,7 @@ def test_a_replay_delivers_the_head_with_its_attempts_counted_anew(shop: Consume
 
 
 def test_who_fails_as_often_after_the_replay_is_parked_again(shop: ConsumerRig) -> None:
-    keys.act(shop.service, "G", "replay", "a")
+    act(shop, "replay", "a")
     use_up(shop)
     (row,) = parked(shop)
     assert row["attempts"] == 2
@@ -131,7 +135,7 @@ def test_a_deleted_subscription_leaves_no_notes(shop: ConsumerRig) -> None:
 
 
 def test_a_replay_is_durable_when_it_is_answered(shop: ConsumerRig) -> None:
-    keys.act(shop.service, "G", "replay", "a")
+    act(shop, "replay", "a")
     shop.restart()
     assert parked(shop) == []
     call = shop.pull(count=1, clientId=b"me")
@@ -141,7 +145,7 @@ def test_a_replay_is_durable_when_it_is_answered(shop: ConsumerRig) -> None:
 def test_a_replay_that_could_not_be_stored_says_so_and_delivers_all_the_same(shop: ConsumerRig) -> None:
     shop.backend.fail_next(RemoteError("gone"), times=1, stored=False)
     with pytest.raises(RemoteError):
-        keys.act(shop.service, "G", "replay", "a")
+        act(shop, "replay", "a")
     assert bodies(shop.pull(count=1)) == [b"a1"]
 
 
@@ -194,7 +198,7 @@ def test_what_a_push_gives_up_is_parked(rig: ConsumerRig) -> None:
         assert (row["reason"], row["error"], row["attempts"]) == ("given-up", "status 400", 1)
         rig.restart()
     assert rig.pull().result.messages == []
-    keys.act(rig.service, "G", "replay", "a")
+    act(rig, "replay", "a")
     rig.restart()
     assert bodies(rig.pull()) == [b"a1"]
 
@@ -206,10 +210,10 @@ def test_setting_it_back_makes_dead_letters_of_what_is_parked(shop: ConsumerRig)
 
 
 def test_a_key_that_an_operator_parks_besides_is_replayed_once(shop: ConsumerRig) -> None:
-    keys.act(shop.service, "G", "park", "a")
+    act(shop, "park", "a")
     shop.settle()
     assert len(parked(shop)) == 1
-    keys.act(shop.service, "G", "replay", "a")
+    act(shop, "replay", "a")
     shop.settle()
     assert finished(shop)[0] == b"a1"
 
@@ -228,7 +232,7 @@ def test_at_retrying_max_nothing_new_is_delivered_until_one_goes_on(rig: Consume
 def test_its_keys_are_counted(shop: ConsumerRig) -> None:
     assert finished(shop) == [b"b1"]
     assert (value(shop, catalogue.PARKED_KEYS), value(shop, catalogue.BLOCKED_KEYS)) == (1, 1)
-    keys.act(shop.service, "G", "replay", "a")
+    act(shop, "replay", "a")
     finished(shop)
     assert (value(shop, catalogue.PARKED_KEYS), value(shop, catalogue.BLOCKED_KEYS)) == (0, 0)
 
