@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -124,7 +125,7 @@ def test_every_command_has_its_case() -> None:
 
 
 @pytest.fixture(scope="module")
-def hostile(server: RealServer) -> dict[str, str]:
+def hostile(server: RealServer) -> Iterator[dict[str, str]]:
     """Hostile text in every field that a client can fill; a delay's id, and that of an open transaction."""
     ports = server.ports
     server.admin("POST", "topics", TOPIC, body={"queues": 1})
@@ -143,15 +144,14 @@ def hostile(server: RealServer) -> dict[str, str]:
         with Consumer(address, group, [TOPIC], client_id=NASTY, linger_ms=50, auto_ack=False) as consumer:
             for message in until(lambda: consumer.pull(1, timeout_ms=500), "delivered"):
                 message.fail(reason=NASTY)
-    with (
-        Consumer(address, GROUP, [TOPIC], client_id=NASTY, tags="x\x1b[2J\nFORGED") as consumer,
-        pytest.raises(PullError, match="the pull states tags"),
-    ):
-        consumer.pull(1, timeout_ms=5_000)
     until(lambda: server.admin("GET", "dlq", GROUP)["shown"], "the letter")
     until(lambda: server.admin("GET", "groups", ORDERED, "keys"), "the key")
     assert later.delay_id is not None
-    return {"{delay_id}": later.delay_id, "{transaction}": _open_transaction(ports["producer"])}
+    ids = {"{delay_id}": later.delay_id, "{transaction}": _open_transaction(ports["producer"])}
+    with Consumer(address, GROUP, [TOPIC], client_id=NASTY, tags="x\x1b[2J\nFORGED") as consumer:
+        with pytest.raises(PullError, match="the pull states tags"):
+            consumer.pull(1, timeout_ms=5_000)
+        yield ids  # a client that has stopped is not listed
 
 
 def _open_transaction(port: int) -> str:

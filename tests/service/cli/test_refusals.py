@@ -229,7 +229,7 @@ def test_not_an_admin_port(shell: Shell) -> None:
 def test_partial_failures_are_named_by_their_place(shell: Shell, topic: str) -> None:
     shell("topic", "create", topic)
     assert shell("send", topic, "one", "", "three", code=1).startswith("stored 2 messages")
-    assert shell.error.startswith("not stored (message 2 of 3): body of 0 bytes; allowed: 1 to ")
+    assert shell.error.startswith("not stored (message 2 of 3): the body has 0 bytes; allowed: 1 to ")
     report = shell.json("send", topic, *["x"] * 25, "", code=1)
     assert (report["stored"], report["failed"]) == (25, 1)
     assert [row["message"] for row in report["results"]] == [*range(1, 21), 26]
