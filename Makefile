@@ -24,7 +24,7 @@ help:
 	@echo "make test-interpreted  some of them on the sources of what runs compiled"
 	@echo "make test-long  the longest (see docs/testing.md)"
 	@echo "make test-kafka  contract, recordings, scenarios, commands on a real Kafka broker (needs Java, and Maven once)"
-	@echo "make check   format, lint, types, rooms, fast tests (before every commit)"
+	@echo "make check   format, lint, types, import contracts, fast tests (before every commit)"
 	@echo "make bench   every benchmark, with floors (see docs/performance.md)"
 	@echo "make setup   fill .venv, and compile the modules of a message's way that were edited since (others do it themselves, but for check)"
 
@@ -74,8 +74,10 @@ lint-format: $(STAMP)
 lint-types: $(STAMP)
 	$(VENV)/bin/mypy
 
-# Rooms, names, and what must not grow back.
+# Which package may import which, names, and what must not grow back.
 lint-house: $(STAMP)
+	@$(VENV)/bin/lint-imports > .import-contracts 2>&1 || { cat .import-contracts; exit 1; }
+	@grep "^Contracts: " .import-contracts; rm .import-contracts
 	$(PY) tools/check_house.py
 
 lint-pages: $(STAMP)

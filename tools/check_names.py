@@ -24,13 +24,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
-from check_rooms import MAY_IMPORT  # noqa: E402
-from parsed import parsed, walked  # noqa: E402
+from parsed import PACKAGES, parsed, walked  # noqa: E402
 
-PRODUCT = (*MAY_IMPORT, "ddmq")
 READ = ("tests", "bench", "tools")
 MADE_UP = Path("tests", "unit", "suite")
-TOPS = (*PRODUCT, *READ)
+TOPS = (*PACKAGES, *READ)
 PAGES = ("README.md", "SECURITY.md", "docs/*.md", "packaging/**/*.md", "tests/**/*.md")
 _BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _FROM = re.compile(rf"^\s*from ((?:{'|'.join(TOPS)})[\w.]*) import (\w+(?:, \w+)*)", re.MULTILINE)
@@ -201,7 +199,7 @@ def gone(root: Path) -> Iterator[str]:
     for path in sorted(path for path in [*users, *pages] if not path.is_relative_to(root / MADE_UP)):
         for line, name in sorted(set(house.gone_from(path))):
             yield f"{path.relative_to(root)}:{line}: there is no {name}"
-    for path in sorted(path for top in PRODUCT for path in (root / top).rglob("*.py")):
+    for path in sorted(path for top in PACKAGES for path in (root / top).rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         for line, name in sorted(set(house.files_gone_from(text, by_end=True))):
             yield f"{path.relative_to(root)}:{line}: there is no {name}"

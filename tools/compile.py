@@ -32,7 +32,7 @@ from setuptools.command.build_py import build_py
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from check_rooms import imports
+from parsed import imports
 
 from ddmq_common import compiled
 
@@ -82,7 +82,7 @@ def sources() -> list[str]:
         file = file_of(name) or file_of(name.rpartition(".")[0] or name)  # a module, or a name in one
         if file is not None and file not in seen:
             seen.add(file)
-            todo += [imported for _, imported in imports(file)]
+            todo += imports(file)
     return sorted(str(file.relative_to(ROOT)) for file in seen)
 
 

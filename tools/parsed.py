@@ -7,6 +7,20 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
+# The product's packages; which of them may import which, the contracts in pyproject.toml say.
+PACKAGES = (
+    "proxy_producer",
+    "proxy_consumer",
+    "delay_service",
+    "backend",
+    "ddmq_rpc",
+    "ddmq_common",
+    "ddmq_client",
+    "metrics_job",
+    "ddmq",
+    "ddmq_command",
+)
+
 
 @cache
 def parsed(file: Path) -> ast.Module:
@@ -30,3 +44,15 @@ def statements(tree: ast.AST, enters: Callable[[ast.AST], bool] = lambda _: True
                     left.append(inner)
                     if isinstance(inner, ast.stmt):
                         yield inner
+
+
+@cache
+def imports(file: Path) -> tuple[str, ...]:
+    """Return the full names of what a file imports, for types alone included."""
+    names: list[str] = []
+    for node in statements(parsed(file)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return tuple(names)

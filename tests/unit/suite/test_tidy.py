@@ -44,7 +44,7 @@ def test_rings_of_types_alone_are_rings(tidy, tmp_path: Path) -> None:  # type: 
 
 
 def test_names_words_and_lengths(tidy, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    long = "def f():\n" + "    x = 1\n" * 60 + "\n" * 400
+    long = "def f():\n" + "    x = 1\n" * 60 + "\n" * 600
     found = tidy.count(
         tree(
             tmp_path,
@@ -58,7 +58,7 @@ def test_names_words_and_lengths(tidy, tmp_path: Path) -> None:  # type: ignore[
     assert found["words"] == {"spot": 2}
     assert found["set_twice"] == {"ddmq/two.py:LINES": 2}
     assert found["functions"] == {"ddmq/three.py:f": 61}
-    assert found["files"] == {"ddmq/three.py": 461}
+    assert found["files"] == {"ddmq/three.py": 661}
     assert found["folders"] == {"backend": 16}
 
 
@@ -75,16 +75,50 @@ def test_what_is_more_than_allowed_is_told_and_less_is_written_down(tidy) -> Non
     }
 
 
-def test_reaches_of_tests_into_private_names(tidy, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    root = tree(tmp_path)
-    (root / "tests").mkdir()
-    (root / "tests" / "test_one.py").write_text(
-        "from backend.one import _hidden, shown\n"
-        "class Kit:\n    def __init__(self, other):\n        self._mine = other._mine\n"
-        "def test(thing, monkeypatch):\n"
-        "    thing.shown._state = thing.__dict__\n"
-        "    thing._replace(a=1)\n"
-        "    monkeypatch.setattr(thing, '_patched', 'b_c._d')\n"
-        "    monkeypatch.setattr('backend.one._other', 1)\n"
+PLACES = '''
+class Store:
+    """What it holds."""
+
+    def __init__(self, on_close):
+        self.on_close = on_close
+        self.on_lost = lambda: None
+        self.on_ready: Callable[[], None] = _ignore
+
+    def known(self):
+        """Return the cached record of a topic."""
+        found = left, _told = 1, 2
+
+    def flush(self): ...
+    def _read_topic(self): ...
+    def __len__(self): ...
+'''
+
+
+def test_the_places_that_a_reader_stumbles_over(tidy, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    sets_hooks = "def open(store):\n    store.on_close = 1\n    store.on_lost, store.on_ready = 2, 3\n"
+    counted = tidy.count(
+        tree(
+            tmp_path,
+            backend_of_one=PLACES,
+            backend_of_two=sets_hooks,
+            backend_of_made='"""Generated."""\ndef known(): ...\n',
+            ddmq_of_other="def open(store):\n    store.on_lost = 1\n",
+        )
     )
-    assert tidy.count(root)["private"] == {"tests/test_one.py": 4}
+    assert counted["bare_names"] == {"backend": 1}  # known
+    assert counted["participles"] == {"backend": 3}  # found, left, told
+    assert counted["fragments"] == {"backend": 1}  # What it holds.
+    assert counted["late_hooks"] == {"backend": 2}  # on_lost and on_ready, and no other package's on_lost
+
+
+def test_the_places_of_one_measure_are_listed(tidy, tmp_path: Path, capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    import readability
+
+    root = tree(tmp_path, backend_of_one=PLACES)
+    monkeypatch.setattr(tidy, "ROOT", root)
+    monkeypatch.setattr("tidy.sources", lambda _: {"backend.one": root / "backend" / "one.py"})
+    assert readability.main(["backend", "bare_names"]) == 0
+    assert capsys.readouterr().out == "backend/one.py:10: known\n"
+    assert readability.main([]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("all ")
+    assert readability.main(["backend"]) == 2
