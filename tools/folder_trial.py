@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -135,14 +137,27 @@ class Trial:
         user: dict[str, Any] = {}
         if self._as_nobody:
             user = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
-        ended = subprocess.run(
-            command, cwd=self._clone, env=self._variables(), umask=self._case.umask, timeout=WITHIN_S,
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False, **user,
-        )  # fmt: skip
-        if ended.returncode:
-            print(ended.stdout[-20_000:], ended.stderr[-20_000:], sep="\n")
-            print(f"***** `{' '.join(command)}` fails in {self._clone}", flush=True)
-        return ended.returncode == 0
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
+            process = subprocess.Popen(
+                command, cwd=self._clone, env=self._variables(), umask=self._case.umask,
+                start_new_session=True, stdin=subprocess.DEVNULL, stdout=output, stderr=output, **user,
+            )  # fmt: skip
+            code = wait_or_kill(process)
+            if code != 0:
+                output.seek(0)
+                print(output.read()[-40_000:])
+                print(f"***** `{' '.join(command)}` in {self._clone}: {code}", flush=True)
+        return code == 0
+
+
+def wait_or_kill(process: subprocess.Popen[bytes]) -> int | str:
+    """Return the exit code; or kill the processes of its session after WITHIN_S, and say so."""
+    try:
+        return process.wait(WITHIN_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return f"killed after {WITHIN_S} s"
 
 
 def link_or_copy(source: str, target: str) -> None:
