@@ -48,6 +48,14 @@ class TransactionCalls:
         )
         return self.call("sendPrepared", request=request)
 
+    def prepare_when_owned(self, transaction: str, *messages: Any, group: str = "bank") -> Any:
+        """Sent again as long as the transaction's shard has no owner: the first one makes the shards."""
+        deadline = time.monotonic() + 60
+        while True:
+            answer = self.prepare(transaction, *messages, group=group)
+            if answer.code != 15 or time.monotonic() > deadline:
+                return answer
+
     def end_once(self, transaction: str, action: int, group: str = "bank", **fields: Any) -> Any:
         request = S.EndTransactionRequest(
             transactionId=transaction, producerGroup=group, action=action, clientId="test", **fields

@@ -157,7 +157,7 @@ def hostile(server: RealServer) -> Iterator[dict[str, str]]:
 def _open_transaction(port: int) -> str:
     calls, transaction = TransactionCalls(port), new_id()
     sent = message(TOPIC, NASTY.encode(), key=NASTY, tags=NASTY, properties={NASTY.encode(): NASTY.encode()})
-    assert calls.prepare(transaction, sent).code == 0
+    assert calls.prepare_when_owned(transaction, sent).code == 0
     calls.close()
     return transaction
 

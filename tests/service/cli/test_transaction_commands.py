@@ -30,7 +30,7 @@ def bodies(shell: Shell, topic: str) -> list[str]:
 def begun(calls: TransactionCalls, topic: str, *texts: bytes, group: str = "bank") -> str:
     transaction = new_id()
     sent = [message(topic, text, key="k1", tags="red") for text in texts]
-    assert calls.prepare(transaction, *sent, group=group).code == 0
+    assert calls.prepare_when_owned(transaction, *sent, group=group).code == 0
     return transaction
 
 
