@@ -22,7 +22,7 @@ ELSEWHERE = {
     "ddmq.samples.bytes_max": "test_bounds_of_folders.py",
     "delay_service.pending_count_max": "test_bounds_of_delays.py",
     "delay_service.pending_bytes_max": "test_bounds_of_delays.py",
-    "proxy_producer.transactions.open_max": "../transactions/test_transaction_owners.py",
+    "proxy_producer.transactions.open_max": "../transactions/test_transaction_limits.py",
     "processes": "../../unit/sessions/test_session_server.py",
 }
 COUNTED_BY_THE_WRITER = {  # for whoever asks: one process has the log, the others ask it
