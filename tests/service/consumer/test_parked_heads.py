@@ -49,7 +49,7 @@ def finished(rig: ConsumerRig) -> list[bytes]:
 
 
 def act(rig: ConsumerRig, action: str, key: str) -> None:
-    keys.act(rig.service, "G", {"action": action, "key": key})
+    keys.act(rig.service, "G", action, key)
 
 
 def parked(rig: ConsumerRig) -> list[dict[str, Any]]:
