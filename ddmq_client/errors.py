@@ -23,7 +23,7 @@ None where no answer of a proxy is behind the error. `proxy` is "host:port", "" 
 
 from __future__ import annotations
 
-from ddmq_client.wording import printable
+from ddmq_client.printable import printable
 
 
 class ClientError(Exception):

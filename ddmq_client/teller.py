@@ -9,9 +9,9 @@ from ddmq_client.callables import check_function, check_result
 from ddmq_client.core.acks import UnappliedResult
 from ddmq_client.errors import PullError
 from ddmq_client.idl.codes import Code
+from ddmq_client.printable import printable
 from ddmq_client.received import LateResult
 from ddmq_client.wire.producing import ProxyFault
-from ddmq_client.wording import printable
 
 _log = logging.getLogger("ddmq_client.consumer")
 UNKNOWN_METHOD = 1

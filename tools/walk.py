@@ -54,7 +54,7 @@ ROUTES = (
     Route("acknowledgement, until it is durable", "ack", 36, 16),
     Route("retry, until it is delivered again", "retry", 17, 16, ("pull_ack", "ack")),
     Route("delayed message, until it is in its topic", "delay", 59, 24),
-    Route("an operator parks a key", "park", 27, 6, ("look",)),
+    Route("an operator parks a key", "park", 28, 6, ("look",)),
     Route("any answer of the admin API", "look", 9, 8),
 )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ddmq_client.wording import printable
+from ddmq_client.printable import printable
 
 HEAD_BYTES_MAX = 128  # more than any head and argument frame of ours takes around the messages
 

@@ -30,7 +30,7 @@ from ddmq_client.errors import (
 )
 from ddmq_client.idl.codes import Code, ReplyOutcome
 from ddmq_client.outgoing import SendResult
-from ddmq_client.wording import in_arguments
+from ddmq_client.wire.wording import in_arguments
 
 REPLY = b"reply"
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.02, 0.5

@@ -22,7 +22,7 @@ from ddmq_client.core.sequences import Sequences
 from ddmq_client.core.verdicts import Again, CallVerdict
 from ddmq_client.errors import NotStoredError, SendError, UnknownOutcomeError
 from ddmq_client.outgoing import SendResult
-from ddmq_client.wording import in_arguments
+from ddmq_client.wire.wording import in_arguments
 
 SEND_ONE = b"sendSync"
 SEND_MANY = b"sendBatch"

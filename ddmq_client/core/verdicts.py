@@ -31,7 +31,7 @@ from ddmq_client.errors import (
     UnknownOutcomeError,
 )
 from ddmq_client.idl.codes import Code
-from ddmq_client.wording import printable
+from ddmq_client.printable import printable
 
 
 class CallVerdict(Enum):

@@ -15,8 +15,8 @@ from ddmq_client.errors import InvalidMessageError
 from ddmq_client.idl import producer as idl
 from ddmq_client.idl.codes import FRAME_BYTES_MAX, OK_TEXT, Code, DelayAction, DelayType
 from ddmq_client.outgoing import BODY_ALLOWED, OutgoingMessage, SendResult
+from ddmq_client.printable import printable
 from ddmq_client.wire.codec import Specs, StructArgs, decode, encode
-from ddmq_client.wording import printable
 
 HEARTBEAT_TOPIC = "carrera_heartbeat"
 

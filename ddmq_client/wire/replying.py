@@ -12,10 +12,10 @@ from ddmq_client.delays import When
 from ddmq_client.idl import consumer as idl
 from ddmq_client.idl.codes import OK_TEXT, Code
 from ddmq_client.outgoing import OutgoingMessage, SendResult
+from ddmq_client.printable import printable
 from ddmq_client.transactions import with_due_time
 from ddmq_client.wire.codec import Specs, decode, encode
 from ddmq_client.wire.producing import RESULT_NAMES, answer_at, encoded_message
-from ddmq_client.wording import printable
 
 
 class _Response:

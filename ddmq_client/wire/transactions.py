@@ -10,10 +10,10 @@ from ddmq_client.core.transactions import POLL, EndResult, PreparedResult
 from ddmq_client.idl import producer as idl
 from ddmq_client.idl.codes import OK_TEXT, Code, TransactionAction
 from ddmq_client.outgoing import OutgoingMessage, SendResult
+from ddmq_client.printable import printable
 from ddmq_client.transactions import UndecidedTransaction, reference_of
 from ddmq_client.wire.codec import Specs, decode, encode
 from ddmq_client.wire.producing import RESULT_NAMES, answer_at
-from ddmq_client.wording import printable
 
 
 class _Prepared:

@@ -50,7 +50,7 @@ def test_the_demo_proves_and_its_commands_are_true(
     assert fact(said, "not alone", 1).startswith("0 began")
     assert '"json"' in said
     assert "broken on purpose" in said
-    assert re.search(r"^resent \d+ to modules$", said, re.MULTILINE)
+    assert re.search(r"^resent \d+ to modules, for group \S+ alone$", said, re.MULTILINE)
     assert "the report's numbers are those the demo counted" in said
     assert f"open it: {page}" in said
     tiles = dict(re.findall(r'"tile"><span class="soft">([^<]+)</span><b>([^<]+)</b>', page.read_text()))

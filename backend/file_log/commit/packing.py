@@ -78,7 +78,7 @@ class PackedFrame:
         self.applies: list[Callable[[], None]] = []
         self.fences: dict[Key, Fence] = {}  # left behind by progress in this frame
         self.settings: dict[str, bool] = {}  # that this frame sets (True) or deletes
-        self.setting_counts = SettingCounts()  # what this frame changes of them
+        self.setting_counts: SettingCounts | None = None  # what this frame changes of them
         self.topics: dict[str, TopicInfo | None] = {}  # as this frame leaves them; None = deleted
         self.topics_more = 0  # made by this frame, less those that it deletes
 
@@ -87,6 +87,8 @@ class PackedFrame:
         before = self.settings.get(key, before)
         self.settings[key] = after
         if before != after:
+            if self.setting_counts is None:  # nearly no frame has settings
+                self.setting_counts = SettingCounts()
             self.setting_counts.add_change(key, 1 if after else -1)
 
     def undo(self) -> None:

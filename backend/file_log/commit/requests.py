@@ -160,8 +160,9 @@ class CommitRequest(Request):
             return frame.settings.get(key, key in state.settings)
 
         def count_settings(folder: str) -> int:
-            stored, packed = state.setting_counts, frame.setting_counts
-            return stored.count_settings(folder) + packed.count_settings(folder)
+            packed = frame.setting_counts
+            changes = 0 if packed is None else packed.count_settings(folder)
+            return state.setting_counts.count_settings(folder) + changes
 
         check_settings(batch.settings, is_there, count_settings(ROOT), self.options.settings_max)
         check_limits(batch.limits, batch.settings, is_there, count_settings)

@@ -14,7 +14,7 @@ from ddmq_client.core.selectors import Placement
 from ddmq_client.outgoing import BODY_BYTES_MAX, with_level
 from ddmq_client.sql import OutboxTable
 from ddmq_client.wire.producing import encode_message
-from ddmq_client.wording import in_arguments
+from ddmq_client.wire.wording import in_arguments
 from ddmq_common.delays.command import Schedule
 from ddmq_common.delays.schedules import ScheduleLimits, schedule_fault
 from proxy_producer.core.delay_requests import id_fault

@@ -17,9 +17,9 @@ from ddmq_client import errors
 from ddmq_client.core import frames, verdicts
 from ddmq_client.idl import consumer as consumer_idl
 from ddmq_client.idl import producer as producer_idl
+from ddmq_client.printable import TEXT_CHARS_MAX, printable
 from ddmq_client.teller import Teller
 from ddmq_client.wire import consuming, producing, replying, transactions
-from ddmq_client.wording import TEXT_CHARS_MAX, printable
 
 HOSTILE = "\x1b[31mfine\r\n2026-11-28 forged line\x00\u202edrow\u2028" + "é" * 5_000_000
 CODES = (10, 11, 13, 15, 20, 38, 99)

@@ -1,4 +1,4 @@
-"""Put a proxy's text into the words of the application, short and on one line that no terminal acts on. Pure.
+"""Put a proxy's refusal into the words of the application: names of arguments, not of wire fields. Pure.
 
 A proxy answers one sentence to everybody, `FAILED: what is wrong, with its value; allowed: what is`. Some of
 its words are those of the wire, or of the delay dialects that users of other systems write; proxies of
@@ -12,8 +12,6 @@ from collections.abc import Callable
 
 from ddmq_client.idl.codes import FAILED_PREFIX
 
-TEXT_CHARS_MAX = 1_000
-_SPACES = " \u3000"
 _Rewrite = str | Callable[[re.Match[str]], str]
 _WORDS: tuple[tuple[re.Pattern[str], _Rewrite], ...] = tuple(
     (re.compile(pattern), words)
@@ -40,20 +38,3 @@ def in_arguments(text: str) -> str:
     for pattern, words in _WORDS:
         text = pattern.sub(words, text, count=1)
     return text
-
-
-def printable(text: str) -> str:
-    r"""Return the text on one line, at most TEXT_CHARS_MAX characters: ESC becomes `\x1b`.
-
-    What is printable already comes back unchanged.
-    """
-    if len(text) > TEXT_CHARS_MAX:
-        text = text[: TEXT_CHARS_MAX - 1] + "…"
-    if text.isprintable():
-        return text
-    escaped = "".join(sign if sign.isprintable() or sign in _SPACES else _escape(sign) for sign in text)
-    return escaped if len(escaped) <= TEXT_CHARS_MAX else escaped[: TEXT_CHARS_MAX - 1] + "…"
-
-
-def _escape(sign: str) -> str:
-    return sign.encode("unicode_escape").decode("ascii")
