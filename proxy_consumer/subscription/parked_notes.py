@@ -42,14 +42,17 @@ def exhausted_key(group: str, queue: QueueRef) -> str:
 
 
 def load_notes(runtime: Runtime, group: str, state: BufferedQueue) -> None:
-    """Give the heads of a queue that came here what was noted of them, or the present time."""
-    if not state.jobs.used_up:
+    """Give the heads of a queue that came here what was noted of them, or the present time.
+
+    Heads that were parked until `on_dead_letter` was set back are spent: their dead letters carry the error.
+    """
+    jobs = state.jobs
+    if not (jobs.used_up or jobs.table.spent):
         return
     now, wall_ms = runtime.now(), runtime.clock.wall_ms()
     heads = _read(runtime, group, state).heads
-    for offset in state.jobs.used_up:
-        since_ms, error = heads.get(offset, (wall_ms, ""))
-        job = state.jobs.table.jobs[offset]
+    for job in (*map(jobs.table.jobs.__getitem__, jobs.used_up), *jobs.table.spent):
+        since_ms, error = heads.get(job.offset, (wall_ms, ""))
         job.error, job.since = error, now - max(0, wall_ms - since_ms) / 1000
 
 

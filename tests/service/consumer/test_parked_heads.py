@@ -9,6 +9,7 @@ import pytest
 
 from backend.records import CommitBatch
 from ddmq.server.admin import keys
+from ddmq_common.delivery import decode
 from ddmq_common.errors import ConfigError, RemoteError
 from ddmq_common.metrics import catalogue
 from proxy_consumer.config import SubscriptionDefaults
@@ -207,6 +208,17 @@ def test_setting_it_back_makes_dead_letters_of_what_is_parked(shop: ConsumerRig)
     shop.wait(shop.service.change_subscription("G", "T", {"on_dead_letter": "dead_letter"}))
     assert sorted(finished(shop)) == [b"a2", b"a3", b"b1"]
     assert shop.counted("ddmq_dead_letters_total", reason="failed") == 1
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_dead_letters_of_what_was_parked_carry_its_last_error(shop: ConsumerRig, restarted: bool) -> None:
+    if restarted:
+        shop.restart()
+    shop.wait(shop.service.change_subscription("G", "T", {"on_dead_letter": "dead_letter"}))
+    assert len(finished(shop)) == 3
+    batch = shop.wait(shop.backend.read(shop.ref(topic="%DLQ%G"), 0, 10, 1 << 20))
+    (letter,) = map(decode, batch.deliveries)
+    assert letter.properties[b"dead-letter-error"] == b"no such customer"
 
 
 def test_a_key_that_an_operator_parks_besides_is_replayed_once(shop: ConsumerRig) -> None:
