@@ -41,7 +41,10 @@ WORDS: dict[str, tuple[str, str]] = {
         "SCOPE",
         "How far a key reaches: the whole group, one topic or one queue; '': group. QID is always queue.",
     ),
-    "chain_batch": ("N", "Consecutive messages of one key in one answer."),
+    "chain_batch": (
+        "N",
+        "Consecutive messages of one key in one answer; above 1 the client must handle them one by one.",
+    ),
     "ordered_interval_ms": ("N", "With an order key: wait between deliveries after the quick retries."),
     "ordered_deliveries_max": (
         "N",

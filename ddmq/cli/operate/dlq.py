@@ -194,7 +194,7 @@ def _groups_reached(group: str, row: Mapping[str, Any]) -> str:
     return f"for every group there: {', '.join(names)}{more}"
 
 
-@dlq.command("purge", short_help="Be done with dead letters, unsent.")
+@dlq.command("purge", short_help="Discard dead letters without resending them.")
 @click.argument("group", type=GROUP)
 @click.option("--all", "everything", is_flag=True, help="Every dead letter that is there now.")
 @click.option("--before", help="Those stored before: 2026-11-21T12:00 (local), -2h, or epoch milliseconds.")
@@ -203,7 +203,7 @@ def _groups_reached(group: str, row: Mapping[str, Any]) -> str:
 def purge(
     group: str, everything: bool, before: str | None, yes: bool, admin: AdminClient, as_json: bool
 ) -> None:
-    """Be done with GROUP's dead letters without sending them again.
+    """Discard GROUP's dead letters without resending them.
 
     They are shown and resent no more; the log deletes them with the rest, three days old at the earliest.
     """

@@ -37,7 +37,7 @@ settings_options = options(
         "--delay-dialects",
         metavar="NAMES",
         callback=lambda _, __, given: _dialects(given),
-        help="In whose words properties of a plain send ask for a delay: of "
+        help="Delay-property dialects accepted on plain sends: of "
         f"{', '.join(DELAY_DIALECTS)}, with commas between; none: they are ordinary properties (default).",
     ),
     click.option("--body-bytes-max", type=Whole(1, 1 << 30), help="Largest body, in bytes."),
