@@ -97,7 +97,10 @@ class HeldShard:
         """Begin nothing more; who waits is told. May be called twice."""
         self.running = self.ready = False
         self._idle = idle
-        self._tell(TryLaterError(f"shard {self.number} of transactions moves to another proxy; ask again"))
+        self._tell(self._moves())
+
+    def _moves(self) -> TryLaterError:
+        return TryLaterError(f"shard {self.number} of transactions moves to another proxy; ask again")
 
     # --- taking it over
 
@@ -152,9 +155,12 @@ class HeldShard:
 
     def when_read(self, through: int, then: Read) -> None:
         """`then` follows, at once when everything up to the offset `through`, and all that is known to be
-        there, is taken in."""
+        there, is taken in. A shard that is stopped reads nothing more: `then` gets an error at once."""
         if not self.core.must_read(through):
             then(None)
+            return
+        if not self.running:
+            then(self._moves())
             return
         self._readers.append((through, then))
         if not self._reading and not self._waiting_for_data:
@@ -166,10 +172,7 @@ class HeldShard:
         def bounded(answer: Completion[list[Bounds | None]]) -> None:
             bounds = None if answer.error is not None else answer.value[0]
             if bounds is None or not self.running:
-                again = TryLaterError(
-                    f"shard {self.number} of transactions moves to another proxy; ask again"
-                )
-                then(answer.error or again)
+                then(answer.error or self._moves())
                 return
             self.core.ends_at(bounds.next)
             self.when_read(-1, then)

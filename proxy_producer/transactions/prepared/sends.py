@@ -301,11 +301,11 @@ class PendingPrepare(DelayingBatch):
             self._refuse_unsent(admitted)
             return
         self._admitted = admitted
-        self._choose_queues()
         shard = admitted.owned.held.number
-        records = self._stored = [half_record(shard, record, mark) for record, mark in self._halves]
-        self.sent = True
         try:
+            self._choose_queues()
+            records = self._stored = [half_record(shard, record, mark) for record, mark in self._halves]
+            self.sent = True
             if len(records) == 1:
                 self.flow.backend.append(records, self.deadline, self)
             else:

@@ -86,16 +86,16 @@ class UsualPrepares:
         if held.core.admit_prepare(transaction, group, 1, size) is not PrepareVerdict.ADMITTED:
             return False
         admitted = Admitted(owned, transaction, group, 1, size)
-        topic.turn = turn = topic.turn + 1
-        key = record.key if topic.by_key else b""
-        record.queue_id = choose(message.partitionId, message.hashId, topic.queues, turn, key)
-        mark = HalfMark(transaction.hex(), group, topic.name, record.queue_id)
-        answers = HalfAnswers(admitted, record, mark)
-        half = half_record(held.number, record, mark)
-        body_bytes = len(message.body or message.value)
-        send = PendingSend(flow, call, half, deadline, body_bytes, True, topic, answers)
-        send.on_settled = admitted.release
         try:
+            topic.turn = turn = topic.turn + 1
+            key = record.key if topic.by_key else b""
+            record.queue_id = choose(message.partitionId, message.hashId, topic.queues, turn, key)
+            mark = HalfMark(transaction.hex(), group, topic.name, record.queue_id)
+            answers = HalfAnswers(admitted, record, mark)
+            half = half_record(held.number, record, mark)
+            body_bytes = len(message.body or message.value)
+            send = PendingSend(flow, call, half, deadline, body_bytes, True, topic, answers)
+            send.on_settled = admitted.release
             send.send()
         except BaseException:
             admitted.release()

@@ -13,6 +13,7 @@ from transaction_rig import COMMIT, COMMITTED, SHARDS, TransactionRig, body, pre
 
 from backend.completion import succeeded
 from ddmq_common.names import HALF_TOPIC, TRANSACTION_GROUP
+from proxy_producer.transactions.codec import shard_of
 from proxy_producer.transactions.owners import is_closed
 from tests.support.waits import until
 
@@ -55,6 +56,23 @@ def test_a_planned_move_waits_for_what_is_on_its_way(memory: TransactionRig, cou
     memory.caught_up()
     assert memory.proxy.end(transaction, COMMIT).outcome == COMMITTED
     assert len(memory.bodies()) == 1 + count
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_prepare_behind_an_unread_message_is_answered_at_once_while_its_shard_moves(
+    memory: TransactionRig, count: int
+) -> None:
+    """The shard reads nothing more, so nobody can say whose the message is."""
+    transaction = memory.begin(body(b"first"))
+    memory.append_half(memory.new_id(shard_of(bytes.fromhex(transaction.decode()), SHARDS)), b"from an owner of before")
+    memory.memory.hold()
+    call = prepared(memory, transaction, count)
+    memory.memory.revoke(TRANSACTION_GROUP, HALF_TOPIC, memory.clock.monotonic() + 30)
+    memory.settle()
+    memory.memory.release_held()
+    until(lambda: bool(call.answers), "it is answered before its time is up")
+    assert call.answer.code == 12
+    assert "moved to another proxy" in str(call.answer.msg)
 
 
 @pytest.mark.parametrize("count", [1, 2])
