@@ -159,9 +159,10 @@ class GroupOrdering:
     def _take_away(self, head: KeyHead) -> str:
         state, owner = head.state, held_of(head.state).subscription
         operators.take_away(state.jobs, head.offset, self._runtime.now())
+        outcome = DYING if state.jobs.table.is_spent(head.offset) else TAKEN_AWAY  # before it is moved
         owner.buffer.heard(state)
         owner.after_results((state,))
-        return DYING if state.jobs.table.is_spent(head.offset) else TAKEN_AWAY
+        return outcome
 
     def _store_attempts(self, state: BufferedQueue) -> list[Completion[Any]]:
         """Store what was counted anew, so that a restart does not find the attempts used up again."""
