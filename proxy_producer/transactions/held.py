@@ -97,9 +97,9 @@ class HeldShard:
         """Begin nothing more; who waits is told. May be called twice."""
         self.running = self.ready = False
         self._idle = idle
-        self._tell(self._moves())
+        self._tell(self._explain_move())
 
-    def _moves(self) -> TryLaterError:
+    def _explain_move(self) -> TryLaterError:
         return TryLaterError(f"shard {self.number} of transactions moves to another proxy; ask again")
 
     # --- taking it over
@@ -160,7 +160,7 @@ class HeldShard:
             then(None)
             return
         if not self.running:
-            then(self._moves())
+            then(self._explain_move())
             return
         self._readers.append((through, then))
         if not self._reading and not self._waiting_for_data:
@@ -172,7 +172,7 @@ class HeldShard:
         def bounded(answer: Completion[list[Bounds | None]]) -> None:
             bounds = None if answer.error is not None else answer.value[0]
             if bounds is None or not self.running:
-                then(answer.error or self._moves())
+                then(answer.error or self._explain_move())
                 return
             self.core.ends_at(bounds.next)
             self.when_read(-1, then)

@@ -115,6 +115,24 @@ def test_where_a_message_has_one_delivery_taking_it_away_says_that_it_dies(rig: 
     assert pull(rig).values == [b"a2"]
 
 
+def test_where_used_up_keys_are_parked_a_message_that_is_taken_away_is_delivered_again(
+    rig: ConsumerRig,
+) -> None:
+    """Its one delivery is used up, but the operator has asked for another: nothing stays parked."""
+    rig.ready(config=replace(BY_KEY, ordered_deliveries_max=1, on_dead_letter="park"))
+    rig.keyed("a1", "a2")
+    call = pull(rig)
+    assert act(rig, "replay", take_away=True)["outcome"] == "taken away"
+    rig.settle()
+    assert "parked" not in [row["state"] for row in keys.rows(rig.service, "G", 20)]
+    again = pull(rig, b"other")
+    assert again.values == [b"a1"]
+    answer(rig, call)
+    answer(rig, again)
+    assert pull(rig).values == [b"a2"]
+    assert rig.counted("ddmq_dead_letters_total") == 0
+
+
 @pytest.mark.parametrize("take_away", [False, True])
 def test_a_parked_key_whose_head_is_in_flight(rig: ConsumerRig, held: FakeCall, take_away: bool) -> None:
     assert act(rig, "park")["outcome"] == "in flight"

@@ -64,7 +64,8 @@ def test_a_prepare_behind_an_unread_message_is_answered_at_once_while_its_shard_
 ) -> None:
     """The shard reads nothing more, so nobody can say whose the message is."""
     transaction = memory.begin(body(b"first"))
-    memory.append_half(memory.new_id(shard_of(bytes.fromhex(transaction.decode()), SHARDS)), b"from an owner of before")
+    shard = shard_of(bytes.fromhex(transaction.decode()), SHARDS)
+    memory.append_half(memory.new_id(shard), b"from an owner of before")
     memory.memory.hold()
     call = prepared(memory, transaction, count)
     memory.memory.revoke(TRANSACTION_GROUP, HALF_TOPIC, memory.clock.monotonic() + 30)
