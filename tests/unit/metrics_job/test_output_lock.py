@@ -54,6 +54,7 @@ def test_other_folders_and_stores_without_a_lock_are_free(tmp_path: Path) -> Non
     assert not (tmp_path / "three").exists()
 
 
+@pytest.mark.slow
 def test_the_lock_of_a_killed_run_is_free(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
