@@ -96,3 +96,11 @@ def test_a_fast_test_that_starts_a_process_fails(folder: Path, workers: tuple[st
 def test_tests_of_slow_folders_are_slow(folder: Path) -> None:
     (folder / "spark" / "conftest.py").unlink()
     assert "4 passed, 6 deselected" in _run(folder, "-m", "slow")
+
+
+def test_no_two_test_files_have_the_same_name() -> None:
+    """pytest imports a test file by its base name alone, and stops when one process meets that name again."""
+    homes: dict[str, list[Path]] = {}
+    for file in CONFTEST.parent.rglob("test_*.py"):
+        homes.setdefault(file.name, []).append(file)
+    assert [files for files in homes.values() if len(files) > 1] == []
