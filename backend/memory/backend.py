@@ -106,9 +106,9 @@ class MemoryBackend(Backend):
         check_topic(info, self.capabilities)
 
         def act() -> TopicInfo:
-            made = self._store.put_topic(info, topics_max)
+            topic = self._store.put_topic(info, topics_max)
             self._topic_changed(info.name)
-            return made
+            return topic
 
         return self._write(Completion() if into is None else into, deadline, act, may_fail=False)
 

@@ -180,7 +180,10 @@ class MemoryStore:
     # --- topics
 
     def put_topic(self, info: TopicInfo, topics_max: int | None = None) -> TopicInfo:
-        """As Backend.put_topic, `info` checked. Raises CallerError, UnknownTopicError, BoundReachedError."""
+        """Create or change a topic whose `info` was checked.
+
+        Raises CallerError, UnknownTopicError, BoundReachedError.
+        """
         found = self.topics.get(info.name)
         if info.incarnation == 0:
             return self._create(info, topics_max) if found is None else found.info

@@ -245,7 +245,7 @@ class KafkaTopics:
     # --- changing
 
     def put(self, info: TopicInfo, deadline: float, done: TopicAnswer, topics_max: int | None) -> None:
-        """As Backend.put_topic, `info` checked."""
+        """Create or change a topic whose `info` was checked, as Backend.put_topic does."""
         self._in_line(info.name, done, deadline, lambda: self._put(info, deadline, done, topics_max))
 
     def _put(self, info: TopicInfo, deadline: float, done: TopicAnswer, topics_max: int | None) -> None:
