@@ -289,7 +289,8 @@ def print_table(
     show(built, wide=True)
     missing = len(columns) - len(built.columns)
     if missing:
-        hint(f"{missing} columns have no room here: a wider terminal shows them, and so does --json")
+        left_out = "1 column has" if missing == 1 else f"{missing} columns have"
+        hint(f"{left_out} no room here: a wider terminal shows all, and so does --json")
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:

@@ -59,7 +59,7 @@ class Deciding:
             bytes, list[Then]
         ] = {}  # who waits for the end of which; bounded as all in flight
         self._missing_since: dict[bytes, int] = {}  # of transactions to commit: when a topic was not known
-        self._held_back: list[OpenTransaction] = []  # such transactions, until the next look
+        self.held_back: list[OpenTransaction] = []  # such transactions, until the next look
 
     def wait(self, found: OpenTransaction, then: Then) -> None:
         """It is being decided: `then` follows with what it came to."""
@@ -67,13 +67,13 @@ class Deciding:
 
     def retry_held_back(self) -> None:
         """Commit again, each second, the transactions whose topic was not known."""
-        held_back, self._held_back = self._held_back, []
+        held_back, self.held_back = self.held_back, []
         for found in held_back:
             self._fetch(found, _COMMITTED, "", 0)
 
     def stop(self) -> None:
         """Give the shard up: nobody waits here for a topic any more."""
-        held_back, self._held_back = self._held_back, []
+        held_back, self.held_back = self.held_back, []
         for found in held_back:
             self._not_now(found, refusal_of(TryLaterError(_MOVES)))
 
@@ -172,7 +172,7 @@ class Deciding:
         if now_ms - self._missing_since.setdefault(found.id, now_ms) >= NEWS_MS:
             self._die(found, halves, TOPIC_GONE, text)
         else:
-            self._held_back.append(found)
+            self.held_back.append(found)
 
     def _closed(self, found: OpenTransaction, topic: str) -> None:
         error = TryLaterError(f"topic {topic!r} takes no messages now; {_AGAIN} when it does")

@@ -15,7 +15,10 @@ from tests.support.waits import until
 BINARY = bytes(range(256)) * 300
 
 
-def test_every_listing_has_a_table_and_json(shell: Shell, topic: str) -> None:
+def test_every_listing_has_a_table_and_json(
+    shell: Shell, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # room for the names of other tests
     shell("send", topic, "hello", "--key", "k")
     shell("pull", topic, "--group", f"g-{topic}")
     listings = {

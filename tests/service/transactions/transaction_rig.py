@@ -106,6 +106,11 @@ class TransactionProxy:
         """Those that it owns and is through with."""
         return {owned.held.number for owned in self.proxy.transactions.ready()}
 
+    @property
+    def held_back(self) -> int:
+        """How many commits wait for a topic that is not known."""
+        return sum(len(owned.deciding.held_back) for owned in self.proxy.transactions.ready())
+
     def counted(self, name: str, **labels: str) -> float:
         rows = self.metrics.snapshot().get(name, [])
         return sum(float(row["value"]) for row in rows if labels.items() <= row.items())
