@@ -18,7 +18,7 @@ BINARY = bytes(range(256)) * 300
 def test_every_listing_has_a_table_and_json(
     shell: Shell, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")  # room for the names of other tests
+    monkeypatch.setenv("COLUMNS", "500")  # room for the long names of other tests
     shell("send", topic, "hello", "--key", "k")
     shell("pull", topic, "--group", f"g-{topic}")
     listings = {
