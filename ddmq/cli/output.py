@@ -29,7 +29,7 @@ from ddmq_common.plain_text import json_plain, plain
 BODY_SHOWN = 2_000  # characters of a text body, or of all properties, that people are shown
 BYTES_SHOWN = 24  # bytes of a binary one
 _NUMBER = re.compile(r"(≥ )?[\d,]+(\.\d+)?\+?\Z")
-WIDE = 200  # columns where the output is no terminal
+WIDE = 1_000  # columns where the output is not a terminal: room for every column and the longest names
 ENDLESS = 1_000_000
 GAP = 2  # between two columns of a table
 PROSE = ("last error", "error", "body", "what", "why", "who", "found", "remedy", "repeats", "topics", "from")
