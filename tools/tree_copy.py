@@ -6,6 +6,7 @@ Tools and tests use it that build and run ddmq in other folders.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,6 +29,6 @@ def copy_installed(target: Path) -> None:
             shutil.copy(source, target)
 
 
-def _ignored() -> shutil._IgnorePatterns:
+def _ignored() -> Callable[[str, list[str]], Iterable[str]]:
     patterns = (ROOT / ".gitignore").read_text(encoding="utf-8").split()
     return shutil.ignore_patterns(".git", *(Path(pattern).name for pattern in patterns))

@@ -128,7 +128,7 @@ def consume(bootstrap: str, topic: str, queues: str, group: str, first: str, cou
             came += _next_is(following, message)
         if messages:
             places = [TopicPartition(topic, number, offset) for number, offset in following.items()]
-            consumer.commit(offsets=places, asynchronous=how == "async")
+            consumer.commit(offsets=places, asynchronous=how == "async")  # type: ignore[call-overload]
         elif time.perf_counter() - began > GIVE_UP_S:
             raise AssertionError(f"{count} stored, {came} came")
     seconds, spent = time.perf_counter() - began, time.process_time() - cpu
@@ -196,7 +196,7 @@ def member(bootstrap: str, topic: str, group: str) -> None:
         message = consumer.poll(1.0)
         if message is not None and not message.error():
             print(f"{message.partition()} {time.perf_counter()}", flush=True)
-            consumer.commit(message, asynchronous=True)
+            consumer.commit(message=message, asynchronous=True)
 
 
 WHAT: dict[str, Callable[..., None]] = {

@@ -7,6 +7,7 @@ ids and types, all the way down. Written from the protocol's description alone; 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
@@ -100,7 +101,7 @@ class _Reader:
         count = self.varint() if head >> 4 == 15 else head >> 4
         return head & 15, [self.value(head & 15, True) for _ in range(count)]
 
-    def map(self) -> tuple[int, int, list[tuple[Any, Any]]]:
+    def map(self) -> tuple[int, int, Sequence[tuple[Any, Any]]]:
         count = self.varint()
         kinds = self.byte() if count else 0
         keys, values = kinds >> 4, kinds & 15

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -73,7 +74,7 @@ class Application:
             self.cancel(message.key)
         self._consumer.submit(done(answer))
 
-    def _monitor_there(self) -> object:
+    def _monitor_there(self) -> Any:
         answer = self._consumer.pull(f"g-{self.monitor}", maxBatchSize=8, maxLingerTime=1_000)
         return answer if answer.messages else None
 

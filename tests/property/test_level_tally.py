@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,7 +38,7 @@ def test_what_is_counted_is_what_waits(steps: list[tuple[str, object]]) -> None:
         level_tally.BLOCK = block
 
 
-def run(steps: list[tuple[str, object]]) -> None:
+def run(steps: list[tuple[str, Any]]) -> None:
     tally, names, finished = LevelTally(), [], set()
     for what, value in steps:
         if what == "come":

@@ -29,7 +29,7 @@ def done(completion: Completion[T]) -> T:
 
 
 def until(
-    condition: Callable[[], T], what: str | Callable[[], object] = "", seconds: float = PATIENCE_S
+    condition: Callable[[], T | None], what: str | Callable[[], object] = "", seconds: float = PATIENCE_S
 ) -> T:
     """Let the hub, and other threads and processes, go on until `condition` gives a true value; returns it.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, ConfigResource
 
 from backend.kafka.checks.rules import REPLICAS, CheckedPlace, ClusterFacts, ClusterFinding, Kind, findings
 from backend.kafka.faults import LastError, client_settings, has_code, is_gone

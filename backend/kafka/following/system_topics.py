@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from backend.kafka.options import KafkaOptions
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from confluent_kafka import IsolationLevel, KafkaError, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from backend.completion import Completion
 from backend.kafka.bridge import Bridge

@@ -132,7 +132,8 @@ class KafkaRun:
         clients = [
             consumer(group, n, self.seed, consumers, self.account) for group in GROUPS for n in range(2)
         ]
-        for each in (*senders, *clients):
+        loads: list[Any] = [*senders, *clients]
+        for each in loads:
             each.start()
         for number in range(1, rounds + 1):
             time.sleep(self.load_s())  # load without a fault: its length is the seed's

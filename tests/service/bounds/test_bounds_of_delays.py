@@ -70,7 +70,8 @@ class DelayProcesses(Rig):
         return sum(owned) == SHARDS and all(owned) and all(each.health().ready for each in self.services)
 
     def close(self) -> None:
-        for part in (*self.proxies, *self.services):
+        parts: list[Any] = [*self.proxies, *self.services]
+        for part in parts:
             part.close()
         self.backend.close()
 

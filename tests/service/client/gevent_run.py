@@ -11,6 +11,7 @@ monkey.patch_all()
 import signal  # noqa: E402
 import sys  # noqa: E402
 import threading  # noqa: E402
+from typing import Any  # noqa: E402
 
 import gevent  # noqa: E402
 from opentelemetry import trace  # noqa: E402
@@ -29,7 +30,7 @@ def tick() -> None:
         ticks += 1
 
 
-def sending(address: str, proxy: object) -> None:
+def sending(address: str, proxy: Any) -> None:
     with Producer(address, connections_max=8, async_workers=3) as producer:
         jobs = [gevent.spawn(lambda: [producer.send("t", b"x") for _ in range(5)]) for _ in range(20)]
         gevent.joinall(jobs, timeout=60, raise_error=True)
@@ -49,10 +50,10 @@ def sending(address: str, proxy: object) -> None:
             print("lost")
 
 
-def consuming(address: str, proxy: object) -> None:
+def consuming(address: str, proxy: Any) -> None:
     seen = []
 
-    def handle(message: object) -> None:
+    def handle(message: Any) -> None:
         gevent.sleep(0.001)
         seen.append(threading.current_thread().name)
 
@@ -68,7 +69,7 @@ def consuming(address: str, proxy: object) -> None:
         print("stopped", consumer.stop(30_000))
 
 
-def killed(address: str, proxy: object) -> None:
+def killed(address: str, proxy: Any) -> None:
     proxy.faults["sendSync"].append(HOLD)
     with Producer(address) as producer:
         greenlet = gevent.spawn(producer.send, "t", b"killed")
@@ -79,7 +80,7 @@ def killed(address: str, proxy: object) -> None:
         print("after kill", producer.send("t", b"next").stored)
 
 
-def transacting(address: str, proxy: object) -> None:
+def transacting(address: str, proxy: Any) -> None:
     """A hundred transactions side by side, while the poll for checks waits; then a check comes."""
 
     def check(transaction: object) -> Decision:
@@ -99,13 +100,14 @@ def transacting(address: str, proxy: object) -> None:
     print("transactions", len(proxy.ended), len([m for m in proxy.stored if m.topic == "tx"]))
 
 
-def traced(address: str, proxy: object) -> None:
+def traced(address: str, proxy: Any) -> None:
     """Each greenlet has the span of its own handler."""
     spans, own = Spans(), []
 
-    def handle(message: object) -> None:
+    def handle(message: Any) -> None:
         gevent.sleep(0.001)
-        found = trace.get_current_span().attributes["messaging.ddmq.message.offset"]
+        span: Any = trace.get_current_span()
+        found = span.attributes["messaging.ddmq.message.offset"]
         own.append(found == message.offset)
 
     proxy.put("spans", *[b"x"] * 50)
@@ -114,7 +116,7 @@ def traced(address: str, proxy: object) -> None:
     print("traced", all(own), len(spans.all("process spans")))
 
 
-def signalled(address: str, proxy: object) -> None:
+def signalled(address: str, proxy: Any) -> None:
     """A signal that comes while all wait is handled on the hub, where nothing may wait."""
     consumer = Consumer(address, "g", "t", handler=lambda message: None, threads=2, linger_ms=50)
     consumer.start()

@@ -205,12 +205,12 @@ def test_a_check_may_close_its_producer(proxy: Standin) -> None:
     closed = threading.Event()
 
     def check(transaction: UndecidedTransaction) -> Decision:
-        made.close()
+        producer.close()
         closed.set()
         return Decision.COMMITTED
 
-    with going("blocking", proxy.address, producer_group="bank", check=check) as made:
-        proxy.offer(left_open(made))
+    with going("blocking", proxy.address, producer_group="bank", check=check) as producer:
+        proxy.offer(left_open(producer))
         assert closed.wait(60)
 
 

@@ -20,7 +20,8 @@ OVER = (11, 3)
 
 def told(answer: Any) -> tuple[int, int | None]:
     assert isinstance(answer.result, ReplyResponse.__mro__[1]), answer
-    return answer.result.code, answer.result.outcome
+    result: Any = answer.result
+    return result.code, result.outcome
 
 
 def many(*messages: Struct) -> tuple[int, Any]:

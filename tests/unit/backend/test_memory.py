@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import gevent
 import pytest
@@ -54,7 +55,7 @@ def record(size: int = 1) -> NewRecord:
 def test_nothing_is_settled_inside_the_call(engine: PlayedMemory) -> None:
     queue = ref(engine)
     engine.append([record()], FAR).wait(5)
-    calls = [
+    calls: list[Any] = [
         engine.append([record()], FAR),
         engine.commit(CommitBatch(), FAR),
         engine.read(queue, 0, 1, 1),

@@ -69,7 +69,7 @@ def test_there_and_back(level: int, queue: int, wait: int) -> None:
     assert (there.topic, there.queue_id, there.due_ms) == (SCHEDULE_TOPIC, queue, -wait)
     assert there.system == {"origin": "x", REAL_TOPIC: "orders", REAL_QUEUE: "3"}
     back, before = real_record(_stored(there)), _record()
-    for name in NewRecord.__slots__:
+    for name in NewRecord.__slots__:  # type: ignore[attr-defined]
         assert getattr(back, name) == getattr(before, name), name
 
 

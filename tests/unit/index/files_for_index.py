@@ -8,6 +8,7 @@ from backend.file_log.storage import File, Storage
 
 class _SwitchedFile(File):
     __slots__ = ("storage",)
+    storage: "OsStorage"
 
     def pwrite(self, data: bytes, offset: int) -> None:
         if self.storage.fail_writes:

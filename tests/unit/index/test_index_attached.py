@@ -44,7 +44,7 @@ class IndexRig:
         self.segments.add(self.segments.create(self.position, 0))
 
     def commit(self, messages: list[Message], stored_ms: int, incarnation: int = 1) -> None:
-        frame = PackedFrame(self.position, 0, 0, stored_ms)
+        frame: Any = PackedFrame(self.position, 0, 0, stored_ms)
         parts = [pack_record(RecordKind.SETTING, frame.end, stored_ms, key=b"not me", delivery=b"x")]
         frame.end += len(parts[0])
         for topic, key, message_id, delivery in messages:

@@ -129,8 +129,8 @@ def test_taking_outdated_keys_away_changes_nothing(writes: list[tuple[int, Stamp
         state.apply(key, None)
     assert views(state) == before
     assert state.outdated(KEYS) == []
-    for key in KEYS:
-        for _, data in state.of_topic(key[1].topic, key[1].incarnation):
+    for _, queue in KEYS:
+        for _, data in state.of_topic(queue.topic, queue.incarnation):
             state.apply(data, None)
     assert len(state) == 0
 

@@ -139,7 +139,8 @@ def test_who_waits_is_told_once_and_the_cancelled_are_forgotten() -> None:
 
 
 def test_reads_wait_until_they_can_be_answered() -> None:
-    stream, completion = stream_at(0), cast(Completion[Any], Completion())
+    stream = stream_at(0)
+    completion: Completion[Any] = Completion()
     stream.asked.append(Asked(call(0), completion, 0.0))
     assert (stream.answerable(0), stream.idle) == ([], False)
     add(stream, Plain(2))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from backend.records import CommitBatch
@@ -26,7 +28,7 @@ def tell(rig: ProducerDelayRig, shard: int, value: bytes | None) -> None:
     rig.backend.commit(batch, rig.clock.monotonic() + 10).wait(10)
 
 
-def ask(rig: ProducerDelayRig, **fields: object) -> object:
+def ask(rig: ProducerDelayRig, **fields: object) -> Any:
     return rig.call("sendDelaySync", delayMessage=delay_message(**fields), timeout=500)
 
 

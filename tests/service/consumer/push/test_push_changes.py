@@ -118,9 +118,12 @@ def test_nor_when_the_address_changes_with_the_order(rig: PushRig, receiver: Rec
     under_way(rig, receiver)
     address = {"push": {"http": {"urls": [receiver.url("/new")]}}}
     order = {"order_key": "KEY"}
-    for settings in {"address": [address, order], "order": [order, address], "both": [address | order]}[
-        first
-    ]:
+    changes: dict[str, list[dict[str, Any]]] = {
+        "address": [address, order],
+        "order": [order, address],
+        "both": [address | order],
+    }
+    for settings in changes[first]:
         change(rig, **settings)
     ends_in_time(rig, receiver)
     assert [seen.path for seen in receiver.seen] == ["/in", "/in", "/new", "/new"]
