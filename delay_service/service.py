@@ -12,9 +12,9 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from backend.claims import Release
 from backend.completion import Completion, succeeded
 from backend.internal_topics import ready_topic
+from backend.ownership.claims import Release
 from backend.port import Assignment, Backend, Health, Join
 from backend.records import Bounds, ProgressView, QueueRef, TopicInfo
 from backend.traces import TraceWriter

@@ -7,9 +7,9 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
-from backend.claims import RETRY_S, ClaimOwner, QueueClaims
 from backend.completion import Completion
 from backend.internal_topics import ready_topic
+from backend.ownership.claims import RETRY_S, ClaimOwner, QueueClaims
 from backend.port import Backend, Health, Join
 from backend.records import TopicInfo
 from ddmq_common.clock import Clock

@@ -17,8 +17,8 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from backend.claims import Release
 from backend.completion import Completion
+from backend.ownership.claims import Release
 from backend.port import Backend, Join
 from backend.records import Bounds, ProgressView, QueueRef
 from ddmq_common.clock import Clock

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Protocol
 
-from backend.claims import RETRY_S, ClaimOwner, QueueClaims, Release
 from backend.completion import Completion
+from backend.ownership.claims import RETRY_S, ClaimOwner, QueueClaims, Release
 from backend.port import Assignment, Backend, Join, Sharing, Wait
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus
 from ddmq_common.clock import Clock

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from backend.claims import ClaimOwner, QueueClaims, Release
 from backend.completion import Completion
+from backend.ownership.claims import ClaimOwner, QueueClaims, Release
 from backend.port import Join
 from backend.records import Bounds, ProgressView, QueueRef
 from ddmq_client.idl.codes import Code, TransactionAction, TransactionOutcome
