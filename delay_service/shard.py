@@ -224,8 +224,8 @@ class Shard:
             context.safely("look", lambda: found.append(context.store.next_due()))
         return None if found[-1] is None else found[-1].due_ms
 
-    def raised(self, epoch: int) -> None:
-        """It is ours under another epoch from now on."""
+    def raise_epoch(self, epoch: int) -> None:
+        """Commit under this epoch from now on."""
         self.epoch = epoch
         if self.context is not None:
             self.context.epoch = epoch
@@ -261,12 +261,23 @@ class Shard:
 
     # --- the end
 
-    def stop(self) -> None:
-        """Begin nothing more; what is under way ends, then the store is closed. May be called twice."""
+    @property
+    def busy(self) -> bool:
+        """Whether the store is not given back yet."""
+        return not self.closed.done
+
+    def stop(self, on_idle: Callable[[], None]) -> None:
+        """Begin nothing more; what is under way ends, then the store is closed and `on_idle` follows."""
+        self.closed.then(lambda _: on_idle())
         self._stopped = True
         self._alarm.stop()
         self._stop_work()
         self._close_when_idle()
+
+    def abandon(self) -> None:
+        """Tell the store nothing more of what is under way: the log has it, and the next owner reads it."""
+        if self.context is not None:
+            self.context.running = False
 
     def _stop_work(self) -> None:
         """From now on it matters here when a commit ends."""
@@ -280,12 +291,6 @@ class Shard:
     def _settled(self) -> None:
         self._put_back_when_idle()
         self._close_when_idle()
-
-    def abandon(self) -> None:
-        """As `stop`; what is under way will not be told to the store any more: the log has it."""
-        if self.context is not None:
-            self.context.running = False
-        self.stop()
 
     @property
     def idle(self) -> bool:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from backend.ownership.reader import QueueRead, QueueReader
 from backend.port import Backend
-from backend.records import ProgressDelta
+from backend.records import ProgressDelta, QueueRef
 from ddmq_common.clock import Clock
 from ddmq_common.delays.levels import Levels
 from ddmq_common.errors import CallerError, FencedError, UnknownTopicError
@@ -86,22 +86,36 @@ class Runner:
         self._context = context
         self._alarm = alarm
         self._reader = QueueReader(context.backend, level.queue, self._on_read, self._on_data)
-        self._ended: Callable[[Runner], None] | None = None
+        self._on_idle: Callable[[], None] | None = None
         self.level = level
         self.number = level.queue.queue_id + 1
         self.running = True
 
+    # --- QueueWork
+
     @property
-    def firing(self) -> bool:
+    def queue(self) -> QueueRef:
+        return self.level.queue
+
+    @property
+    def busy(self) -> bool:
+        """Whether a fire is under way."""
         return self.level.state is LevelState.FIRING
 
-    def stop(self, ended: Callable[[Runner], None]) -> None:
-        """Begin nothing more; `ended(runner)` follows when a fire that is under way ends. May be called
-        twice."""
+    def raise_epoch(self, epoch: int) -> None:
+        self.level.epoch = epoch
+
+    def abandon(self) -> None:
+        """Do nothing: a fire under way is committed under its old epoch, or fenced."""
+
+    def stop(self, on_idle: Callable[[], None]) -> None:
+        """Begin nothing more; `on_idle` follows when a fire that is under way ends."""
         self.running = False
-        self._ended = ended
+        self._on_idle = on_idle
         self._alarm.stop()
         self._reader.stop()
+
+    # --- steps
 
     def pump(self) -> None:
         """Do what the level wants now, and ask again in time. A mistake of ours, or of the engine, stops
@@ -196,8 +210,8 @@ class Runner:
             self._not_fired(fire, epoch, error)
         else:
             self.level.failed(context.clock.monotonic())
-        if self._ended is not None:
-            self._ended(self)
+        if self._on_idle is not None:
+            self._on_idle()
         self.pump()
 
     def _not_fired(self, fire: FireRun, epoch: int, error: Exception) -> None:
