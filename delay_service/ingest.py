@@ -58,12 +58,6 @@ class Ready:
         self.done: list[int] = []
         self.dead: list[CommandRecord] = []
         self.rows: dict[bytes, bytes] = {}
-        self.rows_bytes = 0
-
-    def add_rows(self, rows: dict[bytes, bytes]) -> None:
-        """Of ids that the commands were about; later ones count."""
-        self.rows |= rows
-        self.rows_bytes += sum(map(len, rows.values()))
 
     def add(self, taken: Taken, end: int) -> None:
         self.end = end
@@ -101,7 +95,6 @@ class Ingest:
         self._commands: list[CommandRecord] = []
         self._end = position  # of what was read
         self._ready = Ready(position)
-        self._committing: Ready | None = None
         self.committed = position  # commands below it are in the store and in the log's progress
         self._reader = QueueReader(
             context.service.backend,
@@ -112,12 +105,6 @@ class Ingest:
         self._busy = self._lingering = self._short = False  # short: the last read took what there was
         self._stepping = self._flushing = self._stopped = False
         self._pause_s = self._pause_min = self._service.config.pause_ms_min / 1e3
-        context.settled = self.go
-        context.is_taken_in = self._is_taken_in
-
-    def _is_taken_in(self, uuid: bytes) -> bool:
-        committing = self._committing
-        return uuid not in self._ready.rows and (committing is None or uuid not in committing.rows)
 
     @property
     def idle(self) -> bool:
@@ -143,7 +130,10 @@ class Ingest:
 
     def _next(self) -> None:
         ready = self._ready
-        if ready.commands >= self._service.config.ingest_unflushed_max or ready.rows_bytes >= ROWS_BYTES_MAX:
+        if (
+            ready.commands >= self._service.config.ingest_unflushed_max
+            or self._context.uncommitted_rows.gathered_bytes >= ROWS_BYTES_MAX
+        ):
             return
         behind = bool(self._commands) or self.position < self._end
         if behind and self._context.awaits_room(True, self._alarm, self.go):
@@ -239,12 +229,14 @@ class Ingest:
                 taken.changes.meta[INGESTED] = b"%d" % end
             if not self._context.write(taken.changes, taken.ended):
                 return
+            if taken.changes.added:
+                self._fire.wake(min(message.due_ms for message in taken.changes.added))
         taken_in, self._commands, self.position = self._commands[: taken.commands], rest, end
         traces = self._service.traces
         if traces is not None and traces.limits:
             trace_taken(traces, taken_in)
         if self._context.has_rows:
-            self._ready.add_rows(self._rows(taken_in, taken))
+            self._context.uncommitted_rows.add(self._rows(taken_in, taken))
         for fire_now in taken.awaited:
             self._fire.awaits(fire_now)
         if taken.replies or taken.awaited:
@@ -276,7 +268,7 @@ class Ingest:
             return
         self._flushing = True
         ready, self._ready = self._ready, Ready(self._ready.end)
-        self._committing = ready
+        ready.rows = self._context.uncommitted_rows.begin_commit()
         off_hub(self._context.store.flush, lambda _, error: self._flushed(ready, error))
 
     def _flushed(self, ready: Ready, error: Exception | None) -> None:
@@ -289,7 +281,7 @@ class Ingest:
         """A step on the way from a flush to the end of its commit; when it fails that is the end."""
         if not self._context.safely(what, call, *arguments):
             self._flushing = False
-            self._context.settled()
+            self._context.on_commit_end()
 
     def _commit(self, ready: Ready) -> None:
         context, service = self._context, self._service
@@ -307,7 +299,8 @@ class Ingest:
     def _committed(self, ready: Ready, error: Exception | None) -> None:
         context = self._context
         if error is None:
-            self._flushing, self._committing, self.committed = False, None, ready.end
+            self._flushing, self.committed = False, ready.end
+            context.uncommitted_rows.end_commit()
             context.finished(ready.done)
             self._fire.taken_in()
             self._service.counts.dead[UNREADABLE].value += len(ready.dead)
@@ -318,7 +311,7 @@ class Ingest:
         else:
             self._commit_again(ready, error)
             return
-        context.settled()
+        context.on_commit_end()
 
     def _commit_again(self, ready: Ready, error: Exception) -> None:
         self._service.counts.failed("commit", error)

@@ -185,6 +185,7 @@ class Shard:
             store,
             acks,
             self._failed,
+            self._on_commit_end,
             taken.committed or 0,
         )
         fire = FireLoop(context, self._alarms())
@@ -280,15 +281,15 @@ class Shard:
             self.context.running = False
 
     def _stop_work(self) -> None:
-        """From now on it matters here when a commit ends."""
-        if self.context is not None:
-            self.context.settled = self._settled
         if self._fire is not None:
             self._fire.stop()
         if self._ingest is not None:
             self._ingest.stop()
 
-    def _settled(self) -> None:
+    def _on_commit_end(self) -> None:
+        """Let the ingest resume, which may have waited for this; a shard that stops may be idle now."""
+        if self._ingest is not None:
+            self._ingest.go()
         self._put_back_when_idle()
         self._close_when_idle()
 
