@@ -129,11 +129,11 @@ class QueueOwner(ClaimOwner, Generic[W]):
         """Return the stopped work on `queue` that is still busy, the newest last."""
         return [work for work in self._ending if work.queue == queue]
 
-    def _end_work(self, queue: QueueRef, *, abandon: bool = False) -> W | None:
-        """Stop the work on `queue` and return it; None if there is none."""
+    def _end_work(self, queue: QueueRef, *, abandon: bool = False) -> None:
+        """Stop the work on `queue`, if there is any."""
         work = self._owned.pop(queue, None)
         if work is None:
-            return None
+            return
         self._ending[work] = None
         self._on_owned_changed(queue)
         if abandon:
@@ -141,14 +141,14 @@ class QueueOwner(ClaimOwner, Generic[W]):
         work.stop(partial(self._on_idle, work))
         if not work.busy:
             self._on_idle(work)
-        return work
 
     def _on_idle(self, work: W) -> None:
+        """Forget stopped work that is idle, and release its queue if that was revoked."""
         if work not in self._ending:
             return
         release = self._ending.pop(work)
+        work.abandon()
         if release is not None and not self._ending_of(work.queue):
-            work.abandon()
             release((work.queue,))
         self._leave_when_idle()
 
@@ -166,14 +166,12 @@ class QueueOwner(ClaimOwner, Generic[W]):
         """Release each queue as soon as no work on it is busy."""
         idle = []
         for queue in queues:
-            work = self._end_work(queue)
+            self._end_work(queue)
             busy = self._ending_of(queue)
-            for stopped in busy:
-                self._ending[stopped] = release
+            for work in busy:
+                self._ending[work] = release
             if not busy:
                 idle.append(queue)
-                if work is not None:
-                    work.abandon()
         if idle:
             release(idle)
 

@@ -39,6 +39,11 @@ class QueueRead(NamedTuple):
     bounds: Bounds | None = None
     error: Exception | None = None
 
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether the read says nothing of these offsets: it failed, or the queue is not here."""
+        return self.error is not None and self.bounds is None
+
     def records(self) -> list[StoredRecord]:
         """Return the records that can be read; damaged ones are left out."""
         batch, records = self.batch, list[StoredRecord]()
@@ -88,8 +93,8 @@ class QueueReader:
         self,
         backend: Backend,
         queue: QueueRef,
-        on_read: Callable[[QueueRead], None],
-        on_data: Callable[[bool, Exception | None], None] | None = None,
+        on_read: Callable[[QueueRead], object],
+        on_data: Callable[[bool, Exception | None], object] | None = None,
     ) -> None:
         self._backend = backend
         self._on_read = on_read
