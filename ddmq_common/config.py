@@ -167,7 +167,7 @@ def _fields(cls: type[Any], tree: Any, place: ConfigPlace) -> dict[str, Any]:
         if key not in fields:
             raise here.error(f"unknown key{_nearest(key, fields)}")
         rules = fields[key].metadata
-        if rules.get("secret") and not isinstance(raw, str):
+        if rules.get("secret") and not isinstance(raw, str | _Located):
             raise here.error("is no text, which is wanted; put what looks like a number in quotes")
         if rules.get("urls") and not isinstance(raw, list | tuple):
             raise here.error("is no list, which is wanted")

@@ -129,11 +129,35 @@ class Unrecorded:
             self._offsets.difference_update(offsets)
 
 
+class UncommittedRows:
+    """Rows by id that commands in the store have changed, until a commit has them."""
+
+    def __init__(self) -> None:
+        self._gathered: dict[bytes, bytes] = {}
+        self._committing: dict[bytes, bytes] = {}
+        self.gathered_bytes = 0
+
+    def __contains__(self, uuid: bytes) -> bool:
+        return uuid in self._gathered or uuid in self._committing
+
+    def add(self, rows: dict[bytes, bytes]) -> None:
+        """Gather these rows for the next commit; a later row of an id replaces an earlier one."""
+        self._gathered |= rows
+        self.gathered_bytes += sum(map(len, rows.values()))
+
+    def begin_commit(self) -> dict[bytes, bytes]:
+        """Return the gathered rows: they are in a commit from now on."""
+        self._committing, self._gathered, self.gathered_bytes = self._gathered, {}, 0
+        return self._committing
+
+    def end_commit(self) -> None:
+        """Drop the rows of the commit: it is durable."""
+        self._committing = {}
+
+
 class ShardContext:
     """See the module's text. `doubt(error)` is called at most once; `claim_doubt`: what came later and leaves
-    our claim in doubt too. `reread_to`: as DecisionContext's.
-    `woken(due_ms)`: something waits anew, the earliest of it until then. `settled()`: a commit has ended;
-    who waited for that goes on."""
+    our claim in doubt too. `on_commit_end()`: a commit has ended. `reread_to`: as DecisionContext's."""
 
     def __init__(
         self,
@@ -144,6 +168,7 @@ class ShardContext:
         store: DelayStore,
         acks: AckMap,
         doubt: Callable[[Exception], None],
+        on_commit_end: Callable[[], None],
         reread_to: int,
     ) -> None:
         self.service = service
@@ -154,12 +179,9 @@ class ShardContext:
         self.acks = acks
         self.running = True
         self.claim_doubt: Exception | None = None
-        self.woken: Callable[[int], None] = _nobody
-        self.settled: Callable[[], None] = _nobody
         self.has_rows = service.backend.compacts  # of the topic WAITING_TOPIC, that the store is a cache of
-        self.is_taken_in: Callable[[bytes], bool] = (
-            _everything  # is the last row of an id that of its command?
-        )
+        self.uncommitted_rows = UncommittedRows()
+        self.on_commit_end = on_commit_end
         self._doubt = doubt
         self._closed_until: dict[str, float] = {}
         self._cramped_from = math.inf  # monotonic; when it was seen without room first, or told so
@@ -228,11 +250,7 @@ class ShardContext:
         that are over with them, and nothing but the store says so until they are committed."""
         self.due_scans.added(changes.added)
         self.unrecorded.note(ended, changes)
-        if not self.safely("store", self.store.write, changes):
-            return False
-        if changes.added:
-            self.woken(min(message.due_ms for message in changes.added))
-        return True
+        return self.safely("store", self.store.write, changes)
 
     def safely(self, what: str, call: Callable[..., object], *arguments: object) -> bool:
         """Run it; False when it raised, and the shard is given up."""
@@ -293,12 +311,3 @@ def ranges_of(offsets: list[int]) -> list[tuple[int, int]]:
     if end > start:
         ranges.append((start, end))
     return ranges
-
-
-def _everything(_: bytes) -> bool:
-    """Without rows there is nothing to wait for."""
-    return True
-
-
-def _nobody(*_: object) -> None:
-    """Before the shard runs nobody sleeps or waits."""

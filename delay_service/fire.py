@@ -77,7 +77,6 @@ class FireLoop:
         self._over = context.unrecorded.offsets  # also what an owner before us did not commit
         self._wake_ms = NEVER
         self._look_at = float("-inf")
-        context.woken = self._woken
 
     @property
     def idle(self) -> bool:
@@ -112,7 +111,8 @@ class FireLoop:
 
     # --- when
 
-    def _woken(self, due_ms: int) -> None:
+    def wake(self, due_ms: int) -> None:
+        """Fire at `due_ms`, when a message that was just stored is due, or earlier."""
         if due_ms < self._wake_ms and self._opened:
             self._soon()
 
@@ -214,12 +214,12 @@ class FireLoop:
         """Without those whose row would come after that of their fire: they are held until it is there."""
         if not self._context.has_rows:
             return fires
-        is_taken_in = self._context.is_taken_in
-        held = [one for one in fires if not is_taken_in(one.message.uuid)]
+        uncommitted = self._context.uncommitted_rows
+        held = [one for one in fires if one.message.uuid in uncommitted]
         if not held:
             return fires
         self._held += held
-        return [one for one in fires if is_taken_in(one.message.uuid)]
+        return [one for one in fires if one.message.uuid not in uncommitted]
 
     def taken_in(self) -> None:
         """Rows were committed: what was held for them goes."""
@@ -251,7 +251,7 @@ class FireLoop:
     def _rows(self, flight: Flight) -> list[NewRecord]:
         """What is known of these once they have fired, and of ids that changed in the store alone."""
         context, wall_ms = self._context, self._service.clock.wall_ms()
-        later = {uuid for uuid in flight.untold if not context.is_taken_in(uuid)}
+        later = {uuid for uuid in flight.untold if uuid in context.uncommitted_rows}
         self._untold |= later
         flight.untold.difference_update(later, {one.uuid for one in self._due_scans.busy.values()})
         rows = dict.fromkeys(flight.untold, FORGOTTEN) | values_in(context.store, list(flight.untold))
@@ -286,7 +286,7 @@ class FireLoop:
         self._flights -= 1
         self._service.landed()
         self._context.safely("fire", self._settle, flight, error)
-        self._context.settled()
+        self._context.on_commit_end()
         if self._context.running:
             self._soon()
 

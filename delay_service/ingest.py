@@ -22,9 +22,8 @@ from typing import Any
 import gevent
 
 from backend import internal_topics as dead
-from backend.completion import Completion
-from backend.port import Wait
-from backend.records import NewRecord, ReadBatch
+from backend.ownership.reader import QueueRead, QueueReader
+from backend.records import NewRecord
 from backend.traces import TraceWriter
 from ddmq_common.delays.command import ADD, COMMAND_PROPERTY
 from ddmq_common.errors import CallerError
@@ -36,7 +35,7 @@ from delay_service.context import ShardContext
 from delay_service.core import decider
 from delay_service.core.commands import CommandRecord, OutcomeReply, Taken, command_of
 from delay_service.core.decider import INGESTED
-from delay_service.due.backend import CLAIM_ERRORS, UNREADABLE, DueRead, commit_due
+from delay_service.due.backend import CLAIM_ERRORS, UNREADABLE, commit_due
 from delay_service.due.service import Alarm
 from delay_service.fire import FireLoop
 from delay_service.waiting.rows import values_after, values_in
@@ -49,18 +48,6 @@ BUSY = 4  # commands in one read: the next one then begins …
 LINGER_S = 0.01  # … so much later than it could, for more commands to share a write, a flush and a commit
 
 
-class CommandRead(DueRead):
-    """The answer to a read of commands."""
-
-    def __init__(self, offset: int, answer: Completion[ReadBatch], gapless: bool) -> None:
-        self.commands: list[CommandRecord] = []
-        super().__init__(offset, answer, gapless)
-
-    def _records(self, batch: ReadBatch) -> int:
-        self.commands = [command_of(record) for record in batch.carried(COMMAND_PROPERTY)]
-        return len(self.commands)
-
-
 class Ready:
     """Commands that are in the store and not yet durable there."""
 
@@ -71,12 +58,6 @@ class Ready:
         self.done: list[int] = []
         self.dead: list[CommandRecord] = []
         self.rows: dict[bytes, bytes] = {}
-        self.rows_bytes = 0
-
-    def add_rows(self, rows: dict[bytes, bytes]) -> None:
-        """Of ids that the commands were about; later ones count."""
-        self.rows |= rows
-        self.rows_bytes += sum(map(len, rows.values()))
 
     def add(self, taken: Taken, end: int) -> None:
         self.end = end
@@ -114,18 +95,16 @@ class Ingest:
         self._commands: list[CommandRecord] = []
         self._end = position  # of what was read
         self._ready = Ready(position)
-        self._committing: Ready | None = None
         self.committed = position  # commands below it are in the store and in the log's progress
-        self._wait: Wait | None = None
+        self._reader = QueueReader(
+            context.service.backend,
+            context.queue,
+            partial(context.safely, "read", self._on_read),
+            partial(context.safely, "wait", self._on_data),
+        )
         self._busy = self._lingering = self._short = False  # short: the last read took what there was
-        self._reading = self._stepping = self._flushing = self._stopped = False
+        self._stepping = self._flushing = self._stopped = False
         self._pause_s = self._pause_min = self._service.config.pause_ms_min / 1e3
-        context.settled = self.go
-        context.is_taken_in = self._is_taken_in
-
-    def _is_taken_in(self, uuid: bytes) -> bool:
-        committing = self._committing
-        return uuid not in self._ready.rows and (committing is None or uuid not in committing.rows)
 
     @property
     def idle(self) -> bool:
@@ -136,9 +115,7 @@ class Ingest:
         """Take nothing more; a flush and commit under way end by themselves. May be called twice."""
         self._stopped = True
         self._alarm.stop()
-        wait, self._wait = self._wait, None
-        if wait is not None:
-            wait.cancel()
+        self._reader.stop()
 
     def go(self) -> None:
         """Go on, when something may have been waited for."""
@@ -153,7 +130,10 @@ class Ingest:
 
     def _next(self) -> None:
         ready = self._ready
-        if ready.commands >= self._service.config.ingest_unflushed_max or ready.rows_bytes >= ROWS_BYTES_MAX:
+        if (
+            ready.commands >= self._service.config.ingest_unflushed_max
+            or self._context.uncommitted_rows.gathered_bytes >= ROWS_BYTES_MAX
+        ):
             return
         behind = bool(self._commands) or self.position < self._end
         if behind and self._context.awaits_room(True, self._alarm, self.go):
@@ -162,7 +142,7 @@ class Ingest:
             self._take()
         elif behind:
             self._took(Taken())
-        elif not (self._reading or self._lingering) and self._wait is None:
+        elif not (self._reader.reading or self._reader.waiting or self._lingering):
             self._tell_caught_up()
             if self._short:
                 self._wait_for_data()
@@ -172,42 +152,35 @@ class Ingest:
     # --- reading
 
     def _read(self) -> None:
-        self._reading, self._short = True, False
-        config, offset = self._service.config, self._end
-        read = self._service.backend.read(
-            self._context.queue, offset, config.ingest_count, config.ingest_bytes
-        )
-        read.then(lambda answer: self._context.safely("read", self._read_ended, offset, answer))
+        self._short = False
+        config = self._service.config
+        self._reader.read(self._end, config.ingest_count, config.ingest_bytes)
 
-    def _read_ended(self, offset: int, answer: Completion[ReadBatch]) -> None:
-        self._reading = False
-        if self._stopped:
-            return
-        read = CommandRead(offset, answer, self._service.backend.gapless)
-        if read.missing:
-            self._service.counts.lost["missing"].value += read.missing
-            log.error(
-                "%d delay commands are missing from the log behind offset %d", read.missing, read.offset
-            )
+    def _on_read(self, read: QueueRead) -> None:
+        records = [] if read.batch is None else read.batch.carried(COMMAND_PROPERTY)
+        missing = read.expected - len(records)
+        if missing > 0:
+            self._service.counts.lost["missing"].value += missing
+            log.error("%d delay commands are missing from the log behind offset %d", missing, read.start)
         if read.error is not None:
             self._service.counts.failed("read", read.error)
             log.warning("delay commands cannot be read, tried again: %s", read.error)
             self._alarm.once(self._pause(), self.go)
         elif read.oldest is not None:
-            self._service.counts.lost["expired"].value += read.oldest - read.offset
-            log.error("%d delay commands are gone from the log", read.oldest - read.offset)
+            self._service.counts.lost["expired"].value += read.oldest - read.start
+            log.error("%d delay commands are gone from the log", read.oldest - read.start)
             self._end = read.oldest
             self.go()
         else:
             self._pause_s = self._pause_min
-            self._arrived(read)
+            self._arrived(read, [command_of(record) for record in records])
 
-    def _arrived(self, read: CommandRead) -> None:
+    def _arrived(self, read: QueueRead, commands: list[CommandRecord]) -> None:
         self._end = read.next_offset
-        self._commands = read.commands
-        if read.commands:
-            self._busy = len(read.commands) >= BUSY
-            self._short = read.next_offset - read.offset < self._service.config.ingest_count
+        self._commands = commands
+        if commands:
+            self._busy = len(commands) >= BUSY
+            self._short = read.next_offset - read.start < self._service.config.ingest_count
         if read.at_end and not self._commands and self.position == self._end:
             self._tell_caught_up()
             self._wait_for_data()
@@ -215,21 +188,16 @@ class Ingest:
             self.go()
 
     def _wait_for_data(self) -> None:
-        deadline = self._service.clock.monotonic() + WAIT_S
-        wait = self._wait = self._service.backend.wait(self._context.queue, self._end, deadline)
-        wait.then(lambda answer: self._context.safely("wait", self._wait_ended, answer))
+        self._reader.wait(self._end, self._service.clock.monotonic() + WAIT_S)
 
-    def _wait_ended(self, wait: Completion[bool]) -> None:
-        if self._wait is not wait:
-            return
-        self._wait = None
-        if wait.error is not None:
-            self._service.counts.failed("wait", wait.error)
+    def _on_data(self, arrived: bool, error: Exception | None) -> None:
+        if error is not None:
+            self._service.counts.failed("wait", error)
             self._alarm.once(self._pause(), self.go)
         elif self._busy:
             self._lingering = True
             self._alarm.once(LINGER_S, self._lingered)
-        elif not self._stopped and self._context.running:
+        elif self._context.running:
             self._read()
 
     def _lingered(self) -> None:
@@ -261,12 +229,14 @@ class Ingest:
                 taken.changes.meta[INGESTED] = b"%d" % end
             if not self._context.write(taken.changes, taken.ended):
                 return
+            if taken.changes.added:
+                self._fire.wake(min(message.due_ms for message in taken.changes.added))
         taken_in, self._commands, self.position = self._commands[: taken.commands], rest, end
         traces = self._service.traces
         if traces is not None and traces.limits:
             trace_taken(traces, taken_in)
         if self._context.has_rows:
-            self._ready.add_rows(self._rows(taken_in, taken))
+            self._context.uncommitted_rows.add(self._rows(taken_in, taken))
         for fire_now in taken.awaited:
             self._fire.awaits(fire_now)
         if taken.replies or taken.awaited:
@@ -298,7 +268,7 @@ class Ingest:
             return
         self._flushing = True
         ready, self._ready = self._ready, Ready(self._ready.end)
-        self._committing = ready
+        ready.rows = self._context.uncommitted_rows.begin_commit()
         off_hub(self._context.store.flush, lambda _, error: self._flushed(ready, error))
 
     def _flushed(self, ready: Ready, error: Exception | None) -> None:
@@ -311,7 +281,7 @@ class Ingest:
         """A step on the way from a flush to the end of its commit; when it fails that is the end."""
         if not self._context.safely(what, call, *arguments):
             self._flushing = False
-            self._context.settled()
+            self._context.on_commit_end()
 
     def _commit(self, ready: Ready) -> None:
         context, service = self._context, self._service
@@ -329,7 +299,8 @@ class Ingest:
     def _committed(self, ready: Ready, error: Exception | None) -> None:
         context = self._context
         if error is None:
-            self._flushing, self._committing, self.committed = False, None, ready.end
+            self._flushing, self.committed = False, ready.end
+            context.uncommitted_rows.end_commit()
             context.finished(ready.done)
             self._fire.taken_in()
             self._service.counts.dead[UNREADABLE].value += len(ready.dead)
@@ -340,7 +311,7 @@ class Ingest:
         else:
             self._commit_again(ready, error)
             return
-        context.settled()
+        context.on_commit_end()
 
     def _commit_again(self, ready: Ready, error: Exception) -> None:
         self._service.counts.failed("commit", error)

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
-from backend.claims import Release
-from backend.completion import Completion, succeeded
+from backend.completion import Completion
 from backend.internal_topics import ready_topic
 from backend.port import Assignment, Backend, Health, Join
 from backend.records import Bounds, ProgressView, QueueRef, TopicInfo
@@ -34,7 +33,7 @@ log = logging.getLogger("ddmq.delay")
 TIDY_LOOKS = 30  # looks between two times that the stores give back disk space
 
 
-class DelayService(DueService):
+class DelayService(DueService[Shard]):
     """The shards of one process, at work.
 
     `opener` opens a shard's store (it runs in a native thread). `address`: where others reach this process,
@@ -71,8 +70,6 @@ class DelayService(DueService):
         self._granted = False  # heard of our shards, or that others have them all
         self._doubt_pause_s = PAUSE_S
         self._doubted_at = float("-inf")
-        self._shards: dict[QueueRef, Shard] = {}
-        self._closing: dict[QueueRef, Shard] = {}
         self._standby_opener = standby_opener if backend.compacts and config.standby else None
         self._standbys: dict[QueueRef, Standby] = {}
         self._lags: dict[int, int] = {}
@@ -85,7 +82,7 @@ class DelayService(DueService):
     @property
     def shards(self) -> Mapping[int, Shard]:
         """The shards that this process owns, by number."""
-        return {queue.queue_id: shard for queue, shard in sorted(self._shards.items())}
+        return {queue.queue_id: shard for queue, shard in sorted(self._owned.items())}
 
     def start(self) -> None:
         if self._stop_watching is None:
@@ -122,37 +119,35 @@ class DelayService(DueService):
             return Health(False, "the delay service has not heard yet which shards it owns")
         return Health(True, "")
 
-    def _stop_work(self) -> None:
-        self._stop_all(Shard.abandon if self._closed else Shard.stop)
-        for queue in list(self._standbys):
-            self._end_standby(queue)
-        if self._closed and self._stop_watching is not None:
-            self._stop_watching()
+    def drain(self, deadline: float) -> Completion[None]:
+        self._end_standbys()
+        return super().drain(deadline)
 
-    def _idle(self) -> bool:
-        return not self._closing and not self._standbys
+    def close(self) -> None:
+        if self._stop_watching is not None:
+            self._stop_watching()
+        super().close()
+        self._end_standbys()
+
+    def _is_idle(self) -> bool:
+        return super()._is_idle() and not self._standbys
 
     def _leave(self) -> None:
         self._granted = False
         super()._leave()
 
-    # --- ClaimOwner
+    # --- QueueOwner
 
     def assigned(self, assignment: Assignment) -> None:
         """Shards are ours under this epoch."""
         self._granted = self._granted or (bool(assignment.queues) and not self._stopping)
 
-    def raised(self, queue: QueueRef, epoch: int) -> None:
-        shard = self._shards.get(queue)
-        if shard is not None:
-            shard.raised(epoch)
-
     def granted(self, queue: QueueRef, epoch: int) -> None:
-        """A shard is ours; its store is opened once whoever had it here before has closed it."""
+        """Start a shard; its store is opened once whoever had it here before has closed it."""
         if self._stopping:
             return
-        before = self._closing.get(queue)
-        closed = self._end_standby(queue) if before is None else before.closed
+        ending = self._ending_of(queue)
+        closed = ending[-1].closed if ending else self._end_standby(queue)
         shard = Shard(
             self._service,
             queue,
@@ -163,9 +158,16 @@ class DelayService(DueService):
             self._shard_opened,
             closed,
         )
-        self._shards[queue] = shard
-        self._counts.shards.value = len(self._shards)
+        self._begin_work(shard)
         shard.start()
+
+    def _on_owned_changed(self, queue: QueueRef) -> None:
+        self._counts.shards.value = len(self._owned)
+        if queue in self._owned:
+            return
+        self._taken.pop(queue, None)
+        if self._lags.pop(queue.queue_id, None) is not None:
+            self._counts.lag[queue.queue_id].value = 0  # its next owner reports it
 
     # --- standbys
 
@@ -175,10 +177,14 @@ class DelayService(DueService):
         if self._standby_opener is None or info is None or self._stopping:
             return
         for queue in info.refs():
-            if not (queue in self._shards or queue in self._closing or queue in self._standbys):
+            if not (queue in self._owned or queue in self._standbys or self._ending_of(queue)):
                 standby = Standby(self._backend, self._clock, queue, self._standby_opener)
                 self._standbys[queue] = standby
                 standby.start()
+
+    def _end_standbys(self) -> None:
+        for queue in list(self._standbys):
+            self._end_standby(queue)
 
     def _end_standby(self, queue: QueueRef) -> Completion[None] | None:
         standby = self._standbys.get(queue)
@@ -188,7 +194,7 @@ class DelayService(DueService):
         def ended(_: Completion[None]) -> None:
             if self._standbys.get(queue) is standby:
                 del self._standbys[queue]
-            self._end_when_idle()
+            self._leave_when_idle()
 
         standby.closed.then(ended)
         return standby.stop()
@@ -197,46 +203,12 @@ class DelayService(DueService):
         if not self.started.done and self.health().ready:
             self.started.succeed(None)
 
-    def revoked(self, queues: Sequence[QueueRef], deadline: float, release: Release) -> None:
-        """Give them up as soon as nothing of theirs is being committed and their store is closed."""
-        for queue in queues:
-            self._end(queue, Shard.stop).then(lambda _, queue=queue: release((queue,)))  # type: ignore[misc]
-
-    def lost(self, queues: Sequence[QueueRef]) -> None:
-        """They are someone else's; what we are committing of theirs counted in time, or is refused."""
-        for queue in queues:
-            self._end(queue, Shard.abandon)
-
-    def _end(self, queue: QueueRef, how: Callable[[Shard], None]) -> Completion[None]:
-        shard = self._shards.pop(queue, None)
-        if shard is None:
-            before = self._closing.get(queue)
-            return succeeded(None) if before is None else before.closed
-        self._counts.shards.value = len(self._shards)
-        self._taken.pop(queue, None)
-        if self._lags.pop(queue.queue_id, None) is not None:
-            self._counts.lag[queue.queue_id].value = 0  # whoever has it now tells
-        self._closing[queue] = shard
-        shard.closed.then(lambda _: self._has_closed(queue, shard))
-        how(shard)
-        return shard.closed
-
-    def _has_closed(self, queue: QueueRef, shard: Shard) -> None:
-        if self._closing.get(queue) is shard:
-            del self._closing[queue]
-        self._end_when_idle()
-
-    def _stop_all(self, how: Callable[[Shard], None]) -> None:
-        for queue in list(self._shards):
-            self._end(queue, how)
-
     def _doubted(self, shard: Shard, error: Exception) -> None:
         """Our claim to a shard is in doubt: a new epoch decides."""
-        if self._stopping or self._shards.get(shard.queue) is not shard:
+        if self._stopping or self._owned.get(shard.queue) is not shard:
             return
         log.warning("the delay shards are given up and had anew: %s", error)
         self._why = str(error)
-        self._stop_all(Shard.abandon)
         self._leave()
         now, before = self._clock.monotonic(), self._doubted_at
         again = now - before < CALM_S
@@ -248,7 +220,7 @@ class DelayService(DueService):
 
     def _changed(self, key: str) -> None:
         topic = key.removeprefix("topic/")
-        for shard in self._shards.values():
+        for shard in self._owned.values():
             shard.topic_changed(topic)
 
     def _look_now(self) -> None:
@@ -261,11 +233,11 @@ class DelayService(DueService):
         self._count_pending()
         self._looks += 1
         if self._looks % TIDY_LOOKS == 0:
-            for shard in self._shards.values():
+            for shard in self._owned.values():
                 shard.tidy()
                 shard.trim()
-        queues = list(self._shards)
-        closed = [queue for queue, shard in self._shards.items() if shard.position is None]
+        queues = list(self._owned)
+        closed = [queue for queue, shard in self._owned.items() if shard.position is None]
         self._ask_how_far([queue for queue in closed if queue not in self._taken])
 
         def known(answer: Completion[list[Bounds | None]]) -> None:
@@ -289,7 +261,7 @@ class DelayService(DueService):
         """Others have them all when each has a holder; one between two owners may still come to us."""
 
         def known(answer: Completion[Mapping[QueueRef, str]]) -> None:
-            if answer.error is None and self._claims.joined and not self._shards:
+            if answer.error is None and self._claims.joined and not self._owned:
                 info = self._backend.topic(DELAY_TOPIC)
                 self._granted = info is not None and len(answer.value) >= info.queues
                 self._shard_opened()
@@ -301,7 +273,7 @@ class DelayService(DueService):
         self._counts.pending.show(pending)
         self._counts.pending_bytes.show(sizes)
         info = self._backend.topic(DELAY_TOPIC)
-        if info is not None and all(shard.running for shard in self._shards.values()):
+        if info is not None and all(shard.running for shard in self._owned.values()):
             self._quota.look(self.shards.keys(), info.queues, pending, sizes)
 
     def _ask_how_far(self, queues: list[QueueRef]) -> None:
@@ -310,14 +282,14 @@ class DelayService(DueService):
         def known(answer: Completion[list[ProgressView]]) -> None:
             if answer.error is None:
                 for queue, view in zip(queues, answer.value, strict=True):
-                    if queue in self._shards:
+                    if queue in self._owned:
                         self._taken.setdefault(queue, view.committed or 0)
 
         if queues:
             self._backend.progress(DELAY_GROUP, queues).then(known)
 
     def _count_lag(self, queue: QueueRef, bounds: Bounds | None) -> None:
-        shard = self._shards.get(queue)
+        shard = self._owned.get(queue)
         if shard is None:
             return
         if shard.position is not None:
@@ -336,7 +308,7 @@ class DelayService(DueService):
 
     def _total(self, of: Callable[[DelayStore], Mapping[str, int]]) -> Counter[str]:
         total: Counter[str] = Counter()
-        for shard in self._shards.values():
+        for shard in self._owned.values():
             if shard.context is not None and shard.context.running:
                 total.update(of(shard.context.store))
         return total

@@ -185,6 +185,7 @@ class Shard:
             store,
             acks,
             self._failed,
+            self._on_commit_end,
             taken.committed or 0,
         )
         fire = FireLoop(context, self._alarms())
@@ -224,8 +225,8 @@ class Shard:
             context.safely("look", lambda: found.append(context.store.next_due()))
         return None if found[-1] is None else found[-1].due_ms
 
-    def raised(self, epoch: int) -> None:
-        """It is ours under another epoch from now on."""
+    def raise_epoch(self, epoch: int) -> None:
+        """Commit under this epoch from now on."""
         self.epoch = epoch
         if self.context is not None:
             self.context.epoch = epoch
@@ -261,31 +262,36 @@ class Shard:
 
     # --- the end
 
-    def stop(self) -> None:
-        """Begin nothing more; what is under way ends, then the store is closed. May be called twice."""
+    @property
+    def busy(self) -> bool:
+        """Whether the store is not given back yet."""
+        return not self.closed.done
+
+    def stop(self, on_idle: Callable[[], None]) -> None:
+        """Begin nothing more; what is under way ends, then the store is closed and `on_idle` follows."""
+        self.closed.then(lambda _: on_idle())
         self._stopped = True
         self._alarm.stop()
         self._stop_work()
         self._close_when_idle()
 
-    def _stop_work(self) -> None:
-        """From now on it matters here when a commit ends."""
+    def abandon(self) -> None:
+        """Tell the store nothing more of what is under way: the log has it, and the next owner reads it."""
         if self.context is not None:
-            self.context.settled = self._settled
+            self.context.running = False
+
+    def _stop_work(self) -> None:
         if self._fire is not None:
             self._fire.stop()
         if self._ingest is not None:
             self._ingest.stop()
 
-    def _settled(self) -> None:
+    def _on_commit_end(self) -> None:
+        """Let the ingest resume, which may have waited for this; a shard that stops may be idle now."""
+        if self._ingest is not None:
+            self._ingest.go()
         self._put_back_when_idle()
         self._close_when_idle()
-
-    def abandon(self) -> None:
-        """As `stop`; what is under way will not be told to the store any more: the log has it."""
-        if self.context is not None:
-            self.context.running = False
-        self.stop()
 
     @property
     def idle(self) -> bool:

@@ -13,8 +13,6 @@ from typing import Any
 
 import gevent
 
-from backend.assignment.group import Grant
-from backend.assignment.memberships import Answered, Memberships, raised_epochs
 from backend.completion import Completion
 from backend.engine import TopicAnswer, Watchers, check_topic, local_capabilities
 from backend.file_log.commit.packing import PackedFrame
@@ -26,6 +24,8 @@ from backend.file_log.opened import Opened
 from backend.file_log.options import FileLogOptions
 from backend.file_log.start.recovery import Recovered
 from backend.file_log.state import TopicState
+from backend.ownership.group import Grant
+from backend.ownership.memberships import Answered, Memberships, raised_epochs
 from backend.port import Backend, FindCall, Health, Join, Membership, MembershipListener, ReadCall, Wait
 from backend.records import (
     AppendResult,

@@ -19,11 +19,11 @@ from typing import Any, Protocol
 
 import gevent
 
-from backend.assignment.group import Assign, Decision, GroupMember, Revoke
-from backend.assignment.table import REVOKE_S
 from backend.completion import Completion
 from backend.kafka.commit.line import CommitLine
 from backend.kafka.following.follow import KafkaState
+from backend.ownership.group import Assign, Decision, GroupMember, Revoke
+from backend.ownership.table import REVOKE_S
 from backend.port import Assignment, Join, MembershipListener
 from backend.progress.group_progress import Key
 from backend.records import AppendResult, CommitBatch, ProgressDelta, QueueRef

@@ -19,7 +19,6 @@ from typing import Any
 
 import gevent
 
-from backend.assignment.group import Decision, GroupMember
 from backend.kafka.commit.line import CommitLine
 from backend.kafka.commit.producers import Producers
 from backend.kafka.coordination.events import (
@@ -38,6 +37,7 @@ from backend.kafka.coordination.replica import LINES_MAX, TableState, TopicQueue
 from backend.kafka.following.follow import KafkaState
 from backend.kafka.holding import KafkaMembership, QueueHolding
 from backend.kafka.options import KafkaOptions
+from backend.ownership.group import Decision, GroupMember
 from backend.port import Join, MembershipListener
 from backend.progress.group_progress import Key
 from backend.records import QueueRef

@@ -16,14 +16,14 @@ import _thread
 import logging
 from collections.abc import Callable
 
-from backend.assignment.group import AssignmentState, GroupMember
-from backend.assignment.table import REVOKE_S
 from backend.kafka.commit.fencing import fence, once_name, own_name
 from backend.kafka.coordination.events import Died, Event, Snapshot
 from backend.kafka.coordination.replica import TableState
 from backend.kafka.coordination.silence import Silence
 from backend.kafka.membership import KafkaMemberships
 from backend.kafka.options import KafkaOptions
+from backend.ownership.group import AssignmentState, GroupMember
+from backend.ownership.table import REVOKE_S
 from backend.records import QueueRef
 
 log = logging.getLogger(__name__)

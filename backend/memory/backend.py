@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 
 import gevent
 
-from backend.assignment.group import Grant
-from backend.assignment.memberships import Answered, Memberships, raised_epochs
 from backend.completion import Completion, guarded
 from backend.engine import StoreClock, TopicAnswer, Watchers, check_topic, local_capabilities
 from backend.memory.store import MemoryStore
 from backend.memory.writes import Refuse, Write, WriteLine
+from backend.ownership.group import Grant
+from backend.ownership.memberships import Answered, Memberships, raised_epochs
 from backend.port import Backend, FindCall, Health, Join, Membership, MembershipListener, ReadCall, Wait
 from backend.progress.group_progress import check_delta
 from backend.records import (

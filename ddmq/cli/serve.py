@@ -8,13 +8,22 @@ from typing import Any
 
 import click
 
+from backend.engines import BUNDLED, ENGINES
 from ddmq.address import ADDRESS, ADMIN, CONSUMER, PRODUCER, ready_line
 from ddmq.cli.options import options
 from ddmq.cli.output import reason, say
 from ddmq.cli.values import FOLDER
 from ddmq_common.private_files import UMASK
 
-ENGINES = ("file_log", "kafka")  # as in ddmq/server/config.py, which help does not wait for
+
+class EngineChoice(click.Choice[str]):
+    """An engine: one of those of this package, or one that an installed package registers."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in ENGINES:
+            self.fail(f"there is no engine {value!r}; allowed: {', '.join(ENGINES)}", param, ctx)
+        return value
+
 
 _options = options(
     click.option("--data-dir", type=FOLDER, help="Where the log lives; made when missing (default: data)."),
@@ -27,8 +36,9 @@ _options = options(
     click.option(
         "--backend",
         "engine",
-        type=click.Choice(ENGINES),
-        help="Where messages are kept: the file log of this machine (default), or Kafka.",
+        type=EngineChoice(list(BUNDLED)),
+        help="Where messages are kept: the file log of this machine (default), Kafka, or an engine that an "
+        "installed package registers.",
     ),
     click.option("--bootstrap", metavar="HOST:PORT,…", help="Some brokers of the Kafka cluster."),
     click.option("--admin", type=ADDRESS, help=f"Admin HTTP: health, metrics, API (default {ADMIN})."),

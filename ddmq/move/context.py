@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 import gevent
 
 from backend.completion import Completion
+from backend.ownership.reader import interpret_batch
 from backend.port import Backend
 from backend.records import ProgressView, QueueRef, ReadStatus, StoredRecord
 from ddmq.move.core.scope import Scope
@@ -121,20 +122,14 @@ def read_run(context: MoveContext, backend: Backend, queue: QueueRef, offset: in
     batch = patiently(context, lambda: backend.read(queue, offset, count or READ_COUNT, READ_BYTES))
     if batch.status is ReadStatus.GONE:
         return RunRead([], offset, at_end=True, gone=True)
-    if batch.status is ReadStatus.OUT_OF_RANGE:
-        bounds = batch.bounds
-        if bounds is None or bounds.min <= offset:
-            raise StorageError(f"{queue.topic} queue {queue.queue_id} ends before offset {offset}: {bounds}")
-        return RunRead([], bounds.min, expired=bounds.min - offset)
-    found, damaged = [], 0
-    for index in range(len(batch.offsets)):
-        try:
-            record = batch.record(index)
-        except DamagedError:
-            damaged += 1
-        else:
-            found.append(record._replace(delivery=bytes(record.delivery)))
-    return RunRead(found, batch.next_offset, at_end=batch.status is ReadStatus.NONE, damaged=damaged)
+    read = interpret_batch(queue, offset, batch, backend.gapless)
+    if read.error is not None:
+        raise read.error
+    if read.oldest is not None:
+        return RunRead([], read.oldest, expired=read.oldest - offset)
+    records = read.records()
+    damaged = len(batch.offsets) - len(records)
+    return RunRead(records, batch.next_offset, at_end=read.at_end, damaged=damaged)
 
 
 def all_records(

@@ -10,13 +10,14 @@ import secrets
 from pathlib import Path
 from typing import NamedTuple
 
+from backend.engines import BUNDLED
 from backend.file_log import open_log, open_shared
 from backend.file_log.lock import DirectoryInUseError, DirectoryLock
 from backend.port import Backend
 from backend.records import CommitBatch
 from ddmq.move.context import WAIT_S, MoveError, answer
 from ddmq.move.core.scope import NOTES_PREFIX
-from ddmq.server.config import ENGINES, Configuration, load_folder, over_backend
+from ddmq.server.config import Configuration, load_folder, over_backend
 from ddmq_common.clock import Clock
 from ddmq_common.errors import ConfigError, FencedError
 from ddmq_common.metrics.registry import Registry
@@ -45,7 +46,7 @@ class OpenedSide(NamedTuple):
 def place(text: str, folder: Path | None) -> MoveSide:
     """Read ENGINE:WHERE; `folder`: configuration of the servers there. Raises ConfigError."""
     engine, _, where = text.partition(":")
-    if engine not in ENGINES or not where:
+    if engine not in BUNDLED or not where:
         raise ConfigError(f"{text!r} names no engine; allowed: file_log:DIRECTORY and kafka:HOST:PORT,…")
     config = load_folder(folder)
     flags = {"engine": engine, "bootstrap": where} if engine == "kafka" else {"engine": engine}

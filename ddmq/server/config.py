@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from backend.engines import ENGINES, FILE_LOG, KAFKA
 from backend.file_log import FileLogOptions
 from backend.kafka.options import KafkaOptions
 from backend.records import Durability
@@ -99,15 +100,17 @@ class ServeConfig:
         return self.process_name or f"{shown}@{machine}" + (f":{admin}" if admin else "")
 
 
-ENGINES = ("file_log", "kafka")
-
-
 @dataclass(frozen=True)
 class BackendConfig:
     """conf/backend.yaml: where messages are kept. The file log's own settings stand in file_log.yaml."""
 
-    engine: str = field(default=ENGINES[0], metadata=rules(choices=ENGINES))
+    engine: str = field(default=FILE_LOG, metadata=rules(choices=ENGINES))
     kafka: KafkaOptions = field(default_factory=KafkaOptions)
+    options: Mapping[str, str] = field(default_factory=dict, metadata=rules(secret=True))  # of other engines
+
+    def engine_options(self, file_log: FileLogOptions) -> Any:
+        """Return the settings of the engine that is named; those of the file log have a file of their own."""
+        return {FILE_LOG: file_log, KAFKA: self.kafka}.get(self.engine, self.options)
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,7 @@ class Configuration:
 
     def __post_init__(self) -> None:
         longest, kept_ms = self.delay.table.waits[-1], self.log.retention.age_ms
-        if self.backend.engine == "file_log" and longest >= kept_ms:
+        if self.backend.engine == FILE_LOG and longest >= kept_ms:
             raise ConfigError(
                 f"delay_service.yaml: levels: the last is {shown_wait(longest)}, but retention.age_ms in "
                 f"file_log.yaml keeps messages for {shown_wait(kept_ms)}; allowed: levels shorter than that"
@@ -245,12 +248,13 @@ def over_backend(config: Configuration, flags: Mapping[str, str]) -> Configurati
     """Return the configuration with `engine` and `bootstrap` of the command line. Raises ConfigError."""
     engine, kafka = flags.get("engine", config.backend.engine), config.backend.kafka
     if "bootstrap" in flags:
-        if engine != "kafka":
+        if engine != KAFKA:
             raise ConfigError(
                 f"--bootstrap {flags['bootstrap']} is for --backend kafka; the backend is {engine}"
             )
         kafka = dataclasses.replace(kafka, bootstrap=flags["bootstrap"])
-    return dataclasses.replace(config, backend=BackendConfig(engine, kafka), backend_flags=dict(flags))
+    backend = dataclasses.replace(config.backend, engine=engine, kafka=kafka)
+    return dataclasses.replace(config, backend=backend, backend_flags=dict(flags))
 
 
 def shown(config: Configuration) -> dict[str, Any]:

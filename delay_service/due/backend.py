@@ -1,4 +1,4 @@
-"""What both services ask of the backend: reads, topics, the one commit of what is due; what its error says.
+"""What both services ask of the backend: topics, the one commit of what is due; what its error says.
 
 Due messages go to where they belong, and are noted as done, in one commit. Where the engine is not atomic the
 records are appended first, those that were not stored again until all are, and the progress is committed
@@ -20,12 +20,9 @@ from backend.records import (
     CommitBatch,
     NewRecord,
     ProgressDelta,
-    ReadBatch,
-    ReadStatus,
-    StoredRecord,
     TopicInfo,
 )
-from ddmq_common.errors import DamagedError, FencedError, RemoteError, StorageError, TryLaterError
+from ddmq_common.errors import FencedError, RemoteError
 
 GONE = "topic gone"  # why a message becomes a dead letter
 REFUSED = "refused"
@@ -34,49 +31,7 @@ Ended = Callable[[Exception | None], None]
 CLAIM_ERRORS = (FencedError, RemoteError)  # it is someone else's, or nobody knows what was committed
 
 
-# --- reads and topics
-
-
-class DueRead:
-    """The answer to a read from `offset`, in one of its shapes: records, the end, `oldest`, or an error.
-
-    `missing`: offsets passed over that should have had a message; they are damaged. On an engine that is not
-    `gapless` an offset without one is none. `oldest`: the queue begins only there.
-    """
-
-    def __init__(self, offset: int, answer: Completion[ReadBatch], gapless: bool) -> None:
-        self.offset = self.next_offset = offset
-        self._gapless = gapless
-        self.records: list[StoredRecord] = []
-        self.missing = 0
-        self.at_end = False
-        self.oldest: int | None = None
-        self.error: Exception | None = answer.error
-        if self.error is None:
-            self._take(answer.value)
-
-    def _take(self, batch: ReadBatch) -> None:
-        if batch.status in (ReadStatus.DATA, ReadStatus.NONE):
-            self.at_end = batch.status is ReadStatus.NONE
-            self.next_offset = batch.next_offset
-            there = batch.next_offset - self.offset if self._gapless else len(batch.offsets)
-            self.missing = there - self._records(batch)
-        elif batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds and batch.bounds.min > self.offset:
-            self.oldest = batch.bounds.min
-        elif batch.status is ReadStatus.OUT_OF_RANGE:
-            self.error = StorageError(f"a level stands at {self.offset}, its queue has {batch.bounds}")
-        else:
-            self.error = TryLaterError(f"the level's queue is {batch.status.value}")
-
-    def _records(self, batch: ReadBatch) -> int:
-        """Take them; how many there are."""
-        for index in range(len(batch.offsets)):
-            try:
-                record = batch.record(index)
-            except DamagedError:
-                continue
-            self.records.append(record._replace(delivery=bytes(record.delivery)))
-        return len(self.records)
+# --- topics
 
 
 class TargetTopic(NamedTuple):

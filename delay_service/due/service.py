@@ -1,15 +1,16 @@
-"""What both services of due messages do alike: take part in a group on a topic, look every second, end."""
+"""DueService: what both services of due messages do alike: own queues of a topic, and check every second."""
 
 from __future__ import annotations
 
 import logging
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from backend.claims import RETRY_S, ClaimOwner, QueueClaims
 from backend.completion import Completion
 from backend.internal_topics import ready_topic
+from backend.ownership.claims import RETRY_S
+from backend.ownership.owner import QueueOwner, QueueWork
 from backend.port import Backend, Health, Join
 from backend.records import TopicInfo
 from ddmq_common.clock import Clock
@@ -36,7 +37,10 @@ def hub_alarm() -> Alarm:
     return HubTimer(ref=False)
 
 
-class DueService(ClaimOwner):
+W = TypeVar("W", bound=QueueWork)
+
+
+class DueService(QueueOwner[W]):
     """A member of a group, from `start` to `drain` or `close`. Make it on the hub that is to serve it.
 
     `name`: what health and log call it. `join`: how it takes part. `load`: as QueueClaims's. `alarm` is its
@@ -56,6 +60,7 @@ class DueService(ClaimOwner):
         *,
         load: bool,
     ) -> None:
+        super().__init__(backend, clock.monotonic, load=load)
         self._name = name
         self._backend = backend
         self._config = config
@@ -64,10 +69,8 @@ class DueService(ClaimOwner):
         self._join_as = join
         self._alarm = alarm
         self._look_alarm = look_alarm
-        self._claims = QueueClaims(backend, self, clock.monotonic, load=load)
-        self._begun = self._stopping = self._closed = False
+        self._begun = False
         self._why = "it has not started"
-        self._drained: Completion[None] | None = None
         self.started: Completion[None] = Completion()
 
     # --- what a service does its own way
@@ -79,14 +82,6 @@ class DueService(ClaimOwner):
     @abstractmethod
     def _look_now(self) -> None:
         """Tell how much waits, and how long it has been due."""
-
-    @abstractmethod
-    def _stop_work(self) -> None:
-        """Begin nothing more; what is under way ends by itself, and when `_closed` nobody waits for it."""
-
-    @abstractmethod
-    def _idle(self) -> bool:
-        """Nothing is under way any more."""
 
     # --- start, health, end
 
@@ -108,11 +103,10 @@ class DueService(ClaimOwner):
         if made.error is not None:
             self._not_started(made.error)
         else:
-            self._join()
+            self.acquire()
 
-    def _join(self) -> None:
-        if not self._stopping:
-            self._claims.join(self._join_as)
+    def _join_request(self) -> Join:
+        return self._join_as
 
     def trouble(self, doing: str, error: Exception) -> None:
         """Start again in a moment."""
@@ -139,32 +133,17 @@ class DueService(ClaimOwner):
         A commit ends by its own deadline; the caller waits as long as it likes (`deadline`, monotonic).
         """
         if self._drained is None:
-            self._drained = Completion()
             self._why = "it is draining"
-            self._stop()
-            self._end_when_idle()
-        return self._drained
-
-    def _end_when_idle(self) -> None:
-        drained = self._drained
-        if drained is not None and not drained.done and self._idle():
-            self._leave()
-            drained.succeed(None)
+            self._stop_alarms()
+        return self._drain()
 
     def close(self) -> None:
-        """Stop at once; what is being committed counts or not, and the next owner sees which."""
-        self._closed = True
-        self._stop()
-        self._leave()
+        self._stop_alarms()
+        super().close()
 
-    def _stop(self) -> None:
-        self._stopping = True
+    def _stop_alarms(self) -> None:
         self._alarm.stop()
         self._look_alarm.stop()
-        self._stop_work()
-
-    def _leave(self) -> None:
-        self._claims.leave()
 
     def _look(self) -> None:
         if not self._stopping:

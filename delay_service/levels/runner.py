@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from backend.completion import Completion
-from backend.port import Backend, Wait
-from backend.records import ProgressDelta, ReadBatch
+from backend.ownership.reader import QueueRead, QueueReader
+from backend.port import Backend
+from backend.records import ProgressDelta, QueueRef
 from ddmq_common.clock import Clock
 from ddmq_common.delays.levels import Levels
 from ddmq_common.errors import CallerError, FencedError, UnknownTopicError
@@ -28,7 +28,7 @@ from delay_service.core.level import (
     WaitForData,
 )
 from delay_service.core.level_targets import DEAD_TOPIC, LevelFire, record_of
-from delay_service.due.backend import DueRead, Failed, commit_due, failed_how
+from delay_service.due.backend import Failed, commit_due, failed_how
 from delay_service.due.counts import Cells, DueCounts
 from delay_service.due.service import LOOK_S, Alarm
 
@@ -85,25 +85,37 @@ class Runner:
     def __init__(self, context: LevelsContext, level: Level, alarm: Alarm) -> None:
         self._context = context
         self._alarm = alarm
-        self._wait: Wait | None = None
-        self._ended: Callable[[Runner], None] | None = None
+        self._reader = QueueReader(context.backend, level.queue, self._on_read, self._on_data)
+        self._on_idle: Callable[[], None] | None = None
         self.level = level
         self.number = level.queue.queue_id + 1
         self.running = True
 
+    # --- QueueWork
+
     @property
-    def firing(self) -> bool:
+    def queue(self) -> QueueRef:
+        return self.level.queue
+
+    @property
+    def busy(self) -> bool:
+        """Whether a fire is under way."""
         return self.level.state is LevelState.FIRING
 
-    def stop(self, ended: Callable[[Runner], None]) -> None:
-        """Begin nothing more; `ended(runner)` follows when a fire that is under way ends. May be called
-        twice."""
+    def raise_epoch(self, epoch: int) -> None:
+        self.level.epoch = epoch
+
+    def abandon(self) -> None:
+        """Do nothing: a fire under way is committed under its old epoch, or fenced."""
+
+    def stop(self, on_idle: Callable[[], None]) -> None:
+        """Begin nothing more; `on_idle` follows when a fire that is under way ends."""
         self.running = False
-        self._ended = ended
+        self._on_idle = on_idle
         self._alarm.stop()
-        wait, self._wait = self._wait, None
-        if wait is not None:
-            wait.cancel()
+        self._reader.stop()
+
+    # --- steps
 
     def pump(self) -> None:
         """Do what the level wants now, and ask again in time. A mistake of ours, or of the engine, stops
@@ -129,9 +141,9 @@ class Runner:
         clock_ms = context.backend.clock_ms()
         step = self.level.step(clock_ms, now)
         if isinstance(step, Read):
-            self._read(step)
+            self._reader.read(step.offset, context.config.read_count, context.config.read_bytes)
         elif isinstance(step, WaitForData):
-            self._wait_for_data(step)
+            self._reader.wait(step.offset, now + WAIT_S)
         elif isinstance(step, FireRun):
             self._fire(step)
         elif isinstance(step, SleepUntil):
@@ -141,20 +153,11 @@ class Runner:
 
     # --- reading and waiting
 
-    def _read(self, step: Read) -> None:
-        config = self._context.config
-
-        def ended(answer: Completion[ReadBatch]) -> None:
-            if self.running:
-                self._read_ended(DueRead(step.offset, answer, self._context.backend.gapless))
-
-        read = self._context.backend.read(self.level.queue, step.offset, config.read_count, config.read_bytes)
-        read.then(ended)
-
-    def _read_ended(self, read: DueRead) -> None:
+    def _on_read(self, read: QueueRead) -> None:
         level, counts = self.level, self._context.counts
-        if read.missing:
-            counts.lost(self.number, "missing", read.missing)
+        records = read.records()
+        if read.expected > len(records):
+            counts.lost(self.number, "missing", read.expected - len(records))
         if read.error is not None:
             self._failed("read", read.error)
         elif read.oldest is not None:
@@ -165,22 +168,14 @@ class Runner:
             level.at_end(read.next_offset)
             counts.pending[self.number].value = 0
         else:
-            level.read(read.records, read.next_offset, self._context.backend.clock_ms())
+            level.read(records, read.next_offset, self._context.backend.clock_ms())
         self.pump()
 
-    def _wait_for_data(self, step: WaitForData) -> None:
-        deadline = self._context.clock.monotonic() + WAIT_S
-        wait = self._wait = self._context.backend.wait(self.level.queue, step.offset, deadline)
-        wait.then(self._wait_ended)
-
-    def _wait_ended(self, wait: Completion[bool]) -> None:
-        if self._wait is not wait:
-            return
-        self._wait = None
-        if wait.error is not None:
-            self._failed("wait", wait.error)
+    def _on_data(self, arrived: bool, error: Exception | None) -> None:
+        if error is not None:
+            self._failed("wait", error)
         else:
-            self.level.waited(wait.value)
+            self.level.waited(arrived)
         self.pump()
 
     def _failed(self, what: str, error: Exception) -> None:
@@ -215,8 +210,8 @@ class Runner:
             self._not_fired(fire, epoch, error)
         else:
             self.level.failed(context.clock.monotonic())
-        if self._ended is not None:
-            self._ended(self)
+        if self._on_idle is not None:
+            self._on_idle()
         self.pump()
 
     def _not_fired(self, fire: FireRun, epoch: int, error: Exception) -> None:

@@ -14,10 +14,9 @@ waits for data. Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
-from backend.claims import Release
 from backend.completion import Completion
 from backend.port import Backend, Join
 from backend.records import Bounds, ProgressView, QueueRef
@@ -35,7 +34,7 @@ log = logging.getLogger("ddmq.delay")
 TRIM_LOOKS = 30  # looks between two times that the log is told what nobody needs any more
 
 
-class LevelService(DueService):
+class LevelService(DueService[Runner]):
     """The levels of one process, at work. `started` succeeds when it takes part for the first time."""
 
     _counts: LevelCounts
@@ -55,28 +54,25 @@ class LevelService(DueService):
             "level scheduler", backend, config, clock, counts, join, alarms(), look_alarm, load=True
         )
         self._alarms = alarms
-        self._context = LevelsContext(backend, config, config.table, clock, counts, self._rejoin)
+        self._context = LevelsContext(backend, config, config.table, clock, counts, self.reacquire)
         self._limits = LevelLimits(
             config.fire_count_max, config.fire_bytes_max, config.pause_ms_min / 1e3, config.pause_ms_max / 1e3
         )
         self._targets = Targets(partial(target_topic, backend), config.refused_ms / 1e3)
-        self._runners: dict[QueueRef, Runner] = {}
-        self._letting_go: dict[Runner, Release] = {}  # revoked while firing: released when that has ended
         self._looks = 0
-        self._ending: set[Runner] = set()  # stopped while firing
 
     # --- start and end
 
     @property
     def held(self) -> int:
         """How many levels this process holds."""
-        return len(self._runners)
+        return len(self._owned)
 
     def _queues(self) -> int:
         return len(self._config.table)
 
-    def _join(self) -> None:
-        super()._join()
+    def acquire(self) -> None:
+        super().acquire()
         if self._claims.joined and not self.started.done:
             self.started.succeed(None)
 
@@ -88,98 +84,44 @@ class LevelService(DueService):
         log.warning("progress of the delay levels not read", extra={"error": str(error)})
         self._try_again()
 
-    def _stop_work(self) -> None:
-        for runner in self._runners.values():
-            runner.stop(self._fire_ended)
-
-    def _idle(self) -> bool:
-        return not self._ending and not any(runner.firing for runner in self._runners.values())
-
-    def _leave(self) -> None:
-        self._letting_go.clear()
-        for queue in list(self._runners):
-            self._drop(queue)
-        super()._leave()
-
-    # --- ClaimOwner
+    # --- QueueOwner
 
     def loaded(self, queue: QueueRef, epoch: int, view: ProgressView, bounds: Bounds) -> None:
-        """A level is ours: it goes on where its progress ends."""
+        """Start firing a level where its progress ends."""
         position = bounds.min if view.committed is None else view.committed
         level = Level(queue, position, epoch, view.generation, self._limits, self._targets)
-        runner = self._runners[queue] = Runner(self._context, level, self._alarms())
-        self._counts.held.value = len(self._runners)
+        runner = Runner(self._context, level, self._alarms())
+        self._begin_work(runner)
         self._counts.pending[runner.number].value = max(bounds.next - position, 0)
         runner.pump()
 
-    def may_load(self, queue: QueueRef) -> bool:
-        return not self._stopping
-
-    def raised(self, queue: QueueRef, epoch: int) -> None:
-        self._runners[queue].level.epoch = epoch
-
-    def revoked(self, queues: Sequence[QueueRef], deadline: float, release: Release) -> None:
-        """Give them up as soon as nothing of theirs is being fired."""
-        free = []
-        for queue in queues:
-            runner = self._drop(queue)
-            if runner is not None and runner.firing:
-                self._letting_go[runner] = release
-            else:
-                free.append(queue)
-        if free:
-            release(free)
-
-    def lost(self, queues: Sequence[QueueRef]) -> None:
-        """They are someone else's; what we are firing of theirs counted in time, or is refused."""
-        for queue in queues:
-            self._drop(queue)
-
-    def _drop(self, queue: QueueRef) -> Runner | None:
-        runner = self._runners.pop(queue, None)
-        if runner is not None:
-            runner.stop(self._fire_ended)
-            if runner.firing:
-                self._ending.add(runner)
-            self._counts.held.value = len(self._runners)
-            self._counts.pending[runner.number].value = 0
-        return runner
-
-    def _rejoin(self) -> None:
-        """Our claim to a level is in doubt: a new epoch decides."""
-        self._leave()
-        self._join()
-
-    def _fire_ended(self, runner: Runner) -> None:
-        self._ending.discard(runner)
-        release = self._letting_go.pop(runner, None)
-        if release is not None:
-            release((runner.level.queue,))
-        if self._stopping:
-            self._end_when_idle()
+    def _on_owned_changed(self, queue: QueueRef) -> None:
+        self._counts.held.value = len(self._owned)
+        if queue not in self._owned:
+            self._counts.pending[queue.queue_id + 1].value = 0
 
     # --- looking
 
     def _look_now(self) -> None:
-        levels = {runner.number: runner.level for runner in self._runners.values()}
+        levels = {runner.number: runner.level for runner in self._owned.values()}
         known = {number: level.first_due_ms for number, level in levels.items() if level.knows_head}
         unknown = {*levels, *(queue.queue_id + 1 for queue in self._claims.loading)} - known.keys()
         self._counts.overdue(known, unknown, self._claims.joined, self._backend.clock_ms())
         self._count_pending()
         self._looks += 1
         if self._looks % TRIM_LOOKS == 0:
-            for queue, runner in self._runners.items():
+            for queue, runner in self._owned.items():
                 self._backend.trim(queue, runner.level.position)
 
     def _count_pending(self) -> None:
         """Levels that wait for data are known to be empty."""
-        runners = self._runners.items()
+        runners = self._owned.items()
         queues = [queue for queue, runner in runners if runner.level.state is not LevelState.WAITING]
 
         def known(answer: Completion[list[Bounds | None]]) -> None:
             if answer.error is None:
                 for queue, bounds in zip(queues, answer.value, strict=True):
-                    runner = self._runners.get(queue)
+                    runner = self._owned.get(queue)
                     if runner is not None and bounds is not None:
                         left = max(bounds.next - runner.level.position, 0)
                         self._counts.pending[runner.number].value = left

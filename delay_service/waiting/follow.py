@@ -14,8 +14,9 @@ from typing import TypeVar
 import gevent
 
 from backend.completion import Completion
+from backend.ownership.reader import interpret_batch
 from backend.port import Backend
-from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus
+from backend.records import Bounds, QueueRef, ReadBatch
 from ddmq_common.clock import Clock
 from ddmq_common.errors import DamagedError, TryLaterError
 from ddmq_common.names import WAITING_TOPIC
@@ -96,13 +97,13 @@ class Follower:
     def _step(self) -> bool:
         """One read; False: there is nothing more now."""
         batch = _answer(self._backend.read(self.queue, self.position, ROWS_MAX, BYTES_MAX))
-        if batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds is not None:
-            begun_later = batch.bounds.min > self.position
-            self.position = max(self.position, batch.bounds.min)
-            return begun_later  # else this process has not heard yet how far they go
-        if batch.status not in (ReadStatus.DATA, ReadStatus.NONE):
-            raise TryLaterError(f"the rows of delay shard {self.queue.queue_id} are {batch.status.value}")
-        moved = batch.next_offset > self.position
+        read = interpret_batch(self.queue, self.position, batch, self._backend.gapless)
+        if read.is_unanswered and read.error is not None:
+            raise read.error
+        if read.batch is None:
+            self.position = read.next_offset
+            return read.oldest is not None  # else this process has not heard yet how far the rows go
+        moved = read.next_offset > self.position
         self.at_end = not moved
         if moved and not self._end():
             self._take(batch)

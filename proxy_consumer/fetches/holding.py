@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from backend.claims import ClaimOwner, QueueClaims, Release
+from backend.ownership.claims import ClaimOwner, QueueClaims, Release
 from backend.port import Join, Sharing
 from backend.records import Bounds, ProgressDelta, ProgressView, QueueRef
 from proxy_consumer.config import SubscriptionDefaults

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from backend.claims import ClaimOwner, QueueClaims
 from backend.completion import Completion
+from backend.ownership.claims import ClaimOwner, QueueClaims
 from backend.port import Join
 from backend.records import QueueRef
 from ddmq_common.errors import DdmqError

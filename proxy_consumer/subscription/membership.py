@@ -1,7 +1,7 @@
 """A subscription as a member of its group for one topic: what it does when queues come, go and are lost.
 
 A subscription has one membership for its own topic, and one for its queue of the group's retry topic when
-there is one. Which queues are its own, and when they are loaded, is backend/claims.py.
+there is one. Which queues are its own, and when they are loaded, is backend/ownership/claims.py.
 
 What clients have of a queue when it moves is told to its next holder, so that it waits for them. Within a
 process it is remembered; to another one goes a setting `leases/GROUP/TOPIC/QUEUE`, written before the queue
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from backend.claims import LOST_S, RETRY_S, ClaimOwner, QueueClaims, Release
+from backend.ownership.claims import LOST_S, RETRY_S, ClaimOwner, QueueClaims, Release
 from backend.port import Assignment, Join, Sharing
 from backend.progress.ack_map import OFFSET_END
 from backend.records import Bounds, ProgressView, QueueRef

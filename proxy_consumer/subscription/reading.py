@@ -7,8 +7,8 @@ unnoticed. What cannot be read is tried again a little later.
 
 from __future__ import annotations
 
-from backend.claims import RETRY_S
 from backend.completion import Completion
+from backend.ownership.claims import RETRY_S
 from backend.port import Wait
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus
 from ddmq_common.errors import DrainingError

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from backend.claims import LOST_S, RETRY_S
+from backend.ownership.claims import LOST_S, RETRY_S
 from backend.port import Sharing
 from backend.records import Bounds, ProgressView, QueueRef
 from ddmq_common.errors import FencedError

@@ -15,10 +15,11 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Protocol
 
-from backend.claims import RETRY_S, ClaimOwner, QueueClaims, Release
 from backend.completion import Completion
-from backend.port import Assignment, Backend, Join, Sharing, Wait
-from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus
+from backend.ownership.claims import RETRY_S, ClaimOwner, QueueClaims, Release
+from backend.ownership.reader import QueueRead, QueueReader
+from backend.port import Assignment, Backend, Join, Sharing
+from backend.records import Bounds, QueueRef
 from ddmq_common.clock import Clock
 from ddmq_common.delays.command import CommandOutcome, decode_outcome
 from ddmq_common.delivery import decode
@@ -54,78 +55,63 @@ class OutcomeReader:
         self._later = later
         self._opened: Callable[[OutcomeReader], None] | None = None
         self._offset = 0
-        self._wait: Wait | None = None
+        self._reader = QueueReader(backend, queue, self._on_read, self._on_data)
         self._closed = False
         self.queue = queue
         self.waiting = 0
 
     def open(self, opened: Callable[[OutcomeReader], None]) -> None:
-        """Look where the queue ends; `opened(self)` follows when everything after that will be heard."""
+        """Find the queue's end; `opened(self)` follows when everything after it will be heard."""
         self._opened = opened
-        self._look()
+        self._find_end()
 
     def close(self) -> None:
         """Hear nothing more. May be called twice."""
         self._closed = True
-        if self._wait is not None:
-            self._wait.cancel()
-            self._wait = None
+        self._reader.stop()
 
-    def _look(self) -> None:
+    def _find_end(self) -> None:
         if not self._closed:
-            self._backend.bounds((self.queue,)).then(self._looked)
+            self._backend.bounds((self.queue,)).then(self._on_bounds)
 
-    def _looked(self, answer: Completion[list[Bounds | None]]) -> None:
+    def _on_bounds(self, answer: Completion[list[Bounds | None]]) -> None:
         if self._closed:
             return
         bounds = None if answer.error is not None else answer.value[0]
         if bounds is None:
-            self._later(AGAIN_S, self._look)
+            self._later(AGAIN_S, self._find_end)
             return
         self._offset = bounds.next
         opened, self._opened = self._opened, None
         if opened is not None:
             opened(self)
-        self._listen()
+        self._wait()
 
-    def _listen(self) -> None:
-        if not self._closed:
-            deadline = self._clock.monotonic() + WAIT_S
-            self._wait = self._backend.wait(self.queue, self._offset, deadline)
-            self._wait.then(self._woken)
+    def _wait(self) -> None:
+        self._reader.wait(self._offset, self._clock.monotonic() + WAIT_S)
 
-    def _woken(self, wait: Completion[bool]) -> None:
-        self._wait = None
-        if self._closed:
-            return
-        if wait.error is not None:
-            self._later(AGAIN_S, self._listen)
-        elif wait.value:
+    def _on_data(self, arrived: bool, error: Exception | None) -> None:
+        if error is not None:
+            self._later(AGAIN_S, self._wait)
+        elif arrived:
             self._read()
         else:
-            self._listen()
+            self._wait()
 
     def _read(self) -> None:
-        if not self._closed:
-            self._backend.read(self.queue, self._offset, COUNT_MAX, BYTES_MAX).then(self._found)
+        self._reader.read(self._offset, COUNT_MAX, BYTES_MAX)
 
-    def _found(self, read: Completion[ReadBatch]) -> None:
-        if self._closed:
+    def _on_read(self, read: QueueRead) -> None:
+        if read.is_unanswered:
+            self._later(AGAIN_S, self._find_end)
             return
-        batch = None if read.error is not None else read.value
-        if batch is None or batch.status in (ReadStatus.MOVED, ReadStatus.GONE):
-            self._later(AGAIN_S, self._look)
-            return
-        if batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds is not None:
-            self._offset = batch.bounds.next
-        else:
-            self._offset = batch.next_offset
-        for delivery in batch.deliveries:
+        self._offset = read.next_offset if read.bounds is None else read.bounds.next
+        for delivery in () if read.batch is None else read.batch.deliveries:
             self._tell(bytes(delivery))
-        if batch.status is ReadStatus.DATA:
-            self._read()
+        if read.batch is None or read.at_end:
+            self._wait()
         else:
-            self._listen()
+            self._read()
 
     def _tell(self, delivery: bytes) -> None:
         """One that cannot be read has nobody to be told to; its caller hears "pending"."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from backend.completion import Completion
 from backend.internal_topics import ready_topic
-from backend.records import AppendResult, NewRecord, TopicInfo
+from backend.records import AppendResult, NewRecord, QueueRef, TopicInfo
 from ddmq_client.idl.codes import TransactionOutcome
 from ddmq_common.errors import CallerError, FencedError, TryLaterError, UnknownTopicError
 from ddmq_common.names import TRANSACTION_DEAD_TOPIC
@@ -270,8 +270,28 @@ class Deciding:
 
 
 class OwnedShard(NamedTuple):
-    """A shard that this proxy owns."""
+    """A shard that this proxy owns: a QueueWork of backend/ownership."""
 
     held: HeldShard
     deciding: Deciding
     left_overs: LeftOvers
+
+    @property
+    def queue(self) -> QueueRef:
+        return self.held.queue
+
+    @property
+    def busy(self) -> bool:
+        return self.held.busy
+
+    def stop(self, on_idle: Callable[[], None]) -> None:
+        """Begin nothing new; `on_idle` follows when no commit or prepare is under way any more."""
+        self.deciding.stop()
+        self.held.stop(on_idle)
+
+    def abandon(self) -> None:
+        """Take nothing in any more: another proxy may own the shard."""
+        self.held.claimed = False
+
+    def raise_epoch(self, epoch: int) -> None:
+        self.held.epoch = epoch

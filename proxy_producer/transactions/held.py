@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from backend.completion import Completion
 from backend.internal_topics import ready_topic
+from backend.ownership.reader import QueueRead, QueueReader
 from backend.progress.ack_map import AckMap
 from backend.records import (
     AppendResult,
@@ -20,7 +21,6 @@ from backend.records import (
     ProgressDelta,
     QueueRef,
     ReadBatch,
-    ReadStatus,
     StoredRecord,
     TopicInfo,
 )
@@ -37,11 +37,9 @@ from proxy_producer.transactions.reading import (
     BYTES_MAX,
     COUNT_MAX,
     WAIT_S,
-    InTurn,
     KeptMessages,
     OpReader,
     half_batch,
-    read_error,
     seen,
 )
 
@@ -50,7 +48,7 @@ Read = Callable[[Exception | None], None]
 
 
 class HeldShard:
-    """Runs until `stop`; what is being committed then ends by itself, and `idle(shard)` follows."""
+    """Runs until `stop`; what is being committed then ends by itself."""
 
     def __init__(
         self,
@@ -73,10 +71,9 @@ class HeldShard:
         self._acks = acks
         self._end = end  # of the queue when it was taken over
         self._committing = 0
-        self._idle: Callable[[HeldShard], None] | None = None
-        self._reading = self._waiting_for_data = False
-        self._readers: list[tuple[int, Read]] = []  # how far it is to be read, and who waits for that
-        self._turns = InTurn(self._read)
+        self._on_idle: Callable[[], None] | None = None
+        self._reader = QueueReader(context.backend, queue, self._on_read, self._on_data)
+        self._waiters: list[tuple[int, Read]] = []  # how far they need the queue to be read
         self._unreadable: list[StoredRecord] = []
         self.core = self._core(EndedTransactions(1))
 
@@ -93,10 +90,11 @@ class HeldShard:
         """Whether something is being committed, or a half message is on its way."""
         return self._committing > 0 or bool(self.core.reserved)
 
-    def stop(self, idle: Callable[[HeldShard], None]) -> None:
-        """Begin nothing more; who waits is told. May be called twice."""
+    def stop(self, on_idle: Callable[[], None]) -> None:
+        """Begin nothing more and fail the callers that wait; `on_idle` follows when `busy` is false."""
         self.running = self.ready = False
-        self._idle = idle
+        self._on_idle = on_idle
+        self._reader.stop()
         self._tell(self._explain_move())
 
     def _explain_move(self) -> TryLaterError:
@@ -162,9 +160,9 @@ class HeldShard:
         if not self.running:
             then(self._explain_move())
             return
-        self._readers.append((through, then))
-        if not self._reading and not self._waiting_for_data:
-            self._turns.go()
+        self._waiters.append((through, then))
+        if not (self._reader.reading or self._reader.waiting):
+            self._read()
 
     def when_all_read(self, then: Read) -> None:
         """The same for everything that is there by now, also what others appended."""
@@ -181,28 +179,19 @@ class HeldShard:
 
     def _read(self) -> None:
         start, end = self.core.next_read()
-        self._reading = True
-        count = min(COUNT_MAX, end - start)
-        self.context.backend.read(self.queue, start, count, BYTES_MAX).then(self._arrived)
+        self._reader.read(start, min(COUNT_MAX, end - start), BYTES_MAX)
 
-    def _arrived(self, answer: Completion[ReadBatch]) -> None:
-        self._reading = False
-        if not self.running:
+    def _on_read(self, read: QueueRead) -> None:
+        if read.error is not None:
+            self._failed("half messages were not read", read.error)
+            self._tell(read.error)
             return
-        if answer.error is not None:
-            self._failed("half messages were not read", answer.error)
-            self._tell(answer.error)
-            return
-        batch, core = answer.value, self.core
-        if batch.status in (ReadStatus.DATA, ReadStatus.NONE):
-            self._take(batch)
-        elif batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds and batch.bounds.min > core.read_to:
-            lost = core.moved_on(batch.bounds.min)
+        if read.batch is not None:
+            self._take(read.batch)
+        elif read.oldest is not None:
+            lost = self.core.moved_on(read.oldest)
             log.error("half messages are gone from the log", extra={"shard": self.number, "count": lost})
-        else:
-            self._tell(read_error(batch, core.read_to))
-            return
-        self._go_on(at_end=batch.status is ReadStatus.NONE)
+        self._go_on(at_end=read.at_end)
 
     def _take(self, batch: ReadBatch) -> None:
         found = half_batch(batch)
@@ -222,33 +211,30 @@ class HeldShard:
 
     def _go_on(self, *, at_end: bool) -> None:
         """Tell who has waited for what is read by now; the others wait on."""
-        waiting, self._readers = self._readers, []
+        waiting, self._waiters = self._waiters, []
         for through, then in waiting:
             if self.core.must_read(through):
-                self._readers.append((through, then))
+                self._waiters.append((through, then))
             else:
                 then(None)
-        if not self._readers or self._reading or self._waiting_for_data:
+        if not self._waiters or self._reader.reading or self._reader.waiting:
             return
-        if not at_end:
-            self._turns.go()
-            return
-        self._waiting_for_data = True  # somebody knows of more than this process has heard of yet
-        deadline = self.context.clock.monotonic() + WAIT_S
-        self.context.backend.wait(self.queue, self.core.read_to, deadline).then(self._data_came)
+        if at_end:  # a waiter knows of more than this process has heard of yet
+            self._reader.wait(self.core.read_to, self.context.clock.monotonic() + WAIT_S)
+        else:
+            self._read()
 
-    def _data_came(self, wait: Completion[bool]) -> None:
-        self._waiting_for_data = False
-        if not self.running or not self._readers:
+    def _on_data(self, arrived: bool, error: Exception | None) -> None:
+        if not self._waiters:
             return
-        if wait.error is None and wait.value:
-            self._turns.go()
+        if arrived:
+            self._read()
         else:
             behind = f"shard {self.number} of transactions is read up to {self.core.read_to} here; ask again"
-            self._tell(wait.error or TryLaterError(behind))
+            self._tell(error or TryLaterError(behind))
 
     def _tell(self, error: Exception) -> None:
-        waiting, self._readers = self._readers, []
+        waiting, self._waiters = self._waiters, []
         for _, then in waiting:
             then(error)
 
@@ -286,8 +272,8 @@ class HeldShard:
         context.commits.add(CommitPart(records, delta, ended))
 
     def _idle_when_stopped(self) -> None:
-        if not self.running and not self.busy and self._idle is not None:
-            self._idle(self)
+        if not self.running and not self.busy and self._on_idle is not None:
+            self._on_idle()
 
     def flush(self) -> None:
         """Finish what is no part of anything, if nothing else does; what cannot be read is kept as dead

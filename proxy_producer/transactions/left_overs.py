@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from backend.completion import Completion
 from backend.internal_topics import ready_topic
-from backend.records import AppendResult, ReadBatch, ReadStatus, TopicInfo
+from backend.ownership.reader import QueueRead, QueueReader
+from backend.records import AppendResult, TopicInfo
 from ddmq_common.names import TRANSACTION_DEAD_TOPIC
 from proxy_producer.transactions.codec import dead_half
 from proxy_producer.transactions.held import HeldShard
@@ -27,6 +28,7 @@ class LeftOvers:
 
     def __init__(self, held: HeldShard) -> None:
         self._held = held
+        self._reader = QueueReader(held.context.backend, held.queue, self._on_read)
         self._moving = False
 
     def move_all(self) -> None:
@@ -47,18 +49,18 @@ class LeftOvers:
         start, count = min(offsets), 1
         while count < COUNT_MAX and start + count in offsets:
             count += 1
-        read = self._held.context.backend.read(self._held.queue, start, count, BYTES_MAX)
-        read.then(lambda answer: self._on_batch(start, answer))
+        self._reader.read(start, count, BYTES_MAX)
 
-    def _on_batch(self, start: int, answer: Completion[ReadBatch]) -> None:
+    def _on_read(self, read: QueueRead) -> None:
         held = self._held
-        if answer.error is not None or not held.running or answer.value.status in _ELSEWHERE:
+        if read.is_unanswered or not held.running:
             self._moving = False
             return
-        batch, now_ms = answer.value, held.context.clock.wall_ms()
-        end = max(start + 1, batch.next_offset if batch.status is ReadStatus.DATA else 0)
+        now_ms = held.context.clock.wall_ms()
+        end = read.start + 1 if read.at_end else max(read.start + 1, read.next_offset)
         offsets = [offset for offset in held.core.left_over if offset < end]
-        halves = [half for half, _ in half_batch(batch).halves if half.offset in offsets]
+        stored = [] if read.batch is None else half_batch(read.batch).halves
+        halves = [half for half, _ in stored if half.offset in offsets]
         records = [dead_half(half, LARGE, 0, TEXT, now_ms) for half in halves]
         lost = len(offsets) - len(halves)
 
@@ -71,6 +73,3 @@ class LeftOvers:
                 self.move_all()
 
         held.commit(records, offsets, on_moved)
-
-
-_ELSEWHERE = (ReadStatus.GONE, ReadStatus.MOVED)

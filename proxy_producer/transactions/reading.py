@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from backend.completion import Completion
+from backend.ownership.reader import QueueRead, QueueReader
 from backend.port import Backend
 from backend.progress.ack_map import AckMap
-from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, ReadStatus, StoredRecord
+from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, StoredRecord
 from ddmq_client.idl.codes import TransactionOutcome
-from ddmq_common.errors import DamagedError, StorageError, TryLaterError
+from ddmq_common.errors import DamagedError
 from proxy_producer.transactions.codec import HalfMessage, checksum_of, name_of, read_half, read_op
 from proxy_producer.transactions.core.ended import Ended, EndedTransactions
 from proxy_producer.transactions.core.transaction import HalfSeen
@@ -25,27 +26,6 @@ COUNT_MAX, BYTES_MAX = 1_000, 4 << 20
 WAIT_S = 1.0  # for what another proxy was answered that it stored
 KEPT_BYTES_MAX = 4 << 20  # of a shard's messages, so that what was just appended need not be read again
 KEPT_BYTES = 1_000  # of one of these, beside its delivery bytes
-
-
-class InTurn:
-    """Calls `step` once for each `go`, one after the other, also when a step is answered at once and calls
-    `go` from within: thousands of reads are no deep recursion."""
-
-    def __init__(self, step: Callable[[], None]) -> None:
-        self._step = step
-        self._running = self._again = False
-
-    def go(self) -> None:
-        self._again = True
-        if self._running:
-            return
-        self._running = True
-        try:
-            while self._again:
-                self._again = False
-                self._step()
-        finally:
-            self._running = False
 
 
 def seen(half: HalfMessage, transaction: bytes, stored_ms: int, prepared_ms: int) -> HalfSeen:
@@ -138,33 +118,29 @@ def fetch(backend: Backend, queue: QueueRef, kept: KeptMessages, offsets: list[i
             found[offset] = half
     left = [offset for offset in offsets if offset not in found]
 
-    def step() -> None:
+    def read_next() -> None:
         if not left:
-            whole = [found[offset] for offset in offsets if offset in found]
-            then(whole, len(offsets) - len(whole), None)
+            complete = [found[offset] for offset in offsets if offset in found]
+            then(complete, len(offsets) - len(complete), None)
             return
         start, count = left[0], 1
         while count < min(len(left), COUNT_MAX) and left[count] == start + count:
             count += 1
-        backend.read(queue, start, count, BYTES_MAX).then(arrived)
+        reader.read(start, count, BYTES_MAX)
 
-    def arrived(answer: Completion[ReadBatch]) -> None:
-        if answer.error is None and answer.value.status in (ReadStatus.GONE, ReadStatus.MOVED):
-            then([], 0, TryLaterError(f"the half topic's queue is {answer.value.status.value}"))
-        elif answer.error is not None:
-            then([], 0, answer.error)
-        else:
-            batch = answer.value
-            found.update((half.offset, half) for half, _ in half_batch(batch).halves)
-            end = left[0] + 1
-            if batch.status is ReadStatus.DATA:
-                end = max(end, batch.next_offset)
-            while left and left[0] < end:
-                del left[0]
-            turns.go()
+    def on_read(read: QueueRead) -> None:
+        if read.is_unanswered:
+            then([], 0, read.error)
+            return
+        if read.batch is not None:
+            found.update((half.offset, half) for half, _ in half_batch(read.batch).halves)
+        end = left[0] + 1 if read.at_end else max(left[0] + 1, read.next_offset)
+        while left and left[0] < end:
+            del left[0]
+        read_next()
 
-    turns = InTurn(step)
-    turns.go()
+    reader = QueueReader(backend, queue, on_read)
+    read_next()
 
 
 class OpReader:
@@ -186,7 +162,7 @@ class OpReader:
         self._partly = False  # whether older ones are left out, or gone
         self._damaged = False  # whether one is missing since the last that could be read
         self._offset = 0
-        self._turns = InTurn(self._read)
+        self._reader = None if queue is None else QueueReader(backend, queue, self._on_read)
 
     def start(self) -> None:
         if self._queue is None:
@@ -203,37 +179,30 @@ class OpReader:
             low, end = answer.value[0]
             start = max(low, end - self._count_max)
             self._partly = start > 0
-            self._go_on(start)
+            self._read_from(start)
 
-    def _go_on(self, offset: int) -> None:
+    def _read_from(self, offset: int) -> None:
+        assert self._reader is not None
         self._offset = offset
-        self._turns.go()
+        self._reader.read(offset, COUNT_MAX, BYTES_MAX)
 
-    def _read(self) -> None:
-        assert self._queue is not None
-        self._backend.read(self._queue, self._offset, COUNT_MAX, BYTES_MAX).then(self._arrived)
-
-    def _arrived(self, answer: Completion[ReadBatch]) -> None:
-        if answer.error is not None:
-            self._done(self._ended, answer.error)
-            return
-        batch = answer.value
-        if batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds is not None:
+    def _on_read(self, read: QueueRead) -> None:
+        if read.is_unanswered:
+            self._done(self._ended, read.error)
+        elif read.bounds is not None:
             self._partly = True
-            self._go_on(batch.bounds.min)
-        elif batch.status is ReadStatus.DATA:
-            self._take(batch)
-            self._gap(batch.next_offset)
-            self._go_on(batch.next_offset)
-        elif batch.status is ReadStatus.NONE:
-            self._gap(batch.next_offset)
+            self._read_from(read.bounds.min)
+        elif read.batch is not None and not read.at_end:
+            self._take(read.batch)
+            self._gap(read.next_offset)
+            self._read_from(read.next_offset)
+        else:
+            self._gap(read.next_offset)
             if self._damaged:
                 self._ended.damaged(self._backend.clock_ms())
             if self._first and self._partly:  # all of them are gone
                 self._ended.covered_from_ms = self._backend.clock_ms()
             self._done(self._ended, None)
-        else:
-            self._done(self._ended, TryLaterError(f"the op topic's queue is {batch.status.value}"))
 
     def _gap(self, until: int) -> None:
         """The next record is at `until`: on a gapless engine what was to be before it is damaged."""
@@ -261,10 +230,3 @@ class OpReader:
             self._first = False
             ended = Ended(TransactionOutcome(op.outcome), op.group, op.at_ms, op.end)
             self._ended.remember(record.message_id, ended)
-
-
-def read_error(batch: ReadBatch, position: int) -> Exception:
-    """Why a read of the half topic says neither records nor the end."""
-    if batch.status is ReadStatus.OUT_OF_RANGE:
-        return StorageError(f"a shard of transactions stands at {position}, its queue has {batch.bounds}")
-    return TryLaterError(f"the half topic's queue is {batch.status.value}")

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from backend.claims import ClaimOwner, QueueClaims, Release
 from backend.completion import Completion
+from backend.ownership.owner import QueueOwner
 from backend.port import Join
 from backend.records import Bounds, ProgressView, QueueRef
 from ddmq_client.idl.codes import Code, TransactionAction, TransactionOutcome
@@ -58,7 +58,7 @@ class OwnerWaiter(Protocol):
         """Look again."""
 
 
-class Transactions(ClaimOwner):
+class Transactions(QueueOwner[OwnedShard]):
     """They belong to one producer proxy. `timer`: of its beat."""
 
     def __init__(
@@ -72,6 +72,7 @@ class Transactions(ClaimOwner):
         timer: SweepTimer,
     ) -> None:
         backend = self.backend = flow.backend
+        super().__init__(backend, clock.monotonic)
         self.flow = flow
         self.counts = TransactionCounts(metrics)
         self.topics = TransactionTopics(
@@ -87,20 +88,15 @@ class Transactions(ClaimOwner):
         steady = SteadyClock(clock.wall_ms(), clock.monotonic())
         self.waiting: set[OwnerWaiter] = set()  # calls that wait for an owner; bounded as all in flight
         self._context = TransactionContext(
-            backend, config, clock, self.counts, levels, commands, commits, self._rejoin, self.retry_waiting,
-            steady,
+            backend, config, clock, self.counts, levels, commands, commits, self.reacquire,
+            self.retry_waiting, steady,
         )  # fmt: skip
         self.now_ms = self._context.now_ms  # on the clock of checks and ages
-        self._claims = QueueClaims(backend, self, clock.monotonic)
-        self._shards: dict[QueueRef, OwnedShard] = {}
         self._by_number: dict[int, OwnedShard] = {}
         self._shard_count = 0
         self.groups: dict[bytes, str] = {}  # legal producer groups that were named lately
-        self._letting_go: dict[HeldShard, Release] = {}  # revoked while committing
-        self._ending: set[HeldShard] = set()  # stopped while committing
         self._beats = self._looks = 0
-        self._begun = self._stopping = False
-        self._drained: Completion[None] | None = None
+        self._begun = False
         self._unwatch: Callable[[], None] = backend.watch_settings(self._changed, *TOPIC_KEYS)
 
     # --- beginning and ending
@@ -110,7 +106,7 @@ class Transactions(ClaimOwner):
         there are transactions."""
         self.owners.address = address
         if self._claims.joined:
-            self._rejoin()
+            self.reacquire()
         elif self.topics.shards:
             self.begin()
 
@@ -126,117 +122,49 @@ class Transactions(ClaimOwner):
         if not self._begun and not self._stopping:
             self._begun = True
             self._timer.every(BEAT_S, self.beat)
-        self._join()
-
-    def _join(self) -> None:
-        if self.topics.shards and not self._stopping:
-            self._claims.join(Join(TRANSACTION_GROUP, HALF_TOPIC, address=self.owners.address))
-
-    def _rejoin(self) -> None:
-        """Our claim to a shard is in doubt: a new epoch decides."""
-        if not self._stopping:
-            self._leave()
-            self._join()
+        self.acquire()
 
     def drain(self) -> Completion[None]:
-        """Hand out nothing new; what is being committed ends, then the shards are given up."""
+        """Hand out nothing new; when what is being committed has ended, leave."""
         if self._drained is None:
-            self._drained = Completion()
-            self._stopping = True
             self.polls.end(DRAINING)
-            for owned in self._shards.values():
-                self._end(owned)
-            self._end_when_idle()
-        return self._drained
-
-    def _end_when_idle(self) -> None:
-        if self._drained is not None and not self._drained.done and not self._ending:
-            self._leave()
-            self._drained.succeed(None)
+        return self._drain()
 
     def close(self) -> None:
-        """Stop at once; what is being committed counts or not, and the next owner sees which."""
-        self._stopping = True
         self._unwatch()
         if self._begun:
             self._timer.stop()
         self.owners.close()
-        self._leave()
+        super().close()
+
+    # --- QueueOwner
+
+    def _join_request(self) -> Join | None:
+        """Return how to join; None while the topics are not there."""
+        if not self.topics.shards:
+            return None
+        return Join(TRANSACTION_GROUP, HALF_TOPIC, address=self.owners.address)
 
     def _leave(self) -> None:
-        for held in self._letting_go:
-            held.claimed = False
-        self._letting_go.clear()
-        self._forfeit(list(self._shards))
-        self._claims.leave()
+        super()._leave()
         self.owners.forget()
-
-    # --- ClaimOwner
 
     def loaded(self, queue: QueueRef, epoch: int, view: ProgressView, bounds: Bounds) -> None:
-        """A shard is ours: it is read before anything is decided."""
+        """Begin with reading the shard: nothing of it is decided before."""
         held = HeldShard(self._context, queue, epoch, view.generation, acks_of(view, bounds), bounds.next)
-        self._shards[queue] = self._by_number[queue.queue_id] = OwnedShard(
-            held, Deciding(held), LeftOvers(held)
-        )
+        self._begin_work(OwnedShard(held, Deciding(held), LeftOvers(held)))
         held.start()
 
-    def may_load(self, queue: QueueRef) -> bool:
-        return not self._stopping
-
-    def raised(self, queue: QueueRef, epoch: int) -> None:
-        self._shards[queue].held.epoch = epoch
-
-    def revoked(self, queues: Sequence[QueueRef], deadline: float, release: Release) -> None:
-        """Give them up as soon as nothing of theirs is being committed."""
-        free = []
-        for queue in queues:
-            held = self._drop(queue)
-            if held is not None and held.busy:
-                self._letting_go[held] = release
-                continue
-            if held is not None:
-                held.claimed = False
-            free.append(queue)
-        if free:
-            release(free)
+    def _on_owned_changed(self, queue: QueueRef) -> None:
+        owned = self._owned.get(queue)
+        if owned is None:
+            self._by_number.pop(queue.queue_id, None)
+        else:
+            self._by_number[queue.queue_id] = owned
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
-        """They are someone else's; what we are committing of theirs counted in time, or is refused."""
-        self._forfeit(queues)
-        for held in self._letting_go:
-            if held.queue in queues:
-                held.claimed = False
+        super().lost(queues)
         self.owners.forget()
-
-    def _forfeit(self, queues: Sequence[QueueRef]) -> None:
-        """Drop shards that others may have at once."""
-        for queue in queues:
-            held = self._drop(queue)
-            if held is not None:
-                held.claimed = False
-
-    def _drop(self, queue: QueueRef) -> HeldShard | None:
-        owned = self._shards.pop(queue, None)
-        if owned is None:
-            return None
-        del self._by_number[queue.queue_id]
-        self._end(owned)
-        return owned.held
-
-    def _end(self, owned: OwnedShard) -> None:
-        if owned.held.busy:
-            self._ending.add(owned.held)
-        owned.deciding.stop()
-        owned.held.stop(self._idle)
-
-    def _idle(self, held: HeldShard) -> None:
-        self._ending.discard(held)
-        release = self._letting_go.pop(held, None)
-        if release is not None:
-            held.claimed = False
-            release((held.queue,))
-        self._end_when_idle()
 
     # --- who owns what
 
@@ -249,7 +177,7 @@ class Transactions(ClaimOwner):
 
     def ready(self) -> Iterator[OwnedShard]:
         """The shards that this proxy owns and knows all of."""
-        return (owned for owned in list(self._shards.values()) if owned.held.ready)
+        return (owned for owned in list(self._owned.values()) if owned.held.ready)
 
     def owned(self, number: int) -> OwnedShard | None:
         """That shard, if it is among them."""
@@ -355,11 +283,11 @@ class Transactions(ClaimOwner):
         """Each second."""
         if self._stopping:
             return
-        self._join()
-        queues = [queue for queue, owned in self._shards.items() if owned.held.ready]
+        self.acquire()
+        queues = [queue for queue, owned in self._owned.items() if owned.held.ready]
         if queues:
             self.backend.bounds(queues).then(lambda answer: self._bounded(queues, answer))
-        for owned in list(self._shards.values()):
+        for owned in list(self._owned.values()):
             if owned.held.stuck:
                 owned.held.start()
         now_ms = self.now_ms()
@@ -383,13 +311,13 @@ class Transactions(ClaimOwner):
         if answer.error is not None:
             return
         for queue, bounds in zip(queues, answer.value, strict=True):
-            owned = self._shards.get(queue)
+            owned = self._owned.get(queue)
             if owned is not None and bounds is not None and owned.held.ready:
                 owned.held.core.ends_at(bounds.next)
                 owned.held.when_read(-1, lambda error: None)
 
     def _gauges(self, now_ms: int) -> None:
-        cores = [owned.held.core for owned in self._shards.values()]
+        cores = [owned.held.core for owned in self._owned.values()]
         self.counts.open.value = sum(len(core.open) for core in cores)
         oldest = [core.oldest_ms for core in cores if core.oldest_ms is not None]
         self.counts.oldest_ms.value = max(now_ms - min(oldest), 0) if oldest else 0

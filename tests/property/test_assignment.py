@@ -13,8 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from backend.assignment.group import POINTS, Assign, Decision, Grant, GroupMember, Lose, Revoke
-from backend.assignment.table import REVOKE_S, AssignmentTable
+from backend.ownership.group import POINTS, Assign, Decision, Grant, GroupMember, Lose, Revoke
+from backend.ownership.table import REVOKE_S, AssignmentTable
 from backend.port import Sharing
 from backend.records import QueueRef
 from tests.examples import examples

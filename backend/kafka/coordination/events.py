@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from backend.assignment.group import AssignmentState
+from backend.ownership.group import AssignmentState
 from backend.port import Sharing
 
 VERSION = 1

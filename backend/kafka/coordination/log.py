@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from backend.assignment.group import Decision
 from backend.kafka.coordination.events import Begun, Event, Snapshot
 from backend.kafka.coordination.replica import TableState
 from backend.kafka.coordination.snapshot import restored, snapshot
+from backend.ownership.group import Decision
 
 
 class PlacedEvent(NamedTuple):

@@ -1,6 +1,6 @@
 """The replicated table: the events of one partition, in their order, decide the same everywhere. Pure.
 
-Every process feeds each event to its own Replica. The table of backend/assignment decides; nothing in it
+Every process feeds each event to its own Replica. The table of backend/ownership decides; nothing in it
 depends on the time or the knowledge of one process:
 
 * Time is the broker's stamp of the event. Nothing happens because time passes: a holder that does not let go
@@ -21,8 +21,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from backend.assignment.group import Decision, Grant, GroupMember
-from backend.assignment.table import REVOKE_S, AssignmentTable
 from backend.kafka.coordination.events import (
     Died,
     Event,
@@ -33,6 +31,8 @@ from backend.kafka.coordination.events import (
     Released,
     TopicSeen,
 )
+from backend.ownership.group import Decision, Grant, GroupMember
+from backend.ownership.table import REVOKE_S, AssignmentTable
 from backend.records import QueueRef
 from ddmq_common.errors import BoundReachedError
 

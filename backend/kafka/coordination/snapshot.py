@@ -6,7 +6,6 @@ queues. What is derived from them (the sharing that holds) is derived again.
 
 from __future__ import annotations
 
-from backend.assignment.group import AssignedGroup, GroupMember, QueueAssignment, TopicLine
 from backend.kafka.coordination.events import (
     Snapshot,
     SnapshotCell,
@@ -15,6 +14,7 @@ from backend.kafka.coordination.events import (
     SnapshotMember,
 )
 from backend.kafka.coordination.replica import TableState
+from backend.ownership.group import AssignedGroup, GroupMember, QueueAssignment, TopicLine
 from backend.records import QueueRef
 
 

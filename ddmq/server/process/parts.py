@@ -23,7 +23,7 @@ import gevent
 from gevent.event import Event
 from gevent.pywsgi import WSGIServer
 
-from backend.file_log import open_shared
+from backend.engines import FILE_LOG, EngineSettings, open_engine
 from backend.port import Backend, Health
 from backend.traces import TraceWriter
 from ddmq.address import LOOPBACK, HostPort
@@ -150,22 +150,15 @@ class ServerProcess:
 
     def _open_backend(self) -> Backend:
         """Open the engine that backend.yaml names. Raises DdmqError."""
-        if self.config.backend.engine == "file_log":
-            return open_shared(
-                self.config.serve.data_dir, self.config.log, clock=self.clock, metrics=self.metrics
-            )
-        try:
-            from backend.kafka.opening import open_kafka
-        except ImportError as error:
-            raise ConfigError(
-                f"--backend kafka needs the package {error.name}; in the source tree: pip install '.[kafka]'"
-            ) from error
-        make_private(self.config.serve.data_dir)
-        self._answer_admin(starting(self.health, self._names()))  # the cluster may be away for long
-        if "producer" in self.parts:
-            self._listen("producer", refuse_sends(lambda: self._waits_for, self.metrics))
-        kafka, data_dir = self.config.backend.kafka, self.config.serve.data_dir
-        return open_kafka(kafka, clock=self.clock, data_dir=data_dir, told=self._wait_for)
+        config, data_dir = self.config.backend, self.config.serve.data_dir
+        if config.engine != FILE_LOG:
+            make_private(data_dir)
+            self._answer_admin(starting(self.health, self._names()))  # its machines may be away for long
+            if "producer" in self.parts:
+                self._listen("producer", refuse_sends(lambda: self._waits_for, self.metrics))
+        options = config.engine_options(self.config.log)
+        settings = EngineSettings(data_dir, self.clock, self.metrics, options, self._wait_for)
+        return open_engine(config.engine, settings)
 
     def _wait_for(self, reason: str) -> None:
         self._waits_for = reason

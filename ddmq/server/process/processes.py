@@ -25,6 +25,7 @@ from typing import IO, Any
 
 import click
 
+from backend.engines import FILE_LOG
 from ddmq.address import HostPort, read_ready, ready_line
 from ddmq.server.admin.figures import told_line
 from ddmq.server.config import PROCESS_NAME_MAX, Configuration, ServeConfig, load_folder, with_flags
@@ -233,9 +234,9 @@ def run_processes(config_dir: Path | None, flags: dict[str, Any]) -> None:
     config.serve.check_reach(("producer", "consumer", "admin"))
     logs.set_up(config.serve.log_level, config.serve.log_format)
     names = ("consumer", "producer", "delay-service")
-    kafka = config.backend.engine == "kafka"
-    waits = NEVER if kafka else READY_WITHIN_S  # a cluster may be away for long
-    supervisor = Supervisor([_part(config, config_dir, name) for name in names], waits, together=kafka)
+    remote = config.backend.engine != FILE_LOG
+    waits = NEVER if remote else READY_WITHIN_S  # a cluster may be away for long
+    supervisor = Supervisor([_part(config, config_dir, name) for name in names], waits, together=remote)
 
     signal.signal(signal.SIGHUP, supervisor.hang_up)
     signal.signal(signal.SIGTERM, supervisor.stop)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from backend.assignment.table import REVOKE_S
+from backend.ownership.table import REVOKE_S
 from tests.support.waits import until
 
 SCRIPT = Path(__file__).with_name("house_process.py")

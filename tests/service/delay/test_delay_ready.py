@@ -11,8 +11,8 @@ from typing import Any, cast
 import gevent
 import pytest
 
-from backend.assignment.table import REVOKE_S
 from backend.completion import Completion
+from backend.ownership.table import REVOKE_S
 from backend.port import Assignment, Health, Join
 from backend.records import QueueRef, ReadBatch
 from ddmq.server.delays.queries import LOOKS_S, PAGE_BYTES, DelayChoice, DelayQueries

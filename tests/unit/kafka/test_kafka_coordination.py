@@ -6,7 +6,6 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.assignment.group import Assign, AssignmentState, Decision, Lose, Revoke
 from backend.kafka.coordination.events import (
     Beat,
     Begun,
@@ -26,6 +25,7 @@ from backend.kafka.coordination.events import (
     encode_event,
 )
 from backend.kafka.coordination.log import CoordinationLog, PlacedEvent
+from backend.ownership.group import Assign, AssignmentState, Decision, Lose, Revoke
 from backend.port import Sharing
 from tests.examples import examples
 

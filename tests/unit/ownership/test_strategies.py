@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend.assignment.group import averagely, by_circle, consistent_hash
+from backend.ownership.group import averagely, by_circle, consistent_hash
 
 QUEUES = [f"orders/{number}" for number in range(400)]
 

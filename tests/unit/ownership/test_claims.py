@@ -11,8 +11,8 @@ from random import Random
 
 import pytest
 
-from backend.claims import LOST_S, RETRY_S, ClaimOwner, QueueClaims, Release
 from backend.completion import Completion
+from backend.ownership.claims import LOST_S, RETRY_S, ClaimOwner, QueueClaims, Release
 from backend.port import Assignment, Join, MembershipListener
 from backend.records import Bounds, ProgressView, QueueRef
 from ddmq_common.errors import StorageError, TryLaterError

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from backend.assignment.group import (
+from backend.ownership.group import (
     Assign,
     AssignedGroup,
     AssignmentState,

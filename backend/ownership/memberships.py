@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from backend.assignment.group import Assign, Decision, Grant, GroupMember, Revoke
-from backend.assignment.table import AssignmentTable
+from backend.ownership.group import Assign, Decision, Grant, GroupMember, Revoke
+from backend.ownership.table import AssignmentTable
 from backend.port import Assignment, Join, MembershipListener
 from backend.progress.group_progress import ProgressTable
 from backend.records import ProgressDelta, QueueRef

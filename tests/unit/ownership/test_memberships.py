@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from backend.assignment.group import Grant
-from backend.assignment.memberships import Answered, Memberships
-from backend.assignment.table import LATE_MAX, REVOKE_S
+from backend.ownership.group import Grant
+from backend.ownership.memberships import Answered, Memberships
+from backend.ownership.table import LATE_MAX, REVOKE_S
 from backend.port import Join, Sharing
 from backend.records import QueueRef
 from ddmq_common.errors import BoundReachedError, DrainingError, StorageError
