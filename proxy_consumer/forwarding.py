@@ -23,9 +23,9 @@ from ddmq_common.metrics.catalogue import FORWARDED
 from ddmq_common.names import RETRY_PREFIX, retry_topic
 from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.fetches.service import Fetches
-from proxy_consumer.groups.group import Group
 from proxy_consumer.peers import PassedReply, Peers
 from proxy_consumer.runtime import Runtime
+from proxy_consumer.subscription.subscription import Group
 
 HOLDERS_AGE_S = 1.0
 HOLDERS_MAX = 1_000  # lookups remembered
@@ -224,7 +224,7 @@ class TakingUp:
     def due(self, now: float) -> None:
         """Take the results in where all their queues are held, else look again a little later."""
         unheld = [
-            each for group, each in self._taken if (each.context.topic, each.context.qid) not in group.held
+            each for group, each in self._taken if (each.context.topic, each.context.qid) not in group.queues
         ]
         if not unheld:
             self._judge(self._taken, lambda error: self._done(error or self._error))

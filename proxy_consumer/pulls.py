@@ -21,11 +21,9 @@ from proxy_consumer.core.steps import Delivery
 from proxy_consumer.fetches.service import Fetches
 from proxy_consumer.groups.consistency import Client, Consistency, length_fault, stated
 from proxy_consumer.groups.directory import Directory
-from proxy_consumer.groups.group import Group
 from proxy_consumer.results import Results
 from proxy_consumer.runtime import Runtime, log
-from proxy_consumer.subscription.held_queue import held_of
-from proxy_consumer.subscription.subscription import Subscription
+from proxy_consumer.subscription.subscription import Group, Subscription
 
 
 class Pull(HeldPull):
@@ -248,14 +246,14 @@ class Pulls:
 
     def answer(self, pull: Pull, delivery: Delivery) -> None:
         """Hand messages out."""
-        held = held_of(delivery.state)
+        queue = delivery.queue
         if pull.client is not None:
             delivery.lease.given_to(pull.client)
         next_offset = None
-        if pull.ours:
-            next_offset = held.subscription.next_offset(delivery.state, self._runtime.now())
+        if pull.ours and pull.group is not None:
+            next_offset = pull.group.subscription_of(queue).next_offset(queue, self._runtime.now())
         self._with_messages.value += 1
-        answers.answer(pull.call, held.place, delivery, next_offset, pull.late, self._take_notice(pull))
+        answers.answer(pull.call, queue.name, delivery, next_offset, pull.late, self._take_notice(pull))
 
     def answer_empty(self, pull: Pull) -> None:
         self._empty.value += 1

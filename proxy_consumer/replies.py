@@ -23,12 +23,12 @@ from ddmq_rpc.api import Call
 from proxy_consumer.answers import IDL
 from proxy_consumer.core import replying
 from proxy_consumer.core.replying import Ack, AckTaking, KnownReply, Replied, reply_id
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.forwarding import Forwarding
 from proxy_consumer.groups.consistency import CLIENT_ID_BYTES_MAX
-from proxy_consumer.groups.group import Group
 from proxy_consumer.peers import PassedReply
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription.held_queue import HeldQueue
+from proxy_consumer.subscription.subscription import Group, Subscription
 
 OFFSET_MAX = (1 << 63) - 1
 LOOKS_MAX = 64  # for replies of old, at a time
@@ -71,22 +71,22 @@ class ReplyHandling:
         if fault is not None:
             answer.refuse(*fault)
             return
-        held = None if group is None else group.held.get((request.context.topic, request.context.qid))
-        if group is None or held is None:
+        queue = None if group is None else group.queues.get((request.context.topic, request.context.qid))
+        if group is None or queue is None:
             self._not_held(answer, group, request)
             return
-        ack = Ack(group.name, held.state.queue, request.offset, request.lease)
+        ack = Ack(group.name, queue.ref, request.offset, request.lease)
         known = self.replied.of(ack)
         if known is not None and known.lease_id == request.lease:
             answer.tell(Code.OK, OK_TEXT, ReplyOutcome.STORED_BEFORE, known.results)
             return
-        taking = replying.take_up(held.state.jobs, request.offset, request.lease)
+        taking = replying.take_up(queue, request.offset, request.lease)
         if taking is AckTaking.TAKEN_UP:
-            PendingAck(self, answer, held, ack).begin()
+            PendingAck(self, answer, group.subscription_of(queue), queue, ack).begin()
         elif taking is AckTaking.BUSY:
             answer.refuse(Code.BUSY, f"this acknowledgement is being committed; {MOVES}")
         elif taking is AckTaking.OVER:
-            held.subscription.buffer.tally.late.value += 1
+            group.subscription_of(queue).buffer.tally.late.value += 1
             text = f"the lease {request.lease} of offset {request.offset} is over; nothing is stored"
             answer.tell(Code.ILLEGAL_MESSAGE, text, ReplyOutcome.LEASE_OVER)
         else:
@@ -243,12 +243,25 @@ class AnswerOnce:
 class PendingAck:
     """One acknowledgement from taking its message up to its end: the keeper of its replies."""
 
-    def __init__(self, replies: ReplyHandling, answer: AnswerOnce, held: HeldQueue, ack: Ack) -> None:
+    def __init__(
+        self,
+        replies: ReplyHandling,
+        answer: AnswerOnce,
+        subscription: Subscription,
+        queue: SubscribedQueue,
+        ack: Ack,
+    ) -> None:
         self._replies = replies
         self._runtime = replies.runtime
         self._answer = answer
-        self._held = held
+        self._subscription = subscription
+        self._queue = queue
         self._ack = ack
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether the queue is still this proxy's."""
+        return self._subscription.buffer.holds(self._queue)
 
     @property
     def _offset(self) -> int:
@@ -266,10 +279,10 @@ class PendingAck:
 
     def commit(self, records: list[NewRecord], into: Completion[list[AppendResult]]) -> None:
         """Raises DdmqError, and stores nothing, where the queue is not ours any more."""
-        held, runtime = self._held, self._runtime
-        if not held.subscription.holds(held.state):
+        runtime = self._runtime
+        if not self._is_held:
             raise TryLaterError(f"the queue is not this proxy's any more; {MOVES}")
-        delta = held.state.jobs.finish_of(self._ack.group, self._offset)
+        delta = self._queue.finish_of(self._ack.group, self._offset)
         batch = CommitBatch(records=records, progress=(delta,))
         runtime.backend.commit(batch, runtime.commit_deadline(), into=into)
 
@@ -292,43 +305,42 @@ class PendingAck:
             for one in results
         ]
         self._replies.replied.note(self._ack, told)
-        held, offset = self._held, self._offset
-        if held.subscription.holds(held.state):
-            jobs, tally = held.state.jobs, held.subscription.buffer.tally
-            job = jobs.table.jobs.get(offset)
-            lease = replying.finish(jobs, offset)
+        offset, subscription = self._offset, self._subscription
+        if self._is_held:
+            tally = subscription.buffer.tally
+            job = self._queue.table.jobs.get(offset)
+            lease = replying.finish(self._queue, offset)
             tally.acked.value += 1
             tally.process.observe((self._runtime.now() - lease.since) * 1e6)
             if job is not None:
-                held.subscription.retries.finished(job)
+                subscription.retries.finished(job)
         self._ended()
         self._answer.tell(Code.OK, OK_TEXT, ReplyOutcome.STORED, told)
 
     def failed(self, error: Exception, code: int, text: str) -> None:
         self._runtime.progress_failed(error)
-        subscription = self._held.subscription
+        subscription = self._subscription
         if isinstance(error, RemoteError):
-            if subscription.holds(self._held.state):
+            if self._is_held:
                 subscription.start_anew()
             self._ended()
             self._answer.refuse(Code.TIMED_OUT, f"{text}; whether it is stored the next answer tells")
         elif isinstance(error, FencedError):
-            subscription.refence(self._held.state, lambda: self.refused(Code.BUSY, f"{error}; {MOVES}"))
+            subscription.refence(self._queue, lambda: self.refused(Code.BUSY, f"{error}; {MOVES}"))
         else:
             self.refused(code, text)
 
     # --- its end
 
     def _put_down(self) -> None:
-        if self._held.subscription.holds(self._held.state):
-            replying.put_down(self._held.state.jobs, self._offset)
+        if self._is_held:
+            replying.put_down(self._queue, self._offset)
         self._ended()
 
     def _ended(self) -> None:
         """The message is taken up no longer: what waited for that goes on."""
         self._runtime.open_commits -= 1
-        held = self._held
-        if held.subscription.holds(held.state):
-            held.subscription.buffer.heard(held.state)
-            held.subscription.after_results((held.state,))
-            held.subscription.serve()
+        if self._is_held:
+            self._subscription.buffer.heard(self._queue)
+            self._subscription.after_results((self._queue,))
+            self._subscription.serve()

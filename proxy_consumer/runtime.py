@@ -60,6 +60,11 @@ class Runtime:
         """Monotonic seconds."""
         return self.clock.monotonic()
 
+    def topic_lives(self, ref: QueueRef) -> bool:
+        """Whether the topic of a queue is still there, and not one made anew under its name."""
+        info = self.backend.topic(ref.topic)
+        return info is not None and info.incarnation == ref.incarnation
+
     def commit_deadline(self) -> float:
         return self.clock.monotonic() + self.config.commit_timeout_ms / 1000
 
@@ -147,14 +152,10 @@ class HandedOut:
         self._wait = wait
         self._redelivered = redelivered
 
-    @property
-    def cells(self) -> tuple[Observer, Counter]:
-        return self._wait, self._redelivered
-
     def note(self, delivery: Delivery, wall_ms: int) -> None:
         """Messages were handed out at `wall_ms` of the wall clock."""
-        state, messages = delivery.state, delivery.messages
-        if state.retry_queue:
+        messages = delivery.messages
+        if delivery.queue.retry_queue:
             self._redelivered.value += len(messages.offsets)
             return
         at = 0 if not delivery.redelivered else _first_time(delivery)

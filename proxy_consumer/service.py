@@ -329,7 +329,7 @@ class ConsumerService:
     def order_keys(self, group: str) -> GroupOrdering:
         """What operators see of a group's order keys, and do to them: park, skip, replay. Raises CallerError
         when there is no such group."""
-        return self._directory.named(group).ordering
+        return self._directory.ordering(self._directory.named(group))
 
     def delete_group(self, group: str, topic: str | None = None) -> Completion[list[AppendResult]]:
         """Delete a group and its subscriptions, or one of them; clients that wait are answered empty."""

@@ -17,8 +17,8 @@ from backend.records import FLAG_PRESSURE, ReadBatch, ReadStatus, is_for_group
 from proxy_consumer.core.jobs import JobState
 from proxy_consumer.core.progress import Range, ascending_ranges, between
 from proxy_consumer.core.queue_feed import FeedState, Filter, Slice, gather
-from proxy_consumer.core.queue_jobs import QueueJobs
-from proxy_consumer.core.steps import BufferedQueue, Loaded, Purpose, ReadRequest
+from proxy_consumer.core.steps import Loaded, Purpose, ReadRequest
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.core.tally import Tally
 
 WINDOW = 4  # offsets read per message wanted
@@ -36,13 +36,13 @@ class Arrivals:
     # --- new messages
 
     def loaded(
-        self, state: BufferedQueue, batch: ReadBatch, message_filter: Filter | None, refuse_pressure: bool
+        self, queue: SubscribedQueue, batch: ReadBatch, message_filter: Filter | None, refuse_pressure: bool
     ) -> Loaded:
         """A read of new messages."""
         if batch.status is not ReadStatus.DATA:
-            return self._nothing(state, batch, message_filter)
-        feed, jobs = state.feed, state.jobs
-        known = _known(jobs) if feed.cursor < feed.finished_until else None
+            return self._nothing(queue, batch, message_filter)
+        feed = queue.feed
+        known = _known(queue) if feed.cursor < feed.finished_until else None
         picked = pick(batch, feed.cursor, refuse_pressure, known, message_filter, self._group)
         if picked.skipped:
             rest = sum(end - start for start, end in picked.skipped) - picked.pressure - picked.others
@@ -52,30 +52,30 @@ class Arrivals:
             self._tally.others.value += picked.others
             self._tally.filtered.value += filtered
             self._tally.missing.value += rest - filtered
-            jobs.skip(picked.skipped)
-        messages = self._take_faulty(state, picked) if picked.faulty else picked.messages
+            queue.skip(picked.skipped)
+        messages = self._take_faulty(queue, picked) if picked.faulty else picked.messages
         feed.put(messages, batch.next_offset)
-        if batch.at_end and state.stream is None:  # else its scope wants to know since when
+        if batch.at_end and queue.stream is None:  # else its scope wants to know since when
             feed.state = FeedState.TAIL
         return Loaded.DATA
 
-    def _take_faulty(self, state: BufferedQueue, picked: PickedMessages) -> Slice:
+    def _take_faulty(self, queue: SubscribedQueue, picked: PickedMessages) -> Slice:
         """Messages that failed at the filter go the way of those that are read again; the others."""
         messages, faulty = picked.messages, set(picked.faulty)
-        if state.stream is not None:
-            state.stream.faulty |= faulty  # in their chain's turn
+        if queue.stream is not None:
+            queue.stream.faulty |= faulty  # in their chain's turn
             return messages
         for offset in picked.faulty:
-            state.jobs.table.release(offset)
-        state.feed.finished_until = max(state.feed.finished_until, picked.faulty[-1] + 1)
+            queue.table.release(offset)
+        queue.feed.finished_until = max(queue.feed.finished_until, picked.faulty[-1] + 1)
         return messages.chosen([at for at, offset in enumerate(messages.offsets) if offset not in faulty])
 
-    def _nothing(self, state: BufferedQueue, batch: ReadBatch, message_filter: Filter | None) -> Loaded:
-        feed = state.feed
+    def _nothing(self, queue: SubscribedQueue, batch: ReadBatch, message_filter: Filter | None) -> Loaded:
+        feed = queue.feed
         if batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds is not None:
             feed.state = FeedState.TAIL
             if feed.cursor < batch.bounds.min:
-                state.expire_below(batch.bounds.min, feed.cursor)
+                queue.expire_below(batch.bounds.min, feed.cursor)
                 feed.cursor = batch.bounds.min
                 feed.state = FeedState.READABLE
                 return Loaded.DATA
@@ -84,21 +84,21 @@ class Arrivals:
             passed = batch.next_offset - feed.cursor
             by_tag = message_filter is not None and message_filter.tags is not None
             (self._tally.filtered if by_tag else self._tally.missing).value += passed
-            state.jobs.skip([(feed.cursor, batch.next_offset)])
+            queue.skip([(feed.cursor, batch.next_offset)])
             feed.cursor = batch.next_offset
         feed.state = FeedState.TAIL
         return Loaded.TAIL
 
-    # --- read again; what was read lies in BufferedQueue.again
+    # --- read again; what was read lies in SubscribedQueue.reread
 
-    def due(self, state: BufferedQueue, room: int) -> Slice | ReadRequest | None:
+    def due(self, queue: SubscribedQueue, room: int) -> Slice | ReadRequest | None:
         """Up to `room` messages that are due, or the read that is needed; call `move_due` first."""
-        again = state.again
-        wanted = state.jobs.table.due(room)
+        reread = queue.reread
+        wanted = queue.table.due(room)
         chosen: list[int] = []
         size = 0
         for offset in wanted:
-            read = again.get(offset)
+            read = reread.get(offset)
             if read is None:
                 break
             size += len(read[0].deliveries[read[1]])
@@ -107,66 +107,65 @@ class Arrivals:
             chosen.append(offset)
         full = len(chosen) == len(wanted) or size >= self._bytes_max
         if chosen and full:
-            return gather(chosen, [again.pop(offset) for offset in chosen])
-        return self._ask(state, wanted[len(chosen) :], room) if wanted else None
+            return gather(chosen, [reread.pop(offset) for offset in chosen])
+        return self._ask(queue, wanted[len(chosen) :], room) if wanted else None
 
-    def _ask(self, state: BufferedQueue, missing: list[int], room: int) -> ReadRequest:
+    def _ask(self, queue: SubscribedQueue, missing: list[int], room: int) -> ReadRequest:
         first = missing[0]
         last = max(offset for offset in missing if offset < first + room * WINDOW)
-        state.rereading = True
-        if len(state.again) > KEPT_MAX:
-            state.again = {
-                offset: read for offset, read in state.again.items() if state.jobs.table.is_due(offset)
+        queue.rereading = True
+        if len(queue.reread) > KEPT_MAX:
+            queue.reread = {
+                offset: read for offset, read in queue.reread.items() if queue.table.is_due(offset)
             }
-        return ReadRequest(state, first, last - first + 1, self._bytes_max, Purpose.AGAIN)
+        return ReadRequest(queue, first, last - first + 1, self._bytes_max, Purpose.REDELIVERY)
 
     def reread(
         self, request: ReadRequest, batch: ReadBatch, message_filter: Filter | None, now: float
     ) -> None:
         """What was asked for came back."""
-        state, jobs = request.state, request.state.jobs
-        state.rereading = False
+        queue = request.queue
+        queue.rereading = False
         data = batch.status is ReadStatus.DATA
         end = batch.next_offset if data else request.offset
         if batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds is not None:
             end = max(end, batch.bounds.min)
         there = set(batch.offsets) if data else set()
-        ready = jobs.table.ready
+        ready = queue.table.ready
         within = ready[bisect_left(ready, request.offset) : bisect_left(ready, end)]
-        lost = {offset for offset in within if offset not in there and jobs.table.is_due(offset)}
-        jobs.expire_ranges(ascending_ranges(sorted(lost)))
+        lost = {offset for offset in within if offset not in there and queue.table.is_due(offset)}
+        queue.expire_ranges(ascending_ranges(sorted(lost)))
         if data:
-            self._keep(state, batch, message_filter, now)
+            self._keep(queue, batch, message_filter, now)
 
     def _keep(
-        self, state: BufferedQueue, batch: ReadBatch, message_filter: Filter | None, now: float
+        self, queue: SubscribedQueue, batch: ReadBatch, message_filter: Filter | None, now: float
     ) -> None:
-        jobs = state.jobs
         for index, offset in enumerate(batch.offsets):
-            if not jobs.table.is_due(offset):
+            if not queue.table.is_due(offset):
                 continue
             refusal = None if message_filter is None else message_filter.judge(batch.deliveries[index])
             if refusal is None:
-                state.again[offset] = (batch, index)
-            elif refusal.fault and not (jobs.stream is None or jobs.stream.leads(offset)):
-                jobs.step_back(offset)  # it fails when its turn comes; those behind it must not go before
+                queue.reread[offset] = (batch, index)
+            elif refusal.fault and not (queue.stream is None or queue.stream.leads(offset)):
+                queue.step_back(offset)  # it fails when its turn comes; those behind it must not go before
             elif refusal.fault:
-                jobs.refuse(offset, now, refusal.fault)
+                queue.refuse(offset, now, refusal.fault)
             else:
                 self._tally.filtered.value += 1
-                jobs.skip([(offset, offset + 1)])
+                queue.skip([(offset, offset + 1)])
 
 
-def _known(jobs: QueueJobs) -> Callable[[int], bool]:
+def _known(queue: SubscribedQueue) -> Callable[[int], bool]:
     """Tells finished offsets, and those that go their own way as jobs, from fresh ones."""
 
     def known(offset: int) -> bool:
-        if offset in jobs.out:
-            return jobs.stream is None  # in an ordered stream it takes its place, without being delivered
-        job = jobs.table.jobs.get(offset)
+        if offset in queue.out:
+            return queue.stream is None  # in an ordered stream it takes its place, without being delivered
+        job = queue.table.jobs.get(offset)
         if job is not None and job.state is not JobState.RECORDED:
             return True
-        return jobs.ack_map.is_finished(offset)
+        return queue.ack_map.is_finished(offset)
 
     return known
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import count
 
 from mypy_extensions import mypyc_attr
 
+from backend.records import QueueRef
 from proxy_consumer.core.steps import Delivery
 
 PULL_BYTES_MAX = 16 << 10  # of the frame of a pull that waits: ten thousand of them are no 256 MiB
@@ -53,6 +54,18 @@ class HeldPull(Lingering):
     @abstractmethod
     def deliver(self, delivery: Delivery) -> None:
         """Messages came while it waited."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Pusher(HeldPull):
+    """What pushes a topic, as its group sees it."""
+
+    def give_up(self) -> None:
+        """It has no client to answer."""
+
+    @abstractmethod
+    def hand_over(self, queues: Collection[QueueRef], until: float, then: Callable[[], None]) -> None:
+        """Queues move: `then` runs when it has nothing of them any more, at `until` at the latest."""
 
 
 class HeldPulls:

@@ -14,7 +14,7 @@ message: `packed`, which rises with either count, and with each replay, after wh
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from heapq import heapify, heappop, heappush
 
@@ -59,6 +59,43 @@ class JobEvent(Enum):
     FINISHED = "acknowledged, skipped, expired, or stored in its next topic"
 
     __hash__ = object.__hash__
+
+
+class JobNews(Enum):
+    """What an observer hears of a message; the value is what happened."""
+
+    ACKED = "acknowledged"
+    FAILED = "its client failed it; the detail is the client's error"
+    TIMED_OUT = "its lease ran out"
+    RETURNED = "its client gave it back unread"
+    SENT_BACK = "it waits in its chain again"
+    EXTENDED = "its client has it for longer"
+    RELEASED = "its chain came to it, or an operator replayed it"
+    PARKED = "it waits for an operator"
+    SPENT = "a dead letter; the detail is the reason"
+    MOVED = "stored in its next topic"
+
+    __hash__ = object.__hash__
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class JobObserver:
+    """Hears what happens to the messages of one queue, each time after it has taken effect."""
+
+    def on_change(self, news: JobNews, offset: int, detail: str = "") -> None:
+        """Something happened to one message."""
+
+    def on_acks(self, offsets: Sequence[int]) -> None:
+        """A client acknowledged these; some may have been late."""
+
+    def on_extensions(self, lease_ids: Sequence[int]) -> None:
+        """A client extended these leases; some may have been over."""
+
+    def on_skip(self, start: int, end: int) -> None:
+        """`[start, end)` is finished undelivered."""
+
+    def on_loss(self) -> None:
+        """The queue is not this proxy's any more."""
 
 
 class IllegalJobEventError(Exception):
@@ -200,15 +237,16 @@ _STEPS = {
 }  # TRANSITIONS, with what each changes in the counts of a table
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class JobTable:
     """Every job is in it until it is GONE. `retrying`, `recorded`, `released`: jobs in those states."""
 
     __slots__ = (
-        "_budget", "_waiting", "exhausted", "jobs", "ready", "recorded", "released", "retrying", "spent",
+        "_budget", "_observer", "_waiting", "exhausted", "jobs", "ready", "recorded", "released", "retrying",
+        "spent",
     )  # fmt: skip
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, observer: JobObserver | None = None) -> None:
+        self._observer = observer
         self.jobs: dict[int, UpstreamJob] = {}
         self.ready: list[int] = []  # offsets that are due, ascending
         self.spent: list[UpstreamJob] = []  # not yet taken by the shell
@@ -302,6 +340,8 @@ class JobTable:
         """It is to be read and delivered: timed out, due, let out or replayed."""
         self.change(job, event)
         insort(self.ready, job.offset)
+        if self._observer is not None and event in (JobEvent.LET_OUT, JobEvent.REPLAYED):
+            self._observer.on_change(JobNews.RELEASED, job.offset)
 
     def move_due(self, now: float) -> bool:
         """Make jobs ready whose retry interval is over; True when any is due."""
@@ -328,6 +368,8 @@ class JobTable:
         job = self.jobs.get(offset) or self.add(offset, JobState.PLAIN)
         if job.state not in (JobState.LEASED, JobState.SPENT, JobState.PARKED, JobState.EXHAUSTED):
             self.change(job, JobEvent.PARKED)
+        if self._observer is not None:
+            self._observer.on_change(JobNews.PARKED, offset)
 
     def exhaust(self, job: UpstreamJob, reason: str) -> None:
         """Its tries are used up: it stays where it is, not delivered until `replay`."""

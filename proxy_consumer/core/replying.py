@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from backend.records import QueueRef
 from proxy_consumer.core.leases import Lease
-from proxy_consumer.core.queue_jobs import QueueJobs
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 
 REMEMBERED_MAX = 10_000  # acknowledgements; of one proxy
 RESULTS_MAX = 50_000  # of theirs together
@@ -34,36 +34,36 @@ class AckTaking(Enum):
     FINISHED = "the message is finished"
 
 
-def take_up(jobs: QueueJobs, offset: int, lease_id: int) -> AckTaking:
+def take_up(queue: SubscribedQueue, offset: int, lease_id: int) -> AckTaking:
     """Take a message up for whoever has it under this lease."""
-    if jobs.ack_map.is_finished(offset):
+    if queue.ack_map.is_finished(offset):
         return AckTaking.FINISHED
-    held = jobs.leases.taken_up.get(offset)
+    held = queue.leases.taken_up.get(offset)
     if held is not None and held.lease.id == lease_id:
         return AckTaking.BUSY
-    return AckTaking.TAKEN_UP if jobs.leases.take_up(offset, lease_id) else AckTaking.OVER
+    return AckTaking.TAKEN_UP if queue.leases.take_up(offset, lease_id) else AckTaking.OVER
 
 
-def finish(jobs: QueueJobs, offset: int) -> Lease:
+def finish(queue: SubscribedQueue, offset: int) -> Lease:
     """Its finish is durable, and so are its replies; the lease that it was finished under."""
-    held = jobs.leases.put_down(offset)
-    jobs.back(offset, offset + 1)
-    jobs.published(offset, acked=True)
+    held = queue.leases.put_down(offset)
+    queue.back(offset, offset + 1)
+    queue.published(offset, acked=True)
     return held.lease
 
 
-def put_down(jobs: QueueJobs, offset: int) -> None:
+def put_down(queue: SubscribedQueue, offset: int) -> None:
     """Nothing was stored: it is as it was, and what happened meanwhile takes effect now."""
-    held = jobs.leases.put_down(offset)
-    job = jobs.table.jobs.get(offset)
-    if jobs.ack_map.is_finished(offset):
+    held = queue.leases.put_down(offset)
+    job = queue.table.jobs.get(offset)
+    if queue.ack_map.is_finished(offset):
         return
     if job is not None and job.final:
-        jobs.dead_letter(offset, job.reason)
+        queue.dead_letter(offset, job.reason)
     elif held.turned:
-        jobs.send_back(offset)
+        queue.send_back(offset)
     else:
-        jobs.leases.add(offset, offset + 1, held.size, held.lease)
+        queue.leases.add(offset, offset + 1, held.size, held.lease)
 
 
 class Ack(NamedTuple):

@@ -12,8 +12,9 @@ from ddmq_client.idl import consumer
 from ddmq_common.delivery import STOP, tail, varint, zigzag
 from ddmq_rpc.api import Call, Wire
 from ddmq_rpc.codec import constant_result
-from proxy_consumer.answers import IDL, SERVICE, Place, list_header, message_of, tell_own
+from proxy_consumer.answers import IDL, SERVICE, context_of, list_header, message_of, tell_own
 from proxy_consumer.core.queue_feed import Filter
+from proxy_consumer.core.subscribed_queue import QueueName
 
 NOTHING = constant_result(consumer, SERVICE, "fetch", success=IDL.FetchResponse(results=[]))
 TRUE = constant_result(consumer, SERVICE, "ack", success=True)
@@ -80,11 +81,11 @@ def answer(call: Call, targets: Sequence[Target], next_offsets: dict[Any, int] |
 
 def pulled(call: Call, group: bytes, target: Target, next_offsets: dict[Any, int] | None) -> None:
     """Answer a pull of `group` with what was gathered from one queue."""
-    place = Place(group.decode(), target.queue.topic, target.qid)
+    name = QueueName(group.decode(), target.queue.topic, target.qid)
     if call.wire is Wire.COMPACT:
-        call.reply_encoded(b"".join([place.head, *_joined(target, next_offsets), STOP + STOP]))
+        call.reply_encoded(b"".join([name.head, *_joined(target, next_offsets), STOP + STOP]))
     else:
-        call.reply(IDL.PullResponse(context=place.context, messages=_messages(target, next_offsets)))
+        call.reply(IDL.PullResponse(context=context_of(name), messages=_messages(target, next_offsets)))
 
 
 def refuse(call: Call, code: int, text: str) -> None:

@@ -21,8 +21,8 @@ from proxy_consumer.fetches import answers
 from proxy_consumer.fetches.answers import Target
 from proxy_consumer.fetches.fetch import Fetch, count_fetched
 from proxy_consumer.fetches.group import broadcast_queues, read_target
-from proxy_consumer.groups.group import Group
 from proxy_consumer.runtime import Runtime
+from proxy_consumer.subscription.subscription import Group
 
 
 class ExactFetch(Fetch):

@@ -16,9 +16,8 @@ from proxy_consumer.fetches.answers import Target
 from proxy_consumer.fetches.fetch import Fetch
 from proxy_consumer.fetches.holding import HeldTopic, Position
 from proxy_consumer.filters.message_filters import filter_for
-from proxy_consumer.groups.group import BROADCASTING, Group
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription.subscription import Subscription
+from proxy_consumer.subscription.subscription import BROADCASTING, Group, Subscription
 
 RELEASE_S = 30.0
 

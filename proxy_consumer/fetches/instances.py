@@ -27,8 +27,8 @@ from proxy_consumer.fetches.fetch import Fetch, FetchPlan
 from proxy_consumer.fetches.group import broadcast_queues
 from proxy_consumer.filters.message_filters import filter_for
 from proxy_consumer.groups.directory import Directory
-from proxy_consumer.groups.group import Group
 from proxy_consumer.runtime import Runtime
+from proxy_consumer.subscription.subscription import Group
 
 Place = tuple[bytes, bytes]  # topic, qid
 INSTANCES_MAX = 1_000

@@ -25,8 +25,8 @@ from proxy_consumer.fetches.fetch import Fetch, count_fetched
 from proxy_consumer.fetches.group import FetchedGroup
 from proxy_consumer.fetches.instances import Instances
 from proxy_consumer.groups.directory import Directory
-from proxy_consumer.groups.group import BROADCASTING, Group
 from proxy_consumer.runtime import Runtime, log
+from proxy_consumer.subscription.subscription import BROADCASTING, Group
 
 IDS_MAX = 1_000  # consumer ids of one group at one proxy
 ID_BYTES_MAX = 255

@@ -20,8 +20,8 @@ from proxy_consumer.core.leases import Recipient
 from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.filters.message_filters import expression_fault, parse_tags
 from proxy_consumer.filters.sql_parser import parse_sql
-from proxy_consumer.groups.group import Group
 from proxy_consumer.runtime import Runtime, log
+from proxy_consumer.subscription.subscription import Group
 
 CLIENTS_MAX = 10_000  # remembered at one proxy; further ones are checked and not listed
 TOPICS_MAX = 64  # remembered of one client

@@ -23,7 +23,6 @@ from proxy_consumer.groups.group import (
     RESET_PREFIX,
     SOURCE_LOG,
     SUBSCRIPTION_PREFIX,
-    Group,
     Stored,
     decode_group,
     differences,
@@ -34,14 +33,13 @@ from proxy_consumer.groups.group import (
     subscription_key,
 )
 from proxy_consumer.groups.limits import build_limits, check_limits
-from proxy_consumer.groups.ordering import PARKED_PREFIX
+from proxy_consumer.groups.ordering import PARKED_PREFIX, GroupOrdering
 from proxy_consumer.groups.stated import check_stated
 from proxy_consumer.retries.retry_queues import group_concerned
 from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.membership import LEASES_PREFIX
 from proxy_consumer.subscription.parked_notes import EXHAUSTED_PREFIX
-from proxy_consumer.subscription.subscription import Subscription
-from proxy_consumer.tracing.switching import switch
+from proxy_consumer.subscription.subscription import Group, Subscription
 
 
 class QueueStart(NamedTuple):
@@ -57,6 +55,7 @@ class Directory:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self.groups: dict[bytes, Group] = {}
+        self._orderings: dict[Group, GroupOrdering] = {}
         self._creation_rate = creations(runtime.now())
         self._making: dict[Subscription, Completion[int]] = {}
         self._follow: Callable[[str, str], None] | None = None
@@ -108,6 +107,13 @@ class Directory:
             raise CallerError(f"group {name!r} does not exist")
         return group
 
+    def ordering(self, group: Group) -> GroupOrdering:
+        """The order keys of a group."""
+        ordering = self._orderings.get(group)
+        if ordering is None:
+            ordering = self._orderings[group] = GroupOrdering(self._runtime, group)
+        return ordering
+
     # --- settings
 
     def changed(self, key: str) -> None:
@@ -123,17 +129,17 @@ class Directory:
                 self._follow(name, topic)
         elif kind == "trace":
             for subscription in self.subscriptions():
-                if subscription.topic == rest and switch(self._runtime, subscription):
+                if subscription.topic == rest and subscription.switch_trace():
                     subscription.start_anew()
         elif kind in ("topic", "retry"):
             self._queues_changed(kind, rest, group_concerned(key))
         elif group is None:
             return
         elif kind == "parked":
-            group.ordering.parked_changed(key)
+            self.ordering(group).parked_changed(key)
         elif kind == "leases":
             for subscription in group.subscriptions.values():
-                subscription.told(key)
+                subscription.on_lease_note(key)
         elif kind == "reset" and topic.encode() in group.subscriptions:
             group.subscriptions[topic.encode()].refence_all()
 
@@ -195,7 +201,7 @@ class Directory:
         """The group of that name, new if need be."""
         found = self.groups.get(name.encode())
         if found is None:
-            found = self.groups[name.encode()] = Group(self._runtime, name)
+            found = self.groups[name.encode()] = Group(self._runtime, name, SOURCE_LOG)
         return found
 
     def drop(self, group: Group) -> None:
@@ -203,6 +209,7 @@ class Directory:
         for subscription in list(group.subscriptions.values()):
             group.remove(subscription.topic)
         self.groups.pop(group.name.encode(), None)
+        self._orderings.pop(group, None)
         group.answer_empty()
 
     # --- making

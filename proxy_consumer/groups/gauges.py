@@ -24,7 +24,7 @@ from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.cells import MetricCell
 from proxy_consumer.core.jobs import JobState
-from proxy_consumer.core.steps import BufferedQueue
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.retry_waiting import RetryPath, RetryPaths
 from proxy_consumer.groups.stalled import Stalled
@@ -125,7 +125,7 @@ class Gauges:
         for each in self._directory.subscriptions():
             committed = self._committed(each)
             if committed:
-                span = max((state.jobs.ack_map.span for state in own_states(each).values()), default=0)
+                span = max((state.ack_map.span for state in own_states(each).values()), default=0)
                 shares[_name(each)] = Share(each, _behind(committed, nexts), span)
             else:
                 others[_name(each)] = each
@@ -164,7 +164,7 @@ class Gauges:
 
     def _committed(self, subscription: Subscription) -> dict[QueueRef, int]:
         """The queues of its topic that are pulled or fetched from here, and their committed offsets."""
-        found = {queue: state.jobs.ack_map.committed for queue, state in own_states(subscription).items()}
+        found = {queue: state.ack_map.committed for queue, state in own_states(subscription).items()}
         return found or self._fetched(subscription.group.name, subscription.topic)
 
     def _show(self, unknown: Set[Name]) -> None:
@@ -231,7 +231,7 @@ def _name(subscription: Subscription) -> Name:
     return subscription.group.name, subscription.topic
 
 
-def own_states(subscription: Subscription) -> dict[QueueRef, BufferedQueue]:
+def own_states(subscription: Subscription) -> dict[QueueRef, SubscribedQueue]:
     """The queues that it holds of its topic; that of the retry topic is not among them."""
     return {queue: state for queue, state in subscription.buffer.queues.items() if not state.retry_queue}
 
@@ -269,7 +269,7 @@ def blocked(subscription: Subscription, now: float) -> BlockedKeys:
     for state, stream in subscription.streams():
         if not stream.busy:
             continue
-        for offset, job in state.jobs.table.jobs.items():
+        for offset, job in state.table.jobs.items():
             stopped = job.fails or job.timeouts or job.state in (JobState.PARKED, JobState.SPENT)
             if stopped and offset in stream.busy and stream.leads(offset):
                 count += 1

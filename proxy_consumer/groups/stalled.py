@@ -18,7 +18,7 @@ from backend.completion import Completion
 from backend.records import QueueRef
 from ddmq_common.errors import DdmqError
 from ddmq_common.metrics import catalogue
-from proxy_consumer.core.steps import BufferedQueue
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.groups.stats import QueueStats, SubscriptionStats, subscription_stats
 from proxy_consumer.runtime import Runtime, log
@@ -213,10 +213,11 @@ def is_waited_for(subscription: Subscription) -> bool:
     if subscription.creating or not subscription.readable or subscription.config.model == "broadcasting":
         return False
     if subscription.pushed:
-        return group.pusher_waits(subscription.topic)
+        pusher = group.pusher(subscription.topic)
+        return pusher is not None and pusher.count > 0
     return group.waiting.waiting_for(subscription.topic) > 0
 
 
-def _is_busy(state: BufferedQueue) -> bool:
+def _is_busy(state: SubscribedQueue) -> bool:
     """Whether a client has messages of it, or some wait for their retry."""
-    return bool(state.jobs.leases.jobs or state.jobs.table.retrying)
+    return bool(state.leases.jobs or state.table.retrying)

@@ -10,11 +10,10 @@ from backend.completion import Completion, all_of, followed, gather, succeeded
 from backend.records import Bounds, ProgressView, QueueRef
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.jobs import JobState
-from proxy_consumer.core.steps import BufferedQueue
-from proxy_consumer.groups.group import Group
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.retries.retry_queues import retry_queue_of
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription.subscription import Subscription
+from proxy_consumer.subscription.subscription import Group, Subscription
 
 IN_FLIGHT = "in flight"
 RETRYING = "retrying"
@@ -124,14 +123,14 @@ def _queue_stats(
         committed=committed,
         next=bounds.next,
         lag=max(0, bounds.next - committed) if shared else 0,
-        in_flight=_live(state, lambda held: held.jobs.leases.jobs),
-        retrying=_live(state, lambda held: held.jobs.table.retrying),
-        ack_span=_live(state, lambda held: held.jobs.ack_map.span) if state else top - committed,
+        in_flight=_live(state, lambda held: held.leases.jobs),
+        retrying=_live(state, lambda held: held.table.retrying),
+        ack_span=_live(state, lambda held: held.ack_map.span) if state else top - committed,
         held=state is not None,
     )
 
 
-def _live(state: BufferedQueue | None, number: Callable[[BufferedQueue], int]) -> int:
+def _live(state: SubscribedQueue | None, number: Callable[[SubscribedQueue], int]) -> int:
     return 0 if state is None else number(state)
 
 
@@ -166,19 +165,18 @@ def live_state(subscription: Subscription, queue: QueueRef, offset: int) -> Live
     held = subscription.buffer.queues.get(queue)
     if held is None:
         return None
-    jobs = held.jobs
-    if jobs.ack_map.is_finished(offset):
+    if held.ack_map.is_finished(offset):
         return LiveState(DONE, 0, "")
-    job = jobs.table.jobs.get(offset)
+    job = held.table.jobs.get(offset)
     failed = 0 if job is None else job.fails + job.timeouts
     error = "" if job is None else job.error
-    if jobs.leases.lease_of(offset) is not None:
+    if held.leases.lease_of(offset) is not None:
         return LiveState(IN_FLIGHT, failed + 1, error)
     known = None if job is None else _JOB_STATES.get(job.state)
     return LiveState(known or _unread(held, offset, failed), failed, error)
 
 
-def _unread(held: BufferedQueue, offset: int, failed: int) -> str:
+def _unread(held: SubscribedQueue, offset: int, failed: int) -> str:
     if failed:
         return RETRYING
     behind = held.stream is not None and offset < held.feed.cursor

@@ -79,7 +79,7 @@ class Unheld(ClaimOwner):
         names = {
             (each.group.name, each.topic): each
             for each in others
-            if each.topic_exists
+            if self._runtime.backend.topic(each.topic) is not None
             and each.config.model != "broadcasting"  # the place of those is their clients'
         }
         self._known = {name: self._known.get(name, KnownLag(float("-inf"), None)) for name in names}

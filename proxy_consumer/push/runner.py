@@ -22,15 +22,16 @@ from backend.records import QueueRef
 from ddmq_common.delivery import decode
 from ddmq_common.errors import DamagedError
 from ddmq_common.metrics import catalogue
-from proxy_consumer.core.steps import BufferedQueue, Delivery
+from proxy_consumer.core.held_pulls import Pusher
+from proxy_consumer.core.steps import Delivery
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.core.timer_queue import NEVER
-from proxy_consumer.groups.group import Group, Pusher
 from proxy_consumer.push.actions.job import ActionOutcome, Ending, MessagePlace, job_of
 from proxy_consumer.push.verdict import DONE, Pushed, Sink, Verdict, VerdictKind
 from proxy_consumer.retries.headers import attempts_before
 from proxy_consumer.runtime import Runtime, log
-from proxy_consumer.subscription.held_queue import ProgressCommit, collect, held_of
-from proxy_consumer.subscription.subscription import Subscription
+from proxy_consumer.subscription.commits import ProgressCommit, collect_progress
+from proxy_consumer.subscription.subscription import Group, Subscription
 
 if TYPE_CHECKING:
     from proxy_consumer.push.chain import ActionChain
@@ -50,7 +51,7 @@ class HandingOver(NamedTuple):
 class HeldLease(NamedTuple):
     """A lease, how many of its messages are still here, and how long each extension of it lasts."""
 
-    state: BufferedQueue
+    queue: SubscribedQueue
     left: int
     length_s: float
 
@@ -84,7 +85,7 @@ class PushRunner(Pusher):
         self._parked: list[tuple[float, int, Pushed]] = []
         self._sequence = itertools.count()
         self._remembered: OrderedDict[tuple[str, int], tuple[int, int, int]] = OrderedDict()
-        self._touched: dict[int, BufferedQueue] = {}
+        self._touched: dict[int, SubscribedQueue] = {}
         self._extend_at = NEVER
         self._moving: list[HandingOver] = []
         cell, names = self._runtime.metrics.cell, (group.name, subscription.topic)
@@ -117,15 +118,15 @@ class PushRunner(Pusher):
 
     def deliver(self, delivery: Delivery) -> None:
         """Messages for the sink."""
-        messages, state = delivery.messages, delivery.state
+        messages, queue = delivery.messages, delivery.queue
         lease, count = delivery.lease, len(messages.offsets)
-        self._leases[lease.id] = HeldLease(state, count, lease.length_s)
+        self._leases[lease.id] = HeldLease(queue, count, lease.length_s)
         self.here += count
         rows = zip(messages.indexes, messages.deliveries, messages.offsets, delivery.attempts(), strict=True)
         for index, raw, offset, attempt in rows:
-            if state.retry_queue:
+            if queue.retry_queue:
                 attempt += attempts_before(messages.batch.record(index).system)
-            gevent.spawn(self._begin, raw, state, offset, lease.id, attempt)
+            gevent.spawn(self._begin, raw, queue, offset, lease.id, attempt)
         self._extend_later(lease.length_s)
         self._stand()
 
@@ -146,7 +147,7 @@ class PushRunner(Pusher):
         self._stand()
         parked, self._parked = self._parked, []
         for row in sorted(parked, key=lambda row: row[2].offset, reverse=True):
-            if row[2].state.queue in queues:
+            if row[2].queue.ref in queues:
                 self._let_go(row[2])
             else:
                 heappush(self._parked, row)
@@ -154,7 +155,7 @@ class PushRunner(Pusher):
         self._move(self._runtime.now())
 
     def _move(self, now: float) -> None:
-        busy = {held.state.queue for held in self._leases.values()}
+        busy = {held.queue.ref for held in self._leases.values()}
         over = [each for each in self._moving if each.until <= now or busy.isdisjoint(each.queues)]
         self._moving = [each for each in self._moving if each not in over]
         for each in over:
@@ -163,17 +164,16 @@ class PushRunner(Pusher):
 
     # --- one message
 
-    def _begin(self, raw: bytes, state: BufferedQueue, offset: int, lease_id: int, attempt: int) -> None:
-        held = held_of(state)
-        context = held.place.context
-        place = MessagePlace(context.topic, context.groupId, context.qid, offset, self._source)
+    def _begin(self, raw: bytes, queue: SubscribedQueue, offset: int, lease_id: int, attempt: int) -> None:
+        name = queue.name
+        place = MessagePlace(name.topic, name.group, name.qid, offset, self._source)
         try:
             job = job_of(decode(raw), place)
         except DamagedError as error:
-            self._give_up(state, offset, lease_id, str(error))
+            self._give_up(queue, offset, lease_id, str(error))
             return
-        pushed = Pushed(job, state, offset, lease_id, attempt)
-        self._recall(pushed, context.qid)
+        pushed = Pushed(job, queue, offset, lease_id, attempt)
+        self._recall(pushed, name.qid)
         outcome = self._through_chain(pushed)
         if outcome.ending is Ending.ASYNCHRONIZED:
             self._try(pushed)
@@ -210,9 +210,9 @@ class PushRunner(Pusher):
     def _park(self, pushed: Pushed, verdict: Verdict) -> None:
         if verdict.error:
             self._outcomes["again"].value += 1
-        state = pushed.state
-        moves = any(state.queue in move.queues for move in self._moving)
-        if self.stopped or moves or not self.subscription.holds(state):
+        queue = pushed.queue
+        moves = any(queue.ref in move.queues for move in self._moving)
+        if self.stopped or moves or not self.subscription.buffer.holds(queue):
             self._let_go(pushed)
             return
         heappush(self._parked, (verdict.again_at, next(self._sequence), pushed))
@@ -221,39 +221,39 @@ class PushRunner(Pusher):
     # --- results
 
     def _conclude(self, pushed: Pushed, verdict: Verdict, outcome: str = "failed") -> None:
-        state = pushed.state
-        if not self.subscription.holds(state):
+        queue = pushed.queue
+        if not self.subscription.buffer.holds(queue):
             self._outcomes["late"].value += 1
             self._leave(pushed.lease_id)
             return
         if verdict.kind is VerdictKind.GIVE_UP:
             self._forget(pushed)
-            self._give_up(state, pushed.offset, pushed.lease_id, verdict.error)
+            self._give_up(queue, pushed.offset, pushed.lease_id, verdict.error)
             return
-        jobs, now = state.jobs, self._runtime.now()
+        now = self._runtime.now()
         if verdict.kind is VerdictKind.DONE:
             self._forget(pushed)
-            taken = bool(jobs.finish([pushed.offset], [pushed.lease_id], now))
+            taken = bool(queue.finish([pushed.offset], [pushed.lease_id], now))
         else:
             self._remember(pushed)
-            taken = jobs.fail(pushed.offset, pushed.lease_id, None, now, verdict.error)
+            taken = queue.fail(pushed.offset, pushed.lease_id, None, now, verdict.error)
         self._outcomes[outcome if taken else "late"].value += 1
         self._leave(pushed.lease_id)
-        self._settle_later(state)
+        self._settle_later(queue)
 
-    def _give_up(self, state: BufferedQueue, offset: int, lease_id: int, error: str) -> None:
-        given_up = state.jobs.give_up(offset, lease_id, error, parks=True)
+    def _give_up(self, queue: SubscribedQueue, offset: int, lease_id: int, error: str) -> None:
+        given_up = queue.give_up(offset, lease_id, error, parks=True)
         self._outcomes["given up" if given_up else "late"].value += 1
         self._leave(lease_id)
-        self._settle_later(state)
+        self._settle_later(queue)
 
     def _let_go(self, pushed: Pushed) -> None:
         """Hand it back, uncounted, unless its queue has gone: it comes again at once, here or elsewhere."""
-        state = pushed.state
+        queue = pushed.queue
         self._remember(pushed)
-        if self.subscription.holds(state):
-            self.subscription.buffer.take_back(state, [pushed.offset], [pushed.lease_id])
-            self._settle_later(state)
+        if self.subscription.buffer.holds(queue):
+            self.subscription.buffer.take_back(queue, [pushed.offset], [pushed.lease_id])
+            self._settle_later(queue)
         self._leave(pushed.lease_id)
 
     def _leave(self, lease_id: int) -> None:
@@ -274,21 +274,21 @@ class PushRunner(Pusher):
             self.group.pushes_no_more(self, self.subscription.topic)
             self.sink.close()
 
-    def _settle_later(self, state: BufferedQueue) -> None:
-        self.subscription.buffer.heard(state)
+    def _settle_later(self, queue: SubscribedQueue) -> None:
+        self.subscription.buffer.heard(queue)
         if not self._touched:
             gevent.get_hub().loop.run_callback(self._settle)
-        self._touched[id(state)] = state
+        self._touched[id(queue)] = queue
 
     def _settle(self) -> None:
         """Store what this turn of the hub has brought, and take what there is room for."""
         subscription = self.subscription
-        states = [state for state in self._touched.values() if subscription.holds(state)]
+        states = [queue for queue in self._touched.values() if subscription.buffer.holds(queue)]
         self._touched.clear()
-        parts = collect(subscription, states)
+        shares = collect_progress(subscription, states)
         subscription.after_results(states)
-        if parts:
-            ProgressCommit(self._runtime, parts).start()
+        if shares:
+            ProgressCommit(self._runtime, shares).start()
         if self._room.count:
             self.group.serve()
 
@@ -318,7 +318,7 @@ class PushRunner(Pusher):
             self._move(now)
         while self._parked and self._parked[0][0] <= now:
             pushed = heappop(self._parked)[2]
-            if self.subscription.holds(pushed.state):
+            if self.subscription.buffer.holds(pushed.queue):
                 gevent.spawn(self._try, pushed)
             else:
                 self._let_go(pushed)
@@ -329,12 +329,12 @@ class PushRunner(Pusher):
             self._runtime.timers.set(self, move.until)
 
     def _extend(self, now: float) -> None:
-        by_state: dict[int, tuple[BufferedQueue, list[int]]] = {}
+        by_state: dict[int, tuple[SubscribedQueue, list[int]]] = {}
         for lease_id, held in self._leases.items():
-            by_state.setdefault(id(held.state), (held.state, []))[1].append(lease_id)
-        for state, lease_ids in by_state.values():
-            if self.subscription.holds(state):
-                state.jobs.extend(lease_ids, now)
+            by_state.setdefault(id(held.queue), (held.queue, []))[1].append(lease_id)
+        for queue, lease_ids in by_state.values():
+            if self.subscription.buffer.holds(queue):
+                queue.extend(lease_ids, now)
         self._extend_at = NEVER
         self._extend_later(min((held.length_s for held in self._leases.values()), default=NEVER))
 

@@ -29,18 +29,18 @@ DONE = Verdict(VerdictKind.DONE)
 
 
 class Pushed:
-    """One message at a runner. `state`: the queue it is from, which is the runner's affair.
+    """One message at a runner. `queue`: the queue it is from, which is the runner's affair.
 
     `requests`: tries of the sink so far, over all deliveries that this proxy knows of; `errors`: those
     among them that count for a sink's own retries; `first`: where its turn among several targets began;
     `slot`: when its turn among those who wait for a permit has come.
     """
 
-    __slots__ = ("errors", "first", "job", "lease_id", "offset", "requests", "slot", "state")
+    __slots__ = ("errors", "first", "job", "lease_id", "offset", "queue", "requests", "slot")
 
-    def __init__(self, job: ActionJob, state: Any, offset: int, lease_id: int, attempt: int) -> None:
+    def __init__(self, job: ActionJob, queue: Any, offset: int, lease_id: int, attempt: int) -> None:
         self.job = job
-        self.state = state
+        self.queue = queue
         self.offset = offset
         self.lease_id = lease_id
         self.requests = attempt - 1

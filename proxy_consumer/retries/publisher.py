@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -44,11 +44,12 @@ from ddmq_common.metrics.metric import Metric
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.jobs import UpstreamJob
 from proxy_consumer.core.retry_policy import policy_of
-from proxy_consumer.core.steps import BufferedQueue
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.retries.headers import RetryHeaders, dead_letter, headers_after, retry_record
 from proxy_consumer.retries.retry_queues import RetryQueues
 from proxy_consumer.runtime import Runtime
+from proxy_consumer.subscription.commits import QueueOwner
 
 DEAD_LETTER = 0
 LEVEL_BEFORE_FIRST_STEP = 2  # step 1 waits level 3, 10 s; step 16 waits level 18, 2 h
@@ -89,12 +90,12 @@ class MessageMove:
         runtime: Runtime,
         group: str,
         retry_queues: RetryQueues,
-        state: BufferedQueue,
+        queue: SubscribedQueue,
         job: UpstreamJob,
         ended: Callable[[MessageMove, Exception | None], None],
     ) -> None:
         """`ended`: called after each try; None: it is stored and finished, or gone."""
-        self.state = state
+        self.queue = queue
         self.job = job
         self.size = job.size or UNKNOWN_BYTES
         self.step = DEAD_LETTER
@@ -120,14 +121,14 @@ class MessageMove:
         elif self._appended:
             self._finish()
         else:
-            backend.read(self.state.queue, self.job.offset, 1, 0).then(self._read)
+            backend.read(self.queue.ref, self.job.offset, 1, 0).then(self._read)
 
     def _come_to_it(self, behind: Completion[list[AppendResult]]) -> None:
         """Nothing of an earlier try is under way any more."""
         if behind.error is not None:
             self._ended(behind.error)
         else:
-            self._runtime.backend.progress(self._group, (self.state.queue,)).then(self._looked)
+            self._runtime.backend.progress(self._group, (self.queue.ref,)).then(self._looked)
 
     def _looked(self, views: Completion[list[ProgressView]]) -> None:
         """An earlier try may have been stored: then its finish was, too."""
@@ -206,7 +207,7 @@ class MessageMove:
         self._runtime.backend.commit(batch, self._runtime.commit_deadline()).then(self._settled)
 
     def _delta(self) -> ProgressDelta:
-        return self.state.jobs.finish_of(self._group, self.job.offset)
+        return self.queue.finish_of(self._group, self.job.offset)
 
     def _settled(self, committed: Completion[Any]) -> None:
         if committed.error is None:
@@ -236,23 +237,6 @@ BYTES_AT_ONCE_MAX = 16 << 20
 RETRY_S = 1.0
 
 
-class SpentJobs(Protocol):
-    """Whose jobs are moved: it says by which settings, and hears what became of each."""
-
-    @property
-    def move_settings(self) -> MoveSettings: ...
-
-    def holds(self, state: BufferedQueue) -> bool:
-        """Whether the queue is still its own."""
-
-    def moved(self, state: BufferedQueue, job: UpstreamJob, *, gone: bool) -> None:
-        """The message stands elsewhere, and is finished here; `gone`: it was not there any more, and nothing
-        is stored yet."""
-
-    def not_moved(self, state: BufferedQueue, error: Exception, again_at: float) -> None:
-        """It is tried again at `again_at` (monotonic seconds), by `go_on`."""
-
-
 class MoveEnd(Enum):
     """The end of the move of a spent job; the value is what it means."""
 
@@ -265,13 +249,13 @@ class MoveEnd(Enum):
 class RetryPublisher:
     """`dead_letters`: how many were made since this proxy started."""
 
-    def __init__(self, runtime: Runtime, group: str, topic: str, owner: SpentJobs) -> None:
+    def __init__(self, runtime: Runtime, owner: QueueOwner) -> None:
         self.dead_letters = 0
         self._runtime = runtime
-        self._group = group
-        self._topic = topic
+        self._group = owner.group_name
+        self._topic = owner.topic
         self._owner = owner
-        self._retry_queues = RetryQueues(runtime, group)
+        self._retry_queues = RetryQueues(runtime, owner.group_name)
         self._waiting: deque[MessageMove] = deque()
         self._cells: dict[tuple[Metric, str], MetricCell] = {}  # and the reason of a dead letter, or the step
         self._busy = 0
@@ -292,10 +276,10 @@ class RetryPublisher:
         if watched is not None:
             watched.succeed(end)
 
-    def take(self, state: BufferedQueue) -> None:
+    def take(self, queue: SubscribedQueue) -> None:
         """Take over what this queue decided to move."""
-        for job in state.jobs.table.take_spent():
-            move = MessageMove(self._runtime, self._group, self._retry_queues, state, job, self._ended)
+        for job in queue.table.take_spent():
+            move = MessageMove(self._runtime, self._group, self._retry_queues, queue, job, self._ended)
             self._waiting.append(move)
         self.go_on(self._runtime.now())
 
@@ -303,10 +287,10 @@ class RetryPublisher:
         """Start what may start now."""
         while self._waiting and now >= self._again_at and self._has_room():
             move = self._waiting.popleft()
-            if self._owner.holds(move.state):
+            if self._owner.buffer.holds(move.queue):
                 self._busy += 1
                 self._busy_bytes += move.size
-                move.start(self._owner.move_settings)
+                move.start(MoveSettings(self._owner.config, self._owner.created_ms))
             else:
                 self._no_longer_watched(move.job, MoveEnd.LOST)
 
@@ -327,11 +311,11 @@ class RetryPublisher:
             self._runtime.progress_failed(error)
             self._again_at = self._runtime.now() + RETRY_S
             self._waiting.append(move)
-            self._owner.not_moved(move.state, error, self._again_at)
+            self._owner.on_not_moved(move.queue, error, self._again_at)
             return
         if not move.gone:
             self._count(move)
-        self._owner.moved(move.state, move.job, gone=move.gone)
+        self._owner.on_moved(move.queue, move.job, gone=move.gone)
         self._no_longer_watched(move.job, MoveEnd.GONE if move.gone else MoveEnd.STORED)
         self.go_on(self._runtime.now())
 

@@ -236,15 +236,24 @@ class QueueStream:
     """
 
     __slots__ = (
-        "asked_at", "busy", "deliverable", "faulty", "feed", "key_of", "ledger", "queue", "read_at",
-        "tail_at", "unkeyed",
+        "asked_at",
+        "busy",
+        "deliverable",
+        "faulty",
+        "feed",
+        "key_of",
+        "ledger",
+        "read_at",
+        "ref",
+        "tail_at",
+        "unkeyed",
     )  # fmt: skip
 
     def __init__(
-        self, ledger: ScopeLedger, queue: QueueRef, feed: QueueFeed, key_of: KeyReader, unkeyed: Counter
+        self, ledger: ScopeLedger, ref: QueueRef, feed: QueueFeed, key_of: KeyReader, unkeyed: Counter
     ) -> None:
         self.ledger = ledger
-        self.queue = queue
+        self.ref = ref
         self.feed = feed
         self.key_of = key_of
         self.unkeyed = unkeyed

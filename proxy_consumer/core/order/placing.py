@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from itertools import repeat
 
 from proxy_consumer.core.order.chains import Chain, QueueStream, ReadyMessage, ScopeLedger
-from proxy_consumer.core.steps import BufferedQueue
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 
 Row = tuple[int, int, int, bytes, int]
 """Log position, number of the stream, offset, delivery bytes, index in the batch that was read."""
@@ -23,21 +23,32 @@ class ReadAhead:
     """What one queue stream has buffered: `at` of `end` messages are placed."""
 
     __slots__ = (
-        "_first", "at", "batch", "busy", "end", "faulty", "key_of", "out", "ready", "run", "state", "stream",
+        "_first",
+        "at",
+        "batch",
+        "busy",
+        "end",
+        "faulty",
+        "key_of",
+        "out",
+        "queue",
+        "ready",
+        "run",
+        "stream",
         "used_up",
     )  # fmt: skip
 
-    def __init__(self, stream: QueueStream, state: BufferedQueue) -> None:
+    def __init__(self, stream: QueueStream, queue: SubscribedQueue) -> None:
         self.run, self._first = stream.feed.current()
         self.stream = stream
-        self.state = state
+        self.queue = queue
         self.batch = self.run.batch
         self.key_of = stream.key_of
         self.busy = stream.busy
         self.ready = stream.deliverable
         self.faulty = stream.faulty
-        self.out = state.jobs.out
-        self.used_up = state.jobs.used_up
+        self.out = queue.out
+        self.used_up = queue.used_up
         self.at = self._first
         self.end = len(self.run.offsets)
 
@@ -115,7 +126,7 @@ def place(
 
 def _place_with_care(ledger: ScopeLedger, part: ReadAhead, message: ReadyMessage, key: str | None) -> None:
     """One message, with all that may be out of the ordinary about it."""
-    offset, jobs = message.offset, part.state.jobs
+    offset, queue = message.offset, part.queue
     faulty = offset in part.faulty
     part.faulty.discard(offset)  # whoever waits is judged again when its turn comes
     if key is None:
@@ -127,15 +138,15 @@ def _place_with_care(ledger: ScopeLedger, part: ReadAhead, message: ReadyMessage
         part.busy[offset] = chain
         if offset in part.out:
             chain.open = False
-        elif jobs.exhaust_used_up(offset):
+        elif queue.exhaust_used_up(offset):
             return
         elif key in ledger.parked_keys:
-            jobs.park(offset)
+            queue.park_unread(offset)
             return
         message = message._replace(chain=chain)
     if offset in part.out:
         part.out.discard(offset)  # a client has it
     elif faulty:
-        jobs.table.release(offset)  # read again, judged again, and failed there
+        queue.table.release(offset)  # read again, judged again, and failed there
     else:
         part.ready.append(message)

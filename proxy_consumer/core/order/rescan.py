@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from backend.records import ReadBatch, ReadStatus
 from proxy_consumer.core.order.chains import Chain, ChainTable, QueueStream
-from proxy_consumer.core.steps import BufferedQueue, Purpose, ReadRequest
+from proxy_consumer.core.steps import Purpose, ReadRequest
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 
 READ_COUNT = 128
 READ_BYTES = 1 << 20
@@ -38,7 +39,7 @@ class Rescan:
     def __init__(
         self,
         table: ChainTable,
-        queues: Mapping[QueueStream, BufferedQueue],
+        queues: Mapping[QueueStream, SubscribedQueue],
         merged: bool,
         number: int,
     ) -> None:
@@ -99,14 +100,14 @@ class Rescan:
 
     def _ask(self, stream: QueueStream) -> ReadRequest | None:
         cursor, end = self._cursors[stream], self._ends[stream]
-        start = self._queues[stream].jobs.ack_map.unfinished_from(cursor, 1)[0][0]
+        start = self._queues[stream].ack_map.unfinished_from(cursor, 1)[0][0]
         if start >= end:
             self._cursors[stream] = end
             return None
         self._cursors[stream] = start
         self._reading = True
         count = min(READ_COUNT, end - start)
-        return ReadRequest(self._queues[stream], start, count, READ_BYTES, Purpose.LOOK_BACK)
+        return ReadRequest(self._queues[stream], start, count, READ_BYTES, Purpose.RESCAN)
 
     def loaded(self, stream: QueueStream, batch: ReadBatch) -> None:
         """What was asked for."""
@@ -135,7 +136,7 @@ class Rescan:
         if (
             offset >= self._ends[stream]
             or offset in stream.busy
-            or self._queues[stream].jobs.ack_map.is_finished(offset)
+            or self._queues[stream].ack_map.is_finished(offset)
         ):
             return []
         key = stream.key_of(batch.deliveries[at])

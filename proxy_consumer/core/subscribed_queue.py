@@ -1,4 +1,4 @@
-"""The unfinished messages of one queue: leases, retries, and what becomes of results.
+"""One queue of one subscription: what was read of it, its unfinished messages, and how results change them.
 
 Who may finish what:
 * with a lease id: only what is leased under exactly that id;
@@ -11,50 +11,116 @@ In an ordered scope `stream` hears what is finished, and tells which jobs stand 
 chain: those go back into the chain without having been tried. With `on_dead_letter: park` a job that has used
 up its attempts is exhausted, not spent, and stays the head of its chain. That follows from its attempts:
 `used_up` are those that wait for their chain.
+
+Where messages are traced, `observer` hears what happens to them; otherwise it is None and costs nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
-from mypy_extensions import mypyc_attr
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 
 from backend.progress.ack_map import AckMap
-from backend.records import ProgressDelta, ProgressView, QueueRef
-from proxy_consumer.core.jobs import JobEvent, JobState, JobTable, UpstreamJob, may_return
+from backend.records import ProgressDelta, ProgressView, QueueRef, ReadBatch
+from ddmq_common.delivery import varint
+from proxy_consumer.core.jobs import (
+    JobEvent,
+    JobNews,
+    JobObserver,
+    JobState,
+    JobTable,
+    UpstreamJob,
+    may_return,
+)
 from proxy_consumer.core.leases import Lease, LeaseTable, by_lease
-from proxy_consumer.core.order.chains import QueueStream
-from proxy_consumer.core.progress import Range, UncommittedProgress, ranges_of
+from proxy_consumer.core.order.chains import QueueStream, ReadyMessage
+from proxy_consumer.core.progress import Range, UncommittedProgress, ascending_ranges, ranges_of
+from proxy_consumer.core.queue_feed import FeedState, QueueFeed, Slice
 from proxy_consumer.core.retry_policy import REASON_FAILED, REASON_GIVEN_UP, REASON_TIMED_OUT, RetryPolicy
-from proxy_consumer.core.tally import Budget, Tally
+from proxy_consumer.core.tally import Budget, Counter, Tally
+
+LeasedRun = tuple[int, int, int, Lease]  # start, end, bytes, lease
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
-class QueueJobs:
-    """One queue of one subscription under one epoch and generation. `table`: states of jobs. Never yields."""
+class QueueName:
+    """One queue of one group as clients name it, with the bytes that open every compact answer from it.
+
+    `topic` is the topic of the subscription, also for a queue of the group's retry topic.
+    """
+
+    __slots__ = ("group", "head", "key", "qid", "topic")
+
+    def __init__(self, group: str, topic: str, qid: str) -> None:
+        self.group = group
+        self.topic = topic
+        self.qid = qid
+        self.key = (topic.encode(), qid.encode())  # how results name the queue within its group
+        texts = b"".join(b"\x18" + varint(len(text)) + text.encode() for text in (group, topic, qid))
+        self.head = b"\x0c\x00\x1c" + texts + b"\x00\x19"
+
+
+UNNAMED = QueueName("", "", "")
+
+
+class ReadPlan:
+    """How a subscription reads new messages.
+
+    `ahead(wanted)`: how many records and bytes to read when `wanted` are asked for. `tags`: hand on to the
+    backend's read. `ack_span_max`: how far past the committed offset.
+    """
+
+    __slots__ = ("ack_span_max", "ahead", "tags")
+
+    def __init__(self, ahead: Callable[[int], tuple[int, int]], ack_span_max: int) -> None:
+        self.ahead = ahead
+        self.ack_span_max = ack_span_max
+        self.tags: frozenset[int] | None = None
+
+
+class SubscribedQueue:
+    """One queue of a subscription, under one epoch and generation. Never yields.
+
+    `feed`: messages read and not delivered. `table`: states of jobs. `leases`: what clients have. `stream`:
+    its place in an ordered scope, None without an order key. `reread`: messages read for redelivery and not
+    delivered, by offset.
+    """
 
     __slots__ = (
-        "_tally", "ack_map", "delivered_until", "epoch", "generation", "leases", "out", "overtaken",
-        "policy", "queue", "stream", "table", "uncommitted", "used_up",
+        "_ready", "_tally", "ack_map", "delivered_until", "epoch", "feed", "generation", "in_ready",
+        "is_lost", "leases", "name", "observer", "out", "overtaken", "plan", "policy", "ref", "reread",
+        "rereading", "retry_queue", "stream", "table", "uncommitted", "used_up",
     )  # fmt: skip
 
     def __init__(
         self,
-        queue: QueueRef,
+        ref: QueueRef,
         view: ProgressView,
         first: int,
         policy: RetryPolicy,
         budget: Budget,
         tally: Tally,
+        plan: ReadPlan,
+        read_bytes: Counter,
+        ready: deque[SubscribedQueue],
+        observer: JobObserver | None = None,
     ) -> None:
-        """`first`: the queue's first message; where no progress is known, what lies below it is finished."""
-        self.queue = queue
-        self.table = self.new_table(budget)
+        """`first`: the queue's first message; where no progress is known, what lies below it is finished.
+
+        `read_bytes`: counts the bytes of messages read and not delivered. `ready`: the queues of the
+        subscription that may have something, served in turn.
+        """
+        self.ref = ref
+        self.name = UNNAMED
         self.epoch = view.epoch
         self.generation = view.generation
+        self.retry_queue = False  # of %RETRY%group
+        self.is_lost = False  # its claim was lost; what clients have of it may still be acknowledged
         self.overtaken = False  # something was finished that may have been read ahead
-        self.delivered_until = 0  # offsets below it were delivered under an earlier epoch of ours
+        self.delivered_until = 0  # offsets below it were delivered under an earlier epoch of this proxy
         self.policy = policy
+        self.plan = plan
+        self.observer = observer
+        self.table = JobTable(budget, observer)
         self.stream: QueueStream | None = None
         self.ack_map = AckMap(first if view.committed is None else view.committed)
         self.ack_map.finish(view.finished)
@@ -62,13 +128,18 @@ class QueueJobs:
         self.out: set[int] = set()  # leased since before the queue came; in an ordered stream: not placed
         self.used_up: set[int] = set()  # recorded, to be exhausted as their chains come to them
         self.uncommitted = UncommittedProgress()
+        self.reread: dict[int, tuple[ReadBatch, int]] = {}
+        self.rereading = False  # a read for redelivery is under way
+        self.in_ready = False
+        self._ready = ready
         self._tally = tally
         self._load_attempts(view)
         if view.committed is None and first > 0:
             self.uncommitted.finish(0, first)
-
-    def new_table(self, budget: Budget) -> JobTable:
-        return JobTable(budget)
+        start = self.ack_map.committed
+        finished_ends = [end for _, end in view.finished]
+        job_ends = [offset + 1 for offset in self.table.jobs]
+        self.feed = QueueFeed(start, max([start, *finished_ends, *job_ends]), read_bytes)
 
     def _load_attempts(self, view: ProgressView) -> None:
         for offset, packed in view.attempts.items():
@@ -81,10 +152,96 @@ class QueueJobs:
             elif reason:
                 self.table.spend(job, reason)
 
+    # --- reading on
+
+    def wake(self) -> None:
+        """Stand among the ready queues, if there may be something to do."""
+        if self.in_ready or self.feed.state is FeedState.GONE:
+            return
+        if (
+            self.stream is not None
+            or self.table.ready
+            or self.feed.buffered
+            or self.feed.state is FeedState.READABLE
+        ):
+            self.in_ready = True
+            self._ready.append(self)
+
+    def has_span(self) -> bool:
+        """Whether messages past the last one may go out already."""
+        return self.feed.next_offset() - self.ack_map.committed < self.plan.ack_span_max
+
+    def expire_below(self, first: int, start: int) -> None:
+        """Retention took what is below `first`: what is unfinished of it, from `start` on, is finished."""
+        gone = []
+        for begin, end in self.ack_map.unfinished_from(start, 1_000_000):
+            if begin >= first:
+                break
+            gone.append((begin, min(end, first)))
+        self.expire_ranges(gone)
+
+    def drop_overtaken(self) -> None:
+        """Messages may be finished that were not delivered under this epoch: read with a sieve."""
+        self.overtaken = False
+        self.feed.drop_read_ahead()
+        self.feed.finished_until = max(self.feed.finished_until, self.delivered_until)
+
+    def forget_bytes(self) -> None:
+        """Deliver what lies ready by reading it again (a filter changed, or others need the room)."""
+        if self.stream is not None:
+            for offset in self.stream.unready_all():
+                self.table.release(offset)
+
     # --- delivery
 
-    def lease(self, start: int, end: int, size: int, lease: Lease) -> None:
-        """`[start, end)` is handed to a client."""
+    def adopt_leases(self, runs: Iterable[LeasedRun], acked: Iterable[Range], now: float) -> None:
+        """Clients have these, or have acknowledged them, since before the queue came here. A lease that has
+        run out meanwhile is nobody's."""
+        last = 0
+        for start, end in acked:
+            if self.finish_handed_out(start, end):
+                last = max(last, end)
+        for start, end, size, lease in runs:
+            if lease.deadline <= now:
+                continue
+            unfinished = self.open_offsets(start, end)
+            for first, after in ranges_of(unfinished):
+                self.leases.add(first, after, size * (after - first) // (end - start), lease)
+                last = max(last, after)
+                for job in self.table.within(first, after):
+                    self.table.change(job, JobEvent.DELIVERED)
+            self.out.update(unfinished)
+        self.feed.finished_until = max(self.feed.finished_until, last)
+
+    def lease(self, messages: Slice, lease: Lease) -> None:
+        """These messages go out under this lease."""
+        runs = ascending_ranges(messages.offsets)
+        if len(runs) == 1:
+            self._lease_run(runs[0][0], runs[0][1], messages.size, lease)
+            return
+        at = 0
+        for start, end in runs:
+            size = sum(map(len, messages.deliveries[at : at + end - start]))
+            self._lease_run(start, end, size, lease)
+            at += end - start
+
+    def take_in_order(self, stream: QueueStream, count: int, bytes_max: int) -> list[ReadyMessage]:
+        """Up to `count` messages in order, as many as fit; none when all had to wait for their heads."""
+        chosen = stream.take(count, bytes_max)
+        if stream.ledger.table.batch == 1:
+            return chosen
+        late = self.close(stream, [message.offset for message in chosen])
+        return [message for message in chosen if message.offset not in late] if late else chosen
+
+    def close(self, stream: QueueStream, offsets: list[int]) -> set[int]:
+        """These are to go into an answer: those of them that do not, as they stand behind others."""
+        behind = stream.close(offsets)
+        for offset in behind:
+            if not self.leases.turn(offset):
+                self.send_back(offset)
+        return set(behind).intersection(offsets) if behind else set()
+
+    def _lease_run(self, start: int, end: int, size: int, lease: Lease) -> None:
         self.leases.add(start, end, size, lease)
         if self.table.jobs:
             for job in self.table.within(start, end):
@@ -108,7 +265,10 @@ class QueueJobs:
     def exhaust_used_up(self, offset: int) -> bool:
         """Its chain came to a job: whether it has used up its attempts and is not to be delivered."""
         self.used_up.discard(offset)
-        return self.policy.parks and self.table.exhaust_recorded(offset, self.policy)
+        exhausted = self.policy.parks and self.table.exhaust_recorded(offset, self.policy)
+        if exhausted and self.observer is not None:
+            self.observer.on_change(JobNews.PARKED, offset)
+        return exhausted
 
     def replay(self, offset: int) -> bool:
         """Deliver a parked, exhausted or waiting job now, its attempts counted anew, also after a restart."""
@@ -119,8 +279,18 @@ class QueueJobs:
 
     def park(self, offset: int) -> None:
         """An operator set the job's key aside; what a client has is parked when it comes back."""
+        self._withdraw(offset)
+        self.park_unread(offset)
+
+    def park_unread(self, offset: int) -> None:
+        """The same of a job that does not lie ready with its bytes."""
         if self.leases.lease_of(offset) is None:
             self.table.park(offset)
+
+    def _withdraw(self, offset: int) -> None:
+        """Take a job out of what lies ready; it would be read again."""
+        if self.stream is not None and self.stream.unready(offset):
+            self.table.release(offset)
 
     def send_back(self, offset: int) -> None:
         """A job that was let out, and is not leased, waits in its chain again."""
@@ -129,10 +299,13 @@ class QueueJobs:
             self.table.go_back(job)
         if self.stream is not None:
             self.stream.put_back(offset)
+        if self.observer is not None:
+            self.observer.on_change(JobNews.SENT_BACK, offset)
 
     def dead_letter(self, offset: int, reason: str) -> None:
         """Dead letter at once, whatever the job's state; a client that has it is late from now on. What is
-        taken up is one if its acknowledgement is not stored."""
+        taken up is one if its acknowledgement is not stored. Its chain goes on when it is moved."""
+        self._withdraw(offset)
         self.leases.take(offset, offset + 1, None)
         self.back(offset, offset + 1)
         held = offset in self.leases.taken_up
@@ -142,6 +315,8 @@ class QueueJobs:
             job.final, job.reason = True, reason
             if not held:
                 self.table.spend(job, reason)
+        if self.observer is not None:
+            self.observer.on_change(JobNews.SPENT, offset, f"{reason}: {job.error}" if job.error else reason)
 
     # --- results
 
@@ -157,6 +332,8 @@ class QueueJobs:
                 done += self._finish_range(start, end, lease_id)
             self._count_ignored(len(group) - done + before, lease_id)
         self._tally.acked.value += done
+        if self.observer is not None:
+            self.observer.on_acks(offsets)
         return done
 
     def _finish_range(self, start: int, end: int, lease_id: int | None) -> int:
@@ -266,15 +443,21 @@ class QueueJobs:
         interval = self.policy.after_fail(job.fails, job.timeouts)
         if interval is None and delay_ms is not None and self.policy.waits_in_place(job.fails):
             interval = delay_ms
-        stepped_back = self.step_back(job.offset)
-        if interval is None:
-            self._use_up(job, REASON_FAILED, in_chain=stepped_back)
-        elif stepped_back:
-            return
-        elif self.stream is not None and self.stream.parked(job.offset):
+        wait_ms = interval if interval is None or delay_ms is None else delay_ms
+        in_chain = self.step_back(job.offset)
+        if wait_ms is None:
+            self._use_up(job, REASON_FAILED, in_chain=in_chain)
+        elif not in_chain:
+            self._wait_in_place(job, wait_ms, now)
+        if self.observer is not None:
+            self.observer.on_change(JobNews.FAILED, job.offset, error)
+
+    def _wait_in_place(self, job: UpstreamJob, wait_ms: int, now: float) -> None:
+        """A job waits for its retry, or with its key that an operator has set aside."""
+        if self.stream is not None and self.stream.parked(job.offset):
             self.table.change(job, JobEvent.PARKED)
         else:
-            self.table.wait(job, now + (interval if delay_ms is None else delay_ms) / 1000)
+            self.table.wait(job, now + wait_ms / 1000)
 
     def _use_up(self, job: UpstreamJob, reason: str, *, in_chain: bool) -> None:
         """Its tries are used up: it is moved elsewhere, or its key waits for an operator. `in_chain`: it
@@ -308,11 +491,17 @@ class QueueJobs:
     def extend(self, lease_ids: Sequence[int], now: float) -> None:
         """Start the time of live leases anew."""
         self._tally.late.value += sum(not self.leases.extend(lease_id, now) for lease_id in lease_ids)
+        if self.observer is not None:
+            self.observer.on_extensions(lease_ids)
 
     def extend_parts(self, offsets: Sequence[int], lease_ids: Sequence[int], now: float) -> list[int]:
         """Start the time of single messages anew; returns the offsets that their leases do not hold."""
         late = self.leases.extend_parts(offsets, lease_ids, now)
         self._tally.late.value += len(late)
+        if self.observer is not None:
+            for offset in offsets:
+                if offset not in late:
+                    self.observer.on_change(JobNews.EXTENDED, offset)
         return late
 
     def take_back(self, offset: int, lease_id: int) -> bool:
@@ -321,12 +510,13 @@ class QueueJobs:
         if job is None:
             return False
         self._tally.returned.value += 1
-        if self.step_back(offset):
-            return True
-        if self.stream is not None and self.stream.parked(offset):
-            self.table.change(job, JobEvent.PARKED)
-        else:
-            self.table.release(offset)
+        if not self.step_back(offset):
+            if self.stream is not None and self.stream.parked(offset):
+                self.table.change(job, JobEvent.PARKED)
+            else:
+                self.table.release(offset)
+        if self.observer is not None:
+            self.observer.on_change(JobNews.RETURNED, offset)
         return True
 
     def expire(self, now: float) -> None:
@@ -336,6 +526,8 @@ class QueueJobs:
             share, rest = divmod(size, end - start)
             for offset in range(start, end):
                 self._time_out(offset, share + rest if offset == start else share, now)
+                if self.observer is not None:
+                    self.observer.on_change(JobNews.TIMED_OUT, offset)
 
     def _time_out(self, offset: int, size: int, now: float) -> None:
         if self.stream is not None and not self.stream.leads(offset):
@@ -350,15 +542,15 @@ class QueueJobs:
         job.since = job.since or now
         self.uncommitted.mark(offset, job.packed)
         wait_ms = self.policy.after_timeout(job.fails, job.timeouts)
-        stepped_back = offset in self.out and self.step_back(offset)
+        in_chain = offset in self.out and self.step_back(offset)
         if wait_ms is None:
-            self._use_up(job, REASON_TIMED_OUT, in_chain=stepped_back)
-        elif stepped_back:
+            self._use_up(job, REASON_TIMED_OUT, in_chain=in_chain)
+        elif in_chain:
             return
+        elif wait_ms:
+            self._wait_in_place(job, wait_ms, now)
         elif self.stream is not None and self.stream.parked(offset):
             self.table.change(job, JobEvent.PARKED)
-        elif wait_ms:
-            self.table.wait(job, now + wait_ms / 1000)
         else:
             self.table.make_ready(job, JobEvent.TIMED_OUT)
 
@@ -369,6 +561,8 @@ class QueueJobs:
                 self.out.discard(offset)
                 self.leases.take(offset, offset + 1, None)
             self._finish(start, end)
+            if self.observer is not None:
+                self.observer.on_skip(start, end)
 
     def expire_ranges(self, ranges: Sequence[Range]) -> None:
         """Finish what retention took."""
@@ -378,22 +572,29 @@ class QueueJobs:
     def _count_ignored(self, count: int, lease_id: int | None) -> None:
         (self._tally.unknown if lease_id is None else self._tally.late).value += count
 
+    # --- progress on its way to the backend
+
     def finish_of(self, group: str, offset: int) -> ProgressDelta:
         """What to commit together with what a message leaves in other topics."""
-        return ProgressDelta(group, self.queue, self.epoch, self.generation, ((offset, offset + 1),))
+        return ProgressDelta(group, self.ref, self.epoch, self.generation, ((offset, offset + 1),))
 
     def published(self, offset: int, *, acked: bool = False) -> None:
         """Its finish is durable, with what it leaves in other topics. `acked`: a client's finish."""
         self._finish(offset, offset + 1, durable=True)
-
-    # --- progress on its way to the backend
+        if self.observer is not None:
+            self.observer.on_change(JobNews.ACKED if acked else JobNews.MOVED, offset)
 
     def collect(self, group: str) -> ProgressDelta | None:
         """Uncommitted progress as one delta, which is then under way; None when there is none."""
-        return self.uncommitted.collect(group, self.queue, self.epoch, self.generation)
+        return self.uncommitted.collect(group, self.ref, self.epoch, self.generation)
 
-    def abandon(self) -> None:
+    def revoke(self) -> None:
         """The queue is not ours any more: give everything back to the subscription's budget."""
+        if self.observer is not None:
+            self.observer.on_loss()
+        self.feed.drop_read_ahead()
+        self.feed.state = FeedState.GONE
+        self.reread.clear()
         self.leases.clear()
         self.out.clear()
         self.table.clear()
