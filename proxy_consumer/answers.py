@@ -92,13 +92,13 @@ def tails(delivery: Delivery) -> Sequence[bytes]:
     first, count = offsets[0], len(offsets)
     if offsets[-1] - first != count - 1:
         return [_block_tails(offset >> 6)[offset & 63] for offset in offsets]
-    found: list[bytes] = []
+    tails_in_order: list[bytes] = []
     at, end = first, first + count
     while at < end:
         after = min((at | 63) + 1, end)
-        found += _block_tails(at >> 6)[at & 63 : (after - 1 & 63) + 1]
+        tails_in_order += _block_tails(at >> 6)[at & 63 : (after - 1 & 63) + 1]
         at = after
-    return found
+    return tails_in_order
 
 
 @lru_cache(maxsize=64)
@@ -119,7 +119,7 @@ def own_tails(delivery: Delivery, next_offset: int) -> list[bytes]:
     record = messages.batch.record
     times: dict[tuple[int, int], bytes] = {}
     shared: dict[int, bytes] = {}
-    found: list[bytes] = []
+    ends: list[bytes] = []
     for index, plain, attempt in zip(messages.indexes, tails(delivery), delivery.attempts(), strict=True):
         stored = record(index)
         if stored.system:
@@ -131,8 +131,8 @@ def own_tails(delivery: Delivery, next_offset: int) -> list[bytes]:
             parts = (zigzag(delivery.lease.id), zigzag(attempt), zigzag(next_offset))
             shared[attempt] = b"\x06\xca\x01%b\x15%b\x36%b\x00" % parts
         identity = stored.message_id.hex().encode()
-        found.append(b"%b\x08\xc8\x01\x20%b%b%b" % (plain[:-1], identity, times[moment], shared[attempt]))
-    return found
+        ends.append(b"%b\x08\xc8\x01\x20%b%b%b" % (plain[:-1], identity, times[moment], shared[attempt]))
+    return ends
 
 
 def message_of(raw: bytes, offset: int) -> Any:
@@ -157,7 +157,7 @@ def tell_own(message: Any, stored: StoredRecord, next_offset: int) -> None:
 
 def _response(name: QueueName, delivery: Delivery, next_offset: int | None) -> Any:
     messages = delivery.messages
-    made = []
+    messages_on_wire = []
     for index, offset, raw in zip(messages.indexes, messages.offsets, messages.deliveries, strict=True):
         message = message_of(raw, offset)
         if next_offset is not None:
@@ -165,6 +165,6 @@ def _response(name: QueueName, delivery: Delivery, next_offset: int | None) -> A
             tell_own(message, stored, next_offset)
             message.leaseId = delivery.lease.id
             message.attempt = delivery.queue.table.attempt(offset) + attempts_before(stored.system)
-        made.append(message)
+        messages_on_wire.append(message)
     lease_ms = None if next_offset is None else round(delivery.lease.length_s * 1000)
-    return IDL.PullResponse(context=context_of(name), messages=made, leaseMs=lease_ms)
+    return IDL.PullResponse(context=context_of(name), messages=messages_on_wire, leaseMs=lease_ms)

@@ -73,10 +73,10 @@ class Forwarding:
 
         `judge` takes in the results of queues that this proxy has taken up.
         """
-        found = {
+        lookups = {
             place: self._holders(place) for place in {_place(group, one.context) for group, one in taken}
         }
-        when_all(found.values(), lambda: self._dispatch(taken, found, judge, done))
+        when_all(lookups.values(), lambda: self._dispatch(taken, lookups, judge, done))
 
     def pass_on(self, group: Group, context: Any, passed: PassedReply) -> None:
         """An acknowledgement with messages goes to the proxy that holds its queue."""
@@ -103,9 +103,9 @@ class Forwarding:
 
     def _holders(self, place: tuple[str, bytes]) -> Completion[_Holders]:
         runtime = self._runtime
-        known = self._known.get(place)
-        if known is not None and known[0] > runtime.now():
-            return succeeded(known[1])
+        cached = self._known.get(place)
+        if cached is not None and cached[0] > runtime.now():
+            return succeeded(cached[1])
         looked_up: Completion[_Holders] = Completion()
 
         def answered(holders: Completion[Mapping[QueueRef, str]]) -> None:
@@ -167,27 +167,32 @@ class Forwarding:
 
     def _take_up(self, group: Group, topic: bytes) -> bool:
         """Take queues that nobody holds, as for a pull; False where nobody pulls."""
-        wanted = group.subscriptions.get(topic)
-        if wanted is None or wanted.creating or wanted.pushed or self._fetches.pull_fault(group):
+        subscription = group.subscriptions.get(topic)
+        if (
+            subscription is None
+            or subscription.creating
+            or subscription.pushed
+            or self._fetches.pull_fault(group)
+        ):
             return False
-        wanted.use(self._runtime.now())
+        subscription.use(self._runtime.now())
         return True
 
     def _submit(self, by_address: Mapping[str, list[Any]], error: Exception | None, done: Done) -> None:
-        left = len(by_address)
-        if not left:
+        unanswered = len(by_address)
+        if not unanswered:
             done(error)
             return
 
         def answered(failure: Exception | None) -> None:
-            nonlocal left, error
-            left -= 1
+            nonlocal unanswered, error
+            unanswered -= 1
             if failure is None:
                 self._done.value += 1
             else:
                 self._known.clear()  # it may have moved
                 error = error or failure
-            if left == 0:
+            if unanswered == 0:
                 done(error)
 
         for address, results in by_address.items():

@@ -155,8 +155,8 @@ class Pulls:
             topic = request.topic.decode()
             config = stated(request, self._runtime.config.defaults)
             on_skipped = None if request.start else partial(self._report_skipped, pull, name, topic)
-            subscription, made = self._directory.subscribe_on_use(name, topic, config, on_skipped)
-            made.then(lambda made: self._refuse_unmade(pull, made.error))
+            subscription, creation = self._directory.subscribe_on_use(name, topic, config, on_skipped)
+            creation.then(lambda creation: self._refuse_unmade(pull, creation.error))
             return subscription
         except UnicodeDecodeError as error:
             self._throw(pull.call, Code.ILLEGAL_MESSAGE, f"group or topic name is not UTF-8: {error}")

@@ -76,9 +76,9 @@ class ReplyHandling:
             self._not_held(answer, group, request)
             return
         ack = Ack(group.name, queue.ref, request.offset, request.lease)
-        known = self.replied.of(ack)
-        if known is not None and known.lease_id == request.lease:
-            answer.tell(Code.OK, OK_TEXT, ReplyOutcome.STORED_BEFORE, known.results)
+        earlier = self.replied.of(ack)
+        if earlier is not None and earlier.lease_id == request.lease:
+            answer.tell(Code.OK, OK_TEXT, ReplyOutcome.STORED_BEFORE, earlier.results)
             return
         taking = replying.take_up(queue, request.offset, request.lease)
         if taking is AckTaking.TAKEN_UP:
@@ -90,7 +90,7 @@ class ReplyHandling:
             text = f"the lease {request.lease} of offset {request.offset} is over; nothing is stored"
             answer.tell(Code.ILLEGAL_MESSAGE, text, ReplyOutcome.LEASE_OVER)
         else:
-            self._finished(answer, ack, known)
+            self._finished(answer, ack, earlier)
 
     def _fault(self, request: Any) -> tuple[Code, str] | None:
         """What is wrong with a request, or forbids it here."""
@@ -294,7 +294,7 @@ class PendingAck:
         self._answer.refuse(code, text)
 
     def stored(self, results: Sequence[Any]) -> None:
-        told = [
+        wire_results = [
             IDL.ReplyResult(
                 messageId=one.messageId,
                 queueId=one.queueId,
@@ -304,7 +304,7 @@ class PendingAck:
             )
             for one in results
         ]
-        self._replies.replied.note(self._ack, told)
+        self._replies.replied.note(self._ack, wire_results)
         offset, subscription = self._offset, self._subscription
         if self._is_held:
             tally = subscription.buffer.tally
@@ -315,7 +315,7 @@ class PendingAck:
             if job is not None:
                 subscription.retries.finished(job)
         self._ended()
-        self._answer.tell(Code.OK, OK_TEXT, ReplyOutcome.STORED, told)
+        self._answer.tell(Code.OK, OK_TEXT, ReplyOutcome.STORED, wire_results)
 
     def failed(self, error: Exception, code: int, text: str) -> None:
         self._runtime.progress_failed(error)

@@ -68,14 +68,14 @@ class Results:
         late: list[Any] = []
         foreign: list[Taken] = []
         while result is not None:
-            given = len(result.successOffsets or NO_OFFSETS) + len(result.failOffsets or NO_OFFSETS)
-            given += len(result.extendLeases or NO_OFFSETS) + len(result.returnOffsets or NO_OFFSETS)
-            offsets_left -= given
+            count = len(result.successOffsets or NO_OFFSETS) + len(result.failOffsets or NO_OFFSETS)
+            count += len(result.extendLeases or NO_OFFSETS) + len(result.returnOffsets or NO_OFFSETS)
+            offsets_left -= count
             elements_left -= 1
             if offsets_left < 0 or elements_left < 0:
-                self._too_many.value += given
+                self._too_many.value += count
             else:
-                held = self._find_held(result, given, foreign)
+                held = self._find_held(result, count, foreign)
                 if held is not None:
                     subscription, queue = held
                     self._apply_one(subscription, queue, result, now, late)
@@ -112,14 +112,14 @@ class Results:
         if not applied.foreign:
             ProgressCommit(self._runtime, shares, done).start()
             return
-        left = 1 + bool(shares)
+        unfinished = 1 + bool(shares)
         error: Exception | None = None
 
         def one(failure: Exception | None) -> None:
-            nonlocal left, error
-            left -= 1
+            nonlocal unfinished, error
+            unfinished -= 1
             error = error or failure
-            if left == 0:
+            if unfinished == 0:
                 done(error)
 
         self.forwarding.send(
@@ -167,9 +167,9 @@ class Results:
         missed: list[Missed] = []
         if result.successOffsets:
             offsets, leases = result.successOffsets, result.successLeases
-            done = queue.finish(offsets, leases, now)
-            if done < len(offsets) and leases:
-                missed += _missed(queue, offsets, leases, done)
+            finished = queue.finish(offsets, leases, now)
+            if finished < len(offsets) and leases:
+                missed += _missed(queue, offsets, leases, finished)
         if result.failOffsets:
             missed += self._fail(queue, result, now)
         if result.extendOffsets and result.extendLeases:
@@ -195,11 +195,11 @@ class Results:
         for offset, lease, delay, reason in columns:
             error = error_text(reason or "")
             if delay == GIVE_UP:
-                taken = queue.give_up(offset, lease or None, error)
+                accepted = queue.give_up(offset, lease or None, error)
             else:
                 wait_ms = None if delay is None or delay < 0 else min(delay, longest)
-                taken = queue.fail(offset, lease or None, wait_ms, now, error)
-            if lease and not taken:
+                accepted = queue.fail(offset, lease or None, wait_ms, now, error)
+            if lease and not accepted:
                 missed.append((offset, lease))
         return missed
 

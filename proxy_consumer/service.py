@@ -230,12 +230,12 @@ class ConsumerService:
 
     def reconfigure(self, fresh: ConsumerConfig) -> Reloaded:
         """Other limits and defaults while clients are connected; says what waits for the next start."""
-        done = reloaded(self._runtime.config, fresh, LIVE_KEYS)
-        self._runtime.config = done.config
-        if "defaults" in done.changed:
+        reload = reloaded(self._runtime.config, fresh, LIVE_KEYS)
+        self._runtime.config = reload.config
+        if "defaults" in reload.changed:
             self._directory.defaults_changed()
         self._pushers.look_at_all()
-        return done
+        return reload
 
     def groups(self) -> list[GroupSummary]:
         """All groups, by name."""
@@ -257,12 +257,12 @@ class ConsumerService:
 
     def counts(self) -> dict[tuple[str, str], tuple[float, float]]:
         """(group, topic) → messages delivered and acknowledged since the start, of what is in use here."""
-        found = {}
+        counts = {}
         for each in self._directory.subscriptions():
             if each.joined:
                 tally = each.buffer.tally
-                found[each.group.name, each.topic] = (tally.delivered.value, tally.acked.value)
-        return found
+                counts[each.group.name, each.topic] = (tally.delivered.value, tally.acked.value)
+        return counts
 
     def group_stats(self, group: str) -> Completion[list[SubscriptionStats]]:
         """Every subscription of a group. Raises CallerError when there is no such group."""

@@ -42,8 +42,8 @@ class Arrivals:
         if batch.status is not ReadStatus.DATA:
             return self._nothing(queue, batch, message_filter)
         feed = queue.feed
-        known = _known(queue) if feed.cursor < feed.finished_until else None
-        picked = pick(batch, feed.cursor, refuse_pressure, known, message_filter, self._group)
+        is_handled = _known(queue) if feed.cursor < feed.finished_until else None
+        picked = pick(batch, feed.cursor, refuse_pressure, is_handled, message_filter, self._group)
         if picked.skipped:
             rest = sum(end - start for start, end in picked.skipped) - picked.pressure - picked.others
             by_tag = message_filter is not None and message_filter.tags is not None
@@ -94,21 +94,21 @@ class Arrivals:
     def due(self, queue: SubscribedQueue, room: int) -> Slice | ReadRequest | None:
         """Up to `room` messages that are due, or the read that is needed; call `move_due` first."""
         reread = queue.reread
-        wanted = queue.table.due(room)
-        chosen: list[int] = []
+        due_offsets = queue.table.due(room)
+        offsets: list[int] = []
         size = 0
-        for offset in wanted:
+        for offset in due_offsets:
             read = reread.get(offset)
             if read is None:
                 break
             size += len(read[0].deliveries[read[1]])
-            if chosen and size > self._bytes_max:
+            if offsets and size > self._bytes_max:
                 break
-            chosen.append(offset)
-        full = len(chosen) == len(wanted) or size >= self._bytes_max
-        if chosen and full:
-            return gather(chosen, [reread.pop(offset) for offset in chosen])
-        return self._ask(queue, wanted[len(chosen) :], room) if wanted else None
+            offsets.append(offset)
+        full = len(offsets) == len(due_offsets) or size >= self._bytes_max
+        if offsets and full:
+            return gather(offsets, [reread.pop(offset) for offset in offsets])
+        return self._ask(queue, due_offsets[len(offsets) :], room) if due_offsets else None
 
     def _ask(self, queue: SubscribedQueue, missing: list[int], room: int) -> ReadRequest:
         first = missing[0]
@@ -197,10 +197,10 @@ def pick(
     flagged = any(flags)
     if known is None and message_filter is None and not flagged:
         whole = Slice(batch, offsets, batch.deliveries, range(len(offsets)))
-        kept = ascending_ranges(offsets)
-        if kept and kept[0] == (cursor, batch.next_offset):
+        covered = ascending_ranges(offsets)
+        if covered and covered[0] == (cursor, batch.next_offset):
             return PickedMessages(whole, [], 0, 0, [])
-        return PickedMessages(whole, between(cursor, batch.next_offset, kept), 0, 0, [])
+        return PickedMessages(whole, between(cursor, batch.next_offset, covered), 0, 0, [])
     fresh = [index for index, offset in enumerate(offsets) if known is None or not known(offset)]
     indexes = [index for index in fresh if is_for_group(batch, index, group)] if flagged else fresh
     others = len(fresh) - len(indexes)
@@ -208,13 +208,13 @@ def pick(
         indexes = [index for index in indexes if not flags[index] & FLAG_PRESSURE]
     pressure = len(fresh) - others - len(indexes)
     indexes, faulty = _judged(batch, indexes, message_filter)
-    chosen = [offsets[index] for index in indexes]
-    held = [offset for offset in offsets if known is not None and known(offset)]
-    kept = ascending_ranges(sorted([*chosen, *held]))
+    deliverable = [offsets[index] for index in indexes]
+    handled = [offset for offset in offsets if known is not None and known(offset)]
+    covered = ascending_ranges(sorted([*deliverable, *handled]))
     deliveries = [batch.deliveries[index] for index in indexes]
-    skipped = between(cursor, batch.next_offset, kept)
+    skipped = between(cursor, batch.next_offset, covered)
     filtered = len(fresh) - others - pressure - len(indexes)
-    messages = Slice(batch, chosen, deliveries, indexes)
+    messages = Slice(batch, deliverable, deliveries, indexes)
     return PickedMessages(messages, skipped, pressure, filtered, faulty, others)
 
 
@@ -224,13 +224,13 @@ def _judged(
     """The indexes that pass the filter, or fail at it, and the offsets of those that fail."""
     if message_filter is None:
         return indexes, []
-    kept: list[int] = []
+    passing: list[int] = []
     faulty: list[int] = []
     for index in indexes:
         refusal = message_filter.judge(batch.deliveries[index])
         if refusal is None:
-            kept.append(index)
+            passing.append(index)
         elif refusal.fault:
-            kept.append(index)
+            passing.append(index)
             faulty.append(batch.offsets[index])
-    return kept, faulty
+    return passing, faulty

@@ -79,24 +79,24 @@ class HeldPulls:
 
     def __iter__(self) -> Iterator[HeldPull]:
         """All of them, no particular order; a copy."""
-        return iter([pull for held in self._by_topic.values() for pull in held])
+        return iter([pull for line in self._by_topic.values() for pull in line])
 
     def enter(self, pull: HeldPull) -> None:
         """Wait behind those held already."""
         pull.sequence = next(_SEQUENCE)
-        held = self._by_topic.get(pull.topic)
-        if held is None:
-            held = self._by_topic[pull.topic] = OrderedDict()
-        held[pull] = None
+        line = self._by_topic.get(pull.topic)
+        if line is None:
+            line = self._by_topic[pull.topic] = OrderedDict()
+        line[pull] = None
         self.count += 1
 
     def leave(self, pull: HeldPull) -> None:
         """Stop waiting; harmless when it does not wait."""
-        held = self._by_topic.get(pull.topic)
-        if held is not None and pull in held:
-            del held[pull]
+        line = self._by_topic.get(pull.topic)
+        if line is not None and pull in line:
+            del line[pull]
             self.count -= 1
-            if not held:
+            if not line:
                 del self._by_topic[pull.topic]
 
     def oldest(self, topic: str) -> HeldPull | None:
@@ -111,8 +111,8 @@ class HeldPulls:
         return len(self._by_topic.get(topic, ())) + len(self._by_topic.get(None, ()))
 
     def _head(self, topic: str | None) -> HeldPull | None:
-        held = self._by_topic.get(topic)
-        return next(iter(held)) if held else None
+        line = self._by_topic.get(topic)
+        return next(iter(line)) if line else None
 
 
 class LingerWheel:
@@ -155,13 +155,13 @@ class LingerWheel:
         else:
             slots = [known for known in range(self._done + 1, slot + 1) if known in self._buckets]
         self._done = max(self._done, slot)
-        found: list[Lingering] = []
+        calls: list[Lingering] = []
         for known in slots:
-            found += sorted(self._buckets.pop(known), key=_by_arrival)
-        for call in found:
+            calls += sorted(self._buckets.pop(known), key=_by_arrival)
+        for call in calls:
             call.bucket = None
-        self.count -= len(found)
-        return found
+        self.count -= len(calls)
+        return calls
 
 
 def _by_arrival(call: Lingering) -> int:

@@ -274,13 +274,13 @@ class JobTable:
 
     def due(self, count: int) -> list[int]:
         """Up to `count` offsets that are due, ascending; call `move_due` first."""
-        found: list[int] = []
+        offsets: list[int] = []
         for offset in self.ready:
-            if self.is_due(offset) and not (found and found[-1] == offset):
-                found.append(offset)
-                if len(found) == count:
+            if self.is_due(offset) and not (offsets and offsets[-1] == offset):
+                offsets.append(offset)
+                if len(offsets) == count:
                     break
-        return found
+        return offsets
 
     def within(self, start: int, end: int) -> list[UpstreamJob]:
         """The jobs of `[start, end)`."""
@@ -412,13 +412,13 @@ class JobTable:
 
     def take_exhausted(self) -> list[UpstreamJob]:
         """Jobs that were exhausted since the last call; some may have gone on by now."""
-        taken, self.exhausted = self.exhausted, []
-        return taken
+        jobs, self.exhausted = self.exhausted, []
+        return jobs
 
     def take_spent(self) -> list[UpstreamJob]:
         """Jobs to be stored elsewhere; each stays unfinished until that is durable."""
-        taken, self.spent = self.spent, []
-        return taken
+        jobs, self.spent = self.spent, []
+        return jobs
 
     def clear(self) -> None:
         """The queue is not ours any more."""

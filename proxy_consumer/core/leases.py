@@ -159,16 +159,16 @@ class LeaseTable:
 
     def turn(self, offset: int) -> bool:
         """Its chain turns back; True when it is taken up, and goes back only if it is put down unfinished."""
-        held = self.taken_up.get(offset)
-        if held is not None:
-            held.turned = True
-        return held is not None
+        pending = self.taken_up.get(offset)
+        if pending is not None:
+            pending.turned = True
+        return pending is not None
 
     def put_down(self, offset: int) -> TakenUp:
         """It is taken up, and leased, no longer."""
-        held = self.taken_up.pop(offset)
-        self._give_back(held.lease, 1, held.size)
-        return held
+        pending = self.taken_up.pop(offset)
+        self._give_back(pending.lease, 1, pending.size)
+        return pending
 
     def take(self, start: int, end: int, lease_id: int | None) -> list[Piece]:
         """Remove what of `[start, end)` is leased (under `lease_id`, unless None); returns the pieces."""
@@ -197,18 +197,18 @@ class LeaseTable:
 
     def _cut(self, index: int, run: LeaseRun, first: int, after: int) -> tuple[Piece, int]:
         """Take `[first, after)` out of the run at `index`; the piece, and the index after what is left."""
-        whole, taken = run.end - run.start, after - first
-        size = run.size * taken // whole
+        whole, count = run.end - run.start, after - first
+        size = run.size * count // whole
         rest = run.size - size
         parts: list[LeaseRun] = []
-        left = rest * (first - run.start) // (whole - taken) if whole > taken else 0
+        size_before = rest * (first - run.start) // (whole - count) if whole > count else 0
         if first > run.start:
-            parts.append(LeaseRun(run.start, first, left, run.lease))
+            parts.append(LeaseRun(run.start, first, size_before, run.lease))
         if after < run.end:
-            parts.append(LeaseRun(after, run.end, rest - left, run.lease))
+            parts.append(LeaseRun(after, run.end, rest - size_before, run.lease))
         self._runs[index : index + 1] = parts
         self._starts[index : index + 1] = [part.start for part in parts]
-        self._give_back(run.lease, taken, size)
+        self._give_back(run.lease, count, size)
         return (first, after, size), index + len(parts)
 
     def _give_back(self, lease: Lease, jobs: int, size: int) -> None:
@@ -261,11 +261,11 @@ class LeaseTable:
             self.add(start, end, size, part)
         extended = [offset for start, end, _ in pieces for offset in range(start, end)]
         for offset in self.taken_up.keys() & set(offsets) if self.taken_up else ():
-            held = self.taken_up[offset]
-            if held.lease.id == lease_id:
-                self._give_back(held.lease, 1, held.size)
-                self._count(part, 1, held.size)
-                held.lease = part
+            pending = self.taken_up[offset]
+            if pending.lease.id == lease_id:
+                self._give_back(pending.lease, 1, pending.size)
+                self._count(part, 1, pending.size)
+                pending.lease = part
                 extended.append(offset)
         return extended
 
@@ -288,23 +288,23 @@ class LeaseTable:
         """Remove every run whose deadline has come; returns the pieces, ascending."""
         if now < self.next_deadline:
             return []
-        gone = [run for run in self._runs if run.lease.deadline <= now]
-        if gone:
+        expired = [run for run in self._runs if run.lease.deadline <= now]
+        if expired:
             self._runs = [run for run in self._runs if run.lease.deadline > now]
             self._starts = [run.start for run in self._runs]
-            for run in gone:
+            for run in expired:
                 self._give_back(run.lease, run.end - run.start, run.size)
         self.next_deadline = min((run.lease.deadline for run in self._runs), default=NEVER)
-        return [(run.start, run.end, run.size) for run in gone]
+        return [(run.start, run.end, run.size) for run in expired]
 
     def leased(self) -> list[tuple[int, int, int, Lease]]:
         """Every run as (start, end, bytes, lease), ascending, and what is taken up; leases as copies that
         nobody counts yet."""
-        found = [(run.start, run.end, run.size, run.lease) for run in self._runs]
-        found += [(at, at + 1, held.size, held.lease) for at, held in self.taken_up.items()]
-        copies = {id(lease): lease.copy() for _, _, _, lease in found}
+        runs = [(run.start, run.end, run.size, run.lease) for run in self._runs]
+        runs += [(at, at + 1, pending.size, pending.lease) for at, pending in self.taken_up.items()]
+        copies = {id(lease): lease.copy() for _, _, _, lease in runs}
         return sorted(
-            ((start, end, size, copies[id(lease)]) for start, end, size, lease in found),
+            ((start, end, size, copies[id(lease)]) for start, end, size, lease in runs),
             key=lambda run: run[0],
         )
 

@@ -239,10 +239,10 @@ class PullBuffer:
         if stream is not None and scope is not None:
             step = self._step_in_order(queue, stream, scope, now, room)
             return self._step_again(queue, now, room) if step is None else step
-        taken = queue.feed.take(room, self._answer_bytes_max) if queue.has_span() else None
-        if taken is None:
+        messages = queue.feed.take(room, self._answer_bytes_max) if queue.has_span() else None
+        if messages is None:
             return read_new(queue, room)
-        return self._deliver(queue, taken, now, redelivered=queue.table.recorded > 0)
+        return self._deliver(queue, messages, now, redelivered=queue.table.recorded > 0)
 
     def _step_again(self, queue: SubscribedQueue, now: float, room: int) -> Delivery | ReadRequest | None:
         """Redeliveries, and jobs that their chains let out."""
@@ -254,10 +254,10 @@ class PullBuffer:
             return step
         late = set() if queue.stream is None else queue.close(queue.stream, list(step.offsets))
         if late:
-            kept = [at for at, offset in enumerate(step.offsets) if offset not in late]
-            if not kept:
+            remaining = [at for at, offset in enumerate(step.offsets) if offset not in late]
+            if not remaining:
                 return self._step_again(queue, now, room)
-            step = step.chosen(kept)
+            step = step.chosen(remaining)
         return self._deliver(queue, step, now, redelivered=True)
 
     def _step_in_order(
@@ -271,13 +271,13 @@ class PullBuffer:
                 return request
         if not stream.deliverable:
             return None
-        chosen = queue.take_in_order(stream, room, self._answer_bytes_max)
+        ready_messages = queue.take_in_order(stream, room, self._answer_bytes_max)
         if stream.ledger.made_room:
             scope.go_on()
-        if not chosen:
+        if not ready_messages:
             return self._step_in_order(queue, stream, scope, now, room)
-        offsets = [message.offset for message in chosen]
-        messages = gather(offsets, [(message.batch, message.at) for message in chosen])
+        offsets = [message.offset for message in ready_messages]
+        messages = gather(offsets, [(message.batch, message.at) for message in ready_messages])
         return self._deliver(queue, messages, now, redelivered=queue.table.recorded > 0)
 
     def _deliver(self, queue: SubscribedQueue, messages: Slice, now: float, *, redelivered: bool) -> Delivery:

@@ -136,13 +136,13 @@ class QueueFeed:
             return None
         first, last = self._at, len(read.offsets)
         if first == 0 and last <= count:
-            taken = read.fitting(bytes_max)
+            messages = read.fitting(bytes_max)
         else:
-            taken = read.part(first, min(first + count, last)).fitting(bytes_max)
-        self._at = first + len(taken.offsets)
+            messages = read.part(first, min(first + count, last)).fitting(bytes_max)
+        self._at = first + len(messages.offsets)
         if self._at >= last:
             self._forget(read)
-        return taken
+        return messages
 
     def current(self) -> tuple[Slice, int]:
         """What is buffered and the index of its first message not taken. Only when `buffered`."""

@@ -38,32 +38,32 @@ def take_up(queue: SubscribedQueue, offset: int, lease_id: int) -> AckTaking:
     """Take a message up for whoever has it under this lease."""
     if queue.ack_map.is_finished(offset):
         return AckTaking.FINISHED
-    held = queue.leases.taken_up.get(offset)
-    if held is not None and held.lease.id == lease_id:
+    pending = queue.leases.taken_up.get(offset)
+    if pending is not None and pending.lease.id == lease_id:
         return AckTaking.BUSY
     return AckTaking.TAKEN_UP if queue.leases.take_up(offset, lease_id) else AckTaking.OVER
 
 
 def finish(queue: SubscribedQueue, offset: int) -> Lease:
     """Its finish is durable, and so are its replies; the lease that it was finished under."""
-    held = queue.leases.put_down(offset)
+    pending = queue.leases.put_down(offset)
     queue.back(offset, offset + 1)
     queue.published(offset, acked=True)
-    return held.lease
+    return pending.lease
 
 
 def put_down(queue: SubscribedQueue, offset: int) -> None:
     """Nothing was stored: it is as it was, and what happened meanwhile takes effect now."""
-    held = queue.leases.put_down(offset)
+    pending = queue.leases.put_down(offset)
     job = queue.table.jobs.get(offset)
     if queue.ack_map.is_finished(offset):
         return
     if job is not None and job.final:
         queue.dead_letter(offset, job.reason)
-    elif held.turned:
+    elif pending.turned:
         queue.send_back(offset)
     else:
-        queue.leases.add(offset, offset + 1, held.size, held.lease)
+        queue.leases.add(offset, offset + 1, pending.size, pending.lease)
 
 
 class Ack(NamedTuple):

@@ -173,12 +173,12 @@ class SubscribedQueue:
 
     def expire_below(self, first: int, start: int) -> None:
         """Retention took what is below `first`: what is unfinished of it, from `start` on, is finished."""
-        gone = []
+        expired = []
         for begin, end in self.ack_map.unfinished_from(start, 1_000_000):
             if begin >= first:
                 break
-            gone.append((begin, min(end, first)))
-        self.expire_ranges(gone)
+            expired.append((begin, min(end, first)))
+        self.expire_ranges(expired)
 
     def drop_overtaken(self) -> None:
         """Messages may be finished that were not delivered under this epoch: read with a sieve."""
@@ -227,11 +227,11 @@ class SubscribedQueue:
 
     def take_in_order(self, stream: QueueStream, count: int, bytes_max: int) -> list[ReadyMessage]:
         """Up to `count` messages in order, as many as fit; none when all had to wait for their heads."""
-        chosen = stream.take(count, bytes_max)
+        messages = stream.take(count, bytes_max)
         if stream.ledger.table.batch == 1:
-            return chosen
-        late = self.close(stream, [message.offset for message in chosen])
-        return [message for message in chosen if message.offset not in late] if late else chosen
+            return messages
+        late = self.close(stream, [message.offset for message in messages])
+        return [message for message in messages if message.offset not in late] if late else messages
 
     def close(self, stream: QueueStream, offsets: list[int]) -> set[int]:
         """These are to go into an answer: those of them that do not, as they stand behind others."""
@@ -250,9 +250,9 @@ class SubscribedQueue:
 
     def back(self, start: int, end: int) -> None:
         """Of these, clients have none any more that they had before the queue came here."""
-        came = [offset for offset in range(start, end) if offset in self.out] if self.out else ()
-        if came:
-            self.out.difference_update(came)
+        returned = [offset for offset in range(start, end) if offset in self.out] if self.out else ()
+        if returned:
+            self.out.difference_update(returned)
             self.overtaken = True
 
     def next_event(self) -> float:
@@ -308,12 +308,12 @@ class SubscribedQueue:
         self._withdraw(offset)
         self.leases.take(offset, offset + 1, None)
         self.back(offset, offset + 1)
-        held = offset in self.leases.taken_up
-        state = JobState.LEASED if held else JobState.PLAIN
+        is_taken_up = offset in self.leases.taken_up
+        state = JobState.LEASED if is_taken_up else JobState.PLAIN
         job = self.table.jobs.get(offset) or self.table.add(offset, state)
         if job.state is not JobState.SPENT:
             job.final, job.reason = True, reason
-            if not held:
+            if not is_taken_up:
                 self.table.spend(job, reason)
         if self.observer is not None:
             self.observer.on_change(JobNews.SPENT, offset, f"{reason}: {job.error}" if job.error else reason)
@@ -323,32 +323,32 @@ class SubscribedQueue:
     def finish(self, offsets: Sequence[int], lease_ids: Sequence[int] | None, now: float) -> int:
         """Acknowledge, each under the lease id at the same place (absent or 0: without one); returns how many
         were finished by it."""
-        done = 0
+        finished = 0
         for lease_id, group in by_lease(offsets, lease_ids):
-            lease, before = self.leases.lease_of(group[0]), done
+            lease, before = self.leases.lease_of(group[0]), finished
             if lease is not None and lease_id in (None, lease.id) and group[0] not in self.leases.taken_up:
                 self._tally.process.observe((now - lease.since) * 1e6)
             for start, end in ranges_of(group):
-                done += self._finish_range(start, end, lease_id)
-            self._count_ignored(len(group) - done + before, lease_id)
-        self._tally.acked.value += done
+                finished += self._finish_range(start, end, lease_id)
+            self._count_ignored(len(group) - finished + before, lease_id)
+        self._tally.acked.value += finished
         if self.observer is not None:
             self.observer.on_acks(offsets)
-        return done
+        return finished
 
     def _finish_range(self, start: int, end: int, lease_id: int | None) -> int:
-        done = 0
+        finished = 0
         for first, after, _ in self.leases.take(start, end, lease_id):
             self.back(first, after)
             self._finish(first, after)
-            done += after - first
-        if lease_id is None and self.table.jobs and done < end - start:
-            done += self._finish_retrying(start, end)
-        if lease_id is None and start < self.delivered_until and done < end - start:
-            done += self.finish_handed_out(start, min(end, self.delivered_until))
-        if done < end - start and self.uncommitted.in_commit:
+            finished += after - first
+        if lease_id is None and self.table.jobs and finished < end - start:
+            finished += self._finish_retrying(start, end)
+        if lease_id is None and start < self.delivered_until and finished < end - start:
+            finished += self.finish_handed_out(start, min(end, self.delivered_until))
+        if finished < end - start and self.uncommitted.in_commit:
             self.uncommitted.repeat(start, end, self.ack_map)
-        return done
+        return finished
 
     def _finish(self, start: int, end: int, *, durable: bool = False) -> None:
         self.ack_map.finish(((start, end),))
@@ -393,8 +393,8 @@ class SubscribedQueue:
         """One failed message: wait (`delay_ms`, or the next retry interval) or give up; False if ignored."""
         job = self._take_job(offset, lease_id)
         if job is None:
-            if self.uncommitted.in_commit and (known := self.table.jobs.get(offset)) is not None:
-                self.uncommitted.mark(offset, known.packed)
+            if self.uncommitted.in_commit and (waiting_job := self.table.jobs.get(offset)) is not None:
+                self.uncommitted.mark(offset, waiting_job.packed)
             return False
         self._failed(job, delay_ms, now, error)
         return True

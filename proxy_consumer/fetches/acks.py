@@ -50,14 +50,16 @@ class Acks:
             self._runtime.ignored(group.name, "unknown queue").value += 1
             call.reply_encoded(answers.TRUE[call.wire])
             return
-        wanted = self._assigned(fetched, result)
-        if wanted is None:
+        positions = self._assigned(fetched, result)
+        if positions is None:
             call.reply_encoded(answers.FALSE[call.wire])
-        elif not wanted:
+        elif not positions:
             call.reply_encoded(answers.TRUE[call.wire])
         else:
-            queues = [position.queue for position, _ in wanted]
-            self._runtime.backend.bounds(queues).then(lambda found: self._store(call, fetched, wanted, found))
+            queues = [position.queue for position, _ in positions]
+            self._runtime.backend.bounds(queues).then(
+                lambda found: self._store(call, fetched, positions, found)
+            )
 
     def _assigned(self, fetched: FetchedGroup, result: Any) -> list[tuple[Position, int]] | None:
         """What the ack names of the caller's own queues; None when one was lost a moment ago."""
@@ -66,20 +68,22 @@ class Acks:
             for position in fetched.share(result.consumerId)
         }
         ignored = 0
-        found: list[tuple[Position, int]] = []
+        positions: list[tuple[Position, int]] = []
         for topic, offsets in result.offsets.items():
-            held = fetched.topics.get(topic.decode("utf-8", "replace"))
+            topic_positions = fetched.topics.get(topic.decode("utf-8", "replace"))
             for qid, offset in offsets.items():
                 position = own.get((topic, qid))
                 if position is not None:
-                    found.append((position, offset))
-                elif held is not None and held.lost_lately(qid.decode("utf-8", "replace")):
+                    positions.append((position, offset))
+                elif topic_positions is not None and topic_positions.lost_lately(
+                    qid.decode("utf-8", "replace")
+                ):
                     return None
                 else:
                     ignored += 1
         if ignored:
             self._runtime.ignored(fetched.group.name, "unknown queue").value += ignored
-        return found
+        return positions
 
     def _store(
         self,
@@ -128,5 +132,5 @@ class Acks:
         for part in parts:
             before = part.position.committed
             part.position.stored(part.finished, part.generation)
-            done = part.finished[1] - (part.finished[0] if before is None else before)
-            self._runtime.metrics.cell(ACKED, group, part.position.queue.topic).value += max(done, 0)
+            finished = part.finished[1] - (part.finished[0] if before is None else before)
+            self._runtime.metrics.cell(ACKED, group, part.position.queue.topic).value += max(finished, 0)

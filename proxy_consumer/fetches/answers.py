@@ -120,10 +120,10 @@ def _tails(target: Target, next_offsets: dict[Any, int] | None) -> list[bytes]:
     if next_offsets is None:
         return [tail(offset) for offset in target.offsets]
     behind = zigzag(max(next_offsets.get(target.queue, 0), target.next_offset))
-    found = []
+    tails = []
     for offset, record in zip(target.offsets, target.records, strict=True):
         stored = record()
-        found.append(
+        tails.append(
             b"%b\x08\xc8\x01\x20%b\x36%b\x16%b\x16%b\x00"
             % (
                 tail(offset)[:-1],
@@ -133,7 +133,7 @@ def _tails(target: Target, next_offsets: dict[Any, int] | None) -> list[bytes]:
                 behind,
             )
         )
-    return found
+    return tails
 
 
 def _response(target: Target, next_offsets: dict[Any, int] | None) -> Any:

@@ -31,7 +31,7 @@ class ExactFetch(Fetch):
     __slots__ = ()
 
     def _finish(self, targets: Sequence[Target]) -> None:
-        shown = [target for target in targets if not target.gone]
+        existing = [target for target in targets if not target.gone]
 
         def known(found: Completion[list[Bounds | None]]) -> None:
             if self.closed:
@@ -40,12 +40,12 @@ class ExactFetch(Fetch):
                 self._close([])
                 _later(self.call, found.error)
                 return
-            for target, bounds in zip(shown, found.value, strict=True):
+            for target, bounds in zip(existing, found.value, strict=True):
                 target.bounds = bounds
-            told = [target for target in shown if target.bounds is not None]
-            self._answer(told, {target.queue: target.bounds.next for target in told if target.bounds})
+            bounded = [target for target in existing if target.bounds is not None]
+            self._answer(bounded, {target.queue: target.bounds.next for target in bounded if target.bounds})
 
-        self._runtime.backend.bounds([target.queue for target in shown]).then(known)
+        self._runtime.backend.bounds([target.queue for target in existing]).then(known)
 
 
 class ExactFetches:
@@ -85,11 +85,11 @@ class ExactFetches:
             fetch.give_up()
 
     def _plan(self, request: Any, group: Group) -> list[Target]:
-        asked = request.fetchOffset
+        offsets = request.fetchOffset
         targets: list[Target] = []
         for queue in broadcast_queues(self._runtime, group, request.topics):
-            named = asked.get(queue.topic.encode(), {})
-            offset = named.get(self._runtime.qid(queue).encode(), -1) if named else -1
+            topic_offsets = offsets.get(queue.topic.encode(), {})
+            offset = topic_offsets.get(self._runtime.qid(queue).encode(), -1) if topic_offsets else -1
             if offset >= 0:
                 targets.append(read_target(self._runtime, group, queue, offset, True, request.maxBatchSize))
         return targets

@@ -276,16 +276,16 @@ class Fetch(Lingering):
             wait.cancel()
 
     def _finish(self, targets: Sequence[Target]) -> None:
-        shown = [target for target in targets if not target.gone]
-        if not self.ours or not any(target.deliveries for target in shown):
-            self._answer(shown, {} if self.ours else None)
+        existing = [target for target in targets if not target.gone]
+        if not self.ours or not any(target.deliveries for target in existing):
+            self._answer(existing, {} if self.ours else None)
             return
-        queues = [target.queue for target in shown]
+        queues = [target.queue for target in existing]
 
         def known(found: Completion[list[Bounds | None]]) -> None:
             values = [] if found.error is not None else found.value
             pairs = zip(queues, values, strict=False)
-            self._answer(shown, {queue: bounds.next for queue, bounds in pairs if bounds is not None})
+            self._answer(existing, {queue: bounds.next for queue, bounds in pairs if bounds is not None})
 
         self._runtime.backend.bounds(queues).then(known)
 

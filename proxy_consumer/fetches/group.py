@@ -118,10 +118,10 @@ class FetchedGroup:
 
     def use(self) -> None:
         """Someone fetches: be a member of every topic that is shared out."""
-        wanted = {each.topic: each for each in self._usable() if each.config.model != BROADCASTING}
-        for topic in self.topics.keys() - wanted.keys():
+        usable = {each.topic: each for each in self._usable() if each.config.model != BROADCASTING}
+        for topic in self.topics.keys() - usable.keys():
             self.topics.pop(topic).leave()
-        for topic, subscription in wanted.items():
+        for topic, subscription in usable.items():
             if topic not in self.topics:
                 self.topics[topic] = HeldTopic(self._runtime, self.group.name, topic, self.changed)
             self.topics[topic].use(subscription.config)
@@ -153,31 +153,31 @@ class FetchedGroup:
 
     def plan(self, fetch: Fetch, newest: dict[QueueRef, int]) -> tuple[list[Target], list[QueueRef]]:
         """Targets in the order of topic and queue; see fetch.FetchPlan."""
-        asked: Offsets = fetch.call.args.request.fetchOffset or {}
+        offsets: Offsets = fetch.call.args.request.fetchOffset or {}
         targets: list[Target] = []
         for position in self.share(fetch.consumer):
-            offset = asked.get(position.queue.topic.encode(), {}).get(position.qid.encode())
+            offset = offsets.get(position.queue.topic.encode(), {}).get(position.qid.encode())
             start = position.start(fetch.consumer, offset)
             targets.append(self._target(fetch, position.queue, start.offset, start.asked))
         wanting: list[QueueRef] = []
         only = fetch.call.args.request.topics
         for queue in broadcast_queues(self._runtime, self.group, only):
-            known = asked.get(queue.topic.encode())
-            wanted = -1
-            if known:  # a queue that came to a topic the client knows is read from its first message
-                wanted = known.get(self._runtime.qid(queue).encode(), 0)
-            if wanted < 0 and queue not in newest:
+            topic_offsets = offsets.get(queue.topic.encode())
+            first_offset = -1
+            if topic_offsets:  # a queue that came to a topic the client knows is read from its first message
+                first_offset = topic_offsets.get(self._runtime.qid(queue).encode(), 0)
+            if first_offset < 0 and queue not in newest:
                 wanting.append(queue)
-            elif wanted >= 0 or newest[queue] >= 0:
-                offset = wanted if wanted >= 0 else newest[queue]
-                targets.append(self._target(fetch, queue, offset, wanted >= 0))
+            elif first_offset >= 0 or newest[queue] >= 0:
+                offset = first_offset if first_offset >= 0 else newest[queue]
+                targets.append(self._target(fetch, queue, offset, first_offset >= 0))
         targets.sort(key=_by_queue)
         return targets, wanting
 
     def share(self, consumer: bytes) -> list[Position]:
         """The queues of this proxy that are assigned to `consumer`."""
-        held = [position for topic in self.topics.values() for position in topic.positions.values()]
-        return list(self.roster.share(consumer, sorted(held, key=lambda position: position.queue)))
+        positions = [position for topic in self.topics.values() for position in topic.positions.values()]
+        return list(self.roster.share(consumer, sorted(positions, key=lambda position: position.queue)))
 
     def answered(self, fetch: Fetch, targets: Iterable[Target]) -> None:
         """What `fetch` was told."""
@@ -188,20 +188,20 @@ class FetchedGroup:
                 position.answered(fetch.consumer)
 
     def _target(self, fetch: Fetch, queue: QueueRef, offset: int, asked: bool) -> Target:
-        wanted = fetch.call.args.request.maxBatchSize
-        return read_target(self._runtime, self.group, queue, offset, asked, wanted)
+        batch_size = fetch.call.args.request.maxBatchSize
+        return read_target(self._runtime, self.group, queue, offset, asked, batch_size)
 
 
 def broadcast_queues(runtime: Runtime, group: Group, only: Sequence[bytes] | None) -> list[QueueRef]:
     """Every queue of the group's broadcast topics, or of those among `only`."""
-    found: list[QueueRef] = []
+    refs: list[QueueRef] = []
     for each in group.subscriptions.values():
         info = runtime.backend.topic(each.topic)
         if each.config.model != BROADCASTING or info is None or each.creating or not each.readable:
             continue
         if only is None or each.topic.encode() in only:
-            found += info.refs()
-    return found
+            refs += info.refs()
+    return refs
 
 
 def read_target(

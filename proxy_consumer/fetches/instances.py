@@ -82,16 +82,16 @@ class Instance:
         batches = self._batches.get(place)
         if not batches:
             return 0
-        found = 0
+        settled = 0
         for offset in offsets:
             for batch in batches:
                 if offset in batch.left:
                     batch.left.discard(offset)
-                    found += 1
+                    settled += 1
                     break
         self._trim(place, batches)
-        self.outstanding -= found
-        return found
+        self.outstanding -= settled
+        return settled
 
     def expire(self, now: float) -> int:
         """Deliveries whose time is over; they are forgotten."""
@@ -106,9 +106,9 @@ class Instance:
         return lost
 
     def _trim(self, place: Place, batches: deque[_Batch]) -> None:
-        kept = deque(batch for batch in batches if batch.left)
-        if kept:
-            self._batches[place] = kept
+        remaining = deque(batch for batch in batches if batch.left)
+        if remaining:
+            self._batches[place] = remaining
         else:
             self._batches.pop(place, None)
 
@@ -135,10 +135,10 @@ class InstancePull(Fetch):
     def _gathered(self) -> None:
         if self.closed:
             return
-        found = next((target for target in self._targets if target.deliveries), None)
-        if found is not None:
-            if self.instance.claim(found.queue, found.offset, found.next_offset):
-                self._finish([found])
+        first = next((target for target in self._targets if target.deliveries), None)
+        if first is not None:
+            if self.instance.claim(first.queue, first.offset, first.next_offset):
+                self._finish([first])
             else:
                 self.begin()  # another pull of this instance was quicker
             return
@@ -225,15 +225,15 @@ class Instances:
                 return [], wanting
             instance.place({queue: offset for queue, offset in newest.items() if offset >= 0})
         targets: list[Target] = []
-        wanted = pull.call.args.request.maxBatchSize or (1 << 31)
+        count_max = pull.call.args.request.maxBatchSize or (1 << 31)
         for queue in queues:
             config = served.group.subscriptions[queue.topic.encode()].config
-            count = min(wanted, config.batch_max, config.concurrency - instance.outstanding)
+            count = min(count_max, config.batch_max, config.concurrency - instance.outstanding)
             if count > 0 and pull.topic_wanted in (None, queue.topic.encode()):
                 qid, cursor = self._runtime.qid(queue), instance.cursor(queue)
-                chosen = filter_for(config.tags, config.sql)
+                message_filter = filter_for(config.tags, config.sql)
                 pressure, group = config.pressure_traffic, served.group.name
-                targets.append(Target(queue, qid, cursor, False, count, pressure, chosen, group))
+                targets.append(Target(queue, qid, cursor, False, count, pressure, message_filter, group))
         return targets, []
 
     def _ended(self, served: Served, pull: Fetch, targets: Sequence[Target]) -> None:

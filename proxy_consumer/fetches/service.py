@@ -65,8 +65,8 @@ class Fetches:
     def committed(self, group: str, topic: str) -> dict[QueueRef, int]:
         """The queues of a topic that are fetched from at this proxy, and their committed offsets."""
         fetched = self.groups.get(group.encode())
-        held = None if fetched is None else fetched.topics.get(topic)
-        return {} if held is None else held.committed()
+        topic_positions = None if fetched is None else fetched.topics.get(topic)
+        return {} if topic_positions is None else topic_positions.committed()
 
     def drain(self) -> None:
         """Answer what waits, give up every queue, assign nothing any more."""
@@ -97,14 +97,14 @@ class Fetches:
         self._fetchers.value = sum(len(fetched.roster) for fetched in self.groups.values())
 
     def _sweep_group(self, fetched: FetchedGroup, now: float) -> None:
-        gone = fetched.roster.expire(now)
+        expired = fetched.roster.expire(now)
         if self._directory.groups.get(fetched.group.name.encode()) is not fetched.group or not len(
             fetched.roster
         ):
             self._drop(fetched)
             return
-        if gone:
-            fetched.released(gone)
+        if expired:
+            fetched.released(expired)
         if any(topic.retry_at is not None for topic in fetched.topics.values()):
             fetched.use()
 
@@ -116,9 +116,9 @@ class Fetches:
         kind, _, rest = key.partition("/")
         name, _, topic = rest.partition("/")
         if kind == "reset" and name.encode() in self.groups:
-            held = self.groups[name.encode()].topics.get(topic)
-            if held is not None:
-                held.reread()
+            topic_positions = self.groups[name.encode()].topics.get(topic)
+            if topic_positions is not None:
+                topic_positions.reread()
         elif kind == "subscription" and name.encode() in self.groups:
             fetched = self.groups[name.encode()]
             fetched.use()
@@ -170,8 +170,8 @@ class Fetches:
         group = self._group(call, request)
         if group is None:
             return
-        made = all(each.creating for each in group.subscriptions.values())
-        if group.subscriptions and made and not request.exact:
+        are_creating = all(each.creating for each in group.subscriptions.values())
+        if group.subscriptions and are_creating and not request.exact:
             call.reply_encoded(answers.NOTHING[call.wire])  # made a moment ago, by this client or another
             return
         self._begin(call, group)
@@ -205,13 +205,13 @@ class Fetches:
                 f"{[_text(topic) for topic in request.topics]}, and groups are not made on first use here",
             )
             return None
-        wanted = config.defaults
+        settings = config.defaults
         if request.model is not None:
-            wanted = replace(wanted, model=request.model.decode())
+            settings = replace(settings, model=request.model.decode())
         try:
             name = request.groupId.decode()
             for topic in request.topics:
-                self._directory.subscribe_on_use(name, topic.decode(), wanted)
+                self._directory.subscribe_on_use(name, topic.decode(), settings)
         except (UnicodeDecodeError, ValueError) as error:
             self._refuse(call, Code.ILLEGAL_MESSAGE, f"the group cannot be made: {error}")
             return None
@@ -224,12 +224,12 @@ class Fetches:
     def _use_fault(self, group: Group, request: Any) -> str | None:
         shared = [each for each in group.subscriptions.values() if each.config.model != BROADCASTING]
         if request.model is not None:
-            wanted = request.model.decode()
+            model = request.model.decode()
             for each in group.subscriptions.values():
-                if each.config.model != wanted and (
+                if each.config.model != model and (
                     not request.topics or each.topic.encode() in request.topics
                 ):
-                    return f"group {group.name} reads {each.topic} as {each.config.model}, not as {wanted}"
+                    return f"group {group.name} reads {each.topic} as {each.config.model}, not as {model}"
         pulled = any(each.joined for each in shared) and not request.exact
         if group.name.encode() not in self.groups and pulled:
             return (
@@ -281,7 +281,7 @@ class Fetches:
         self._refused.value += 1
         now = self._runtime.now()
         kind = f"{int(code)} {text[:40]}"
-        self._said = {said: until for said, until in self._said.items() if until > now}
+        self._said = {refusal: until for refusal, until in self._said.items() if until > now}
         if kind not in self._said and len(self._said) < IDS_MAX:
             self._said[kind] = now + SAY_AGAIN_S
             log.warning("fetch refused", extra={"peer": call.peer, "reason": text})

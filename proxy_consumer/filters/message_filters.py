@@ -29,7 +29,7 @@ def parse_tags(text: str) -> frozenset[str] | None:
     if "*" in text or not text.strip():
         return None
     check_size(text)
-    found: set[str] = set()
+    names: set[str] = set()
     at = 0
     for part in text.split("||"):
         tag = part.strip()
@@ -37,9 +37,9 @@ def parse_tags(text: str) -> frozenset[str] | None:
             raise ExpressionError(f"a tag is missing; {ALLOWED}", at + 1)
         if part.startswith("|"):
             raise ExpressionError(f"three bars; {ALLOWED}", at - 1)
-        found.add(tag)
+        names.add(tag)
         at += len(part) + 2
-    return frozenset(found)
+    return frozenset(names)
 
 
 class Compiled(NamedTuple):
@@ -63,13 +63,13 @@ def expression_fault(tags: str, sql: str) -> str | None:
     """
     key, text = "tags", tags
     try:
-        wanted = parse_tags(tags)
+        names = parse_tags(tags)
         if sql:
             key, text = "sql", sql
             compile_sql(sql)
     except ExpressionError as error:
         return f"{key} is {_short(text)}: {error}"
-    if wanted is not None and sql:
+    if names is not None and sql:
         return (
             f"tags is {_short(tags)} and sql is {_short(sql)}; allowed is one of them "
             "(tags: \"*\" with sql; in sql, a tag is TAGS = 'A')"
@@ -94,8 +94,8 @@ def filter_for(tags: str, sql: str) -> Filter | None:
     """The filter of these settings; None when everything is delivered. Raises ExpressionError."""
     if sql:
         return SqlFilter(sql)
-    wanted = parse_tags(tags)
-    return None if wanted is None else TagFilter(wanted)
+    names = parse_tags(tags)
+    return None if names is None else TagFilter(names)
 
 
 class TagFilter:

@@ -84,22 +84,22 @@ def _together(parts: list[Matcher], decisive: bool) -> Matcher:
     """AND (`decisive` is False) or OR (True): a part that is so decides; else what is unknown stays so."""
 
     def match(row: Row) -> Truth:
-        found: Truth = not decisive
+        truth: Truth = not decisive
         for part in parts:
             one = part(row)
             if one is decisive:
                 return decisive
             if one is None:
-                found = None
-        return found
+                truth = None
+        return truth
 
     return match
 
 
 def _not(inner: Matcher) -> Matcher:
     def match(row: Row) -> Truth:
-        found = inner(row)
-        return None if found is None else not found
+        truth = inner(row)
+        return None if truth is None else not truth
 
     return match
 

@@ -75,17 +75,17 @@ class Token(NamedTuple):
 
 def tokens(text: str) -> list[Token]:
     """All of them, an END last. Raises ExpressionError."""
-    found: list[Token] = []
+    tokens_read: list[Token] = []
     at = 0
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
             raise _unreadable(text, at)
         if match.lastgroup != "space":
-            found.append(_token(match, at + 1))
+            tokens_read.append(_token(match, at + 1))
         at = match.end()
-    found.append(Token(Sort.END, "", len(text) + 1, "the end"))
-    return found
+    tokens_read.append(Token(Sort.END, "", len(text) + 1, "the end"))
+    return tokens_read
 
 
 def _token(match: re.Match[str], at: int) -> Token:
@@ -203,9 +203,9 @@ def parse_sql(text: str, *, strict: bool = False) -> Condition:
     """The whole expression; `strict`: without NULL as a value. Raises ExpressionError."""
     check_size(text)
     parser = _Parser(tokens(text), strict=strict)
-    found = parser.expression(0)
+    expression = parser.expression(0)
     parser.end()
-    return found
+    return expression
 
 
 class _Parser:
@@ -230,9 +230,9 @@ class _Parser:
         return token.sort in (Sort.KEYWORD, Sort.SIGN) and token.value == value
 
     def _took(self, value: str) -> bool:
-        found = self._is(value)
-        self._next += found
-        return found
+        matches = self._is(value)
+        self._next += matches
+        return matches
 
     def _must(self, value: str) -> None:
         if not self._took(value):

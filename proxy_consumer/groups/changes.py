@@ -69,14 +69,14 @@ class Changes:
             return self._make(group, topic, wanted, lambda: self.change(group, topic, settings, unset))
         if stored.source != SOURCE_LOG:
             raise CallerError(owned(group, topic, stored.source))
-        kept = {name: value for name, value in stored.given.items() if name not in unset}
+        retained = {name: value for name, value in stored.given.items() if name not in unset}
         before = self._before(stored)
-        wanted = overlay(SubscriptionDefaults, kept | dict(settings), where(group, topic))
+        wanted = overlay(SubscriptionDefaults, retained | dict(settings), where(group, topic))
         _check_size(group, topic, wanted.given)
         after = wanted.over(self._runtime.config.defaults)
         check_stated(after, before)
-        done = self._store_alone(group, topic, stored._replace(given=wanted.given))
-        return followed(done, lambda: succeeded(SubscriptionChange(before, after, wanted.given)))
+        stored_change = self._store_alone(group, topic, stored._replace(given=wanted.given))
+        return followed(stored_change, lambda: succeeded(SubscriptionChange(before, after, wanted.given)))
 
     def _make(
         self,
@@ -115,9 +115,9 @@ class Changes:
         if key in self._busy:
             raise TryLaterError(f"group {group!r} on topic {topic!r} is being changed just now; do it again")
         self._busy.add(key)
-        done = self._store(group, topic, wanted)
-        done.then(lambda _: self._busy.discard(key))
-        return done
+        commit = self._store(group, topic, wanted)
+        commit.then(lambda _: self._busy.discard(key))
+        return commit
 
     def _store(self, group: str, topic: str, wanted: Stored) -> Completion[Any]:
         runtime = self._runtime
@@ -132,18 +132,18 @@ class Changes:
 
         A released one keeps its settings and may be changed by the command line.
         """
-        done = [
-            self._declare_one(group, topic, wanted, source)
+        commits = [
+            self._declare_one(group, topic, declared, source)
             for group, entry in file.groups.items()
-            for topic, wanted in entry.topics.items()
+            for topic, declared in entry.topics.items()
         ]
-        named = {(group, topic) for group, entry in file.groups.items() for topic in entry.topics}
-        done += [
+        subscriptions = {(group, topic) for group, entry in file.groups.items() for topic in entry.topics}
+        commits += [
             self._release(group, topic, stored)
             for group, topic, stored in list(self._owned_by(source))
-            if (group, topic) not in named
+            if (group, topic) not in subscriptions
         ]
-        return all_of(done)
+        return all_of(commits)
 
     def _declare_one(
         self, group: str, topic: str, wanted: Overlay[SubscriptionDefaults], source: str
@@ -151,8 +151,8 @@ class Changes:
         config = wanted.over(self._runtime.config.defaults)
         stored = self.stored(group, topic)
         if stored is None:
-            made = self._directory.subscribe(group, topic, config, source, wanted.given)[1]
-            return followed(made, lambda: self._declare_made(group, topic, wanted, source))
+            creation = self._directory.subscribe(group, topic, config, source, wanted.given)[1]
+            return followed(creation, lambda: self._declare_made(group, topic, wanted, source))
         was = overlay(SubscriptionDefaults, stored.given, where(group, topic))
         if was == wanted and stored.source == source:
             return succeeded(None)

@@ -169,8 +169,8 @@ class Consistency:
     def _note(self, group: str, client: Client | None, client_id: bytes, topic: str, what: str) -> None:
         """Count, log and remember a difference, once. `topic` "": in the topics that are read."""
         key, who = topic.encode(), _text(client_id)
-        known = None if client is None else client.differences.get(key)
-        if known is not None and known.what == what:
+        noted_difference = None if client is None else client.differences.get(key)
+        if noted_difference is not None and noted_difference.what == what:
             return
         self._runtime.metrics.cell(INCONSISTENT, group, topic).value += 1
         where = {"group": group, "topic": topic} if topic else {"group": group}
@@ -212,7 +212,7 @@ class Consistency:
     def clients(self, group: str) -> list[GroupClient]:
         """Who pulls for a group at this proxy, those with most in flight first."""
         now = self._runtime.now()
-        found = [
+        group_clients = [
             GroupClient(
                 _text(name), each.address, each.since_ms, now - each.seen_at,
                 tuple(sorted(map(_text, each.topics - {b""}))), each.in_flight, each.gone_at > now,
@@ -220,14 +220,14 @@ class Consistency:
             for name, each in self._groups.get(group.encode(), {}).items()
             if each.gone_at > now or each.in_flight
         ]  # fmt: skip
-        return sorted(found, key=lambda each: (-each.in_flight, each.client_id))
+        return sorted(group_clients, key=lambda each: (-each.in_flight, each.client_id))
 
     def differences(self, group: str) -> list[Difference]:
         """Who of a group subscribes differently, the longest first. `topic` "": in the topics it reads."""
         now = self._runtime.now()
         clients = [each for each in self._groups.get(group.encode(), {}).values() if each.gone_at > now]
-        found = [each for client in clients for each in client.differences.values()]
-        return sorted(found, key=lambda each: (each.since_ms, each.client_id, each.topic))
+        rows = [each for client in clients for each in client.differences.values()]
+        return sorted(rows, key=lambda each: (each.since_ms, each.client_id, each.topic))
 
 
 def stated(request: Any, defaults: SubscriptionDefaults) -> SubscriptionDefaults:
@@ -299,8 +299,8 @@ def _shown(tags: str, sql: str) -> str:
 def _named(group: Group, topic: bytes) -> Iterable[Any]:
     if not topic:
         return group.subscriptions.values()
-    found = group.subscriptions.get(topic)
-    return () if found is None else (found,)
+    subscription = group.subscriptions.get(topic)
+    return () if subscription is None else (subscription,)
 
 
 def _text(name: bytes) -> str:

@@ -172,9 +172,9 @@ class Directory:
 
     def _subscription_changed(self, key: str, name: str, topic: str) -> None:
         value = self._runtime.backend.setting(key)
-        known = self.subscription(name, topic)
+        subscription = self.subscription(name, topic)
         if value is None:
-            if known is not None and not known.creating:
+            if subscription is not None and not subscription.creating:
                 self.groups[name.encode()].remove(topic)
             return
         try:
@@ -183,14 +183,14 @@ class Directory:
         except ConfigError as error:
             log.error("subscription not loaded", extra={"error": str(error)})
             return
-        made = known is None
-        if known is None:
-            known = self.group(name).add(topic, config)
-        known.created_ms = stored.created_ms
-        if made:
-            known.come_along()
-        elif known.config != config:
-            known.configure(config)
+        is_new = subscription is None
+        if subscription is None:
+            subscription = self.group(name).add(topic, config)
+        subscription.created_ms = stored.created_ms
+        if is_new:
+            subscription.come_along()
+        elif subscription.config != config:
+            subscription.configure(config)
 
     def defaults_changed(self) -> None:
         """The proxy's `defaults` are others: they hold where a subscription sets nothing itself."""
@@ -250,11 +250,11 @@ class Directory:
                     f"just now; {CREATIONS_PER_S} a second are made: try again"
                 )
             self._creation_rate.take(1)
-        subscription, made = self.subscribe(name, topic, config)
+        subscription, creation = self.subscribe(name, topic, config)
         if is_new and on_skipped is not None:
             report = on_skipped
-            made.then(lambda done: report(done.value) if done.error is None and done.value else None)
-        return subscription, made
+            creation.then(lambda done: report(done.value) if done.error is None and done.value else None)
+        return subscription, creation
 
     def subscribe(
         self,
@@ -270,16 +270,16 @@ class Directory:
         `given`: what it sets itself (None: what of `config` differs from the defaults).
         Raises as `check` does. One that exists already, or is being made, is given back as it is.
         """
-        known = self.subscription(name, topic)
-        made: Completion[int] = Completion()
-        if known is not None:
-            return known, self._making.get(known) or succeeded(0)
+        existing = self.subscription(name, topic)
+        creation: Completion[int] = Completion()
+        if existing is not None:
+            return existing, self._making.get(existing) or succeeded(0)
         self.check(name, topic)
         check_stated(config)
         group = self.group(name)
         subscription = group.add(topic, config)
         subscription.creating = True
-        self._making[subscription] = made
+        self._making[subscription] = creation
 
         def done(stored: Completion[int]) -> None:
             error = stored.error
@@ -293,15 +293,15 @@ class Directory:
                 if group.waiting.waiting_for(topic):
                     subscription.use(self._runtime.now())
                 subscription.come_along()
-                made.succeed(skipped)
+                creation.succeed(skipped)
                 return
-            made.fail(error)  # first: a pull that waits for it is refused, not answered empty
+            creation.fail(error)  # first: a pull that waits for it is refused, not answered empty
             self._undo(group, subscription)
 
         if given is None:
             given = differences(config, self._runtime.config.defaults)
         created(self._runtime, name, topic, config.start, Stored(given, 0, source)).then(done)
-        return subscription, made
+        return subscription, creation
 
     def _exists(self, name: str, topic: str) -> bool:
         return self._runtime.backend.setting(subscription_key(name, topic)) is not None
@@ -326,8 +326,8 @@ class Directory:
                 settings[subscription_key(name, subscription.topic)] = None
                 settings[f"{RESET_PREFIX}{name}/{subscription.topic}"] = None
         for prefix in (LEASES_PREFIX, EXHAUSTED_PREFIX):
-            told = f"{prefix}{name}/" + ("" if topic is None else f"{topic}/")
-            settings.update(dict.fromkeys(self._runtime.backend.settings(told)))
+            settings_prefix = f"{prefix}{name}/" + ("" if topic is None else f"{topic}/")
+            settings.update(dict.fromkeys(self._runtime.backend.settings(settings_prefix)))
         if topic is None:
             settings.update(dict.fromkeys(self._runtime.backend.settings(f"{PARKED_PREFIX}{name}/")))
         runtime = self._runtime

@@ -108,11 +108,11 @@ class Gauges:
         subscriptions = self._directory.subscriptions()
         queues = list({queue for each in subscriptions for queue in self._committed(each)})
         try:
-            asked = self._runtime.backend.bounds(queues)
+            lookup = self._runtime.backend.bounds(queues)
         except BaseException:
             self._asking = False
             raise
-        asked.then(lambda found: self._answered(queues, found))
+        lookup.then(lambda found: self._answered(queues, found))
 
     def _answered(self, queues: list[QueueRef], found: Completion[list[Bounds | None]]) -> None:
         self._asking = False
@@ -164,8 +164,8 @@ class Gauges:
 
     def _committed(self, subscription: Subscription) -> dict[QueueRef, int]:
         """The queues of its topic that are pulled or fetched from here, and their committed offsets."""
-        found = {queue: state.ack_map.committed for queue, state in own_states(subscription).items()}
-        return found or self._fetched(subscription.group.name, subscription.topic)
+        offsets = {queue: state.ack_map.committed for queue, state in own_states(subscription).items()}
+        return offsets or self._fetched(subscription.group.name, subscription.topic)
 
     def _show(self, unknown: Set[Name]) -> None:
         for name, share in self._shares.items():
@@ -178,8 +178,8 @@ class Gauges:
         if found.error is not None or not self._unheld.reports:
             return  # the gauges keep their last values
         now_ms = self._runtime.clock.wall_ms()
-        known = {_name(each) for each in self._directory.subscriptions()}
-        rows = {name: row for name, row in found.value.waiting.items() if name in known}
+        subscribed = {_name(each) for each in self._directory.subscriptions()}
+        rows = {name: row for name, row in found.value.waiting.items() if name in subscribed}
         for name, row in rows.items():
             if name not in self._retry_cells:
                 cell = self._runtime.metrics.cell
@@ -306,34 +306,34 @@ class Oldest:
     def look_up(self, late: Iterable[Late]) -> None:
         """A new look: `late` is every queue with a lag."""
         late = list(late)
-        wanted = {(group, queue) for group, queue, _ in late}
-        self._heads = {key: head for key, head in self._heads.items() if key in wanted}
+        lagging = {(group, queue) for group, queue, _ in late}
+        self._heads = {key: head for key, head in self._heads.items() if key in lagging}
         self._reads_left = self._reads_max
         self.more(late)
 
     def more(self, late: Iterable[Late]) -> None:
         """These have a lag, too: of the same look."""
-        wanted = {(group, queue): offset for group, queue, offset in late}
-        for key in wanted:
+        lagging = {(group, queue): offset for group, queue, offset in late}
+        for key in lagging:
             self._heads.setdefault(key, Head())
         moved = [
             (head.asked_at, key)
-            for key, head in ((key, self._heads[key]) for key in wanted)
-            if head.offset != wanted[key] and not head.reading
+            for key, head in ((key, self._heads[key]) for key in lagging)
+            if head.offset != lagging[key] and not head.reading
         ]
         for _, key in sorted(moved)[: self._reads_left]:
             self._reads_left -= 1
-            self._read(key, wanted[key])
+            self._read(key, lagging[key])
 
     def _read(self, key: Key, offset: int) -> None:
         head = self._heads[key]
         head.asked_at, head.reading = self._runtime.now(), True
         try:
-            asked = self._runtime.backend.read(key[1], offset, 1, 1)
+            read_head = self._runtime.backend.read(key[1], offset, 1, 1)
         except BaseException:
             head.reading = False
             raise
-        asked.then(lambda read: self._read_done(key, head, offset, read))
+        read_head.then(lambda read: self._read_done(key, head, offset, read))
 
     def _read_done(self, key: Key, head: Head, offset: int, read: Completion[ReadBatch]) -> None:
         if _take(head, offset, read):

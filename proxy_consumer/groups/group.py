@@ -46,8 +46,8 @@ def encode_subscription(given: Mapping[str, Any], created_ms: int, source: str) 
 
 def differences(config: SubscriptionDefaults, defaults: SubscriptionDefaults) -> dict[str, Any]:
     """What of `config` is not as in `defaults`."""
-    given, base = dataclasses.asdict(config), dataclasses.asdict(defaults)
-    return {name: value for name, value in given.items() if value != base[name]}
+    values, base = dataclasses.asdict(config), dataclasses.asdict(defaults)
+    return {name: value for name, value in values.items() if value != base[name]}
 
 
 def decode_group(value: bytes) -> dict[str, Any]:

@@ -90,21 +90,23 @@ class LevelTally:
             return
         for offset, name, waiting in rows:
             if not any(start <= offset < end for start, end in self._finished):
-                known = block.rows.get(name)
-                block.rows[name] = waiting if known is None else known.plus(waiting)
+                row = block.rows.get(name)
+                block.rows[name] = waiting if row is None else row.plus(waiting)
         block.counted = span.end
         block.left = self._left(block)
 
     def waiting(self) -> Mapping[Name, RetryWaiting]:
         """What is counted so far."""
-        found: dict[Name, RetryWaiting] = {}
+        rows: dict[Name, RetryWaiting] = {}
         for block in self._blocks.values():
             for name, waiting in block.rows.items():
-                known = found.get(name)
-                found[name] = waiting if known is None else known.plus(waiting)
-        return found
+                row = rows.get(name)
+                rows[name] = waiting if row is None else row.plus(waiting)
+        return rows
 
     def _left(self, block: _Block) -> int:
         """How many of its counted offsets are not finished."""
-        done = sum(max(0, min(end, block.counted) - max(start, block.start)) for start, end in self._finished)
-        return block.counted - block.start - done
+        finished = sum(
+            max(0, min(end, block.counted) - max(start, block.start)) for start, end in self._finished
+        )
+        return block.counted - block.start - finished

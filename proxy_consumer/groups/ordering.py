@@ -213,8 +213,8 @@ class GroupOrdering:
 
     def whole_queues(self) -> dict[QueueRef, str]:
         """The queues that are one chain each (order key QID), and their names on the wire."""
-        named = [each.topic for each in self._group.subscriptions.values() if each.config.order_key == QID]
-        topics = [info for info in map(self._runtime.backend.topic, named) if info is not None]
+        names = [each.topic for each in self._group.subscriptions.values() if each.config.order_key == QID]
+        topics = [info for info in map(self._runtime.backend.topic, names) if info is not None]
         return {queue: self._runtime.qid(queue) for info in topics for queue in info.refs()}
 
     def _streams(self) -> Iterator[tuple[SubscribedQueue, QueueStream]]:

@@ -55,13 +55,13 @@ class RetryPaths:
             return self._asked
         if info is None or self._runtime.now() < self._looked_at + LOOK_S:
             return succeeded(self._found)
-        asked = self._asked = Completion[RetryPath]()
+        lookup = self._asked = Completion[RetryPath]()
         self._looked_at, self._reads_left = self._runtime.now(), READS_MAX
         queues = info.refs()
         views = self._runtime.backend.progress(LEVELS_GROUP, queues)
         bounds = self._runtime.backend.bounds(queues)
         all_of([views, bounds]).then(lambda both: self._begin(queues, both.error, views, bounds))
-        return asked
+        return lookup
 
     def _begin(
         self,
@@ -109,21 +109,21 @@ class RetryPaths:
     def _end(
         self, error: Exception | None, due: Completion[Mapping[Name, RetryWaiting]] | None = None
     ) -> None:
-        asked, self._asked = self._asked, None
-        found: dict[Name, RetryWaiting] = {}
+        lookup, self._asked = self._asked, None
+        rows: dict[Name, RetryWaiting] = {}
         parts = [tally.waiting() for tally in self._tallies.values()]
         if due is not None and error is None:
             parts.append(due.value)
         for part in parts:
             for name, waiting in part.items():
-                known = found.get(name)
-                found[name] = waiting if known is None else known.plus(waiting)
+                row = rows.get(name)
+                rows[name] = waiting if row is None else row.plus(waiting)
         whole = error is None and all(tally.missing() is None for tally in self._tallies.values())
-        self._found = RetryPath(found, whole)
-        if asked is not None and error is not None:
-            asked.fail(error)
-        elif asked is not None:
-            asked.succeed(self._found)
+        self._found = RetryPath(rows, whole)
+        if lookup is not None and error is not None:
+            lookup.fail(error)
+        elif lookup is not None:
+            lookup.succeed(self._found)
 
 
 def _rows(batch: ReadBatch, end: int) -> Iterator[tuple[int, Name, RetryWaiting]]:
@@ -178,9 +178,9 @@ def retry_due(runtime: Runtime) -> Completion[Mapping[Name, RetryWaiting]]:
         for (name, queue), (view,), limits in zip(owners.items(), views.value, bounds.value, strict=True):
             if limits is not None:
                 committed = limits.min if view.committed is None else view.committed
-                left = limits.next - committed - sum(end - start for start, end in view.finished)
-                if left > 0:
-                    late.append(_Late(name, queue, committed, left))
+                unfinished = limits.next - committed - sum(end - start for start, end in view.finished)
+                if unfinished > 0:
+                    late.append(_Late(name, queue, committed, unfinished))
         firsts = gather([backend.read(each.queue, each.committed, 1, FIRST_BYTES) for each in late])
         return followed(firsts, lambda: succeeded(waiting(zip(late, firsts.value, strict=True))))
 

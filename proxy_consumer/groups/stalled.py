@@ -89,30 +89,30 @@ class Stalled:
         for name, each in here.items():
             if is_waited_for(each):
                 self._known.setdefault(name, Watched()).waited_at = now
-        groups = {name[0] for name, known in self._known.items() if known.waited_at + WAITED_S >= now}
-        wanted = []
+        groups = {name[0] for name, watch in self._known.items() if watch.waited_at + WAITED_S >= now}
+        names = []
         for name, each in here.items():
-            known = self._known.setdefault(name, Watched())
+            watch = self._known.setdefault(name, Watched())
             together = each.group_wide and name[0] in groups
-            if together or known.waited_at + WAITED_S >= now:
-                wanted.append((known.looked_at, name))
-            elif known.queues:
-                known.queues = {}
-                self._show(here[name], known, now)
-        for _, name in sorted(wanted)[:CHECKS_MAX]:
+            if together or watch.waited_at + WAITED_S >= now:
+                names.append((watch.looked_at, name))
+            elif watch.queues:
+                watch.queues = {}
+                self._show(here[name], watch, now)
+        for _, name in sorted(names)[:CHECKS_MAX]:
             self._known[name].looked_at = now
             self._check(here[name])
 
     def of(self, group: str, subscriptions: Iterable[Subscription]) -> list[Stall]:
         """What stands still of a group, as of the last look."""
-        now, found = self._runtime.now(), []
+        now, stalls = self._runtime.now(), []
         for each in subscriptions:
-            known = self._known.get((group, each.topic))
-            since = {} if known is None else self._stalled(known, now)
+            watch = self._known.get((group, each.topic))
+            since = {} if watch is None else self._stalled(watch, now)
             if since:
                 longest = now - min(since.values())
-                found.append(Stall(each.topic, tuple(sorted(since)), longest, self._unpulled(each)))
-        return found
+                stalls.append(Stall(each.topic, tuple(sorted(since)), longest, self._unpulled(each)))
+        return stalls
 
     def _check(self, subscription: Subscription) -> None:
         """Ask where its queues stand, and who holds those that are not held here."""
@@ -125,10 +125,10 @@ class Stalled:
                 self._judge(subscription, found.value, {})
                 return
             try:
-                asked = runtime.backend.holders(*name, runtime.now() + STALLED_S)
+                lookup = runtime.backend.holders(*name, runtime.now() + STALLED_S)
             except DdmqError:
                 return
-            asked.then(lambda holders: told(found.value, holders))
+            lookup.then(lambda holders: told(found.value, holders))
 
         def told(found: SubscriptionStats, holders: Completion[Mapping[QueueRef, str]]) -> None:
             if holders.error is None:
@@ -141,18 +141,18 @@ class Stalled:
         self, subscription: Subscription, found: SubscriptionStats, holders: Mapping[int, str]
     ) -> None:
         name, now = (found.group, found.topic), self._runtime.now()
-        known = self._known.get(name)
-        if known is None:
+        watch = self._known.get(name)
+        if watch is None:
             return
-        known.lag = found.lag > 0
-        before, known.queues = known.queues, {}
-        if known.waited_at + WAITED_S >= now:
+        watch.lag = found.lag > 0
+        before, watch.queues = watch.queues, {}
+        if watch.waited_at + WAITED_S >= now:
             for row in found.queues:
                 if row.lag and not self._explained(subscription, row, holders.get(row.queue_id)):
-                    seen = Seen(row.committed, row.ack_span, now)
-                    last = before.get(row.queue_id, seen)
-                    known.queues[row.queue_id] = last if last[:2] == seen[:2] else seen
-        self._show(subscription, known, now)
+                    progress = Seen(row.committed, row.ack_span, now)
+                    last = before.get(row.queue_id, progress)
+                    watch.queues[row.queue_id] = last if last[:2] == progress[:2] else progress
+        self._show(subscription, watch, now)
 
     def _explained(self, subscription: Subscription, row: QueueStats, holder: str | None) -> bool:
         """Whether a queue stands still because it is meant to."""
@@ -180,30 +180,34 @@ class Stalled:
         if not subscription.group_wide:
             return ()
         group, now = subscription.group, self._runtime.now()
-        found = []
+        topics = []
         for each in group.members():
-            known = self._known.get((group.name, each.topic))
-            if known is not None and known.lag and known.waited_at + WAITED_S < now:
-                found.append(each.topic)
-        return tuple(sorted(found))
+            watch = self._known.get((group.name, each.topic))
+            if watch is not None and watch.lag and watch.waited_at + WAITED_S < now:
+                topics.append(each.topic)
+        return tuple(sorted(topics))
 
     @staticmethod
     def _stalled(known: Watched, now: float) -> dict[int, float]:
         """The queues that have stood still for long enough, and since when."""
-        return {number: seen.since for number, seen in known.queues.items() if seen.since + STALLED_S <= now}
+        return {
+            number: progress.since
+            for number, progress in known.queues.items()
+            if progress.since + STALLED_S <= now
+        }
 
     def _show(self, subscription: Subscription, known: Watched, now: float) -> None:
         name, since = (subscription.group.name, subscription.topic), self._stalled(known, now)
         self._runtime.metrics.cell(catalogue.STALLED_QUEUES, *name).value = len(since)
-        told = {"group": name[0], "topic": name[1], "queues": sorted(since or known.told)}
+        facts = {"group": name[0], "topic": name[1], "queues": sorted(since or known.told)}
         if since.keys() - known.told:
             why = {
                 "seconds": int(now - min(since.values())),
                 "held_up_by": list(self._unpulled(subscription)),
             }
-            log.warning("queues stand still though clients wait for their messages", extra=told | why)
+            log.warning("queues stand still though clients wait for their messages", extra=facts | why)
         elif known.told and not since:
-            log.info("queues stand still no more", extra=told)
+            log.info("queues stand still no more", extra=facts)
         known.told = set(since)
 
 

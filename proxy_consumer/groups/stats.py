@@ -106,8 +106,8 @@ def subscription_stats(runtime: Runtime, subscription: Subscription) -> Completi
 
 def group_stats(runtime: Runtime, group: Group, topic: str | None) -> Completion[list[SubscriptionStats]]:
     """Every subscription of the group, or the one to `topic`."""
-    wanted = [each for each in group.subscriptions.values() if topic is None or each.topic == topic]
-    return gather([subscription_stats(runtime, each) for each in wanted])
+    subscriptions = [each for each in group.subscriptions.values() if topic is None or each.topic == topic]
+    return gather([subscription_stats(runtime, each) for each in subscriptions])
 
 
 def _queue_stats(
@@ -162,18 +162,18 @@ class LiveState(NamedTuple):
 
 def live_state(subscription: Subscription, queue: QueueRef, offset: int) -> LiveState | None:
     """The state of an unfinished message; None where this proxy does not hold the queue."""
-    held = subscription.buffer.queues.get(queue)
-    if held is None:
+    subscribed = subscription.buffer.queues.get(queue)
+    if subscribed is None:
         return None
-    if held.ack_map.is_finished(offset):
+    if subscribed.ack_map.is_finished(offset):
         return LiveState(DONE, 0, "")
-    job = held.table.jobs.get(offset)
+    job = subscribed.table.jobs.get(offset)
     failed = 0 if job is None else job.fails + job.timeouts
     error = "" if job is None else job.error
-    if held.leases.lease_of(offset) is not None:
+    if subscribed.leases.lease_of(offset) is not None:
         return LiveState(IN_FLIGHT, failed + 1, error)
-    known = None if job is None else _JOB_STATES.get(job.state)
-    return LiveState(known or _unread(held, offset, failed), failed, error)
+    state_name = None if job is None else _JOB_STATES.get(job.state)
+    return LiveState(state_name or _unread(subscribed, offset, failed), failed, error)
 
 
 def _unread(held: SubscribedQueue, offset: int, failed: int) -> str:

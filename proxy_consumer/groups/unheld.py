@@ -83,10 +83,10 @@ class Unheld(ClaimOwner):
             and each.config.model != "broadcasting"  # the place of those is their clients'
         }
         self._known = {name: self._known.get(name, KnownLag(float("-inf"), None)) for name in names}
-        stale = sorted((known.at, name) for name, known in self._known.items() if known.at + REFRESH_S <= now)
+        stale = sorted((lag.at, name) for name, lag in self._known.items() if lag.at + REFRESH_S <= now)
         for _, name in stale[:CHECKS_MAX]:
             self._check(name, names[name], now)
-        return {name: known.rows for name, known in self._known.items()}
+        return {name: lag.rows for name, lag in self._known.items()}
 
     def _check(self, name: Name, subscription: Subscription, now: float) -> None:
         self._known[name] = self._known[name]._replace(at=now)
@@ -110,9 +110,9 @@ class Unheld(ClaimOwner):
             self._note(name, subscription, [])
 
     def _note(self, name: Name, subscription: Subscription, rows: list[Behind]) -> None:
-        known = self._known.get(name)
-        if known is not None:
-            self._known[name] = known._replace(rows=rows)
+        lag = self._known.get(name)
+        if lag is not None:
+            self._known[name] = lag._replace(rows=rows)
             self._told(subscription, rows)
 
 

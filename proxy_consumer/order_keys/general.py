@@ -59,11 +59,11 @@ def general_reader(steps: tuple[PathStep, ...]) -> Callable[[bytes], str | None]
 
 def expression(steps: tuple[PathStep, ...]) -> JSONPath:
     """What the library makes of the steps. Raises PathError for a filter that it does not know."""
-    found: JSONPath = Root()
+    path: JSONPath = Root()
     for step in steps:
         join = Descendants if step.deep else Child
-        found = join(found, _part(step))
-    return found
+        path = join(path, _part(step))
+    return path
 
 
 def _part(step: PathStep) -> JSONPath:

@@ -90,14 +90,14 @@ class _PathParser:
 
     def steps(self) -> list[PathStep]:
         text = self._text
-        found: list[PathStep] = []
+        path_steps: list[PathStep] = []
         if text.startswith("$") and text[1:2] in ("", ".", "/", "["):
             self._at = 1
         elif text[:1] not in (".", "/", "["):
-            found.append(self._named(deep=False))
+            path_steps.append(self._named(deep=False))
         while self._at < len(text):
-            found.append(self._step())
-        return found
+            path_steps.append(self._step())
+        return path_steps
 
     def _step(self) -> PathStep:
         text, at = self._text, self._at

@@ -39,8 +39,8 @@ def path_fault(order_key: str) -> str | None:
     try:
         _body_reader(order_key)
     except PathError as error:
-        shown = order_key if len(order_key) <= 100 else f"{order_key[:99]}…"
-        return f"order_key is {shown!r}: {error}; allowed: QID, KEY or a JSONPath as in docs/order-keys.md"
+        excerpt = order_key if len(order_key) <= 100 else f"{order_key[:99]}…"
+        return f"order_key is {excerpt!r}: {error}; allowed: QID, KEY or a JSONPath as in docs/order-keys.md"
     return None
 
 

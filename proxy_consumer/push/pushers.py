@@ -69,35 +69,35 @@ class Pushers:
 
     def look_at_all(self) -> None:
         """Settings, defaults or the proxy's own configuration may have changed."""
-        wanted = {each for each in self._directory.subscriptions() if each.pushed}
-        for subscription in wanted | set(self._runners) | set(self._faults):
-            self._look(subscription, there=subscription in wanted)
+        pushed = {each for each in self._directory.subscriptions() if each.pushed}
+        for subscription in pushed | set(self._runners) | set(self._faults):
+            self._look(subscription, there=subscription in pushed)
 
     def changed(self, name: str, topic: str) -> None:
         """The subscription of group `name` to `topic` was made, changed or removed."""
         if not self._started or self._stopped:
             return
         now = self._directory.subscription(name, topic)
-        for known in [*self._runners, *self._faults]:
-            if known is not now and (known.group.name, known.topic) == (name, topic):
-                self._look(known, there=False)
+        for running in [*self._runners, *self._faults]:
+            if running is not now and (running.group.name, running.topic) == (name, topic):
+                self._look(running, there=False)
         if now is not None:
             self._look(now, there=now.pushed)
 
     def _look(self, subscription: Subscription, *, there: bool) -> None:
         """Make what runs agree with the subscription."""
-        made, fault = self._made(subscription) if there else (None, "")
+        source, fault = self._made(subscription) if there else (None, "")
         running = self._runners.get(subscription)
-        if running is not None and (not there or running[0] != made or running[1].sink.fault is not None):
+        if running is not None and (not there or running[0] != source or running[1].sink.fault is not None):
             self._end(subscription)
             running = None
         if running is None:
             self._faults.pop(subscription, None)
             if there and not self._stopped:
-                if made is None:
+                if source is None:
                     self._hold(subscription, fault)
                 else:
-                    self._begin(subscription, made)
+                    self._begin(subscription, source)
         self._held.value = len(self._faults)
 
     def _made(self, subscription: Subscription) -> tuple[Made | None, str]:

@@ -155,7 +155,7 @@ class PushRunner(Pusher):
         self._move(self._runtime.now())
 
     def _move(self, now: float) -> None:
-        busy = {held.queue.ref for held in self._leases.values()}
+        busy = {lease.queue.ref for lease in self._leases.values()}
         over = [each for each in self._moving if each.until <= now or busy.isdisjoint(each.queues)]
         self._moving = [each for each in self._moving if each not in over]
         for each in over:
@@ -195,13 +195,13 @@ class PushRunner(Pusher):
         if self.stopped:  # its sink may not be the subscription's any more, or not be allowed
             self._let_go(pushed)
             return
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         try:
             verdict = self.sink.push(pushed)
         except Exception as error:  # a fault of ours, not of the receiver
             log.exception("sink failed", extra={"group": self.group.name})
             verdict = Verdict(VerdictKind.FAIL, f"{type(error).__name__}: {error}")
-        self._latency.observe((time.perf_counter() - began) * 1e6)
+        self._latency.observe((time.perf_counter() - started_at) * 1e6)
         if verdict.kind is VerdictKind.AGAIN:
             self._park(pushed, verdict)
         else:
@@ -233,11 +233,11 @@ class PushRunner(Pusher):
         now = self._runtime.now()
         if verdict.kind is VerdictKind.DONE:
             self._forget(pushed)
-            taken = bool(queue.finish([pushed.offset], [pushed.lease_id], now))
+            accepted = bool(queue.finish([pushed.offset], [pushed.lease_id], now))
         else:
             self._remember(pushed)
-            taken = queue.fail(pushed.offset, pushed.lease_id, None, now, verdict.error)
-        self._outcomes[outcome if taken else "late"].value += 1
+            accepted = queue.fail(pushed.offset, pushed.lease_id, None, now, verdict.error)
+        self._outcomes[outcome if accepted else "late"].value += 1
         self._leave(pushed.lease_id)
         self._settle_later(queue)
 
@@ -257,10 +257,10 @@ class PushRunner(Pusher):
         self._leave(pushed.lease_id)
 
     def _leave(self, lease_id: int) -> None:
-        held = self._leases[lease_id]
+        lease = self._leases[lease_id]
         self.here -= 1
-        if held.left > 1:
-            self._leases[lease_id] = held._replace(left=held.left - 1)
+        if lease.left > 1:
+            self._leases[lease_id] = lease._replace(left=lease.left - 1)
         else:
             del self._leases[lease_id]
             if self._moving:
@@ -295,9 +295,9 @@ class PushRunner(Pusher):
     # --- tries over several deliveries
 
     def _recall(self, pushed: Pushed, qid: str) -> None:
-        known = self._remembered.get((qid, pushed.offset))
-        if known is not None:
-            pushed.requests, pushed.errors, pushed.first = max(known[0], pushed.requests), known[1], known[2]
+        tries = self._remembered.get((qid, pushed.offset))
+        if tries is not None:
+            pushed.requests, pushed.errors, pushed.first = max(tries[0], pushed.requests), tries[1], tries[2]
 
     def _remember(self, pushed: Pushed) -> None:
         key = (pushed.job.place.qid, pushed.offset)
@@ -330,13 +330,13 @@ class PushRunner(Pusher):
 
     def _extend(self, now: float) -> None:
         by_state: dict[int, tuple[SubscribedQueue, list[int]]] = {}
-        for lease_id, held in self._leases.items():
-            by_state.setdefault(id(held.queue), (held.queue, []))[1].append(lease_id)
+        for lease_id, lease in self._leases.items():
+            by_state.setdefault(id(lease.queue), (lease.queue, []))[1].append(lease_id)
         for queue, lease_ids in by_state.values():
             if self.subscription.buffer.holds(queue):
                 queue.extend(lease_ids, now)
         self._extend_at = NEVER
-        self._extend_later(min((held.length_s for held in self._leases.values()), default=NEVER))
+        self._extend_later(min((lease.length_s for lease in self._leases.values()), default=NEVER))
 
     def _extend_later(self, length_s: float) -> None:
         """In time for a lease of this length: the ack time-out may have changed since it was given."""

@@ -55,7 +55,7 @@ class RetryHeaders(NamedTuple):
 
     def system(self) -> dict[str, str]:
         """As system properties."""
-        found = {
+        entries = {
             STEPS: str(self.steps),
             TOPIC: self.topic,
             QUEUE: str(self.queue_id),
@@ -63,7 +63,7 @@ class RetryHeaders(NamedTuple):
             DELIVERIES: str(self.deliveries),
             SINCE: str(self.since_ms),
         }
-        return found | {ERROR: self.error} if self.error else found
+        return entries | {ERROR: self.error} if self.error else entries
 
 
 def headers_of(record: StoredRecord) -> RetryHeaders:

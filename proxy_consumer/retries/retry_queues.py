@@ -95,9 +95,9 @@ class RetryQueueGrant(Completion[QueueRef]):
 
     def start(self) -> None:
         """Make the retry topic, take a number, grow the topic to it."""
-        known = retry_queue_of(self._runtime, self._group, self._topic)
-        if known is not None:
-            self.succeed(known)
+        existing = retry_queue_of(self._runtime, self._group, self._topic)
+        if existing is not None:
+            self.succeed(existing)
             return
         self._tries += 1
         self._ready_topic(1).then(self._topic_made)
@@ -166,9 +166,9 @@ class RetryQueues:
 
     def of(self, topic: str) -> Completion[QueueRef]:
         """The retry queue of `topic`, given if need be."""
-        known = retry_queue_of(self._runtime, self._group, topic)
-        if known is not None:
-            return succeeded(known)
+        existing = retry_queue_of(self._runtime, self._group, topic)
+        if existing is not None:
+            return succeeded(existing)
         grant = self._grants.get(topic)
         if grant is None:
             grant = self._grants[topic] = RetryQueueGrant(self._runtime, self._group, topic)

@@ -69,12 +69,12 @@ def carried_of(queue: SubscribedQueue, *, pushed: bool) -> Inherited:
 
 def note_of(queue: SubscribedQueue, now: float, wall_ms: int, *, pushed: bool) -> bytes:
     """The same as a setting; deadlines are wall-clock times there."""
-    known = carried_of(queue, pushed=pushed)
+    state = carried_of(queue, pushed=pushed)
     runs = [
         (start, end, size, lease.id, wall_ms + int((lease.deadline - now) * 1000), int(lease.length_s * 1000))
-        for start, end, size, lease in known.runs[:RUNS_MAX]
+        for start, end, size, lease in state.runs[:RUNS_MAX]
     ]
-    note = _Note(queue.ref.incarnation, known.epoch, known.generation, runs, known.acked[:RUNS_MAX])
+    note = _Note(queue.ref.incarnation, state.epoch, state.generation, runs, state.acked[:RUNS_MAX])
     return msgspec.json.encode(note)
 
 
@@ -203,10 +203,10 @@ class SubscriptionMembership(ClaimOwner):
         if value is None:
             return carried
         store_settings(runtime, {key: None})
-        noted = read_note(value, ref, runtime.now(), runtime.clock.wall_ms())
-        if carried is None or noted is None:
-            return carried or noted
-        return max(carried, noted, key=lambda state: state.epoch)  # that of the latest holder
+        stored = read_note(value, ref, runtime.now(), runtime.clock.wall_ms())
+        if carried is None or stored is None:
+            return carried or stored
+        return max(carried, stored, key=lambda state: state.epoch)  # that of the latest holder
 
     def delivered_until(self, ref: QueueRef, generation: int) -> int:
         """Up to which offset this proxy had delivered a queue when it was lost; 0: none, or it was reset."""
@@ -263,8 +263,8 @@ class SubscriptionMembership(ClaimOwner):
 
     def trouble(self, doing: str, error: Exception) -> None:
         text = "cannot join" if doing == "join" else "progress not read"
-        told = {"group": self._owner.group_name, "topic": self.topic, "error": str(error)}
-        log.warning(text, extra=told)
+        facts = {"group": self._owner.group_name, "topic": self.topic, "error": str(error)}
+        log.warning(text, extra=facts)
         if doing == "join":
             self._again_at = self._runtime.now() + self._pause_s
             self._pause_s = min(2 * self._pause_s, REFUSED_S_MAX)
@@ -326,5 +326,5 @@ class SubscriptionMembership(ClaimOwner):
     def _tell(self, event: str, queues: Sequence[QueueRef], **more: int) -> None:
         """One line for operators, whenever queues come or go."""
         numbers = sorted(queue.queue_id for queue in queues)
-        told = {"group": self._owner.group_name, "topic": self.topic, "queues": numbers, **more}
-        log.info(event, extra=told)
+        facts = {"group": self._owner.group_name, "topic": self.topic, "queues": numbers, **more}
+        log.info(event, extra=facts)

@@ -68,9 +68,9 @@ def _read(runtime: Runtime, group: str, state: SubscribedQueue) -> QueueNotes:
 
 def store_notes(runtime: Runtime, group: str, state: SubscribedQueue) -> None:
     """Store what is known of the heads that are parked, where it is not noted yet."""
-    noted = _read(runtime, group, state).heads
+    heads_before = _read(runtime, group, state).heads
     lately = state.table.take_exhausted()
-    if all(job.offset in noted and noted[job.offset][1] == job.error for job in lately):
+    if all(job.offset in heads_before and heads_before[job.offset][1] == job.error for job in lately):
         return
     now, wall_ms = runtime.now(), runtime.clock.wall_ms()
     for job in lately:

@@ -44,7 +44,7 @@ class Reading:
 
     def ask_ends(self, request: EndsRequest) -> None:
         """Ask the backend where queues end, for a PullBuffer that reads them merged."""
-        asked = self._runtime.backend.bounds([queue.ref for queue in request.queues])
+        lookup = self._runtime.backend.bounds([queue.ref for queue in request.queues])
         inline = True
 
         def answered(found: Completion[list[Bounds | None]]) -> None:
@@ -56,7 +56,7 @@ class Reading:
             if not inline:
                 self._owner.serve()
 
-        asked.then(answered)
+        lookup.then(answered)
         inline = False
 
     def read(self, request: ReadRequest) -> None:
@@ -120,17 +120,17 @@ class Reading:
         if batch.status is not ReadStatus.DATA or not created_ms:
             return
         finished = queue.ack_map.is_finished
-        gone = [
+        outdated = [
             offset
             for index, offset in enumerate(batch.offsets)
             if is_of_another_life(batch.record(index).system, created_ms)
             and not (finished(offset) or queue.table.is_spent(offset))
         ]
-        if gone:
-            queue.skip(ranges_of(gone))
-            queue.feed.finished_until = max(queue.feed.finished_until, gone[-1] + 1)
+        if outdated:
+            queue.skip(ranges_of(outdated))
+            queue.feed.finished_until = max(queue.feed.finished_until, outdated[-1] + 1)
             group, topic = self._owner.group_name, self._owner.topic
-            self._runtime.metrics.cell(SKIPPED, group, topic, "subscription deleted").value += len(gone)
+            self._runtime.metrics.cell(SKIPPED, group, topic, "subscription deleted").value += len(outdated)
 
     def _stall(self, queue: SubscribedQueue, error: Exception) -> None:
         owner = self._owner
@@ -180,17 +180,17 @@ class Reading:
 
     def next_offset(self, queue: QueueRef, now: float) -> int:
         """As known; where that is some time ago the backend is asked, for the next who wants to know."""
-        known = self._ends.get(queue)
-        if known is None or now - known[0] > ENDS_AGE_S:
-            self._ends[queue] = (now, 0 if known is None else known[1])
-            asked = self._runtime.backend.bounds((queue,))
-            asked.then(lambda found: self._end_told(queue, found))
+        cached = self._ends.get(queue)
+        if cached is None or now - cached[0] > ENDS_AGE_S:
+            self._ends[queue] = (now, 0 if cached is None else cached[1])
+            lookup = self._runtime.backend.bounds((queue,))
+            lookup.then(lambda found: self._end_told(queue, found))
         return self._ends[queue][1]
 
     def _end_told(self, queue: QueueRef, found: Completion[list[Bounds | None]]) -> None:
-        known = self._ends.get(queue)
-        if known is not None and found.error is None and found.value[0] is not None:
-            self._ends[queue] = (known[0], found.value[0].next)
+        cached = self._ends.get(queue)
+        if cached is not None and found.error is None and found.value[0] is not None:
+            self._ends[queue] = (cached[0], found.value[0].next)
 
     def note_end(self, queue: QueueRef, offset: int) -> None:
         """It is known otherwise."""
@@ -211,11 +211,11 @@ FILTER_SETTINGS = ("tags", "sql", "actions", "push")
 
 def filter_of(config: SubscriptionDefaults) -> Filter | None:
     """Everything that may keep a message from being delivered; None: nothing does."""
-    wanted = filter_for(config.tags, config.sql)
+    expression = filter_for(config.tags, config.sql)
     actions = filter_for_actions(config.actions, config.push)
-    if wanted is None or actions is None:
-        return wanted or actions
-    return _Both(wanted, actions)
+    if expression is None or actions is None:
+        return expression or actions
+    return _Both(expression, actions)
 
 
 def same_filter(one: SubscriptionDefaults, other: SubscriptionDefaults) -> bool:

@@ -373,7 +373,7 @@ class Subscription(QueueOwner):
     def _name_wait(self) -> str:
         """Return what holds up deliveries now (tracing/waits.py)."""
         buffer, config = self.buffer, self.config
-        budget, asked = buffer.budget, self.group.waiting.waiting_for(self.topic)
+        budget, waiting = buffer.budget, self.group.waiting.waiting_for(self.topic)
         if self.halted:
             return waits.ANEW
         if not self.readable:
@@ -382,7 +382,7 @@ class Subscription(QueueOwner):
             return waits.NO_PULL
         if not self.membership.claims.complete:
             return waits.BETWEEN
-        if budget.leased >= config.concurrency or (config.pushed and not asked):
+        if budget.leased >= config.concurrency or (config.pushed and not waiting):
             return waits.CONCURRENCY
         if budget.leased_bytes >= config.in_flight_bytes_max:
             return waits.BYTES
@@ -390,7 +390,7 @@ class Subscription(QueueOwner):
             return waits.RETRYING
         if self.runtime.now() < buffer.room_at < NEVER:
             return waits.RATE
-        return waits.TURN if asked else waits.NO_PULL
+        return waits.TURN if waiting else waits.NO_PULL
 
     # --- time
 
@@ -494,12 +494,12 @@ class Group:
         """`then` runs when nothing of these queues (by the topic of their subscription) is being pushed any
         more, at `until` (monotonic seconds) at the latest."""
         busy = [(pusher, refs[topic]) for topic in refs for pusher in self.pushers.get(topic, ())]
-        left = 1 + len(busy)
+        unfinished = 1 + len(busy)
 
         def ended() -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
+            nonlocal unfinished
+            unfinished -= 1
+            if unfinished == 0:
                 then()
 
         for pusher, of in busy:

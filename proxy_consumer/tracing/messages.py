@@ -53,8 +53,8 @@ class QueueTrace(JobObserver):
         self.queue: SubscribedQueue | None = None
 
     def place(self, offset: int) -> Facts:
-        found: Facts = {"queue": self._ref.queue_id, "offset": offset}
-        return found | {"retry": 1} if self._retry else found
+        facts: Facts = {"queue": self._ref.queue_id, "offset": offset}
+        return facts | {"retry": 1} if self._retry else facts
 
     def tell(self, offset: int, kind: TraceKind, **facts: Fact) -> None:
         """Write an event of a followed message."""
@@ -202,25 +202,27 @@ class SubscriptionTrace:
 
         Before its queue came here, only that nobody pulled or could, or that it was on its way.
         """
-        found = self._waits.between(since_ms, until_ms)
+        noted_waits = self._waits.between(since_ms, until_ms)
         trace = None if queue is None else trace_of(queue)
         if trace is None or trace.installed_ms <= since_ms:
-            return found
+            return noted_waits
         here_ms = trace.installed_ms
         early = [
             (reason, start, min(end, here_ms))
-            for reason, start, end in found
+            for reason, start, end in noted_waits
             if start < here_ms and reason in (*waits.EVERYWHERE, waits.BETWEEN, waits.ANEW)
         ]
-        return early + [(reason, max(start, here_ms), end) for reason, start, end in found if end > here_ms]
+        return early + [
+            (reason, max(start, here_ms), end) for reason, start, end in noted_waits if end > here_ms
+        ]
 
     def held_up(self, ref: QueueRef, since_ms: int) -> HeldUp:
         """The same up to now, of a message of that queue."""
         queue = self._buffer.queues.get(ref)
-        found = self.waited(queue, since_ms, self.writer.now_ms())
+        noted_waits = self.waited(queue, since_ms, self.writer.now_ms())
         if queue is None:
-            found = [wait for wait in found if wait[0] in waits.EVERYWHERE]
-        return HeldUp(found, here=queue is not None)
+            noted_waits = [wait for wait in noted_waits if wait[0] in waits.EVERYWHERE]
+        return HeldUp(noted_waits, here=queue is not None)
 
     # --- deliveries
 
@@ -241,13 +243,13 @@ class SubscriptionTrace:
         if queue.retry_queue:
             attempt += attempts_before(messages.batch.record(index).system)
         since_ms = trace.back_ms.get(offset) or messages.batch.stored_ms(index)
-        noted = self.waited(queue, since_ms, now_ms)
+        noted_waits = self.waited(queue, since_ms, now_ms)
         facts = trace.place(offset) | {
             "attempt": attempt,
             "lease": str(lease.id),
             "until_ms": self.store_ms(lease.deadline),
             "key": trace.key(offset),
-            "waits": noted,
+            "waits": noted_waits,
         }
         self.writer.add(
             trace.offsets[offset], TraceKind.HANDED_OUT, self.group, facts, now_ms, lambda: self._to(lease)

@@ -49,26 +49,26 @@ class WaitLog:
         half = len(self._changes) // 2
         old, newer = self._changes[:half], self._changes[half:]
         lengths = [until - at_ms for (at_ms, _), (until, _) in zip(old, self._changes[1:], strict=False)]
-        known = [place for place, (_, reason) in enumerate(old) if reason != FORGOTTEN]
-        longest = set(nlargest(LONGEST, known, key=lengths.__getitem__))
-        kept = list[tuple[int, str]]()
+        places = [place for place, (_, reason) in enumerate(old) if reason != FORGOTTEN]
+        longest = set(nlargest(LONGEST, places, key=lengths.__getitem__))
+        retained = list[tuple[int, str]]()
         for place, (at_ms, reason) in enumerate(old):
             if place in longest:
-                kept.append((at_ms, reason))
-            elif not kept or kept[-1][1] != FORGOTTEN:
-                kept.append((at_ms, FORGOTTEN))
-        self._changes = kept + newer
+                retained.append((at_ms, reason))
+            elif not retained or retained[-1][1] != FORGOTTEN:
+                retained.append((at_ms, FORGOTTEN))
+        self._changes = retained + newer
 
     def between(self, start_ms: int, end_ms: int) -> list[Wait]:
         """What was noted of `[start_ms, end_ms)`, ascending; the longest where it is much."""
-        found, until = list[Wait](), end_ms
+        spans, until = list[Wait](), end_ms
         for at_ms, reason in reversed(self._changes):
             if until <= start_ms:
                 break
             if at_ms < until:
                 if reason != FORGOTTEN:
-                    found.append((reason, max(at_ms, start_ms), until))
+                    spans.append((reason, max(at_ms, start_ms), until))
                 until = at_ms
-        if len(found) > WAITS_MAX:
-            found = nlargest(WAITS_MAX, found, key=lambda wait: wait[2] - wait[1])
-        return sorted(found, key=lambda wait: wait[1])
+        if len(spans) > WAITS_MAX:
+            spans = nlargest(WAITS_MAX, spans, key=lambda wait: wait[2] - wait[1])
+        return sorted(spans, key=lambda wait: wait[1])

@@ -117,15 +117,15 @@ class ChainTable:
 
     def let_out(self, chain: Chain) -> Iterable[tuple[QueueStream, int]]:
         """Let the next of a chain without heads out; it starves, or ends, when there is none."""
-        kept = chain.kept
-        if kept:
-            stream, count = kept[0][0], 1
+        waiting = chain.kept
+        if waiting:
+            stream, count = waiting[0][0], 1
             most = self.batches.get(stream, self.batch)
-            while count < most and count < len(kept) and kept[count][0] is stream:
+            while count < most and count < len(waiting) and waiting[count][0] is stream:
                 count += 1
-            chain.heads = kept[:count]
+            chain.heads = waiting[:count]
             chain.open = True
-            del kept[:count]
+            del waiting[:count]
             self.kept -= count
             self.starving.pop(chain.key, None)
             return chain.heads
@@ -147,10 +147,10 @@ class ChainTable:
     def put_back(self, chain: Chain, stream: QueueStream, offset: int) -> None:
         """A job that was let out waits again in its old place."""
         chain.heads.remove((stream, offset))
-        at, kept = 0, chain.kept
-        while at < len(kept) and kept[at][0] is stream and kept[at][1] < offset:
+        at, waiting = 0, chain.kept
+        while at < len(waiting) and waiting[at][0] is stream and waiting[at][1] < offset:
             at += 1
-        chain.kept = [*kept[:at], (stream, offset), *kept[at:]]
+        chain.kept = [*waiting[:at], (stream, offset), *waiting[at:]]
         self.kept += 1
 
     # --- for the rescan
@@ -181,9 +181,9 @@ class ChainTable:
         """Forget a stream's spots; the chains that let something out in other streams by that."""
         going: list[Chain] = []
         for chain in list(self.chains.values()):
-            left = [spot for spot in chain.kept if spot[0] is not stream]
-            self.kept -= len(chain.kept) - len(left)
-            chain.kept = left
+            remaining = [spot for spot in chain.kept if spot[0] is not stream]
+            self.kept -= len(chain.kept) - len(remaining)
+            chain.kept = remaining
             chain.unindexed.pop(stream, None)
             had = bool(chain.heads)
             chain.heads = [spot for spot in chain.heads if spot[0] is not stream]
@@ -317,24 +317,24 @@ class QueueStream:
 
     def pass_over(self, offsets: Sequence[int]) -> None:
         """These are finished without a lease: those that lie ready are not delivered any more."""
-        gone = set(offsets)
-        left = deque(message for message in self.deliverable if message.offset not in gone)
-        self.ledger.taken(len(self.deliverable) - len(left))
-        self.deliverable = left
+        finished = set(offsets)
+        remaining = deque(message for message in self.deliverable if message.offset not in finished)
+        self.ledger.taken(len(self.deliverable) - len(remaining))
+        self.deliverable = remaining
 
     # --- delivery
 
     def take(self, count: int, bytes_max: int) -> list[ReadyMessage]:
         """Up to `count` messages in order, as many as fit; `close` says which of them may go."""
         deliverable, size = self.deliverable, 0
-        chosen: list[ReadyMessage] = []
-        while deliverable and len(chosen) < count:
+        messages: list[ReadyMessage] = []
+        while deliverable and len(messages) < count:
             size += len(deliverable[0].delivery)
-            if chosen and size > bytes_max:
+            if messages and size > bytes_max:
                 break
-            chosen.append(deliverable.popleft())
-        self.ledger.taken(len(chosen))
-        return chosen
+            messages.append(deliverable.popleft())
+        self.ledger.taken(len(messages))
+        return messages
 
     def close(self, offsets: Sequence[int]) -> list[int]:
         """These are to go into an answer. Of each chain only a run from its head may.
@@ -344,22 +344,22 @@ class QueueStream:
         behind: list[int] = []
         if self.ledger.table.batch == 1:
             return behind
-        given = set(offsets)
+        answered = set(offsets)
         for chain in {id(chain): chain for o in offsets if (chain := self.busy.get(o))}.values():
             chain.open = False
             going = 0
-            while going < len(chain.heads) and chain.heads[going][1] in given:
+            while going < len(chain.heads) and chain.heads[going][1] in answered:
                 going += 1
             behind += [offset for _, offset in reversed(chain.heads[max(going, 1) :])]
         return behind
 
     def unready(self, offset: int) -> bool:
         """Take a job out of what lies ready; False when it did not."""
-        left = deque(message for message in self.deliverable if message.offset != offset)
-        if len(left) == len(self.deliverable):
+        remaining = deque(message for message in self.deliverable if message.offset != offset)
+        if len(remaining) == len(self.deliverable):
             return False
         self.ledger.ready -= 1
-        self.deliverable = left
+        self.deliverable = remaining
         return True
 
     def unready_all(self) -> list[int]:

@@ -105,23 +105,23 @@ def place(
     Most messages have a key that is free; for them this loop is all there is. Messages without a key are
     counted and delivered without order; heads of keys set aside are parked.
     """
-    table, parked, seen = ledger.table, ledger.parked_keys, 0
+    table, parked, placed = ledger.table, ledger.parked_keys, 0
     chains, message = table.chains, tuple.__new__
     for _, number, offset, delivery, index in rows:
         part = ahead[number]
-        seen += 1
+        placed += 1
         key = part.key_of(delivery)
         if parked or part.faulty or part.out or part.used_up or key is None:
             _place_with_care(ledger, part, ReadyMessage(offset, delivery, part.batch, index, None), key)
         elif key not in chains:
             part.busy[offset] = chain = chains[key] = Chain(key, part.stream, offset)
             part.ready.append(message(ReadyMessage, (offset, delivery, part.batch, index, chain)))
-        elif (found := table.arrive(key, part.stream, offset)) is not None:
-            part.busy[offset] = found
-            part.ready.append(message(ReadyMessage, (offset, delivery, part.batch, index, found)))
+        elif (existing := table.arrive(key, part.stream, offset)) is not None:
+            part.busy[offset] = existing
+            part.ready.append(message(ReadyMessage, (offset, delivery, part.batch, index, existing)))
         if len(lying) >= enough:
             break
-    return seen
+    return placed
 
 
 def _place_with_care(ledger: ScopeLedger, part: ReadAhead, message: ReadyMessage, key: str | None) -> None:

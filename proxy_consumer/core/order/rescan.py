@@ -150,12 +150,14 @@ class Rescan:
 
     def _covers(self, chain: Chain) -> bool:
         """Whether this pass has missed none of the chain's jobs."""
-        known = self._eligible.get(chain.key)
-        if known is None:
+        is_eligible = self._eligible.get(chain.key)
+        if is_eligible is None:
             starts = self._starts
-            known = all(stream in starts and starts[stream] <= at for stream, at in chain.unindexed.items())
-            self._eligible[chain.key] = known
-        return known
+            is_eligible = all(
+                stream in starts and starts[stream] <= at for stream, at in chain.unindexed.items()
+            )
+            self._eligible[chain.key] = is_eligible
+        return is_eligible
 
     def _complete(self) -> None:
         """Everything up to the ends was seen."""

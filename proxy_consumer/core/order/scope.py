@@ -119,8 +119,8 @@ class OrderScope:
         """A queue is not ours any more; chains go on without it."""
         self.go_on()
         del self.queues[stream]
-        for known in (self._news, self._some, self._blind):
-            known.pop(stream, None)
+        for streams in (self._news, self._some, self._blind):
+            streams.pop(stream, None)
         topic = stream.ref.topic
         if self._drivers.get(topic) is stream:
             del self._drivers[topic]
@@ -208,16 +208,16 @@ class OrderScope:
             if looked >= self._look_max:
                 self.short = True
                 return None
-            chosen = None if self._idle else self._choose(want)
-            if chosen is None:
+            streams = None if self._idle else self._choose(want)
+            if streams is None:
                 self._idle = True
                 return None
-            if not isinstance(chosen, list):
-                return chosen
-            seen = self._place(chosen, stream, enough, self._look_max - looked)
-            if not seen:
+            if not isinstance(streams, list):
+                return streams
+            placed = self._place(streams, stream, enough, self._look_max - looked)
+            if not placed:
                 return None
-            looked += seen
+            looked += placed
         return None
 
     def _lay_aside(self, asking: QueueStream) -> bool:
@@ -328,16 +328,16 @@ class OrderScope:
         self._begun = True
         ahead = [ReadAhead(stream, self.queues[stream]) for stream in streams]
         before = [len(stream.deliverable) for stream in streams]
-        lying, seen = asking.deliverable, 0
-        while seen < look_max and len(lying) < enough:
+        lying, placed = asking.deliverable, 0
+        while placed < look_max and len(lying) < enough:
             if self._single and len(self.table) and not self._may_follow():
                 break
-            count = 1 if self._single else min(enough - len(lying), look_max - seen)
+            count = 1 if self._single else min(enough - len(lying), look_max - placed)
             rows = merged(ahead, count) if len(ahead) > 1 else alone(ahead[0], count)
-            del rows[look_max - seen :]
-            placed = place(self.ledger, rows, ahead, lying, enough)
-            seen += placed
-            for number in map(itemgetter(1), rows[:placed]):
+            del rows[look_max - placed :]
+            placed_now = place(self.ledger, rows, ahead, lying, enough)
+            placed += placed_now
+            for number in map(itemgetter(1), rows[:placed_now]):
                 ahead[number].at += 1
             if any(part.at == part.end for part in ahead):
                 break
@@ -348,7 +348,7 @@ class OrderScope:
             if len(part.ready) > had:
                 self.ledger.ready += len(part.ready) - had
                 part.queue.wake()
-        return seen
+        return placed
 
     def _may_follow(self) -> bool:
         chain = next(iter(self.table))

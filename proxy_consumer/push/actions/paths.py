@@ -84,27 +84,27 @@ def _general(steps: tuple[PathStep, ...]) -> Lookup:
             hits = _with_decimals(hits)
         if not hits:
             return ABSENT
-        found = hits[0] if len(hits) == 1 else hits
-        job.work.found(found)
-        return found
+        match = hits[0] if len(hits) == 1 else hits
+        job.work.found(match)
+        return match
 
     return lookup
 
 
 def _check_size(value: Any, values_max: int) -> int:
     """How many values are in it. Raises TooMuchWork when there are more."""
-    left, rest = values_max, [value]
+    remaining, rest = values_max, [value]
     while rest:
         one = rest.pop()
         if isinstance(one, dict):
             rest += one.values()
-            left -= len(one)
+            remaining -= len(one)
         elif isinstance(one, list):
             rest += one
-            left -= len(one)
-        if left < 0:
+            remaining -= len(one)
+        if remaining < 0:
             raise TooMuchWork(f"more than {values_max} values to look through")
-    return values_max - left
+    return values_max - remaining
 
 
 def _with_floats(value: Any) -> Any:

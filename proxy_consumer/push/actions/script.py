@@ -164,8 +164,8 @@ class Script:
 
     def work(self, job: ActionJob) -> int:
         """What it may go through with this message, in bytes, at most."""
-        kept = 0 if self._kept is None else self._kept.work(job)
-        return kept + (0 if self._made is None else self._made.work(job))
+        cost = 0 if self._kept is None else self._kept.work(job)
+        return cost + (0 if self._made is None else self._made.work(job))
 
     def fault_before_pull(self, size: int) -> str | None:
         """Return why it may not decide about messages of up to `size` bytes in the proxy, or None."""
@@ -185,15 +185,15 @@ def script(
     config: ScriptConfig, *, after_json: bool, heavy: Heavy | None = None
 ) -> Callable[[ActionJob], ActionOutcome]:
     """The action. `heavy` evaluates what may take long. Raises ValueError for expressions that are none."""
-    made = Script(config, after_json=after_json)
+    action = Script(config, after_json=after_json)
 
     def run(job: ActionJob) -> ActionOutcome:
         size = len(job.body)
         if size > config.body_bytes_max:
             raise ScriptError(f"the body has {size} bytes; body_bytes_max is {config.body_bytes_max}")
-        work = made.work(job)
+        work = action.work(job)
         if work <= (CHEAP_WORK_MAX if heavy is not None else FILTER_WORK_MAX):
-            return made.run(job)
+            return action.run(job)
         if heavy is None:
             raise ScriptError(
                 "too much work for a script in front of a pull: elements, texts added and patterns "

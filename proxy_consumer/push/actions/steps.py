@@ -69,15 +69,15 @@ def transit(mapping: Mapping[str, str]) -> Callable[[ActionJob], ActionOutcome]:
     ]
 
     def step(job: ActionJob) -> ActionOutcome:
-        given = {} if base is None else base(job)
-        if not isinstance(given, dict):
+        base_value = {} if base is None else base(job)
+        if not isinstance(base_value, dict):
             return fail(f"Transit: {mapping[BASE]} is the base and is not an object")
-        made = _Made(given, job.work)
+        made_value = _Made(base_value, job.work)
         for names, source in moves:
             value = source(job)
             if value is not ABSENT:
-                made.put(names, value)
-        job.json = made.root
+                made_value.put(names, value)
+        job.json = made_value.root
         return CONTINUE
 
     return step
@@ -120,16 +120,16 @@ def query_params(mapping: Mapping[str, str]) -> Callable[[ActionJob], ActionOutc
     """The action QueryParams, name ← path; missing or null = failed. Raises ValueError for a bad path."""
     if not mapping:
         raise ValueError("push.query_params is empty; give it name: path, or take QueryParams out of actions")
-    wanted = [(name, path, compile_path(path)) for name, path in mapping.items()]
+    fields = [(name, path, compile_path(path)) for name, path in mapping.items()]
 
     def step(job: ActionJob) -> ActionOutcome:
-        found = []
-        for name, path, lookup in wanted:
+        pairs = []
+        for name, path, lookup in fields:
             value = lookup(job)
             if value is ABSENT or value is None:
                 return fail(f"QueryParams: {name} has no value: there is nothing at {path}")
-            found.append((name, plain(value)))
-        job.query += found
+            pairs.append((name, plain(value)))
+        job.query += pairs
         return CONTINUE
 
     return step
@@ -175,11 +175,11 @@ def context_fields(job: ActionJob, config: FormConfig) -> list[tuple[str, str | 
         "SOURCE": ("carrera_source", place.source),
         "MSG_KEY": ("carrera_msg_key", key),
     }
-    wanted = list(dict.fromkeys(config.append_context))
-    if "TOKEN" in wanted and "MSG_KEY" not in wanted:
-        wanted.insert(wanted.index("TOKEN"), "MSG_KEY")
+    names = list(dict.fromkeys(config.append_context))
+    if "TOKEN" in names and "MSG_KEY" not in names:
+        names.insert(names.index("TOKEN"), "MSG_KEY")
     fields: list[tuple[str, str | None]] = []
-    for name in wanted:
+    for name in names:
         if name == "TOKEN":
             fields.append(("carrera_token", token(key, config.token_key)))
         elif name == "PROPERTIES":

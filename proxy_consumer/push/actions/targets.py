@@ -47,19 +47,19 @@ class Url(NamedTuple):
 
 def parse_url(text: str) -> Url:
     """Raises ValueError that quotes the URL, without its query, in which keys and tokens stand."""
-    said = text.partition("?")[0][:200]
+    shown = text.partition("?")[0][:200]
     if _UNSAFE.search(text):
-        raise ValueError(f"URL {said!r} has blanks or characters that must be percent-encoded")
+        raise ValueError(f"URL {shown!r} has blanks or characters that must be percent-encoded")
     try:
         parts = urlsplit(text)
         port = parts.port
     except ValueError as error:
-        raise ValueError(f"URL {said!r}: {error}") from error
+        raise ValueError(f"URL {shown!r}: {error}") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"URL {said!r} is not http://HOST/… or https://HOST/…")
+        raise ValueError(f"URL {shown!r} is not http://HOST/… or https://HOST/…")
     if len(parts.hostname) > HOST_CHARS_MAX:
         raise ValueError(
-            f"URL {said!r}: its host has {len(parts.hostname)} characters; allowed: at most {HOST_CHARS_MAX}"
+            f"URL {shown!r}: its host has {len(parts.hostname)} characters; allowed: at most {HOST_CHARS_MAX}"
         )
     if "@" in parts.netloc:
         raise ValueError(f"URL for {parts.hostname!r} carries a user name; send it in a header instead")
@@ -114,12 +114,12 @@ class AllowList:
         return not all(entry.scheme for entry in self._matching(host, port))
 
     def _matching(self, host: str, port: int) -> list[_Entry]:
-        known = self._known.get((host, port))
-        if known is None:
+        rule = self._known.get((host, port))
+        if rule is None:
             if len(self._known) >= KNOWN_MAX:
                 self._known.clear()
-            known = self._known[host, port] = self._find(host, port)
-        return known
+            rule = self._known[host, port] = self._find(host, port)
+        return rule
 
     def _find(self, host: str, port: int) -> list[_Entry]:
         address = _address(host)
@@ -136,10 +136,10 @@ class AllowList:
 
     def url_fault(self, url: Url) -> str | None:
         """The same for a URL."""
-        found = self._matching(url.host, url.port)
-        if any(not entry.scheme or entry.is_above(url) for entry in found):
+        rule = self._matching(url.host, url.port)
+        if any(not entry.scheme or entry.is_above(url) for entry in rule):
             return None
-        return _not_among(f"{url.host}:{url.port}" + (url.target.partition("?")[0][:200] if found else ""))
+        return _not_among(f"{url.host}:{url.port}" + (url.target.partition("?")[0][:200] if rule else ""))
 
 
 def _not_among(target: str) -> str:
@@ -203,11 +203,11 @@ def _with_port(text: str) -> tuple[str, int | None]:
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        found = ipaddress.ip_address(host)
+        address = ipaddress.ip_address(host)
     except ValueError:
         return None
-    mapped = getattr(found, "ipv4_mapped", None)
-    return found if mapped is None else mapped
+    mapped = getattr(address, "ipv4_mapped", None)
+    return address if mapped is None else mapped
 
 
 def _inside(address: ipaddress.IPv4Address | ipaddress.IPv6Address | None, network: Network) -> bool:

@@ -71,14 +71,14 @@ class Receiving:
             while True:
                 self._more()
         except EOFError:
-            taken = bytes(self._buffer)
+            data = bytes(self._buffer)
             self._buffer.clear()
-            return taken
+            return data
 
     def _take(self, count: int) -> bytes:
-        taken = bytes(memoryview(self._buffer)[:count])
+        data = bytes(memoryview(self._buffer)[:count])
         del self._buffer[:count]
-        return taken
+        return data
 
     def _piece(self) -> None:
         self._pieces_left -= 1

@@ -80,21 +80,21 @@ def line(config: FileConfig, job: ActionJob) -> bytes:
 
 def _record(job: ActionJob) -> dict[str, object]:
     place = job.place
-    made: dict[str, object] = {"topic": place.topic, "qid": place.qid, "offset": place.offset}
+    record: dict[str, object] = {"topic": place.topic, "qid": place.qid, "offset": place.offset}
     if job.key:
-        made["key"] = readable(job.key)
+        record["key"] = readable(job.key)
     if job.tag:
-        made["tag"] = readable(job.tag)
+        record["tag"] = readable(job.tag)
     if job.properties:
-        made["properties"] = job.properties_text()
+        record["properties"] = job.properties_text()
     if job.json is not ABSENT:
-        made["body"] = job.json
-        return made
+        record["body"] = job.json
+        return record
     try:
-        made["body"] = job.body.decode()
+        record["body"] = job.body.decode()
     except UnicodeDecodeError:
-        made["body_base64"] = b64encode(job.body).decode()
-    return made
+        record["body_base64"] = b64encode(job.body).decode()
+    return record
 
 
 class FilesFolder:
@@ -121,20 +121,22 @@ class FilesFolder:
         """A new file, its entry durable; returns its descriptor and path. Raises OSError."""
         assert self.path is not None
         self.path.mkdir(parents=True, exist_ok=True)
-        number = 1 + max((_number(known.name, name) for known in self.path.iterdir()), default=0)
+        number = 1 + max((_number(path_there.name, name) for path_there in self.path.iterdir()), default=0)
         for candidate in range(number, number + _TRIES_MAX):
             path = self.path / f"{name}.{candidate:0{_NUMBER_DIGITS}}{SUFFIX}"
             try:
-                made = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+                descriptor = os.open(
+                    path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644
+                )
             except FileExistsError:
                 continue
             try:
                 self._sync_entry()
             except OSError:
-                self.drop_empty(made, path)
-                os.close(made)
+                self.drop_empty(descriptor, path)
+                os.close(descriptor)
                 raise
-            return made, path
+            return descriptor, path
         raise FileExistsError(f"{_TRIES_MAX} files of {name} were made by others meanwhile")
 
     def drop_empty(self, descriptor: int, path: Path) -> None:
@@ -254,7 +256,7 @@ class FileSink:
         file = self._files.pop(name, None) or _File(name)
         self._files[name] = file  # used last
         if len(self._files) > OPEN_MAX:
-            idle = next((known for known in self._files.values() if not known.busy), None)
+            idle = next((open_file for open_file in self._files.values() if not open_file.busy), None)
             if idle is not None and idle is not file:
                 idle.close()
                 del self._files[idle.name]
@@ -292,7 +294,7 @@ class FileSink:
         if file.descriptor < 0:
             file.descriptor, file.path = self._folder.begin(file.name)
             file.size, file.began_ms = 0, now_ms
-        left = memoryview(data)
-        while left:
-            left = left[os.write(file.descriptor, left) :]
+        unwritten = memoryview(data)
+        while unwritten:
+            unwritten = unwritten[os.write(file.descriptor, unwritten) :]
         file.size += len(data)

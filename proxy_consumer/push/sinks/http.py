@@ -92,8 +92,8 @@ def request_target(url: Url, query: Sequence[tuple[str, str]]) -> str:
 
 def signature(key: str, at_s: int, body: bytes) -> str:
     """What Ddmq-Signature says: when, and HMAC-SHA256 over `at_s.body`."""
-    made = hmac.new(key.encode(), b"%d." % at_s + body, hashlib.sha256).hexdigest()
-    return f"t={at_s},v1={made}"
+    digest = hmac.new(key.encode(), b"%d." % at_s + body, hashlib.sha256).hexdigest()
+    return f"t={at_s},v1={digest}"
 
 
 def request_count(job: ActionJob, requests: int) -> int:
@@ -111,14 +111,14 @@ def given_headers(job: ActionJob) -> tuple[dict[str, str], int]:
     if not raw:
         return {}, 0
     try:
-        given = msgspec.json.decode(raw)
+        headers = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}, 1
-    if not isinstance(given, Mapping):
+    if not isinstance(headers, Mapping):
         return {}, 1
-    kept = {name: plain(value) for name, value in given.items() if _may_be_sent(name, value)}
-    kept = dict(list(kept.items())[:HEADERS_MAX])
-    return kept, len(given) - len(kept)
+    accepted = {name: plain(value) for name, value in headers.items() if _may_be_sent(name, value)}
+    accepted = dict(list(accepted.items())[:HEADERS_MAX])
+    return accepted, len(headers) - len(accepted)
 
 
 def _may_be_sent(name: str, value: Any) -> bool:
@@ -279,8 +279,8 @@ class HttpSink:
 
     def _url(self, pushed: Pushed) -> Url:
         """Where this try goes. Raises ValueError for a target that is none, or is not allowed."""
-        named = callback_urls(pushed.job) if self._config.allow_callback else []
-        urls = [parse_url(text) for text in named] if named else self._urls
+        callbacks = callback_urls(pushed.job) if self._config.allow_callback else []
+        urls = [parse_url(text) for text in callbacks] if callbacks else self._urls
         for url in urls:
             fault = self._allowed().url_fault(url)
             if fault is not None:
@@ -307,13 +307,13 @@ class HttpSink:
         return reading._replace(text=f"{url.shown}: {reading.text}") if reading.text else reading
 
     def _headers(self, job: ActionJob) -> dict[str, str]:
-        given: dict[str, str] = {}
+        own_headers: dict[str, str] = {}
         if self._with_headers:
-            given, ignored = given_headers(job)
+            own_headers, ignored = given_headers(job)
             self._ignored.value += ignored
-        theirs = {name.lower() for name in given}
+        theirs = {name.lower() for name in own_headers}
         ours = {name: value for name, value in OUR_HEADERS.items() if name.lower() not in theirs}
-        return ours | given
+        return ours | own_headers
 
     def _verdict(self, pushed: Pushed, reading: HttpReading) -> Verdict:
         meaning = reading.meaning

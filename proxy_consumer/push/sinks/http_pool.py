@@ -99,12 +99,12 @@ class HttpPool:
         return _HttpConnection(url.host, url.port, self._tls)
 
     def _origin(self, url: Url) -> _Origin:
-        found = self._origins.pop(url.origin, None)
-        if found is None:
+        pooled = self._origins.pop(url.origin, None)
+        if pooled is None:
             self._make_room()
-            found = _Origin(self._connections_max, IDLE_S)
-        self._origins[url.origin] = found  # used last
-        return found
+            pooled = _Origin(self._connections_max, IDLE_S)
+        self._origins[url.origin] = pooled  # used last
+        return pooled
 
     def _make_room(self) -> None:
         if len(self._origins) < ORIGINS_MAX:
@@ -206,18 +206,18 @@ def _fields(receiving: Receiving) -> tuple[list[tuple[bytes, bytes]], bool]:
 
     Receivers are sloppy: a line that HTTP does not have is read past, but nobody else shares the connection.
     """
-    found: list[tuple[bytes, bytes]] = []
+    fields: list[tuple[bytes, bytes]] = []
     size, well_formed = 0, True
     for _ in range(HEAD_LINES_MAX):
         line = receiving.line(LINE_BYTES_MAX)
         if not line:
-            return found, well_formed
+            return fields, well_formed
         well_formed = well_formed and _FIELD.match(line) is not None
         size += len(line)
         if size > HEAD_BYTES_MAX:
             break
         name, _, value = line.partition(b":")
-        found.append((name.strip().lower(), value.strip()))
+        fields.append((name.strip().lower(), value.strip()))
     raise BadAnswerError(f"a head over {HEAD_LINES_MAX} lines or {HEAD_BYTES_MAX} bytes")
 
 

@@ -123,17 +123,17 @@ def _filler(argument: str, after_json: bool) -> Filler:
 
 
 def _piece(what: str, after_json: bool) -> Filler:
-    known: dict[str, Filler] = {
+    fillers: dict[str, Filler] = {
         "key": lambda job: job.key,
         "tag": lambda job: job.tag,
         "topic": lambda job: job.place.topic.encode(),
         "body": _body,
     }
-    if what in known:
-        return known[what]
+    if what in fillers:
+        return fillers[what]
     if not what.startswith("$"):
         raise ValueError(
-            f"push.redis.commands: {{{what}}}; allowed: {', '.join(known)}, or a path that begins with $"
+            f"push.redis.commands: {{{what}}}; allowed: {', '.join(fillers)}, or a path that begins with $"
         )
     if not after_json:
         raise ValueError(f"push.redis.commands: {what} is a path into the JSON; put Json before Redis")
@@ -219,13 +219,13 @@ class RedisPool:
 
     def close(self) -> None:
         """Close what is kept; commands under way end by themselves."""
-        for kept in self._hosts.values():
-            kept.close()
+        for connections in self._hosts.values():
+            connections.close()
 
     def run(self, address: Address, commands: Sequence[Sequence[bytes]]) -> None:
         """The commands in order, until the first error. Raises CommandError."""
-        kept = self._hosts.setdefault(address, KeptConnections(self._connections_max))
-        with kept.use(lambda: _RedisConnection(*address)) as connection:
+        connections = self._hosts.setdefault(address, KeptConnections(self._connections_max))
+        with connections.use(lambda: _RedisConnection(*address)) as connection:
             try:
                 with gevent.Timeout(self._timeout_s):
                     connection.run(commands, self._password, time.monotonic() + self._timeout_s)
