@@ -73,7 +73,7 @@ def answer(
 
 
 def answer_empty(call: Call, late: Sequence[Any] = (), notice: str = "") -> None:
-    """There is nothing. `late` and `notice` are for our own clients."""
+    """Answer that there are no messages. `late` and `notice` are for our own clients."""
     if not late and not notice:
         call.reply_encoded(EMPTY[call.wire])
         return
@@ -82,7 +82,7 @@ def answer_empty(call: Call, late: Sequence[Any] = (), notice: str = "") -> None
 
 
 def list_header(count: int) -> bytes:
-    """What opens a list of so many structs in the compact protocol."""
+    """Return the bytes that open a list of so many structs in the compact protocol."""
     return bytes([count << 4 | 12]) if count < 15 else b"\xfc" + varint(count)
 
 

@@ -98,7 +98,7 @@ class Forwarding:
         self._holders(place).then(found)
 
     def moved(self) -> None:
-        """Whoever was taken for the holder of a queue is it no longer."""
+        """Forget the known holders: one of them is the holder of its queue no longer."""
         self._known.clear()
 
     def _holders(self, place: tuple[str, bytes]) -> Completion[_Holders]:

@@ -1,4 +1,4 @@
-"""When a proxy looks at what is due: every few milliseconds while somebody waits, else hardly ever.
+"""The heartbeat of a proxy: it ticks every few milliseconds while a call waits, else hardly ever.
 
 A tick that finds nothing costs some 100 µs of processor time with the wake-up it needs: two hundred a second
 are 3 % of a core that does nothing else.
@@ -36,12 +36,12 @@ class Heartbeat:
         self._timer.every(self._tick_s, self._beat)
 
     def wake(self) -> None:
-        """Somebody waits from now on."""
+        """Tick often from now on: a call waits."""
         if self._resting:
             self._go_on()
 
     def stop(self) -> None:
-        """Tick no more."""
+        """Stop ticking for good."""
         self._stopped, self._resting = True, False
         self._timer.stop()
 

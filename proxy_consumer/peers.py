@@ -79,7 +79,7 @@ class Peers:
             link.put(waiting)
 
     def close(self) -> None:
-        """End every link."""
+        """End the links to all proxies."""
         self._links.close()
 
 
@@ -123,7 +123,7 @@ class PeerLink(CallLink[_Waiting | PassedReply]):
 
 
 class ReplyLink(PeerLink):
-    """The same for acknowledgements with messages, one a call."""
+    """A link for acknowledgements with messages, one a call."""
 
     together, connections = 1, REPLY_CONNECTIONS_MAX
 

@@ -51,7 +51,7 @@ class Pull(HeldPull):
 
 
 class Pulls:
-    """Everything about `pull`."""
+    """The handler of `pull`, and the pulls that wait."""
 
     def __init__(self, runtime: Runtime, directory: Directory, results: Results, fetches: Fetches) -> None:
         self._runtime = runtime
@@ -70,7 +70,7 @@ class Pulls:
     # --- the request
 
     def pull(self, call: Call) -> None:
-        """Handler of `pull`."""
+        """Handle a call of `pull`."""
         request = call.args.request
         fault = _fault(request)
         if fault is not None:
@@ -245,7 +245,7 @@ class Pulls:
     # --- answers
 
     def answer(self, pull: Pull, delivery: Delivery) -> None:
-        """Hand messages out."""
+        """Answer a pull with messages."""
         queue = delivery.queue
         if pull.client is not None:
             delivery.lease.given_to(pull.client)
@@ -282,7 +282,7 @@ class Pulls:
 
 
 def _fault(request: Any) -> str | None:
-    """Why a pull cannot be taken as it stands; huge sizes are cut to their bounds instead."""
+    """Return why a pull cannot be taken as it stands; huge sizes are cut to their bounds instead."""
     if (request.maxBatchSize or 0) < 0:
         return f"maxBatchSize is {request.maxBatchSize}; allowed: 0 (the subscription's limit) or more"
     if (request.maxLingerTime or 0) < 0:
@@ -301,7 +301,7 @@ def remedy_text(group: str, topic: str) -> str:
 
 
 def pushed_text(group: Group, subscription: Subscription) -> str:
-    """Why nothing can be pulled from a subscription with a push sink."""
+    """Say why nothing can be pulled from a subscription with a push sink."""
     return (
         f"group {group.name} does not pull topic {subscription.topic}: the proxy pushes it "
         f"(actions end with {subscription.config.actions[-1]})"
@@ -309,7 +309,7 @@ def pushed_text(group: Group, subscription: Subscription) -> str:
 
 
 def instance_text(name: str) -> str:
-    """Why a pull makes no group of a name that would be an instance's."""
+    """Say why a pull makes no group of a name that would be an instance's."""
     base = name.partition("%")[0]
     return (
         f"group {name} does not exist, and a name with % is not made by a pull: it is an instance of a "

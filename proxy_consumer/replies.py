@@ -46,7 +46,7 @@ class ReplySender(Protocol):
 
 
 class ReplyHandling:
-    """They belong to one consumer proxy. `sender` None: it has nothing to send with."""
+    """The handler of `reply` at one proxy. `sender` None: it has nothing to send with."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class ReplyHandling:
         self._forwarding = forwarding
 
     def reply(self, call: Call) -> None:
-        """Handler of `reply`."""
+        """Handle a call of `reply`."""
         request = call.args.request
         group = None if request.context is None else self._groups.get(request.context.groupId)
         answer = AnswerOnce(self, call, "" if group is None else group.name)
@@ -93,7 +93,7 @@ class ReplyHandling:
             self._finished(answer, ack, earlier)
 
     def _fault(self, request: Any) -> tuple[Code, str] | None:
-        """What is wrong with a request, or forbids it here."""
+        """Return what is wrong with a request, or forbids it here."""
         if self.runtime.stopping:
             return Code.SHUTTING_DOWN, f"this proxy is shutting down; {MOVES}"
         can = self.runtime.backend.capabilities
@@ -151,7 +151,7 @@ class ReplyHandling:
         self._forwarding.pass_on(group, context, passed)
 
     def until(self, call: Call) -> float:
-        """How long a caller waits, monotonic seconds."""
+        """Return until when a caller waits, monotonic seconds."""
         asked_ms, cap_ms = call.args.request.timeout, self.runtime.config.commit_timeout_ms
         timeout_ms = asked_ms if asked_ms and 0 < asked_ms < cap_ms else cap_ms
         return call.received_at + timeout_ms / 1000
@@ -218,17 +218,18 @@ class AnswerOnce:
         self._told = False
 
     def refuse(self, code: int, text: str) -> None:
-        """Nothing is stored by it, or (codes 10, 12) nobody knows; it is not over."""
+        """Reject the call: nothing is stored by it, or (codes 10, 12) the outcome is unknown. It may be
+        retried."""
         kind = "again" if code in _AGAIN else "unknown" if code in _UNKNOWN else "refused"
         self._give(kind, IDL.ReplyResponse(code=int(code), msg=text))
 
     def tell(self, code: int, text: str, outcome: ReplyOutcome, results: Sequence[Any] | None = None) -> None:
-        """How it ended."""
+        """Answer with the outcome of the acknowledgement."""
         response = IDL.ReplyResponse(code=int(code), msg=text, outcome=int(outcome), results=results)
         self._give(_OUTCOMES[outcome], response)
 
     def relay(self, response: Any) -> None:
-        """What another proxy says, which has counted it."""
+        """Pass on the answer of another proxy, which has counted it."""
         if not self._told:
             self._told = True
             self.call.reply(response)

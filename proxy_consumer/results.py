@@ -27,7 +27,7 @@ Missed = tuple[int, int]  # offset, lease id
 
 
 class Applied(NamedTuple):
-    """What became of a call's results: what is to be committed before the answer, what is to be passed on to
+    """The applied results of a call: what must be committed before the answer, what must be passed on to
     other proxies, and LateResults."""
 
     shares: list[QueueProgress]

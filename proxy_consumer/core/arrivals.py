@@ -123,7 +123,7 @@ class Arrivals:
     def reread(
         self, request: ReadRequest, batch: ReadBatch, message_filter: Filter | None, now: float
     ) -> None:
-        """What was asked for came back."""
+        """Take in the messages that were read again."""
         queue = request.queue
         queue.rereading = False
         data = batch.status is ReadStatus.DATA
@@ -171,7 +171,8 @@ def _known(queue: SubscribedQueue) -> Callable[[int], bool]:
 
 
 class PickedMessages(NamedTuple):
-    """What `pick` made of a read. `faulty`: offsets in `messages` that the filter refused with a fault."""
+    """The messages of one read, sorted by what becomes of them. `faulty`: offsets in `messages` that the
+    filter refused with a fault."""
 
     messages: Slice
     skipped: list[Range]  # to finish undelivered
@@ -189,7 +190,7 @@ def pick(
     message_filter: Filter | None = None,
     group: str = "",
 ) -> PickedMessages:
-    """What of `batch` to deliver to `group`.
+    """Sort the messages of `batch` by what becomes of them in `group`.
 
     `known` tells which offsets are finished or handled elsewhere already; None: none of them.
     """

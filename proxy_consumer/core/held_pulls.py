@@ -58,10 +58,10 @@ class HeldPull(Lingering):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Pusher(HeldPull):
-    """What pushes a topic, as its group sees it."""
+    """The push runner of a topic, as its group sees it."""
 
     def give_up(self) -> None:
-        """It has no client to answer."""
+        """Do nothing: there is no client to answer."""
 
     @abstractmethod
     def hand_over(self, queues: Collection[QueueRef], until: float, then: Callable[[], None]) -> None:
@@ -107,7 +107,7 @@ class HeldPulls:
         return own if own.sequence < anyone.sequence else anyone
 
     def waiting_for(self, topic: str) -> int:
-        """How many would take messages of `topic`."""
+        """Return how many pulls would take messages of `topic`."""
         return len(self._by_topic.get(topic, ())) + len(self._by_topic.get(None, ()))
 
     def _head(self, topic: str | None) -> HeldPull | None:
@@ -148,7 +148,7 @@ class LingerWheel:
             self.count -= 1
 
     def over(self, now: float) -> list[Lingering]:
-        """Those whose deadline has come, in order of arrival; they are in the wheel no more."""
+        """Remove and return the calls whose deadline has come, in order of arrival."""
         slot = int(now / self._tick_s)
         if slot - self._done > len(self._buckets):
             slots = sorted(known for known in self._buckets if known <= slot)

@@ -62,7 +62,7 @@ class JobEvent(Enum):
 
 
 class JobNews(Enum):
-    """What an observer hears of a message; the value is what happened."""
+    """An event that an observer hears; the value is what happened to the message."""
 
     ACKED = "acknowledged"
     FAILED = "its client failed it; the detail is the client's error"
@@ -184,13 +184,13 @@ class UpstreamJob:
         return pack_attempts(self.fails, self.timeouts, self.replays, final=self.final)
 
     def why_used_up(self, policy: RetryPolicy) -> str:
-        """Why it is not to be tried again, as the reason of a dead letter; "": it is."""
+        """Return why the job must not be tried again, as a dead letter's reason; "": it may be."""
         return REASON_GIVEN_UP if self.final else policy.used_up(self.fails, self.timeouts)
 
 
 def pack_attempts(fails: int, timeouts: int, replays: int = 0, *, final: bool = False) -> int:
-    """What ProgressDelta.attempts holds: 16 bits of fails, 31 of time-outs, one for what was given up, and 15
-    of replays above them, so that it only rises."""
+    """Pack the counters for ProgressDelta.attempts: 16 bits of fails, 31 of time-outs, one for `final`, and
+    15 of replays above them, so that it only rises."""
     tries = min(timeouts, TIMEOUTS_MAX) << 16 | min(fails, FAILS_MAX)
     return min(replays, REPLAYS_MAX) << 48 | final << 47 | tries
 
@@ -217,7 +217,7 @@ _Counts = tuple[int, int, int]  # of retrying, released and recorded jobs
 
 
 def _counts(state: JobState, count: int) -> _Counts:
-    """What a job in this state adds to those of its table."""
+    """Return what a job in this state adds to the counts of its table."""
     return (
         count if state in _RETRYING else 0,
         count if state is JobState.RELEASED else 0,
@@ -328,7 +328,7 @@ class JobTable:
             del self.jobs[job.offset]
 
     def wait(self, job: UpstreamJob, due: float) -> None:
-        """It failed and comes again at `due`, in monotonic seconds."""
+        """Let a failed job wait until `due`, in monotonic seconds."""
         self.change(job, JobEvent.FAILED)
         job.due = due
         heappush(self._waiting, (due, job.offset))
@@ -337,7 +337,7 @@ class JobTable:
             heapify(self._waiting)
 
     def make_ready(self, job: UpstreamJob, event: JobEvent) -> None:
-        """It is to be read and delivered: timed out, due, let out or replayed."""
+        """Mark a job as due for delivery: it timed out, is due, was let out or replayed."""
         self.change(job, event)
         insort(self.ready, job.offset)
         if self._observer is not None and event in (JobEvent.LET_OUT, JobEvent.REPLAYED):
@@ -372,7 +372,7 @@ class JobTable:
             self._observer.on_change(JobNews.PARKED, offset)
 
     def exhaust(self, job: UpstreamJob, reason: str) -> None:
-        """Its tries are used up: it stays where it is, not delivered until `replay`."""
+        """Mark a job whose tries are used up: it stays where it is, not delivered until it is replayed."""
         self.change(job, JobEvent.EXHAUSTED)
         job.reason = reason
         self.exhausted.append(job)
@@ -407,7 +407,7 @@ class JobTable:
         self.spent.append(job)
 
     def go_back(self, job: UpstreamJob) -> None:
-        """It waits in its chain again."""
+        """Send the job back into its chain."""
         self.change(job, JobEvent.SENT_BACK if job.is_recorded else JobEvent.FORGOTTEN)
 
     def take_exhausted(self) -> list[UpstreamJob]:

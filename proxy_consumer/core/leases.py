@@ -30,8 +30,8 @@ EXTENSION_MIN_S = 0.001  # a smaller difference of two deadlines is rounding
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Recipient:
-    """Whoever deliveries go to, and how many messages of them it has in flight. `name`: what it calls itself,
-    as it came; empty: the `address` that it comes from says it all."""
+    """The client that deliveries go to, and how many messages of them it has in flight. `name`: what it calls
+    itself, as it came; empty: the `address` that it comes from says it all."""
 
     __slots__ = ("address", "in_flight", "name")
 
@@ -59,18 +59,18 @@ class Lease:
         self.recipient: Recipient | None = None
 
     def given_to(self, recipient: Recipient) -> None:
-        """What it holds is in flight at `recipient`."""
+        """Count the messages of this lease as in flight at `recipient`."""
         self.recipient = recipient
         recipient.in_flight += self.left
 
     def copy(self) -> Lease:
-        """The same right, of no messages yet."""
+        """Return the same right, of no messages yet."""
         twin = Lease(self.id, self.deadline, self.since)
         twin.length_s = self.length_s
         return twin
 
     def part(self, now: float) -> Lease:
-        """The same right with a deadline of its own, a whole length from now."""
+        """Return the same right with a deadline of its own, a whole length from now."""
         part = Lease(self.id, now + self.length_s, self.since)
         part.length_s = self.length_s
         part.recipient = self.recipient
@@ -165,7 +165,7 @@ class LeaseTable:
         return pending is not None
 
     def put_down(self, offset: int) -> TakenUp:
-        """It is taken up, and leased, no longer."""
+        """End the taking up of a message, and its lease."""
         pending = self.taken_up.pop(offset)
         self._give_back(pending.lease, 1, pending.size)
         return pending

@@ -1,4 +1,4 @@
-"""What of a queue is finished: offsets as ranges `[start, end)`, and the progress that is not durable yet.
+"""Finished offsets of a queue: as ranges `[start, end)`, and the progress that is not durable yet.
 
 Every change that must survive a restart goes into UncommittedProgress first. `collect` makes one
 ProgressDelta of it for the shell to commit; `committed` or `restore` says how that went. So a commit that
@@ -28,7 +28,7 @@ def ranges_of(offsets: Sequence[int]) -> list[Range]:
 
 
 def ascending_ranges(offsets: Sequence[int]) -> list[Range]:
-    """The same for offsets that ascend without repeating; a straight run costs one comparison."""
+    """Return the ranges of offsets that ascend without repeating; a straight run costs one comparison."""
     if not offsets:
         return []
     start, last = offsets[0], offsets[-1]
@@ -46,7 +46,7 @@ def ascending_ranges(offsets: Sequence[int]) -> list[Range]:
 
 
 def between(start: int, end: int, kept: Sequence[Range]) -> list[Range]:
-    """What of `[start, end)` lies outside `kept`, ascending disjoint ranges inside it."""
+    """Return the parts of `[start, end)` outside `kept`, which are ascending disjoint ranges inside it."""
     gaps: list[Range] = []
     for first, after in kept:
         if first > start:
@@ -58,7 +58,7 @@ def between(start: int, end: int, kept: Sequence[Range]) -> list[Range]:
 
 
 class UncommittedProgress:
-    """Of one queue. Never yields."""
+    """Progress of one queue that is not durable yet. Never yields."""
 
     __slots__ = ("_finished", "_in_commit", "_marks", "_open_end", "_open_start")
 
@@ -101,7 +101,7 @@ class UncommittedProgress:
         return ranges
 
     def collect(self, group: str, queue: QueueRef, epoch: int, generation: int) -> ProgressDelta | None:
-        """Everything as one delta, which is then under way; None when there is nothing."""
+        """Take everything as one delta, which is in flight then; None when there is nothing."""
         if not (self._finished or self._marks):
             return None
         delta = ProgressDelta(group, queue, epoch, generation, self._finished, self._marks)

@@ -96,7 +96,7 @@ class PullBuffer:
             self.heard(queue)
 
     def _limit(self, rate_max: int) -> None:
-        """So many messages may go out a second; 0: no limit."""
+        """Limit how many messages go out a second; 0: no limit."""
         before, self.room_at = self._bucket, NEVER
         self._bucket = TokenBucket(rate_max, rate_max, 0.0) if rate_max else None
         if self._bucket is not None and before is not None:
@@ -336,7 +336,7 @@ class PullBuffer:
         queue.wake()
 
     def _heard_of_all(self, queue: SubscribedQueue) -> None:
-        """The same, and its ordered scope, which may have waited for it, reads on."""
+        """Act on news of a queue, and let its ordered scope read on, which may have waited for it."""
         self.heard(queue)
         if queue in self._scopes:
             self._scopes[queue].wake()
@@ -365,7 +365,7 @@ class PullBuffer:
             scope.wake()
 
     def next_event(self) -> float:
-        """When `sweep` has something to do; may be early, never late. NEVER: nothing."""
+        """Return when `expire_due` has something to do; may be early, never late. NEVER: nothing."""
         soonest = self.room_at
         for queue in list(self._timed):
             event = queue.next_event()
@@ -375,7 +375,7 @@ class PullBuffer:
         return soonest
 
     def data_arrived(self, queue: SubscribedQueue) -> None:
-        """There may be messages past the end seen last, or what failed may work again."""
+        """Read on: there may be messages past the last known end, or a failed read may work now."""
         if queue.feed.state in (FeedState.TAIL, FeedState.STALLED):
             queue.feed.state = FeedState.READABLE
         if queue in self._scopes:

@@ -1,4 +1,4 @@
-"""What was read of one queue and not delivered yet, and where reading goes on.
+"""The messages read from one queue and not delivered yet, and the offset where reading continues.
 
 A feed is at one of five points:
 
@@ -87,7 +87,7 @@ class Slice:
         )
 
     def fitting(self, bytes_max: int) -> Slice:
-        """As many as fit, at least one."""
+        """Return as many messages as fit, at least one."""
         if self.size <= bytes_max:
             return self
         size = len(self.deliveries[0])
@@ -145,7 +145,7 @@ class QueueFeed:
         return messages
 
     def current(self) -> tuple[Slice, int]:
-        """What is buffered and the index of its first message not taken. Only when `buffered`."""
+        """Return the buffered slice and the index of its first message not taken. Requires `has_messages`."""
         assert self._read is not None
         return self._read, self._at
 

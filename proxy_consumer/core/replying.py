@@ -26,7 +26,7 @@ ID_BYTES = 16
 
 
 class AckTaking(Enum):
-    """What comes of an acknowledgement. The value is what it means."""
+    """The result of taking a message up for an acknowledgement. The value is what it means."""
 
     TAKEN_UP = "its lease holds; it may be committed"
     BUSY = "it is taken up already"
@@ -45,7 +45,7 @@ def take_up(queue: SubscribedQueue, offset: int, lease_id: int) -> AckTaking:
 
 
 def finish(queue: SubscribedQueue, offset: int) -> Lease:
-    """Its finish is durable, and so are its replies; the lease that it was finished under."""
+    """Finish a message whose finish is durable, with its replies; return the lease it was finished under."""
     pending = queue.leases.put_down(offset)
     queue.back(offset, offset + 1)
     queue.published(offset, acked=True)
@@ -53,7 +53,7 @@ def finish(queue: SubscribedQueue, offset: int) -> Lease:
 
 
 def put_down(queue: SubscribedQueue, offset: int) -> None:
-    """Nothing was stored: it is as it was, and what happened meanwhile takes effect now."""
+    """Undo `take_up`: nothing was stored, and what happened meanwhile takes effect now."""
     pending = queue.leases.put_down(offset)
     job = queue.table.jobs.get(offset)
     if queue.ack_map.is_finished(offset):
@@ -76,14 +76,14 @@ class Ack(NamedTuple):
 
 
 class KnownReply(NamedTuple):
-    """How a message was acknowledged: under which lease, and what was answered, the wire's results."""
+    """An earlier acknowledgement of a message: its lease, and the wire's results that were answered."""
 
     lease_id: int
     results: Sequence[Any]
 
 
 class Replied:
-    """How the newest messages were acknowledged, of those that were with replies."""
+    """The newest acknowledgements that carried replies."""
 
     def __init__(self, count_max: int = REMEMBERED_MAX, results_max: int = RESULTS_MAX) -> None:
         self._count_max = count_max
@@ -92,7 +92,7 @@ class Replied:
         self._known: OrderedDict[tuple[str, QueueRef, int], KnownReply] = OrderedDict()
 
     def note(self, ack: Ack, results: Sequence[Any]) -> None:
-        """It was stored."""
+        """Remember an acknowledgement that was stored."""
         before = self._known.pop(ack[:3], None)
         self._known[ack[:3]] = KnownReply(ack.lease_id, results)
         self._results += len(results) - (0 if before is None else len(before.results))
@@ -100,7 +100,7 @@ class Replied:
             self._results -= len(self._known.popitem(last=False)[1].results)
 
     def of(self, ack: Ack) -> KnownReply | None:
-        """None: not known here (any more)."""
+        """Return how a message was acknowledged; None: not known here (any more)."""
         return self._known.get(ack[:3])
 
 

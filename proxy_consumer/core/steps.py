@@ -1,4 +1,4 @@
-"""What PullBuffer and its shell tell each other: what to read, what to deliver, what a read brought."""
+"""Messages between PullBuffer and its shell: what to read, what to deliver, what a read brought."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from proxy_consumer.core.subscribed_queue import SubscribedQueue
 
 
 class Purpose(Enum):
-    """Why a read is made."""
+    """The reason for a read."""
 
     NEW = "new"  # messages not seen yet
     REDELIVERY = "redelivery"  # to be delivered again, or let out of their chains
@@ -62,7 +62,7 @@ class Delivery(NamedTuple):
 
 
 class Loaded(Enum):
-    """What came of a read: waiters may be served, nothing is there, or the queue is forgotten. Whether the
+    """The result of a read: waiters may be served, nothing is there, or the queue is gone. Whether the
     shell is to wait for more says the state of the feed."""
 
     DATA = "data"

@@ -63,7 +63,7 @@ UNNAMED = QueueName("", "", "")
 
 
 class ReadPlan:
-    """How a subscription reads new messages.
+    """The rules by which a subscription reads new messages.
 
     `ahead(wanted)`: how many records and bytes to read when `wanted` are asked for. `tags`: hand on to the
     backend's read. `ack_span_max`: how far past the committed offset.
@@ -214,7 +214,7 @@ class SubscribedQueue:
         self.feed.finished_until = max(self.feed.finished_until, last)
 
     def lease(self, messages: Slice, lease: Lease) -> None:
-        """These messages go out under this lease."""
+        """Record that these messages go out under this lease."""
         runs = ascending_ranges(messages.offsets)
         if len(runs) == 1:
             self._lease_run(runs[0][0], runs[0][1], messages.size, lease)
@@ -234,7 +234,8 @@ class SubscribedQueue:
         return [message for message in messages if message.offset not in late] if late else messages
 
     def close(self, stream: QueueStream, offsets: list[int]) -> set[int]:
-        """These are to go into an answer: those of them that do not, as they stand behind others."""
+        """Fix which messages go into an answer; return those that do not, because they stand behind
+        others."""
         behind = stream.close(offsets)
         for offset in behind:
             if not self.leases.turn(offset):
@@ -249,7 +250,8 @@ class SubscribedQueue:
                 self.table.change(job, JobEvent.DELIVERED)
 
     def back(self, start: int, end: int) -> None:
-        """Of these, clients have none any more that they had before the queue came here."""
+        """Note that clients have none of these any more, of those that they had before the queue came
+        here."""
         returned = [offset for offset in range(start, end) if offset in self.out] if self.out else ()
         if returned:
             self.out.difference_update(returned)
@@ -283,7 +285,7 @@ class SubscribedQueue:
         self.park_unread(offset)
 
     def park_unread(self, offset: int) -> None:
-        """The same of a job that does not lie ready with its bytes."""
+        """Park a job that does not lie ready with its bytes."""
         if self.leases.lease_of(offset) is None:
             self.table.park(offset)
 
@@ -373,7 +375,7 @@ class SubscribedQueue:
         return len(waiting)
 
     def finish_handed_out(self, start: int, end: int) -> int:
-        """What a client got under an earlier epoch of ours and nobody has got since."""
+        """Finish what a client got under an earlier epoch of this proxy and no client has got since."""
         unfinished = self.open_offsets(start, end)
         self.overtaken = self.overtaken or bool(unfinished)
         if self.stream is not None:
@@ -383,7 +385,7 @@ class SubscribedQueue:
         return len(unfinished)
 
     def open_offsets(self, start: int, end: int) -> list[int]:
-        """Those that are neither finished, nor on their way to another topic, nor taken up."""
+        """Return the offsets that are neither finished, nor on their way to another topic, nor taken up."""
         finished, is_spent, taken_up = self.ack_map.is_finished, self.table.is_spent, self.leases.taken_up
         return [at for at in range(start, end) if not (finished(at) or is_spent(at) or at in taken_up)]
 
@@ -575,11 +577,12 @@ class SubscribedQueue:
     # --- progress on its way to the backend
 
     def finish_of(self, group: str, offset: int) -> ProgressDelta:
-        """What to commit together with what a message leaves in other topics."""
+        """Return the progress to commit together with what a message leaves in other topics."""
         return ProgressDelta(group, self.ref, self.epoch, self.generation, ((offset, offset + 1),))
 
     def published(self, offset: int, *, acked: bool = False) -> None:
-        """Its finish is durable, with what it leaves in other topics. `acked`: a client's finish."""
+        """Finish a message whose finish is durable, with what it leaves in other topics. `acked`: a client's
+        finish."""
         self._finish(offset, offset + 1, durable=True)
         if self.observer is not None:
             self.observer.on_change(JobNews.ACKED if acked else JobNews.MOVED, offset)

@@ -38,7 +38,7 @@ class Acks:
         self._unknown_group = runtime.ignored("", "unknown group")
 
     def ack(self, call: Call) -> None:
-        """Handler of `ack`."""
+        """Handle a call of `ack`."""
         result = call.args.result
         group = self._directory.groups.get(result.groupId)
         if group is None:
@@ -62,7 +62,7 @@ class Acks:
             )
 
     def _assigned(self, fetched: FetchedGroup, result: Any) -> list[tuple[Position, int]] | None:
-        """What the ack names of the caller's own queues; None when one was lost a moment ago."""
+        """Return the positions of the caller's own queues that the ack names; None when one was just lost."""
         own = {
             (position.queue.topic.encode(), position.qid.encode()): position
             for position in fetched.share(result.consumerId)

@@ -1,4 +1,4 @@
-"""What a fetch found in each queue, and its answer: over the compact protocol joined from stored slices, else
+"""The messages of a fetch by queue, and its answer: over the compact protocol joined from stored slices, else
 by the codec. The answers of ack are here, too.
 """
 
@@ -89,7 +89,7 @@ def pulled(call: Call, group: bytes, target: Target, next_offsets: dict[Any, int
 
 
 def refuse(call: Call, code: int, text: str) -> None:
-    """Nothing can be fetched; only callers with a field of ours can be told why."""
+    """Answer that nothing can be fetched; only extended clients learn why."""
     if call.args.request.clientId is None:
         call.reply_encoded(NOTHING[call.wire])
     else:

@@ -80,7 +80,7 @@ class ExactFetches:
         fetch.start()
 
     def drain(self) -> None:
-        """Answer what waits."""
+        """Answer the fetches that wait."""
         for fetch in list(self._open):
             fetch.give_up()
 

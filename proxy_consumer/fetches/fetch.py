@@ -132,7 +132,7 @@ def nearest(offset: int, bounds: Bounds) -> int:
 
 
 class FetchPlan(Protocol):
-    """What a fetch may read now; `wanting` are queues whose newest offset it needs first."""
+    """The targets that a fetch may read now; `wanting` are queues whose newest offset it needs first."""
 
     def __call__(self, fetch: Fetch, newest: dict[QueueRef, int]) -> tuple[list[Target], list[QueueRef]]: ...
 
@@ -150,7 +150,7 @@ class _Wake(Wait):
 
 
 class Fetch(Lingering):
-    """It is on the linger wheel until it is answered; `give_up` ends its waiting.
+    """One fetch, on the linger wheel until it is answered; `give_up` ends its waiting.
 
     `one_queue`: reading stops at the first queue that has something.
     """
@@ -195,7 +195,7 @@ class Fetch(Lingering):
         self.begin()
 
     def begin(self) -> None:
-        """Look for messages."""
+        """Look for messages in the planned queues."""
         self._again = False
         targets, wanting = self._plan(self, self._newest)
         if wanting:
@@ -249,7 +249,7 @@ class Fetch(Lingering):
             self.give_up()
 
     def woken(self) -> None:
-        """There may be something else to read."""
+        """Plan again: there may be something else to read."""
         if self._parked:
             self._unpark()
             self.begin()

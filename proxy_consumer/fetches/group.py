@@ -51,7 +51,7 @@ class Roster:
 
     @property
     def ids(self) -> Sequence[bytes]:
-        """In the order that counts for sharing."""
+        """Return the ids in the order that counts for sharing."""
         return self._order
 
     def begin(self, consumer: bytes, now: float) -> bool | None:
@@ -76,7 +76,8 @@ class Roster:
             member.seen_at = now
 
     def leave(self, consumer: bytes) -> None:
-        """It fetches no more: `expire` releases it as soon as its last fetch has ended."""
+        """Note that a client fetches no more: `expire_ids` releases it as soon as its last fetch has
+        ended."""
         member = self._members.get(consumer)
         if member is not None:
             member.left = True
@@ -135,12 +136,12 @@ class FetchedGroup:
             fetch.give_up()
 
     def changed(self) -> None:
-        """Who fetches, or what there is to fetch, has changed."""
+        """Wake the fetches: the clients, or what there is to fetch, changed."""
         for fetch in list(self.fetches):
             fetch.woken()
 
     def released(self, consumers: list[bytes]) -> None:
-        """These ids are gone; what was theirs is shared out anew."""
+        """Share out the queues of clients that are gone."""
         for topic in self.topics.values():
             for position in topic.positions.values():
                 position.forget(consumers)
@@ -180,7 +181,7 @@ class FetchedGroup:
         return list(self.roster.share(consumer, sorted(positions, key=lambda position: position.queue)))
 
     def answered(self, fetch: Fetch, targets: Iterable[Target]) -> None:
-        """What `fetch` was told."""
+        """Note what `fetch` was answered."""
         for target in targets:
             topic = self.topics.get(target.queue.topic)
             position = None if topic is None else topic.positions.get(target.qid)
@@ -207,7 +208,7 @@ def broadcast_queues(runtime: Runtime, group: Group, only: Sequence[bytes] | Non
 def read_target(
     runtime: Runtime, group: Group, queue: QueueRef, offset: int, asked: bool, wanted: int | None
 ) -> Target:
-    """What a fetch of `wanted` messages from `offset` of one queue reads; see answers.Target."""
+    """Build the target of a fetch of `wanted` messages from `offset` of one queue."""
     config = group.subscriptions[queue.topic.encode()].config
     count = max(1, min(wanted or 0, config.batch_max))
     tagged = filter_for(config.tags, config.sql) if config.model == BROADCASTING else None

@@ -55,7 +55,7 @@ class Instance:
         self._batches: dict[Place, deque[_Batch]] = {}
 
     def place(self, newest: dict[QueueRef, int]) -> None:
-        """Where the queues of the first moment ended then."""
+        """Start at the ends that the queues had in the first moment."""
         for queue, offset in newest.items():
             self.cursors.setdefault(queue, offset)
         self.placed = True
@@ -164,7 +164,7 @@ class Served:
         self.pulls: set[Fetch] = set()
 
     def changed(self) -> None:
-        """There is room again, or something else to read."""
+        """Wake the pulls that wait: there is room again, or something else to read."""
         for pull in list(self.pulls):
             pull.woken()
 
@@ -292,7 +292,7 @@ class Instances:
             served.changed()
 
     def drain(self) -> None:
-        """Answer what waits."""
+        """Answer the pulls that wait."""
         for name, served in list(self._served.items()):
             self._drop(name, served)
 

@@ -36,7 +36,7 @@ MODELS = (None, b"clustering", b"broadcasting")
 
 
 class Fetches:
-    """Everything about `fetch` and `ack` at one proxy."""
+    """The handlers of `fetch` and `ack` at one proxy."""
 
     def __init__(self, runtime: Runtime, directory: Directory) -> None:
         self._runtime = runtime
@@ -81,7 +81,7 @@ class Fetches:
 
     @property
     def waiting(self) -> int:
-        """How many fetches wait."""
+        """Return how many fetches wait."""
         return self._wheel.count
 
     def sweep(self, now: float) -> None:
@@ -135,7 +135,7 @@ class Fetches:
     # --- who may
 
     def pull_fault(self, group: Group) -> str | None:
-        """Why a group may not be pulled from now, or None."""
+        """Return why a group may not be pulled from now, or None."""
         if group.broadcasting:
             return (
                 f"group {group.name} is broadcasting: every instance gets everything, from its own place; "
@@ -153,7 +153,7 @@ class Fetches:
     # --- fetch
 
     def fetch(self, call: Call) -> None:
-        """Handler of `fetch`."""
+        """Handle a call of `fetch`."""
         request = call.args.request
         if self._draining:
             self._refuse(call, Code.SHUTTING_DOWN, "this proxy is shutting down; fetch elsewhere")
@@ -289,7 +289,7 @@ class Fetches:
 
 
 def _fault(request: Any) -> str | None:
-    """Why a fetch cannot be taken as it stands."""
+    """Return why a fetch cannot be taken as it stands."""
     size = len(request.consumerId)
     if not 0 < size <= ID_BYTES_MAX:
         return f"consumerId has {size} bytes; allowed: 1 to {ID_BYTES_MAX}"

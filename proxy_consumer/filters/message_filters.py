@@ -57,7 +57,7 @@ def compile_sql(sql: str) -> Compiled:
 
 
 def expression_fault(tags: str, sql: str) -> str | None:
-    """What is wrong with a pair of settings, with key, value and place; None = nothing.
+    """Return what is wrong with a pair of settings, with key, value and place; None: nothing.
 
     `tags` "" and "*" are no filter; `sql` "" is none. Both together are refused.
     """

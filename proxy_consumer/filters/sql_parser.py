@@ -54,7 +54,7 @@ def check_size(text: str) -> None:
 
 
 class Sort(Enum):
-    """What a token is."""
+    """The kinds of tokens."""
 
     NAME = "a property name"
     TEXT = "a 'text'"

@@ -34,7 +34,7 @@ SETTINGS = tuple(field.name for field in dataclasses.fields(SubscriptionDefaults
 
 
 class SubscriptionChange(NamedTuple):
-    """What became of a change: the settings in force before (None: it was made) and after."""
+    """The result of a change: the settings in force before (None: it was made) and after."""
 
     before: SubscriptionDefaults | None
     after: SubscriptionDefaults
@@ -42,7 +42,7 @@ class SubscriptionChange(NamedTuple):
 
 
 def where(group: str, topic: str) -> ConfigPlace:
-    """How errors name a subscription."""
+    """Return the place by which errors name a subscription."""
     return ConfigPlace(f"group {group}, topic {topic}", "")
 
 
@@ -97,7 +97,7 @@ class Changes:
         return followed(self._directory.subscribe(group, topic, config, given=wanted.given)[1], made)
 
     def _before(self, stored: Stored) -> SubscriptionDefaults:
-        """What was in force; the defaults where what is stored does not go together with them any more."""
+        """Return the settings in force; the defaults where the stored ones contradict them by now."""
         defaults = self._runtime.config.defaults
         try:
             return overlay(SubscriptionDefaults, stored.given, ConfigPlace("stored", "")).over(defaults)
@@ -105,7 +105,7 @@ class Changes:
             return defaults
 
     def stored(self, group: str, topic: str) -> Stored | None:
-        """What stands in the settings; None when there is no such subscription."""
+        """Return what a subscription sets itself; None when there is no such subscription."""
         key = subscription_key(group, topic)
         value = self._runtime.backend.setting(key)
         return None if value is None else stored_subscription(key, value)
@@ -181,7 +181,7 @@ class Changes:
 
 
 def owned(group: str, topic: str, source: str) -> str:
-    """Why the command line may not change it."""
+    """Say why the command line may not change a subscription."""
     return (
         f"group {group!r} on topic {topic!r} stands in {source} under groups.{group}.topics.{topic}; "
         "change it there and reload (SIGHUP)"

@@ -1,4 +1,4 @@
-"""Who pulls for a group, and do its clients subscribe to the same? What ours state in pulls is compared.
+"""The clients of a group, and whether they subscribe to the same: what extended clients state is compared.
 
 A filter that differs from the subscription's would lose messages of those who rely on the other one: such
 a pull is refused, with a text that names both. Clients of one group that read different topics lose
@@ -61,7 +61,7 @@ class GroupClient:
 
 
 class Client(Recipient):
-    """What is remembered of one client. `ours`: it states an id of its own; then `connections` has the peers
+    """The state of one client. `ours`: it states an id of its own; then `connections` has the peers
     of the connections over which it has pulled, and it has gone when the last of them has ended. Old clients,
     which may connect for each request, are known by their pulls alone."""
 
@@ -83,7 +83,7 @@ class Client(Recipient):
 
 
 class Consistency:
-    """What the clients of all groups of one proxy state. A task of the timer queue."""
+    """The statements of the clients of all groups of one proxy. A task of the timer queue."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -138,7 +138,7 @@ class Consistency:
         client.connections.clear()
 
     def fault(self, request: Any, group: Group, client: Client | None) -> str | None:
-        """Why this pull, which states a filter, would lose messages, or None."""
+        """Return why this pull, which states a filter, would lose messages, or None."""
         who: bytes = request.clientId or b""
         for each in _named(group, request.topic or b""):
             config = each.config
@@ -210,7 +210,7 @@ class Consistency:
     # --- for people
 
     def clients(self, group: str) -> list[GroupClient]:
-        """Who pulls for a group at this proxy, those with most in flight first."""
+        """List the clients that pull for a group at this proxy, those with most in flight first."""
         now = self._runtime.now()
         group_clients = [
             GroupClient(
@@ -223,7 +223,8 @@ class Consistency:
         return sorted(group_clients, key=lambda each: (-each.in_flight, each.client_id))
 
     def differences(self, group: str) -> list[Difference]:
-        """Who of a group subscribes differently, the longest first. `topic` "": in the topics it reads."""
+        """List the clients of a group that subscribe differently, the longest first. `topic` "": in the
+        topics it reads."""
         now = self._runtime.now()
         clients = [each for each in self._groups.get(group.encode(), {}).values() if each.gone_at > now]
         rows = [each for client in clients for each in client.differences.values()]
@@ -264,7 +265,8 @@ def _difference(kind: bytes, text: bytes, tags: str, sql: str) -> str | None:
 
 @lru_cache(maxsize=COMPARED_MAX)
 def difference(own_tags: str, own_sql: str, tags: str, sql: str) -> str | None:
-    """How a stated filter differs from a subscription's, or None. Raises ValueError for one that is none."""
+    """Describe how a stated filter differs from a subscription's, or return None. Raises ValueError for one
+    that is none."""
     fault = expression_fault(own_tags, own_sql)
     if fault is not None:
         raise ValueError(f"the filter cannot be used: {fault}")

@@ -82,7 +82,7 @@ class Directory:
             subscription.leave()
 
     def subscriptions(self) -> Iterable[Subscription]:
-        """Those of all groups."""
+        """Return the subscriptions of all groups."""
         return [each for group in self.groups.values() for each in group.subscriptions.values()]
 
     def subscription(self, group: str, topic: str) -> Subscription | None:
@@ -236,7 +236,7 @@ class Directory:
         config: SubscriptionDefaults,
         on_skipped: Callable[[int], None] | None = None,
     ) -> tuple[Subscription, Completion[int]]:
-        """As `subscribe`, for a client that names group and topic. Raises BoundReachedError where clients
+        """Call `subscribe` for a client that names group and topic. Raises BoundReachedError where clients
         have made many just now.
 
         `on_skipped`: called once this call has made a subscription that starts after so many messages.

@@ -1,4 +1,4 @@
-"""Where messages wait, per subscription: lag, its age, what is in flight, retrying, blocked.
+"""Gauges of waiting messages, per subscription: lag, its age, what is in flight, retrying, blocked.
 
 Filled in when somebody looks (Registry.add_collector), so a scrape pays for it and not a message. Only the
 proxy that holds a subscription's queues tells of it: over several proxies the numbers add up, ages are the
@@ -64,7 +64,8 @@ class GaugeValues(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What is told of one subscription. `late`: its queues with a lag; `ack_span`: the longest one here."""
+    """The reported state of one subscription. `late`: its queues with a lag; `ack_span`: the longest one
+    here."""
 
     subscription: Subscription
     late: list[Behind]
@@ -144,7 +145,7 @@ class Gauges:
         self._show(unknown)
 
     def _told(self, subscription: Subscription, rows: list[Behind]) -> None:
-        """Nobody holds it, as is known by now; or, without rows, somebody does."""
+        """Report a subscription that no proxy holds, as is known by now; without rows, some proxy does."""
         name = _name(subscription)
         if self._committed(subscription):
             return  # it is held here meanwhile: the next look tells of it
@@ -174,7 +175,8 @@ class Gauges:
             self._clear(name)
 
     def _show_retry_paths(self, found: Completion[RetryPath]) -> None:
-        """What waits in the delay levels is told by the one proxy that also tells of what nobody holds."""
+        """Show what waits in the delay levels, at the one proxy that also reports subscriptions no proxy
+        holds."""
         if found.error is not None or not self._unheld.reports:
             return  # the gauges keep their last values
         now_ms = self._runtime.clock.wall_ms()
@@ -243,7 +245,7 @@ def _late(share: Share) -> Iterator[tuple[str, QueueRef, int]]:
 
 
 def _behind(committed: Mapping[QueueRef, int], nexts: Mapping[QueueRef, int]) -> list[Behind]:
-    """Those of the queues that have a lag."""
+    """Return the queues that have a lag."""
     return [
         Behind(queue, offset, nexts[queue])
         for queue, offset in committed.items()
@@ -312,7 +314,7 @@ class Oldest:
         self.more(late)
 
     def more(self, late: Iterable[Late]) -> None:
-        """These have a lag, too: of the same look."""
+        """Look up more queues with a lag, within the same look."""
         lagging = {(group, queue): offset for group, queue, offset in late}
         for key in lagging:
             self._heads.setdefault(key, Head())

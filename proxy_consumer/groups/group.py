@@ -1,4 +1,4 @@
-"""How consumer groups and their subscriptions stand in the settings.
+"""The settings that hold consumer groups and their subscriptions.
 
 Settings, the same at every proxy of one backend, JSON:
 
@@ -45,7 +45,7 @@ def encode_subscription(given: Mapping[str, Any], created_ms: int, source: str) 
 
 
 def differences(config: SubscriptionDefaults, defaults: SubscriptionDefaults) -> dict[str, Any]:
-    """What of `config` is not as in `defaults`."""
+    """Return the settings of `config` that differ from `defaults`."""
     values, base = dataclasses.asdict(config), dataclasses.asdict(defaults)
     return {name: value for name, value in values.items() if value != base[name]}
 
@@ -69,7 +69,7 @@ class Stored(NamedTuple):
 
 
 def stored_subscription(key: str, value: bytes) -> Stored:
-    """What stands in the settings. Raises ConfigError."""
+    """Decode the value of `subscription/GROUP/TOPIC`. Raises ConfigError."""
     members = _object(value, key)
     return Stored(
         members.get("settings", {}), int(members.get("created_ms", 0)), str(members.get("source", SOURCE_LOG))

@@ -1,4 +1,4 @@
-"""How many messages wait in one delay level for their retry, by group and topic. Pure.
+"""Counts of the messages that wait in one delay level for their retry, by group and topic. Pure.
 
 A level is a queue of SCHEDULE_TOPIC: what waits in it are the offsets that its scheduler has not finished.
 They are counted in blocks of BLOCK offsets, so that a look reads what is new, and again only those blocks of
@@ -23,7 +23,7 @@ class RetryWaiting(NamedTuple):
     due_ms: int
 
     def plus(self, other: RetryWaiting) -> RetryWaiting:
-        """Both together."""
+        """Return the sum of both, as of the earlier moment."""
         return RetryWaiting(
             self.messages + other.messages, min(self.since_ms, other.since_ms), min(self.due_ms, other.due_ms)
         )
@@ -96,7 +96,7 @@ class LevelTally:
         block.left = self._left(block)
 
     def waiting(self) -> Mapping[Name, RetryWaiting]:
-        """What is counted so far."""
+        """Return the counts so far."""
         rows: dict[Name, RetryWaiting] = {}
         for block in self._blocks.values():
             for name, waiting in block.rows.items():
@@ -105,7 +105,7 @@ class LevelTally:
         return rows
 
     def _left(self, block: _Block) -> int:
-        """How many of its counted offsets are not finished."""
+        """Return how many of the block's counted offsets are not finished."""
         finished = sum(
             max(0, min(end, block.counted) - max(start, block.start)) for start, end in self._finished
         )

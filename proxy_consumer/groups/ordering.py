@@ -208,7 +208,7 @@ class GroupOrdering:
 
     @property
     def order_keys(self) -> frozenset[str]:
-        """What the subscriptions of the group are ordered by."""
+        """Return the order keys of the group's subscriptions."""
         return frozenset(each.config.order_key for each in self._group.subscriptions.values()) - {""}
 
     def whole_queues(self) -> dict[QueueRef, str]:

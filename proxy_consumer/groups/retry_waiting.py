@@ -1,4 +1,4 @@
-"""What is on the retry path: read from the delay levels themselves, whoever runs them, and from the retry
+"""Messages on the retry path: read from the delay levels themselves, whoever runs them, and from the retry
 topics, where it is once it is due, until it is finished.
 
 The levels' own progress says what has fired, the records say whose they are, so every proxy can tell, also
@@ -31,7 +31,7 @@ FIRST_BYTES = 1 << 20
 
 
 class RetryPath(NamedTuple):
-    """By group and topic. `whole`: all that waits was counted; else there are at least so many."""
+    """Waiting messages by group and topic. `whole`: all were counted; else there are at least so many."""
 
     waiting: Mapping[Name, RetryWaiting]
     whole: bool
@@ -157,7 +157,7 @@ class _Late(NamedTuple):
 
 
 def retry_due(runtime: Runtime) -> Completion[Mapping[Name, RetryWaiting]]:
-    """What is due on the retry paths and not finished, by group and topic. Fails as the backend does.
+    """Count what is due on the retry paths and not finished, by group and topic. Fails as the backend does.
 
     Asks about every group that ever had a retry queue: progress by group, bounds in bulk, and the first
     message of each queue with a lag.

@@ -42,7 +42,7 @@ class Stall(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Where a queue stood, and since when (monotonic seconds)."""
+    """The progress of a queue, and since when it stands there (monotonic seconds)."""
 
     committed: int
     ack_span: int
@@ -50,7 +50,7 @@ class Seen(NamedTuple):
 
 
 class Watched:
-    """What is known of one subscription."""
+    """The observed progress of one subscription."""
 
     def __init__(self) -> None:
         self.waited_at = float("-inf")
@@ -104,7 +104,7 @@ class Stalled:
             self._check(here[name])
 
     def of(self, group: str, subscriptions: Iterable[Subscription]) -> list[Stall]:
-        """What stands still of a group, as of the last look."""
+        """Return the queues of a group that stand still, as of the last check."""
         now, stalls = self._runtime.now(), []
         for each in subscriptions:
             watch = self._known.get((group, each.topic))

@@ -1,4 +1,4 @@
-"""How far groups are, and what this proxy knows of one message: for getConsumeStats and the admin API."""
+"""Progress of groups, and the live state of one message: for getConsumeStats and the admin API."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Behind(NamedTuple):
 
 
 class KnownLag(NamedTuple):
-    """What was asked for at a moment, and found. `rows` empty: some proxy holds the subscription, or it has
+    """The lag found at a moment. `rows` empty: some proxy holds the subscription, or it has
     no lag; None: nothing was found yet."""
 
     at: float  # monotonic seconds
@@ -43,7 +43,7 @@ class KnownLag(NamedTuple):
 
 
 class Unheld(ClaimOwner):
-    """What is known of subscriptions that this proxy does not hold. `told(subscription, rows)` follows
+    """The lag of subscriptions that no proxy holds, reported by one proxy. `told(subscription, rows)` follows
     whenever something was found."""
 
     def __init__(self, runtime: Runtime, told: Callable[[Subscription, list[Behind]], None]) -> None:

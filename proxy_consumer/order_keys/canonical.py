@@ -37,7 +37,7 @@ def check_work(data: bytes, deep: int = 1) -> None:
 
 
 class Allowance:
-    """What is left while something is made whose size does not show in the bytes."""
+    """The remaining allowance while a value is built whose size does not show in its bytes."""
 
     __slots__ = ("_left",)
 
@@ -76,7 +76,8 @@ def bounded(text: str) -> str:
 
 
 def text_of_raw(raw: bytes) -> str | None:
-    """From one value's JSON as written; None for null. Raises ValueError when it is not sound."""
+    """Return the canonical text of one value's JSON; None for null. Raises ValueError when it is not
+    valid."""
     if raw[0] == 0x22:  # a string; without a backslash it is canonical already
         return _dump(decode(raw)).decode() if b"\\" in raw else raw.decode()
     if raw.isdigit():
@@ -92,7 +93,7 @@ def text_of_raw(raw: bytes) -> str | None:
 
 
 def text_of(value: Any) -> str:
-    """From a decoded value. Raises ValueError (TooMuchWork too), RecursionError."""
+    """Return the canonical text of a decoded value. Raises ValueError (TooMuchWork too), RecursionError."""
     return _text(value, Allowance())
 
 

@@ -43,7 +43,8 @@ class Members(JSONPath):
 
 
 def general_reader(steps: tuple[PathStep, ...]) -> Callable[[bytes], str | None]:
-    """From body to canonical text. Raises ValueError, RecursionError for bodies that are not readable."""
+    """Return the canonical text of the key in a body. Raises ValueError, RecursionError for unreadable
+    bodies."""
     find = expression(steps).find
     deep = max(1, descents(steps))
 
@@ -58,7 +59,7 @@ def general_reader(steps: tuple[PathStep, ...]) -> Callable[[bytes], str | None]
 
 
 def expression(steps: tuple[PathStep, ...]) -> JSONPath:
-    """What the library makes of the steps. Raises PathError for a filter that it does not know."""
+    """Build the library's expression for the steps. Raises PathError for a filter that it does not know."""
     path: JSONPath = Root()
     for step in steps:
         join = Descendants if step.deep else Child

@@ -24,7 +24,7 @@ class PathError(ValueError):
 
 
 class PathKind(Enum):
-    """What a step does."""
+    """The kinds of steps in a path."""
 
     NAMES = "names"  # one or more members of an object
     INDEXES = "indexes"  # one or more elements of an array; below 0 from its end
@@ -79,7 +79,7 @@ def parse_path(text: str) -> tuple[PathStep, ...]:
 
 
 def descents(steps: tuple[PathStep, ...]) -> int:
-    """How often the steps go through everything below, filters included."""
+    """Count how often the steps go through everything below, filters included."""
     return sum(step.deep + step.text.count("..") for step in steps)
 
 
@@ -155,7 +155,7 @@ class _PathParser:
         raise PathError(f"[{inner}] is not understood; expected {_BRACKETS}", at + 1)
 
     def _closing(self, at: int) -> int:
-        """Where the bracket at `at` closes; brackets in quotes do not count."""
+        """Return where the bracket at `at` closes; brackets in quotes do not count."""
         depth, quote = 0, ""
         place = at
         while place < len(self._text):

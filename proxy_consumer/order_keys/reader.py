@@ -1,4 +1,4 @@
-"""From an order key, as a subscription names it, to a function from delivery bytes to the key's text.
+"""Order key readers: functions that take the key's text out of delivery bytes.
 
 Rules: KEY is the message key as a JSON string, so that it equals a JSON member with the same text; any
 other order key but QID is a JSONPath into the body. A missing value, null, and a body that is not JSON,
@@ -33,7 +33,7 @@ _NOTHING = msgspec.Raw(b"")
 
 
 def path_fault(order_key: str) -> str | None:
-    """What is wrong with an order key, with its place; None = nothing. Blank, QID and KEY are right."""
+    """Return what is wrong with an order key, with its place; None: nothing. Blank, QID and KEY are right."""
     if order_key in ("", QID, KEY):
         return None
     try:
@@ -109,7 +109,8 @@ class Unshaped(Exception):
 
 
 def plain_reader(steps: tuple[PathStep, ...]) -> Callable[[bytes], str | None]:
-    """From body to canonical text. Raises Unshaped; ValueError, RecursionError for bodies not readable."""
+    """Return the canonical text of a body's key. Raises Unshaped; ValueError, RecursionError if
+    unreadable."""
     stages = [
         stage
         for kind, run in groupby(steps, key=lambda step: step.kind)

@@ -55,7 +55,7 @@ class ActionChain:
 
     @property
     def idle(self) -> bool:
-        """Nothing happens before the sink."""
+        """Whether nothing happens before the sink."""
         return not self._steps
 
     def run(self, job: ActionJob) -> ActionOutcome:

@@ -64,7 +64,7 @@ class Pushers:
             self._scripts.close()
 
     def fault(self, subscription: Subscription) -> str:
-        """Why a push subscription does not run here; "" when it does."""
+        """Return why a push subscription does not run here; "" when it does."""
         return self._faults.get(subscription, "")
 
     def look_at_all(self) -> None:
@@ -101,7 +101,7 @@ class Pushers:
         self._held.value = len(self._faults)
 
     def _made(self, subscription: Subscription) -> tuple[Made | None, str]:
-        """What its runner is to be made of, secrets as their files have them now; or why it cannot."""
+        """Return what its runner is made of, secrets as their files have them now; or why it cannot run."""
         config = subscription.config
         try:
             return (config.actions, reveal(config.push, self._runtime.config.secrets_dir)), ""

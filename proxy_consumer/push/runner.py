@@ -142,7 +142,8 @@ class PushRunner(Pusher):
         self._in_line = bool(self.count)
 
     def hand_over(self, queues: Collection[QueueRef], until: float, then: Callable[[], None]) -> None:
-        """What is with the sink ends; what waits for a try is handed back; nothing is taken meanwhile."""
+        """Hand queues over: pushes under way end, what waits for a try is given back, nothing new is
+        taken."""
         self._moving.append(HandingOver(frozenset(queues), until, then))
         self._stand()
         parked, self._parked = self._parked, []
@@ -339,6 +340,6 @@ class PushRunner(Pusher):
         self._extend_later(min((lease.length_s for lease in self._leases.values()), default=NEVER))
 
     def _extend_later(self, length_s: float) -> None:
-        """In time for a lease of this length: the ack time-out may have changed since it was given."""
+        """Extend leases in time for one of this length: the ack time-out may have changed since."""
         self._extend_at = min(self._extend_at, self._runtime.now() + length_s / EXTENSIONS_PER_LEASE)
         self._runtime.timers.set(self, self._extend_at)

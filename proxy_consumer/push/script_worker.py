@@ -41,7 +41,7 @@ class ScriptTask(msgspec.Struct):
 
 
 class ScriptAnswer(msgspec.Struct):
-    """What came of it. `error`: a script error; `json`: what transform made."""
+    """The result of a script. `error`: a script error; `json`: what transform made."""
 
     kept: bool = False
     error: str = ""
@@ -75,7 +75,7 @@ def parsed(text: bytes) -> Any:
 
 
 def serve(connection: socket.socket) -> None:
-    """Until the other side closes."""
+    """Answer tasks until the other side closes."""
     tasks, encode = msgspec.msgpack.Decoder(ScriptTask), msgspec.msgpack.encode
     scripts: dict[tuple[str, str, bool], Script] = {}
     stream = connection.makefile("rwb")
@@ -89,7 +89,7 @@ def serve(connection: socket.socket) -> None:
 
 
 def main() -> None:
-    """The process."""
+    """Run the worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,4 +1,4 @@
-"""How one try of a sink ended, and what a sink is."""
+"""The verdict on one try of a sink, and the interface of a sink."""
 
 from __future__ import annotations
 
@@ -50,14 +50,16 @@ class Pushed:
 
 
 class Sink(Protocol):
-    """Where messages end. Called in a greenlet of its own per message; may wait, never blocks the hub."""
+    """The end of a push chain. Called in a greenlet of its own per message; may wait, never blocks the
+    hub."""
 
     @property
     def fault(self) -> str | None:
-        """Why it may not be used at this proxy as it is configured now; its messages stay where they are."""
+        """Return why the sink may not be used at this proxy as configured; its messages stay where they
+        are."""
 
     def push(self, pushed: Pushed) -> Verdict:
         """One try. Never raises for what a receiver or a message does."""
 
     def close(self) -> None:
-        """Nothing comes any more, nothing is under way."""
+        """Close what is open: no message comes any more, and none is under way."""

@@ -43,7 +43,7 @@ _LINE_OF = dict.fromkeys((*range(32), *range(127, 160)), " ")
 
 
 class RetryHeaders(NamedTuple):
-    """Where a message comes from, and what it has been through. `since_ms` 0: not retried yet."""
+    """The origin of a retried message, and its deliveries so far. `since_ms` 0: not retried yet."""
 
     steps: int
     topic: str
@@ -54,7 +54,7 @@ class RetryHeaders(NamedTuple):
     error: str
 
     def system(self) -> dict[str, str]:
-        """As system properties."""
+        """Return the headers as system properties."""
         entries = {
             STEPS: str(self.steps),
             TOPIC: self.topic,
@@ -169,6 +169,6 @@ def _number(system: Mapping[str, str], name: str) -> int:
 
 
 def since_ms(record: StoredRecord) -> int:
-    """When a record of the retry path was put on it, epoch milliseconds; else when it was stored."""
+    """Return when a record was put on the retry path, epoch milliseconds; else when it was stored."""
     since = record.system.get(SINCE, "")
     return int(since) if since.isascii() and since.isdigit() else record.stored_ms

@@ -75,7 +75,7 @@ UNKNOWN_BYTES = 1 << 20  # what a message counts that was not delivered since th
 
 
 class MoveSettings(NamedTuple):
-    """What a try goes by. `created_ms`: when the subscription was made, 0: not known yet."""
+    """The settings of one try. `created_ms`: when the subscription was made, 0: not known yet."""
 
     config: SubscriptionDefaults
     created_ms: int
@@ -109,7 +109,7 @@ class MessageMove:
         self._bare = False
 
     def start(self, settings: MoveSettings) -> None:
-        """Try (again)."""
+        """Start a try, the first or another."""
         self._settings = settings
         self._try()
 
@@ -124,7 +124,7 @@ class MessageMove:
             backend.read(self.queue.ref, self.job.offset, 1, 0).then(self._read)
 
     def _come_to_it(self, behind: Completion[list[AppendResult]]) -> None:
-        """Nothing of an earlier try is under way any more."""
+        """Look whether an earlier try was stored, now that nothing of it is in flight."""
         if behind.error is not None:
             self._ended(behind.error)
         else:
@@ -268,7 +268,7 @@ class RetryPublisher:
         return self._watched.setdefault(job, Completion())
 
     def finished(self, job: UpstreamJob) -> None:
-        """It was to be moved, and need not any more."""
+        """Note that a job need not be moved any more."""
         self._no_longer_watched(job, MoveEnd.FINISHED)
 
     def _no_longer_watched(self, job: UpstreamJob, end: MoveEnd) -> None:
@@ -300,7 +300,7 @@ class RetryPublisher:
         return self._busy < AT_ONCE_MAX and self._busy_bytes + self._waiting[0].size <= BYTES_AT_ONCE_MAX
 
     def next_event(self) -> float:
-        """When `go_on` may start something that waits; NEVER when nothing does."""
+        """Return when `go_on` may start something that waits; NEVER when nothing does."""
         return self._again_at if self._waiting and not self._busy else NEVER
 
     def _ended(self, move: MessageMove, error: Exception | None) -> None:

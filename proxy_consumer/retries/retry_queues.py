@@ -25,7 +25,8 @@ from proxy_consumer.runtime import Runtime
 
 
 def next_generation(queue: QueueRef, view: ProgressView) -> ProgressDelta:
-    """What to put into the commit; `view`: TURN_GROUP's progress on `queue`, read before all else."""
+    """Return the lock to put into the commit; `view`: TURN_GROUP's progress on `queue`, read before all
+    else."""
     return ProgressDelta(TURN_GROUP, queue, view.epoch, view.generation + 1, reset_to=0)
 
 

@@ -24,7 +24,7 @@ TRIES_MAX = 3
 
 
 class QueueOwner(ABC):
-    """What a subscription shares with its memberships, reads, moves and commits, and what they report to it.
+    """The base of a subscription: what its memberships, reads, moves and commits use, and report to.
 
     `created_ms`: when it was made, in epoch milliseconds; 0: not known yet. `removed`: it was deleted, here
     or elsewhere, and never joins again. `trace`: None: its messages are not traced.

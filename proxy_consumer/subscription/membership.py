@@ -25,19 +25,14 @@ from proxy_consumer.core.leases import Lease
 from proxy_consumer.core.progress import Range
 from proxy_consumer.core.subscribed_queue import LeasedRun, SubscribedQueue
 from proxy_consumer.runtime import Runtime, log
-from proxy_consumer.subscription.commits import (
-    ProgressCommit,
-    QueueOwner,
-    collect_progress,
-    store_settings,
-)
+from proxy_consumer.subscription.commits import ProgressCommit, QueueOwner, collect_progress, store_settings
 
 LEASES_PREFIX = "leases/"
 RUNS_MAX = 4_096  # of one queue that are told; what is beyond may be delivered again
 
 
 class Inherited(NamedTuple):
-    """What a queue's former holder knew: under which epoch and generation, which runs were leased, and
+    """The state of a queue at its former holder: its epoch and generation, which runs were leased, and
     which were acknowledged without being durable yet."""
 
     epoch: int
@@ -62,13 +57,13 @@ def leases_key(group: str, queue: QueueRef) -> str:
 
 
 def carried_of(queue: SubscribedQueue, *, pushed: bool) -> Inherited:
-    """What is leased of a queue now, and acknowledged; what was being pushed is nobody's."""
+    """Return what is leased of a queue now, and acknowledged; what was being pushed is nobody's."""
     runs = [] if pushed else queue.leases.leased()
     return Inherited(queue.epoch, queue.generation, runs, queue.uncommitted.acked(queue.ack_map))
 
 
 def note_of(queue: SubscribedQueue, now: float, wall_ms: int, *, pushed: bool) -> bytes:
-    """The same as a setting; deadlines are wall-clock times there."""
+    """Encode the same as a setting; deadlines are wall-clock times there."""
     state = carried_of(queue, pushed=pushed)
     runs = [
         (start, end, size, lease.id, wall_ms + int((lease.deadline - now) * 1000), int(lease.length_s * 1000))
@@ -79,7 +74,7 @@ def note_of(queue: SubscribedQueue, now: float, wall_ms: int, *, pushed: bool) -
 
 
 def read_note(value: bytes, queue: QueueRef, now: float, wall_ms: int) -> Inherited | None:
-    """What the setting says of the queue; None when that is another incarnation, or not to be read."""
+    """Decode what the setting says of the queue; None when that is another incarnation, or not to be read."""
     try:
         note = msgspec.json.decode(value, type=_Note)
     except msgspec.DecodeError:
@@ -302,7 +297,7 @@ class SubscriptionMembership(ClaimOwner):
         store_settings(self._runtime, notes, on_notes_stored)
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
-        """They are not ours: the writer died, or our session, or someone else has them already.
+        """Drop queues that are not ours: the writer died, or our session, or someone else has them already.
 
         In the first two cases they mostly come back. Clients know nothing of this, so what they hold can
         still be acknowledged then; results that come in between are refused, and sent again. Those that
@@ -319,7 +314,7 @@ class SubscriptionMembership(ClaimOwner):
             self._owner.suspend(queue.ref)
 
     def _installed(self, refs: Sequence[QueueRef]) -> list[SubscribedQueue]:
-        """Those of these queues that are loaded."""
+        """Return those of these queues that are loaded."""
         queues = self._owner.buffer.queues
         return [queues[ref] for ref in refs if ref in queues]
 

@@ -20,7 +20,7 @@ from proxy_consumer.runtime import Runtime
 
 
 class SharedOrder:
-    """What the subscriptions of one group share. `scope`: that of chains which reach over the group."""
+    """State that the subscriptions of one group share. `scope`: that of chains which reach over the group."""
 
     __slots__ = ("parked", "scope", "used_at")
 
@@ -31,7 +31,7 @@ class SharedOrder:
 
 
 def sharing_of(config: SubscriptionDefaults) -> Sharing:
-    """How the queues of a subscription are shared among proxies."""
+    """Return how the queues of a subscription are shared among proxies."""
     if config.scope == "group":
         return Sharing.WHOLE_GROUP
     return Sharing.WHOLE_TOPIC if config.scope == "topic" else Sharing(config.assignment)

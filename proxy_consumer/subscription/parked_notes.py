@@ -1,4 +1,4 @@
-"""What is noted of heads that have used up their deliveries (`on_dead_letter: park`): the error, since when.
+"""Notes of heads that have used up their deliveries (`on_dead_letter: park`): the error, since when.
 
 That such a head is parked follows from its attempts, which stand in group progress. The error that a client
 gave does not; so that an operator still sees it after a restart, or at the proxy that took the queue over, it

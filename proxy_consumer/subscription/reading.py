@@ -1,4 +1,4 @@
-"""What a subscription reads of its queues, by which filter, how it hears of more, and where they end.
+"""Reads of a subscription's queues, its filter, the waits for more messages, and the ends of the queues.
 
 A read that the backend answers at once is used at once, another one wakes the group's waiters when it comes.
 At a queue's end one wait stands armed for as long as the subscription is in use, so that no append goes
@@ -115,7 +115,7 @@ class Reading:
             log.warning("messages went by retention unconsumed", extra=where | {"from": place, "to": first})
 
     def _pass_over_other_lives(self, queue: SubscribedQueue, batch: ReadBatch) -> None:
-        """What failed before the subscription was deleted, and made anew, is finished undelivered."""
+        """Finish undelivered what failed before the subscription was deleted, and made anew."""
         created_ms = self._owner.created_ms
         if batch.status is not ReadStatus.DATA or not created_ms:
             return
@@ -163,7 +163,7 @@ class Reading:
         runtime.backend.wait(queue.ref, queue.feed.cursor, runtime.now() + WAIT_S, into=wait)
 
     def wait_done(self, wait: DataWait) -> None:
-        """There is data, or the wait has stood long enough."""
+        """Read on where there is data, or arm another wait."""
         queue, owner = wait.queue, self._owner
         self._waits.pop(queue.ref, None)
         if not self._buffer.holds(queue):
@@ -179,7 +179,7 @@ class Reading:
     # --- where queues end, as known lately: what clients of ours are told beside their messages
 
     def next_offset(self, queue: QueueRef, now: float) -> int:
-        """As known; where that is some time ago the backend is asked, for the next who wants to know."""
+        """Return the known end of a queue; an old one is looked up again, for the next call."""
         cached = self._ends.get(queue)
         if cached is None or now - cached[0] > ENDS_AGE_S:
             self._ends[queue] = (now, 0 if cached is None else cached[1])
@@ -193,7 +193,7 @@ class Reading:
             self._ends[queue] = (cached[0], found.value[0].next)
 
     def note_end(self, queue: QueueRef, offset: int) -> None:
-        """It is known otherwise."""
+        """Note the end of a queue that is known from elsewhere."""
         self._ends[queue] = (self._runtime.now(), offset)
 
     def forget(self, queue: QueueRef) -> None:
@@ -210,7 +210,7 @@ FILTER_SETTINGS = ("tags", "sql", "actions", "push")
 
 
 def filter_of(config: SubscriptionDefaults) -> Filter | None:
-    """Everything that may keep a message from being delivered; None: nothing does."""
+    """Return all that may keep a message from being delivered as one filter; None: nothing does."""
     expression = filter_for(config.tags, config.sql)
     actions = filter_for_actions(config.actions, config.push)
     if expression is None or actions is None:

@@ -30,20 +30,9 @@ from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.retries.publisher import RetryPublisher
 from proxy_consumer.retries.retry_queues import retry_queue_of
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription.commits import (
-    ProgressCommit,
-    QueueOwner,
-    collect_progress,
-    store_settings,
-)
+from proxy_consumer.subscription.commits import ProgressCommit, QueueOwner, collect_progress, store_settings
 from proxy_consumer.subscription.membership import SubscriptionMembership, handover_notes
-from proxy_consumer.subscription.order import (
-    SharedOrder,
-    SubscriptionOrder,
-    same_order,
-    set_open,
-    sharing_of,
-)
+from proxy_consumer.subscription.order import SharedOrder, SubscriptionOrder, same_order, set_open, sharing_of
 from proxy_consumer.subscription.parked_notes import load_notes, store_notes
 from proxy_consumer.subscription.reading import FLUSH_S, SOON_S, Reading, filter_of, same_filter
 from proxy_consumer.tracing import waits
@@ -115,7 +104,7 @@ class Subscription(QueueOwner):
         return self.membership.claims.joined
 
     def use(self, now: float) -> None:
-        """A client pulls."""
+        """Take part in the group, because a client pulls."""
         self.last_used = now
         if not self.joined and not self.creating:
             self.join()
@@ -478,12 +467,12 @@ class Group:
     # --- what is pushed
 
     def pusher(self, topic: str) -> Pusher | None:
-        """Who takes what is pushed of a topic."""
+        """Return the runner that takes what is pushed of a topic."""
         pushers = self.pushers.get(topic)
         return pushers[-1] if pushers else None
 
     def pushes_no_more(self, pusher: Pusher, topic: str) -> None:
-        """It was stopped, and what it had has ended."""
+        """Forget a stopped pusher once its in-flight messages are done."""
         self.pushers[topic].remove(pusher)
         if not self.pushers[topic]:
             del self.pushers[topic]
@@ -509,7 +498,7 @@ class Group:
     # --- chains that reach over the group
 
     def members(self) -> list[Subscription]:
-        """Those that share one scope (order.py)."""
+        """Return the subscriptions that share one scope (order.py)."""
         return [each for each in self.subscriptions.values() if each.group_wide]
 
     def open_shared(self) -> None:
@@ -591,7 +580,7 @@ class Group:
         return subscription.buffer.has_some and self._waiter(subscription) is not None
 
     def _waiter(self, subscription: Subscription) -> HeldPull | None:
-        """Who gets the next messages of a subscription."""
+        """Return the pull that gets the next messages of a subscription."""
         if subscription.pushed:
             pusher = self.pusher(subscription.topic)
             return pusher if pusher is not None and pusher.count else None

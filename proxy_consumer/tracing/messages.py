@@ -25,7 +25,7 @@ KEY_CHARS = 100
 
 
 class HeldUp(NamedTuple):
-    """What is known here of a message that was not handed out. `here`: this proxy has its queue; else nobody
+    """The waits of a message that was not handed out. `here`: this proxy has its queue; else nobody
     pulls here, and that is all."""
 
     waits: list[Wait]
@@ -163,7 +163,7 @@ def trace_limit(runtime: Runtime, topic: str, config: SubscriptionDefaults) -> i
 
 
 class SubscriptionTrace:
-    """Of one subscription as long as it is traced. `limit`: which ids (ddmq_common/trace/sampling.py)."""
+    """The trace of one subscription. `limit`: which ids (ddmq_common/trace/sampling.py)."""
 
     def __init__(
         self, runtime: Runtime, topic: str, buffer: PullBuffer, writer: TraceWriter, limit: int
@@ -198,7 +198,7 @@ class SubscriptionTrace:
         self._waits.note(reason, self.writer.now_ms())
 
     def waited(self, queue: SubscribedQueue | None, since_ms: int, until_ms: int) -> list[Wait]:
-        """What held up a message between two moments, as far as it was noted here.
+        """Return what held up a message between two moments, as far as it was noted here.
 
         Before its queue came here, only that nobody pulled or could, or that it was on its way.
         """
@@ -217,7 +217,7 @@ class SubscriptionTrace:
         ]
 
     def held_up(self, ref: QueueRef, since_ms: int) -> HeldUp:
-        """The same up to now, of a message of that queue."""
+        """Return what held up a message of that queue from `since_ms` up to now."""
         queue = self._buffer.queues.get(ref)
         noted_waits = self.waited(queue, since_ms, self.writer.now_ms())
         if queue is None:

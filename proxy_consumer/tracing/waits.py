@@ -1,4 +1,4 @@
-"""What holds up the deliveries of one subscription, looked at some hundred times a second. Pure.
+"""Reasons that hold up the deliveries of one subscription, noted some hundred times a second. Pure.
 
 Only changes are kept. A reason is what was the case when it was looked at, and is taken to last until another
 one is seen: it may be a few milliseconds off. Reasons are those of docs/story.md.
@@ -38,14 +38,14 @@ class WaitLog:
         return len(self._changes)
 
     def note(self, reason: str, at_ms: int) -> None:
-        """What the case is at `at_ms` of the store's clock."""
+        """Note the reason at `at_ms` of the store's clock."""
         if not self._changes or self._changes[-1][1] != reason:
             self._changes.append((at_ms, reason))
             if len(self._changes) > CHANGES_MAX:
                 self._thin()
 
     def _thin(self) -> None:
-        """Of the older half the longest stay."""
+        """Keep only the longest reasons of the older half."""
         half = len(self._changes) // 2
         old, newer = self._changes[:half], self._changes[half:]
         lengths = [until - at_ms for (at_ms, _), (until, _) in zip(old, self._changes[1:], strict=False)]
@@ -60,7 +60,7 @@ class WaitLog:
         self._changes = retained + newer
 
     def between(self, start_ms: int, end_ms: int) -> list[Wait]:
-        """What was noted of `[start_ms, end_ms)`, ascending; the longest where it is much."""
+        """Return the waits noted in `[start_ms, end_ms)`, ascending; the longest where they are many."""
         spans, until = list[Wait](), end_ms
         for at_ms, reason in reversed(self._changes):
             if until <= start_ms:

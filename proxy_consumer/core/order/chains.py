@@ -207,7 +207,7 @@ class ReadyMessage(NamedTuple):
 
 
 class ScopeLedger:
-    """What the streams of one scope have in common.
+    """State that the streams of one scope share.
 
     `parked_keys`: set aside by an operator. `ready`: messages that lie ready, over all streams, of which
     there may be `ready_max`. `let_out` and `made_room` tell the scope what to act on.
@@ -224,7 +224,7 @@ class ScopeLedger:
         self.made_room = False
 
     def taken(self, count: int) -> None:
-        """So many messages do not lie ready any more."""
+        """Note that so many messages do not lie ready any more."""
         self.made_room |= self.ready >= self.ready_max
         self.ready -= count
 
@@ -316,7 +316,7 @@ class QueueStream:
             self.ledger.let_out.append((chain, list(table.let_out(chain))))
 
     def pass_over(self, offsets: Sequence[int]) -> None:
-        """These are finished without a lease: those that lie ready are not delivered any more."""
+        """Drop finished messages from those that lie ready; they were finished without a lease."""
         finished = set(offsets)
         remaining = deque(message for message in self.deliverable if message.offset not in finished)
         self.ledger.taken(len(self.deliverable) - len(remaining))
@@ -337,7 +337,7 @@ class QueueStream:
         return messages
 
     def close(self, offsets: Sequence[int]) -> list[int]:
-        """These are to go into an answer. Of each chain only a run from its head may.
+        """Fix which of these messages go into an answer: of each chain only a run from its head.
 
         Returns the others of those chains that are out, last first in each: they have to go back.
         """

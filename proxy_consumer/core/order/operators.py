@@ -1,4 +1,4 @@
-"""What an operator does to the head of a chain, beyond parking and skipping it.
+"""An operator's action on the head of a chain, beyond parking and skipping it.
 
 `take_away` ends a client's lease. The client may still be handling the message: its result is late from then
 on, as after a time-out, and another client gets the message meanwhile. So this is only done when an operator

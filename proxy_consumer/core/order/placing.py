@@ -1,4 +1,4 @@
-"""What the queue streams of a scope have buffered, in the order of their log positions, and where each goes.
+"""Placing: the buffered messages of a scope's streams, in log order, go into answers or into their chains.
 
 A message goes into an answer, or into its chain to wait. Messages are looked at a piece at a time: a piece
 ends with the last message of one stream that it looks at, so that nothing in it can come after a message
@@ -20,7 +20,7 @@ Row = tuple[int, int, int, bytes, int]
 
 
 class ReadAhead:
-    """What one queue stream has buffered: `at` of `end` messages are placed."""
+    """The buffered messages of one queue stream; those before index `at`, of `end`, are placed."""
 
     __slots__ = (
         "_first",
@@ -61,7 +61,7 @@ class ReadAhead:
         )
 
     def position(self, at: int) -> int:
-        """Where the message at a place stands in the log."""
+        """Return the log position of the message at an index."""
         return self.batch.positions[self.run.indexes[at]]
 
     def stop(self, horizon: int, last: int) -> int:

@@ -26,7 +26,7 @@ class _Page(NamedTuple):
 
 
 class LookedBack(NamedTuple):
-    """What a look came to: chains that got a job, a read that is needed, whether there is more at once."""
+    """The result of one step: chains that got a job, a read that is needed, whether there is more at once."""
 
     chains: list[Chain]
     request: ReadRequest | None
@@ -110,7 +110,7 @@ class Rescan:
         return ReadRequest(self._queues[stream], start, count, READ_BYTES, Purpose.RESCAN)
 
     def loaded(self, stream: QueueStream, batch: ReadBatch) -> None:
-        """What was asked for."""
+        """Take in the page that was read."""
         self._reading = False
         if stream not in self._cursors:
             return
@@ -160,7 +160,7 @@ class Rescan:
         return is_eligible
 
     def _complete(self) -> None:
-        """Everything up to the ends was seen."""
+        """End the pass: everything up to the ends was seen."""
         self.done = True
         for chain in self._table:
             if chain.unindexed and self._covers(chain):

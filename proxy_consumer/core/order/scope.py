@@ -103,7 +103,7 @@ class OrderScope:
         self.batch(stream, batch)
 
     def batch(self, stream: QueueStream, batch: int) -> None:
-        """So many consecutive messages of one key in one answer from now on; those out together stay so."""
+        """Allow so many consecutive messages of one key in one answer; those out together stay so."""
         self.table.batches[stream] = batch
         if batch > self.table.batch == 1:
             for chain in self.table:
@@ -152,7 +152,7 @@ class OrderScope:
                 queue.wake()
 
     def hear(self, stream: QueueStream) -> None:
-        """There may be news of this queue: messages, or room for some."""
+        """Note that this queue may have messages, or room for some."""
         self._news[stream] = None
         self._idle = False
 
@@ -291,7 +291,7 @@ class OrderScope:
         self.wake()
 
     def ends_failed(self) -> None:
-        """They were not told; `retry` lets them be asked for again."""
+        """Note that the ends could not be read; `retry_failed` asks for them again."""
         self._ends_failed = True
 
     def _next_in_turn(self, want: int) -> list[QueueStream] | ReadRequest | None:

@@ -24,7 +24,7 @@ class _Unshaped(Exception):
 
 
 def compile_path(text: str) -> Lookup:
-    """What finds the value at a path in a job's JSON; it gives ABSENT where there is none. Raises ValueError.
+    """Return a function that finds the value at a path in a job's JSON, or ABSENT. Raises ValueError.
 
     The lookup itself raises TooMuchWork for a JSON with too many values to look through, and when all lookups
     of the job together found too much. What it finds is part of the JSON and must not be changed.
@@ -92,7 +92,7 @@ def _general(steps: tuple[PathStep, ...]) -> Lookup:
 
 
 def _check_size(value: Any, values_max: int) -> int:
-    """How many values are in it. Raises TooMuchWork when there are more."""
+    """Count the values in it. Raises TooMuchWork when there are more."""
     remaining, rest = values_max, [value]
     while rest:
         one = rest.pop()
@@ -117,7 +117,7 @@ def _with_floats(value: Any) -> Any:
 
 
 def _with_decimals(value: Any) -> Any:
-    """The other way."""
+    """Return the opposite conversion."""
     if isinstance(value, WrittenFloat):
         return Decimal(value.text)
     if isinstance(value, dict):

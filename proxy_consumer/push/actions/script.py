@@ -69,7 +69,7 @@ Heavy = Callable[[ScriptConfig, ActionJob, bool], ActionOutcome]  # also "after 
 
 
 class Expression:
-    """One checked expression."""
+    """One CEL expression that was checked."""
 
     def __init__(self, field: str, source: str, *, with_body: bool) -> None:
         """Raises ValueError that names the field, what is wrong and where."""
@@ -107,7 +107,7 @@ class Expression:
             )
 
     def work(self, job: ActionJob) -> int:
-        """What an evaluation may go through, in bytes, at most. WITHOUT_BOUND: the message decides."""
+        """Return how many bytes an evaluation may go through at most. WITHOUT_BOUND: the message decides."""
         if self._formats or None in self._costs:
             return WITHOUT_BOUND
         size = len(job.body) + len(job.key) + len(job.tag) + self._length
@@ -163,7 +163,7 @@ class Script:
             self._made = Expression("push.script.transform", config.transform, with_body=after_json)
 
     def work(self, job: ActionJob) -> int:
-        """What it may go through with this message, in bytes, at most."""
+        """Return how many bytes it may go through with this message at most."""
         cost = 0 if self._kept is None else self._kept.work(job)
         return cost + (0 if self._made is None else self._made.work(job))
 
@@ -212,7 +212,7 @@ def script(
 
 
 def _converted(body: bytes) -> int:
-    """What it costs to give the JSON to CEL, element by element."""
+    """Return the cost of giving the JSON to CEL, element by element."""
     return sum(weight * body.count(mark) for mark, weight in CONVERTED.items())
 
 

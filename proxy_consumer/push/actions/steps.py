@@ -190,6 +190,6 @@ def context_fields(job: ActionJob, config: FormConfig) -> list[tuple[str, str | 
 
 
 def token(key: str | None, token_key: str) -> str:
-    """What the receiver can check a push with; an absent key counts as `null`."""
+    """Return the token by which a receiver can check a push; an absent key counts as `null`."""
     text = ("null" if key is None else key) + token_key
     return md5(text.encode(), usedforsecurity=False).hexdigest()

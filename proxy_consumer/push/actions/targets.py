@@ -35,7 +35,7 @@ class Url(NamedTuple):
 
     @property
     def origin(self) -> tuple[str, str, int]:
-        """What one pool of connections serves."""
+        """Return the key of the connection pool that serves this URL."""
         return self.scheme, self.host, self.port
 
     @property
@@ -68,7 +68,7 @@ def parse_url(text: str) -> Url:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """HOST:PORT. Raises ValueError."""
+    """Parse the text HOST:PORT. Raises ValueError."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]").lower()
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -131,11 +131,11 @@ class AllowList:
         ]
 
     def fault(self, host: str, port: int) -> str | None:
-        """Why it may not be connected to, and what to do; None when it may."""
+        """Return why a target may not be connected to, and what to do; None when it may."""
         return None if self.allows(host, port) else _not_among(f"{host}:{port}")
 
     def url_fault(self, url: Url) -> str | None:
-        """The same for a URL."""
+        """Return the same as `find_fault` for a URL."""
         rule = self._matching(url.host, url.port)
         if any(not entry.scheme or entry.is_above(url) for entry in rule):
             return None

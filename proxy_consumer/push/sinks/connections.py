@@ -66,7 +66,7 @@ class Receiving:
         return self._take(count)
 
     def to_the_end(self) -> bytes:
-        """Everything until the receiver closes the connection."""
+        """Read everything until the receiver closes the connection."""
         try:
             while True:
                 self._more()

@@ -112,7 +112,7 @@ class FilesFolder:
 
     @property
     def fault(self) -> str | None:
-        """Why File may not be used here."""
+        """Return why File may not be used here."""
         if self.path is None:
             return "push_files_dir is not set in proxy_consumer.yaml of the proxy; File writes nowhere"
         return None
@@ -263,7 +263,7 @@ class FileSink:
         return file
 
     def _write_all(self, file: _File) -> None:
-        """Until no line waits."""
+        """Write until no line waits."""
         while file.waiting:
             lines, file.waiting = file.waiting, []
             fault = self._threads.apply(self._written, (file, b"".join([each.line for each in lines])))
@@ -272,7 +272,7 @@ class FileSink:
         file.busy = False
 
     def _written(self, file: _File, data: bytes) -> str | None:
-        """In a native thread: write and sync; the fault, if there is one."""
+        """Write and sync in a native thread; return the fault, if there is one."""
         try:
             with self._folder.reserve_bytes(len(data)):
                 self._write(file, data)

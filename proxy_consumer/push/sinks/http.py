@@ -91,13 +91,13 @@ def request_target(url: Url, query: Sequence[tuple[str, str]]) -> str:
 
 
 def signature(key: str, at_s: int, body: bytes) -> str:
-    """What Ddmq-Signature says: when, and HMAC-SHA256 over `at_s.body`."""
+    """Return the Ddmq-Signature header: the time, and HMAC-SHA256 over `at_s.body`."""
     digest = hmac.new(key.encode(), b"%d." % at_s + body, hashlib.sha256).hexdigest()
     return f"t={at_s},v1={digest}"
 
 
 def request_count(job: ActionJob, requests: int) -> int:
-    """What carrera_req_cnt says: earlier requests for this job; for a loop message which occurrence it is."""
+    """Return carrera_req_cnt: earlier requests for this job; for a loop message which occurrence it is."""
     if b"from_chronos" in job.properties:
         match = _LOOP_ID.match(job.key)
         if match is not None:
@@ -135,7 +135,7 @@ def callback_urls(job: ActionJob) -> list[str]:
 
 
 class Meaning(Enum):
-    """What to do."""
+    """What an answer means for the message."""
 
     DONE = "done"
     SLOWER = "done, and the next sends slower"
@@ -185,7 +185,7 @@ def _errno(errno: object) -> HttpReading:
 
 
 class Permits:
-    """When the next send may go. Time is monotonic seconds.
+    """Permits for sends at a rate. Time is monotonic seconds.
 
     A receiver that answers errno 1000000 asks for less: its next R sends take COST permits each. R is the
     present rate: the limit of the subscription where it has one, else what was sent in the last full second.
@@ -278,7 +278,7 @@ class HttpSink:
         return self._verdict(pushed, reading)
 
     def _url(self, pushed: Pushed) -> Url:
-        """Where this try goes. Raises ValueError for a target that is none, or is not allowed."""
+        """Choose the URL of this try. Raises ValueError for a target that is none, or is not allowed."""
         callbacks = callback_urls(pushed.job) if self._config.allow_callback else []
         urls = [parse_url(text) for text in callbacks] if callbacks else self._urls
         for url in urls:

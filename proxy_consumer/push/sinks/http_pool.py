@@ -118,7 +118,7 @@ class HttpPool:
 
 
 class BadAnswerError(Exception):
-    """What came is no HTTP/1.1 answer, or one that is too long; the text says why."""
+    """The answer is not HTTP/1.1, or too long; the text says why."""
 
 
 class HttpAnswer(NamedTuple):

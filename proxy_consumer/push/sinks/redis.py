@@ -159,7 +159,7 @@ class RefusedError(Exception):
 
 
 class WrongReplyError(Exception):
-    """What came is no reply to one of our commands."""
+    """The reply answers none of the sink's commands."""
 
 
 def encode_command(words: Sequence[bytes]) -> bytes:
