@@ -173,11 +173,8 @@ class SubscribedQueue:
 
     def expire_below(self, first: int, start: int) -> None:
         """Retention took what is below `first`: what is unfinished of it, from `start` on, is finished."""
-        expired = []
-        for begin, end in self.ack_map.unfinished_from(start, 1_000_000):
-            if begin >= first:
-                break
-            expired.append((begin, min(end, first)))
+        unfinished = self.ack_map.unfinished_from(start, 1_000_000)
+        expired = [(begin, min(end, first)) for begin, end in unfinished if begin < first]
         self.expire_ranges(expired)
 
     def drop_overtaken(self) -> None:
