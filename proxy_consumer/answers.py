@@ -57,7 +57,7 @@ def answer(
     `late`: LateResults of what the pull carried, `notice`: a text for people; for our own clients.
     """
     if call.wire is not Wire.COMPACT or late or notice:
-        response = _response(name, delivery, next_offset)
+        response = _build_response(name, delivery, next_offset)
         response.late, response.notice = late or None, notice or None
         call.reply(response)
         return
@@ -155,7 +155,7 @@ def tell_own(message: Any, stored: StoredRecord, next_offset: int) -> None:
     message.nextOffset = next_offset
 
 
-def _response(name: QueueName, delivery: Delivery, next_offset: int | None) -> Any:
+def _build_response(name: QueueName, delivery: Delivery, next_offset: int | None) -> Any:
     messages = delivery.messages
     messages_on_wire = []
     for index, offset, raw in zip(messages.indexes, messages.offsets, messages.deliveries, strict=True):

@@ -33,7 +33,7 @@ class Heartbeat:
     def start(self, tick: Callable[[], bool]) -> None:
         """`tick()`: do what is due; whether somebody waits for the next one."""
         self._tick = tick
-        self._timer.every(self._tick_s, self._beat)
+        self._timer.every(self._tick_s, self._run_tick)
 
     def wake(self) -> None:
         """Tick often from now on: a call waits."""
@@ -48,24 +48,24 @@ class Heartbeat:
     def _go_on(self) -> None:
         self._resting, self._quiet = False, 0
         self._timers.rest_until = -NEVER
-        self._timer.every(self._tick_s, self._beat)
+        self._timer.every(self._tick_s, self._run_tick)
 
-    def _beat(self) -> None:
+    def _run_tick(self) -> None:
         self._quiet = 0 if self._tick() else self._quiet + 1
         if self._quiet >= QUIET and not self._stopped:
-            self._rest()
+            self._begin_rest()
 
-    def _rest(self) -> None:
+    def _begin_rest(self) -> None:
         rest_s = min(self._timers.next_at - self._clock.monotonic(), REST_S)
         if rest_s > QUIET * self._tick_s:
             self._resting = True
             self._timers.rest_until = self._clock.monotonic() + rest_s
-            self._timer.once(rest_s, self._rested)
+            self._timer.once(rest_s, self._end_rest)
 
-    def _rested(self) -> None:
+    def _end_rest(self) -> None:
         self._go_on()  # also when this tick fails
         if not self._tick() and not self._stopped:
-            self._rest()
+            self._begin_rest()
 
 
 def _nobody_waits() -> bool:

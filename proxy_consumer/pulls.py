@@ -72,9 +72,9 @@ class Pulls:
     def pull(self, call: Call) -> None:
         """Handle a call of `pull`."""
         request = call.args.request
-        fault = _fault(request)
+        fault = _find_fault(request)
         if fault is not None:
-            self._throw(call, Code.ILLEGAL_MESSAGE, fault)
+            self._throw_error(call, Code.ILLEGAL_MESSAGE, fault)
             return
         topic = request.topic.decode("utf-8", "replace") if request.topic else None
         pull = Pull(self, call, topic, request.maxBatchSize or (1 << 31), request.clientId is not None)
@@ -82,24 +82,24 @@ class Pulls:
             try:
                 applied = self._results.apply(request.result)
             except TryLaterError as error:
-                self._throw(call, code_of(error), f"the results are not stored: {error}")
+                self._throw_error(call, code_of(error), f"the results are not stored: {error}")
                 return
             pull.late = applied.late if pull.ours else ()
             if applied.open:
-                self._results.store(applied, lambda error: self._stored(pull, error))
+                self._results.store(applied, lambda error: self._on_stored(pull, error))
                 return
-        self._take(pull)
+        self._take_messages(pull)
 
-    def _stored(self, pull: Pull, error: Exception | None) -> None:
+    def _on_stored(self, pull: Pull, error: Exception | None) -> None:
         """The results that came with the pull are durable, or not."""
         if error is not None:
-            self._throw(pull.call, code_of(error), f"the results are not stored: {error}")
+            self._throw_error(pull.call, code_of(error), f"the results are not stored: {error}")
         elif pull.call.open:
-            self._take(pull)
+            self._take_messages(pull)
         else:
             self.answer_empty(pull)  # nobody hears it; it ends the call
 
-    def _take(self, pull: Pull) -> None:
+    def _take_messages(self, pull: Pull) -> None:
         if self.draining:
             self.answer_empty(pull)
             return
@@ -109,7 +109,7 @@ class Pulls:
             if b"%" in request.groupId and self._fetches.instances.pull(pull.call):
                 return
         elif (fault := self._fetches.pull_fault(group)) is not None:
-            self._throw(pull.call, Code.ILLEGAL_MESSAGE, fault)
+            self._throw_error(pull.call, Code.ILLEGAL_MESSAGE, fault)
             return
         subscription = None
         if pull.topic is not None:
@@ -132,7 +132,7 @@ class Pulls:
             return
         name = request.groupId.decode("utf-8", "replace")
         text = f"group {name} does not exist; pull a topic by name, or make it with `ddmq group set {name}`"
-        self._throw(pull.call, Code.TOPIC_REFUSED, text)
+        self._throw_error(pull.call, Code.TOPIC_REFUSED, text)
 
     def leave(self, group: Group, client: bytes) -> None:
         """A client stops: its pulls that wait are answered at once, and it is listed no more."""
@@ -148,7 +148,7 @@ class Pulls:
             return None
         if b"%" in request.groupId and self._directory.groups.get(request.groupId) is None:
             name = request.groupId.decode("utf-8", "replace")
-            self._throw(pull.call, Code.ILLEGAL_MESSAGE, instance_text(name))
+            self._throw_error(pull.call, Code.ILLEGAL_MESSAGE, instance_text(name))
             return None
         try:
             name = request.groupId.decode()
@@ -159,11 +159,11 @@ class Pulls:
             creation.then(lambda creation: self._refuse_unmade(pull, creation.error))
             return subscription
         except UnicodeDecodeError as error:
-            self._throw(pull.call, Code.ILLEGAL_MESSAGE, f"group or topic name is not UTF-8: {error}")
+            self._throw_error(pull.call, Code.ILLEGAL_MESSAGE, f"group or topic name is not UTF-8: {error}")
         except ValueError as error:
-            self._throw(pull.call, Code.ILLEGAL_MESSAGE, f"the filter cannot be used: {error}")
+            self._throw_error(pull.call, Code.ILLEGAL_MESSAGE, f"the filter cannot be used: {error}")
         except DdmqError as error:
-            self._throw(pull.call, code_of(error), str(error))
+            self._throw_error(pull.call, code_of(error), str(error))
         return None
 
     def _report_skipped(self, pull: Pull, group: str, topic: str, skipped: int) -> None:
@@ -182,7 +182,7 @@ class Pulls:
         """Reject a pull that waits for a subscription which is beyond a bound: another proxy was quicker."""
         if isinstance(error, BoundReachedError) and pull.call.open:
             self.leave_line(pull)
-            self._throw(pull.call, code_of(error), str(error))
+            self._throw_error(pull.call, code_of(error), str(error))
 
     def _take_from(self, pull: Pull, group: Group, subscription: Subscription | None) -> None:
         now, request = self._runtime.now(), pull.call.args.request
@@ -190,15 +190,17 @@ class Pulls:
         if request.filter:
             fault = self.consistency.fault(request, group, pull.client)
             if fault is not None:
-                self._throw(pull.call, Code.ILLEGAL_MESSAGE, fault)
+                self._throw_error(pull.call, Code.ILLEGAL_MESSAGE, fault)
                 return
         pull.group = group
         if subscription is not None:
             if not subscription.readable:
-                self._throw(pull.call, Code.TOPIC_REFUSED, f"topic {subscription.topic} may not be read")
+                self._throw_error(
+                    pull.call, Code.TOPIC_REFUSED, f"topic {subscription.topic} may not be read"
+                )
                 return
             if subscription.pushed:
-                self._throw(pull.call, Code.TOPIC_REFUSED, pushed_text(group, subscription))
+                self._throw_error(pull.call, Code.TOPIC_REFUSED, pushed_text(group, subscription))
                 return
             subscription.use(now)
         else:
@@ -222,7 +224,9 @@ class Pulls:
             self.answer_empty(pull)
             return
         if self.wheel.count >= config.waiters_max:
-            self._throw(pull.call, Code.BUSY, f"{config.waiters_max} pulls are waiting; that is the bound")
+            self._throw_error(
+                pull.call, Code.BUSY, f"{config.waiters_max} pulls are waiting; that is the bound"
+            )
             return
         group.waiting.enter(pull)
         self.wheel.add(pull, now + self._runtime.linger_s(pull.call.args.request.maxLingerTime))
@@ -257,7 +261,7 @@ class Pulls:
 
     def answer_empty(self, pull: Pull) -> None:
         self._empty.value += 1
-        answers.answer_empty(pull.call, pull.late, self._notice(pull))
+        answers.answer_empty(pull.call, pull.late, self._find_notice(pull))
 
     def _take_notice(self, pull: Pull) -> str:
         """Return what the people behind a client of ours should hear, once."""
@@ -268,7 +272,7 @@ class Pulls:
             return notice
         return pull.notice
 
-    def _notice(self, pull: Pull) -> str:
+    def _find_notice(self, pull: Pull) -> str:
         if notice := self._take_notice(pull):
             return notice
         topic = pull.topic
@@ -276,12 +280,12 @@ class Pulls:
             return ""
         return f"topic {topic} does not exist (yet)"
 
-    def _throw(self, call: Call, code: int, text: str) -> None:
+    def _throw_error(self, call: Call, code: int, text: str) -> None:
         self._refused.value += 1
         answers.throw(call, code, text)
 
 
-def _fault(request: Any) -> str | None:
+def _find_fault(request: Any) -> str | None:
     """Return why a pull cannot be taken as it stands; huge sizes are cut to their bounds instead."""
     if (request.maxBatchSize or 0) < 0:
         return f"maxBatchSize is {request.maxBatchSize}; allowed: 0 (the subscription's limit) or more"

@@ -67,7 +67,7 @@ class ReplyHandling:
         request = call.args.request
         group = None if request.context is None else self._groups.get(request.context.groupId)
         answer = AnswerOnce(self, call, "" if group is None else group.name)
-        fault = self._fault(request) or self._between(request.context)
+        fault = self._find_fault(request) or self._find_transfer(request.context)
         if fault is not None:
             answer.refuse(*fault)
             return
@@ -90,9 +90,9 @@ class ReplyHandling:
             text = f"the lease {request.lease} of offset {request.offset} is over; nothing is stored"
             answer.tell(Code.ILLEGAL_MESSAGE, text, ReplyOutcome.LEASE_OVER)
         else:
-            self._finished(answer, ack, earlier)
+            self._answer_finished(answer, ack, earlier)
 
-    def _fault(self, request: Any) -> tuple[Code, str] | None:
+    def _find_fault(self, request: Any) -> tuple[Code, str] | None:
         """Return what is wrong with a request, or forbids it here."""
         if self.runtime.stopping:
             return Code.SHUTTING_DOWN, f"this proxy is shutting down; {MOVES}"
@@ -119,7 +119,7 @@ class ReplyHandling:
             return Code.ILLEGAL_MESSAGE, f"{what}; allowed: at most {CLIENT_ID_BYTES_MAX}"
         return None
 
-    def _between(self, context: Any) -> tuple[Code, str] | None:
+    def _find_transfer(self, context: Any) -> tuple[Code, str] | None:
         """A queue was lost a moment ago: until it is known who has it, nobody can tell."""
         until = self.runtime.lost.get((context.groupId, context.topic, context.qid))
         if until is None or until <= self.runtime.now():
@@ -137,7 +137,7 @@ class ReplyHandling:
             answer.refuse(Code.BUSY, f"this proxy does not hold the queue; {MOVES}")
             return
 
-        def done(error: Exception | None) -> None:
+        def on_passed(error: Exception | None) -> None:
             if error is None and passed.answer is not None:
                 if passed.answer.code == Code.BUSY:
                     self._forwarding.moved()
@@ -147,7 +147,7 @@ class ReplyHandling:
             code = Code.TIMED_OUT if passed.sent else Code.BUSY
             answer.refuse(code, f"{error}; {MOVES}")
 
-        passed = PassedReply(request, self.until(answer.call), done)
+        passed = PassedReply(request, self.until(answer.call), on_passed)
         self._forwarding.pass_on(group, context, passed)
 
     def until(self, call: Call) -> float:
@@ -158,7 +158,7 @@ class ReplyHandling:
 
     # --- one that may have been answered before
 
-    def _finished(self, answer: AnswerOnce, ack: Ack, known: KnownReply | None) -> None:
+    def _answer_finished(self, answer: AnswerOnce, ack: Ack, known: KnownReply | None) -> None:
         if known is not None:
             text = (
                 f"the lease {ack.lease_id} is over, and the message finished under another; nothing is stored"
@@ -172,9 +172,9 @@ class ReplyHandling:
         first = answer.call.args.request.messages[0].topic or b""
         topics = (first.decode("utf-8", "replace"), SCHEDULE_TOPIC, DELAY_TOPIC) if can.find_by_key else ()
         self._looks += 1
-        self._look(answer, reply_id(ack, 0), list(topics))
+        self._search_reply(answer, reply_id(ack, 0), list(topics))
 
-    def _look(self, answer: AnswerOnce, message_id: bytes, topics: list[str]) -> None:
+    def _search_reply(self, answer: AnswerOnce, message_id: bytes, topics: list[str]) -> None:
         """Its first reply may be in one of these."""
         backend = self.runtime.backend
         while topics and backend.topic(topics[0]) is None:
@@ -185,17 +185,17 @@ class ReplyHandling:
             answer.tell(Code.ILLEGAL_MESSAGE, text, ReplyOutcome.FINISHED)
             return
 
-        def found(answered: Completion[list[StoredRecord]]) -> None:
+        def on_found(answered: Completion[list[StoredRecord]]) -> None:
             if answered.error is None and answered.value:
                 self._looks -= 1
                 answer.tell(Code.OK, OK_TEXT, ReplyOutcome.STORED_BEFORE)
             elif answered.error is None or isinstance(answered.error, UnknownTopicError):
-                self._look(answer, message_id, topics[1:])
+                self._search_reply(answer, message_id, topics[1:])
             else:
                 self._looks -= 1
                 answer.refuse(Code.BUSY, f"whether it is stored cannot be seen: {answered.error}; {MOVES}")
 
-        backend.find(topics[0], message_id=message_id, count_max=1).then(found)
+        backend.find(topics[0], message_id=message_id, count_max=1).then(on_found)
 
 
 _OUTCOMES = {
@@ -221,12 +221,12 @@ class AnswerOnce:
         """Reject the call: nothing is stored by it, or (codes 10, 12) the outcome is unknown. It may be
         retried."""
         kind = "again" if code in _AGAIN else "unknown" if code in _UNKNOWN else "refused"
-        self._give(kind, IDL.ReplyResponse(code=int(code), msg=text))
+        self._give_answer(kind, IDL.ReplyResponse(code=int(code), msg=text))
 
     def tell(self, code: int, text: str, outcome: ReplyOutcome, results: Sequence[Any] | None = None) -> None:
         """Answer with the outcome of the acknowledgement."""
         response = IDL.ReplyResponse(code=int(code), msg=text, outcome=int(outcome), results=results)
-        self._give(_OUTCOMES[outcome], response)
+        self._give_answer(_OUTCOMES[outcome], response)
 
     def relay(self, response: Any) -> None:
         """Pass on the answer of another proxy, which has counted it."""
@@ -234,7 +234,7 @@ class AnswerOnce:
             self._told = True
             self.call.reply(response)
 
-    def _give(self, kind: str, response: Any) -> None:
+    def _give_answer(self, kind: str, response: Any) -> None:
         if not self._told:
             self._told = True
             self._replies.runtime.metrics.cell(REPLIES, self._group, kind).value += 1
@@ -315,7 +315,7 @@ class PendingAck:
             tally.process.observe((self._runtime.now() - lease.since) * 1e6)
             if job is not None:
                 subscription.retries.finished(job)
-        self._ended()
+        self._release_message()
         self._answer.tell(Code.OK, OK_TEXT, ReplyOutcome.STORED, wire_results)
 
     def failed(self, error: Exception, code: int, text: str) -> None:
@@ -324,7 +324,7 @@ class PendingAck:
         if isinstance(error, RemoteError):
             if self._is_held:
                 subscription.start_anew()
-            self._ended()
+            self._release_message()
             self._answer.refuse(Code.TIMED_OUT, f"{text}; whether it is stored the next answer tells")
         elif isinstance(error, FencedError):
             subscription.refence(self._queue, lambda: self.refused(Code.BUSY, f"{error}; {MOVES}"))
@@ -336,9 +336,9 @@ class PendingAck:
     def _put_down(self) -> None:
         if self._is_held:
             replying.put_down(self._queue, self._offset)
-        self._ended()
+        self._release_message()
 
-    def _ended(self) -> None:
+    def _release_message(self) -> None:
         """The message is taken up no longer: what waited for that goes on."""
         self._runtime.open_commits -= 1
         if self._is_held:

@@ -81,7 +81,7 @@ class Results:
                     self._apply_one(subscription, queue, result, now, late)
                     touched[queue] = subscription
             result = result.nextResult
-        return Applied(self._collect(touched), foreign, late)
+        return Applied(self._collect_progress(touched), foreign, late)
 
     def _refuse_lost(self, result: Any) -> None:
         lost, now = self._runtime.lost, self._runtime.now()
@@ -115,7 +115,7 @@ class Results:
         unfinished = 1 + bool(shares)
         error: Exception | None = None
 
-        def one(failure: Exception | None) -> None:
+        def on_part_done(failure: Exception | None) -> None:
             nonlocal unfinished, error
             unfinished -= 1
             error = error or failure
@@ -123,19 +123,21 @@ class Results:
                 done(error)
 
         self.forwarding.send(
-            applied.foreign, lambda taken, judged: self._judge(taken, applied.late, judged), one
+            applied.foreign,
+            lambda taken, judged: self._apply_taken_up(taken, applied.late, judged),
+            on_part_done,
         )
         if shares:
-            ProgressCommit(self._runtime, shares, one).start()
+            ProgressCommit(self._runtime, shares, on_part_done).start()
 
-    def _judge(self, taken: list[Taken], late: list[Any], done: Done) -> None:
+    def _apply_taken_up(self, taken: list[Taken], late: list[Any], done: Done) -> None:
         """Take in results of queues that are held here by now."""
         touched: dict[SubscribedQueue, Subscription] = {}
         for group, result in taken:
             queue = group.queues[result.context.topic, result.context.qid]
             touched[queue] = subscription = group.subscription_of(queue)
             self._apply_one(subscription, queue, result, self._runtime.now(), late)
-        shares = self._collect(touched)
+        shares = self._collect_progress(touched)
         if shares:
             ProgressCommit(self._runtime, shares, done).start()
         else:
@@ -169,7 +171,7 @@ class Results:
             offsets, leases = result.successOffsets, result.successLeases
             finished = queue.finish(offsets, leases, now)
             if finished < len(offsets) and leases:
-                missed += _missed(queue, offsets, leases, finished)
+                missed += _missed_acks(queue, offsets, leases, finished)
         if result.failOffsets:
             missed += self._fail(queue, result, now)
         if result.extendOffsets and result.extendLeases:
@@ -181,7 +183,7 @@ class Results:
         if result.returnOffsets:
             subscription.buffer.take_back(queue, result.returnOffsets, result.returnLeases or NO_OFFSETS)
         if missed:
-            late.append(_late(queue, missed))
+            late.append(_build_late_result(queue, missed))
 
     def _fail(self, queue: SubscribedQueue, result: Any, now: float) -> list[Missed]:
         longest = self._runtime.config.fail_delay_max_ms
@@ -203,7 +205,7 @@ class Results:
                 missed.append((offset, lease))
         return missed
 
-    def _collect(self, touched: dict[SubscribedQueue, Subscription]) -> list[QueueProgress]:
+    def _collect_progress(self, touched: dict[SubscribedQueue, Subscription]) -> list[QueueProgress]:
         shares: list[QueueProgress] = []
         groups: dict[Group, None] = {}
         for queue, subscription in touched.items():
@@ -216,14 +218,16 @@ class Results:
         return shares
 
 
-def _missed(queue: SubscribedQueue, offsets: Sequence[int], leases: Sequence[int], done: int) -> list[Missed]:
+def _missed_acks(
+    queue: SubscribedQueue, offsets: Sequence[int], leases: Sequence[int], done: int
+) -> list[Missed]:
     """Acknowledged under a lease that was over. Where a part was `done`, what is finished is that part."""
     is_finished = queue.ack_map.is_finished
     pairs = zip(offsets, leases, strict=False)
     return [(at, lease) for at, lease in pairs if lease and not (done and is_finished(at))]
 
 
-def _late(queue: SubscribedQueue, missed: Sequence[Missed]) -> Any:
+def _build_late_result(queue: SubscribedQueue, missed: Sequence[Missed]) -> Any:
     is_finished = queue.ack_map.is_finished
     offsets = [offset for offset, _ in missed]
     return IDL.LateResult(

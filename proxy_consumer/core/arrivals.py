@@ -40,9 +40,9 @@ class Arrivals:
     ) -> Loaded:
         """A read of new messages."""
         if batch.status is not ReadStatus.DATA:
-            return self._nothing(queue, batch, message_filter)
+            return self._take_no_data(queue, batch, message_filter)
         feed = queue.feed
-        is_handled = _known(queue) if feed.cursor < feed.finished_until else None
+        is_handled = _handled_offsets(queue) if feed.cursor < feed.finished_until else None
         picked = pick(batch, feed.cursor, refuse_pressure, is_handled, message_filter, self._group)
         if picked.skipped:
             rest = sum(end - start for start, end in picked.skipped) - picked.pressure - picked.others
@@ -70,7 +70,9 @@ class Arrivals:
         queue.feed.finished_until = max(queue.feed.finished_until, picked.faulty[-1] + 1)
         return messages.chosen([at for at, offset in enumerate(messages.offsets) if offset not in faulty])
 
-    def _nothing(self, queue: SubscribedQueue, batch: ReadBatch, message_filter: Filter | None) -> Loaded:
+    def _take_no_data(
+        self, queue: SubscribedQueue, batch: ReadBatch, message_filter: Filter | None
+    ) -> Loaded:
         feed = queue.feed
         if batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds is not None:
             feed.state = FeedState.TAIL
@@ -108,9 +110,9 @@ class Arrivals:
         full = len(offsets) == len(due_offsets) or size >= self._bytes_max
         if offsets and full:
             return gather(offsets, [reread.pop(offset) for offset in offsets])
-        return self._ask(queue, due_offsets[len(offsets) :], room) if due_offsets else None
+        return self._request_reread(queue, due_offsets[len(offsets) :], room) if due_offsets else None
 
-    def _ask(self, queue: SubscribedQueue, missing: list[int], room: int) -> ReadRequest:
+    def _request_reread(self, queue: SubscribedQueue, missing: list[int], room: int) -> ReadRequest:
         first = missing[0]
         last = max(offset for offset in missing if offset < first + room * WINDOW)
         queue.rereading = True
@@ -136,9 +138,9 @@ class Arrivals:
         lost = {offset for offset in within if offset not in there and queue.table.is_due(offset)}
         queue.expire_ranges(ascending_ranges(sorted(lost)))
         if data:
-            self._keep(queue, batch, message_filter, now)
+            self._keep_due(queue, batch, message_filter, now)
 
-    def _keep(
+    def _keep_due(
         self, queue: SubscribedQueue, batch: ReadBatch, message_filter: Filter | None, now: float
     ) -> None:
         for index, offset in enumerate(batch.offsets):
@@ -156,10 +158,10 @@ class Arrivals:
                 queue.skip([(offset, offset + 1)])
 
 
-def _known(queue: SubscribedQueue) -> Callable[[int], bool]:
+def _handled_offsets(queue: SubscribedQueue) -> Callable[[int], bool]:
     """Tells finished offsets, and those that go their own way as jobs, from fresh ones."""
 
-    def known(offset: int) -> bool:
+    def is_handled(offset: int) -> bool:
         if offset in queue.out:
             return queue.stream is None  # in an ordered stream it takes its place, without being delivered
         job = queue.table.jobs.get(offset)
@@ -167,7 +169,7 @@ def _known(queue: SubscribedQueue) -> Callable[[int], bool]:
             return True
         return queue.ack_map.is_finished(offset)
 
-    return known
+    return is_handled
 
 
 class PickedMessages(NamedTuple):
@@ -208,7 +210,7 @@ def pick(
     if flagged and refuse_pressure:
         indexes = [index for index in indexes if not flags[index] & FLAG_PRESSURE]
     pressure = len(fresh) - others - len(indexes)
-    indexes, faulty = _judged(batch, indexes, message_filter)
+    indexes, faulty = _apply_filter(batch, indexes, message_filter)
     deliverable = [offsets[index] for index in indexes]
     handled = [offset for offset in offsets if known is not None and known(offset)]
     covered = ascending_ranges(sorted([*deliverable, *handled]))
@@ -219,7 +221,7 @@ def pick(
     return PickedMessages(messages, skipped, pressure, filtered, faulty, others)
 
 
-def _judged(
+def _apply_filter(
     batch: ReadBatch, indexes: list[int], message_filter: Filter | None
 ) -> tuple[list[int], list[int]]:
     """The indexes that pass the filter, or fail at it, and the offsets of those that fail."""

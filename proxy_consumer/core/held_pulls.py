@@ -101,7 +101,7 @@ class HeldPulls:
 
     def oldest(self, topic: str) -> HeldPull | None:
         """The pull held longest for messages of `topic`."""
-        own, anyone = self._head(topic), self._head(None)
+        own, anyone = self._first_in_line(topic), self._first_in_line(None)
         if own is None or anyone is None:
             return own or anyone
         return own if own.sequence < anyone.sequence else anyone
@@ -110,7 +110,7 @@ class HeldPulls:
         """Return how many pulls would take messages of `topic`."""
         return len(self._by_topic.get(topic, ())) + len(self._by_topic.get(None, ()))
 
-    def _head(self, topic: str | None) -> HeldPull | None:
+    def _first_in_line(self, topic: str | None) -> HeldPull | None:
         line = self._by_topic.get(topic)
         return next(iter(line)) if line else None
 

@@ -216,7 +216,7 @@ _STALE_ENTRIES_MAX = 1_024
 _Counts = tuple[int, int, int]  # of retrying, released and recorded jobs
 
 
-def _counts(state: JobState, count: int) -> _Counts:
+def _counts_of(state: JobState, count: int) -> _Counts:
     """Return what a job in this state adds to the counts of its table."""
     return (
         count if state in _RETRYING else 0,
@@ -225,14 +225,14 @@ def _counts(state: JobState, count: int) -> _Counts:
     )
 
 
-def _step(state: JobState, following: JobState) -> tuple[JobState, int, int, int]:
-    retrying, released, recorded = map(sum, zip(_counts(state, -1), _counts(following, 1), strict=True))
+def _build_step(state: JobState, following: JobState) -> tuple[JobState, int, int, int]:
+    retrying, released, recorded = map(sum, zip(_counts_of(state, -1), _counts_of(following, 1), strict=True))
     return following, retrying, released, recorded
 
 
-_ADDED = {state: _counts(state, 1) for state in JobState}
+_ADDED = {state: _counts_of(state, 1) for state in JobState}
 _STEPS = {
-    state: {event: _step(state, following) for event, following in row.items()}
+    state: {event: _build_step(state, following) for event, following in row.items()}
     for state, row in TRANSITIONS.items()
 }  # TRANSITIONS, with what each changes in the counts of a table
 
@@ -333,7 +333,7 @@ class JobTable:
         job.due = due
         heappush(self._waiting, (due, job.offset))
         if len(self._waiting) > 2 * self.retrying + _STALE_ENTRIES_MAX:
-            self._waiting = [entry for entry in self._waiting if self._waits(entry) is not None]
+            self._waiting = [entry for entry in self._waiting if self._waiting_job(entry) is not None]
             heapify(self._waiting)
 
     def make_ready(self, job: UpstreamJob, event: JobEvent) -> None:
@@ -347,7 +347,7 @@ class JobTable:
         """Make jobs ready whose retry interval is over; True when any is due."""
         waiting, ready = self._waiting, self.ready
         while waiting and waiting[0][0] <= now:
-            job = self._waits(heappop(waiting))
+            job = self._waiting_job(heappop(waiting))
             if job is not None:
                 self.make_ready(job, JobEvent.DUE)
         stale = 0
@@ -430,7 +430,7 @@ class JobTable:
         self.spent.clear()
         self.exhausted.clear()
 
-    def _waits(self, entry: tuple[float, int]) -> UpstreamJob | None:
+    def _waiting_job(self, entry: tuple[float, int]) -> UpstreamJob | None:
         """The job that an entry of the heap stands for; None when it is stale."""
         job = self.jobs.get(entry[1])
         waits = job is not None and job.state is JobState.WAITING and job.due == entry[0]

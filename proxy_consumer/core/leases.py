@@ -133,11 +133,11 @@ class LeaseTable:
             index = bisect_right(starts, start)
             starts.insert(index, start)
             self._runs.insert(index, run)
-        self._count(lease, end - start, size)
+        self._add_to_budget(lease, end - start, size)
         if lease.deadline < self.next_deadline:
             self.next_deadline = lease.deadline
 
-    def _count(self, lease: Lease, jobs: int, size: int) -> None:
+    def _add_to_budget(self, lease: Lease, jobs: int, size: int) -> None:
         if lease.left == 0:
             self._leases.setdefault(lease.id, []).append(lease)
         lease.left += jobs
@@ -153,7 +153,7 @@ class LeaseTable:
         if lease is None or lease.id != lease_id or offset in self.taken_up:
             return False
         ((_, _, size),) = self.take(offset, offset + 1, lease_id)
-        self._count(lease, 1, size)
+        self._add_to_budget(lease, 1, size)
         self.taken_up[offset] = TakenUp(lease, size)
         return True
 
@@ -191,11 +191,11 @@ class LeaseTable:
             if first >= after or (lease_id is not None and run.lease.id != lease_id):
                 index += 1
                 continue
-            piece, index = self._cut(index, run, first, after)
+            piece, index = self._cut_run(index, run, first, after)
             pieces.append(piece)
         return pieces
 
-    def _cut(self, index: int, run: LeaseRun, first: int, after: int) -> tuple[Piece, int]:
+    def _cut_run(self, index: int, run: LeaseRun, first: int, after: int) -> tuple[Piece, int]:
         """Take `[first, after)` out of the run at `index`; the piece, and the index after what is left."""
         whole, count = run.end - run.start, after - first
         size = run.size * count // whole
@@ -264,7 +264,7 @@ class LeaseTable:
             pending = self.taken_up[offset]
             if pending.lease.id == lease_id:
                 self._give_back(pending.lease, 1, pending.size)
-                self._count(part, 1, pending.size)
+                self._add_to_budget(part, 1, pending.size)
                 pending.lease = part
                 extended.append(offset)
         return extended

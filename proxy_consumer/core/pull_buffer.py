@@ -72,14 +72,14 @@ class PullBuffer:
         self.room_at = NEVER  # when the rate lets something out again, for who was told to wait
         self._arrivals = Arrivals(group, answer_bytes_max, tally)
         self._judge_by(message_filter)
-        self._limit(config.rate_max)
+        self._set_rate(config.rate_max)
         self.config = config
 
     def configure(self, config: SubscriptionDefaults) -> None:
         """New settings, effective from the next decision on; nothing is taken back."""
         self.config = config
         self._plan.ack_span_max = config.ack_span_max
-        self._limit(config.rate_max)
+        self._set_rate(config.rate_max)
         for queue in self.queues.values():
             queue.policy = policy_of(config, retry_queue=queue.retry_queue)
             if queue.stream is not None:
@@ -95,7 +95,7 @@ class PullBuffer:
             queue.forget_bytes()
             self.heard(queue)
 
-    def _limit(self, rate_max: int) -> None:
+    def _set_rate(self, rate_max: int) -> None:
         """Limit how many messages go out a second; 0: no limit."""
         before, self.room_at = self._bucket, NEVER
         self._bucket = TokenBucket(rate_max, rate_max, 0.0) if rate_max else None
@@ -186,7 +186,7 @@ class PullBuffer:
         visits = len(ready)
         while visits > 0:
             queue, before = ready[0], len(ready)
-            step = self._step(queue, now, room, only_again)
+            step = self._step_queue(queue, now, room, only_again)
             visits += len(ready) - before - 1  # what a step wakes is visited too
             if isinstance(step, Delivery) or (step is None and only_again):
                 ready.rotate(-1)
@@ -227,7 +227,7 @@ class PullBuffer:
         self._ready.remove(queue)
         queue.in_ready = False
 
-    def _step(self, queue: SubscribedQueue, now: float, room: int, only_again: bool) -> Step | None:
+    def _step_queue(self, queue: SubscribedQueue, now: float, room: int, only_again: bool) -> Step | None:
         stream, scope = queue.stream, None
         if stream is not None:
             scope = self._scopes[queue]
@@ -242,7 +242,7 @@ class PullBuffer:
         messages = queue.feed.take(room, self._answer_bytes_max) if queue.has_span() else None
         if messages is None:
             return read_new(queue, room)
-        return self._deliver(queue, messages, now, redelivered=queue.table.recorded > 0)
+        return self._build_delivery(queue, messages, now, redelivered=queue.table.recorded > 0)
 
     def _step_again(self, queue: SubscribedQueue, now: float, room: int) -> Delivery | ReadRequest | None:
         """Redeliveries, and jobs that their chains let out."""
@@ -258,7 +258,7 @@ class PullBuffer:
             if not remaining:
                 return self._step_again(queue, now, room)
             step = step.chosen(remaining)
-        return self._deliver(queue, step, now, redelivered=True)
+        return self._build_delivery(queue, step, now, redelivered=True)
 
     def _step_in_order(
         self, queue: SubscribedQueue, stream: QueueStream, scope: OrderScope, now: float, room: int
@@ -278,9 +278,11 @@ class PullBuffer:
             return self._step_in_order(queue, stream, scope, now, room)
         offsets = [message.offset for message in ready_messages]
         messages = gather(offsets, [(message.batch, message.at) for message in ready_messages])
-        return self._deliver(queue, messages, now, redelivered=queue.table.recorded > 0)
+        return self._build_delivery(queue, messages, now, redelivered=queue.table.recorded > 0)
 
-    def _deliver(self, queue: SubscribedQueue, messages: Slice, now: float, *, redelivered: bool) -> Delivery:
+    def _build_delivery(
+        self, queue: SubscribedQueue, messages: Slice, now: float, *, redelivered: bool
+    ) -> Delivery:
         lease = Lease(next(self._lease_ids), now + self.config.ack_timeout_ms / 1000, now)
         queue.lease(messages, lease)
         self._timed[queue] = None
@@ -308,7 +310,7 @@ class PullBuffer:
         else:
             self._scopes[queue].looked_back(request, batch)
             loaded = Loaded.DATA
-        self._heard_of_all(queue)
+        self._on_scope_news(queue)
         return loaded
 
     def read_failed(self, request: ReadRequest) -> None:
@@ -335,7 +337,7 @@ class PullBuffer:
             scope.hear(queue.stream)
         queue.wake()
 
-    def _heard_of_all(self, queue: SubscribedQueue) -> None:
+    def _on_scope_news(self, queue: SubscribedQueue) -> None:
         """Act on news of a queue, and let its ordered scope read on, which may have waited for it."""
         self.heard(queue)
         if queue in self._scopes:
@@ -380,4 +382,4 @@ class PullBuffer:
             queue.feed.state = FeedState.READABLE
         if queue in self._scopes:
             self._scopes[queue].retry()
-        self._heard_of_all(queue)
+        self._on_scope_news(queue)

@@ -141,7 +141,7 @@ class QueueFeed:
             messages = read.part(first, min(first + count, last)).fitting(bytes_max)
         self._at = first + len(messages.offsets)
         if self._at >= last:
-            self._forget(read)
+            self._drop_slice(read)
         return messages
 
     def current(self) -> tuple[Slice, int]:
@@ -154,17 +154,17 @@ class QueueFeed:
         read, at = self.current()
         self._at = at + count
         if self._at >= len(read.offsets):
-            self._forget(read)
+            self._drop_slice(read)
 
     def drop_read_ahead(self) -> None:
         """Forget what was read but not delivered; it is read again when it is wanted."""
         if self._read is not None:
             self.cursor = self.next_offset()
-            self._forget(self._read)
+            self._drop_slice(self._read)
             if self.state is FeedState.TAIL:
                 self.state = FeedState.READABLE
 
-    def _forget(self, read: Slice) -> None:
+    def _drop_slice(self, read: Slice) -> None:
         self._read = None
         self._held.value -= read.size
 

@@ -278,7 +278,7 @@ class SubscribedQueue:
 
     def park(self, offset: int) -> None:
         """An operator set the job's key aside; what a client has is parked when it comes back."""
-        self._withdraw(offset)
+        self._withdraw_ready(offset)
         self.park_unread(offset)
 
     def park_unread(self, offset: int) -> None:
@@ -286,7 +286,7 @@ class SubscribedQueue:
         if self.leases.lease_of(offset) is None:
             self.table.park(offset)
 
-    def _withdraw(self, offset: int) -> None:
+    def _withdraw_ready(self, offset: int) -> None:
         """Take a job out of what lies ready; it would be read again."""
         if self.stream is not None and self.stream.unready(offset):
             self.table.release(offset)
@@ -304,7 +304,7 @@ class SubscribedQueue:
     def dead_letter(self, offset: int, reason: str) -> None:
         """Dead letter at once, whatever the job's state; a client that has it is late from now on. What is
         taken up is one if its acknowledgement is not stored. Its chain goes on when it is moved."""
-        self._withdraw(offset)
+        self._withdraw_ready(offset)
         self.leases.take(offset, offset + 1, None)
         self.back(offset, offset + 1)
         is_taken_up = offset in self.leases.taken_up
@@ -339,7 +339,7 @@ class SubscribedQueue:
         finished = 0
         for first, after, _ in self.leases.take(start, end, lease_id):
             self.back(first, after)
-            self._finish(first, after)
+            self._finish_run(first, after)
             finished += after - first
         if lease_id is None and self.table.jobs and finished < end - start:
             finished += self._finish_retrying(start, end)
@@ -349,7 +349,7 @@ class SubscribedQueue:
             self.uncommitted.repeat(start, end, self.ack_map)
         return finished
 
-    def _finish(self, start: int, end: int, *, durable: bool = False) -> None:
+    def _finish_run(self, start: int, end: int, *, durable: bool = False) -> None:
         self.ack_map.finish(((start, end),))
         if not durable:
             self.uncommitted.finish(start, end)
@@ -368,7 +368,7 @@ class SubscribedQueue:
             if self.stream is not None:
                 self.stream.pass_over(recorded)
         for job in waiting:
-            self._finish(job.offset, job.offset + 1)
+            self._finish_run(job.offset, job.offset + 1)
         return len(waiting)
 
     def finish_handed_out(self, start: int, end: int) -> int:
@@ -378,7 +378,7 @@ class SubscribedQueue:
         if self.stream is not None:
             self.stream.pass_over(unfinished)
         for first, after in ranges_of(unfinished):
-            self._finish(first, after)
+            self._finish_run(first, after)
         return len(unfinished)
 
     def open_offsets(self, start: int, end: int) -> list[int]:
@@ -395,18 +395,18 @@ class SubscribedQueue:
             if self.uncommitted.in_commit and (waiting_job := self.table.jobs.get(offset)) is not None:
                 self.uncommitted.mark(offset, waiting_job.packed)
             return False
-        self._failed(job, delay_ms, now, error)
+        self._apply_failure(job, delay_ms, now, error)
         return True
 
     def _take_job(self, offset: int, lease_id: int | None) -> UpstreamJob | None:
         """The job of a message that a client gives back; None, and counted, where it does not have it."""
         pieces = self.leases.take(offset, offset + 1, lease_id)
         if pieces:
-            return self._returned(offset, pieces[0][2])
+            return self._returned_job(offset, pieces[0][2])
         self._count_ignored(1, lease_id)
         return None
 
-    def _returned(self, offset: int, size: int) -> UpstreamJob:
+    def _returned_job(self, offset: int, size: int) -> UpstreamJob:
         job = self.table.jobs.get(offset) or self.table.add(offset, JobState.LEASED)
         job.size = size
         return job
@@ -428,7 +428,7 @@ class SubscribedQueue:
 
     def refuse(self, offset: int, now: float, error: str) -> None:
         """A job that is due fails before it is delivered."""
-        self._failed(self.table.jobs[offset], None, now, error)
+        self._apply_failure(self.table.jobs[offset], None, now, error)
 
     def _count_failure(self, job: UpstreamJob, error: str) -> None:
         self._tally.failed.value += 1
@@ -436,7 +436,7 @@ class SubscribedQueue:
         job.error = error or job.error
         self.uncommitted.mark(job.offset, job.packed)
 
-    def _failed(self, job: UpstreamJob, delay_ms: int | None, now: float, error: str) -> None:
+    def _apply_failure(self, job: UpstreamJob, delay_ms: int | None, now: float, error: str) -> None:
         self._count_failure(job, error)
         job.since = job.since or now
         interval = self.policy.after_fail(job.fails, job.timeouts)
@@ -536,7 +536,7 @@ class SubscribedQueue:
             for follower in self.stream.failing(offset):
                 if not self.leases.turn(follower) and self.leases.take(follower, follower + 1, None):
                     self.send_back(follower)  # extended for itself
-        job = self._returned(offset, size)
+        job = self._returned_job(offset, size)
         job.timeouts += 1
         job.since = job.since or now
         self.uncommitted.mark(offset, job.packed)
@@ -559,7 +559,7 @@ class SubscribedQueue:
             for offset in [offset for offset in self.out if start <= offset < end]:
                 self.out.discard(offset)
                 self.leases.take(offset, offset + 1, None)
-            self._finish(start, end)
+            self._finish_run(start, end)
             if self.observer is not None:
                 self.observer.on_skip(start, end)
 
@@ -580,7 +580,7 @@ class SubscribedQueue:
     def published(self, offset: int, *, acked: bool = False) -> None:
         """Finish a message whose finish is durable, with what it leaves in other topics. `acked`: a client's
         finish."""
-        self._finish(offset, offset + 1, durable=True)
+        self._finish_run(offset, offset + 1, durable=True)
         if self.observer is not None:
             self.observer.on_change(JobNews.ACKED if acked else JobNews.MOVED, offset)
 

@@ -50,7 +50,7 @@ class Acks:
             self._runtime.ignored(group.name, "unknown queue").value += 1
             call.reply_encoded(answers.TRUE[call.wire])
             return
-        positions = self._assigned(fetched, result)
+        positions = self._find_assigned(fetched, result)
         if positions is None:
             call.reply_encoded(answers.FALSE[call.wire])
         elif not positions:
@@ -58,10 +58,10 @@ class Acks:
         else:
             queues = [position.queue for position, _ in positions]
             self._runtime.backend.bounds(queues).then(
-                lambda found: self._store(call, fetched, positions, found)
+                lambda found: self._store_positions(call, fetched, positions, found)
             )
 
-    def _assigned(self, fetched: FetchedGroup, result: Any) -> list[tuple[Position, int]] | None:
+    def _find_assigned(self, fetched: FetchedGroup, result: Any) -> list[tuple[Position, int]] | None:
         """Return the positions of the caller's own queues that the ack names; None when one was just lost."""
         own = {
             (position.queue.topic.encode(), position.qid.encode()): position
@@ -85,7 +85,7 @@ class Acks:
             self._runtime.ignored(fetched.group.name, "unknown queue").value += ignored
         return positions
 
-    def _store(
+    def _store_positions(
         self,
         call: Call,
         fetched: FetchedGroup,
@@ -114,10 +114,10 @@ class Acks:
         runtime.open_commits += 1
         batch = CommitBatch(progress=[part.position.delta(name, part.finished) for part in parts])
 
-        def stored(committed: Completion[list[AppendResult]]) -> None:
+        def on_stored(committed: Completion[list[AppendResult]]) -> None:
             runtime.open_commits -= 1
             if committed.error is None:
-                self._stored(name, parts)
+                self._count_stored(name, parts)
                 call.reply_encoded(answers.TRUE[call.wire])
                 return
             runtime.progress_failed(committed.error)
@@ -126,9 +126,9 @@ class Acks:
                     fetched.topics[topic].reread()
             call.reply_encoded(answers.FALSE[call.wire])
 
-        runtime.backend.commit(batch, runtime.commit_deadline()).then(stored)
+        runtime.backend.commit(batch, runtime.commit_deadline()).then(on_stored)
 
-    def _stored(self, group: str, parts: list[_Part]) -> None:
+    def _count_stored(self, group: str, parts: list[_Part]) -> None:
         for part in parts:
             before = part.position.committed
             part.position.stored(part.finished, part.generation)

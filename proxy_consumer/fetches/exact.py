@@ -30,22 +30,24 @@ class ExactFetch(Fetch):
 
     __slots__ = ()
 
-    def _finish(self, targets: Sequence[Target]) -> None:
+    def _finish_fetch(self, targets: Sequence[Target]) -> None:
         existing = [target for target in targets if not target.gone]
 
-        def known(found: Completion[list[Bounds | None]]) -> None:
+        def on_next_offsets(found: Completion[list[Bounds | None]]) -> None:
             if self.closed:
                 return
             if found.error is not None:
                 self._close([])
-                _later(self.call, found.error)
+                _answer_later(self.call, found.error)
                 return
             for target, bounds in zip(existing, found.value, strict=True):
                 target.bounds = bounds
             bounded = [target for target in existing if target.bounds is not None]
-            self._answer(bounded, {target.queue: target.bounds.next for target in bounded if target.bounds})
+            self._give_answer(
+                bounded, {target.queue: target.bounds.next for target in bounded if target.bounds}
+            )
 
-        self._runtime.backend.bounds([target.queue for target in existing]).then(known)
+        self._runtime.backend.bounds([target.queue for target in existing]).then(on_next_offsets)
 
 
 class ExactFetches:
@@ -72,9 +74,9 @@ class ExactFetches:
             self._runtime,
             call,
             request.consumerId,
-            lambda fetch, newest: (self._plan(fetch.call.args.request, group), []),
+            lambda fetch, newest: (self._plan_targets(fetch.call.args.request, group), []),
             self._wheel,
-            lambda fetch, targets: self._ended(group, fetch, targets),
+            lambda fetch, targets: self._on_fetch_done(group, fetch, targets),
         )
         self._open.add(fetch)
         fetch.start()
@@ -84,7 +86,7 @@ class ExactFetches:
         for fetch in list(self._open):
             fetch.give_up()
 
-    def _plan(self, request: Any, group: Group) -> list[Target]:
+    def _plan_targets(self, request: Any, group: Group) -> list[Target]:
         offsets = request.fetchOffset
         targets: list[Target] = []
         for queue in broadcast_queues(self._runtime, group, request.topics):
@@ -97,10 +99,10 @@ class ExactFetches:
     def _tell_bounds(self, call: Call, group: Group) -> None:
         queues = broadcast_queues(self._runtime, group, call.args.request.topics)
 
-        def known(found: Completion[list[Bounds | None]]) -> None:
+        def on_bounds(found: Completion[list[Bounds | None]]) -> None:
             self._told(0)
             if found.error is not None:
-                _later(call, found.error)
+                _answer_later(call, found.error)
                 return
             targets = [
                 _bounds_target(self._runtime, queue, bounds)
@@ -109,14 +111,14 @@ class ExactFetches:
             ]
             answers.answer(call, targets, {})
 
-        self._runtime.backend.bounds(queues).then(known)
+        self._runtime.backend.bounds(queues).then(on_bounds)
 
-    def _ended(self, group: Group, fetch: Fetch, targets: Sequence[Target]) -> None:
+    def _on_fetch_done(self, group: Group, fetch: Fetch, targets: Sequence[Target]) -> None:
         self._open.discard(fetch)
         self._told(count_fetched(self._runtime, group.name, targets))
 
 
-def _later(call: Call, error: Exception) -> None:
+def _answer_later(call: Call, error: Exception) -> None:
     answers.refuse(call, Code.BUSY, f"the bounds of the queues cannot be told now: {error}")
 
 

@@ -119,7 +119,9 @@ class FetchedGroup:
 
     def use(self) -> None:
         """Someone fetches: be a member of every topic that is shared out."""
-        usable = {each.topic: each for each in self._usable() if each.config.model != BROADCASTING}
+        usable = {
+            each.topic: each for each in self._usable_subscriptions() if each.config.model != BROADCASTING
+        }
         for topic in self.topics.keys() - usable.keys():
             self.topics.pop(topic).leave()
         for topic, subscription in usable.items():
@@ -147,7 +149,7 @@ class FetchedGroup:
                 position.forget(consumers)
         self.changed()
 
-    def _usable(self) -> Iterable[Subscription]:
+    def _usable_subscriptions(self) -> Iterable[Subscription]:
         return [each for each in self.group.subscriptions.values() if each.readable and not each.creating]
 
     # --- what a fetch may read
@@ -159,7 +161,7 @@ class FetchedGroup:
         for position in self.share(fetch.consumer):
             offset = offsets.get(position.queue.topic.encode(), {}).get(position.qid.encode())
             start = position.start(fetch.consumer, offset)
-            targets.append(self._target(fetch, position.queue, start.offset, start.asked))
+            targets.append(self._build_target(fetch, position.queue, start.offset, start.asked))
         wanting: list[QueueRef] = []
         only = fetch.call.args.request.topics
         for queue in broadcast_queues(self._runtime, self.group, only):
@@ -171,7 +173,7 @@ class FetchedGroup:
                 wanting.append(queue)
             elif first_offset >= 0 or newest[queue] >= 0:
                 offset = first_offset if first_offset >= 0 else newest[queue]
-                targets.append(self._target(fetch, queue, offset, first_offset >= 0))
+                targets.append(self._build_target(fetch, queue, offset, first_offset >= 0))
         targets.sort(key=_by_queue)
         return targets, wanting
 
@@ -188,7 +190,7 @@ class FetchedGroup:
             if position is not None and position.queue == target.queue:
                 position.answered(fetch.consumer)
 
-    def _target(self, fetch: Fetch, queue: QueueRef, offset: int, asked: bool) -> Target:
+    def _build_target(self, fetch: Fetch, queue: QueueRef, offset: int, asked: bool) -> Target:
         batch_size = fetch.call.args.request.maxBatchSize
         return read_target(self._runtime, self.group, queue, offset, asked, batch_size)
 

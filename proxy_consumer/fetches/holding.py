@@ -148,13 +148,13 @@ class HeldTopic(ClaimOwner):
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float, release: Release) -> None:
         """Release the queues: everything acknowledged is durable."""
-        self._drop(queues)
+        self._drop_queues(queues)
         release(queues)
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
-        self._drop(queues)
+        self._drop_queues(queues)
 
-    def _drop(self, queues: Sequence[QueueRef]) -> None:
+    def _drop_queues(self, queues: Sequence[QueueRef]) -> None:
         for queue in queues:
             qid = self._runtime.qid(queue)
             position = self.positions.get(qid)

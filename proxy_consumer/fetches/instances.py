@@ -89,7 +89,7 @@ class Instance:
                     batch.left.discard(offset)
                     settled += 1
                     break
-        self._trim(place, batches)
+        self._trim_batches(place, batches)
         self.outstanding -= settled
         return settled
 
@@ -101,11 +101,11 @@ class Instance:
                 if batch.deadline <= now:
                     lost += len(batch.left)
                     batch.left.clear()
-            self._trim(place, batches)
+            self._trim_batches(place, batches)
         self.outstanding -= lost
         return lost
 
-    def _trim(self, place: Place, batches: deque[_Batch]) -> None:
+    def _trim_batches(self, place: Place, batches: deque[_Batch]) -> None:
         remaining = deque(batch for batch in batches if batch.left)
         if remaining:
             self._batches[place] = remaining
@@ -132,13 +132,13 @@ class InstancePull(Fetch):
         self.instance = instance
         self.topic_wanted: bytes | None = call.args.request.topic or None
 
-    def _gathered(self) -> None:
+    def _on_gathered(self) -> None:
         if self.closed:
             return
         first = next((target for target in self._targets if target.deliveries), None)
         if first is not None:
             if self.instance.claim(first.queue, first.offset, first.next_offset):
-                self._finish([first])
+                self._finish_fetch([first])
             else:
                 self.begin()  # another pull of this instance was quicker
             return
@@ -205,17 +205,17 @@ class Instances:
         return True
 
     def _run(self, call: Call, served: Served) -> None:
-        def plan(fetch: Fetch, newest: dict[QueueRef, int]) -> tuple[list[Target], list[QueueRef]]:
-            return self._plan(served, pull, newest)
+        def plan_targets(fetch: Fetch, newest: dict[QueueRef, int]) -> tuple[list[Target], list[QueueRef]]:
+            return self._plan_targets(served, pull, newest)
 
-        def done(fetch: Fetch, targets: Sequence[Target]) -> None:
-            self._ended(served, fetch, targets)
+        def on_done(fetch: Fetch, targets: Sequence[Target]) -> None:
+            self._on_pull_done(served, fetch, targets)
 
-        pull = InstancePull(self._runtime, call, plan, self._wheel, done, served.instance)
+        pull = InstancePull(self._runtime, call, plan_targets, self._wheel, on_done, served.instance)
         served.pulls.add(pull)
         pull.start()
 
-    def _plan(
+    def _plan_targets(
         self, served: Served, pull: InstancePull, newest: dict[QueueRef, int]
     ) -> tuple[list[Target], list[QueueRef]]:
         queues, instance = broadcast_queues(self._runtime, served.group, None), served.instance
@@ -236,7 +236,7 @@ class Instances:
                 targets.append(Target(queue, qid, cursor, False, count, pressure, message_filter, group))
         return targets, []
 
-    def _ended(self, served: Served, pull: Fetch, targets: Sequence[Target]) -> None:
+    def _on_pull_done(self, served: Served, pull: Fetch, targets: Sequence[Target]) -> None:
         served.pulls.discard(pull)
         now = served.instance.seen_at = self._runtime.now()
         for target in targets:
@@ -283,7 +283,7 @@ class Instances:
             if not served.pulls and served.instance.seen_at + IDLE_S <= now:
                 del self._served[name]
             elif self._directory.groups.get(served.group.name.encode()) is not served.group:
-                self._drop(name, served)
+                self._drop_instance(name, served)
         self._gauge.value = len(self._served)
 
     def topics_changed(self) -> None:
@@ -294,9 +294,9 @@ class Instances:
     def drain(self) -> None:
         """Answer the pulls that wait."""
         for name, served in list(self._served.items()):
-            self._drop(name, served)
+            self._drop_instance(name, served)
 
-    def _drop(self, name: bytes, served: Served) -> None:
+    def _drop_instance(self, name: bytes, served: Served) -> None:
         del self._served[name]
         for pull in list(served.pulls):
             pull.give_up()

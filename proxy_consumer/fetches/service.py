@@ -50,7 +50,7 @@ class Fetches:
         self._stop_watching: Callable[[], None] | None = None
         self._draining = False
         cell = runtime.metrics.cell
-        self._exact = ExactFetches(runtime, self._wheel, self._count)
+        self._exact = ExactFetches(runtime, self._wheel, self._count_delivered)
         self._with_messages = cell(FETCHES, "messages")
         self._empty = cell(FETCHES, "empty")
         self._refused = cell(FETCHES, "refused")
@@ -77,7 +77,7 @@ class Fetches:
         self.instances.drain()
         self._exact.drain()
         for fetched in list(self.groups.values()):
-            self._drop(fetched)
+            self._drop_group(fetched)
 
     @property
     def waiting(self) -> int:
@@ -101,14 +101,14 @@ class Fetches:
         if self._directory.groups.get(fetched.group.name.encode()) is not fetched.group or not len(
             fetched.roster
         ):
-            self._drop(fetched)
+            self._drop_group(fetched)
             return
         if expired:
             fetched.released(expired)
         if any(topic.retry_at is not None for topic in fetched.topics.values()):
             fetched.use()
 
-    def _drop(self, fetched: FetchedGroup) -> None:
+    def _drop_group(self, fetched: FetchedGroup) -> None:
         self.groups.pop(fetched.group.name.encode(), None)
         fetched.leave()
 
@@ -126,7 +126,7 @@ class Fetches:
         elif kind == "group" and rest.encode() in self.groups:
             fetched = self.groups[rest.encode()]
             if self._directory.groups.get(rest.encode()) is not fetched.group:
-                self._drop(fetched)
+                self._drop_group(fetched)
         elif kind == "topic":
             self.instances.topics_changed()
             for fetched in self.groups.values():
@@ -156,18 +156,18 @@ class Fetches:
         """Handle a call of `fetch`."""
         request = call.args.request
         if self._draining:
-            self._refuse(call, Code.SHUTTING_DOWN, "this proxy is shutting down; fetch elsewhere")
+            self._refuse_fetch(call, Code.SHUTTING_DOWN, "this proxy is shutting down; fetch elsewhere")
             return
-        fault = _fault(request)
+        fault = _find_fault(request)
         if fault is not None:
-            self._refuse(call, Code.ILLEGAL_MESSAGE, fault)
+            self._refuse_fetch(call, Code.ILLEGAL_MESSAGE, fault)
             return
         if request.leave:
             if fetched := self.groups.get(request.groupId):
                 fetched.roster.leave(request.consumerId)
             call.reply_encoded(answers.NOTHING[call.wire])
             return
-        group = self._group(call, request)
+        group = self._find_group(call, request)
         if group is None:
             return
         are_creating = all(each.creating for each in group.subscriptions.values())
@@ -176,33 +176,33 @@ class Fetches:
             return
         self._begin(call, group)
 
-    def _group(self, call: Call, request: Any) -> Group | None:
+    def _find_group(self, call: Call, request: Any) -> Group | None:
         """The group to fetch from; None when the call is answered."""
         group = self._directory.groups.get(request.groupId)
-        if request.topics and (group is None or self._missing(group, request)):
+        if request.topics and (group is None or self._answer_missing(group, request)):
             group = self._create(call, request)
         elif group is None:
-            self._refuse(call, Code.NO_SUCH_QUEUE, f"group {_text(request.groupId)} does not exist")
+            self._refuse_fetch(call, Code.NO_SUCH_QUEUE, f"group {_as_text(request.groupId)} does not exist")
         if group is None:
             return None
         fault = self._use_fault(group, request)
         if fault is not None:
-            self._refuse(call, Code.ILLEGAL_MESSAGE, fault)
+            self._refuse_fetch(call, Code.ILLEGAL_MESSAGE, fault)
             return None
         return group
 
-    def _missing(self, group: Group, request: Any) -> bool:
+    def _answer_missing(self, group: Group, request: Any) -> bool:
         return any(topic not in group.subscriptions for topic in request.topics)
 
     def _create(self, call: Call, request: Any) -> Group | None:
         """Make the subscriptions that a client of ours names."""
         config = self._runtime.config
         if not config.auto_create_groups:
-            self._refuse(
+            self._refuse_fetch(
                 call,
                 Code.NO_SUCH_QUEUE,
-                f"group {_text(request.groupId)} does not subscribe to all of "
-                f"{[_text(topic) for topic in request.topics]}, and groups are not made on first use here",
+                f"group {_as_text(request.groupId)} does not subscribe to all of "
+                f"{[_as_text(topic) for topic in request.topics]}, and groups are not made on first use here",
             )
             return None
         settings = config.defaults
@@ -213,11 +213,11 @@ class Fetches:
             for topic in request.topics:
                 self._directory.subscribe_on_use(name, topic.decode(), settings)
         except (UnicodeDecodeError, ValueError) as error:
-            self._refuse(call, Code.ILLEGAL_MESSAGE, f"the group cannot be made: {error}")
+            self._refuse_fetch(call, Code.ILLEGAL_MESSAGE, f"the group cannot be made: {error}")
             return None
         except DdmqError as error:
             code = Code.BUSY if isinstance(error, TryLaterError) else Code.ILLEGAL_MESSAGE
-            self._refuse(call, code, str(error))
+            self._refuse_fetch(call, code, str(error))
             return None
         return self._directory.groups.get(request.groupId)
 
@@ -241,7 +241,7 @@ class Fetches:
     def _begin(self, call: Call, group: Group) -> None:
         config = self._runtime.config
         if self._wheel.count >= config.waiters_max:
-            self._refuse(call, Code.BUSY, f"{config.waiters_max} fetches are open; that is the bound")
+            self._refuse_fetch(call, Code.BUSY, f"{config.waiters_max} fetches are open; that is the bound")
             return
         if call.args.request.exact:
             self._exact.begin(call, group)
@@ -252,7 +252,9 @@ class Fetches:
             fetched = self.groups[key] = FetchedGroup(self._runtime, group, IDS_MAX)
         fresh = fetched.roster.begin(call.args.request.consumerId, self._runtime.now())
         if fresh is None:
-            self._refuse(call, Code.BUSY, f"group {group.name} has {IDS_MAX} consumer ids; that is the bound")
+            self._refuse_fetch(
+                call, Code.BUSY, f"group {group.name} has {IDS_MAX} consumer ids; that is the bound"
+            )
             return
         fetched.use()
         if fresh:
@@ -260,24 +262,24 @@ class Fetches:
         self._run(call, fetched)
 
     def _run(self, call: Call, fetched: FetchedGroup) -> None:
-        def done(fetch: Fetch, targets: Sequence[Target]) -> None:
-            self._ended(fetched, fetch, targets)
+        def on_done(fetch: Fetch, targets: Sequence[Target]) -> None:
+            self._on_fetch_done(fetched, fetch, targets)
 
         consumer: bytes = call.args.request.consumerId
-        fetch = Fetch(self._runtime, call, consumer, fetched.plan, self._wheel, done)
+        fetch = Fetch(self._runtime, call, consumer, fetched.plan, self._wheel, on_done)
         fetched.fetches.add(fetch)
         fetch.start()
 
-    def _ended(self, fetched: FetchedGroup, fetch: Fetch, targets: Sequence[Target]) -> None:
+    def _on_fetch_done(self, fetched: FetchedGroup, fetch: Fetch, targets: Sequence[Target]) -> None:
         fetched.fetches.discard(fetch)
         fetched.roster.end(fetch.consumer, self._runtime.now())
         fetched.answered(fetch, targets)
-        self._count(count_fetched(self._runtime, fetched.group.name, targets))
+        self._count_delivered(count_fetched(self._runtime, fetched.group.name, targets))
 
-    def _count(self, messages: int) -> None:
+    def _count_delivered(self, messages: int) -> None:
         (self._with_messages if messages else self._empty).value += 1
 
-    def _refuse(self, call: Call, code: Code, text: str) -> None:
+    def _refuse_fetch(self, call: Call, code: Code, text: str) -> None:
         self._refused.value += 1
         now = self._runtime.now()
         kind = f"{int(code)} {text[:40]}"
@@ -288,7 +290,7 @@ class Fetches:
         answers.refuse(call, code, text)
 
 
-def _fault(request: Any) -> str | None:
+def _find_fault(request: Any) -> str | None:
     """Return why a fetch cannot be taken as it stands."""
     size = len(request.consumerId)
     if not 0 < size <= ID_BYTES_MAX:
@@ -302,5 +304,5 @@ def _fault(request: Any) -> str | None:
     return None
 
 
-def _text(name: bytes) -> str:
+def _as_text(name: bytes) -> str:
     return name[:130].decode("utf-8", "replace")

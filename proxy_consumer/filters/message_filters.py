@@ -68,10 +68,10 @@ def expression_fault(tags: str, sql: str) -> str | None:
             key, text = "sql", sql
             compile_sql(sql)
     except ExpressionError as error:
-        return f"{key} is {_short(text)}: {error}"
+        return f"{key} is {_shorten_text(text)}: {error}"
     if names is not None and sql:
         return (
-            f"tags is {_short(tags)} and sql is {_short(sql)}; allowed is one of them "
+            f"tags is {_shorten_text(tags)} and sql is {_shorten_text(sql)}; allowed is one of them "
             "(tags: \"*\" with sql; in sql, a tag is TAGS = 'A')"
         )
     return None
@@ -83,10 +83,10 @@ def check_stated(sql: str) -> None:
         if sql:
             parse_sql(sql, strict=True)
     except ExpressionError as error:
-        raise CallerError(f"sql is {_short(sql)}: {error}") from error
+        raise CallerError(f"sql is {_shorten_text(sql)}: {error}") from error
 
 
-def _short(text: str) -> str:
+def _shorten_text(text: str) -> str:
     return repr(text if len(text) <= 100 else f"{text[:99]}…")
 
 
@@ -132,11 +132,11 @@ class SqlFilter:
     def judge(self, delivery: bytes) -> Refusal | None:
         """Only what the expression names is decoded."""
         try:
-            return None if self._match(self._row(delivery)) else FILTERED
+            return None if self._match(self._decode_row(delivery)) else FILTERED
         except DamagedError as error:
             return Refusal(str(error))
 
-    def _row(self, delivery: bytes) -> dict[str, str]:
+    def _decode_row(self, delivery: bytes) -> dict[str, str]:
         row: dict[str, str] = {}
         names = self._names
         if names:

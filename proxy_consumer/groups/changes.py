@@ -70,7 +70,7 @@ class Changes:
         if stored.source != SOURCE_LOG:
             raise CallerError(owned(group, topic, stored.source))
         retained = {name: value for name, value in stored.given.items() if name not in unset}
-        before = self._before(stored)
+        before = self._settings_before(stored)
         wanted = overlay(SubscriptionDefaults, retained | dict(settings), where(group, topic))
         _check_size(group, topic, wanted.given)
         after = wanted.over(self._runtime.config.defaults)
@@ -88,15 +88,15 @@ class Changes:
         """`change` follows where a client's pull has made it otherwise at the same moment."""
         config = wanted.over(self._runtime.config.defaults)
 
-        def made() -> Completion[SubscriptionChange]:
+        def on_made() -> Completion[SubscriptionChange]:
             stored = self.stored(group, topic)
             if stored is None or stored.given == _as_stored(wanted.given):
                 return succeeded(SubscriptionChange(None, config, wanted.given))
             return change()
 
-        return followed(self._directory.subscribe(group, topic, config, given=wanted.given)[1], made)
+        return followed(self._directory.subscribe(group, topic, config, given=wanted.given)[1], on_made)
 
-    def _before(self, stored: Stored) -> SubscriptionDefaults:
+    def _settings_before(self, stored: Stored) -> SubscriptionDefaults:
         """Return the settings in force; the defaults where the stored ones contradict them by now."""
         defaults = self._runtime.config.defaults
         try:
@@ -115,11 +115,11 @@ class Changes:
         if key in self._busy:
             raise TryLaterError(f"group {group!r} on topic {topic!r} is being changed just now; do it again")
         self._busy.add(key)
-        commit = self._store(group, topic, wanted)
+        commit = self._store_settings(group, topic, wanted)
         commit.then(lambda _: self._busy.discard(key))
         return commit
 
-    def _store(self, group: str, topic: str, wanted: Stored) -> Completion[Any]:
+    def _store_settings(self, group: str, topic: str, wanted: Stored) -> Completion[Any]:
         runtime = self._runtime
         value = encode_subscription(wanted.given, wanted.created_ms, wanted.source)
         batch = CommitBatch(settings={subscription_key(group, topic): value})
@@ -157,7 +157,7 @@ class Changes:
         if was == wanted and stored.source == source:
             return succeeded(None)
         check_stated(config, was.over(self._runtime.config.defaults))
-        return self._store(group, topic, Stored(wanted.given, stored.created_ms, source))
+        return self._store_settings(group, topic, Stored(wanted.given, stored.created_ms, source))
 
     def _declare_made(
         self, group: str, topic: str, wanted: Overlay[SubscriptionDefaults], source: str
@@ -170,7 +170,7 @@ class Changes:
     def _release(self, group: str, topic: str, stored: Stored) -> Completion[Any]:
         facts = {"group": group, "topic": topic, "file": stored.source}
         log.info("subscription no longer in the file; `ddmq group set` may change it", extra=facts)
-        return self._store(group, topic, stored._replace(source=SOURCE_LOG))
+        return self._store_settings(group, topic, stored._replace(source=SOURCE_LOG))
 
     def _owned_by(self, source: str) -> Iterable[tuple[str, str, Stored]]:
         for key, value in self._runtime.backend.settings(SUBSCRIPTION_PREFIX).items():

@@ -281,14 +281,14 @@ class Directory:
         subscription.creating = True
         self._making[subscription] = creation
 
-        def done(stored: Completion[int]) -> None:
+        def on_stored(stored: Completion[int]) -> None:
             error = stored.error
             skipped = 0 if error is not None else stored.value
             subscription.creating = False
             del self._making[subscription]
             if isinstance(error, FencedError):  # another proxy made it at the same moment
                 text = f"group {name} on topic {topic} is being made by another proxy just now; do it again"
-                error = None if self._exists(name, topic) else TryLaterError(text)
+                error = None if self._setting_exists(name, topic) else TryLaterError(text)
             if error is None:
                 if group.waiting.waiting_for(topic):
                     subscription.use(self._runtime.now())
@@ -296,17 +296,17 @@ class Directory:
                 creation.succeed(skipped)
                 return
             creation.fail(error)  # first: a pull that waits for it is refused, not answered empty
-            self._undo(group, subscription)
+            self._undo_creation(group, subscription)
 
         if given is None:
             given = differences(config, self._runtime.config.defaults)
-        created(self._runtime, name, topic, config.start, Stored(given, 0, source)).then(done)
+        created(self._runtime, name, topic, config.start, Stored(given, 0, source)).then(on_stored)
         return subscription, creation
 
-    def _exists(self, name: str, topic: str) -> bool:
+    def _setting_exists(self, name: str, topic: str) -> bool:
         return self._runtime.backend.setting(subscription_key(name, topic)) is not None
 
-    def _undo(self, group: Group, subscription: Subscription) -> None:
+    def _undo_creation(self, group: Group, subscription: Subscription) -> None:
         if group.subscriptions.get(subscription.topic.encode()) is subscription:
             group.remove(subscription.topic)
         if not group.subscriptions and self._runtime.backend.setting(group_key(group.name)) is None:
@@ -346,7 +346,7 @@ def created(runtime: Runtime, group: str, topic: str, start: str, wanted: Stored
         return followed(succeeded(None), lambda: _store_created(runtime, group, topic, wanted, (), 0))
     views, starts = runtime.backend.progress(group, queues), _find_starts(runtime.backend, start, queues)
 
-    def store() -> Completion[int]:
+    def store_settings() -> Completion[int]:
         resets = [
             ProgressDelta(group, queue, view.epoch, view.generation + 1, reset_to=at.offset)
             for queue, view, at in zip(queues, views.value, starts.value, strict=True)
@@ -355,7 +355,7 @@ def created(runtime: Runtime, group: str, topic: str, start: str, wanted: Stored
         skipped = sum(at.skipped for at in starts.value if at is not None)
         return _store_created(runtime, group, topic, wanted, resets, skipped)
 
-    return followed(all_of([views, starts]), store)
+    return followed(all_of([views, starts]), store_settings)
 
 
 def _find_starts(

@@ -89,8 +89,8 @@ class Gauges:
         self._runtime = runtime
         self._directory = directory
         self._cells: dict[Name, tuple[MetricCell, ...]] = {}
-        self._oldest = Oldest(runtime, self._aged)
-        self._unheld = Unheld(runtime, self._told)
+        self._oldest = Oldest(runtime, self._on_age)
+        self._unheld = Unheld(runtime, self._on_unheld)
         self.stalled = Stalled(runtime, directory.subscriptions, fetched)
         self._shares: dict[Name, Share] = {}
         self._looked_at = float("-inf")
@@ -107,15 +107,15 @@ class Gauges:
             return
         self._looked_at, self._asking = now, True
         subscriptions = self._directory.subscriptions()
-        queues = list({queue for each in subscriptions for queue in self._committed(each)})
+        queues = list({queue for each in subscriptions for queue in self._committed_offsets(each)})
         try:
             lookup = self._runtime.backend.bounds(queues)
         except BaseException:
             self._asking = False
             raise
-        lookup.then(lambda found: self._answered(queues, found))
+        lookup.then(lambda found: self._on_bounds(queues, found))
 
-    def _answered(self, queues: list[QueueRef], found: Completion[list[Bounds | None]]) -> None:
+    def _on_bounds(self, queues: list[QueueRef], found: Completion[list[Bounds | None]]) -> None:
         self._asking = False
         if found.error is not None:
             return  # the gauges keep their last values
@@ -124,12 +124,12 @@ class Gauges:
         shares: dict[Name, Share] = {}
         others: dict[Name, Subscription] = {}
         for each in self._directory.subscriptions():
-            committed = self._committed(each)
+            committed = self._committed_offsets(each)
             if committed:
                 span = max((state.ack_map.span for state in own_states(each).values()), default=0)
-                shares[_name(each)] = Share(each, _behind(committed, nexts), span)
+                shares[_name_of(each)] = Share(each, _find_behind(committed, nexts), span)
             else:
-                others[_name(each)] = each
+                others[_name_of(each)] = each
         unknown = set()
         for name, rows in self._unheld.look(others.values()).items():
             if rows is None:
@@ -141,36 +141,36 @@ class Gauges:
         else:
             self._clear_retry_paths(())
         self._shares = shares
-        self._oldest.look_up(row for share in shares.values() for row in _late(share))
-        self._show(unknown)
+        self._oldest.look_up(row for share in shares.values() for row in _late_queues(share))
+        self._show_shares(unknown)
 
-    def _told(self, subscription: Subscription, rows: list[Behind]) -> None:
+    def _on_unheld(self, subscription: Subscription, rows: list[Behind]) -> None:
         """Report a subscription that no proxy holds, as is known by now; without rows, some proxy does."""
-        name = _name(subscription)
-        if self._committed(subscription):
+        name = _name_of(subscription)
+        if self._committed_offsets(subscription):
             return  # it is held here meanwhile: the next look tells of it
         if rows:
             share = self._shares[name] = Share(subscription, rows)
-            self._oldest.more(_late(share))
-            self._set(name, self._waiting(share))
+            self._oldest.more(_late_queues(share))
+            self._set(name, self._build_values(share))
         else:
             self._shares.pop(name, None)
             self._clear(name)
 
-    def _aged(self, group: str, queue: QueueRef) -> None:
+    def _on_age(self, group: str, queue: QueueRef) -> None:
         name = group, queue.topic
         share, cells = self._shares.get(name), self._cells.get(name)
         if share is not None and cells is not None:
             cells[AGE].value = self._age_ms(share)
 
-    def _committed(self, subscription: Subscription) -> dict[QueueRef, int]:
+    def _committed_offsets(self, subscription: Subscription) -> dict[QueueRef, int]:
         """The queues of its topic that are pulled or fetched from here, and their committed offsets."""
         offsets = {queue: state.ack_map.committed for queue, state in own_states(subscription).items()}
         return offsets or self._fetched(subscription.group.name, subscription.topic)
 
-    def _show(self, unknown: Set[Name]) -> None:
+    def _show_shares(self, unknown: Set[Name]) -> None:
         for name, share in self._shares.items():
-            self._set(name, self._waiting(share))
+            self._set(name, self._build_values(share))
         for name in self._cells.keys() - self._shares.keys() - unknown:
             self._clear(name)
 
@@ -180,7 +180,7 @@ class Gauges:
         if found.error is not None or not self._unheld.reports:
             return  # the gauges keep their last values
         now_ms = self._runtime.clock.wall_ms()
-        subscribed = {_name(each) for each in self._directory.subscriptions()}
+        subscribed = {_name_of(each) for each in self._directory.subscriptions()}
         rows = {name: row for name, row in found.value.waiting.items() if name in subscribed}
         for name, row in rows.items():
             if name not in self._retry_cells:
@@ -202,7 +202,7 @@ class Gauges:
             self._set(name, GaugeValues())
             del self._cells[name]
 
-    def _waiting(self, share: Share) -> GaugeValues:
+    def _build_values(self, share: Share) -> GaugeValues:
         subscription = share.subscription
         keys = blocked(subscription, self._runtime.now())
         budget = subscription.buffer.budget
@@ -229,7 +229,7 @@ class Gauges:
             cell.value = value
 
 
-def _name(subscription: Subscription) -> Name:
+def _name_of(subscription: Subscription) -> Name:
     return subscription.group.name, subscription.topic
 
 
@@ -238,13 +238,13 @@ def own_states(subscription: Subscription) -> dict[QueueRef, SubscribedQueue]:
     return {queue: state for queue, state in subscription.buffer.queues.items() if not state.retry_queue}
 
 
-def _late(share: Share) -> Iterator[tuple[str, QueueRef, int]]:
+def _late_queues(share: Share) -> Iterator[tuple[str, QueueRef, int]]:
     """Group, queue and committed offset of every queue with a lag."""
     for row in share.late:
         yield share.subscription.group.name, row.queue, row.committed
 
 
-def _behind(committed: Mapping[QueueRef, int], nexts: Mapping[QueueRef, int]) -> list[Behind]:
+def _find_behind(committed: Mapping[QueueRef, int], nexts: Mapping[QueueRef, int]) -> list[Behind]:
     """Return the queues that have a lag."""
     return [
         Behind(queue, offset, nexts[queue])
@@ -338,7 +338,7 @@ class Oldest:
         read_head.then(lambda read: self._read_done(key, head, offset, read))
 
     def _read_done(self, key: Key, head: Head, offset: int, read: Completion[ReadBatch]) -> None:
-        if _take(head, offset, read):
+        if _take_store_time(head, offset, read):
             self._found(*key)
 
     def stored_ms(self, group: str, queues: Iterable[QueueRef]) -> int | None:
@@ -347,7 +347,7 @@ class Oldest:
         return min((head.stored_ms for head in heads if head is not None and head.stored_ms), default=None)
 
 
-def _take(head: Head, offset: int, read: Completion[ReadBatch]) -> bool:
+def _take_store_time(head: Head, offset: int, read: Completion[ReadBatch]) -> bool:
     """Whether it says when the message was stored."""
     head.reading = False
     if read.error is not None or read.value.status is not ReadStatus.DATA or not read.value.offsets:

@@ -52,7 +52,7 @@ def differences(config: SubscriptionDefaults, defaults: SubscriptionDefaults) ->
 
 def decode_group(value: bytes) -> dict[str, Any]:
     """The members of `group/NAME`. Raises ConfigError."""
-    return _object(value, "group")
+    return _decode_object(value, "group")
 
 
 class Stored(NamedTuple):
@@ -70,13 +70,13 @@ class Stored(NamedTuple):
 
 def stored_subscription(key: str, value: bytes) -> Stored:
     """Decode the value of `subscription/GROUP/TOPIC`. Raises ConfigError."""
-    members = _object(value, key)
+    members = _decode_object(value, key)
     return Stored(
         members.get("settings", {}), int(members.get("created_ms", 0)), str(members.get("source", SOURCE_LOG))
     )
 
 
-def _object(value: bytes, what: str) -> dict[str, Any]:
+def _decode_object(value: bytes, what: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(value, type=dict[str, Any])
     except msgspec.DecodeError as error:

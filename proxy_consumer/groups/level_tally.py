@@ -71,9 +71,9 @@ class LevelTally:
             number: self._blocks.get(number) or _Block(max(number * BLOCK, committed)) for number in starts
         }
         for block in self._blocks.values():
-            if block.left != self._left(block):
+            if block.left != self._count_unfinished(block):
                 block.begin(max(block.start, committed))
-                block.left = self._left(block)
+                block.left = self._count_unfinished(block)
 
     def missing(self) -> OffsetSpan | None:
         """The next offsets to read; None when all is counted."""
@@ -93,7 +93,7 @@ class LevelTally:
                 row = block.rows.get(name)
                 block.rows[name] = waiting if row is None else row.plus(waiting)
         block.counted = span.end
-        block.left = self._left(block)
+        block.left = self._count_unfinished(block)
 
     def waiting(self) -> Mapping[Name, RetryWaiting]:
         """Return the counts so far."""
@@ -104,7 +104,7 @@ class LevelTally:
                 rows[name] = waiting if row is None else row.plus(waiting)
         return rows
 
-    def _left(self, block: _Block) -> int:
+    def _count_unfinished(self, block: _Block) -> int:
         """Return how many of the block's counted offsets are not finished."""
         finished = sum(
             max(0, min(end, block.counted) - max(start, block.start)) for start, end in self._finished

@@ -87,9 +87,9 @@ class GroupOrdering:
             self._aside[setting] = value.decode()
         before, parked = self._shared.parked, frozenset(self._aside.values())
         self._shared.parked = parked
-        for scope in self._scopes():
+        for scope in self._ordered_scopes():
             scope.ledger.parked_keys = parked
-        for queue, stream in self._streams():
+        for queue, stream in self._ordered_streams():
             for offset, chain in list(stream.busy.items()):
                 if chain.key in parked and chain.key not in before:
                     queue.park(offset)
@@ -113,7 +113,7 @@ class GroupOrdering:
         outcomes = [
             KeyOutcome(head, head.state if head.state in (IN_FLIGHT, DYING) else PARKED) for head in heads
         ]
-        return followed(self._store(key, key.encode(), limit), lambda: succeeded(outcomes))
+        return followed(self._store_parked(key, key.encode(), limit), lambda: succeeded(outcomes))
 
     def _parked_limit(self) -> SettingsLimit:
         """Return how many keys of the group may be parked, whichever proxies park them."""
@@ -136,7 +136,7 @@ class GroupOrdering:
         stored = [commit for head in heads for commit in self._store_attempts(head.queue)]
         self._group.serve()
         if key in self.parked:
-            stored.append(self._store(key, None))
+            stored.append(self._store_parked(key, None))
         return followed(all_of(stored), lambda: succeeded(outcomes))
 
     def _replay(self, head: KeyHead, *, take_away: bool) -> str:
@@ -194,7 +194,9 @@ class GroupOrdering:
             ),
         )
 
-    def _store(self, key: str, value: bytes | None, *limits: SettingsLimit) -> Completion[list[AppendResult]]:
+    def _store_parked(
+        self, key: str, value: bytes | None, *limits: SettingsLimit
+    ) -> Completion[list[AppendResult]]:
         batch = CommitBatch(settings={parked_key(self._group.name, key): value}, limits=limits)
         return self._runtime.backend.commit(batch, self._runtime.commit_deadline())
 
@@ -217,17 +219,17 @@ class GroupOrdering:
         topics = [info for info in map(self._runtime.backend.topic, names) if info is not None]
         return {queue: self._runtime.qid(queue) for info in topics for queue in info.refs()}
 
-    def _streams(self) -> Iterator[tuple[SubscribedQueue, QueueStream]]:
+    def _ordered_streams(self) -> Iterator[tuple[SubscribedQueue, QueueStream]]:
         for subscription in self._group.subscriptions.values():
             yield from subscription.streams()
 
-    def _scopes(self) -> Iterable[OrderScope]:
+    def _ordered_scopes(self) -> Iterable[OrderScope]:
         buffers = (subscription.buffer for subscription in self._group.subscriptions.values())
         return dict.fromkeys(scope for buffer in buffers for scope in buffer.scopes())
 
     def _find_heads(self, key: str) -> list[KeyHead]:
         """The first unfinished message of a key, in each scope that has some of it."""
-        chains = [(scope, scope.table.get(key)) for scope in self._scopes()]
+        chains = [(scope, scope.table.get(key)) for scope in self._ordered_scopes()]
         return [
             KeyHead(scope.queues[stream], offset, chain)
             for scope, chain in chains
@@ -244,7 +246,7 @@ class GroupOrdering:
         now = self._runtime.now()
         heads = [
             KeyHead(queue, offset, chain)
-            for queue, stream in self._streams()
+            for queue, stream in self._ordered_streams()
             for offset, chain in stream.busy.items()
             if chain.heads[:1] == [(queue.stream, offset)]
         ]

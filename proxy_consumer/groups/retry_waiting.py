@@ -103,7 +103,7 @@ class RetryPaths:
         else:
             end = span.end  # what was there is gone: nothing of it waits
         self._reads_left -= max(1, len(batch.offsets))
-        tally.add(OffsetSpan(span.offset, end), _rows(batch, end))
+        tally.add(OffsetSpan(span.offset, end), _waiting_rows(batch, end))
         self._read_on()
 
     def _end(
@@ -126,7 +126,7 @@ class RetryPaths:
             lookup.succeed(self._found)
 
 
-def _rows(batch: ReadBatch, end: int) -> Iterator[tuple[int, Name, RetryWaiting]]:
+def _waiting_rows(batch: ReadBatch, end: int) -> Iterator[tuple[int, Name, RetryWaiting]]:
     for index, offset in enumerate(batch.offsets):
         if offset >= end:
             return
@@ -134,12 +134,12 @@ def _rows(batch: ReadBatch, end: int) -> Iterator[tuple[int, Name, RetryWaiting]
             record = batch.record(index)
         except DamagedError:
             continue
-        name = _name(record)
+        name = _name_of(record)
         if name is not None:
             yield offset, name, RetryWaiting(1, since_ms(record), record.due_ms)
 
 
-def _name(record: StoredRecord) -> Name | None:
+def _name_of(record: StoredRecord) -> Name | None:
     """Group and topic of a message on a retry path; None for one that a producer delayed."""
     real = record.system.get(REAL_TOPIC, "")
     if not real.startswith(RETRY_PREFIX):
@@ -173,7 +173,7 @@ def retry_due(runtime: Runtime) -> Completion[Mapping[Name, RetryWaiting]]:
     views = gather([backend.progress(group, [queue]) for (group, _), queue in owners.items()])
     bounds = backend.bounds(list(owners.values()))
 
-    def found() -> Completion[Mapping[Name, RetryWaiting]]:
+    def on_limits() -> Completion[Mapping[Name, RetryWaiting]]:
         late: list[_Late] = []
         for (name, queue), (view,), limits in zip(owners.items(), views.value, bounds.value, strict=True):
             if limits is not None:
@@ -182,15 +182,15 @@ def retry_due(runtime: Runtime) -> Completion[Mapping[Name, RetryWaiting]]:
                 if unfinished > 0:
                     late.append(_Late(name, queue, committed, unfinished))
         firsts = gather([backend.read(each.queue, each.committed, 1, FIRST_BYTES) for each in late])
-        return followed(firsts, lambda: succeeded(waiting(zip(late, firsts.value, strict=True))))
+        return followed(firsts, lambda: succeeded(build_waiting(zip(late, firsts.value, strict=True))))
 
-    def waiting(rows: Iterable[tuple[_Late, ReadBatch]]) -> Mapping[Name, RetryWaiting]:
+    def build_waiting(rows: Iterable[tuple[_Late, ReadBatch]]) -> Mapping[Name, RetryWaiting]:
         now_ms = runtime.clock.wall_ms()
         return {
             each.name: RetryWaiting(each.messages, _since_ms(first, now_ms), now_ms) for each, first in rows
         }
 
-    return followed(all_of([views, bounds]), found)
+    return followed(all_of([views, bounds]), on_limits)
 
 
 def _since_ms(first: ReadBatch, now_ms: int) -> int:

@@ -98,7 +98,7 @@ class Stalled:
                 names.append((watch.looked_at, name))
             elif watch.queues:
                 watch.queues = {}
-                self._show(here[name], watch, now)
+                self._log_changes(here[name], watch, now)
         for _, name in sorted(names)[:CHECKS_MAX]:
             self._known[name].looked_at = now
             self._check(here[name])
@@ -108,36 +108,36 @@ class Stalled:
         now, stalls = self._runtime.now(), []
         for each in subscriptions:
             watch = self._known.get((group, each.topic))
-            since = {} if watch is None else self._stalled(watch, now)
+            since = {} if watch is None else self._stalled_queues(watch, now)
             if since:
                 longest = now - min(since.values())
-                stalls.append(Stall(each.topic, tuple(sorted(since)), longest, self._unpulled(each)))
+                stalls.append(Stall(each.topic, tuple(sorted(since)), longest, self._unpulled_topics(each)))
         return stalls
 
     def _check(self, subscription: Subscription) -> None:
         """Ask where its queues stand, and who holds those that are not held here."""
         runtime, name = self._runtime, (subscription.group.name, subscription.topic)
 
-        def counted(found: Completion[SubscriptionStats]) -> None:
+        def on_counted(found: Completion[SubscriptionStats]) -> None:
             if found.error is not None:
                 return  # what was known stands until the next look
             if all(row.held or not row.lag for row in found.value.queues):
-                self._judge(subscription, found.value, {})
+                self._judge_subscription(subscription, found.value, {})
                 return
             try:
                 lookup = runtime.backend.holders(*name, runtime.now() + STALLED_S)
             except DdmqError:
                 return
-            lookup.then(lambda holders: told(found.value, holders))
+            lookup.then(lambda holders: on_holders(found.value, holders))
 
-        def told(found: SubscriptionStats, holders: Completion[Mapping[QueueRef, str]]) -> None:
+        def on_holders(found: SubscriptionStats, holders: Completion[Mapping[QueueRef, str]]) -> None:
             if holders.error is None:
                 by_id = {queue.queue_id: address for queue, address in holders.value.items()}
-                self._judge(subscription, found, by_id)
+                self._judge_subscription(subscription, found, by_id)
 
-        subscription_stats(runtime, subscription).then(counted)
+        subscription_stats(runtime, subscription).then(on_counted)
 
-    def _judge(
+    def _judge_subscription(
         self, subscription: Subscription, found: SubscriptionStats, holders: Mapping[int, str]
     ) -> None:
         name, now = (found.group, found.topic), self._runtime.now()
@@ -148,13 +148,13 @@ class Stalled:
         before, watch.queues = watch.queues, {}
         if watch.waited_at + WAITED_S >= now:
             for row in found.queues:
-                if row.lag and not self._explained(subscription, row, holders.get(row.queue_id)):
+                if row.lag and not self._is_explained(subscription, row, holders.get(row.queue_id)):
                     progress = Seen(row.committed, row.ack_span, now)
                     last = before.get(row.queue_id, progress)
                     watch.queues[row.queue_id] = last if last[:2] == progress[:2] else progress
-        self._show(subscription, watch, now)
+        self._log_changes(subscription, watch, now)
 
-    def _explained(self, subscription: Subscription, row: QueueStats, holder: str | None) -> bool:
+    def _is_explained(self, subscription: Subscription, row: QueueStats, holder: str | None) -> bool:
         """Whether a queue stands still because it is meant to."""
         runtime, group = self._runtime, subscription.group
         info = runtime.backend.topic(subscription.topic)
@@ -171,11 +171,11 @@ class Stalled:
         if subscription.order.open_at > runtime.now() or _is_busy(state):
             return True
         scope = subscription.buffer.scope_of(state)
-        if scope is None or self._unpulled(subscription):
+        if scope is None or self._unpulled_topics(subscription):
             return False
         return bool(group.shared.parked) or any(map(_is_busy, scope.queues.values()))
 
-    def _unpulled(self, subscription: Subscription) -> tuple[str, ...]:
+    def _unpulled_topics(self, subscription: Subscription) -> tuple[str, ...]:
         """Topics that share its chains, have messages, and are pulled by nobody."""
         if not subscription.group_wide:
             return ()
@@ -188,7 +188,7 @@ class Stalled:
         return tuple(sorted(topics))
 
     @staticmethod
-    def _stalled(known: Watched, now: float) -> dict[int, float]:
+    def _stalled_queues(known: Watched, now: float) -> dict[int, float]:
         """The queues that have stood still for long enough, and since when."""
         return {
             number: progress.since
@@ -196,14 +196,14 @@ class Stalled:
             if progress.since + STALLED_S <= now
         }
 
-    def _show(self, subscription: Subscription, known: Watched, now: float) -> None:
-        name, since = (subscription.group.name, subscription.topic), self._stalled(known, now)
+    def _log_changes(self, subscription: Subscription, known: Watched, now: float) -> None:
+        name, since = (subscription.group.name, subscription.topic), self._stalled_queues(known, now)
         self._runtime.metrics.cell(catalogue.STALLED_QUEUES, *name).value = len(since)
         facts = {"group": name[0], "topic": name[1], "queues": sorted(since or known.told)}
         if since.keys() - known.told:
             why = {
                 "seconds": int(now - min(since.values())),
-                "held_up_by": list(self._unpulled(subscription)),
+                "held_up_by": list(self._unpulled_topics(subscription)),
             }
             log.warning("queues stand still though clients wait for their messages", extra=facts | why)
         elif known.told and not since:

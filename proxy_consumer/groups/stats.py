@@ -85,7 +85,7 @@ def subscription_stats(runtime: Runtime, subscription: Subscription) -> Completi
     """Asks the backend for progress and bounds, in bulk."""
     info = runtime.backend.topic(subscription.topic)
     if info is None:
-        return succeeded(_summed(subscription, ()))
+        return succeeded(_sum_rows(subscription, ()))
     queues = info.refs()
     retry_queue = retry_queue_of(runtime, subscription.group.name, subscription.topic)
     if retry_queue is not None:
@@ -93,15 +93,15 @@ def subscription_stats(runtime: Runtime, subscription: Subscription) -> Completi
     views = runtime.backend.progress(subscription.group.name, queues)
     bounds = runtime.backend.bounds(queues)
 
-    def counted() -> Completion[SubscriptionStats]:
+    def on_counted() -> Completion[SubscriptionStats]:
         rows = [
             (queue != retry_queue, _queue_stats(runtime, subscription, queue, view, limits))
             for queue, view, limits in zip(queues, views.value, bounds.value, strict=True)
             if limits is not None
         ]
-        return succeeded(_summed(subscription, rows))
+        return succeeded(_sum_rows(subscription, rows))
 
-    return followed(all_of([views, bounds]), counted)
+    return followed(all_of([views, bounds]), on_counted)
 
 
 def group_stats(runtime: Runtime, group: Group, topic: str | None) -> Completion[list[SubscriptionStats]]:
@@ -123,18 +123,18 @@ def _queue_stats(
         committed=committed,
         next=bounds.next,
         lag=max(0, bounds.next - committed) if shared else 0,
-        in_flight=_live(state, lambda held: held.leases.jobs),
-        retrying=_live(state, lambda held: held.table.retrying),
-        ack_span=_live(state, lambda held: held.ack_map.span) if state else top - committed,
+        in_flight=_live_number(state, lambda held: held.leases.jobs),
+        retrying=_live_number(state, lambda held: held.table.retrying),
+        ack_span=_live_number(state, lambda held: held.ack_map.span) if state else top - committed,
         held=state is not None,
     )
 
 
-def _live(state: SubscribedQueue | None, number: Callable[[SubscribedQueue], int]) -> int:
+def _live_number(state: SubscribedQueue | None, number: Callable[[SubscribedQueue], int]) -> int:
     return 0 if state is None else number(state)
 
 
-def _summed(subscription: Subscription, rows: Sequence[tuple[bool, QueueStats]]) -> SubscriptionStats:
+def _sum_rows(subscription: Subscription, rows: Sequence[tuple[bool, QueueStats]]) -> SubscriptionStats:
     """`rows`: each with whether it is the topic's own, or of the retry path."""
     queues = tuple(row for own, row in rows if own)
     return SubscriptionStats(
@@ -173,10 +173,10 @@ def live_state(subscription: Subscription, queue: QueueRef, offset: int) -> Live
     if subscribed.leases.lease_of(offset) is not None:
         return LiveState(IN_FLIGHT, failed + 1, error)
     state_name = None if job is None else _JOB_STATES.get(job.state)
-    return LiveState(state_name or _unread(subscribed, offset, failed), failed, error)
+    return LiveState(state_name or _describe_unread(subscribed, offset, failed), failed, error)
 
 
-def _unread(held: SubscribedQueue, offset: int, failed: int) -> str:
+def _describe_unread(held: SubscribedQueue, offset: int, failed: int) -> str:
     if failed:
         return RETRYING
     behind = held.stream is not None and offset < held.feed.cursor

@@ -92,31 +92,31 @@ class Unheld(ClaimOwner):
         self._known[name] = self._known[name]._replace(at=now)
         deadline = now + REFRESH_S
 
-        def told(holders: Completion[Mapping[QueueRef, str]]) -> None:
+        def on_holders(holders: Completion[Mapping[QueueRef, str]]) -> None:
             if holders.error is not None:
                 return
             if holders.value:
-                self._note(name, subscription, [])
+                self._note_rows(name, subscription, [])
             else:
-                subscription_stats(self._runtime, subscription).then(counted)
+                subscription_stats(self._runtime, subscription).then(on_counted)
 
-        def counted(found: Completion[SubscriptionStats]) -> None:
+        def on_counted(found: Completion[SubscriptionStats]) -> None:
             if found.error is None:
-                self._note(name, subscription, _rows(subscription, found.value, self._runtime))
+                self._note_rows(name, subscription, _behind_rows(subscription, found.value, self._runtime))
 
         try:
-            self._runtime.backend.holders(name[0], name[1], deadline).then(told)
+            self._runtime.backend.holders(name[0], name[1], deadline).then(on_holders)
         except DdmqError:
-            self._note(name, subscription, [])
+            self._note_rows(name, subscription, [])
 
-    def _note(self, name: Name, subscription: Subscription, rows: list[Behind]) -> None:
+    def _note_rows(self, name: Name, subscription: Subscription, rows: list[Behind]) -> None:
         lag = self._known.get(name)
         if lag is not None:
             self._known[name] = lag._replace(rows=rows)
             self._told(subscription, rows)
 
 
-def _rows(subscription: Subscription, found: SubscriptionStats, runtime: Runtime) -> list[Behind]:
+def _behind_rows(subscription: Subscription, found: SubscriptionStats, runtime: Runtime) -> list[Behind]:
     info = runtime.backend.topic(subscription.topic)
     if info is None:
         return []

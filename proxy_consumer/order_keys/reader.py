@@ -86,8 +86,8 @@ def message_key(delivery: bytes) -> str | None:
 def _body_reader(path: str) -> KeyReader:
     steps = parse_path(path)
     if not steps or not all(step.is_plain for step in steps):
-        return _general(steps)
-    plain, general = plain_reader(steps), cache(lambda: _general(steps))  # made when it is first needed
+        return _read_general(steps)
+    plain, general = plain_reader(steps), cache(lambda: _read_general(steps))  # made when it is first needed
 
     def read(body: bytes) -> str | None:
         try:
@@ -98,7 +98,7 @@ def _body_reader(path: str) -> KeyReader:
     return read
 
 
-def _general(steps: tuple[PathStep, ...]) -> KeyReader:
+def _read_general(steps: tuple[PathStep, ...]) -> KeyReader:
     from proxy_consumer.order_keys.general import general_reader  # its import takes 20 ms
 
     return general_reader(steps)
@@ -114,7 +114,9 @@ def plain_reader(steps: tuple[PathStep, ...]) -> Callable[[bytes], str | None]:
     stages = [
         stage
         for kind, run in groupby(steps, key=lambda step: step.kind)
-        for stage in ([_members([s.names[0] for s in run])] if kind is PathKind.NAMES else map(_element, run))
+        for stage in (
+            [_read_members([s.names[0] for s in run])] if kind is PathKind.NAMES else map(_read_element, run)
+        )
     ]
     if len(stages) == 1:
         only = stages[0]
@@ -136,7 +138,7 @@ def plain_reader(steps: tuple[PathStep, ...]) -> Callable[[bytes], str | None]:
     return read
 
 
-def _members(names: list[str]) -> Read:
+def _read_members(names: list[str]) -> Read:
     """Down a run of names."""
     shape: Any = msgspec.Raw
     default: Any = _NOTHING
@@ -160,7 +162,7 @@ def _members(names: list[str]) -> Read:
     return read
 
 
-def _element(step: PathStep) -> Read:
+def _read_element(step: PathStep) -> Read:
     """One element of an array."""
     decode = msgspec.json.Decoder(list[msgspec.Raw] | None).decode
     (index,) = step.numbers

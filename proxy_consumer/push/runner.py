@@ -102,7 +102,7 @@ class PushRunner(Pusher):
     def start(self) -> None:
         """Stand in line; the subscription is in use from now on."""
         self.group.pushers.setdefault(self.subscription.topic, []).append(self)
-        self._stand()
+        self._update_line()
         if not self.subscription.creating:
             self.subscription.use(self._runtime.now())
         self.group.serve()
@@ -110,7 +110,7 @@ class PushRunner(Pusher):
     def stop(self) -> None:
         """Take nothing new. What is with the sink ends and is stored; what waits for a try is handed back."""
         self.stopped = True
-        self._stand()
+        self._update_line()
         parked, self._parked = [row[2] for row in self._parked], []
         for pushed in sorted(parked, key=lambda each: each.offset, reverse=True):  # of a chain the last first
             self._let_go(pushed)
@@ -128,9 +128,9 @@ class PushRunner(Pusher):
                 attempt += attempts_before(messages.batch.record(index).system)
             gevent.spawn(self._begin, raw, queue, offset, lease.id, attempt)
         self._extend_later(lease.length_s)
-        self._stand()
+        self._update_line()
 
-    def _stand(self) -> None:
+    def _update_line(self) -> None:
         """Held with as many as there is room for, or not held."""
         self._pushing.value = self.here
         room = max(0, self.subscription.config.concurrency - self.here)
@@ -145,7 +145,7 @@ class PushRunner(Pusher):
         """Hand queues over: pushes under way end, what waits for a try is given back, nothing new is
         taken."""
         self._moving.append(HandingOver(frozenset(queues), until, then))
-        self._stand()
+        self._update_line()
         parked, self._parked = self._parked, []
         for row in sorted(parked, key=lambda row: row[2].offset, reverse=True):
             if row[2].queue.ref in queues:
@@ -153,15 +153,15 @@ class PushRunner(Pusher):
             else:
                 heappush(self._parked, row)
         self._runtime.timers.set(self, until)
-        self._move(self._runtime.now())
+        self._move_queues(self._runtime.now())
 
-    def _move(self, now: float) -> None:
+    def _move_queues(self, now: float) -> None:
         busy = {lease.queue.ref for lease in self._leases.values()}
         over = [each for each in self._moving if each.until <= now or busy.isdisjoint(each.queues)]
         self._moving = [each for each in self._moving if each not in over]
         for each in over:
             each.then()
-        self._stand()
+        self._update_line()
 
     # --- one message
 
@@ -174,14 +174,14 @@ class PushRunner(Pusher):
             self._give_up(queue, offset, lease_id, str(error))
             return
         pushed = Pushed(job, queue, offset, lease_id, attempt)
-        self._recall(pushed, name.qid)
+        self._recall_tries(pushed, name.qid)
         outcome = self._through_chain(pushed)
         if outcome.ending is Ending.ASYNCHRONIZED:
-            self._try(pushed)
+            self._try_sink(pushed)
         elif outcome.ending is Ending.FAIL:
-            self._conclude(pushed, Verdict(VerdictKind.FAIL, outcome.reason))
+            self._conclude_push(pushed, Verdict(VerdictKind.FAIL, outcome.reason))
         else:
-            self._conclude(pushed, DONE, "filtered")
+            self._conclude_push(pushed, DONE, "filtered")
 
     def _through_chain(self, pushed: Pushed) -> ActionOutcome:
         try:
@@ -192,7 +192,7 @@ class PushRunner(Pusher):
         self._script_errors.value += pushed.job.script_failed
         return outcome
 
-    def _try(self, pushed: Pushed) -> None:
+    def _try_sink(self, pushed: Pushed) -> None:
         if self.stopped:  # its sink may not be the subscription's any more, or not be allowed
             self._let_go(pushed)
             return
@@ -204,11 +204,11 @@ class PushRunner(Pusher):
             verdict = Verdict(VerdictKind.FAIL, f"{type(error).__name__}: {error}")
         self._latency.observe((time.perf_counter() - started_at) * 1e6)
         if verdict.kind is VerdictKind.AGAIN:
-            self._park(pushed, verdict)
+            self._park_message(pushed, verdict)
         else:
-            self._conclude(pushed, verdict, verdict.kind.value)
+            self._conclude_push(pushed, verdict, verdict.kind.value)
 
-    def _park(self, pushed: Pushed, verdict: Verdict) -> None:
+    def _park_message(self, pushed: Pushed, verdict: Verdict) -> None:
         if verdict.error:
             self._outcomes["again"].value += 1
         queue = pushed.queue
@@ -221,22 +221,22 @@ class PushRunner(Pusher):
 
     # --- results
 
-    def _conclude(self, pushed: Pushed, verdict: Verdict, outcome: str = "failed") -> None:
+    def _conclude_push(self, pushed: Pushed, verdict: Verdict, outcome: str = "failed") -> None:
         queue = pushed.queue
         if not self.subscription.buffer.holds(queue):
             self._outcomes["late"].value += 1
             self._leave(pushed.lease_id)
             return
         if verdict.kind is VerdictKind.GIVE_UP:
-            self._forget(pushed)
+            self._forget_tries(pushed)
             self._give_up(queue, pushed.offset, pushed.lease_id, verdict.error)
             return
         now = self._runtime.now()
         if verdict.kind is VerdictKind.DONE:
-            self._forget(pushed)
+            self._forget_tries(pushed)
             accepted = bool(queue.finish([pushed.offset], [pushed.lease_id], now))
         else:
-            self._remember(pushed)
+            self._remember_tries(pushed)
             accepted = queue.fail(pushed.offset, pushed.lease_id, None, now, verdict.error)
         self._outcomes[outcome if accepted else "late"].value += 1
         self._leave(pushed.lease_id)
@@ -251,7 +251,7 @@ class PushRunner(Pusher):
     def _let_go(self, pushed: Pushed) -> None:
         """Hand it back, uncounted, unless its queue has gone: it comes again at once, here or elsewhere."""
         queue = pushed.queue
-        self._remember(pushed)
+        self._remember_tries(pushed)
         if self.subscription.buffer.holds(queue):
             self.subscription.buffer.take_back(queue, [pushed.offset], [pushed.lease_id])
             self._settle_later(queue)
@@ -266,7 +266,7 @@ class PushRunner(Pusher):
             del self._leases[lease_id]
             if self._moving:
                 self._runtime.timers.set(self, self._runtime.now())
-        self._stand()
+        self._update_line()
         self._close_when_empty()
 
     def _close_when_empty(self) -> None:
@@ -278,10 +278,10 @@ class PushRunner(Pusher):
     def _settle_later(self, queue: SubscribedQueue) -> None:
         self.subscription.buffer.heard(queue)
         if not self._touched:
-            gevent.get_hub().loop.run_callback(self._settle)
+            gevent.get_hub().loop.run_callback(self._store_touched)
         self._touched[id(queue)] = queue
 
-    def _settle(self) -> None:
+    def _store_touched(self) -> None:
         """Store what this turn of the hub has brought, and take what there is room for."""
         subscription = self.subscription
         states = [queue for queue in self._touched.values() if subscription.buffer.holds(queue)]
@@ -295,18 +295,18 @@ class PushRunner(Pusher):
 
     # --- tries over several deliveries
 
-    def _recall(self, pushed: Pushed, qid: str) -> None:
+    def _recall_tries(self, pushed: Pushed, qid: str) -> None:
         tries = self._remembered.get((qid, pushed.offset))
         if tries is not None:
             pushed.requests, pushed.errors, pushed.first = max(tries[0], pushed.requests), tries[1], tries[2]
 
-    def _remember(self, pushed: Pushed) -> None:
+    def _remember_tries(self, pushed: Pushed) -> None:
         key = (pushed.job.place.qid, pushed.offset)
         self._remembered[key] = (pushed.requests, pushed.errors, pushed.first)
         if len(self._remembered) > REMEMBERED_MAX:
             self._remembered.popitem(last=False)
 
-    def _forget(self, pushed: Pushed) -> None:
+    def _forget_tries(self, pushed: Pushed) -> None:
         self._remembered.pop((pushed.job.place.qid, pushed.offset), None)
 
     # --- time
@@ -316,11 +316,11 @@ class PushRunner(Pusher):
         if now >= self._extend_at:
             self._extend(now)
         if self._moving:
-            self._move(now)
+            self._move_queues(now)
         while self._parked and self._parked[0][0] <= now:
             pushed = heappop(self._parked)[2]
             if self.subscription.buffer.holds(pushed.queue):
-                gevent.spawn(self._try, pushed)
+                gevent.spawn(self._try_sink, pushed)
             else:
                 self._let_go(pushed)
         if self._parked:

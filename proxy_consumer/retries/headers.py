@@ -72,12 +72,12 @@ def headers_of(record: StoredRecord) -> RetryHeaders:
     if not record.topic.startswith(RETRY_PREFIX) or TOPIC not in system:
         return RetryHeaders(0, record.topic, record.queue_id, record.offset, 0, 0, "")
     return RetryHeaders(
-        _number(system, STEPS),
+        _read_number(system, STEPS),
         system[TOPIC],
-        _number(system, QUEUE),
-        _number(system, OFFSET),
-        _number(system, DELIVERIES),
-        _number(system, SINCE),
+        _read_number(system, QUEUE),
+        _read_number(system, OFFSET),
+        _read_number(system, DELIVERIES),
+        _read_number(system, SINCE),
         system.get(ERROR, ""),
     )
 
@@ -97,7 +97,7 @@ def attempts_before(system: Mapping[str, str]) -> int:
 
     On Kafka anybody may have written the record: what a client is told has 32 bits.
     """
-    return min(_number(system, DELIVERIES), ATTEMPTS_MAX) if system else 0
+    return min(_read_number(system, DELIVERIES), ATTEMPTS_MAX) if system else 0
 
 
 def is_of_another_life(system: Mapping[str, str], created_ms: int) -> bool:
@@ -162,7 +162,7 @@ def error_text(text: str | bytes) -> str:
     return raw.decode("utf-8", "replace").translate(_LINE_OF).strip()[:ERROR_CHARS_MAX]
 
 
-def _number(system: Mapping[str, str], name: str) -> int:
+def _read_number(system: Mapping[str, str], name: str) -> int:
     """0 for what is not there or is no number: a message is not held up by what it says of itself."""
     text = system.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0

@@ -111,34 +111,34 @@ class MessageMove:
     def start(self, settings: MoveSettings) -> None:
         """Start a try, the first or another."""
         self._settings = settings
-        self._try()
+        self._try_move()
 
-    def _try(self) -> None:
+    def _try_move(self) -> None:
         backend, deadline = self._runtime.backend, self._runtime.commit_deadline()
         if self._in_doubt:
-            behind = replace(self._delta(), finished=())
+            behind = replace(self._build_delta(), finished=())
             backend.commit(CommitBatch(progress=(behind,)), deadline).then(self._come_to_it)
         elif self._appended:
-            self._finish()
+            self._commit_finish()
         else:
-            backend.read(self.queue.ref, self.job.offset, 1, 0).then(self._read)
+            backend.read(self.queue.ref, self.job.offset, 1, 0).then(self._on_read)
 
     def _come_to_it(self, behind: Completion[list[AppendResult]]) -> None:
         """Look whether an earlier try was stored, now that nothing of it is in flight."""
         if behind.error is not None:
             self._ended(behind.error)
         else:
-            self._runtime.backend.progress(self._group, (self.queue.ref,)).then(self._looked)
+            self._runtime.backend.progress(self._group, (self.queue.ref,)).then(self._on_progress)
 
-    def _looked(self, views: Completion[list[ProgressView]]) -> None:
+    def _on_progress(self, views: Completion[list[ProgressView]]) -> None:
         """An earlier try may have been stored: then its finish was, too."""
         if views.error is not None or _is_finished(views.value[0], self.job.offset):
             self._ended(views.error)
         else:
             self._in_doubt = False
-            self._try()
+            self._try_move()
 
-    def _read(self, read: Completion[ReadBatch]) -> None:
+    def _on_read(self, read: Completion[ReadBatch]) -> None:
         if read.error is not None:
             self._ended(read.error)
             return
@@ -158,70 +158,72 @@ class MessageMove:
     def _to_retry(self, record: StoredRecord, headers: RetryHeaders) -> None:
         levels = self._runtime.levels
 
-        def granted(grant: Completion[QueueRef]) -> None:
+        def on_granted(grant: Completion[QueueRef]) -> None:
             if grant.error is not None:
                 self._ended(grant.error)
                 return
             created_ms = self._settings.created_ms
             retried = retry_record(grant.value, record, headers, created_ms)
-            self._store(schedule_record(retried, level_of(self.step), levels), len(levels))
+            self._store_record(schedule_record(retried, level_of(self.step), levels), len(levels))
 
-        self._retry_queues.of(headers.topic).then(granted)
+        self._retry_queues.of(headers.topic).then(on_granted)
 
     def _to_dead_letters(self, record: StoredRecord, headers: RetryHeaders) -> None:
         wall_ms, reason = self._runtime.clock.wall_ms(), self.job.reason
         letter = dead_letter(self._group, record, headers, reason, wall_ms, bare=self._bare)
-        self._store(letter, DLQ_QUEUES)
+        self._store_record(letter, DLQ_QUEUES)
 
     # --- storing
 
-    def _store(self, record: NewRecord, queues: int) -> None:
-        def made(topic: Completion[TopicInfo]) -> None:
+    def _store_record(self, record: NewRecord, queues: int) -> None:
+        def on_topic_ready(topic: Completion[TopicInfo]) -> None:
             if topic.error is not None:
                 self._ended(topic.error)
             else:
-                self._write(record)
+                self._write_record(record)
 
-        ready_topic(self._runtime.backend, record.topic, queues, self._runtime.commit_deadline()).then(made)
+        ready_topic(self._runtime.backend, record.topic, queues, self._runtime.commit_deadline()).then(
+            on_topic_ready
+        )
 
-    def _write(self, record: NewRecord) -> None:
+    def _write_record(self, record: NewRecord) -> None:
         backend, deadline = self._runtime.backend, self._runtime.commit_deadline()
         if not backend.capabilities.atomic:
             backend.append((record,), deadline).then(self._stored_first)
             return
-        batch = CommitBatch(records=(record,), progress=(self._delta(),))
-        backend.commit(batch, deadline).then(self._settled)
+        batch = CommitBatch(records=(record,), progress=(self._build_delta(),))
+        backend.commit(batch, deadline).then(self._on_committed)
 
     def _stored_first(self, appended: Completion[list[AppendResult]]) -> None:
         error = appended.error
         if error is None and appended.value[0].status is not AppendStatus.STORED:
             error = appended.value[0].error or RemoteError("the copy may or may not be stored")
         if error is not None:
-            self._refused(error)
+            self._on_refused(error)
         else:
             self._appended = True
-            self._finish()
+            self._commit_finish()
 
-    def _finish(self) -> None:
-        batch = CommitBatch(progress=(self._delta(),))
-        self._runtime.backend.commit(batch, self._runtime.commit_deadline()).then(self._settled)
+    def _commit_finish(self) -> None:
+        batch = CommitBatch(progress=(self._build_delta(),))
+        self._runtime.backend.commit(batch, self._runtime.commit_deadline()).then(self._on_committed)
 
-    def _delta(self) -> ProgressDelta:
+    def _build_delta(self) -> ProgressDelta:
         return self.queue.finish_of(self._group, self.job.offset)
 
-    def _settled(self, committed: Completion[Any]) -> None:
+    def _on_committed(self, committed: Completion[Any]) -> None:
         if committed.error is None:
             self._ended(None)
         else:
             self._in_doubt = isinstance(committed.error, RemoteError)
-            self._refused(committed.error)
+            self._on_refused(committed.error)
 
-    def _refused(self, error: Exception) -> None:
+    def _on_refused(self, error: Exception) -> None:
         """A dead letter that cannot be stored with its properties is stored without them."""
         too_much = isinstance(error, CallerError) and not isinstance(error, FencedError | UnknownTopicError)
         if too_much and self.step == DEAD_LETTER and not self._bare:
             self._bare = True
-            self._try()
+            self._try_move()
         else:
             self._ended(error)
 
@@ -279,7 +281,7 @@ class RetryPublisher:
     def take(self, queue: SubscribedQueue) -> None:
         """Take over what this queue decided to move."""
         for job in queue.table.take_spent():
-            move = MessageMove(self._runtime, self._group, self._retry_queues, queue, job, self._ended)
+            move = MessageMove(self._runtime, self._group, self._retry_queues, queue, job, self._on_try_done)
             self._waiting.append(move)
         self.go_on(self._runtime.now())
 
@@ -303,7 +305,7 @@ class RetryPublisher:
         """Return when `go_on` may start something that waits; NEVER when nothing does."""
         return self._again_at if self._waiting and not self._busy else NEVER
 
-    def _ended(self, move: MessageMove, error: Exception | None) -> None:
+    def _on_try_done(self, move: MessageMove, error: Exception | None) -> None:
         """One try is over. What is not (certainly) stored comes again, unless the queue is lost by then."""
         self._busy -= 1
         self._busy_bytes -= move.size
@@ -314,12 +316,12 @@ class RetryPublisher:
             self._owner.on_not_moved(move.queue, error, self._again_at)
             return
         if not move.gone:
-            self._count(move)
+            self._count_move(move)
         self._owner.on_moved(move.queue, move.job, gone=move.gone)
         self._no_longer_watched(move.job, MoveEnd.GONE if move.gone else MoveEnd.STORED)
         self.go_on(self._runtime.now())
 
-    def _count(self, move: MessageMove) -> None:
+    def _count_move(self, move: MessageMove) -> None:
         dead = move.step == DEAD_LETTER
         self.dead_letters += dead
         label = move.job.reason if dead else str(move.step)

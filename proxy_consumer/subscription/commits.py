@@ -185,23 +185,23 @@ class ProgressCommit(Completion[list[AppendResult]]):
         if error is None:
             for share in self._shares:
                 share.queue.uncommitted.committed()
-            self._finish(None)
+            self._report_end(None)
             return
         for share in self._shares:
             share.queue.uncommitted.restore(share.delta, share.queue.table.jobs)
         if isinstance(error, FencedError) and self._tries > 1:
-            self._refence()
+            self._refence_queues()
             return
         self._runtime.progress_failed(error)
         for share in self._shares:
             share.owner.store_later()
-        self._finish(error)
+        self._report_end(error)
 
-    def _finish(self, error: Exception | None) -> None:
+    def _report_end(self, error: Exception | None) -> None:
         if self._done is not None:
             self._done(error)
 
-    def _refence(self) -> None:
+    def _refence_queues(self) -> None:
         unchecked = len(self._shares)
 
         def on_checked() -> None:
@@ -217,7 +217,9 @@ class ProgressCommit(Completion[list[AppendResult]]):
         if any(share.queue.is_lost for share in self._shares):
             for share in self._shares:
                 share.owner.store_later()
-            self._finish(RemoteError("a queue was lost while its results were on their way; send them again"))
+            self._report_end(
+                RemoteError("a queue was lost while its results were on their way; send them again")
+            )
             return
         shares: list[QueueProgress] = []
         for share in self._shares:
@@ -226,4 +228,4 @@ class ProgressCommit(Completion[list[AppendResult]]):
         if shares:
             ProgressCommit(self._runtime, shares, self._done, self._tries - 1).start()
         else:
-            self._finish(None)
+            self._report_end(None)

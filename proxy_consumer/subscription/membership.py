@@ -221,9 +221,9 @@ class SubscriptionMembership(ClaimOwner):
     # --- ClaimOwner: queues come
 
     def assigned(self, assignment: Assignment) -> None:
-        self._tell("queues gained", assignment.queues, epoch=assignment.epoch)
+        self._log_queues("queues gained", assignment.queues, epoch=assignment.epoch)
         self._pause_s = RETRY_S
-        for queue in self._installed(assignment.queues):
+        for queue in self._installed_queues(assignment.queues):
             queue.epoch = assignment.epoch
         self._owner.update_order()
 
@@ -247,7 +247,7 @@ class SubscriptionMembership(ClaimOwner):
         if installed is None:
             return
         if view.epoch > installed.epoch:
-            self._tell("queues lost", (queue,))
+            self._log_queues("queues lost", (queue,))
             self.remember(installed)
             self._owner.suspend(queue)
         elif bounds is None:
@@ -273,15 +273,15 @@ class SubscriptionMembership(ClaimOwner):
 
         What is pushed ends first, for a while: nobody could say later how it went.
         """
-        self._tell("queues handed over", queues)
-        owner, installed = self._owner, self._installed(queues)
+        self._log_queues("queues handed over", queues)
+        owner, installed = self._owner, self._installed_queues(queues)
 
-        def ended() -> None:
+        def on_pushes_ended() -> None:
             self._hand_over(
                 [queue for queue in installed if owner.buffer.holds(queue)], lambda: release(queues)
             )
 
-        owner.end_pushes(queues, deadline - HAND_OVER_S, ended)
+        owner.end_pushes(queues, deadline - HAND_OVER_S, on_pushes_ended)
 
     def _hand_over(self, queues: Sequence[SubscribedQueue], release: Callable[[], None]) -> None:
         shares, notes = collect_progress(self._owner, queues), handover_notes(self._owner, queues)
@@ -306,19 +306,19 @@ class SubscriptionMembership(ClaimOwner):
         if not queues or any(self._runtime.topic_lives(queue) for queue in queues):
             self._notes_until = self._runtime.now() + NOTES_S
         if queues:
-            self._tell("queues lost", queues)
-        installed = self._installed(queues)
+            self._log_queues("queues lost", queues)
+        installed = self._installed_queues(queues)
         store_settings(self._runtime, handover_notes(self._owner, installed))
         for queue in installed:
             self.remember(queue)
             self._owner.suspend(queue.ref)
 
-    def _installed(self, refs: Sequence[QueueRef]) -> list[SubscribedQueue]:
+    def _installed_queues(self, refs: Sequence[QueueRef]) -> list[SubscribedQueue]:
         """Return those of these queues that are loaded."""
         queues = self._owner.buffer.queues
         return [queues[ref] for ref in refs if ref in queues]
 
-    def _tell(self, event: str, queues: Sequence[QueueRef], **more: int) -> None:
+    def _log_queues(self, event: str, queues: Sequence[QueueRef], **more: int) -> None:
         """One line for operators, whenever queues come or go."""
         numbers = sorted(queue.queue_id for queue in queues)
         facts = {"group": self._owner.group_name, "topic": self.topic, "queues": numbers, **more}

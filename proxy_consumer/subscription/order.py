@@ -62,19 +62,19 @@ class SubscriptionOrder:
             return None
         if config.order_key == QID:
             key = msgspec.json.encode(f"{queue.topic}/{self._runtime.qid(queue)}").decode()
-            return self._scope(single=True), lambda _: key
+            return self._build_scope(single=True), lambda _: key
         reader = key_reader(config.order_key)
         if config.scope == "queue":
-            return self._scope(), reader
+            return self._build_scope(), reader
         if config.scope == "group":
             if self._shared.scope is None:
-                self._shared.scope = self._scope()
+                self._shared.scope = self._build_scope()
             return self._shared.scope, reader
         if self._own is None:
-            self._own = self._scope()
+            self._own = self._build_scope()
         return self._own, reader
 
-    def _scope(self, *, single: bool = False) -> OrderScope:
+    def _build_scope(self, *, single: bool = False) -> OrderScope:
         merged = self._runtime.backend.capabilities.topic_order
         scope = OrderScope(ChainTable(self.config.chain_batch), merged=merged, single=single)
         scope.open = False

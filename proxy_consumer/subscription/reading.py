@@ -47,16 +47,16 @@ class Reading:
         lookup = self._runtime.backend.bounds([queue.ref for queue in request.queues])
         inline = True
 
-        def answered(found: Completion[list[Bounds | None]]) -> None:
+        def on_ends(found: Completion[list[Bounds | None]]) -> None:
             if found.error is not None:
                 request.scope.ends_failed()
-                self._stall(request.queues[0], found.error)
+                self._note_stall(request.queues[0], found.error)
                 return
             request.scope.ends(request, found.value)
             if not inline:
                 self._owner.serve()
 
-        lookup.then(answered)
+        lookup.then(on_ends)
         inline = False
 
     def read(self, request: ReadRequest) -> None:
@@ -86,7 +86,7 @@ class Reading:
         queue, owner = read.request.queue, self._owner
         if read.error is not None:
             self._buffer.read_failed(read.request)
-            self._stall(queue, read.error)
+            self._note_stall(queue, read.error)
             return Loaded.TAIL
         if queue.retry_queue and read.request.purpose is Purpose.NEW:
             self._pass_over_other_lives(queue, read.value)
@@ -98,7 +98,7 @@ class Reading:
         now = self._runtime.now()
         loaded = self._buffer.loaded(read.request, read.value, now)
         if queue.feed.state is FeedState.TAIL:
-            self._arm(queue)
+            self._arm_wait(queue)
         elif loaded is Loaded.GONE and self._buffer.holds(queue):
             owner.drop(queue.ref)
             owner.wake(now + SOON_S)  # what waited behind its messages goes on
@@ -132,7 +132,7 @@ class Reading:
             group, topic = self._owner.group_name, self._owner.topic
             self._runtime.metrics.cell(SKIPPED, group, topic, "subscription deleted").value += len(outdated)
 
-    def _stall(self, queue: SubscribedQueue, error: Exception) -> None:
+    def _note_stall(self, queue: SubscribedQueue, error: Exception) -> None:
         owner = self._owner
         if not isinstance(error, DrainingError):
             log.warning(
@@ -155,7 +155,7 @@ class Reading:
 
     # --- at a queue's end
 
-    def _arm(self, queue: SubscribedQueue) -> None:
+    def _arm_wait(self, queue: SubscribedQueue) -> None:
         if queue.ref in self._waits or not self._owner.joined:
             return
         wait = self._waits[queue.ref] = DataWait(self, queue)
@@ -169,12 +169,12 @@ class Reading:
         if not self._buffer.holds(queue):
             return
         if wait.error is not None:
-            self._stall(queue, wait.error)
+            self._note_stall(queue, wait.error)
         elif wait.value:
             self._buffer.data_arrived(queue)
             owner.serve()
         else:
-            self._arm(queue)
+            self._arm_wait(queue)
 
     # --- where queues end, as known lately: what clients of ours are told beside their messages
 

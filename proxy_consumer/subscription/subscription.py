@@ -485,15 +485,15 @@ class Group:
         busy = [(pusher, refs[topic]) for topic in refs for pusher in self.pushers.get(topic, ())]
         unfinished = 1 + len(busy)
 
-        def ended() -> None:
+        def on_ended() -> None:
             nonlocal unfinished
             unfinished -= 1
             if unfinished == 0:
                 then()
 
         for pusher, of in busy:
-            pusher.hand_over(of, until, ended)
-        ended()
+            pusher.hand_over(of, until, on_ended)
+        on_ended()
 
     # --- chains that reach over the group
 
@@ -523,7 +523,7 @@ class Group:
         for each in joined:
             each.halted += 1
 
-        def ended() -> None:
+        def on_pushes_ended() -> None:
             for each in joined:
                 each.halted -= 1
             still = [each for each in joined if each.joined]
@@ -534,7 +534,7 @@ class Group:
 
         if joined:
             refs = {each.topic: list(each.buffer.queues) for each in joined}
-            self.hand_over(refs, self.runtime.now() + PUSHES_S, ended)
+            self.hand_over(refs, self.runtime.now() + PUSHES_S, on_pushes_ended)
 
     # --- delivery
 
@@ -577,9 +577,9 @@ class Group:
 
     def _can_serve(self, subscription: Subscription) -> bool:
         """Whether something lies ready that a waiter here wants."""
-        return subscription.buffer.has_some and self._waiter(subscription) is not None
+        return subscription.buffer.has_some and self._find_waiter(subscription) is not None
 
-    def _waiter(self, subscription: Subscription) -> HeldPull | None:
+    def _find_waiter(self, subscription: Subscription) -> HeldPull | None:
         """Return the pull that gets the next messages of a subscription."""
         if subscription.pushed:
             pusher = self.pusher(subscription.topic)
@@ -587,7 +587,7 @@ class Group:
         return self.waiting.oldest(subscription.topic)
 
     def _serve_one(self, subscription: Subscription, now: float) -> bool:
-        waiter = self._waiter(subscription)
+        waiter = self._find_waiter(subscription)
         delivery = None if waiter is None else subscription.take(now, waiter.count)
         if waiter is None or delivery is None:
             return False

@@ -88,7 +88,7 @@ class QueueTrace(JobObserver):
     def on_change(self, news: JobNews, offset: int, detail: str = "") -> None:
         if offset not in self.offsets:
             return
-        following, due = self._following(offset)
+        following, due = self._describe_next(offset)
         if news is JobNews.FAILED:
             self._note_return(offset, TraceKind.FAILED, following, due, detail)
         elif news is JobNews.TIMED_OUT:
@@ -109,7 +109,7 @@ class QueueTrace(JobObserver):
         elif news is JobNews.ACKED:
             self._end(offset, TraceKind.ACKED)
         else:  # it stands in its next topic; its copy there tells that
-            self._forget(offset)
+            self._forget_message(offset)
 
     def on_acks(self, offsets: Sequence[int]) -> None:
         if self.queue is not None and not self.offsets.keys().isdisjoint(offsets):
@@ -134,7 +134,7 @@ class QueueTrace(JobObserver):
         self.offsets.clear()
         self.back_ms.clear()
 
-    def _following(self, offset: int) -> tuple[str, float]:
+    def _describe_next(self, offset: int) -> tuple[str, float]:
         """Return what follows for a job, and when it is due (monotonic seconds)."""
         job = None if self.queue is None else self.queue.table.jobs.get(offset)
         return (NEXT_CHAIN, 0.0) if job is None else (_NEXT.get(job.state, NEXT_CHAIN), job.due)
@@ -147,9 +147,9 @@ class QueueTrace(JobObserver):
 
     def _end(self, offset: int, kind: TraceKind) -> None:
         self.tell(offset, kind)
-        self._forget(offset)
+        self._forget_message(offset)
 
-    def _forget(self, offset: int) -> None:
+    def _forget_message(self, offset: int) -> None:
         self.offsets.pop(offset, None)
         self.back_ms.pop(offset, None)
 
@@ -252,10 +252,15 @@ class SubscriptionTrace:
             "waits": noted_waits,
         }
         self.writer.add(
-            trace.offsets[offset], TraceKind.HANDED_OUT, self.group, facts, now_ms, lambda: self._to(lease)
+            trace.offsets[offset],
+            TraceKind.HANDED_OUT,
+            self.group,
+            facts,
+            now_ms,
+            lambda: self._describe_recipient(lease),
         )
 
-    def _to(self, lease: Lease) -> Facts:
+    def _describe_recipient(self, lease: Lease) -> Facts:
         config = self._buffer.config
         recipient = lease.recipient
         if recipient is None:

@@ -42,9 +42,9 @@ class WaitLog:
         if not self._changes or self._changes[-1][1] != reason:
             self._changes.append((at_ms, reason))
             if len(self._changes) > CHANGES_MAX:
-                self._thin()
+                self._thin_out()
 
-    def _thin(self) -> None:
+    def _thin_out(self) -> None:
         """Keep only the longest reasons of the older half."""
         half = len(self._changes) // 2
         old, newer = self._changes[:half], self._changes[half:]

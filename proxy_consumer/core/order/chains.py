@@ -82,24 +82,24 @@ class ChainTable:
         if chain is None:
             chain = self.chains[key] = Chain(key, stream, offset)
             return chain
-        if self.batch > 1 and self._follows(chain, stream):
+        if self.batch > 1 and self._may_follow(chain, stream):
             chain.heads.append((stream, offset))
             return chain
-        if chain.unindexed or not self._room(chain):
+        if chain.unindexed or not self._has_room(chain):
             chain.unindexed = {stream: offset} | chain.unindexed
         else:
-            self._keep(chain, stream, offset)
+            self._keep_spot(chain, stream, offset)
         return None
 
-    def _follows(self, chain: Chain, stream: QueueStream) -> bool:
+    def _may_follow(self, chain: Chain, stream: QueueStream) -> bool:
         heads = chain.heads
         most = self.batches.get(stream, self.batch)
         return chain.open and 0 < len(heads) < most and heads[0][0] is stream and not chain.waits
 
-    def _room(self, chain: Chain) -> bool:
+    def _has_room(self, chain: Chain) -> bool:
         return len(chain.kept) < self._kept_per_chain and self.kept < self._kept_in_all
 
-    def _keep(self, chain: Chain, stream: QueueStream, offset: int) -> None:
+    def _keep_spot(self, chain: Chain, stream: QueueStream, offset: int) -> None:
         if chain.kept:
             chain.kept.append((stream, offset))
         else:
@@ -159,8 +159,8 @@ class ChainTable:
         """A waiting job found again: keep it, or leave it and all after it for the next rescan."""
         if chain.unindexed.get(stream, offset + 1) > offset or chain.mark == scan:
             return
-        if self._room(chain) or not (chain.kept or chain.heads):
-            self._keep(chain, stream, offset)
+        if self._has_room(chain) or not (chain.kept or chain.heads):
+            self._keep_spot(chain, stream, offset)
             chain.unindexed[stream] = offset + 1
         else:
             chain.unindexed[stream] = offset

@@ -70,17 +70,17 @@ class Rescan:
                 break
             stream = self._next_stream()
             if stream is None:
-                self._complete()
+                self._finish_pass()
                 break
             if stream not in self._pages:
-                request = self._ask(stream)
+                request = self._request_page(stream)
                 if request is not None:
                     return LookedBack(chains, request, False)
                 continue
             if looked >= look_max:
                 return LookedBack(chains, None, True)
             looked += 1
-            chains += self._look(stream)
+            chains += self._look_at_next(stream)
         return LookedBack(chains, None, False)
 
     def _next_stream(self) -> QueueStream | None:
@@ -98,7 +98,7 @@ class Rescan:
                 best, lowest = stream, position
         return best
 
-    def _ask(self, stream: QueueStream) -> ReadRequest | None:
+    def _request_page(self, stream: QueueStream) -> ReadRequest | None:
         cursor, end = self._cursors[stream], self._ends[stream]
         start = self._queues[stream].ack_map.unfinished_from(cursor, 1)[0][0]
         if start >= end:
@@ -123,7 +123,7 @@ class Rescan:
         else:
             self._cursors[stream] = max(batch.next_offset, self._cursors[stream] + 1)
 
-    def _look(self, stream: QueueStream) -> list[Chain]:
+    def _look_at_next(self, stream: QueueStream) -> list[Chain]:
         """The next message; the chain that got it, if one did."""
         batch, at = self._pages[stream]
         offset = batch.offsets[at]
@@ -141,14 +141,14 @@ class Rescan:
             return []
         key = stream.key_of(batch.deliveries[at])
         chain = None if key is None else self._table.get(key)
-        if chain is None or not self._covers(chain):
+        if chain is None or not self._covers_chain(chain):
             return []
         self._table.index(chain, stream, offset, self._number)
         if chain.mark == self._number:
             self._goal.discard(chain.key)
         return [chain]
 
-    def _covers(self, chain: Chain) -> bool:
+    def _covers_chain(self, chain: Chain) -> bool:
         """Whether this pass has missed none of the chain's jobs."""
         is_eligible = self._eligible.get(chain.key)
         if is_eligible is None:
@@ -159,10 +159,10 @@ class Rescan:
             self._eligible[chain.key] = is_eligible
         return is_eligible
 
-    def _complete(self) -> None:
+    def _finish_pass(self) -> None:
         """End the pass: everything up to the ends was seen."""
         self.done = True
         for chain in self._table:
-            if chain.unindexed and self._covers(chain):
+            if chain.unindexed and self._covers_chain(chain):
                 for stream, end in self._ends.items():
                     self._table.scanned(chain, stream, end, stream.feed.next_offset(), self._number)

@@ -208,13 +208,13 @@ class OrderScope:
             if looked >= self._look_max:
                 self.short = True
                 return None
-            streams = None if self._idle else self._choose(want)
+            streams = None if self._idle else self._choose_streams(want)
             if streams is None:
                 self._idle = True
                 return None
             if not isinstance(streams, list):
                 return streams
-            placed = self._place(streams, stream, enough, self._look_max - looked)
+            placed = self._place_messages(streams, stream, enough, self._look_max - looked)
             if not placed:
                 return None
             looked += placed
@@ -236,7 +236,7 @@ class OrderScope:
         self.full = False
         self.wake()
 
-    def _choose(self, want: int) -> list[QueueStream] | ReadRequest | EndsRequest | None:
+    def _choose_streams(self, want: int) -> list[QueueStream] | ReadRequest | EndsRequest | None:
         """The streams to merge now; or what has to be read or asked first."""
         if self._merged or len(self.queues) == 1:
             return self._to_merge(want)
@@ -269,7 +269,7 @@ class OrderScope:
             self._quiet_at = min(self._quiet_at, stream.tail_at)
         else:
             self._blind[stream] = None
-            return self._ask(stream, want)
+            return self._request_read(stream, want)
         return None
 
     def _ask_ends(self) -> EndsRequest:
@@ -303,12 +303,12 @@ class OrderScope:
                 return [stream]
         count = len(streams)
         for step in range(1, count + 1):
-            request = self._ask(streams[(self._turn + step) % count], want)
+            request = self._request_read(streams[(self._turn + step) % count], want)
             if request is not None:
                 return request
         return None
 
-    def _ask(self, stream: QueueStream, want: int) -> ReadRequest | None:
+    def _request_read(self, stream: QueueStream, want: int) -> ReadRequest | None:
         request = read_new(self.queues[stream], want if self._single else max(want, READ_MIN))
         if request is not None:
             self._reads += 1
@@ -323,7 +323,9 @@ class OrderScope:
         else:
             stream.tail_at = stream.asked_at
 
-    def _place(self, streams: list[QueueStream], asking: QueueStream, enough: int, look_max: int) -> int:
+    def _place_messages(
+        self, streams: list[QueueStream], asking: QueueStream, enough: int, look_max: int
+    ) -> int:
         """Place messages in order until `asking` has enough or one stream has run out: how many were seen."""
         self._begun = True
         ahead = [ReadAhead(stream, self.queues[stream]) for stream in streams]
@@ -363,15 +365,15 @@ class OrderScope:
         looked = self._rescan.advance(self._look_max)
         self.short = looked.more
         for chain in looked.chains:
-            self._found(chain)
+            self._resume_chain(chain)
         if self._rescan.done:
             self._rescan = None
             for chain in list(self.table.starving.values()):
-                self._found(chain)
+                self._resume_chain(chain)
             self.short = bool(self.table.starving)
         return looked.request
 
-    def _found(self, chain: Chain) -> None:
+    def _resume_chain(self, chain: Chain) -> None:
         if not chain.heads:
             self._let_out(chain, list(self.table.let_out(chain)))
 

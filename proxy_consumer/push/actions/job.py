@@ -40,7 +40,7 @@ class Work:
 
     def found(self, value: Any) -> None:
         """Count a value that a path led to. Raises TooMuchWork."""
-        self.made(_size(value))
+        self.made(_size_of(value))
 
     def made(self, size: int) -> None:
         """Count bytes that go into what leaves. Raises TooMuchWork."""
@@ -49,7 +49,7 @@ class Work:
             raise TooMuchWork(f"all paths together find more than {self._bytes_max} bytes")
 
 
-def _size(value: Any) -> int:
+def _size_of(value: Any) -> int:
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict | list):

@@ -68,7 +68,7 @@ def transit(mapping: Mapping[str, str]) -> Callable[[ActionJob], ActionOutcome]:
         (target_names(target), compile_path(source)) for target, source in mapping.items() if target != BASE
     ]
 
-    def step(job: ActionJob) -> ActionOutcome:
+    def run_transit(job: ActionJob) -> ActionOutcome:
         base_value = {} if base is None else base(job)
         if not isinstance(base_value, dict):
             return fail(f"Transit: {mapping[BASE]} is the base and is not an object")
@@ -80,7 +80,7 @@ def transit(mapping: Mapping[str, str]) -> Callable[[ActionJob], ActionOutcome]:
         job.json = made_value.root
         return CONTINUE
 
-    return step
+    return run_transit
 
 
 def target_names(target: str) -> tuple[str, ...]:
@@ -122,7 +122,7 @@ def query_params(mapping: Mapping[str, str]) -> Callable[[ActionJob], ActionOutc
         raise ValueError("push.query_params is empty; give it name: path, or take QueryParams out of actions")
     fields = [(name, path, compile_path(path)) for name, path in mapping.items()]
 
-    def step(job: ActionJob) -> ActionOutcome:
+    def run_query_params(job: ActionJob) -> ActionOutcome:
         pairs = []
         for name, path, lookup in fields:
             value = lookup(job)
@@ -132,24 +132,24 @@ def query_params(mapping: Mapping[str, str]) -> Callable[[ActionJob], ActionOutc
         job.query += pairs
         return CONTINUE
 
-    return step
+    return run_query_params
 
 
 def form_params(config: FormConfig) -> Callable[[ActionJob], ActionOutcome]:
     """The action FormParams: one field with the whole body or JSON, then the context."""
 
-    def step(job: ActionJob) -> ActionOutcome:
+    def run_form_params(job: ActionJob) -> ActionOutcome:
         job.params.append((BODY_FIELD, job.text()))
         job.params += context_fields(job, config)
         return CONTINUE
 
-    return step
+    return run_form_params
 
 
 def form_params2(config: FormConfig) -> Callable[[ActionJob], ActionOutcome]:
     """The action FormParams2: one field per top-level key, then the context; no object: the body alone."""
 
-    def step(job: ActionJob) -> ActionOutcome:
+    def run_form_params2(job: ActionJob) -> ActionOutcome:
         value = job.json
         if value is ABSENT and parse(job) == CONTINUE:
             value, job.json = job.json, ABSENT
@@ -160,7 +160,7 @@ def form_params2(config: FormConfig) -> Callable[[ActionJob], ActionOutcome]:
         job.params += context_fields(job, config)
         return CONTINUE
 
-    return step
+    return run_form_params2
 
 
 def context_fields(job: ActionJob, config: FormConfig) -> list[tuple[str, str | None]]:

@@ -69,7 +69,7 @@ def file_name(config: FileConfig, job: ActionJob, date: str) -> str:
 def line(config: FileConfig, job: ActionJob) -> bytes:
     """One line with its end. Raises NotALineError for a body with a line break of its own."""
     if config.content == "record":
-        return compact(_record(job)).encode() + b"\n"
+        return compact(_build_record(job)).encode() + b"\n"
     body = job.body if job.json is ABSENT else job.text().encode()
     if b"\n" in body:
         raise NotALineError(
@@ -78,7 +78,7 @@ def line(config: FileConfig, job: ActionJob) -> bytes:
     return body + b"\n"
 
 
-def _record(job: ActionJob) -> dict[str, object]:
+def _build_record(job: ActionJob) -> dict[str, object]:
     place = job.place
     record: dict[str, object] = {"topic": place.topic, "qid": place.qid, "offset": place.offset}
     if job.key:
@@ -121,7 +121,7 @@ class FilesFolder:
         """A new file, its entry durable; returns its descriptor and path. Raises OSError."""
         assert self.path is not None
         self.path.mkdir(parents=True, exist_ok=True)
-        number = 1 + max((_number(path_there.name, name) for path_there in self.path.iterdir()), default=0)
+        number = 1 + max((_number_of(path_there.name, name) for path_there in self.path.iterdir()), default=0)
         for candidate in range(number, number + _TRIES_MAX):
             path = self.path / f"{name}.{candidate:0{_NUMBER_DIGITS}}{SUFFIX}"
             try:
@@ -163,15 +163,17 @@ class FilesFolder:
 
     def _add_to_tally(self, tally: int, size: int) -> None:
         stored = os.pread(tally, _TALLY.size, 0)
-        total = _TALLY.unpack(stored)[0] if self._counted and len(stored) == _TALLY.size else self._count()
+        total = (
+            _TALLY.unpack(stored)[0] if self._counted and len(stored) == _TALLY.size else self._count_files()
+        )
         if total + size > self.bytes_max:
-            total = self._count()
+            total = self._count_files()
         if total + size > self.bytes_max:
             raise OSError(f"the folder holds push_files_bytes_max ({self.bytes_max} bytes)")
         os.pwrite(tally, _TALLY.pack(total + size), 0)
         self._counted = True
 
-    def _count(self) -> int:
+    def _count_files(self) -> int:
         assert self.path is not None
         total = 0
         with os.scandir(self.path) as entries:
@@ -188,7 +190,7 @@ class FilesFolder:
             os.close(folder)
 
 
-def _number(file: str, name: str) -> int:
+def _number_of(file: str, name: str) -> int:
     """The number of one of the files of `name`, 0 for any other."""
     middle = file.removeprefix(name + ".").removesuffix(SUFFIX)
     return int(middle) if file == f"{name}.{middle}{SUFFIX}" and middle.isdecimal() else 0
@@ -244,7 +246,7 @@ class FileSink:
             return Verdict(VerdictKind.GIVE_UP, f"File: {error}")
         date = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC).strftime("%Y-%m-%d")
         stored = AsyncResult()
-        file = self._file(file_name(self._config, pushed.job, date))
+        file = self._open_file(file_name(self._config, pushed.job, date))
         file.waiting.append(_WaitingLine(text, stored))
         if not file.busy:
             file.busy = True
@@ -252,7 +254,7 @@ class FileSink:
         fault = stored.get()
         return DONE if fault is None else Verdict(VerdictKind.FAIL, f"File: {fault}")
 
-    def _file(self, name: str) -> _File:
+    def _open_file(self, name: str) -> _File:
         file = self._files.pop(name, None) or _File(name)
         self._files[name] = file  # used last
         if len(self._files) > OPEN_MAX:
@@ -266,12 +268,12 @@ class FileSink:
         """Write until no line waits."""
         while file.waiting:
             lines, file.waiting = file.waiting, []
-            fault = self._threads.apply(self._written, (file, b"".join([each.line for each in lines])))
+            fault = self._threads.apply(self._write_sync, (file, b"".join([each.line for each in lines])))
             for each in lines:
                 each.stored.set(fault)
         file.busy = False
 
-    def _written(self, file: _File, data: bytes) -> str | None:
+    def _write_sync(self, file: _File, data: bytes) -> str | None:
         """Write and sync in a native thread; return the fault, if there is one."""
         try:
             with self._folder.reserve_bytes(len(data)):

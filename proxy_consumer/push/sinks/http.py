@@ -65,12 +65,15 @@ OUR_HEADERS = {
 
 def form(params: Sequence[tuple[str, str | None]], requests: int) -> bytes:
     """The body; `requests`: what carrera_req_cnt says."""
-    fields = [_plus(name) if value is None else f"{_plus(name)}={_plus(value)}" for name, value in params]
+    fields = [
+        _encode_plus(name) if value is None else f"{_encode_plus(name)}={_encode_plus(value)}"
+        for name, value in params
+    ]
     fields.append(f"carrera_req_cnt={requests}")
     return "&".join(fields).encode()
 
 
-def _plus(text: str) -> str:
+def _encode_plus(text: str) -> str:
     return _plus_kept(text) if len(text) <= KEPT_CHARS_MAX else quote_plus(text)
 
 
@@ -165,10 +168,10 @@ def read_answer(status: int, body: bytes) -> HttpReading:
         return _DONE
     if not isinstance(content, dict) or content.get("errno") in _SILENT:
         return _DONE
-    return _errno(content["errno"])
+    return _reading_of(content["errno"])
 
 
-def _errno(errno: object) -> HttpReading:
+def _reading_of(errno: object) -> HttpReading:
     if isinstance(errno, bool) or not isinstance(errno, int | float | str):
         return HttpReading(Meaning.GIVE_UP, f"errno is {errno!r:.60}, not a number")
     if isinstance(errno, str):
@@ -204,7 +207,7 @@ class Permits:
 
     def slot(self, now: float) -> float:
         """The moment of one more send; never before now."""
-        self._roll(now)
+        self._roll_window(now)
         self._seen += 1
         if self._slow_left == 0:
             return now
@@ -214,13 +217,13 @@ class Permits:
 
     def slow_down(self, now: float, rate_max: int) -> None:
         """The receiver asked for it; `rate_max` of the subscription, 0 = none."""
-        self._roll(now)
+        self._roll_window(now)
         if self._slow_left == 0:
             self._rate = rate_max or max(self._seen_before, self._seen, 1)
             self._next = now
         self._slow_left = self._rate
 
-    def _roll(self, now: float) -> None:
+    def _roll_window(self, now: float) -> None:
         second = int(now)
         if second != self._second:
             self._seen_before = self._seen if second == self._second + 1 else 0
@@ -270,14 +273,14 @@ class HttpSink:
             return Verdict(VerdictKind.AGAIN, "", pushed.slot)
         pushed.slot = None
         try:
-            url = self._url(pushed)
+            url = self._choose_url(pushed)
         except ValueError as error:
             return Verdict(VerdictKind.GIVE_UP, f"AsyncHttp: {error}")
         reading = self._send(pushed, url)
         pushed.requests += 1
-        return self._verdict(pushed, reading)
+        return self._build_verdict(pushed, reading)
 
-    def _url(self, pushed: Pushed) -> Url:
+    def _choose_url(self, pushed: Pushed) -> Url:
         """Choose the URL of this try. Raises ValueError for a target that is none, or is not allowed."""
         callbacks = callback_urls(pushed.job) if self._config.allow_callback else []
         urls = [parse_url(text) for text in callbacks] if callbacks else self._urls
@@ -293,7 +296,7 @@ class HttpSink:
         job, config = pushed.job, self._config
         body = form(job.params, request_count(job, pushed.requests))
         target = request_target(url, job.query)
-        headers = self._headers(job)
+        headers = self._build_headers(job)
         if config.signing_key:
             at_s = self._clock.wall_ms() // 1000
             headers["Ddmq-Signature"] = signature(config.signing_key, at_s, body)
@@ -306,7 +309,7 @@ class HttpSink:
         reading = read_answer(status, answer)
         return reading._replace(text=f"{url.shown}: {reading.text}") if reading.text else reading
 
-    def _headers(self, job: ActionJob) -> dict[str, str]:
+    def _build_headers(self, job: ActionJob) -> dict[str, str]:
         own_headers: dict[str, str] = {}
         if self._with_headers:
             own_headers, ignored = given_headers(job)
@@ -315,7 +318,7 @@ class HttpSink:
         ours = {name: value for name, value in OUR_HEADERS.items() if name.lower() not in theirs}
         return ours | own_headers
 
-    def _verdict(self, pushed: Pushed, reading: HttpReading) -> Verdict:
+    def _build_verdict(self, pushed: Pushed, reading: HttpReading) -> Verdict:
         meaning = reading.meaning
         if meaning is Meaning.DONE:
             return DONE
@@ -325,12 +328,12 @@ class HttpSink:
         if meaning is Meaning.LATER:
             return Verdict(VerdictKind.AGAIN, reading.text, self._now() + LATER_S)
         if meaning is Meaning.ERROR:
-            return self._error(pushed, reading.text)
+            return self._error_verdict(pushed, reading.text)
         return Verdict(
             VerdictKind.FAIL if meaning is Meaning.FAIL else VerdictKind.GIVE_UP, f"AsyncHttp: {reading.text}"
         )
 
-    def _error(self, pushed: Pushed, text: str) -> Verdict:
+    def _error_verdict(self, pushed: Pushed, text: str) -> Verdict:
         wait_s = BACKOFF_S * 2.0 ** min(pushed.errors, DOUBLINGS_MAX)
         pushed.errors += 1
         if 0 <= self._config.max_retry < pushed.errors:

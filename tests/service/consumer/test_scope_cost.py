@@ -34,7 +34,7 @@ def counts(rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch) -> Counts:
     counts = Counts()
     for name in ("read", "bounds"):
         counts.watch(monkeypatch, rig.backend, name)
-    counts.watch(monkeypatch, PullBuffer, "_step")
+    counts.watch(monkeypatch, PullBuffer, "_step_queue")
     counts.watch(monkeypatch, SubscribedQueue, "__init__")
     return counts
 
