@@ -18,6 +18,7 @@ from ddmq_common.delivery import STOP, decode, tail, varint, zigzag
 from ddmq_rpc.api import Call, Wire
 from ddmq_rpc.codec import constant_result, structs
 from proxy_consumer.core.steps import Delivery
+from proxy_consumer.core.subscribed_queue import QueueName
 from proxy_consumer.retries.headers import attempts_before
 
 SERVICE = "ConsumerService"
@@ -33,15 +34,9 @@ _END = STOP + STOP  # of PullResponse and of the result
 _LEASE_MS = b"\x06\xc8\x01"  # field 100 of PullResponse
 
 
-class Place:
-    """One queue of one group as the wire names it, with the bytes that open every answer from it."""
-
-    __slots__ = ("context", "head")
-
-    def __init__(self, group: str, topic: str, qid: str) -> None:
-        self.context: Any = IDL.Context(groupId=group, topic=topic, qid=qid)
-        texts = b"".join(b"\x18" + varint(len(text)) + text.encode() for text in (group, topic, qid))
-        self.head = b"\x0c\x00\x1c" + texts + b"\x00\x19"
+def context_of(name: QueueName) -> Any:
+    """Return a queue's name as the wire's struct."""
+    return IDL.Context(groupId=name.group, topic=name.topic, qid=name.qid)
 
 
 def throw(call: Call, code: int, text: str) -> None:
@@ -51,7 +46,7 @@ def throw(call: Call, code: int, text: str) -> None:
 
 def answer(
     call: Call,
-    place: Place,
+    name: QueueName,
     delivery: Delivery,
     next_offset: int | None,
     late: Sequence[Any] = (),
@@ -62,14 +57,14 @@ def answer(
     `late`: LateResults of what the pull carried, `notice`: a text for people; for our own clients.
     """
     if call.wire is not Wire.COMPACT or late or notice:
-        response = _response(place, delivery, next_offset)
+        response = _build_response(name, delivery, next_offset)
         response.late, response.notice = late or None, notice or None
         call.reply(response)
         return
     deliveries = delivery.messages.deliveries
     count = len(deliveries)
     parts: list[bytes] = [_END] * (2 * count + 2)
-    parts[0] = place.head + list_header(count)
+    parts[0] = name.head + list_header(count)
     parts[1:-1:2] = deliveries
     parts[2:-1:2] = tails(delivery) if next_offset is None else own_tails(delivery, next_offset)
     if next_offset is not None:
@@ -78,7 +73,7 @@ def answer(
 
 
 def answer_empty(call: Call, late: Sequence[Any] = (), notice: str = "") -> None:
-    """There is nothing. `late` and `notice` are for our own clients."""
+    """Answer that there are no messages. `late` and `notice` are for our own clients."""
     if not late and not notice:
         call.reply_encoded(EMPTY[call.wire])
         return
@@ -87,7 +82,7 @@ def answer_empty(call: Call, late: Sequence[Any] = (), notice: str = "") -> None
 
 
 def list_header(count: int) -> bytes:
-    """What opens a list of so many structs in the compact protocol."""
+    """Return the bytes that open a list of so many structs in the compact protocol."""
     return bytes([count << 4 | 12]) if count < 15 else b"\xfc" + varint(count)
 
 
@@ -97,13 +92,13 @@ def tails(delivery: Delivery) -> Sequence[bytes]:
     first, count = offsets[0], len(offsets)
     if offsets[-1] - first != count - 1:
         return [_block_tails(offset >> 6)[offset & 63] for offset in offsets]
-    found: list[bytes] = []
+    tails_in_order: list[bytes] = []
     at, end = first, first + count
     while at < end:
         after = min((at | 63) + 1, end)
-        found += _block_tails(at >> 6)[at & 63 : (after - 1 & 63) + 1]
+        tails_in_order += _block_tails(at >> 6)[at & 63 : (after - 1 & 63) + 1]
         at = after
-    return found
+    return tails_in_order
 
 
 @lru_cache(maxsize=64)
@@ -124,7 +119,7 @@ def own_tails(delivery: Delivery, next_offset: int) -> list[bytes]:
     record = messages.batch.record
     times: dict[tuple[int, int], bytes] = {}
     shared: dict[int, bytes] = {}
-    found: list[bytes] = []
+    ends: list[bytes] = []
     for index, plain, attempt in zip(messages.indexes, tails(delivery), delivery.attempts(), strict=True):
         stored = record(index)
         if stored.system:
@@ -136,8 +131,8 @@ def own_tails(delivery: Delivery, next_offset: int) -> list[bytes]:
             parts = (zigzag(delivery.lease.id), zigzag(attempt), zigzag(next_offset))
             shared[attempt] = b"\x06\xca\x01%b\x15%b\x36%b\x00" % parts
         identity = stored.message_id.hex().encode()
-        found.append(b"%b\x08\xc8\x01\x20%b%b%b" % (plain[:-1], identity, times[moment], shared[attempt]))
-    return found
+        ends.append(b"%b\x08\xc8\x01\x20%b%b%b" % (plain[:-1], identity, times[moment], shared[attempt]))
+    return ends
 
 
 def message_of(raw: bytes, offset: int) -> Any:
@@ -160,16 +155,16 @@ def tell_own(message: Any, stored: StoredRecord, next_offset: int) -> None:
     message.nextOffset = next_offset
 
 
-def _response(place: Place, delivery: Delivery, next_offset: int | None) -> Any:
+def _build_response(name: QueueName, delivery: Delivery, next_offset: int | None) -> Any:
     messages = delivery.messages
-    made = []
+    messages_on_wire = []
     for index, offset, raw in zip(messages.indexes, messages.offsets, messages.deliveries, strict=True):
         message = message_of(raw, offset)
         if next_offset is not None:
             stored = messages.batch.record(index)
             tell_own(message, stored, next_offset)
             message.leaseId = delivery.lease.id
-            message.attempt = delivery.state.jobs.table.attempt(offset) + attempts_before(stored.system)
-        made.append(message)
+            message.attempt = delivery.queue.table.attempt(offset) + attempts_before(stored.system)
+        messages_on_wire.append(message)
     lease_ms = None if next_offset is None else round(delivery.lease.length_s * 1000)
-    return IDL.PullResponse(context=place.context, messages=made, leaseMs=lease_ms)
+    return IDL.PullResponse(context=context_of(name), messages=messages_on_wire, leaseMs=lease_ms)

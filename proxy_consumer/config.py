@@ -1,4 +1,4 @@
-"""What can be set at a consumer proxy and at one subscription; frozen, validated once.
+"""Settings of a consumer proxy and of one subscription; frozen, validated once.
 
 The names of the subscription's fields are those of conf/groups.yaml, of `ddmq group set` (with dashes)
 and of the stored settings: one word everywhere.
@@ -131,7 +131,7 @@ class SubscriptionDefaults:
 
     @property
     def scope(self) -> str:
-        """How far a chain reaches: "" (unordered), queue, topic or group."""
+        """Return how far a chain reaches: "" (unordered), queue, topic or group."""
         if not self.order_key:
             return ""
         return "queue" if self.order_key == "QID" else self.order_scope or "group"

@@ -23,9 +23,9 @@ from ddmq_common.metrics.catalogue import FORWARDED
 from ddmq_common.names import RETRY_PREFIX, retry_topic
 from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.fetches.service import Fetches
-from proxy_consumer.groups.group import Group
 from proxy_consumer.peers import PassedReply, Peers
 from proxy_consumer.runtime import Runtime
+from proxy_consumer.subscription.subscription import Group
 
 HOLDERS_AGE_S = 1.0
 HOLDERS_MAX = 1_000  # lookups remembered
@@ -59,9 +59,11 @@ class Forwarding:
         """Whether a context names a queue of the group, whoever holds it."""
         if context.topic not in group.subscriptions:
             return False
-        return self._exists(_place(group, context)[1].decode("utf-8", "replace"), context.qid or b"")
+        return self._qid_exists(
+            _holders_key(group, context)[1].decode("utf-8", "replace"), context.qid or b""
+        )
 
-    def _exists(self, topic: str, qid: bytes) -> bool:
+    def _qid_exists(self, topic: str, qid: bytes) -> bool:
         """Whether `qid` names a queue of the topic; what a client made up is in nobody's hands for ever."""
         info, number = self._runtime.backend.topic(topic), qid.rpartition(b"_")[2]
         if info is None or not number.isdigit() or len(number) > 9 or int(number) >= info.queues:
@@ -73,16 +75,17 @@ class Forwarding:
 
         `judge` takes in the results of queues that this proxy has taken up.
         """
-        found = {
-            place: self._holders(place) for place in {_place(group, one.context) for group, one in taken}
+        lookups = {
+            place: self._find_holders(place)
+            for place in {_holders_key(group, one.context) for group, one in taken}
         }
-        when_all(found.values(), lambda: self._dispatch(taken, found, judge, done))
+        when_all(lookups.values(), lambda: self._dispatch_results(taken, lookups, judge, done))
 
     def pass_on(self, group: Group, context: Any, passed: PassedReply) -> None:
         """An acknowledgement with messages goes to the proxy that holds its queue."""
-        place = _place(group, context)
+        place = _holders_key(group, context)
 
-        def found(looked_up: Completion[_Holders]) -> None:
+        def on_holders(looked_up: Completion[_Holders]) -> None:
             holders = {} if looked_up.error is not None else looked_up.value
             address = holders.get(context.qid, "")
             if address not in ("", self._runtime.address):
@@ -93,22 +96,22 @@ class Forwarding:
             if looked_up.error is None and not holders and not self._runtime.stopping:
                 self._take_up(group, context.topic)  # who asks again finds it here
             self._between.value += 1
-            passed.done(TryLaterError(f"queue {_text(context.qid)} is between two owners"))
+            passed.done(TryLaterError(f"queue {_as_text(context.qid)} is between two owners"))
 
-        self._holders(place).then(found)
+        self._find_holders(place).then(on_holders)
 
     def moved(self) -> None:
-        """Whoever was taken for the holder of a queue is it no longer."""
+        """Forget the known holders: one of them is the holder of its queue no longer."""
         self._known.clear()
 
-    def _holders(self, place: tuple[str, bytes]) -> Completion[_Holders]:
+    def _find_holders(self, place: tuple[str, bytes]) -> Completion[_Holders]:
         runtime = self._runtime
-        known = self._known.get(place)
-        if known is not None and known[0] > runtime.now():
-            return succeeded(known[1])
+        cached = self._known.get(place)
+        if cached is not None and cached[0] > runtime.now():
+            return succeeded(cached[1])
         looked_up: Completion[_Holders] = Completion()
 
-        def answered(holders: Completion[Mapping[QueueRef, str]]) -> None:
+        def on_answer(holders: Completion[Mapping[QueueRef, str]]) -> None:
             if holders.error is not None:
                 looked_up.fail(holders.error)
                 return
@@ -120,12 +123,12 @@ class Forwarding:
 
         group, topic = place[0], place[1].decode("utf-8", "replace")
         try:
-            runtime.backend.holders(group, topic, runtime.now() + LOOKUP_S).then(answered)
+            runtime.backend.holders(group, topic, runtime.now() + LOOKUP_S).then(on_answer)
         except DdmqError as error:
             looked_up.fail(error)
         return looked_up
 
-    def _dispatch(
+    def _dispatch_results(
         self,
         taken: list[Taken],
         found: Mapping[tuple[str, bytes], Completion[_Holders]],
@@ -137,13 +140,13 @@ class Forwarding:
         error: Exception | None = None
         for group, result in taken:
             context = result.context
-            looked_up = found[_place(group, context)]
+            looked_up = found[_holders_key(group, context)]
             if looked_up.error is not None:
                 error = error or TryLaterError(
-                    f"who holds queue {_text(context.qid)} is not known: {looked_up.error}"
+                    f"who holds queue {_as_text(context.qid)} is not known: {looked_up.error}"
                 )
             elif not (holders := looked_up.value):
-                self._known.pop(_place(group, context), None)
+                self._known.pop(_holders_key(group, context), None)
                 if self._runtime.stopping:
                     error = error or DrainingError("this proxy is shutting down; send the results again")
                 elif self._take_up(group, context.topic):
@@ -153,45 +156,52 @@ class Forwarding:
                     group.unknown_queue.value += 1
             elif holders.get(context.qid, self._runtime.address) in ("", self._runtime.address):
                 self._between.value += 1
-                self._known.pop(_place(group, context), None)
+                self._known.pop(_holders_key(group, context), None)
                 error = error or TryLaterError(
-                    f"queue {_text(context.qid)} is between two owners; send the results again"
+                    f"queue {_as_text(context.qid)} is between two owners; send the results again"
                 )
             else:
                 by_address.setdefault(holders[context.qid], []).append(result)
         if not taken_up:
-            self._submit(by_address, error, done)
+            self._submit_results(by_address, error, done)
             return
         waiting = TakingUp(self._runtime, taken_up, judge, done)
-        self._submit(by_address, error, waiting.passed_on)
+        self._submit_results(by_address, error, waiting.passed_on)
 
     def _take_up(self, group: Group, topic: bytes) -> bool:
         """Take queues that nobody holds, as for a pull; False where nobody pulls."""
-        wanted = group.subscriptions.get(topic)
-        if wanted is None or wanted.creating or wanted.pushed or self._fetches.pull_fault(group):
+        subscription = group.subscriptions.get(topic)
+        if (
+            subscription is None
+            or subscription.creating
+            or subscription.pushed
+            or self._fetches.pull_fault(group)
+        ):
             return False
-        wanted.use(self._runtime.now())
+        subscription.use(self._runtime.now())
         return True
 
-    def _submit(self, by_address: Mapping[str, list[Any]], error: Exception | None, done: Done) -> None:
-        left = len(by_address)
-        if not left:
+    def _submit_results(
+        self, by_address: Mapping[str, list[Any]], error: Exception | None, done: Done
+    ) -> None:
+        unanswered = len(by_address)
+        if not unanswered:
             done(error)
             return
 
-        def answered(failure: Exception | None) -> None:
-            nonlocal left, error
-            left -= 1
+        def on_answer(failure: Exception | None) -> None:
+            nonlocal unanswered, error
+            unanswered -= 1
             if failure is None:
                 self._done.value += 1
             else:
                 self._known.clear()  # it may have moved
                 error = error or failure
-            if left == 0:
+            if unanswered == 0:
                 done(error)
 
         for address, results in by_address.items():
-            self._peers.submit(address, results, answered)
+            self._peers.submit(address, results, on_answer)
 
     def close(self) -> None:
         """Close the connections; what is under way fails."""
@@ -224,22 +234,22 @@ class TakingUp:
     def due(self, now: float) -> None:
         """Take the results in where all their queues are held, else look again a little later."""
         unheld = [
-            each for group, each in self._taken if (each.context.topic, each.context.qid) not in group.held
+            each for group, each in self._taken if (each.context.topic, each.context.qid) not in group.queues
         ]
         if not unheld:
             self._judge(self._taken, lambda error: self._done(error or self._error))
         elif now < self._until and not self._runtime.stopping:
             self._runtime.timers.set(self, now + LOOK_S)
         else:
-            qid = _text(unheld[0].context.qid)
+            qid = _as_text(unheld[0].context.qid)
             self._done(TryLaterError(f"queue {qid} is between two owners; send the results again"))
 
 
-def _place(group: Group, context: Any) -> tuple[str, bytes]:
+def _holders_key(group: Group, context: Any) -> tuple[str, bytes]:
     """The group, and the topic whose holders know the queue: retried messages stand in the retry topic."""
     retried = _RETRY_PART in (context.qid or b"")
     return group.name, retry_topic(group.name).encode() if retried else context.topic
 
 
-def _text(name: bytes) -> str:
+def _as_text(name: bytes) -> str:
     return name[:140].decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""When a proxy looks at what is due: every few milliseconds while somebody waits, else hardly ever.
+"""The heartbeat of a proxy: it ticks every few milliseconds while a call waits, else hardly ever.
 
 A tick that finds nothing costs some 100 µs of processor time with the wake-up it needs: two hundred a second
 are 3 % of a core that does nothing else.
@@ -33,39 +33,39 @@ class Heartbeat:
     def start(self, tick: Callable[[], bool]) -> None:
         """`tick()`: do what is due; whether somebody waits for the next one."""
         self._tick = tick
-        self._timer.every(self._tick_s, self._beat)
+        self._timer.every(self._tick_s, self._run_tick)
 
     def wake(self) -> None:
-        """Somebody waits from now on."""
+        """Tick often from now on: a call waits."""
         if self._resting:
             self._go_on()
 
     def stop(self) -> None:
-        """Tick no more."""
+        """Stop ticking for good."""
         self._stopped, self._resting = True, False
         self._timer.stop()
 
     def _go_on(self) -> None:
         self._resting, self._quiet = False, 0
         self._timers.rest_until = -NEVER
-        self._timer.every(self._tick_s, self._beat)
+        self._timer.every(self._tick_s, self._run_tick)
 
-    def _beat(self) -> None:
+    def _run_tick(self) -> None:
         self._quiet = 0 if self._tick() else self._quiet + 1
         if self._quiet >= QUIET and not self._stopped:
-            self._rest()
+            self._begin_rest()
 
-    def _rest(self) -> None:
+    def _begin_rest(self) -> None:
         rest_s = min(self._timers.next_at - self._clock.monotonic(), REST_S)
         if rest_s > QUIET * self._tick_s:
             self._resting = True
             self._timers.rest_until = self._clock.monotonic() + rest_s
-            self._timer.once(rest_s, self._rested)
+            self._timer.once(rest_s, self._end_rest)
 
-    def _rested(self) -> None:
+    def _end_rest(self) -> None:
         self._go_on()  # also when this tick fails
         if not self._tick() and not self._stopped:
-            self._rest()
+            self._begin_rest()
 
 
 def _nobody_waits() -> bool:

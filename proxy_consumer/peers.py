@@ -79,7 +79,7 @@ class Peers:
             link.put(waiting)
 
     def close(self) -> None:
-        """End every link."""
+        """End the links to all proxies."""
         self._links.close()
 
 
@@ -106,8 +106,8 @@ class PeerLink(CallLink[_Waiting | PassedReply]):
         frame = encode_call(consumer, SERVICE, "submit", result=head)
         answer = exchanged(connection, consumer, SERVICE, frame, ANSWER_S, ANSWER_BYTES_MAX)
         if answer.error is not None:
-            said = (answer.error.message or b"").decode("utf-8", "replace")
-            raise TryLaterError(f"the proxy at {self.address} says: {said}")
+            text = (answer.error.message or b"").decode("utf-8", "replace")
+            raise TryLaterError(f"the proxy at {self.address} says: {text}")
 
     def ended(self, batch: list[_Waiting | PassedReply], error: Exception | None) -> None:
         if isinstance(error, OSError):
@@ -123,7 +123,7 @@ class PeerLink(CallLink[_Waiting | PassedReply]):
 
 
 class ReplyLink(PeerLink):
-    """The same for acknowledgements with messages, one a call."""
+    """A link for acknowledgements with messages, one a call."""
 
     together, connections = 1, REPLY_CONNECTIONS_MAX
 

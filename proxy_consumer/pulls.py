@@ -21,11 +21,9 @@ from proxy_consumer.core.steps import Delivery
 from proxy_consumer.fetches.service import Fetches
 from proxy_consumer.groups.consistency import Client, Consistency, length_fault, stated
 from proxy_consumer.groups.directory import Directory
-from proxy_consumer.groups.group import Group
 from proxy_consumer.results import Results
 from proxy_consumer.runtime import Runtime, log
-from proxy_consumer.subscription.held_queue import held_of
-from proxy_consumer.subscription.subscription import Subscription
+from proxy_consumer.subscription.subscription import Group, Subscription
 
 
 class Pull(HeldPull):
@@ -53,7 +51,7 @@ class Pull(HeldPull):
 
 
 class Pulls:
-    """Everything about `pull`."""
+    """The handler of `pull`, and the pulls that wait."""
 
     def __init__(self, runtime: Runtime, directory: Directory, results: Results, fetches: Fetches) -> None:
         self._runtime = runtime
@@ -72,11 +70,11 @@ class Pulls:
     # --- the request
 
     def pull(self, call: Call) -> None:
-        """Handler of `pull`."""
+        """Handle a call of `pull`."""
         request = call.args.request
-        fault = _fault(request)
+        fault = _find_fault(request)
         if fault is not None:
-            self._throw(call, Code.ILLEGAL_MESSAGE, fault)
+            self._throw_error(call, Code.ILLEGAL_MESSAGE, fault)
             return
         topic = request.topic.decode("utf-8", "replace") if request.topic else None
         pull = Pull(self, call, topic, request.maxBatchSize or (1 << 31), request.clientId is not None)
@@ -84,24 +82,24 @@ class Pulls:
             try:
                 applied = self._results.apply(request.result)
             except TryLaterError as error:
-                self._throw(call, code_of(error), f"the results are not stored: {error}")
+                self._throw_error(call, code_of(error), f"the results are not stored: {error}")
                 return
             pull.late = applied.late if pull.ours else ()
             if applied.open:
-                self._results.store(applied, lambda error: self._stored(pull, error))
+                self._results.store(applied, lambda error: self._on_stored(pull, error))
                 return
-        self._take(pull)
+        self._take_messages(pull)
 
-    def _stored(self, pull: Pull, error: Exception | None) -> None:
+    def _on_stored(self, pull: Pull, error: Exception | None) -> None:
         """The results that came with the pull are durable, or not."""
         if error is not None:
-            self._throw(pull.call, code_of(error), f"the results are not stored: {error}")
+            self._throw_error(pull.call, code_of(error), f"the results are not stored: {error}")
         elif pull.call.open:
-            self._take(pull)
+            self._take_messages(pull)
         else:
             self.answer_empty(pull)  # nobody hears it; it ends the call
 
-    def _take(self, pull: Pull) -> None:
+    def _take_messages(self, pull: Pull) -> None:
         if self.draining:
             self.answer_empty(pull)
             return
@@ -111,7 +109,7 @@ class Pulls:
             if b"%" in request.groupId and self._fetches.instances.pull(pull.call):
                 return
         elif (fault := self._fetches.pull_fault(group)) is not None:
-            self._throw(pull.call, Code.ILLEGAL_MESSAGE, fault)
+            self._throw_error(pull.call, Code.ILLEGAL_MESSAGE, fault)
             return
         subscription = None
         if pull.topic is not None:
@@ -134,7 +132,7 @@ class Pulls:
             return
         name = request.groupId.decode("utf-8", "replace")
         text = f"group {name} does not exist; pull a topic by name, or make it with `ddmq group set {name}`"
-        self._throw(pull.call, Code.TOPIC_REFUSED, text)
+        self._throw_error(pull.call, Code.TOPIC_REFUSED, text)
 
     def leave(self, group: Group, client: bytes) -> None:
         """A client stops: its pulls that wait are answered at once, and it is listed no more."""
@@ -150,22 +148,22 @@ class Pulls:
             return None
         if b"%" in request.groupId and self._directory.groups.get(request.groupId) is None:
             name = request.groupId.decode("utf-8", "replace")
-            self._throw(pull.call, Code.ILLEGAL_MESSAGE, instance_text(name))
+            self._throw_error(pull.call, Code.ILLEGAL_MESSAGE, instance_text(name))
             return None
         try:
             name = request.groupId.decode()
             topic = request.topic.decode()
             config = stated(request, self._runtime.config.defaults)
             on_skipped = None if request.start else partial(self._report_skipped, pull, name, topic)
-            subscription, made = self._directory.subscribe_on_use(name, topic, config, on_skipped)
-            made.then(lambda made: self._refuse_unmade(pull, made.error))
+            subscription, creation = self._directory.subscribe_on_use(name, topic, config, on_skipped)
+            creation.then(lambda creation: self._refuse_unmade(pull, creation.error))
             return subscription
         except UnicodeDecodeError as error:
-            self._throw(pull.call, Code.ILLEGAL_MESSAGE, f"group or topic name is not UTF-8: {error}")
+            self._throw_error(pull.call, Code.ILLEGAL_MESSAGE, f"group or topic name is not UTF-8: {error}")
         except ValueError as error:
-            self._throw(pull.call, Code.ILLEGAL_MESSAGE, f"the filter cannot be used: {error}")
+            self._throw_error(pull.call, Code.ILLEGAL_MESSAGE, f"the filter cannot be used: {error}")
         except DdmqError as error:
-            self._throw(pull.call, code_of(error), str(error))
+            self._throw_error(pull.call, code_of(error), str(error))
         return None
 
     def _report_skipped(self, pull: Pull, group: str, topic: str, skipped: int) -> None:
@@ -184,7 +182,7 @@ class Pulls:
         """Reject a pull that waits for a subscription which is beyond a bound: another proxy was quicker."""
         if isinstance(error, BoundReachedError) and pull.call.open:
             self.leave_line(pull)
-            self._throw(pull.call, code_of(error), str(error))
+            self._throw_error(pull.call, code_of(error), str(error))
 
     def _take_from(self, pull: Pull, group: Group, subscription: Subscription | None) -> None:
         now, request = self._runtime.now(), pull.call.args.request
@@ -192,15 +190,17 @@ class Pulls:
         if request.filter:
             fault = self.consistency.fault(request, group, pull.client)
             if fault is not None:
-                self._throw(pull.call, Code.ILLEGAL_MESSAGE, fault)
+                self._throw_error(pull.call, Code.ILLEGAL_MESSAGE, fault)
                 return
         pull.group = group
         if subscription is not None:
             if not subscription.readable:
-                self._throw(pull.call, Code.TOPIC_REFUSED, f"topic {subscription.topic} may not be read")
+                self._throw_error(
+                    pull.call, Code.TOPIC_REFUSED, f"topic {subscription.topic} may not be read"
+                )
                 return
             if subscription.pushed:
-                self._throw(pull.call, Code.TOPIC_REFUSED, pushed_text(group, subscription))
+                self._throw_error(pull.call, Code.TOPIC_REFUSED, pushed_text(group, subscription))
                 return
             subscription.use(now)
         else:
@@ -224,7 +224,9 @@ class Pulls:
             self.answer_empty(pull)
             return
         if self.wheel.count >= config.waiters_max:
-            self._throw(pull.call, Code.BUSY, f"{config.waiters_max} pulls are waiting; that is the bound")
+            self._throw_error(
+                pull.call, Code.BUSY, f"{config.waiters_max} pulls are waiting; that is the bound"
+            )
             return
         group.waiting.enter(pull)
         self.wheel.add(pull, now + self._runtime.linger_s(pull.call.args.request.maxLingerTime))
@@ -247,19 +249,19 @@ class Pulls:
     # --- answers
 
     def answer(self, pull: Pull, delivery: Delivery) -> None:
-        """Hand messages out."""
-        held = held_of(delivery.state)
+        """Answer a pull with messages."""
+        queue = delivery.queue
         if pull.client is not None:
             delivery.lease.given_to(pull.client)
         next_offset = None
-        if pull.ours:
-            next_offset = held.subscription.next_offset(delivery.state, self._runtime.now())
+        if pull.ours and pull.group is not None:
+            next_offset = pull.group.subscription_of(queue).next_offset(queue, self._runtime.now())
         self._with_messages.value += 1
-        answers.answer(pull.call, held.place, delivery, next_offset, pull.late, self._take_notice(pull))
+        answers.answer(pull.call, queue.name, delivery, next_offset, pull.late, self._take_notice(pull))
 
     def answer_empty(self, pull: Pull) -> None:
         self._empty.value += 1
-        answers.answer_empty(pull.call, pull.late, self._notice(pull))
+        answers.answer_empty(pull.call, pull.late, self._find_notice(pull))
 
     def _take_notice(self, pull: Pull) -> str:
         """Return what the people behind a client of ours should hear, once."""
@@ -270,7 +272,7 @@ class Pulls:
             return notice
         return pull.notice
 
-    def _notice(self, pull: Pull) -> str:
+    def _find_notice(self, pull: Pull) -> str:
         if notice := self._take_notice(pull):
             return notice
         topic = pull.topic
@@ -278,13 +280,13 @@ class Pulls:
             return ""
         return f"topic {topic} does not exist (yet)"
 
-    def _throw(self, call: Call, code: int, text: str) -> None:
+    def _throw_error(self, call: Call, code: int, text: str) -> None:
         self._refused.value += 1
         answers.throw(call, code, text)
 
 
-def _fault(request: Any) -> str | None:
-    """Why a pull cannot be taken as it stands; huge sizes are cut to their bounds instead."""
+def _find_fault(request: Any) -> str | None:
+    """Return why a pull cannot be taken as it stands; huge sizes are cut to their bounds instead."""
     if (request.maxBatchSize or 0) < 0:
         return f"maxBatchSize is {request.maxBatchSize}; allowed: 0 (the subscription's limit) or more"
     if (request.maxLingerTime or 0) < 0:
@@ -303,7 +305,7 @@ def remedy_text(group: str, topic: str) -> str:
 
 
 def pushed_text(group: Group, subscription: Subscription) -> str:
-    """Why nothing can be pulled from a subscription with a push sink."""
+    """Say why nothing can be pulled from a subscription with a push sink."""
     return (
         f"group {group.name} does not pull topic {subscription.topic}: the proxy pushes it "
         f"(actions end with {subscription.config.actions[-1]})"
@@ -311,7 +313,7 @@ def pushed_text(group: Group, subscription: Subscription) -> str:
 
 
 def instance_text(name: str) -> str:
-    """Why a pull makes no group of a name that would be an instance's."""
+    """Say why a pull makes no group of a name that would be an instance's."""
     base = name.partition("%")[0]
     return (
         f"group {name} does not exist, and a name with % is not made by a pull: it is an instance of a "

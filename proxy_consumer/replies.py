@@ -23,12 +23,12 @@ from ddmq_rpc.api import Call
 from proxy_consumer.answers import IDL
 from proxy_consumer.core import replying
 from proxy_consumer.core.replying import Ack, AckTaking, KnownReply, Replied, reply_id
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.forwarding import Forwarding
 from proxy_consumer.groups.consistency import CLIENT_ID_BYTES_MAX
-from proxy_consumer.groups.group import Group
 from proxy_consumer.peers import PassedReply
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription.held_queue import HeldQueue
+from proxy_consumer.subscription.subscription import Group, Subscription
 
 OFFSET_MAX = (1 << 63) - 1
 LOOKS_MAX = 64  # for replies of old, at a time
@@ -46,7 +46,7 @@ class ReplySender(Protocol):
 
 
 class ReplyHandling:
-    """They belong to one consumer proxy. `sender` None: it has nothing to send with."""
+    """The handler of `reply` at one proxy. `sender` None: it has nothing to send with."""
 
     def __init__(
         self,
@@ -63,37 +63,37 @@ class ReplyHandling:
         self._forwarding = forwarding
 
     def reply(self, call: Call) -> None:
-        """Handler of `reply`."""
+        """Handle a call of `reply`."""
         request = call.args.request
         group = None if request.context is None else self._groups.get(request.context.groupId)
         answer = AnswerOnce(self, call, "" if group is None else group.name)
-        fault = self._fault(request) or self._between(request.context)
+        fault = self._find_fault(request) or self._find_transfer(request.context)
         if fault is not None:
             answer.refuse(*fault)
             return
-        held = None if group is None else group.held.get((request.context.topic, request.context.qid))
-        if group is None or held is None:
+        queue = None if group is None else group.queues.get((request.context.topic, request.context.qid))
+        if group is None or queue is None:
             self._not_held(answer, group, request)
             return
-        ack = Ack(group.name, held.state.queue, request.offset, request.lease)
-        known = self.replied.of(ack)
-        if known is not None and known.lease_id == request.lease:
-            answer.tell(Code.OK, OK_TEXT, ReplyOutcome.STORED_BEFORE, known.results)
+        ack = Ack(group.name, queue.ref, request.offset, request.lease)
+        earlier = self.replied.of(ack)
+        if earlier is not None and earlier.lease_id == request.lease:
+            answer.tell(Code.OK, OK_TEXT, ReplyOutcome.STORED_BEFORE, earlier.results)
             return
-        taking = replying.take_up(held.state.jobs, request.offset, request.lease)
+        taking = replying.take_up(queue, request.offset, request.lease)
         if taking is AckTaking.TAKEN_UP:
-            PendingAck(self, answer, held, ack).begin()
+            PendingAck(self, answer, group.subscription_of(queue), queue, ack).begin()
         elif taking is AckTaking.BUSY:
             answer.refuse(Code.BUSY, f"this acknowledgement is being committed; {MOVES}")
         elif taking is AckTaking.OVER:
-            held.subscription.buffer.tally.late.value += 1
+            group.subscription_of(queue).buffer.tally.late.value += 1
             text = f"the lease {request.lease} of offset {request.offset} is over; nothing is stored"
             answer.tell(Code.ILLEGAL_MESSAGE, text, ReplyOutcome.LEASE_OVER)
         else:
-            self._finished(answer, ack, known)
+            self._answer_finished(answer, ack, earlier)
 
-    def _fault(self, request: Any) -> tuple[Code, str] | None:
-        """What is wrong with a request, or forbids it here."""
+    def _find_fault(self, request: Any) -> tuple[Code, str] | None:
+        """Return what is wrong with a request, or forbids it here."""
         if self.runtime.stopping:
             return Code.SHUTTING_DOWN, f"this proxy is shutting down; {MOVES}"
         can = self.runtime.backend.capabilities
@@ -119,7 +119,7 @@ class ReplyHandling:
             return Code.ILLEGAL_MESSAGE, f"{what}; allowed: at most {CLIENT_ID_BYTES_MAX}"
         return None
 
-    def _between(self, context: Any) -> tuple[Code, str] | None:
+    def _find_transfer(self, context: Any) -> tuple[Code, str] | None:
         """A queue was lost a moment ago: until it is known who has it, nobody can tell."""
         until = self.runtime.lost.get((context.groupId, context.topic, context.qid))
         if until is None or until <= self.runtime.now():
@@ -137,7 +137,7 @@ class ReplyHandling:
             answer.refuse(Code.BUSY, f"this proxy does not hold the queue; {MOVES}")
             return
 
-        def done(error: Exception | None) -> None:
+        def on_passed(error: Exception | None) -> None:
             if error is None and passed.answer is not None:
                 if passed.answer.code == Code.BUSY:
                     self._forwarding.moved()
@@ -147,18 +147,18 @@ class ReplyHandling:
             code = Code.TIMED_OUT if passed.sent else Code.BUSY
             answer.refuse(code, f"{error}; {MOVES}")
 
-        passed = PassedReply(request, self.until(answer.call), done)
+        passed = PassedReply(request, self.until(answer.call), on_passed)
         self._forwarding.pass_on(group, context, passed)
 
     def until(self, call: Call) -> float:
-        """How long a caller waits, monotonic seconds."""
+        """Return until when a caller waits, monotonic seconds."""
         asked_ms, cap_ms = call.args.request.timeout, self.runtime.config.commit_timeout_ms
         timeout_ms = asked_ms if asked_ms and 0 < asked_ms < cap_ms else cap_ms
         return call.received_at + timeout_ms / 1000
 
     # --- one that may have been answered before
 
-    def _finished(self, answer: AnswerOnce, ack: Ack, known: KnownReply | None) -> None:
+    def _answer_finished(self, answer: AnswerOnce, ack: Ack, known: KnownReply | None) -> None:
         if known is not None:
             text = (
                 f"the lease {ack.lease_id} is over, and the message finished under another; nothing is stored"
@@ -172,9 +172,9 @@ class ReplyHandling:
         first = answer.call.args.request.messages[0].topic or b""
         topics = (first.decode("utf-8", "replace"), SCHEDULE_TOPIC, DELAY_TOPIC) if can.find_by_key else ()
         self._looks += 1
-        self._look(answer, reply_id(ack, 0), list(topics))
+        self._search_reply(answer, reply_id(ack, 0), list(topics))
 
-    def _look(self, answer: AnswerOnce, message_id: bytes, topics: list[str]) -> None:
+    def _search_reply(self, answer: AnswerOnce, message_id: bytes, topics: list[str]) -> None:
         """Its first reply may be in one of these."""
         backend = self.runtime.backend
         while topics and backend.topic(topics[0]) is None:
@@ -185,17 +185,17 @@ class ReplyHandling:
             answer.tell(Code.ILLEGAL_MESSAGE, text, ReplyOutcome.FINISHED)
             return
 
-        def found(answered: Completion[list[StoredRecord]]) -> None:
+        def on_found(answered: Completion[list[StoredRecord]]) -> None:
             if answered.error is None and answered.value:
                 self._looks -= 1
                 answer.tell(Code.OK, OK_TEXT, ReplyOutcome.STORED_BEFORE)
             elif answered.error is None or isinstance(answered.error, UnknownTopicError):
-                self._look(answer, message_id, topics[1:])
+                self._search_reply(answer, message_id, topics[1:])
             else:
                 self._looks -= 1
                 answer.refuse(Code.BUSY, f"whether it is stored cannot be seen: {answered.error}; {MOVES}")
 
-        backend.find(topics[0], message_id=message_id, count_max=1).then(found)
+        backend.find(topics[0], message_id=message_id, count_max=1).then(on_found)
 
 
 _OUTCOMES = {
@@ -218,22 +218,23 @@ class AnswerOnce:
         self._told = False
 
     def refuse(self, code: int, text: str) -> None:
-        """Nothing is stored by it, or (codes 10, 12) nobody knows; it is not over."""
+        """Reject the call: nothing is stored by it, or (codes 10, 12) the outcome is unknown. It may be
+        retried."""
         kind = "again" if code in _AGAIN else "unknown" if code in _UNKNOWN else "refused"
-        self._give(kind, IDL.ReplyResponse(code=int(code), msg=text))
+        self._give_answer(kind, IDL.ReplyResponse(code=int(code), msg=text))
 
     def tell(self, code: int, text: str, outcome: ReplyOutcome, results: Sequence[Any] | None = None) -> None:
-        """How it ended."""
+        """Answer with the outcome of the acknowledgement."""
         response = IDL.ReplyResponse(code=int(code), msg=text, outcome=int(outcome), results=results)
-        self._give(_OUTCOMES[outcome], response)
+        self._give_answer(_OUTCOMES[outcome], response)
 
     def relay(self, response: Any) -> None:
-        """What another proxy says, which has counted it."""
+        """Pass on the answer of another proxy, which has counted it."""
         if not self._told:
             self._told = True
             self.call.reply(response)
 
-    def _give(self, kind: str, response: Any) -> None:
+    def _give_answer(self, kind: str, response: Any) -> None:
         if not self._told:
             self._told = True
             self._replies.runtime.metrics.cell(REPLIES, self._group, kind).value += 1
@@ -243,12 +244,25 @@ class AnswerOnce:
 class PendingAck:
     """One acknowledgement from taking its message up to its end: the keeper of its replies."""
 
-    def __init__(self, replies: ReplyHandling, answer: AnswerOnce, held: HeldQueue, ack: Ack) -> None:
+    def __init__(
+        self,
+        replies: ReplyHandling,
+        answer: AnswerOnce,
+        subscription: Subscription,
+        queue: SubscribedQueue,
+        ack: Ack,
+    ) -> None:
         self._replies = replies
         self._runtime = replies.runtime
         self._answer = answer
-        self._held = held
+        self._subscription = subscription
+        self._queue = queue
         self._ack = ack
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether the queue is still this proxy's."""
+        return self._subscription.buffer.holds(self._queue)
 
     @property
     def _offset(self) -> int:
@@ -266,10 +280,10 @@ class PendingAck:
 
     def commit(self, records: list[NewRecord], into: Completion[list[AppendResult]]) -> None:
         """Raises DdmqError, and stores nothing, where the queue is not ours any more."""
-        held, runtime = self._held, self._runtime
-        if not held.subscription.holds(held.state):
+        runtime = self._runtime
+        if not self._is_held:
             raise TryLaterError(f"the queue is not this proxy's any more; {MOVES}")
-        delta = held.state.jobs.finish_of(self._ack.group, self._offset)
+        delta = self._queue.finish_of(self._ack.group, self._offset)
         batch = CommitBatch(records=records, progress=(delta,))
         runtime.backend.commit(batch, runtime.commit_deadline(), into=into)
 
@@ -281,7 +295,7 @@ class PendingAck:
         self._answer.refuse(code, text)
 
     def stored(self, results: Sequence[Any]) -> None:
-        told = [
+        wire_results = [
             IDL.ReplyResult(
                 messageId=one.messageId,
                 queueId=one.queueId,
@@ -291,44 +305,43 @@ class PendingAck:
             )
             for one in results
         ]
-        self._replies.replied.note(self._ack, told)
-        held, offset = self._held, self._offset
-        if held.subscription.holds(held.state):
-            jobs, tally = held.state.jobs, held.subscription.buffer.tally
-            job = jobs.table.jobs.get(offset)
-            lease = replying.finish(jobs, offset)
+        self._replies.replied.note(self._ack, wire_results)
+        offset, subscription = self._offset, self._subscription
+        if self._is_held:
+            tally = subscription.buffer.tally
+            job = self._queue.table.jobs.get(offset)
+            lease = replying.finish(self._queue, offset)
             tally.acked.value += 1
             tally.process.observe((self._runtime.now() - lease.since) * 1e6)
             if job is not None:
-                held.subscription.retries.finished(job)
-        self._ended()
-        self._answer.tell(Code.OK, OK_TEXT, ReplyOutcome.STORED, told)
+                subscription.retries.finished(job)
+        self._release_message()
+        self._answer.tell(Code.OK, OK_TEXT, ReplyOutcome.STORED, wire_results)
 
     def failed(self, error: Exception, code: int, text: str) -> None:
         self._runtime.progress_failed(error)
-        subscription = self._held.subscription
+        subscription = self._subscription
         if isinstance(error, RemoteError):
-            if subscription.holds(self._held.state):
+            if self._is_held:
                 subscription.start_anew()
-            self._ended()
+            self._release_message()
             self._answer.refuse(Code.TIMED_OUT, f"{text}; whether it is stored the next answer tells")
         elif isinstance(error, FencedError):
-            subscription.refence(self._held.state, lambda: self.refused(Code.BUSY, f"{error}; {MOVES}"))
+            subscription.refence(self._queue, lambda: self.refused(Code.BUSY, f"{error}; {MOVES}"))
         else:
             self.refused(code, text)
 
     # --- its end
 
     def _put_down(self) -> None:
-        if self._held.subscription.holds(self._held.state):
-            replying.put_down(self._held.state.jobs, self._offset)
-        self._ended()
+        if self._is_held:
+            replying.put_down(self._queue, self._offset)
+        self._release_message()
 
-    def _ended(self) -> None:
+    def _release_message(self) -> None:
         """The message is taken up no longer: what waited for that goes on."""
         self._runtime.open_commits -= 1
-        held = self._held
-        if held.subscription.holds(held.state):
-            held.subscription.buffer.heard(held.state)
-            held.subscription.after_results((held.state,))
-            held.subscription.serve()
+        if self._is_held:
+            self._subscription.buffer.heard(self._queue)
+            self._subscription.after_results((self._queue,))
+            self._subscription.serve()

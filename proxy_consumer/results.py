@@ -12,15 +12,14 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from ddmq_common.errors import TryLaterError
-from proxy_consumer.answers import IDL
-from proxy_consumer.core.queue_jobs import QueueJobs
-from proxy_consumer.core.steps import BufferedQueue
+from proxy_consumer.answers import IDL, context_of
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.fetches.service import Fetches
 from proxy_consumer.forwarding import Done, Forwarding, Taken
-from proxy_consumer.groups.group import Group
 from proxy_consumer.retries.headers import error_text
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription.held_queue import HeldQueue, Part, ProgressCommit, QueueHolder, collect
+from proxy_consumer.subscription.commits import ProgressCommit, QueueProgress, collect_progress
+from proxy_consumer.subscription.subscription import Group, Subscription
 
 NO_OFFSETS: Sequence[int] = ()
 GIVE_UP = -2  # in failDelaysMs: no further try
@@ -28,17 +27,17 @@ Missed = tuple[int, int]  # offset, lease id
 
 
 class Applied(NamedTuple):
-    """What became of a call's results: what is to be committed before the answer, what is to be passed on to
+    """The applied results of a call: what must be committed before the answer, what must be passed on to
     other proxies, and LateResults."""
 
-    parts: list[Part]
+    shares: list[QueueProgress]
     foreign: list[Taken]
     late: list[Any]
 
     @property
     def open(self) -> bool:
         """Whether the answer has to wait for `Results.store`."""
-        return bool(self.parts or self.foreign)
+        return bool(self.shares or self.foreign)
 
 
 class Results:
@@ -65,23 +64,24 @@ class Results:
         config = self._runtime.config
         offsets_left, elements_left = config.offsets_per_call_max, config.results_per_call_max
         now = self._runtime.now()
-        touched: dict[int, HeldQueue] = {}
+        touched: dict[SubscribedQueue, Subscription] = {}
         late: list[Any] = []
         foreign: list[Taken] = []
         while result is not None:
-            given = len(result.successOffsets or NO_OFFSETS) + len(result.failOffsets or NO_OFFSETS)
-            given += len(result.extendLeases or NO_OFFSETS) + len(result.returnOffsets or NO_OFFSETS)
-            offsets_left -= given
+            count = len(result.successOffsets or NO_OFFSETS) + len(result.failOffsets or NO_OFFSETS)
+            count += len(result.extendLeases or NO_OFFSETS) + len(result.returnOffsets or NO_OFFSETS)
+            offsets_left -= count
             elements_left -= 1
             if offsets_left < 0 or elements_left < 0:
-                self._too_many.value += given
+                self._too_many.value += count
             else:
-                held = self._held(result, given, foreign)
+                held = self._find_held(result, count, foreign)
                 if held is not None:
-                    self._apply_one(held, result, now, late)
-                    touched[id(held)] = held
+                    subscription, queue = held
+                    self._apply_one(subscription, queue, result, now, late)
+                    touched[queue] = subscription
             result = result.nextResult
-        return Applied(self._collect(touched), foreign, late)
+        return Applied(self._collect_progress(touched), foreign, late)
 
     def _refuse_lost(self, result: Any) -> None:
         lost, now = self._runtime.lost, self._runtime.now()
@@ -99,49 +99,53 @@ class Results:
         while result is not None:
             context = result.context
             group = None if context is None else self._groups.get(context.groupId)
-            if group is None or (context.topic, context.qid) not in group.held:
+            if group is None or (context.topic, context.qid) not in group.queues:
                 raise TryLaterError("this proxy does not hold the queue any more; send the results again")
             result = result.nextResult
 
     def store(self, applied: Applied, done: Done) -> None:
-        """Make its parts durable and pass on what others hold; `done` with the first error, or None.
+        """Make its shares durable and pass on what others hold; `done` with the first error, or None.
 
         What is passed on may turn out to be ours: then `applied.late` has become longer when `done` runs.
         """
-        parts = applied.parts
+        shares = applied.shares
         if not applied.foreign:
-            ProgressCommit(self._runtime, parts, done).start()
+            ProgressCommit(self._runtime, shares, done).start()
             return
-        left = 1 + bool(parts)
+        unfinished = 1 + bool(shares)
         error: Exception | None = None
 
-        def one(failure: Exception | None) -> None:
-            nonlocal left, error
-            left -= 1
+        def on_part_done(failure: Exception | None) -> None:
+            nonlocal unfinished, error
+            unfinished -= 1
             error = error or failure
-            if left == 0:
+            if unfinished == 0:
                 done(error)
 
         self.forwarding.send(
-            applied.foreign, lambda taken, judged: self._judge(taken, applied.late, judged), one
+            applied.foreign,
+            lambda taken, judged: self._apply_taken_up(taken, applied.late, judged),
+            on_part_done,
         )
-        if parts:
-            ProgressCommit(self._runtime, parts, one).start()
+        if shares:
+            ProgressCommit(self._runtime, shares, on_part_done).start()
 
-    def _judge(self, taken: list[Taken], late: list[Any], done: Done) -> None:
+    def _apply_taken_up(self, taken: list[Taken], late: list[Any], done: Done) -> None:
         """Take in results of queues that are held here by now."""
-        touched: dict[int, HeldQueue] = {}
+        touched: dict[SubscribedQueue, Subscription] = {}
         for group, result in taken:
-            held = group.held[result.context.topic, result.context.qid]
-            self._apply_one(held, result, self._runtime.now(), late)
-            touched[id(held)] = held
-        parts = self._collect(touched)
-        if parts:
-            ProgressCommit(self._runtime, parts, done).start()
+            queue = group.queues[result.context.topic, result.context.qid]
+            touched[queue] = subscription = group.subscription_of(queue)
+            self._apply_one(subscription, queue, result, self._runtime.now(), late)
+        shares = self._collect_progress(touched)
+        if shares:
+            ProgressCommit(self._runtime, shares, done).start()
         else:
             done(None)
 
-    def _held(self, result: Any, given: int, foreign: list[Taken]) -> HeldQueue | None:
+    def _find_held(
+        self, result: Any, given: int, foreign: list[Taken]
+    ) -> tuple[Subscription, SubscribedQueue] | None:
         """The queue that a result's context names, if it is ours; what others may hold goes to `foreign`."""
         context = result.context
         group = None if context is None else self._groups.get(context.groupId)
@@ -149,37 +153,39 @@ class Results:
             if context is None or not self._fetches.instances.result(result):
                 self._unknown_group.value += given
             return None
-        held = group.held.get((context.topic, context.qid))
-        if held is None:
-            if self.forwarding.takes(group, context):
-                foreign.append((group, result))
-            else:
-                group.unknown_queue.value += given
-        return held
+        queue = group.queues.get((context.topic, context.qid))
+        if queue is not None:
+            return group.subscription_of(queue), queue
+        if self.forwarding.takes(group, context):
+            foreign.append((group, result))
+        else:
+            group.unknown_queue.value += given
+        return None
 
-    def _apply_one(self, held: HeldQueue, result: Any, now: float, late: list[Any]) -> None:
+    def _apply_one(
+        self, subscription: Subscription, queue: SubscribedQueue, result: Any, now: float, late: list[Any]
+    ) -> None:
         """Take one element in; to `late` go those of its results under a lease that changed nothing."""
-        state, jobs = held.state, held.state.jobs
         missed: list[Missed] = []
         if result.successOffsets:
             offsets, leases = result.successOffsets, result.successLeases
-            done = jobs.finish(offsets, leases, now)
-            if done < len(offsets) and leases:
-                missed += _missed(state, offsets, leases, done)
+            finished = queue.finish(offsets, leases, now)
+            if finished < len(offsets) and leases:
+                missed += _missed_acks(queue, offsets, leases, finished)
         if result.failOffsets:
-            missed += self._fail(jobs, result, now)
+            missed += self._fail(queue, result, now)
         if result.extendOffsets and result.extendLeases:
             offsets, leases = result.extendOffsets, result.extendLeases
-            over = set(jobs.extend_parts(offsets, leases, now))
+            over = set(queue.extend_parts(offsets, leases, now))
             missed += [(at, lease) for at, lease in zip(offsets, leases, strict=False) if at in over]
         elif result.extendLeases:
-            jobs.extend(result.extendLeases, now)
+            queue.extend(result.extendLeases, now)
         if result.returnOffsets:
-            held.subscription.buffer.take_back(state, result.returnOffsets, result.returnLeases or NO_OFFSETS)
+            subscription.buffer.take_back(queue, result.returnOffsets, result.returnLeases or NO_OFFSETS)
         if missed:
-            late.append(_late(held, missed))
+            late.append(_build_late_result(queue, missed))
 
-    def _fail(self, jobs: QueueJobs, result: Any, now: float) -> list[Missed]:
+    def _fail(self, queue: SubscribedQueue, result: Any, now: float) -> list[Missed]:
         longest = self._runtime.config.fail_delay_max_ms
         columns = zip_longest(
             result.failOffsets,
@@ -191,40 +197,41 @@ class Results:
         for offset, lease, delay, reason in columns:
             error = error_text(reason or "")
             if delay == GIVE_UP:
-                taken = jobs.give_up(offset, lease or None, error)
+                accepted = queue.give_up(offset, lease or None, error)
             else:
                 wait_ms = None if delay is None or delay < 0 else min(delay, longest)
-                taken = jobs.fail(offset, lease or None, wait_ms, now, error)
-            if lease and not taken:
+                accepted = queue.fail(offset, lease or None, wait_ms, now, error)
+            if lease and not accepted:
                 missed.append((offset, lease))
         return missed
 
-    def _collect(self, touched: dict[int, HeldQueue]) -> list[Part]:
-        parts: list[Part] = []
-        groups: dict[str, QueueHolder] = {}
-        for held in touched.values():
-            subscription = held.subscription
-            parts += collect(subscription, (held.state,))
-            subscription.buffer.heard(held.state)
-            subscription.after_results((held.state,))
-            groups[subscription.group_name] = subscription
-        for one in groups.values():
-            one.serve()  # each serves all of its group
-        return parts
+    def _collect_progress(self, touched: dict[SubscribedQueue, Subscription]) -> list[QueueProgress]:
+        shares: list[QueueProgress] = []
+        groups: dict[Group, None] = {}
+        for queue, subscription in touched.items():
+            shares += collect_progress(subscription, (queue,))
+            subscription.buffer.heard(queue)
+            subscription.after_results((queue,))
+            groups[subscription.group] = None
+        for group in groups:
+            group.serve()
+        return shares
 
 
-def _missed(state: BufferedQueue, offsets: Sequence[int], leases: Sequence[int], done: int) -> list[Missed]:
+def _missed_acks(
+    queue: SubscribedQueue, offsets: Sequence[int], leases: Sequence[int], done: int
+) -> list[Missed]:
     """Acknowledged under a lease that was over. Where a part was `done`, what is finished is that part."""
-    is_finished = state.jobs.ack_map.is_finished
+    is_finished = queue.ack_map.is_finished
     pairs = zip(offsets, leases, strict=False)
     return [(at, lease) for at, lease in pairs if lease and not (done and is_finished(at))]
 
 
-def _late(held: HeldQueue, missed: Sequence[Missed]) -> Any:
-    is_finished = held.state.jobs.ack_map.is_finished
+def _build_late_result(queue: SubscribedQueue, missed: Sequence[Missed]) -> Any:
+    is_finished = queue.ack_map.is_finished
     offsets = [offset for offset, _ in missed]
     return IDL.LateResult(
-        context=held.place.context,
+        context=context_of(queue.name),
         offsets=offsets,
         leases=[lease for _, lease in missed],
         finished=[offset for offset in offsets if is_finished(offset)],

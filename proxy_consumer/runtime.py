@@ -1,4 +1,4 @@
-"""What every part of one consumer proxy shares: the backend, the clock, the timer queue, the counters."""
+"""The objects that all parts of one consumer proxy share: backend, clock, timer queue, counters."""
 
 from __future__ import annotations
 
@@ -57,14 +57,19 @@ class Runtime:
         self.address = ""  # HOST:PORT where other proxies reach this one; "": nowhere
 
     def now(self) -> float:
-        """Monotonic seconds."""
+        """Return the time in monotonic seconds."""
         return self.clock.monotonic()
+
+    def topic_lives(self, ref: QueueRef) -> bool:
+        """Whether the topic of a queue is still there, and not one made anew under its name."""
+        info = self.backend.topic(ref.topic)
+        return info is not None and info.incarnation == ref.incarnation
 
     def commit_deadline(self) -> float:
         return self.clock.monotonic() + self.config.commit_timeout_ms / 1000
 
     def linger_s(self, asked_ms: int | None) -> float:
-        """How long a pull or a fetch that has found nothing waits."""
+        """Return how long a pull or a fetch that has found nothing waits."""
         config = self.config
         return min(max(asked_ms or 0, config.linger_min_ms), config.linger_max_ms) / 1000
 
@@ -79,7 +84,7 @@ class Runtime:
         return qid(self.backend.cluster, self.backend.broker, queue.queue_id)
 
     def read_ahead(self, wanted: int) -> tuple[int, int]:
-        """How many records and bytes to read for a client that wants `wanted`."""
+        """Return how many records and bytes to read for a client that wants `wanted`."""
         config = self.config
         if wanted < config.read_ahead_count and self.held.value < config.read_ahead_bytes_max:
             return config.read_ahead_count // wanted * wanted, config.read_ahead_bytes
@@ -108,7 +113,7 @@ class Runtime:
         )
 
     def delivery_cells(self, group: str, topic: str, tally: Tally) -> HandedOut:
-        """What one subscription counts per answer."""
+        """Return the cells in which one subscription counts its answers."""
         wait = FirstUse(lambda: self.metrics.histogram(catalogue.QUEUE_WAIT, group, topic))
         return HandedOut(wait, tally.redelivered)
 
@@ -147,14 +152,10 @@ class HandedOut:
         self._wait = wait
         self._redelivered = redelivered
 
-    @property
-    def cells(self) -> tuple[Observer, Counter]:
-        return self._wait, self._redelivered
-
     def note(self, delivery: Delivery, wall_ms: int) -> None:
         """Messages were handed out at `wall_ms` of the wall clock."""
-        state, messages = delivery.state, delivery.messages
-        if state.retry_queue:
+        messages = delivery.messages
+        if delivery.queue.retry_queue:
             self._redelivered.value += len(messages.offsets)
             return
         at = 0 if not delivery.redelivered else _first_time(delivery)

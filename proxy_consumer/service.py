@@ -83,7 +83,7 @@ class ConsumerService:
         self._drain_until = 0.0
 
     def service(self) -> Service:
-        """What the RPC server serves."""
+        """Return the handlers that the RPC server serves."""
         handlers = {
             "pull": self._pulls.pull,
             "submit": self.submit,
@@ -107,7 +107,7 @@ class ConsumerService:
             self._runtime.heartbeat.start(self._beat)
 
     def advertise(self, address: str) -> None:
-        """Where other proxies reach this one, HOST:PORT; the configured `advertise` goes before it.
+        """Set where other proxies reach this one, HOST:PORT; the configured `advertise` takes precedence.
 
         Known before the first pull comes in: memberships tell it to the others.
         """
@@ -230,12 +230,12 @@ class ConsumerService:
 
     def reconfigure(self, fresh: ConsumerConfig) -> Reloaded:
         """Other limits and defaults while clients are connected; says what waits for the next start."""
-        done = reloaded(self._runtime.config, fresh, LIVE_KEYS)
-        self._runtime.config = done.config
-        if "defaults" in done.changed:
+        reload = reloaded(self._runtime.config, fresh, LIVE_KEYS)
+        self._runtime.config = reload.config
+        if "defaults" in reload.changed:
             self._directory.defaults_changed()
         self._pushers.look_at_all()
-        return done
+        return reload
 
     def groups(self) -> list[GroupSummary]:
         """All groups, by name."""
@@ -251,25 +251,25 @@ class ConsumerService:
         ]
 
     def push_fault(self, group: str, topic: str) -> str:
-        """Why this proxy does not push what it should; "" when it does, or has nothing to push."""
+        """Return why this proxy does not push what it should; "" when it does, or has nothing to push."""
         subscription = self._directory.subscription(group, topic)
         return "" if subscription is None else self._pushers.fault(subscription)
 
     def counts(self) -> dict[tuple[str, str], tuple[float, float]]:
         """(group, topic) → messages delivered and acknowledged since the start, of what is in use here."""
-        found = {}
+        counts = {}
         for each in self._directory.subscriptions():
             if each.joined:
                 tally = each.buffer.tally
-                found[each.group.name, each.topic] = (tally.delivered.value, tally.acked.value)
-        return found
+                counts[each.group.name, each.topic] = (tally.delivered.value, tally.acked.value)
+        return counts
 
     def group_stats(self, group: str) -> Completion[list[SubscriptionStats]]:
         """Every subscription of a group. Raises CallerError when there is no such group."""
         return stats.group_stats(self._runtime, self._directory.named(group), None)
 
     def retry_paths(self) -> Completion[RetryPath]:
-        """What waits in the delay levels for its retry, by group and topic; the same at every proxy."""
+        """Count what waits in the delay levels for its retry, by group and topic; the same at every proxy."""
         return self._retry_paths.look()
 
     def subscribe(
@@ -308,28 +308,29 @@ class ConsumerService:
         return self._gauges.stalled.of(group, self._directory.named(group).subscriptions.values())
 
     def clients(self, group: str) -> list[GroupClient]:
-        """Who pulls for a group at this proxy, with what it has in flight."""
+        """List the clients that pull for a group at this proxy, with what each has in flight."""
         return self._pulls.consistency.clients(group)
 
     def subscription_source(self, group: str, topic: str) -> Stored:
-        """What a subscription sets itself and who owns it: `log`, or the name of a file."""
+        """Return what a subscription sets itself and who owns it: `log`, or the name of a file."""
         return self._changes.stored(group, topic) or Stored({}, 0, SOURCE_LOG)
 
     def message_state(self, group: str, topic: str, queue: QueueRef, offset: int) -> LiveState | None:
-        """What this proxy knows of an unfinished message; None when it does not hold the queue."""
+        """Return what this proxy knows of an unfinished message; None when it does not hold the queue."""
         subscription = self._directory.subscription(group, topic)
         return None if subscription is None else live_state(subscription, queue, offset)
 
     def waits(self, group: str, topic: str, queue: QueueRef, since_ms: int) -> HeldUp | None:
-        """What holds up a group's deliveries from a queue since a moment; None where nobody notes it here."""
+        """Return what holds up a group's deliveries from a queue since a moment; None where it is not noted
+        here."""
         subscription = self._directory.subscription(group, topic)
         trace = None if subscription is None else subscription.trace
         return None if trace is None else trace.held_up(queue, since_ms)
 
     def order_keys(self, group: str) -> GroupOrdering:
-        """What operators see of a group's order keys, and do to them: park, skip, replay. Raises CallerError
-        when there is no such group."""
-        return self._directory.named(group).ordering
+        """Return a group's order keys as operators see and change them: park, skip, replay. Raises
+        CallerError when there is no such group."""
+        return self._directory.ordering(self._directory.named(group))
 
     def delete_group(self, group: str, topic: str | None = None) -> Completion[list[AppendResult]]:
         """Delete a group and its subscriptions, or one of them; clients that wait are answered empty."""

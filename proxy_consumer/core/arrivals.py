@@ -17,8 +17,8 @@ from backend.records import FLAG_PRESSURE, ReadBatch, ReadStatus, is_for_group
 from proxy_consumer.core.jobs import JobState
 from proxy_consumer.core.progress import Range, ascending_ranges, between
 from proxy_consumer.core.queue_feed import FeedState, Filter, Slice, gather
-from proxy_consumer.core.queue_jobs import QueueJobs
-from proxy_consumer.core.steps import BufferedQueue, Loaded, Purpose, ReadRequest
+from proxy_consumer.core.steps import Loaded, Purpose, ReadRequest
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.core.tally import Tally
 
 WINDOW = 4  # offsets read per message wanted
@@ -36,14 +36,14 @@ class Arrivals:
     # --- new messages
 
     def loaded(
-        self, state: BufferedQueue, batch: ReadBatch, message_filter: Filter | None, refuse_pressure: bool
+        self, queue: SubscribedQueue, batch: ReadBatch, message_filter: Filter | None, refuse_pressure: bool
     ) -> Loaded:
         """A read of new messages."""
         if batch.status is not ReadStatus.DATA:
-            return self._nothing(state, batch, message_filter)
-        feed, jobs = state.feed, state.jobs
-        known = _known(jobs) if feed.cursor < feed.finished_until else None
-        picked = pick(batch, feed.cursor, refuse_pressure, known, message_filter, self._group)
+            return self._take_no_data(queue, batch, message_filter)
+        feed = queue.feed
+        is_handled = _handled_offsets(queue) if feed.cursor < feed.finished_until else None
+        picked = pick(batch, feed.cursor, refuse_pressure, is_handled, message_filter, self._group)
         if picked.skipped:
             rest = sum(end - start for start, end in picked.skipped) - picked.pressure - picked.others
             by_tag = message_filter is not None and message_filter.tags is not None
@@ -52,30 +52,32 @@ class Arrivals:
             self._tally.others.value += picked.others
             self._tally.filtered.value += filtered
             self._tally.missing.value += rest - filtered
-            jobs.skip(picked.skipped)
-        messages = self._take_faulty(state, picked) if picked.faulty else picked.messages
+            queue.skip(picked.skipped)
+        messages = self._take_faulty(queue, picked) if picked.faulty else picked.messages
         feed.put(messages, batch.next_offset)
-        if batch.at_end and state.stream is None:  # else its scope wants to know since when
+        if batch.at_end and queue.stream is None:  # else its scope wants to know since when
             feed.state = FeedState.TAIL
         return Loaded.DATA
 
-    def _take_faulty(self, state: BufferedQueue, picked: PickedMessages) -> Slice:
+    def _take_faulty(self, queue: SubscribedQueue, picked: PickedMessages) -> Slice:
         """Messages that failed at the filter go the way of those that are read again; the others."""
         messages, faulty = picked.messages, set(picked.faulty)
-        if state.stream is not None:
-            state.stream.faulty |= faulty  # in their chain's turn
+        if queue.stream is not None:
+            queue.stream.faulty |= faulty  # in their chain's turn
             return messages
         for offset in picked.faulty:
-            state.jobs.table.release(offset)
-        state.feed.finished_until = max(state.feed.finished_until, picked.faulty[-1] + 1)
+            queue.table.release(offset)
+        queue.feed.finished_until = max(queue.feed.finished_until, picked.faulty[-1] + 1)
         return messages.chosen([at for at, offset in enumerate(messages.offsets) if offset not in faulty])
 
-    def _nothing(self, state: BufferedQueue, batch: ReadBatch, message_filter: Filter | None) -> Loaded:
-        feed = state.feed
+    def _take_no_data(
+        self, queue: SubscribedQueue, batch: ReadBatch, message_filter: Filter | None
+    ) -> Loaded:
+        feed = queue.feed
         if batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds is not None:
             feed.state = FeedState.TAIL
             if feed.cursor < batch.bounds.min:
-                state.expire_below(batch.bounds.min, feed.cursor)
+                queue.expire_below(batch.bounds.min, feed.cursor)
                 feed.cursor = batch.bounds.min
                 feed.state = FeedState.READABLE
                 return Loaded.DATA
@@ -84,95 +86,95 @@ class Arrivals:
             passed = batch.next_offset - feed.cursor
             by_tag = message_filter is not None and message_filter.tags is not None
             (self._tally.filtered if by_tag else self._tally.missing).value += passed
-            state.jobs.skip([(feed.cursor, batch.next_offset)])
+            queue.skip([(feed.cursor, batch.next_offset)])
             feed.cursor = batch.next_offset
         feed.state = FeedState.TAIL
         return Loaded.TAIL
 
-    # --- read again; what was read lies in BufferedQueue.again
+    # --- read again; what was read lies in SubscribedQueue.reread
 
-    def due(self, state: BufferedQueue, room: int) -> Slice | ReadRequest | None:
+    def due(self, queue: SubscribedQueue, room: int) -> Slice | ReadRequest | None:
         """Up to `room` messages that are due, or the read that is needed; call `move_due` first."""
-        again = state.again
-        wanted = state.jobs.table.due(room)
-        chosen: list[int] = []
+        reread = queue.reread
+        due_offsets = queue.table.due(room)
+        offsets: list[int] = []
         size = 0
-        for offset in wanted:
-            read = again.get(offset)
+        for offset in due_offsets:
+            read = reread.get(offset)
             if read is None:
                 break
             size += len(read[0].deliveries[read[1]])
-            if chosen and size > self._bytes_max:
+            if offsets and size > self._bytes_max:
                 break
-            chosen.append(offset)
-        full = len(chosen) == len(wanted) or size >= self._bytes_max
-        if chosen and full:
-            return gather(chosen, [again.pop(offset) for offset in chosen])
-        return self._ask(state, wanted[len(chosen) :], room) if wanted else None
+            offsets.append(offset)
+        full = len(offsets) == len(due_offsets) or size >= self._bytes_max
+        if offsets and full:
+            return gather(offsets, [reread.pop(offset) for offset in offsets])
+        return self._request_reread(queue, due_offsets[len(offsets) :], room) if due_offsets else None
 
-    def _ask(self, state: BufferedQueue, missing: list[int], room: int) -> ReadRequest:
+    def _request_reread(self, queue: SubscribedQueue, missing: list[int], room: int) -> ReadRequest:
         first = missing[0]
         last = max(offset for offset in missing if offset < first + room * WINDOW)
-        state.rereading = True
-        if len(state.again) > KEPT_MAX:
-            state.again = {
-                offset: read for offset, read in state.again.items() if state.jobs.table.is_due(offset)
+        queue.rereading = True
+        if len(queue.reread) > KEPT_MAX:
+            queue.reread = {
+                offset: read for offset, read in queue.reread.items() if queue.table.is_due(offset)
             }
-        return ReadRequest(state, first, last - first + 1, self._bytes_max, Purpose.AGAIN)
+        return ReadRequest(queue, first, last - first + 1, self._bytes_max, Purpose.REDELIVERY)
 
     def reread(
         self, request: ReadRequest, batch: ReadBatch, message_filter: Filter | None, now: float
     ) -> None:
-        """What was asked for came back."""
-        state, jobs = request.state, request.state.jobs
-        state.rereading = False
+        """Take in the messages that were read again."""
+        queue = request.queue
+        queue.rereading = False
         data = batch.status is ReadStatus.DATA
         end = batch.next_offset if data else request.offset
         if batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds is not None:
             end = max(end, batch.bounds.min)
         there = set(batch.offsets) if data else set()
-        ready = jobs.table.ready
+        ready = queue.table.ready
         within = ready[bisect_left(ready, request.offset) : bisect_left(ready, end)]
-        lost = {offset for offset in within if offset not in there and jobs.table.is_due(offset)}
-        jobs.expire_ranges(ascending_ranges(sorted(lost)))
+        lost = {offset for offset in within if offset not in there and queue.table.is_due(offset)}
+        queue.expire_ranges(ascending_ranges(sorted(lost)))
         if data:
-            self._keep(state, batch, message_filter, now)
+            self._keep_due(queue, batch, message_filter, now)
 
-    def _keep(
-        self, state: BufferedQueue, batch: ReadBatch, message_filter: Filter | None, now: float
+    def _keep_due(
+        self, queue: SubscribedQueue, batch: ReadBatch, message_filter: Filter | None, now: float
     ) -> None:
-        jobs = state.jobs
         for index, offset in enumerate(batch.offsets):
-            if not jobs.table.is_due(offset):
+            if not queue.table.is_due(offset):
                 continue
             refusal = None if message_filter is None else message_filter.judge(batch.deliveries[index])
             if refusal is None:
-                state.again[offset] = (batch, index)
-            elif refusal.fault and not (jobs.stream is None or jobs.stream.leads(offset)):
-                jobs.step_back(offset)  # it fails when its turn comes; those behind it must not go before
+                queue.reread[offset] = (batch, index)
+            elif refusal.fault and not (queue.stream is None or queue.stream.leads(offset)):
+                queue.step_back(offset)  # it fails when its turn comes; those behind it must not go before
             elif refusal.fault:
-                jobs.refuse(offset, now, refusal.fault)
+                queue.refuse(offset, now, refusal.fault)
             else:
                 self._tally.filtered.value += 1
-                jobs.skip([(offset, offset + 1)])
+                queue.skip([(offset, offset + 1)])
 
 
-def _known(jobs: QueueJobs) -> Callable[[int], bool]:
+def _handled_offsets(queue: SubscribedQueue) -> Callable[[int], bool]:
     """Tells finished offsets, and those that go their own way as jobs, from fresh ones."""
 
-    def known(offset: int) -> bool:
-        if offset in jobs.out:
-            return jobs.stream is None  # in an ordered stream it takes its place, without being delivered
-        job = jobs.table.jobs.get(offset)
+    def is_handled(offset: int) -> bool:
+        if offset in queue.out:
+            return queue.stream is None  # in an ordered stream it takes its place, without being delivered
+        job = queue.table.jobs.get(offset)
         if job is not None and job.state is not JobState.RECORDED:
             return True
-        return jobs.ack_map.is_finished(offset)
+        return queue.ack_map.is_finished(offset)
 
-    return known
+    return is_handled
 
 
 class PickedMessages(NamedTuple):
-    """What `pick` made of a read. `faulty`: offsets in `messages` that the filter refused with a fault."""
+    """The messages of one read, sorted by what becomes of them. `faulty`: offsets in `messages` that the
+    filter refused with a fault."""
 
     messages: Slice
     skipped: list[Range]  # to finish undelivered
@@ -190,7 +192,7 @@ def pick(
     message_filter: Filter | None = None,
     group: str = "",
 ) -> PickedMessages:
-    """What of `batch` to deliver to `group`.
+    """Sort the messages of `batch` by what becomes of them in `group`.
 
     `known` tells which offsets are finished or handled elsewhere already; None: none of them.
     """
@@ -198,40 +200,40 @@ def pick(
     flagged = any(flags)
     if known is None and message_filter is None and not flagged:
         whole = Slice(batch, offsets, batch.deliveries, range(len(offsets)))
-        kept = ascending_ranges(offsets)
-        if kept and kept[0] == (cursor, batch.next_offset):
+        covered = ascending_ranges(offsets)
+        if covered and covered[0] == (cursor, batch.next_offset):
             return PickedMessages(whole, [], 0, 0, [])
-        return PickedMessages(whole, between(cursor, batch.next_offset, kept), 0, 0, [])
+        return PickedMessages(whole, between(cursor, batch.next_offset, covered), 0, 0, [])
     fresh = [index for index, offset in enumerate(offsets) if known is None or not known(offset)]
     indexes = [index for index in fresh if is_for_group(batch, index, group)] if flagged else fresh
     others = len(fresh) - len(indexes)
     if flagged and refuse_pressure:
         indexes = [index for index in indexes if not flags[index] & FLAG_PRESSURE]
     pressure = len(fresh) - others - len(indexes)
-    indexes, faulty = _judged(batch, indexes, message_filter)
-    chosen = [offsets[index] for index in indexes]
-    held = [offset for offset in offsets if known is not None and known(offset)]
-    kept = ascending_ranges(sorted([*chosen, *held]))
+    indexes, faulty = _apply_filter(batch, indexes, message_filter)
+    deliverable = [offsets[index] for index in indexes]
+    handled = [offset for offset in offsets if known is not None and known(offset)]
+    covered = ascending_ranges(sorted([*deliverable, *handled]))
     deliveries = [batch.deliveries[index] for index in indexes]
-    skipped = between(cursor, batch.next_offset, kept)
+    skipped = between(cursor, batch.next_offset, covered)
     filtered = len(fresh) - others - pressure - len(indexes)
-    messages = Slice(batch, chosen, deliveries, indexes)
+    messages = Slice(batch, deliverable, deliveries, indexes)
     return PickedMessages(messages, skipped, pressure, filtered, faulty, others)
 
 
-def _judged(
+def _apply_filter(
     batch: ReadBatch, indexes: list[int], message_filter: Filter | None
 ) -> tuple[list[int], list[int]]:
     """The indexes that pass the filter, or fail at it, and the offsets of those that fail."""
     if message_filter is None:
         return indexes, []
-    kept: list[int] = []
+    passing: list[int] = []
     faulty: list[int] = []
     for index in indexes:
         refusal = message_filter.judge(batch.deliveries[index])
         if refusal is None:
-            kept.append(index)
+            passing.append(index)
         elif refusal.fault:
-            kept.append(index)
+            passing.append(index)
             faulty.append(batch.offsets[index])
-    return kept, faulty
+    return passing, faulty

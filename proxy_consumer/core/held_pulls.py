@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import count
 
 from mypy_extensions import mypyc_attr
 
+from backend.records import QueueRef
 from proxy_consumer.core.steps import Delivery
 
 PULL_BYTES_MAX = 16 << 10  # of the frame of a pull that waits: ten thousand of them are no 256 MiB
@@ -55,6 +56,18 @@ class HeldPull(Lingering):
         """Messages came while it waited."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Pusher(HeldPull):
+    """The push runner of a topic, as its group sees it."""
+
+    def give_up(self) -> None:
+        """Do nothing: there is no client to answer."""
+
+    @abstractmethod
+    def hand_over(self, queues: Collection[QueueRef], until: float, then: Callable[[], None]) -> None:
+        """Queues move: `then` runs when it has nothing of them any more, at `until` at the latest."""
+
+
 class HeldPulls:
     """The pulls of one group, oldest first."""
 
@@ -66,40 +79,40 @@ class HeldPulls:
 
     def __iter__(self) -> Iterator[HeldPull]:
         """All of them, no particular order; a copy."""
-        return iter([pull for held in self._by_topic.values() for pull in held])
+        return iter([pull for line in self._by_topic.values() for pull in line])
 
     def enter(self, pull: HeldPull) -> None:
         """Wait behind those held already."""
         pull.sequence = next(_SEQUENCE)
-        held = self._by_topic.get(pull.topic)
-        if held is None:
-            held = self._by_topic[pull.topic] = OrderedDict()
-        held[pull] = None
+        line = self._by_topic.get(pull.topic)
+        if line is None:
+            line = self._by_topic[pull.topic] = OrderedDict()
+        line[pull] = None
         self.count += 1
 
     def leave(self, pull: HeldPull) -> None:
         """Stop waiting; harmless when it does not wait."""
-        held = self._by_topic.get(pull.topic)
-        if held is not None and pull in held:
-            del held[pull]
+        line = self._by_topic.get(pull.topic)
+        if line is not None and pull in line:
+            del line[pull]
             self.count -= 1
-            if not held:
+            if not line:
                 del self._by_topic[pull.topic]
 
     def oldest(self, topic: str) -> HeldPull | None:
         """The pull held longest for messages of `topic`."""
-        own, anyone = self._head(topic), self._head(None)
+        own, anyone = self._first_in_line(topic), self._first_in_line(None)
         if own is None or anyone is None:
             return own or anyone
         return own if own.sequence < anyone.sequence else anyone
 
     def waiting_for(self, topic: str) -> int:
-        """How many would take messages of `topic`."""
+        """Return how many pulls would take messages of `topic`."""
         return len(self._by_topic.get(topic, ())) + len(self._by_topic.get(None, ()))
 
-    def _head(self, topic: str | None) -> HeldPull | None:
-        held = self._by_topic.get(topic)
-        return next(iter(held)) if held else None
+    def _first_in_line(self, topic: str | None) -> HeldPull | None:
+        line = self._by_topic.get(topic)
+        return next(iter(line)) if line else None
 
 
 class LingerWheel:
@@ -135,20 +148,20 @@ class LingerWheel:
             self.count -= 1
 
     def over(self, now: float) -> list[Lingering]:
-        """Those whose deadline has come, in order of arrival; they are in the wheel no more."""
+        """Remove and return the calls whose deadline has come, in order of arrival."""
         slot = int(now / self._tick_s)
         if slot - self._done > len(self._buckets):
             slots = sorted(known for known in self._buckets if known <= slot)
         else:
             slots = [known for known in range(self._done + 1, slot + 1) if known in self._buckets]
         self._done = max(self._done, slot)
-        found: list[Lingering] = []
+        calls: list[Lingering] = []
         for known in slots:
-            found += sorted(self._buckets.pop(known), key=_by_arrival)
-        for call in found:
+            calls += sorted(self._buckets.pop(known), key=_by_arrival)
+        for call in calls:
             call.bucket = None
-        self.count -= len(found)
-        return found
+        self.count -= len(calls)
+        return calls
 
 
 def _by_arrival(call: Lingering) -> int:

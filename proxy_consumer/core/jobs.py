@@ -14,7 +14,7 @@ message: `packed`, which rises with either count, and with each replay, after wh
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from heapq import heapify, heappop, heappush
 
@@ -59,6 +59,43 @@ class JobEvent(Enum):
     FINISHED = "acknowledged, skipped, expired, or stored in its next topic"
 
     __hash__ = object.__hash__
+
+
+class JobNews(Enum):
+    """An event that an observer hears; the value is what happened to the message."""
+
+    ACKED = "acknowledged"
+    FAILED = "its client failed it; the detail is the client's error"
+    TIMED_OUT = "its lease ran out"
+    RETURNED = "its client gave it back unread"
+    SENT_BACK = "it waits in its chain again"
+    EXTENDED = "its client has it for longer"
+    RELEASED = "its chain came to it, or an operator replayed it"
+    PARKED = "it waits for an operator"
+    SPENT = "a dead letter; the detail is the reason"
+    MOVED = "stored in its next topic"
+
+    __hash__ = object.__hash__
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class JobObserver:
+    """Hears what happens to the messages of one queue, each time after it has taken effect."""
+
+    def on_change(self, news: JobNews, offset: int, detail: str = "") -> None:
+        """Something happened to one message."""
+
+    def on_acks(self, offsets: Sequence[int]) -> None:
+        """A client acknowledged these; some may have been late."""
+
+    def on_extensions(self, lease_ids: Sequence[int]) -> None:
+        """A client extended these leases; some may have been over."""
+
+    def on_skip(self, start: int, end: int) -> None:
+        """`[start, end)` is finished undelivered."""
+
+    def on_loss(self) -> None:
+        """The queue is not this proxy's any more."""
 
 
 class IllegalJobEventError(Exception):
@@ -147,13 +184,13 @@ class UpstreamJob:
         return pack_attempts(self.fails, self.timeouts, self.replays, final=self.final)
 
     def why_used_up(self, policy: RetryPolicy) -> str:
-        """Why it is not to be tried again, as the reason of a dead letter; "": it is."""
+        """Return why the job must not be tried again, as a dead letter's reason; "": it may be."""
         return REASON_GIVEN_UP if self.final else policy.used_up(self.fails, self.timeouts)
 
 
 def pack_attempts(fails: int, timeouts: int, replays: int = 0, *, final: bool = False) -> int:
-    """What ProgressDelta.attempts holds: 16 bits of fails, 31 of time-outs, one for what was given up, and 15
-    of replays above them, so that it only rises."""
+    """Pack the counters for ProgressDelta.attempts: 16 bits of fails, 31 of time-outs, one for `final`, and
+    15 of replays above them, so that it only rises."""
     tries = min(timeouts, TIMEOUTS_MAX) << 16 | min(fails, FAILS_MAX)
     return min(replays, REPLAYS_MAX) << 48 | final << 47 | tries
 
@@ -179,8 +216,8 @@ _STALE_ENTRIES_MAX = 1_024
 _Counts = tuple[int, int, int]  # of retrying, released and recorded jobs
 
 
-def _counts(state: JobState, count: int) -> _Counts:
-    """What a job in this state adds to those of its table."""
+def _counts_of(state: JobState, count: int) -> _Counts:
+    """Return what a job in this state adds to the counts of its table."""
     return (
         count if state in _RETRYING else 0,
         count if state is JobState.RELEASED else 0,
@@ -188,27 +225,28 @@ def _counts(state: JobState, count: int) -> _Counts:
     )
 
 
-def _step(state: JobState, following: JobState) -> tuple[JobState, int, int, int]:
-    retrying, released, recorded = map(sum, zip(_counts(state, -1), _counts(following, 1), strict=True))
+def _build_step(state: JobState, following: JobState) -> tuple[JobState, int, int, int]:
+    retrying, released, recorded = map(sum, zip(_counts_of(state, -1), _counts_of(following, 1), strict=True))
     return following, retrying, released, recorded
 
 
-_ADDED = {state: _counts(state, 1) for state in JobState}
+_ADDED = {state: _counts_of(state, 1) for state in JobState}
 _STEPS = {
-    state: {event: _step(state, following) for event, following in row.items()}
+    state: {event: _build_step(state, following) for event, following in row.items()}
     for state, row in TRANSITIONS.items()
 }  # TRANSITIONS, with what each changes in the counts of a table
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class JobTable:
     """Every job is in it until it is GONE. `retrying`, `recorded`, `released`: jobs in those states."""
 
     __slots__ = (
-        "_budget", "_waiting", "exhausted", "jobs", "ready", "recorded", "released", "retrying", "spent",
+        "_budget", "_observer", "_waiting", "exhausted", "jobs", "ready", "recorded", "released", "retrying",
+        "spent",
     )  # fmt: skip
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, observer: JobObserver | None = None) -> None:
+        self._observer = observer
         self.jobs: dict[int, UpstreamJob] = {}
         self.ready: list[int] = []  # offsets that are due, ascending
         self.spent: list[UpstreamJob] = []  # not yet taken by the shell
@@ -236,13 +274,13 @@ class JobTable:
 
     def due(self, count: int) -> list[int]:
         """Up to `count` offsets that are due, ascending; call `move_due` first."""
-        found: list[int] = []
+        offsets: list[int] = []
         for offset in self.ready:
-            if self.is_due(offset) and not (found and found[-1] == offset):
-                found.append(offset)
-                if len(found) == count:
+            if self.is_due(offset) and not (offsets and offsets[-1] == offset):
+                offsets.append(offset)
+                if len(offsets) == count:
                     break
-        return found
+        return offsets
 
     def within(self, start: int, end: int) -> list[UpstreamJob]:
         """The jobs of `[start, end)`."""
@@ -290,24 +328,26 @@ class JobTable:
             del self.jobs[job.offset]
 
     def wait(self, job: UpstreamJob, due: float) -> None:
-        """It failed and comes again at `due`, in monotonic seconds."""
+        """Let a failed job wait until `due`, in monotonic seconds."""
         self.change(job, JobEvent.FAILED)
         job.due = due
         heappush(self._waiting, (due, job.offset))
         if len(self._waiting) > 2 * self.retrying + _STALE_ENTRIES_MAX:
-            self._waiting = [entry for entry in self._waiting if self._waits(entry) is not None]
+            self._waiting = [entry for entry in self._waiting if self._waiting_job(entry) is not None]
             heapify(self._waiting)
 
     def make_ready(self, job: UpstreamJob, event: JobEvent) -> None:
-        """It is to be read and delivered: timed out, due, let out or replayed."""
+        """Mark a job as due for delivery: it timed out, is due, was let out or replayed."""
         self.change(job, event)
         insort(self.ready, job.offset)
+        if self._observer is not None and event in (JobEvent.LET_OUT, JobEvent.REPLAYED):
+            self._observer.on_change(JobNews.RELEASED, job.offset)
 
     def move_due(self, now: float) -> bool:
         """Make jobs ready whose retry interval is over; True when any is due."""
         waiting, ready = self._waiting, self.ready
         while waiting and waiting[0][0] <= now:
-            job = self._waits(heappop(waiting))
+            job = self._waiting_job(heappop(waiting))
             if job is not None:
                 self.make_ready(job, JobEvent.DUE)
         stale = 0
@@ -328,9 +368,11 @@ class JobTable:
         job = self.jobs.get(offset) or self.add(offset, JobState.PLAIN)
         if job.state not in (JobState.LEASED, JobState.SPENT, JobState.PARKED, JobState.EXHAUSTED):
             self.change(job, JobEvent.PARKED)
+        if self._observer is not None:
+            self._observer.on_change(JobNews.PARKED, offset)
 
     def exhaust(self, job: UpstreamJob, reason: str) -> None:
-        """Its tries are used up: it stays where it is, not delivered until `replay`."""
+        """Mark a job whose tries are used up: it stays where it is, not delivered until it is replayed."""
         self.change(job, JobEvent.EXHAUSTED)
         job.reason = reason
         self.exhausted.append(job)
@@ -365,18 +407,18 @@ class JobTable:
         self.spent.append(job)
 
     def go_back(self, job: UpstreamJob) -> None:
-        """It waits in its chain again."""
+        """Send the job back into its chain."""
         self.change(job, JobEvent.SENT_BACK if job.is_recorded else JobEvent.FORGOTTEN)
 
     def take_exhausted(self) -> list[UpstreamJob]:
         """Jobs that were exhausted since the last call; some may have gone on by now."""
-        taken, self.exhausted = self.exhausted, []
-        return taken
+        jobs, self.exhausted = self.exhausted, []
+        return jobs
 
     def take_spent(self) -> list[UpstreamJob]:
         """Jobs to be stored elsewhere; each stays unfinished until that is durable."""
-        taken, self.spent = self.spent, []
-        return taken
+        jobs, self.spent = self.spent, []
+        return jobs
 
     def clear(self) -> None:
         """The queue is not ours any more."""
@@ -388,7 +430,7 @@ class JobTable:
         self.spent.clear()
         self.exhausted.clear()
 
-    def _waits(self, entry: tuple[float, int]) -> UpstreamJob | None:
+    def _waiting_job(self, entry: tuple[float, int]) -> UpstreamJob | None:
         """The job that an entry of the heap stands for; None when it is stale."""
         job = self.jobs.get(entry[1])
         waits = job is not None and job.state is JobState.WAITING and job.due == entry[0]

@@ -30,8 +30,8 @@ EXTENSION_MIN_S = 0.001  # a smaller difference of two deadlines is rounding
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Recipient:
-    """Whoever deliveries go to, and how many messages of them it has in flight. `name`: what it calls itself,
-    as it came; empty: the `address` that it comes from says it all."""
+    """The client that deliveries go to, and how many messages of them it has in flight. `name`: what it calls
+    itself, as it came; empty: the `address` that it comes from says it all."""
 
     __slots__ = ("address", "in_flight", "name")
 
@@ -59,18 +59,18 @@ class Lease:
         self.recipient: Recipient | None = None
 
     def given_to(self, recipient: Recipient) -> None:
-        """What it holds is in flight at `recipient`."""
+        """Count the messages of this lease as in flight at `recipient`."""
         self.recipient = recipient
         recipient.in_flight += self.left
 
     def copy(self) -> Lease:
-        """The same right, of no messages yet."""
+        """Return the same right, of no messages yet."""
         twin = Lease(self.id, self.deadline, self.since)
         twin.length_s = self.length_s
         return twin
 
     def part(self, now: float) -> Lease:
-        """The same right with a deadline of its own, a whole length from now."""
+        """Return the same right with a deadline of its own, a whole length from now."""
         part = Lease(self.id, now + self.length_s, self.since)
         part.length_s = self.length_s
         part.recipient = self.recipient
@@ -133,11 +133,11 @@ class LeaseTable:
             index = bisect_right(starts, start)
             starts.insert(index, start)
             self._runs.insert(index, run)
-        self._count(lease, end - start, size)
+        self._add_to_budget(lease, end - start, size)
         if lease.deadline < self.next_deadline:
             self.next_deadline = lease.deadline
 
-    def _count(self, lease: Lease, jobs: int, size: int) -> None:
+    def _add_to_budget(self, lease: Lease, jobs: int, size: int) -> None:
         if lease.left == 0:
             self._leases.setdefault(lease.id, []).append(lease)
         lease.left += jobs
@@ -153,22 +153,22 @@ class LeaseTable:
         if lease is None or lease.id != lease_id or offset in self.taken_up:
             return False
         ((_, _, size),) = self.take(offset, offset + 1, lease_id)
-        self._count(lease, 1, size)
+        self._add_to_budget(lease, 1, size)
         self.taken_up[offset] = TakenUp(lease, size)
         return True
 
     def turn(self, offset: int) -> bool:
         """Its chain turns back; True when it is taken up, and goes back only if it is put down unfinished."""
-        held = self.taken_up.get(offset)
-        if held is not None:
-            held.turned = True
-        return held is not None
+        pending = self.taken_up.get(offset)
+        if pending is not None:
+            pending.turned = True
+        return pending is not None
 
     def put_down(self, offset: int) -> TakenUp:
-        """It is taken up, and leased, no longer."""
-        held = self.taken_up.pop(offset)
-        self._give_back(held.lease, 1, held.size)
-        return held
+        """End the taking up of a message, and its lease."""
+        pending = self.taken_up.pop(offset)
+        self._give_back(pending.lease, 1, pending.size)
+        return pending
 
     def take(self, start: int, end: int, lease_id: int | None) -> list[Piece]:
         """Remove what of `[start, end)` is leased (under `lease_id`, unless None); returns the pieces."""
@@ -191,24 +191,24 @@ class LeaseTable:
             if first >= after or (lease_id is not None and run.lease.id != lease_id):
                 index += 1
                 continue
-            piece, index = self._cut(index, run, first, after)
+            piece, index = self._cut_run(index, run, first, after)
             pieces.append(piece)
         return pieces
 
-    def _cut(self, index: int, run: LeaseRun, first: int, after: int) -> tuple[Piece, int]:
+    def _cut_run(self, index: int, run: LeaseRun, first: int, after: int) -> tuple[Piece, int]:
         """Take `[first, after)` out of the run at `index`; the piece, and the index after what is left."""
-        whole, taken = run.end - run.start, after - first
-        size = run.size * taken // whole
+        whole, count = run.end - run.start, after - first
+        size = run.size * count // whole
         rest = run.size - size
         parts: list[LeaseRun] = []
-        left = rest * (first - run.start) // (whole - taken) if whole > taken else 0
+        size_before = rest * (first - run.start) // (whole - count) if whole > count else 0
         if first > run.start:
-            parts.append(LeaseRun(run.start, first, left, run.lease))
+            parts.append(LeaseRun(run.start, first, size_before, run.lease))
         if after < run.end:
-            parts.append(LeaseRun(after, run.end, rest - left, run.lease))
+            parts.append(LeaseRun(after, run.end, rest - size_before, run.lease))
         self._runs[index : index + 1] = parts
         self._starts[index : index + 1] = [part.start for part in parts]
-        self._give_back(run.lease, taken, size)
+        self._give_back(run.lease, count, size)
         return (first, after, size), index + len(parts)
 
     def _give_back(self, lease: Lease, jobs: int, size: int) -> None:
@@ -261,11 +261,11 @@ class LeaseTable:
             self.add(start, end, size, part)
         extended = [offset for start, end, _ in pieces for offset in range(start, end)]
         for offset in self.taken_up.keys() & set(offsets) if self.taken_up else ():
-            held = self.taken_up[offset]
-            if held.lease.id == lease_id:
-                self._give_back(held.lease, 1, held.size)
-                self._count(part, 1, held.size)
-                held.lease = part
+            pending = self.taken_up[offset]
+            if pending.lease.id == lease_id:
+                self._give_back(pending.lease, 1, pending.size)
+                self._add_to_budget(part, 1, pending.size)
+                pending.lease = part
                 extended.append(offset)
         return extended
 
@@ -288,23 +288,23 @@ class LeaseTable:
         """Remove every run whose deadline has come; returns the pieces, ascending."""
         if now < self.next_deadline:
             return []
-        gone = [run for run in self._runs if run.lease.deadline <= now]
-        if gone:
+        expired = [run for run in self._runs if run.lease.deadline <= now]
+        if expired:
             self._runs = [run for run in self._runs if run.lease.deadline > now]
             self._starts = [run.start for run in self._runs]
-            for run in gone:
+            for run in expired:
                 self._give_back(run.lease, run.end - run.start, run.size)
         self.next_deadline = min((run.lease.deadline for run in self._runs), default=NEVER)
-        return [(run.start, run.end, run.size) for run in gone]
+        return [(run.start, run.end, run.size) for run in expired]
 
     def leased(self) -> list[tuple[int, int, int, Lease]]:
         """Every run as (start, end, bytes, lease), ascending, and what is taken up; leases as copies that
         nobody counts yet."""
-        found = [(run.start, run.end, run.size, run.lease) for run in self._runs]
-        found += [(at, at + 1, held.size, held.lease) for at, held in self.taken_up.items()]
-        copies = {id(lease): lease.copy() for _, _, _, lease in found}
+        runs = [(run.start, run.end, run.size, run.lease) for run in self._runs]
+        runs += [(at, at + 1, pending.size, pending.lease) for at, pending in self.taken_up.items()]
+        copies = {id(lease): lease.copy() for _, _, _, lease in runs}
         return sorted(
-            ((start, end, size, copies[id(lease)]) for start, end, size, lease in found),
+            ((start, end, size, copies[id(lease)]) for start, end, size, lease in runs),
             key=lambda run: run[0],
         )
 

@@ -1,4 +1,4 @@
-"""What of a queue is finished: offsets as ranges `[start, end)`, and the progress that is not durable yet.
+"""Finished offsets of a queue: as ranges `[start, end)`, and the progress that is not durable yet.
 
 Every change that must survive a restart goes into UncommittedProgress first. `collect` makes one
 ProgressDelta of it for the shell to commit; `committed` or `restore` says how that went. So a commit that
@@ -28,37 +28,37 @@ def ranges_of(offsets: Sequence[int]) -> list[Range]:
 
 
 def ascending_ranges(offsets: Sequence[int]) -> list[Range]:
-    """The same for offsets that ascend without repeating; a straight run costs one comparison."""
+    """Return the ranges of offsets that ascend without repeating; a straight run costs one comparison."""
     if not offsets:
         return []
     start, last = offsets[0], offsets[-1]
     if last - start == len(offsets) - 1:
         return [(start, last + 1)]
-    found: list[Range] = []
+    ranges: list[Range] = []
     end = start
     for offset in offsets:
         if offset != end:
-            found.append((start, end))
+            ranges.append((start, end))
             start = offset
         end = offset + 1
-    found.append((start, end))
-    return found
+    ranges.append((start, end))
+    return ranges
 
 
 def between(start: int, end: int, kept: Sequence[Range]) -> list[Range]:
-    """What of `[start, end)` lies outside `kept`, ascending disjoint ranges inside it."""
-    found: list[Range] = []
+    """Return the parts of `[start, end)` outside `kept`, which are ascending disjoint ranges inside it."""
+    gaps: list[Range] = []
     for first, after in kept:
         if first > start:
-            found.append((start, first))
+            gaps.append((start, first))
         start = after
     if start < end:
-        found.append((start, end))
-    return found
+        gaps.append((start, end))
+    return gaps
 
 
 class UncommittedProgress:
-    """Of one queue. Never yields."""
+    """Progress of one queue that is not durable yet. Never yields."""
 
     __slots__ = ("_finished", "_in_commit", "_marks", "_open_end", "_open_start")
 
@@ -92,16 +92,16 @@ class UncommittedProgress:
 
     def acked(self, ack_map: AckMap) -> list[Range]:
         """Finished ranges that are not certainly durable; what lies between those under way comes too."""
-        found = list(self._finished)
+        ranges = list(self._finished)
         if self._in_commit and self._open_start < ack_map.committed:
-            found.append((self._open_start, min(self._open_end, ack_map.committed)))
+            ranges.append((self._open_start, min(self._open_end, ack_map.committed)))
         if self._in_commit:
             above = takewhile(lambda one: one[0] < self._open_end, ack_map.finished(self._open_start))
-            found += [(start, min(end, self._open_end)) for start, end in above]
-        return found
+            ranges += [(start, min(end, self._open_end)) for start, end in above]
+        return ranges
 
     def collect(self, group: str, queue: QueueRef, epoch: int, generation: int) -> ProgressDelta | None:
-        """Everything as one delta, which is then under way; None when there is nothing."""
+        """Take everything as one delta, which is in flight then; None when there is nothing."""
         if not (self._finished or self._marks):
             return None
         delta = ProgressDelta(group, queue, epoch, generation, self._finished, self._marks)

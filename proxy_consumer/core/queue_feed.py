@@ -1,4 +1,4 @@
-"""What was read of one queue and not delivered yet, and where reading goes on.
+"""The messages read from one queue and not delivered yet, and the offset where reading continues.
 
 A feed is at one of five points:
 
@@ -87,7 +87,7 @@ class Slice:
         )
 
     def fitting(self, bytes_max: int) -> Slice:
-        """As many as fit, at least one."""
+        """Return as many messages as fit, at least one."""
         if self.size <= bytes_max:
             return self
         size = len(self.deliveries[0])
@@ -136,16 +136,16 @@ class QueueFeed:
             return None
         first, last = self._at, len(read.offsets)
         if first == 0 and last <= count:
-            taken = read.fitting(bytes_max)
+            messages = read.fitting(bytes_max)
         else:
-            taken = read.part(first, min(first + count, last)).fitting(bytes_max)
-        self._at = first + len(taken.offsets)
+            messages = read.part(first, min(first + count, last)).fitting(bytes_max)
+        self._at = first + len(messages.offsets)
         if self._at >= last:
-            self._forget(read)
-        return taken
+            self._drop_slice(read)
+        return messages
 
     def current(self) -> tuple[Slice, int]:
-        """What is buffered and the index of its first message not taken. Only when `buffered`."""
+        """Return the buffered slice and the index of its first message not taken. Requires `has_messages`."""
         assert self._read is not None
         return self._read, self._at
 
@@ -154,17 +154,17 @@ class QueueFeed:
         read, at = self.current()
         self._at = at + count
         if self._at >= len(read.offsets):
-            self._forget(read)
+            self._drop_slice(read)
 
     def drop_read_ahead(self) -> None:
         """Forget what was read but not delivered; it is read again when it is wanted."""
         if self._read is not None:
             self.cursor = self.next_offset()
-            self._forget(self._read)
+            self._drop_slice(self._read)
             if self.state is FeedState.TAIL:
                 self.state = FeedState.READABLE
 
-    def _forget(self, read: Slice) -> None:
+    def _drop_slice(self, read: Slice) -> None:
         self._read = None
         self._held.value -= read.size
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from backend.records import QueueRef
 from proxy_consumer.core.leases import Lease
-from proxy_consumer.core.queue_jobs import QueueJobs
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 
 REMEMBERED_MAX = 10_000  # acknowledgements; of one proxy
 RESULTS_MAX = 50_000  # of theirs together
@@ -26,7 +26,7 @@ ID_BYTES = 16
 
 
 class AckTaking(Enum):
-    """What comes of an acknowledgement. The value is what it means."""
+    """The result of taking a message up for an acknowledgement. The value is what it means."""
 
     TAKEN_UP = "its lease holds; it may be committed"
     BUSY = "it is taken up already"
@@ -34,36 +34,36 @@ class AckTaking(Enum):
     FINISHED = "the message is finished"
 
 
-def take_up(jobs: QueueJobs, offset: int, lease_id: int) -> AckTaking:
+def take_up(queue: SubscribedQueue, offset: int, lease_id: int) -> AckTaking:
     """Take a message up for whoever has it under this lease."""
-    if jobs.ack_map.is_finished(offset):
+    if queue.ack_map.is_finished(offset):
         return AckTaking.FINISHED
-    held = jobs.leases.taken_up.get(offset)
-    if held is not None and held.lease.id == lease_id:
+    pending = queue.leases.taken_up.get(offset)
+    if pending is not None and pending.lease.id == lease_id:
         return AckTaking.BUSY
-    return AckTaking.TAKEN_UP if jobs.leases.take_up(offset, lease_id) else AckTaking.OVER
+    return AckTaking.TAKEN_UP if queue.leases.take_up(offset, lease_id) else AckTaking.OVER
 
 
-def finish(jobs: QueueJobs, offset: int) -> Lease:
-    """Its finish is durable, and so are its replies; the lease that it was finished under."""
-    held = jobs.leases.put_down(offset)
-    jobs.back(offset, offset + 1)
-    jobs.published(offset, acked=True)
-    return held.lease
+def finish(queue: SubscribedQueue, offset: int) -> Lease:
+    """Finish a message whose finish is durable, with its replies; return the lease it was finished under."""
+    pending = queue.leases.put_down(offset)
+    queue.back(offset, offset + 1)
+    queue.published(offset, acked=True)
+    return pending.lease
 
 
-def put_down(jobs: QueueJobs, offset: int) -> None:
-    """Nothing was stored: it is as it was, and what happened meanwhile takes effect now."""
-    held = jobs.leases.put_down(offset)
-    job = jobs.table.jobs.get(offset)
-    if jobs.ack_map.is_finished(offset):
+def put_down(queue: SubscribedQueue, offset: int) -> None:
+    """Undo `take_up`: nothing was stored, and what happened meanwhile takes effect now."""
+    pending = queue.leases.put_down(offset)
+    job = queue.table.jobs.get(offset)
+    if queue.ack_map.is_finished(offset):
         return
     if job is not None and job.final:
-        jobs.dead_letter(offset, job.reason)
-    elif held.turned:
-        jobs.send_back(offset)
+        queue.dead_letter(offset, job.reason)
+    elif pending.turned:
+        queue.send_back(offset)
     else:
-        jobs.leases.add(offset, offset + 1, held.size, held.lease)
+        queue.leases.add(offset, offset + 1, pending.size, pending.lease)
 
 
 class Ack(NamedTuple):
@@ -76,14 +76,14 @@ class Ack(NamedTuple):
 
 
 class KnownReply(NamedTuple):
-    """How a message was acknowledged: under which lease, and what was answered, the wire's results."""
+    """An earlier acknowledgement of a message: its lease, and the wire's results that were answered."""
 
     lease_id: int
     results: Sequence[Any]
 
 
 class Replied:
-    """How the newest messages were acknowledged, of those that were with replies."""
+    """The newest acknowledgements that carried replies."""
 
     def __init__(self, count_max: int = REMEMBERED_MAX, results_max: int = RESULTS_MAX) -> None:
         self._count_max = count_max
@@ -92,7 +92,7 @@ class Replied:
         self._known: OrderedDict[tuple[str, QueueRef, int], KnownReply] = OrderedDict()
 
     def note(self, ack: Ack, results: Sequence[Any]) -> None:
-        """It was stored."""
+        """Remember an acknowledgement that was stored."""
         before = self._known.pop(ack[:3], None)
         self._known[ack[:3]] = KnownReply(ack.lease_id, results)
         self._results += len(results) - (0 if before is None else len(before.results))
@@ -100,7 +100,7 @@ class Replied:
             self._results -= len(self._known.popitem(last=False)[1].results)
 
     def of(self, ack: Ack) -> KnownReply | None:
-        """None: not known here (any more)."""
+        """Return how a message was acknowledged; None: not known here (any more)."""
         return self._known.get(ack[:3])
 
 

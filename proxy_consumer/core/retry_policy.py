@@ -1,4 +1,4 @@
-"""When a message that failed comes again, and when it has used up its tries.
+"""The retry policy: when a failed message is delivered again, and when it has used up its tries.
 
 A policy is the settings of one queue of a subscription as numbers: it knows counts and waits, no message.
 """
@@ -52,7 +52,7 @@ class RetryPolicy:
         self._deliveries_max = deliveries_max
 
     def after_fail(self, fails: int, timeouts: int) -> int | None:
-        """How long to wait after the `fails`-th failure (from 1)."""
+        """Return how long to wait after the `fails`-th failure (from 1)."""
         if self._for_ever:
             return self._intervals_ms[min(fails, len(self._intervals_ms)) - 1]
         if self._all_delivered(fails + timeouts):
@@ -62,7 +62,7 @@ class RetryPolicy:
         return self._interval_ms
 
     def after_timeout(self, fails: int, timeouts: int) -> int | None:
-        """How long to wait after the `timeouts`-th time-out (from 1); 0 = at once."""
+        """Return how long to wait after the `timeouts`-th time-out (from 1); 0 = at once."""
         if self._all_delivered(fails + timeouts):
             return None
         if self._timeouts_max < 0 or timeouts <= self._timeouts_max:
@@ -80,7 +80,7 @@ class RetryPolicy:
         return self.steps_beyond(fails) <= self._steps_max
 
     def steps_beyond(self, fails: int) -> int:
-        """How many of so many failures took the place of steps of the retry path, the last one included."""
+        """Return how many of so many failures took the place of retry steps, the last one included."""
         return max(0, fails - len(self._intervals_ms))
 
     def _all_delivered(self, deliveries: int) -> bool:

@@ -1,4 +1,4 @@
-"""What the core counts. The shell puts metric cells in; tests put plain counts in."""
+"""Counters of the core. The shell puts metric cells in; tests put plain counts in."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Unobserved:
     __slots__ = ()
 
     def observe(self, value: float) -> None:
-        """Forgotten."""
+        """Forget the value at once."""
 
 
 class Count:
-    """The plainest Counter."""
+    """A Counter that is nothing else."""
 
     __slots__ = ("value",)
 
@@ -64,7 +64,7 @@ class Tally:
 
 
 class Budget:
-    """What one subscription holds at the moment, over all its queues."""
+    """The messages that one subscription holds at the moment, over all its queues."""
 
     __slots__ = ("leased", "leased_bytes", "retrying")
 

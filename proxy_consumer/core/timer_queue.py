@@ -1,4 +1,4 @@
-"""What to do when: one heap for all subscriptions of a proxy, looked at on every tick.
+"""The timer queue: one heap for all subscriptions of a proxy, checked on every tick.
 
 Each task has at most one live entry; setting it earlier adds a new one and the old one is passed over.
 """
@@ -58,4 +58,4 @@ class TimerQueue:
 
 
 def _nobody() -> None:
-    """Nobody rests."""
+    """Do nothing: no heartbeat is at rest."""

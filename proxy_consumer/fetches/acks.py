@@ -38,7 +38,7 @@ class Acks:
         self._unknown_group = runtime.ignored("", "unknown group")
 
     def ack(self, call: Call) -> None:
-        """Handler of `ack`."""
+        """Handle a call of `ack`."""
         result = call.args.result
         group = self._directory.groups.get(result.groupId)
         if group is None:
@@ -50,38 +50,42 @@ class Acks:
             self._runtime.ignored(group.name, "unknown queue").value += 1
             call.reply_encoded(answers.TRUE[call.wire])
             return
-        wanted = self._assigned(fetched, result)
-        if wanted is None:
+        positions = self._find_assigned(fetched, result)
+        if positions is None:
             call.reply_encoded(answers.FALSE[call.wire])
-        elif not wanted:
+        elif not positions:
             call.reply_encoded(answers.TRUE[call.wire])
         else:
-            queues = [position.queue for position, _ in wanted]
-            self._runtime.backend.bounds(queues).then(lambda found: self._store(call, fetched, wanted, found))
+            queues = [position.queue for position, _ in positions]
+            self._runtime.backend.bounds(queues).then(
+                lambda found: self._store_positions(call, fetched, positions, found)
+            )
 
-    def _assigned(self, fetched: FetchedGroup, result: Any) -> list[tuple[Position, int]] | None:
-        """What the ack names of the caller's own queues; None when one was lost a moment ago."""
+    def _find_assigned(self, fetched: FetchedGroup, result: Any) -> list[tuple[Position, int]] | None:
+        """Return the positions of the caller's own queues that the ack names; None when one was just lost."""
         own = {
             (position.queue.topic.encode(), position.qid.encode()): position
             for position in fetched.share(result.consumerId)
         }
         ignored = 0
-        found: list[tuple[Position, int]] = []
+        positions: list[tuple[Position, int]] = []
         for topic, offsets in result.offsets.items():
-            held = fetched.topics.get(topic.decode("utf-8", "replace"))
+            topic_positions = fetched.topics.get(topic.decode("utf-8", "replace"))
             for qid, offset in offsets.items():
                 position = own.get((topic, qid))
                 if position is not None:
-                    found.append((position, offset))
-                elif held is not None and held.lost_lately(qid.decode("utf-8", "replace")):
+                    positions.append((position, offset))
+                elif topic_positions is not None and topic_positions.lost_lately(
+                    qid.decode("utf-8", "replace")
+                ):
                     return None
                 else:
                     ignored += 1
         if ignored:
             self._runtime.ignored(fetched.group.name, "unknown queue").value += ignored
-        return found
+        return positions
 
-    def _store(
+    def _store_positions(
         self,
         call: Call,
         fetched: FetchedGroup,
@@ -110,10 +114,10 @@ class Acks:
         runtime.open_commits += 1
         batch = CommitBatch(progress=[part.position.delta(name, part.finished) for part in parts])
 
-        def stored(committed: Completion[list[AppendResult]]) -> None:
+        def on_stored(committed: Completion[list[AppendResult]]) -> None:
             runtime.open_commits -= 1
             if committed.error is None:
-                self._stored(name, parts)
+                self._count_stored(name, parts)
                 call.reply_encoded(answers.TRUE[call.wire])
                 return
             runtime.progress_failed(committed.error)
@@ -122,11 +126,11 @@ class Acks:
                     fetched.topics[topic].reread()
             call.reply_encoded(answers.FALSE[call.wire])
 
-        runtime.backend.commit(batch, runtime.commit_deadline()).then(stored)
+        runtime.backend.commit(batch, runtime.commit_deadline()).then(on_stored)
 
-    def _stored(self, group: str, parts: list[_Part]) -> None:
+    def _count_stored(self, group: str, parts: list[_Part]) -> None:
         for part in parts:
             before = part.position.committed
             part.position.stored(part.finished, part.generation)
-            done = part.finished[1] - (part.finished[0] if before is None else before)
-            self._runtime.metrics.cell(ACKED, group, part.position.queue.topic).value += max(done, 0)
+            finished = part.finished[1] - (part.finished[0] if before is None else before)
+            self._runtime.metrics.cell(ACKED, group, part.position.queue.topic).value += max(finished, 0)

@@ -1,4 +1,4 @@
-"""What a fetch found in each queue, and its answer: over the compact protocol joined from stored slices, else
+"""The messages of a fetch by queue, and its answer: over the compact protocol joined from stored slices, else
 by the codec. The answers of ack are here, too.
 """
 
@@ -12,8 +12,9 @@ from ddmq_client.idl import consumer
 from ddmq_common.delivery import STOP, tail, varint, zigzag
 from ddmq_rpc.api import Call, Wire
 from ddmq_rpc.codec import constant_result
-from proxy_consumer.answers import IDL, SERVICE, Place, list_header, message_of, tell_own
+from proxy_consumer.answers import IDL, SERVICE, context_of, list_header, message_of, tell_own
 from proxy_consumer.core.queue_feed import Filter
+from proxy_consumer.core.subscribed_queue import QueueName
 
 NOTHING = constant_result(consumer, SERVICE, "fetch", success=IDL.FetchResponse(results=[]))
 TRUE = constant_result(consumer, SERVICE, "ack", success=True)
@@ -70,59 +71,59 @@ def answer(call: Call, targets: Sequence[Target], next_offsets: dict[Any, int] |
     elif call.wire is Wire.COMPACT:
         parts = [b"\x0c\x00\xa9", list_header(len(targets))]
         for target in targets:
-            parts += _queue(target, next_offsets)
+            parts += _encode_queue(target, next_offsets)
         parts.append(STOP + STOP)
         call.reply_encoded(b"".join(parts))
     else:
-        results = [_response(target, next_offsets) for target in targets]
+        results = [_build_response(target, next_offsets) for target in targets]
         call.reply(IDL.FetchResponse(results=results))
 
 
 def pulled(call: Call, group: bytes, target: Target, next_offsets: dict[Any, int] | None) -> None:
     """Answer a pull of `group` with what was gathered from one queue."""
-    place = Place(group.decode(), target.queue.topic, target.qid)
+    name = QueueName(group.decode(), target.queue.topic, target.qid)
     if call.wire is Wire.COMPACT:
-        call.reply_encoded(b"".join([place.head, *_joined(target, next_offsets), STOP + STOP]))
+        call.reply_encoded(b"".join([name.head, *_join_messages(target, next_offsets), STOP + STOP]))
     else:
-        call.reply(IDL.PullResponse(context=place.context, messages=_messages(target, next_offsets)))
+        call.reply(IDL.PullResponse(context=context_of(name), messages=_build_messages(target, next_offsets)))
 
 
 def refuse(call: Call, code: int, text: str) -> None:
-    """Nothing can be fetched; only callers with a field of ours can be told why."""
+    """Answer that nothing can be fetched; only extended clients learn why."""
     if call.args.request.clientId is None:
         call.reply_encoded(NOTHING[call.wire])
     else:
         call.reply(IDL.FetchResponse(code=int(code), results=[], error=text))
 
 
-def _queue(target: Target, next_offsets: dict[Any, int] | None) -> list[bytes]:
+def _encode_queue(target: Target, next_offsets: dict[Any, int] | None) -> list[bytes]:
     topic, qid = target.queue.topic.encode(), target.qid.encode()
     head = b"\x18%b%b\x18%b%b\x16%b\x79" % (
         varint(len(topic)), topic, varint(len(qid)), qid, zigzag(target.next_offset)
     )  # fmt: skip
-    parts = [head, *_joined(target, next_offsets)]
+    parts = [head, *_join_messages(target, next_offsets)]
     if target.bounds is not None:  # fields 100 and 101
         parts.append(b"\x06\xc8\x01%b\x16%b" % (zigzag(target.bounds.min), zigzag(target.bounds.next)))
     parts.append(STOP)
     return parts
 
 
-def _joined(target: Target, next_offsets: dict[Any, int] | None) -> list[bytes]:
+def _join_messages(target: Target, next_offsets: dict[Any, int] | None) -> list[bytes]:
     """The list of messages: each its stored slice and what is only known now."""
     parts = [list_header(len(target.deliveries))]
-    for delivery, end in zip(target.deliveries, _tails(target, next_offsets), strict=True):
+    for delivery, end in zip(target.deliveries, _encode_tails(target, next_offsets), strict=True):
         parts += (delivery, end)
     return parts
 
 
-def _tails(target: Target, next_offsets: dict[Any, int] | None) -> list[bytes]:
+def _encode_tails(target: Target, next_offsets: dict[Any, int] | None) -> list[bytes]:
     if next_offsets is None:
         return [tail(offset) for offset in target.offsets]
     behind = zigzag(max(next_offsets.get(target.queue, 0), target.next_offset))
-    found = []
+    tails = []
     for offset, record in zip(target.offsets, target.records, strict=True):
         stored = record()
-        found.append(
+        tails.append(
             b"%b\x08\xc8\x01\x20%b\x36%b\x16%b\x16%b\x00"
             % (
                 tail(offset)[:-1],
@@ -132,21 +133,21 @@ def _tails(target: Target, next_offsets: dict[Any, int] | None) -> list[bytes]:
                 behind,
             )
         )
-    return found
+    return tails
 
 
-def _response(target: Target, next_offsets: dict[Any, int] | None) -> Any:
+def _build_response(target: Target, next_offsets: dict[Any, int] | None) -> Any:
     return IDL.QidResponse(
         topic=target.queue.topic,
         qid=target.qid,
         nextRequestOffset=target.next_offset,
-        messages=_messages(target, next_offsets),
+        messages=_build_messages(target, next_offsets),
         firstOffset=None if target.bounds is None else target.bounds.min,
         endOffset=None if target.bounds is None else target.bounds.next,
     )
 
 
-def _messages(target: Target, next_offsets: dict[Any, int] | None) -> list[Any]:
+def _build_messages(target: Target, next_offsets: dict[Any, int] | None) -> list[Any]:
     messages = []
     for raw, offset, record in zip(target.deliveries, target.offsets, target.records, strict=True):
         message = message_of(raw, offset)

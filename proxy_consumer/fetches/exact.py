@@ -21,8 +21,8 @@ from proxy_consumer.fetches import answers
 from proxy_consumer.fetches.answers import Target
 from proxy_consumer.fetches.fetch import Fetch, count_fetched
 from proxy_consumer.fetches.group import broadcast_queues, read_target
-from proxy_consumer.groups.group import Group
 from proxy_consumer.runtime import Runtime
+from proxy_consumer.subscription.subscription import Group
 
 
 class ExactFetch(Fetch):
@@ -30,22 +30,24 @@ class ExactFetch(Fetch):
 
     __slots__ = ()
 
-    def _finish(self, targets: Sequence[Target]) -> None:
-        shown = [target for target in targets if not target.gone]
+    def _finish_fetch(self, targets: Sequence[Target]) -> None:
+        existing = [target for target in targets if not target.gone]
 
-        def known(found: Completion[list[Bounds | None]]) -> None:
+        def on_next_offsets(found: Completion[list[Bounds | None]]) -> None:
             if self.closed:
                 return
             if found.error is not None:
                 self._close([])
-                _later(self.call, found.error)
+                _answer_later(self.call, found.error)
                 return
-            for target, bounds in zip(shown, found.value, strict=True):
+            for target, bounds in zip(existing, found.value, strict=True):
                 target.bounds = bounds
-            told = [target for target in shown if target.bounds is not None]
-            self._answer(told, {target.queue: target.bounds.next for target in told if target.bounds})
+            bounded = [target for target in existing if target.bounds is not None]
+            self._give_answer(
+                bounded, {target.queue: target.bounds.next for target in bounded if target.bounds}
+            )
 
-        self._runtime.backend.bounds([target.queue for target in shown]).then(known)
+        self._runtime.backend.bounds([target.queue for target in existing]).then(on_next_offsets)
 
 
 class ExactFetches:
@@ -72,24 +74,24 @@ class ExactFetches:
             self._runtime,
             call,
             request.consumerId,
-            lambda fetch, newest: (self._plan(fetch.call.args.request, group), []),
+            lambda fetch, newest: (self._plan_targets(fetch.call.args.request, group), []),
             self._wheel,
-            lambda fetch, targets: self._ended(group, fetch, targets),
+            lambda fetch, targets: self._on_fetch_done(group, fetch, targets),
         )
         self._open.add(fetch)
         fetch.start()
 
     def drain(self) -> None:
-        """Answer what waits."""
+        """Answer the fetches that wait."""
         for fetch in list(self._open):
             fetch.give_up()
 
-    def _plan(self, request: Any, group: Group) -> list[Target]:
-        asked = request.fetchOffset
+    def _plan_targets(self, request: Any, group: Group) -> list[Target]:
+        offsets = request.fetchOffset
         targets: list[Target] = []
         for queue in broadcast_queues(self._runtime, group, request.topics):
-            named = asked.get(queue.topic.encode(), {})
-            offset = named.get(self._runtime.qid(queue).encode(), -1) if named else -1
+            topic_offsets = offsets.get(queue.topic.encode(), {})
+            offset = topic_offsets.get(self._runtime.qid(queue).encode(), -1) if topic_offsets else -1
             if offset >= 0:
                 targets.append(read_target(self._runtime, group, queue, offset, True, request.maxBatchSize))
         return targets
@@ -97,10 +99,10 @@ class ExactFetches:
     def _tell_bounds(self, call: Call, group: Group) -> None:
         queues = broadcast_queues(self._runtime, group, call.args.request.topics)
 
-        def known(found: Completion[list[Bounds | None]]) -> None:
+        def on_bounds(found: Completion[list[Bounds | None]]) -> None:
             self._told(0)
             if found.error is not None:
-                _later(call, found.error)
+                _answer_later(call, found.error)
                 return
             targets = [
                 _bounds_target(self._runtime, queue, bounds)
@@ -109,14 +111,14 @@ class ExactFetches:
             ]
             answers.answer(call, targets, {})
 
-        self._runtime.backend.bounds(queues).then(known)
+        self._runtime.backend.bounds(queues).then(on_bounds)
 
-    def _ended(self, group: Group, fetch: Fetch, targets: Sequence[Target]) -> None:
+    def _on_fetch_done(self, group: Group, fetch: Fetch, targets: Sequence[Target]) -> None:
         self._open.discard(fetch)
         self._told(count_fetched(self._runtime, group.name, targets))
 
 
-def _later(call: Call, error: Exception) -> None:
+def _answer_later(call: Call, error: Exception) -> None:
     answers.refuse(call, Code.BUSY, f"the bounds of the queues cannot be told now: {error}")
 
 

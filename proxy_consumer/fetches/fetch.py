@@ -71,15 +71,15 @@ class FetchGathering:
             if not read.done:
                 read.inline = False
                 return
-            self._take(read)
+            self._take_read(read)
         self._done()
 
     def went_on(self, read: _TargetRead) -> None:
         """A read came back later."""
-        self._take(read)
+        self._take_read(read)
         self.start()
 
-    def _take(self, read: _TargetRead) -> None:
+    def _take_read(self, read: _TargetRead) -> None:
         target = self._targets[self._at]
         target.rounds += 1
         if read.error is not None:
@@ -132,7 +132,7 @@ def nearest(offset: int, bounds: Bounds) -> int:
 
 
 class FetchPlan(Protocol):
-    """What a fetch may read now; `wanting` are queues whose newest offset it needs first."""
+    """The targets that a fetch may read now; `wanting` are queues whose newest offset it needs first."""
 
     def __call__(self, fetch: Fetch, newest: dict[QueueRef, int]) -> tuple[list[Target], list[QueueRef]]: ...
 
@@ -150,7 +150,7 @@ class _Wake(Wait):
 
 
 class Fetch(Lingering):
-    """It is on the linger wheel until it is answered; `give_up` ends its waiting.
+    """One fetch, on the linger wheel until it is answered; `give_up` ends its waiting.
 
     `one_queue`: reading stops at the first queue that has something.
     """
@@ -195,7 +195,7 @@ class Fetch(Lingering):
         self.begin()
 
     def begin(self) -> None:
-        """Look for messages."""
+        """Look for messages in the planned queues."""
         self._again = False
         targets, wanting = self._plan(self, self._newest)
         if wanting:
@@ -205,29 +205,29 @@ class Fetch(Lingering):
         first = int(self._runtime.now() * 1000) % len(targets) if targets else 0
         order = targets[first:] + targets[:first]  # where the answer is full, not always the same queue
         bytes_max = self._runtime.config.answer_bytes_max
-        FetchGathering(self._runtime.backend, order, bytes_max, self._gathered, self.one_queue).start()
+        FetchGathering(self._runtime.backend, order, bytes_max, self._on_gathered, self.one_queue).start()
 
     def _know_newest(self, queues: list[QueueRef], found: Completion[list[Bounds | None]]) -> None:
         if self.closed:
             return
         if found.error is not None:
-            self._finish([])
+            self._finish_fetch([])
             return
         for queue, bounds in zip(queues, found.value, strict=True):
             self._newest[queue] = -1 if bounds is None else bounds.next  # -1: it is gone
         self.begin()
 
-    def _gathered(self) -> None:
+    def _on_gathered(self) -> None:
         if self.closed:
             return
         if any(target.moved for target in self._targets):
-            self._finish(self._targets)
+            self._finish_fetch(self._targets)
         else:
             self._wait_or_end()
 
     def _wait_or_end(self) -> None:
         if self._late:
-            self._finish(self._targets)
+            self._finish_fetch(self._targets)
         elif self._again:
             self.begin()
         else:
@@ -249,9 +249,9 @@ class Fetch(Lingering):
             self.give_up()
 
     def woken(self) -> None:
-        """There may be something else to read."""
+        """Plan again: there may be something else to read."""
         if self._parked:
-            self._unpark()
+            self._end_waits()
             self.begin()
         else:
             self._again = True
@@ -262,34 +262,34 @@ class Fetch(Lingering):
             return
         self._late = True
         if self._parked:
-            self._finish(self._targets)
+            self._finish_fetch(self._targets)
 
     def abandoned(self) -> None:
         """The client has gone."""
         if not self.closed:
             self._close([])
 
-    def _unpark(self) -> None:
+    def _end_waits(self) -> None:
         self._parked = False
         waits, self._waits = self._waits, []
         for wait in waits:
             wait.cancel()
 
-    def _finish(self, targets: Sequence[Target]) -> None:
-        shown = [target for target in targets if not target.gone]
-        if not self.ours or not any(target.deliveries for target in shown):
-            self._answer(shown, {} if self.ours else None)
+    def _finish_fetch(self, targets: Sequence[Target]) -> None:
+        existing = [target for target in targets if not target.gone]
+        if not self.ours or not any(target.deliveries for target in existing):
+            self._give_answer(existing, {} if self.ours else None)
             return
-        queues = [target.queue for target in shown]
+        queues = [target.queue for target in existing]
 
-        def known(found: Completion[list[Bounds | None]]) -> None:
+        def on_next_offsets(found: Completion[list[Bounds | None]]) -> None:
             values = [] if found.error is not None else found.value
             pairs = zip(queues, values, strict=False)
-            self._answer(shown, {queue: bounds.next for queue, bounds in pairs if bounds is not None})
+            self._give_answer(existing, {queue: bounds.next for queue, bounds in pairs if bounds is not None})
 
-        self._runtime.backend.bounds(queues).then(known)
+        self._runtime.backend.bounds(queues).then(on_next_offsets)
 
-    def _answer(self, shown: Sequence[Target], next_offsets: dict[QueueRef, int] | None) -> None:
+    def _give_answer(self, shown: Sequence[Target], next_offsets: dict[QueueRef, int] | None) -> None:
         if not self.closed:
             self._close(shown)
             self._reply(shown, next_offsets)
@@ -299,7 +299,7 @@ class Fetch(Lingering):
 
     def _close(self, shown: Sequence[Target]) -> None:
         self.closed = True
-        self._unpark()
+        self._end_waits()
         self._wheel.remove(self)
         self.call.on_abandoned = None
         self._done(self, shown)

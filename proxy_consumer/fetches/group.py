@@ -16,9 +16,8 @@ from proxy_consumer.fetches.answers import Target
 from proxy_consumer.fetches.fetch import Fetch
 from proxy_consumer.fetches.holding import HeldTopic, Position
 from proxy_consumer.filters.message_filters import filter_for
-from proxy_consumer.groups.group import BROADCASTING, Group
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription.subscription import Subscription
+from proxy_consumer.subscription.subscription import BROADCASTING, Group, Subscription
 
 RELEASE_S = 30.0
 
@@ -52,7 +51,7 @@ class Roster:
 
     @property
     def ids(self) -> Sequence[bytes]:
-        """In the order that counts for sharing."""
+        """Return the ids in the order that counts for sharing."""
         return self._order
 
     def begin(self, consumer: bytes, now: float) -> bool | None:
@@ -77,7 +76,8 @@ class Roster:
             member.seen_at = now
 
     def leave(self, consumer: bytes) -> None:
-        """It fetches no more: `expire` releases it as soon as its last fetch has ended."""
+        """Note that a client fetches no more: `expire_ids` releases it as soon as its last fetch has
+        ended."""
         member = self._members.get(consumer)
         if member is not None:
             member.left = True
@@ -119,10 +119,12 @@ class FetchedGroup:
 
     def use(self) -> None:
         """Someone fetches: be a member of every topic that is shared out."""
-        wanted = {each.topic: each for each in self._usable() if each.config.model != BROADCASTING}
-        for topic in self.topics.keys() - wanted.keys():
+        usable = {
+            each.topic: each for each in self._usable_subscriptions() if each.config.model != BROADCASTING
+        }
+        for topic in self.topics.keys() - usable.keys():
             self.topics.pop(topic).leave()
-        for topic, subscription in wanted.items():
+        for topic, subscription in usable.items():
             if topic not in self.topics:
                 self.topics[topic] = HeldTopic(self._runtime, self.group.name, topic, self.changed)
             self.topics[topic].use(subscription.config)
@@ -136,79 +138,79 @@ class FetchedGroup:
             fetch.give_up()
 
     def changed(self) -> None:
-        """Who fetches, or what there is to fetch, has changed."""
+        """Wake the fetches: the clients, or what there is to fetch, changed."""
         for fetch in list(self.fetches):
             fetch.woken()
 
     def released(self, consumers: list[bytes]) -> None:
-        """These ids are gone; what was theirs is shared out anew."""
+        """Share out the queues of clients that are gone."""
         for topic in self.topics.values():
             for position in topic.positions.values():
                 position.forget(consumers)
         self.changed()
 
-    def _usable(self) -> Iterable[Subscription]:
+    def _usable_subscriptions(self) -> Iterable[Subscription]:
         return [each for each in self.group.subscriptions.values() if each.readable and not each.creating]
 
     # --- what a fetch may read
 
     def plan(self, fetch: Fetch, newest: dict[QueueRef, int]) -> tuple[list[Target], list[QueueRef]]:
         """Targets in the order of topic and queue; see fetch.FetchPlan."""
-        asked: Offsets = fetch.call.args.request.fetchOffset or {}
+        offsets: Offsets = fetch.call.args.request.fetchOffset or {}
         targets: list[Target] = []
         for position in self.share(fetch.consumer):
-            offset = asked.get(position.queue.topic.encode(), {}).get(position.qid.encode())
+            offset = offsets.get(position.queue.topic.encode(), {}).get(position.qid.encode())
             start = position.start(fetch.consumer, offset)
-            targets.append(self._target(fetch, position.queue, start.offset, start.asked))
+            targets.append(self._build_target(fetch, position.queue, start.offset, start.asked))
         wanting: list[QueueRef] = []
         only = fetch.call.args.request.topics
         for queue in broadcast_queues(self._runtime, self.group, only):
-            known = asked.get(queue.topic.encode())
-            wanted = -1
-            if known:  # a queue that came to a topic the client knows is read from its first message
-                wanted = known.get(self._runtime.qid(queue).encode(), 0)
-            if wanted < 0 and queue not in newest:
+            topic_offsets = offsets.get(queue.topic.encode())
+            first_offset = -1
+            if topic_offsets:  # a queue that came to a topic the client knows is read from its first message
+                first_offset = topic_offsets.get(self._runtime.qid(queue).encode(), 0)
+            if first_offset < 0 and queue not in newest:
                 wanting.append(queue)
-            elif wanted >= 0 or newest[queue] >= 0:
-                offset = wanted if wanted >= 0 else newest[queue]
-                targets.append(self._target(fetch, queue, offset, wanted >= 0))
+            elif first_offset >= 0 or newest[queue] >= 0:
+                offset = first_offset if first_offset >= 0 else newest[queue]
+                targets.append(self._build_target(fetch, queue, offset, first_offset >= 0))
         targets.sort(key=_by_queue)
         return targets, wanting
 
     def share(self, consumer: bytes) -> list[Position]:
         """The queues of this proxy that are assigned to `consumer`."""
-        held = [position for topic in self.topics.values() for position in topic.positions.values()]
-        return list(self.roster.share(consumer, sorted(held, key=lambda position: position.queue)))
+        positions = [position for topic in self.topics.values() for position in topic.positions.values()]
+        return list(self.roster.share(consumer, sorted(positions, key=lambda position: position.queue)))
 
     def answered(self, fetch: Fetch, targets: Iterable[Target]) -> None:
-        """What `fetch` was told."""
+        """Note what `fetch` was answered."""
         for target in targets:
             topic = self.topics.get(target.queue.topic)
             position = None if topic is None else topic.positions.get(target.qid)
             if position is not None and position.queue == target.queue:
                 position.answered(fetch.consumer)
 
-    def _target(self, fetch: Fetch, queue: QueueRef, offset: int, asked: bool) -> Target:
-        wanted = fetch.call.args.request.maxBatchSize
-        return read_target(self._runtime, self.group, queue, offset, asked, wanted)
+    def _build_target(self, fetch: Fetch, queue: QueueRef, offset: int, asked: bool) -> Target:
+        batch_size = fetch.call.args.request.maxBatchSize
+        return read_target(self._runtime, self.group, queue, offset, asked, batch_size)
 
 
 def broadcast_queues(runtime: Runtime, group: Group, only: Sequence[bytes] | None) -> list[QueueRef]:
     """Every queue of the group's broadcast topics, or of those among `only`."""
-    found: list[QueueRef] = []
+    refs: list[QueueRef] = []
     for each in group.subscriptions.values():
         info = runtime.backend.topic(each.topic)
         if each.config.model != BROADCASTING or info is None or each.creating or not each.readable:
             continue
         if only is None or each.topic.encode() in only:
-            found += info.refs()
-    return found
+            refs += info.refs()
+    return refs
 
 
 def read_target(
     runtime: Runtime, group: Group, queue: QueueRef, offset: int, asked: bool, wanted: int | None
 ) -> Target:
-    """What a fetch of `wanted` messages from `offset` of one queue reads; see answers.Target."""
+    """Build the target of a fetch of `wanted` messages from `offset` of one queue."""
     config = group.subscriptions[queue.topic.encode()].config
     count = max(1, min(wanted or 0, config.batch_max))
     tagged = filter_for(config.tags, config.sql) if config.model == BROADCASTING else None

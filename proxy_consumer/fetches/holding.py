@@ -25,7 +25,8 @@ from proxy_consumer.runtime import Runtime, log
 
 
 class Start(NamedTuple):
-    """Where to read. `asked`: the client said so, and hears where it could go when it is out of range."""
+    """The offset to read from. `asked`: the client stated it, and hears where it could go when it is out of
+    range."""
 
     offset: int
     asked: bool
@@ -49,7 +50,7 @@ class Position:
         self._fetched: dict[bytes, int] = {}  # consumer id → resets it knows of
 
     def start(self, consumer: bytes, asked: int | None) -> Start:
-        """Where a fetch of `consumer` begins."""
+        """Return the offset where a fetch of `consumer` begins."""
         if asked is not None and asked >= 0 and self._fetched.get(consumer, 0) == self.resets:
             return Start(asked, True)
         return Start(self.newest if self.committed is None else self.committed, False)
@@ -60,7 +61,7 @@ class Position:
             self._fetched[consumer] = self.resets
 
     def forget(self, consumers: Sequence[bytes]) -> None:
-        """These ids were released."""
+        """Forget clients whose ids were released."""
         for consumer in consumers:
             self._fetched.pop(consumer, None)
 
@@ -76,7 +77,7 @@ class Position:
         return ProgressDelta(group, self.queue, self.epoch, self.generation, finished=(finished,))
 
     def stored(self, finished: tuple[int, int], generation: int) -> None:
-        """It is durable."""
+        """Note that an acknowledged range is durable."""
         if generation == self.generation:
             self.committed = max(self.committed or 0, finished[1])
 
@@ -104,7 +105,7 @@ class HeldTopic(ClaimOwner):
 
     @property
     def retry_at(self) -> float | None:
-        """When `use` is to be called again, for what the backend refused; monotonic seconds."""
+        """Return when `on_use` must be called again, after a refusal of the backend; monotonic seconds."""
         return self._claims.retry_at
 
     def use(self, config: SubscriptionDefaults) -> None:
@@ -122,7 +123,8 @@ class HeldTopic(ClaimOwner):
         return any(self._runtime.qid(queue) == qid for queue in self._claims.lost_lately())
 
     def committed(self) -> dict[QueueRef, int]:
-        """Of each queue held, below which offset all is finished, or was there before the group."""
+        """Return for each queue held the offset below which all is finished, or was there before the
+        group."""
         return {
             one.queue: one.newest if one.committed is None else one.committed
             for one in self.positions.values()
@@ -145,14 +147,14 @@ class HeldTopic(ClaimOwner):
         self.positions[self._runtime.qid(queue)].epoch = epoch
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float, release: Release) -> None:
-        """Everything acknowledged is durable: let them go."""
-        self._drop(queues)
+        """Release the queues: everything acknowledged is durable."""
+        self._drop_queues(queues)
         release(queues)
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
-        self._drop(queues)
+        self._drop_queues(queues)
 
-    def _drop(self, queues: Sequence[QueueRef]) -> None:
+    def _drop_queues(self, queues: Sequence[QueueRef]) -> None:
         for queue in queues:
             qid = self._runtime.qid(queue)
             position = self.positions.get(qid)

@@ -27,8 +27,8 @@ from proxy_consumer.fetches.fetch import Fetch, FetchPlan
 from proxy_consumer.fetches.group import broadcast_queues
 from proxy_consumer.filters.message_filters import filter_for
 from proxy_consumer.groups.directory import Directory
-from proxy_consumer.groups.group import Group
 from proxy_consumer.runtime import Runtime
+from proxy_consumer.subscription.subscription import Group
 
 Place = tuple[bytes, bytes]  # topic, qid
 INSTANCES_MAX = 1_000
@@ -55,7 +55,7 @@ class Instance:
         self._batches: dict[Place, deque[_Batch]] = {}
 
     def place(self, newest: dict[QueueRef, int]) -> None:
-        """Where the queues of the first moment ended then."""
+        """Start at the ends that the queues had in the first moment."""
         for queue, offset in newest.items():
             self.cursors.setdefault(queue, offset)
         self.placed = True
@@ -82,16 +82,16 @@ class Instance:
         batches = self._batches.get(place)
         if not batches:
             return 0
-        found = 0
+        settled = 0
         for offset in offsets:
             for batch in batches:
                 if offset in batch.left:
                     batch.left.discard(offset)
-                    found += 1
+                    settled += 1
                     break
-        self._trim(place, batches)
-        self.outstanding -= found
-        return found
+        self._trim_batches(place, batches)
+        self.outstanding -= settled
+        return settled
 
     def expire(self, now: float) -> int:
         """Deliveries whose time is over; they are forgotten."""
@@ -101,14 +101,14 @@ class Instance:
                 if batch.deadline <= now:
                     lost += len(batch.left)
                     batch.left.clear()
-            self._trim(place, batches)
+            self._trim_batches(place, batches)
         self.outstanding -= lost
         return lost
 
-    def _trim(self, place: Place, batches: deque[_Batch]) -> None:
-        kept = deque(batch for batch in batches if batch.left)
-        if kept:
-            self._batches[place] = kept
+    def _trim_batches(self, place: Place, batches: deque[_Batch]) -> None:
+        remaining = deque(batch for batch in batches if batch.left)
+        if remaining:
+            self._batches[place] = remaining
         else:
             self._batches.pop(place, None)
 
@@ -132,13 +132,13 @@ class InstancePull(Fetch):
         self.instance = instance
         self.topic_wanted: bytes | None = call.args.request.topic or None
 
-    def _gathered(self) -> None:
+    def _on_gathered(self) -> None:
         if self.closed:
             return
-        found = next((target for target in self._targets if target.deliveries), None)
-        if found is not None:
-            if self.instance.claim(found.queue, found.offset, found.next_offset):
-                self._finish([found])
+        first = next((target for target in self._targets if target.deliveries), None)
+        if first is not None:
+            if self.instance.claim(first.queue, first.offset, first.next_offset):
+                self._finish_fetch([first])
             else:
                 self.begin()  # another pull of this instance was quicker
             return
@@ -164,7 +164,7 @@ class Served:
         self.pulls: set[Fetch] = set()
 
     def changed(self) -> None:
-        """There is room again, or something else to read."""
+        """Wake the pulls that wait: there is room again, or something else to read."""
         for pull in list(self.pulls):
             pull.woken()
 
@@ -205,17 +205,17 @@ class Instances:
         return True
 
     def _run(self, call: Call, served: Served) -> None:
-        def plan(fetch: Fetch, newest: dict[QueueRef, int]) -> tuple[list[Target], list[QueueRef]]:
-            return self._plan(served, pull, newest)
+        def plan_targets(fetch: Fetch, newest: dict[QueueRef, int]) -> tuple[list[Target], list[QueueRef]]:
+            return self._plan_targets(served, pull, newest)
 
-        def done(fetch: Fetch, targets: Sequence[Target]) -> None:
-            self._ended(served, fetch, targets)
+        def on_done(fetch: Fetch, targets: Sequence[Target]) -> None:
+            self._on_pull_done(served, fetch, targets)
 
-        pull = InstancePull(self._runtime, call, plan, self._wheel, done, served.instance)
+        pull = InstancePull(self._runtime, call, plan_targets, self._wheel, on_done, served.instance)
         served.pulls.add(pull)
         pull.start()
 
-    def _plan(
+    def _plan_targets(
         self, served: Served, pull: InstancePull, newest: dict[QueueRef, int]
     ) -> tuple[list[Target], list[QueueRef]]:
         queues, instance = broadcast_queues(self._runtime, served.group, None), served.instance
@@ -225,18 +225,18 @@ class Instances:
                 return [], wanting
             instance.place({queue: offset for queue, offset in newest.items() if offset >= 0})
         targets: list[Target] = []
-        wanted = pull.call.args.request.maxBatchSize or (1 << 31)
+        count_max = pull.call.args.request.maxBatchSize or (1 << 31)
         for queue in queues:
             config = served.group.subscriptions[queue.topic.encode()].config
-            count = min(wanted, config.batch_max, config.concurrency - instance.outstanding)
+            count = min(count_max, config.batch_max, config.concurrency - instance.outstanding)
             if count > 0 and pull.topic_wanted in (None, queue.topic.encode()):
                 qid, cursor = self._runtime.qid(queue), instance.cursor(queue)
-                chosen = filter_for(config.tags, config.sql)
+                message_filter = filter_for(config.tags, config.sql)
                 pressure, group = config.pressure_traffic, served.group.name
-                targets.append(Target(queue, qid, cursor, False, count, pressure, chosen, group))
+                targets.append(Target(queue, qid, cursor, False, count, pressure, message_filter, group))
         return targets, []
 
-    def _ended(self, served: Served, pull: Fetch, targets: Sequence[Target]) -> None:
+    def _on_pull_done(self, served: Served, pull: Fetch, targets: Sequence[Target]) -> None:
         served.pulls.discard(pull)
         now = served.instance.seen_at = self._runtime.now()
         for target in targets:
@@ -283,7 +283,7 @@ class Instances:
             if not served.pulls and served.instance.seen_at + IDLE_S <= now:
                 del self._served[name]
             elif self._directory.groups.get(served.group.name.encode()) is not served.group:
-                self._drop(name, served)
+                self._drop_instance(name, served)
         self._gauge.value = len(self._served)
 
     def topics_changed(self) -> None:
@@ -292,11 +292,11 @@ class Instances:
             served.changed()
 
     def drain(self) -> None:
-        """Answer what waits."""
+        """Answer the pulls that wait."""
         for name, served in list(self._served.items()):
-            self._drop(name, served)
+            self._drop_instance(name, served)
 
-    def _drop(self, name: bytes, served: Served) -> None:
+    def _drop_instance(self, name: bytes, served: Served) -> None:
         del self._served[name]
         for pull in list(served.pulls):
             pull.give_up()

@@ -25,8 +25,8 @@ from proxy_consumer.fetches.fetch import Fetch, count_fetched
 from proxy_consumer.fetches.group import FetchedGroup
 from proxy_consumer.fetches.instances import Instances
 from proxy_consumer.groups.directory import Directory
-from proxy_consumer.groups.group import BROADCASTING, Group
 from proxy_consumer.runtime import Runtime, log
+from proxy_consumer.subscription.subscription import BROADCASTING, Group
 
 IDS_MAX = 1_000  # consumer ids of one group at one proxy
 ID_BYTES_MAX = 255
@@ -36,7 +36,7 @@ MODELS = (None, b"clustering", b"broadcasting")
 
 
 class Fetches:
-    """Everything about `fetch` and `ack` at one proxy."""
+    """The handlers of `fetch` and `ack` at one proxy."""
 
     def __init__(self, runtime: Runtime, directory: Directory) -> None:
         self._runtime = runtime
@@ -50,7 +50,7 @@ class Fetches:
         self._stop_watching: Callable[[], None] | None = None
         self._draining = False
         cell = runtime.metrics.cell
-        self._exact = ExactFetches(runtime, self._wheel, self._count)
+        self._exact = ExactFetches(runtime, self._wheel, self._count_delivered)
         self._with_messages = cell(FETCHES, "messages")
         self._empty = cell(FETCHES, "empty")
         self._refused = cell(FETCHES, "refused")
@@ -65,8 +65,8 @@ class Fetches:
     def committed(self, group: str, topic: str) -> dict[QueueRef, int]:
         """The queues of a topic that are fetched from at this proxy, and their committed offsets."""
         fetched = self.groups.get(group.encode())
-        held = None if fetched is None else fetched.topics.get(topic)
-        return {} if held is None else held.committed()
+        topic_positions = None if fetched is None else fetched.topics.get(topic)
+        return {} if topic_positions is None else topic_positions.committed()
 
     def drain(self) -> None:
         """Answer what waits, give up every queue, assign nothing any more."""
@@ -77,11 +77,11 @@ class Fetches:
         self.instances.drain()
         self._exact.drain()
         for fetched in list(self.groups.values()):
-            self._drop(fetched)
+            self._drop_group(fetched)
 
     @property
     def waiting(self) -> int:
-        """How many fetches wait."""
+        """Return how many fetches wait."""
         return self._wheel.count
 
     def sweep(self, now: float) -> None:
@@ -97,18 +97,18 @@ class Fetches:
         self._fetchers.value = sum(len(fetched.roster) for fetched in self.groups.values())
 
     def _sweep_group(self, fetched: FetchedGroup, now: float) -> None:
-        gone = fetched.roster.expire(now)
+        expired = fetched.roster.expire(now)
         if self._directory.groups.get(fetched.group.name.encode()) is not fetched.group or not len(
             fetched.roster
         ):
-            self._drop(fetched)
+            self._drop_group(fetched)
             return
-        if gone:
-            fetched.released(gone)
+        if expired:
+            fetched.released(expired)
         if any(topic.retry_at is not None for topic in fetched.topics.values()):
             fetched.use()
 
-    def _drop(self, fetched: FetchedGroup) -> None:
+    def _drop_group(self, fetched: FetchedGroup) -> None:
         self.groups.pop(fetched.group.name.encode(), None)
         fetched.leave()
 
@@ -116,9 +116,9 @@ class Fetches:
         kind, _, rest = key.partition("/")
         name, _, topic = rest.partition("/")
         if kind == "reset" and name.encode() in self.groups:
-            held = self.groups[name.encode()].topics.get(topic)
-            if held is not None:
-                held.reread()
+            topic_positions = self.groups[name.encode()].topics.get(topic)
+            if topic_positions is not None:
+                topic_positions.reread()
         elif kind == "subscription" and name.encode() in self.groups:
             fetched = self.groups[name.encode()]
             fetched.use()
@@ -126,7 +126,7 @@ class Fetches:
         elif kind == "group" and rest.encode() in self.groups:
             fetched = self.groups[rest.encode()]
             if self._directory.groups.get(rest.encode()) is not fetched.group:
-                self._drop(fetched)
+                self._drop_group(fetched)
         elif kind == "topic":
             self.instances.topics_changed()
             for fetched in self.groups.values():
@@ -135,7 +135,7 @@ class Fetches:
     # --- who may
 
     def pull_fault(self, group: Group) -> str | None:
-        """Why a group may not be pulled from now, or None."""
+        """Return why a group may not be pulled from now, or None."""
         if group.broadcasting:
             return (
                 f"group {group.name} is broadcasting: every instance gets everything, from its own place; "
@@ -153,83 +153,83 @@ class Fetches:
     # --- fetch
 
     def fetch(self, call: Call) -> None:
-        """Handler of `fetch`."""
+        """Handle a call of `fetch`."""
         request = call.args.request
         if self._draining:
-            self._refuse(call, Code.SHUTTING_DOWN, "this proxy is shutting down; fetch elsewhere")
+            self._refuse_fetch(call, Code.SHUTTING_DOWN, "this proxy is shutting down; fetch elsewhere")
             return
-        fault = _fault(request)
+        fault = _find_fault(request)
         if fault is not None:
-            self._refuse(call, Code.ILLEGAL_MESSAGE, fault)
+            self._refuse_fetch(call, Code.ILLEGAL_MESSAGE, fault)
             return
         if request.leave:
             if fetched := self.groups.get(request.groupId):
                 fetched.roster.leave(request.consumerId)
             call.reply_encoded(answers.NOTHING[call.wire])
             return
-        group = self._group(call, request)
+        group = self._find_group(call, request)
         if group is None:
             return
-        made = all(each.creating for each in group.subscriptions.values())
-        if group.subscriptions and made and not request.exact:
+        are_creating = all(each.creating for each in group.subscriptions.values())
+        if group.subscriptions and are_creating and not request.exact:
             call.reply_encoded(answers.NOTHING[call.wire])  # made a moment ago, by this client or another
             return
         self._begin(call, group)
 
-    def _group(self, call: Call, request: Any) -> Group | None:
+    def _find_group(self, call: Call, request: Any) -> Group | None:
         """The group to fetch from; None when the call is answered."""
         group = self._directory.groups.get(request.groupId)
-        if request.topics and (group is None or self._missing(group, request)):
+        if request.topics and (group is None or self._answer_missing(group, request)):
             group = self._create(call, request)
         elif group is None:
-            self._refuse(call, Code.NO_SUCH_QUEUE, f"group {_text(request.groupId)} does not exist")
+            self._refuse_fetch(call, Code.NO_SUCH_QUEUE, f"group {_as_text(request.groupId)} does not exist")
         if group is None:
             return None
         fault = self._use_fault(group, request)
         if fault is not None:
-            self._refuse(call, Code.ILLEGAL_MESSAGE, fault)
+            self._refuse_fetch(call, Code.ILLEGAL_MESSAGE, fault)
             return None
         return group
 
-    def _missing(self, group: Group, request: Any) -> bool:
+    def _answer_missing(self, group: Group, request: Any) -> bool:
         return any(topic not in group.subscriptions for topic in request.topics)
 
     def _create(self, call: Call, request: Any) -> Group | None:
         """Make the subscriptions that a client of ours names."""
         config = self._runtime.config
         if not config.auto_create_groups:
-            self._refuse(
+            self._refuse_fetch(
                 call,
                 Code.NO_SUCH_QUEUE,
-                f"group {_text(request.groupId)} does not subscribe to all of "
-                f"{[_text(topic) for topic in request.topics]}, and groups are not made on first use here",
+                f"group {_as_text(request.groupId)} does not subscribe to all of "
+                f"{[_as_text(topic) for topic in request.topics]}, and groups are not made on first use here",
             )
             return None
-        wanted = config.defaults
+        settings = config.defaults
         if request.model is not None:
-            wanted = replace(wanted, model=request.model.decode())
+            settings = replace(settings, model=request.model.decode())
         try:
             name = request.groupId.decode()
             for topic in request.topics:
-                self._directory.subscribe_on_use(name, topic.decode(), wanted)
+                self._directory.subscribe_on_use(name, topic.decode(), settings)
         except (UnicodeDecodeError, ValueError) as error:
-            self._refuse(call, Code.ILLEGAL_MESSAGE, f"the group cannot be made: {error}")
+            self._refuse_fetch(call, Code.ILLEGAL_MESSAGE, f"the group cannot be made: {error}")
             return None
         except DdmqError as error:
             code = Code.BUSY if isinstance(error, TryLaterError) else Code.ILLEGAL_MESSAGE
-            self._refuse(call, code, str(error))
+            self._refuse_fetch(call, code, str(error))
             return None
         return self._directory.groups.get(request.groupId)
 
     def _use_fault(self, group: Group, request: Any) -> str | None:
         shared = [each for each in group.subscriptions.values() if each.config.model != BROADCASTING]
         if request.model is not None:
-            wanted = request.model.decode()
+            model = request.model.decode()
             for each in group.subscriptions.values():
-                if each.config.model != wanted and (
+                if each.config.model != model and (
                     not request.topics or each.topic.encode() in request.topics
                 ):
-                    return f"group {group.name} reads {each.topic} as {each.config.model}, not as {wanted}"
+                    return f"group {group.name} reads {each.topic} as {each.config.model}, not as {model}"
         pulled = any(each.joined for each in shared) and not request.exact
         if group.name.encode() not in self.groups and pulled:
             return (
@@ -241,7 +241,7 @@ class Fetches:
     def _begin(self, call: Call, group: Group) -> None:
         config = self._runtime.config
         if self._wheel.count >= config.waiters_max:
-            self._refuse(call, Code.BUSY, f"{config.waiters_max} fetches are open; that is the bound")
+            self._refuse_fetch(call, Code.BUSY, f"{config.waiters_max} fetches are open; that is the bound")
             return
         if call.args.request.exact:
             self._exact.begin(call, group)
@@ -252,7 +252,9 @@ class Fetches:
             fetched = self.groups[key] = FetchedGroup(self._runtime, group, IDS_MAX)
         fresh = fetched.roster.begin(call.args.request.consumerId, self._runtime.now())
         if fresh is None:
-            self._refuse(call, Code.BUSY, f"group {group.name} has {IDS_MAX} consumer ids; that is the bound")
+            self._refuse_fetch(
+                call, Code.BUSY, f"group {group.name} has {IDS_MAX} consumer ids; that is the bound"
+            )
             return
         fetched.use()
         if fresh:
@@ -260,36 +262,36 @@ class Fetches:
         self._run(call, fetched)
 
     def _run(self, call: Call, fetched: FetchedGroup) -> None:
-        def done(fetch: Fetch, targets: Sequence[Target]) -> None:
-            self._ended(fetched, fetch, targets)
+        def on_done(fetch: Fetch, targets: Sequence[Target]) -> None:
+            self._on_fetch_done(fetched, fetch, targets)
 
         consumer: bytes = call.args.request.consumerId
-        fetch = Fetch(self._runtime, call, consumer, fetched.plan, self._wheel, done)
+        fetch = Fetch(self._runtime, call, consumer, fetched.plan, self._wheel, on_done)
         fetched.fetches.add(fetch)
         fetch.start()
 
-    def _ended(self, fetched: FetchedGroup, fetch: Fetch, targets: Sequence[Target]) -> None:
+    def _on_fetch_done(self, fetched: FetchedGroup, fetch: Fetch, targets: Sequence[Target]) -> None:
         fetched.fetches.discard(fetch)
         fetched.roster.end(fetch.consumer, self._runtime.now())
         fetched.answered(fetch, targets)
-        self._count(count_fetched(self._runtime, fetched.group.name, targets))
+        self._count_delivered(count_fetched(self._runtime, fetched.group.name, targets))
 
-    def _count(self, messages: int) -> None:
+    def _count_delivered(self, messages: int) -> None:
         (self._with_messages if messages else self._empty).value += 1
 
-    def _refuse(self, call: Call, code: Code, text: str) -> None:
+    def _refuse_fetch(self, call: Call, code: Code, text: str) -> None:
         self._refused.value += 1
         now = self._runtime.now()
         kind = f"{int(code)} {text[:40]}"
-        self._said = {said: until for said, until in self._said.items() if until > now}
+        self._said = {refusal: until for refusal, until in self._said.items() if until > now}
         if kind not in self._said and len(self._said) < IDS_MAX:
             self._said[kind] = now + SAY_AGAIN_S
             log.warning("fetch refused", extra={"peer": call.peer, "reason": text})
         answers.refuse(call, code, text)
 
 
-def _fault(request: Any) -> str | None:
-    """Why a fetch cannot be taken as it stands."""
+def _find_fault(request: Any) -> str | None:
+    """Return why a fetch cannot be taken as it stands."""
     size = len(request.consumerId)
     if not 0 < size <= ID_BYTES_MAX:
         return f"consumerId has {size} bytes; allowed: 1 to {ID_BYTES_MAX}"
@@ -302,5 +304,5 @@ def _fault(request: Any) -> str | None:
     return None
 
 
-def _text(name: bytes) -> str:
+def _as_text(name: bytes) -> str:
     return name[:130].decode("utf-8", "replace")

@@ -29,7 +29,7 @@ def parse_tags(text: str) -> frozenset[str] | None:
     if "*" in text or not text.strip():
         return None
     check_size(text)
-    found: set[str] = set()
+    names: set[str] = set()
     at = 0
     for part in text.split("||"):
         tag = part.strip()
@@ -37,9 +37,9 @@ def parse_tags(text: str) -> frozenset[str] | None:
             raise ExpressionError(f"a tag is missing; {ALLOWED}", at + 1)
         if part.startswith("|"):
             raise ExpressionError(f"three bars; {ALLOWED}", at - 1)
-        found.add(tag)
+        names.add(tag)
         at += len(part) + 2
-    return frozenset(found)
+    return frozenset(names)
 
 
 class Compiled(NamedTuple):
@@ -57,21 +57,21 @@ def compile_sql(sql: str) -> Compiled:
 
 
 def expression_fault(tags: str, sql: str) -> str | None:
-    """What is wrong with a pair of settings, with key, value and place; None = nothing.
+    """Return what is wrong with a pair of settings, with key, value and place; None: nothing.
 
     `tags` "" and "*" are no filter; `sql` "" is none. Both together are refused.
     """
     key, text = "tags", tags
     try:
-        wanted = parse_tags(tags)
+        names = parse_tags(tags)
         if sql:
             key, text = "sql", sql
             compile_sql(sql)
     except ExpressionError as error:
-        return f"{key} is {_short(text)}: {error}"
-    if wanted is not None and sql:
+        return f"{key} is {_shorten_text(text)}: {error}"
+    if names is not None and sql:
         return (
-            f"tags is {_short(tags)} and sql is {_short(sql)}; allowed is one of them "
+            f"tags is {_shorten_text(tags)} and sql is {_shorten_text(sql)}; allowed is one of them "
             "(tags: \"*\" with sql; in sql, a tag is TAGS = 'A')"
         )
     return None
@@ -83,10 +83,10 @@ def check_stated(sql: str) -> None:
         if sql:
             parse_sql(sql, strict=True)
     except ExpressionError as error:
-        raise CallerError(f"sql is {_short(sql)}: {error}") from error
+        raise CallerError(f"sql is {_shorten_text(sql)}: {error}") from error
 
 
-def _short(text: str) -> str:
+def _shorten_text(text: str) -> str:
     return repr(text if len(text) <= 100 else f"{text[:99]}…")
 
 
@@ -94,8 +94,8 @@ def filter_for(tags: str, sql: str) -> Filter | None:
     """The filter of these settings; None when everything is delivered. Raises ExpressionError."""
     if sql:
         return SqlFilter(sql)
-    wanted = parse_tags(tags)
-    return None if wanted is None else TagFilter(wanted)
+    names = parse_tags(tags)
+    return None if names is None else TagFilter(names)
 
 
 class TagFilter:
@@ -132,11 +132,11 @@ class SqlFilter:
     def judge(self, delivery: bytes) -> Refusal | None:
         """Only what the expression names is decoded."""
         try:
-            return None if self._match(self._row(delivery)) else FILTERED
+            return None if self._match(self._decode_row(delivery)) else FILTERED
         except DamagedError as error:
             return Refusal(str(error))
 
-    def _row(self, delivery: bytes) -> dict[str, str]:
+    def _decode_row(self, delivery: bytes) -> dict[str, str]:
         row: dict[str, str] = {}
         names = self._names
         if names:

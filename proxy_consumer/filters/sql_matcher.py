@@ -39,19 +39,19 @@ _SIGNS: dict[str, Callable[[Any, Any], bool]] = {
 def matcher(condition: Condition) -> Matcher:
     """A function of the properties."""
     if isinstance(condition, Both):
-        return _together([matcher(part) for part in condition.parts], decisive=False)
+        return _match_together([matcher(part) for part in condition.parts], decisive=False)
     if isinstance(condition, Either):
-        return _together([matcher(part) for part in condition.parts], decisive=True)
+        return _match_together([matcher(part) for part in condition.parts], decisive=True)
     if isinstance(condition, Not):
-        return _not(matcher(condition.inner))
+        return _negate_matcher(matcher(condition.inner))
     if isinstance(condition, Compare):
-        return _compare(condition)
+        return _compile_comparison(condition)
     if isinstance(condition, Between):
-        low = _compare(Compare(">=", condition.operand, condition.low))
-        high = _compare(Compare("<=", condition.operand, condition.high))
-        return _together([low, high], decisive=False)
+        low = _compile_comparison(Compare(">=", condition.operand, condition.low))
+        high = _compile_comparison(Compare("<=", condition.operand, condition.high))
+        return _match_together([low, high], decisive=False)
     if isinstance(condition, In):
-        return _in(condition)
+        return _compile_in(condition)
     if isinstance(condition, IsNull):
         name = condition.operand.name
         return lambda row: name not in row
@@ -80,26 +80,26 @@ def names_in(condition: Condition) -> Iterator[str]:
         yield condition.name
 
 
-def _together(parts: list[Matcher], decisive: bool) -> Matcher:
+def _match_together(parts: list[Matcher], decisive: bool) -> Matcher:
     """AND (`decisive` is False) or OR (True): a part that is so decides; else what is unknown stays so."""
 
     def match(row: Row) -> Truth:
-        found: Truth = not decisive
+        truth: Truth = not decisive
         for part in parts:
             one = part(row)
             if one is decisive:
                 return decisive
             if one is None:
-                found = None
-        return found
+                truth = None
+        return truth
 
     return match
 
 
-def _not(inner: Matcher) -> Matcher:
+def _negate_matcher(inner: Matcher) -> Matcher:
     def match(row: Row) -> Truth:
-        found = inner(row)
-        return None if found is None else not found
+        truth = inner(row)
+        return None if truth is None else not truth
 
     return match
 
@@ -109,26 +109,26 @@ def _truth_of(text: str | None) -> Truth:
     return True if word == "true" else False if word == "false" else None
 
 
-def _compare(condition: Compare) -> Matcher:
+def _compile_comparison(condition: Compare) -> Matcher:
     sign, left, right = condition.sign, condition.left, condition.right
     if isinstance(left, Literal) and isinstance(right, Literal):
-        constant = _constants(sign, left.value, right.value)
+        constant = _compare_constants(sign, left.value, right.value)
         return lambda row: constant
-    value = _reader(left, right, sign), _reader(right, left, sign)
-    return _compared(_SIGNS[sign], *value)
+    value = _build_reader(left, right, sign), _build_reader(right, left, sign)
+    return _compare_values(_SIGNS[sign], *value)
 
 
-def _constants(sign: str, left: object, right: object) -> Truth:
-    if left is None or right is None or _kind(left) is not _kind(right):
+def _compare_constants(sign: str, left: object, right: object) -> Truth:
+    if left is None or right is None or _kind_of(left) is not _kind_of(right):
         return None
     return _SIGNS[sign](left, right)
 
 
-def _kind(value: object) -> type:
+def _kind_of(value: object) -> type:
     return type(value) if isinstance(value, str | bool) else float
 
 
-def _compared(
+def _compare_values(
     sign: Callable[[Any, Any], bool], left: Callable[[Row], Any], right: Callable[[Row], Any]
 ) -> Matcher:
     def match(row: Row) -> Truth:
@@ -141,7 +141,7 @@ def _compared(
     return match
 
 
-def _reader(operand: Operand, beside: Operand, sign: str) -> Callable[[Row], Any]:
+def _build_reader(operand: Operand, beside: Operand, sign: str) -> Callable[[Row], Any]:
     """The value of one side, in the type that the other side asks for; None = unknown."""
     if isinstance(operand, Literal):
         constant = operand.value
@@ -160,12 +160,12 @@ def _reader(operand: Operand, beside: Operand, sign: str) -> Callable[[Row], Any
     return lambda row: None if (text := row.get(name)) is None else convert(text)
 
 
-def _in(condition: In) -> Matcher:
+def _compile_in(condition: In) -> Matcher:
     """True when one is equal; unknown when the property is absent, or is of no type in the list."""
     name = condition.operand.name
     texts = frozenset(value for value in condition.values if isinstance(value, str))
     truths = frozenset(value for value in condition.values if isinstance(value, bool))
-    numbers = frozenset(value for value in condition.values if _kind(value) is float)
+    numbers = frozenset(value for value in condition.values if _kind_of(value) is float)
 
     def match(row: Row) -> Truth:
         text = row.get(name)

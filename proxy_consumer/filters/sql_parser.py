@@ -54,7 +54,7 @@ def check_size(text: str) -> None:
 
 
 class Sort(Enum):
-    """What a token is."""
+    """The kinds of tokens."""
 
     NAME = "a property name"
     TEXT = "a 'text'"
@@ -75,23 +75,23 @@ class Token(NamedTuple):
 
 def tokens(text: str) -> list[Token]:
     """All of them, an END last. Raises ExpressionError."""
-    found: list[Token] = []
+    tokens_read: list[Token] = []
     at = 0
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
-            raise _unreadable(text, at)
+            raise _unreadable_text(text, at)
         if match.lastgroup != "space":
-            found.append(_token(match, at + 1))
+            tokens_read.append(_build_token(match, at + 1))
         at = match.end()
-    found.append(Token(Sort.END, "", len(text) + 1, "the end"))
-    return found
+    tokens_read.append(Token(Sort.END, "", len(text) + 1, "the end"))
+    return tokens_read
 
 
-def _token(match: re.Match[str], at: int) -> Token:
+def _build_token(match: re.Match[str], at: int) -> Token:
     group, whole = match.lastgroup, match[0]
     if group == "number":
-        return Token(Sort.NUMBER, _literal(whole, at), at, whole)
+        return Token(Sort.NUMBER, _parse_number(whole, at), at, whole)
     if group == "text":
         return Token(Sort.TEXT, match["text"].replace("''", "'"), at, whole)
     if group == "quoted":
@@ -104,14 +104,14 @@ def _token(match: re.Match[str], at: int) -> Token:
     return Token(Sort.SIGN, whole, at, whole)
 
 
-def _literal(text: str, at: int) -> int | float:
+def _parse_number(text: str, at: int) -> int | float:
     number = read_number(text)
     if number is None:
         raise ExpressionError(f"number {text[:20]}… is too long or too large for a 64-bit float", at)
     return number
 
 
-def _unreadable(text: str, at: int) -> ExpressionError:
+def _unreadable_text(text: str, at: int) -> ExpressionError:
     if text[at] in "'\"":
         return ExpressionError(f"this {text[at]} has no closing one", at + 1)
     if text[at].isdigit():
@@ -203,9 +203,9 @@ def parse_sql(text: str, *, strict: bool = False) -> Condition:
     """The whole expression; `strict`: without NULL as a value. Raises ExpressionError."""
     check_size(text)
     parser = _Parser(tokens(text), strict=strict)
-    found = parser.expression(0)
+    expression = parser.expression(0)
     parser.end()
-    return found
+    return expression
 
 
 class _Parser:
@@ -217,154 +217,156 @@ class _Parser:
     # --- tokens
 
     @property
-    def _token(self) -> Token:
+    def _next_token(self) -> Token:
         return self._tokens[self._next]
 
-    def _take(self) -> Token:
-        token = self._token
+    def _take_token(self) -> Token:
+        token = self._next_token
         self._next += 1
         return token
 
-    def _is(self, value: str) -> bool:
-        token = self._token
+    def _next_is(self, value: str) -> bool:
+        token = self._next_token
         return token.sort in (Sort.KEYWORD, Sort.SIGN) and token.value == value
 
-    def _took(self, value: str) -> bool:
-        found = self._is(value)
-        self._next += found
-        return found
+    def _take_if(self, value: str) -> bool:
+        matches = self._next_is(value)
+        self._next += matches
+        return matches
 
-    def _must(self, value: str) -> None:
-        if not self._took(value):
-            raise self._wanted(value)
+    def _take_required(self, value: str) -> None:
+        if not self._take_if(value):
+            raise self._expected_error(value)
 
-    def _wanted(self, what: str) -> ExpressionError:
-        return ExpressionError(f"found {self._token.shown}; expected {what}", self._token.at)
+    def _expected_error(self, what: str) -> ExpressionError:
+        return ExpressionError(f"found {self._next_token.shown}; expected {what}", self._next_token.at)
 
     def end(self) -> None:
-        if self._token.sort is not Sort.END:
-            raise self._wanted("AND, OR or the end")
+        if self._next_token.sort is not Sort.END:
+            raise self._expected_error("AND, OR or the end")
 
     # --- conditions
 
     def expression(self, depth: int) -> Condition:
-        return self._several("OR", lambda: self._several("AND", lambda: self._negation(depth), Both), Either)
+        return self._parse_several(
+            "OR", lambda: self._parse_several("AND", lambda: self._parse_negation(depth), Both), Either
+        )
 
-    def _several(
+    def _parse_several(
         self, word: str, one: Callable[[], Condition], of: Callable[[tuple[Condition, ...]], Condition]
     ) -> Condition:
         parts = [one()]
-        while self._took(word):
+        while self._take_if(word):
             parts.append(one())
         return parts[0] if len(parts) == 1 else of(tuple(parts))
 
-    def _negation(self, depth: int) -> Condition:
+    def _parse_negation(self, depth: int) -> Condition:
         if depth >= DEPTH_MAX:
-            raise ExpressionError(f"nested more than {DEPTH_MAX} deep", self._token.at)
-        if self._took("NOT"):
-            return Not(self._negation(depth + 1))
-        if self._took("("):
+            raise ExpressionError(f"nested more than {DEPTH_MAX} deep", self._next_token.at)
+        if self._take_if("NOT"):
+            return Not(self._parse_negation(depth + 1))
+        if self._take_if("("):
             inner = self.expression(depth + 1)
-            if not self._took(")"):
-                raise self._wanted("AND, OR or )")
+            if not self._take_if(")"):
+                raise self._expected_error("AND, OR or )")
             return inner
-        return self._condition()
+        return self._parse_condition()
 
-    def _condition(self) -> Condition:
-        first = self._token
-        operand = self._operand("a condition")
-        token = self._token
+    def _parse_condition(self) -> Condition:
+        first = self._next_token
+        operand = self._parse_operand("a condition")
+        token = self._next_token
         if token.sort is Sort.SIGN and token.value in _COMPARISONS:
-            return self._comparison(operand, first)
-        if self._took("IS"):
-            negated = self._took("NOT")
-            self._must("NULL")
-            return _negated(IsNull(_property(operand, first, "IS NULL")), negated)
-        negated = self._took("NOT")
-        if self._token.shown.upper() == "LIKE":
+            return self._parse_comparison(operand, first)
+        if self._take_if("IS"):
+            negated = self._take_if("NOT")
+            self._take_required("NULL")
+            return _negate_condition(IsNull(_check_property(operand, first, "IS NULL")), negated)
+        negated = self._take_if("NOT")
+        if self._next_token.shown.upper() == "LIKE":
             text = "LIKE does not exist here; allowed: =, <>, <, <=, >, >=, BETWEEN, IN, IS NULL"
-            raise ExpressionError(text, self._token.at)
-        if self._took("BETWEEN"):
-            return _negated(self._between(operand, first), negated)
-        if self._took("IN"):
-            return _negated(In(_property(operand, first, "IN"), self._list()), negated)
+            raise ExpressionError(text, self._next_token.at)
+        if self._take_if("BETWEEN"):
+            return _negate_condition(self._parse_between(operand, first), negated)
+        if self._take_if("IN"):
+            return _negate_condition(In(_check_property(operand, first, "IN"), self._parse_list()), negated)
         if negated:
-            raise self._wanted("BETWEEN or IN")
+            raise self._expected_error("BETWEEN or IN")
         if isinstance(operand, Literal) and not isinstance(operand.value, bool | None):
-            raise self._wanted("=, <>, <, <=, >, >=, BETWEEN")
+            raise self._expected_error("=, <>, <, <=, >, >=, BETWEEN")
         return operand
 
-    def _comparison(self, left: Operand, first: Token) -> Condition:
-        sign = _COMPARISONS[str(self._take().value)]
-        second = self._token
-        right = self._operand("a property, a number, a 'text', TRUE or FALSE")
+    def _parse_comparison(self, left: Operand, first: Token) -> Condition:
+        sign = _COMPARISONS[str(self._take_token().value)]
+        second = self._next_token
+        right = self._parse_operand("a property, a number, a 'text', TRUE or FALSE")
         if sign not in ("=", "<>"):
-            _ordered(left, first, sign)
-            _ordered(right, second, sign)
+            _check_ordered(left, first, sign)
+            _check_ordered(right, second, sign)
         return Compare(sign, left, right)
 
-    def _between(self, operand: Operand, first: Token) -> Condition:
-        _ordered(operand, first, "BETWEEN")
+    def _parse_between(self, operand: Operand, first: Token) -> Condition:
+        _check_ordered(operand, first, "BETWEEN")
         bounds = []
         for word in ("AND", ""):
-            at = self._token
-            bound = self._operand("a number or a property")
-            _ordered(bound, at, "BETWEEN")
+            at = self._next_token
+            bound = self._parse_operand("a number or a property")
+            _check_ordered(bound, at, "BETWEEN")
             bounds.append(bound)
             if word:
-                self._must(word)
+                self._take_required(word)
         return Between(operand, *bounds)
 
-    def _list(self) -> tuple[str | int | float | bool, ...]:
-        self._must("(")
+    def _parse_list(self) -> tuple[str | int | float | bool, ...]:
+        self._take_required("(")
         values: list[str | int | float | bool] = []
         while True:
-            at = self._token
-            operand = self._operand("a 'text', a number, TRUE or FALSE")
+            at = self._next_token
+            operand = self._parse_operand("a 'text', a number, TRUE or FALSE")
             if isinstance(operand, Property) or operand.value is None:
                 raise ExpressionError(f"found {at.shown}; IN takes texts, numbers, TRUE and FALSE", at.at)
             values.append(operand.value)
-            if self._took(")"):
+            if self._take_if(")"):
                 return tuple(values)
-            if not self._took(","):
-                raise self._wanted(", or )")
+            if not self._take_if(","):
+                raise self._expected_error(", or )")
 
-    def _operand(self, what: str) -> Operand:
-        token = self._token
+    def _parse_operand(self, what: str) -> Operand:
+        token = self._next_token
         if token.sort is Sort.NAME:
-            return Property(str(self._take().value))
+            return Property(str(self._take_token().value))
         if token.sort in (Sort.TEXT, Sort.NUMBER):
-            return Literal(self._take().value)
-        if self._strict and self._is("NULL"):
+            return Literal(self._take_token().value)
+        if self._strict and self._next_is("NULL"):
             text = "nothing equals NULL, so this is never true; allowed: name IS NULL, name IS NOT NULL"
             raise ExpressionError(text, token.at)
         for word, value in (("TRUE", True), ("FALSE", False), ("NULL", None)):
-            if self._took(word):
+            if self._take_if(word):
                 return Literal(value)
-        if self._is("-") or self._is("+"):
-            return self._signed()
-        raise self._wanted(what)
+        if self._next_is("-") or self._next_is("+"):
+            return self._parse_signed()
+        raise self._expected_error(what)
 
-    def _signed(self) -> Literal:
-        negative = self._take().value == "-"
-        if self._token.sort is not Sort.NUMBER:
-            raise self._wanted("a number")
-        value = self._take().value
+    def _parse_signed(self) -> Literal:
+        negative = self._take_token().value == "-"
+        if self._next_token.sort is not Sort.NUMBER:
+            raise self._expected_error("a number")
+        value = self._take_token().value
         assert not isinstance(value, str)
         return Literal(-value if negative else value)
 
 
-def _negated(condition: Condition, negated: bool) -> Condition:
+def _negate_condition(condition: Condition, negated: bool) -> Condition:
     return Not(condition) if negated else condition
 
 
-def _property(operand: Operand, token: Token, what: str) -> Property:
+def _check_property(operand: Operand, token: Token, what: str) -> Property:
     if isinstance(operand, Property):
         return operand
     raise ExpressionError(f"found {token.shown}; {what} wants a property on its left", token.at)
 
 
-def _ordered(operand: Operand, token: Token, what: str) -> None:
+def _check_ordered(operand: Operand, token: Token, what: str) -> None:
     if isinstance(operand, Literal) and isinstance(operand.value, str | bool):
         raise ExpressionError(
             f"found {token.shown}; {what} compares numbers only (texts: =, <>, IN)", token.at

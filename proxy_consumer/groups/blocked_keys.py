@@ -8,8 +8,7 @@ from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.jobs import JobState, UpstreamJob
 from proxy_consumer.core.leases import Lease
 from proxy_consumer.core.order.chains import Chain
-from proxy_consumer.core.steps import BufferedQueue
-from proxy_consumer.subscription.held_queue import held_of
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 
 REASON_OPERATOR = "operator"
 READY = "ready"  # for whoever pulls the topic next
@@ -76,14 +75,14 @@ class Now:
 class KeyHead:
     """The first unfinished job of a chain, where it is."""
 
-    __slots__ = ("chain", "job", "lease", "offset", "state")
+    __slots__ = ("chain", "job", "lease", "offset", "queue")
 
-    def __init__(self, state: BufferedQueue, offset: int, chain: Chain) -> None:
-        self.state = state
+    def __init__(self, queue: SubscribedQueue, offset: int, chain: Chain) -> None:
+        self.queue = queue
         self.offset = offset
         self.chain = chain
-        self.job = state.jobs.table.jobs.get(offset)
-        self.lease = state.jobs.leases.lease_of(offset)
+        self.job = queue.table.jobs.get(offset)
+        self.lease = queue.leases.lease_of(offset)
 
     @property
     def was_tried(self) -> bool:
@@ -102,18 +101,18 @@ class KeyHead:
             return IN_FLIGHT
         return _STATES[self.job.state] if self.job is not None and self.was_tried else READY
 
-    def as_blocked_key(self, now: Now) -> BlockedKey:
+    def as_blocked_key(self, now: Now, config: SubscriptionDefaults) -> BlockedKey:
         """Tell operators of it."""
-        chain, job, lease, queue = self.chain, self.job, self.lease, self.state.queue
+        chain, job, lease, ref = self.chain, self.job, self.lease, self.queue.ref
         state, reason = self.shown_state, "" if job is None else _name_limit(job)
-        client, address = _name_holder(lease, held_of(self.state).subscription.config)
+        client, address = _name_holder(lease, config)
         return BlockedKey(
             key=chain.key,
-            topic=queue.topic,
-            queue_id=queue.queue_id,
+            topic=ref.topic,
+            queue_id=ref.queue_id,
             offset=self.offset,
             since_ms=0 if state is READY else now.wall_ms(self.since(now.at)),
-            attempts=self.state.jobs.table.attempt(self.offset) - (0 if lease is not None else 1),
+            attempts=self.queue.table.attempt(self.offset) - (0 if lease is not None else 1),
             state=state,
             error="" if job is None else job.error or ("" if reason else job.reason) or _explain_silence(job),
             waiting=len(chain.kept),

@@ -34,7 +34,7 @@ SETTINGS = tuple(field.name for field in dataclasses.fields(SubscriptionDefaults
 
 
 class SubscriptionChange(NamedTuple):
-    """What became of a change: the settings in force before (None: it was made) and after."""
+    """The result of a change: the settings in force before (None: it was made) and after."""
 
     before: SubscriptionDefaults | None
     after: SubscriptionDefaults
@@ -42,7 +42,7 @@ class SubscriptionChange(NamedTuple):
 
 
 def where(group: str, topic: str) -> ConfigPlace:
-    """How errors name a subscription."""
+    """Return the place by which errors name a subscription."""
     return ConfigPlace(f"group {group}, topic {topic}", "")
 
 
@@ -69,14 +69,14 @@ class Changes:
             return self._make(group, topic, wanted, lambda: self.change(group, topic, settings, unset))
         if stored.source != SOURCE_LOG:
             raise CallerError(owned(group, topic, stored.source))
-        kept = {name: value for name, value in stored.given.items() if name not in unset}
-        before = self._before(stored)
-        wanted = overlay(SubscriptionDefaults, kept | dict(settings), where(group, topic))
+        retained = {name: value for name, value in stored.given.items() if name not in unset}
+        before = self._settings_before(stored)
+        wanted = overlay(SubscriptionDefaults, retained | dict(settings), where(group, topic))
         _check_size(group, topic, wanted.given)
         after = wanted.over(self._runtime.config.defaults)
         check_stated(after, before)
-        done = self._store_alone(group, topic, stored._replace(given=wanted.given))
-        return followed(done, lambda: succeeded(SubscriptionChange(before, after, wanted.given)))
+        stored_change = self._store_alone(group, topic, stored._replace(given=wanted.given))
+        return followed(stored_change, lambda: succeeded(SubscriptionChange(before, after, wanted.given)))
 
     def _make(
         self,
@@ -88,16 +88,16 @@ class Changes:
         """`change` follows where a client's pull has made it otherwise at the same moment."""
         config = wanted.over(self._runtime.config.defaults)
 
-        def made() -> Completion[SubscriptionChange]:
+        def on_made() -> Completion[SubscriptionChange]:
             stored = self.stored(group, topic)
             if stored is None or stored.given == _as_stored(wanted.given):
                 return succeeded(SubscriptionChange(None, config, wanted.given))
             return change()
 
-        return followed(self._directory.subscribe(group, topic, config, given=wanted.given)[1], made)
+        return followed(self._directory.subscribe(group, topic, config, given=wanted.given)[1], on_made)
 
-    def _before(self, stored: Stored) -> SubscriptionDefaults:
-        """What was in force; the defaults where what is stored does not go together with them any more."""
+    def _settings_before(self, stored: Stored) -> SubscriptionDefaults:
+        """Return the settings in force; the defaults where the stored ones contradict them by now."""
         defaults = self._runtime.config.defaults
         try:
             return overlay(SubscriptionDefaults, stored.given, ConfigPlace("stored", "")).over(defaults)
@@ -105,7 +105,7 @@ class Changes:
             return defaults
 
     def stored(self, group: str, topic: str) -> Stored | None:
-        """What stands in the settings; None when there is no such subscription."""
+        """Return what a subscription sets itself; None when there is no such subscription."""
         key = subscription_key(group, topic)
         value = self._runtime.backend.setting(key)
         return None if value is None else stored_subscription(key, value)
@@ -115,11 +115,11 @@ class Changes:
         if key in self._busy:
             raise TryLaterError(f"group {group!r} on topic {topic!r} is being changed just now; do it again")
         self._busy.add(key)
-        done = self._store(group, topic, wanted)
-        done.then(lambda _: self._busy.discard(key))
-        return done
+        commit = self._store_settings(group, topic, wanted)
+        commit.then(lambda _: self._busy.discard(key))
+        return commit
 
-    def _store(self, group: str, topic: str, wanted: Stored) -> Completion[Any]:
+    def _store_settings(self, group: str, topic: str, wanted: Stored) -> Completion[Any]:
         runtime = self._runtime
         value = encode_subscription(wanted.given, wanted.created_ms, wanted.source)
         batch = CommitBatch(settings={subscription_key(group, topic): value})
@@ -132,18 +132,18 @@ class Changes:
 
         A released one keeps its settings and may be changed by the command line.
         """
-        done = [
-            self._declare_one(group, topic, wanted, source)
+        commits = [
+            self._declare_one(group, topic, declared, source)
             for group, entry in file.groups.items()
-            for topic, wanted in entry.topics.items()
+            for topic, declared in entry.topics.items()
         ]
-        named = {(group, topic) for group, entry in file.groups.items() for topic in entry.topics}
-        done += [
+        subscriptions = {(group, topic) for group, entry in file.groups.items() for topic in entry.topics}
+        commits += [
             self._release(group, topic, stored)
             for group, topic, stored in list(self._owned_by(source))
-            if (group, topic) not in named
+            if (group, topic) not in subscriptions
         ]
-        return all_of(done)
+        return all_of(commits)
 
     def _declare_one(
         self, group: str, topic: str, wanted: Overlay[SubscriptionDefaults], source: str
@@ -151,13 +151,13 @@ class Changes:
         config = wanted.over(self._runtime.config.defaults)
         stored = self.stored(group, topic)
         if stored is None:
-            made = self._directory.subscribe(group, topic, config, source, wanted.given)[1]
-            return followed(made, lambda: self._declare_made(group, topic, wanted, source))
+            creation = self._directory.subscribe(group, topic, config, source, wanted.given)[1]
+            return followed(creation, lambda: self._declare_made(group, topic, wanted, source))
         was = overlay(SubscriptionDefaults, stored.given, where(group, topic))
         if was == wanted and stored.source == source:
             return succeeded(None)
         check_stated(config, was.over(self._runtime.config.defaults))
-        return self._store(group, topic, Stored(wanted.given, stored.created_ms, source))
+        return self._store_settings(group, topic, Stored(wanted.given, stored.created_ms, source))
 
     def _declare_made(
         self, group: str, topic: str, wanted: Overlay[SubscriptionDefaults], source: str
@@ -170,7 +170,7 @@ class Changes:
     def _release(self, group: str, topic: str, stored: Stored) -> Completion[Any]:
         facts = {"group": group, "topic": topic, "file": stored.source}
         log.info("subscription no longer in the file; `ddmq group set` may change it", extra=facts)
-        return self._store(group, topic, stored._replace(source=SOURCE_LOG))
+        return self._store_settings(group, topic, stored._replace(source=SOURCE_LOG))
 
     def _owned_by(self, source: str) -> Iterable[tuple[str, str, Stored]]:
         for key, value in self._runtime.backend.settings(SUBSCRIPTION_PREFIX).items():
@@ -181,7 +181,7 @@ class Changes:
 
 
 def owned(group: str, topic: str, source: str) -> str:
-    """Why the command line may not change it."""
+    """Say why the command line may not change a subscription."""
     return (
         f"group {group!r} on topic {topic!r} stands in {source} under groups.{group}.topics.{topic}; "
         "change it there and reload (SIGHUP)"

@@ -1,4 +1,4 @@
-"""Who pulls for a group, and do its clients subscribe to the same? What ours state in pulls is compared.
+"""The clients of a group, and whether they subscribe to the same: what extended clients state is compared.
 
 A filter that differs from the subscription's would lose messages of those who rely on the other one: such
 a pull is refused, with a text that names both. Clients of one group that read different topics lose
@@ -20,8 +20,8 @@ from proxy_consumer.core.leases import Recipient
 from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.filters.message_filters import expression_fault, parse_tags
 from proxy_consumer.filters.sql_parser import parse_sql
-from proxy_consumer.groups.group import Group
 from proxy_consumer.runtime import Runtime, log
+from proxy_consumer.subscription.subscription import Group
 
 CLIENTS_MAX = 10_000  # remembered at one proxy; further ones are checked and not listed
 TOPICS_MAX = 64  # remembered of one client
@@ -61,7 +61,7 @@ class GroupClient:
 
 
 class Client(Recipient):
-    """What is remembered of one client. `ours`: it states an id of its own; then `connections` has the peers
+    """The state of one client. `ours`: it states an id of its own; then `connections` has the peers
     of the connections over which it has pulled, and it has gone when the last of them has ended. Old clients,
     which may connect for each request, are known by their pulls alone."""
 
@@ -83,7 +83,7 @@ class Client(Recipient):
 
 
 class Consistency:
-    """What the clients of all groups of one proxy state. A task of the timer queue."""
+    """The statements of the clients of all groups of one proxy. A task of the timer queue."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -97,7 +97,9 @@ class Consistency:
     def seen(self, request: Any, address: str) -> Client | None:
         """The client of a pull that came from `address`, HOST:PORT; None where no more are remembered."""
         host = address.rpartition(":")[0]
-        client = self._client(request.groupId, request.clientId or host.encode(), ours=bool(request.clientId))
+        client = self._find_client(
+            request.groupId, request.clientId or host.encode(), ours=bool(request.clientId)
+        )
         topic: bytes = request.topic or b""
         if client is not None:
             client.address = address if client.ours else host
@@ -138,19 +140,19 @@ class Consistency:
         client.connections.clear()
 
     def fault(self, request: Any, group: Group, client: Client | None) -> str | None:
-        """Why this pull, which states a filter, would lose messages, or None."""
+        """Return why this pull, which states a filter, would lose messages, or None."""
         who: bytes = request.clientId or b""
-        for each in _named(group, request.topic or b""):
+        for each in _subscriptions_named(group, request.topic or b""):
             config = each.config
-            what = _difference(request.filterType or b"TAG", request.filter, config.tags, config.sql)
+            what = _find_difference(request.filterType or b"TAG", request.filter, config.tags, config.sql)
             if what is not None:
-                self._note(group.name, client if who else None, who, each.topic, what)
+                self._note_difference(group.name, client if who else None, who, each.topic, what)
                 return f"topic {each.topic}: {what}; state the same, or change the subscription"
             if client is not None and client.differences:
                 client.differences.pop(each.topic.encode(), None)
         return None
 
-    def _client(self, group: bytes, client_id: bytes, *, ours: bool) -> Client | None:
+    def _find_client(self, group: bytes, client_id: bytes, *, ours: bool) -> Client | None:
         clients = self._groups.get(group)
         if clients is None:
             clients = self._groups[group] = {}
@@ -166,11 +168,13 @@ class Consistency:
         client = clients[client_id] = Client(now, self._runtime.clock.wall_ms(), client_id, ours=ours)
         return client
 
-    def _note(self, group: str, client: Client | None, client_id: bytes, topic: str, what: str) -> None:
+    def _note_difference(
+        self, group: str, client: Client | None, client_id: bytes, topic: str, what: str
+    ) -> None:
         """Count, log and remember a difference, once. `topic` "": in the topics that are read."""
-        key, who = topic.encode(), _text(client_id)
-        known = None if client is None else client.differences.get(key)
-        if known is not None and known.what == what:
+        key, who = topic.encode(), _as_text(client_id)
+        noted_difference = None if client is None else client.differences.get(key)
+        if noted_difference is not None and noted_difference.what == what:
             return
         self._runtime.metrics.cell(INCONSISTENT, group, topic).value += 1
         where = {"group": group, "topic": topic} if topic else {"group": group}
@@ -204,30 +208,31 @@ class Consistency:
             if not missing or b"" in client.topics:
                 client.differences.pop(b"", None)
                 continue
-            what = f"reads {_texts(client.topics)}; others of the group read {_texts(missing)}"
-            self._note(_text(name), client, client_id, "", what)
+            what = f"reads {_join_texts(client.topics)}; others of the group read {_join_texts(missing)}"
+            self._note_difference(_as_text(name), client, client_id, "", what)
 
     # --- for people
 
     def clients(self, group: str) -> list[GroupClient]:
-        """Who pulls for a group at this proxy, those with most in flight first."""
+        """List the clients that pull for a group at this proxy, those with most in flight first."""
         now = self._runtime.now()
-        found = [
+        group_clients = [
             GroupClient(
-                _text(name), each.address, each.since_ms, now - each.seen_at,
-                tuple(sorted(map(_text, each.topics - {b""}))), each.in_flight, each.gone_at > now,
+                _as_text(name), each.address, each.since_ms, now - each.seen_at,
+                tuple(sorted(map(_as_text, each.topics - {b""}))), each.in_flight, each.gone_at > now,
             )
             for name, each in self._groups.get(group.encode(), {}).items()
             if each.gone_at > now or each.in_flight
         ]  # fmt: skip
-        return sorted(found, key=lambda each: (-each.in_flight, each.client_id))
+        return sorted(group_clients, key=lambda each: (-each.in_flight, each.client_id))
 
     def differences(self, group: str) -> list[Difference]:
-        """Who of a group subscribes differently, the longest first. `topic` "": in the topics it reads."""
+        """List the clients of a group that subscribe differently, the longest first. `topic` "": in the
+        topics it reads."""
         now = self._runtime.now()
         clients = [each for each in self._groups.get(group.encode(), {}).values() if each.gone_at > now]
-        found = [each for client in clients for each in client.differences.values()]
-        return sorted(found, key=lambda each: (each.since_ms, each.client_id, each.topic))
+        rows = [each for client in clients for each in client.differences.values()]
+        return sorted(rows, key=lambda each: (each.since_ms, each.client_id, each.topic))
 
 
 def stated(request: Any, defaults: SubscriptionDefaults) -> SubscriptionDefaults:
@@ -239,7 +244,7 @@ def stated(request: Any, defaults: SubscriptionDefaults) -> SubscriptionDefaults
         defaults = replace(defaults, start=request.start.decode())
     if not request.filter:
         return defaults
-    tags, sql = _split(request.filterType or b"TAG", request.filter)
+    tags, sql = _split_filter(request.filterType or b"TAG", request.filter)
     fault = expression_fault(tags, sql)
     if fault is not None:
         raise ValueError(fault)
@@ -255,25 +260,28 @@ def length_fault(request: Any) -> str | None:
     return None
 
 
-def _difference(kind: bytes, text: bytes, tags: str, sql: str) -> str | None:
+def _find_difference(kind: bytes, text: bytes, tags: str, sql: str) -> str | None:
     try:
-        return difference(*_split(kind, text), tags, sql)
+        return difference(*_split_filter(kind, text), tags, sql)
     except ValueError as error:  # not kept: only filters that can be used are
         return str(error)
 
 
 @lru_cache(maxsize=COMPARED_MAX)
 def difference(own_tags: str, own_sql: str, tags: str, sql: str) -> str | None:
-    """How a stated filter differs from a subscription's, or None. Raises ValueError for one that is none."""
+    """Describe how a stated filter differs from a subscription's, or return None. Raises ValueError for one
+    that is none."""
     fault = expression_fault(own_tags, own_sql)
     if fault is not None:
         raise ValueError(f"the filter cannot be used: {fault}")
     if parse_tags(own_tags) == parse_tags(tags) and _same_sql(own_sql, sql):
         return None
-    return f"the pull states {_shown(own_tags, own_sql)}, the subscription has {_shown(tags, sql)}"
+    return (
+        f"the pull states {_show_filter(own_tags, own_sql)}, the subscription has {_show_filter(tags, sql)}"
+    )
 
 
-def _split(kind: bytes, text: bytes) -> tuple[str, str]:
+def _split_filter(kind: bytes, text: bytes) -> tuple[str, str]:
     """(tags, sql) of a stated filter. Raises ValueError."""
     try:
         written = text.decode()
@@ -292,20 +300,20 @@ def _same_sql(one: str, other: str) -> bool:
     return one == other or parse_sql(one) == parse_sql(other)
 
 
-def _shown(tags: str, sql: str) -> str:
+def _show_filter(tags: str, sql: str) -> str:
     return f"sql {sql[:200]!r}" if sql else f"tags {tags[:200]!r}"
 
 
-def _named(group: Group, topic: bytes) -> Iterable[Any]:
+def _subscriptions_named(group: Group, topic: bytes) -> Iterable[Any]:
     if not topic:
         return group.subscriptions.values()
-    found = group.subscriptions.get(topic)
-    return () if found is None else (found,)
+    subscription = group.subscriptions.get(topic)
+    return () if subscription is None else (subscription,)
 
 
-def _text(name: bytes) -> str:
+def _as_text(name: bytes) -> str:
     return name[:255].decode("utf-8", "replace")
 
 
-def _texts(topics: Iterable[bytes]) -> str:
-    return ", ".join(sorted(_text(topic) or "all" for topic in topics))
+def _join_texts(topics: Iterable[bytes]) -> str:
+    return ", ".join(sorted(_as_text(topic) or "all" for topic in topics))

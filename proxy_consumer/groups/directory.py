@@ -23,7 +23,6 @@ from proxy_consumer.groups.group import (
     RESET_PREFIX,
     SOURCE_LOG,
     SUBSCRIPTION_PREFIX,
-    Group,
     Stored,
     decode_group,
     differences,
@@ -34,14 +33,13 @@ from proxy_consumer.groups.group import (
     subscription_key,
 )
 from proxy_consumer.groups.limits import build_limits, check_limits
-from proxy_consumer.groups.ordering import PARKED_PREFIX
+from proxy_consumer.groups.ordering import PARKED_PREFIX, GroupOrdering
 from proxy_consumer.groups.stated import check_stated
 from proxy_consumer.retries.retry_queues import group_concerned
 from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.membership import LEASES_PREFIX
 from proxy_consumer.subscription.parked_notes import EXHAUSTED_PREFIX
-from proxy_consumer.subscription.subscription import Subscription
-from proxy_consumer.tracing.switching import switch
+from proxy_consumer.subscription.subscription import Group, Subscription
 
 
 class QueueStart(NamedTuple):
@@ -57,6 +55,7 @@ class Directory:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self.groups: dict[bytes, Group] = {}
+        self._orderings: dict[Group, GroupOrdering] = {}
         self._creation_rate = creations(runtime.now())
         self._making: dict[Subscription, Completion[int]] = {}
         self._follow: Callable[[str, str], None] | None = None
@@ -83,7 +82,7 @@ class Directory:
             subscription.leave()
 
     def subscriptions(self) -> Iterable[Subscription]:
-        """Those of all groups."""
+        """Return the subscriptions of all groups."""
         return [each for group in self.groups.values() for each in group.subscriptions.values()]
 
     def subscription(self, group: str, topic: str) -> Subscription | None:
@@ -108,6 +107,13 @@ class Directory:
             raise CallerError(f"group {name!r} does not exist")
         return group
 
+    def ordering(self, group: Group) -> GroupOrdering:
+        """The order keys of a group."""
+        ordering = self._orderings.get(group)
+        if ordering is None:
+            ordering = self._orderings[group] = GroupOrdering(self._runtime, group)
+        return ordering
+
     # --- settings
 
     def changed(self, key: str) -> None:
@@ -123,17 +129,17 @@ class Directory:
                 self._follow(name, topic)
         elif kind == "trace":
             for subscription in self.subscriptions():
-                if subscription.topic == rest and switch(self._runtime, subscription):
+                if subscription.topic == rest and subscription.switch_trace():
                     subscription.start_anew()
         elif kind in ("topic", "retry"):
             self._queues_changed(kind, rest, group_concerned(key))
         elif group is None:
             return
         elif kind == "parked":
-            group.ordering.parked_changed(key)
+            self.ordering(group).parked_changed(key)
         elif kind == "leases":
             for subscription in group.subscriptions.values():
-                subscription.told(key)
+                subscription.on_lease_note(key)
         elif kind == "reset" and topic.encode() in group.subscriptions:
             group.subscriptions[topic.encode()].refence_all()
 
@@ -166,9 +172,9 @@ class Directory:
 
     def _subscription_changed(self, key: str, name: str, topic: str) -> None:
         value = self._runtime.backend.setting(key)
-        known = self.subscription(name, topic)
+        subscription = self.subscription(name, topic)
         if value is None:
-            if known is not None and not known.creating:
+            if subscription is not None and not subscription.creating:
                 self.groups[name.encode()].remove(topic)
             return
         try:
@@ -177,14 +183,14 @@ class Directory:
         except ConfigError as error:
             log.error("subscription not loaded", extra={"error": str(error)})
             return
-        made = known is None
-        if known is None:
-            known = self.group(name).add(topic, config)
-        known.created_ms = stored.created_ms
-        if made:
-            known.come_along()
-        elif known.config != config:
-            known.configure(config)
+        is_new = subscription is None
+        if subscription is None:
+            subscription = self.group(name).add(topic, config)
+        subscription.created_ms = stored.created_ms
+        if is_new:
+            subscription.come_along()
+        elif subscription.config != config:
+            subscription.configure(config)
 
     def defaults_changed(self) -> None:
         """The proxy's `defaults` are others: they hold where a subscription sets nothing itself."""
@@ -195,7 +201,7 @@ class Directory:
         """The group of that name, new if need be."""
         found = self.groups.get(name.encode())
         if found is None:
-            found = self.groups[name.encode()] = Group(self._runtime, name)
+            found = self.groups[name.encode()] = Group(self._runtime, name, SOURCE_LOG)
         return found
 
     def drop(self, group: Group) -> None:
@@ -203,6 +209,7 @@ class Directory:
         for subscription in list(group.subscriptions.values()):
             group.remove(subscription.topic)
         self.groups.pop(group.name.encode(), None)
+        self._orderings.pop(group, None)
         group.answer_empty()
 
     # --- making
@@ -229,7 +236,7 @@ class Directory:
         config: SubscriptionDefaults,
         on_skipped: Callable[[int], None] | None = None,
     ) -> tuple[Subscription, Completion[int]]:
-        """As `subscribe`, for a client that names group and topic. Raises BoundReachedError where clients
+        """Call `subscribe` for a client that names group and topic. Raises BoundReachedError where clients
         have made many just now.
 
         `on_skipped`: called once this call has made a subscription that starts after so many messages.
@@ -243,11 +250,11 @@ class Directory:
                     f"just now; {CREATIONS_PER_S} a second are made: try again"
                 )
             self._creation_rate.take(1)
-        subscription, made = self.subscribe(name, topic, config)
+        subscription, creation = self.subscribe(name, topic, config)
         if is_new and on_skipped is not None:
             report = on_skipped
-            made.then(lambda done: report(done.value) if done.error is None and done.value else None)
-        return subscription, made
+            creation.then(lambda done: report(done.value) if done.error is None and done.value else None)
+        return subscription, creation
 
     def subscribe(
         self,
@@ -263,43 +270,43 @@ class Directory:
         `given`: what it sets itself (None: what of `config` differs from the defaults).
         Raises as `check` does. One that exists already, or is being made, is given back as it is.
         """
-        known = self.subscription(name, topic)
-        made: Completion[int] = Completion()
-        if known is not None:
-            return known, self._making.get(known) or succeeded(0)
+        existing = self.subscription(name, topic)
+        creation: Completion[int] = Completion()
+        if existing is not None:
+            return existing, self._making.get(existing) or succeeded(0)
         self.check(name, topic)
         check_stated(config)
         group = self.group(name)
         subscription = group.add(topic, config)
         subscription.creating = True
-        self._making[subscription] = made
+        self._making[subscription] = creation
 
-        def done(stored: Completion[int]) -> None:
+        def on_stored(stored: Completion[int]) -> None:
             error = stored.error
             skipped = 0 if error is not None else stored.value
             subscription.creating = False
             del self._making[subscription]
             if isinstance(error, FencedError):  # another proxy made it at the same moment
                 text = f"group {name} on topic {topic} is being made by another proxy just now; do it again"
-                error = None if self._exists(name, topic) else TryLaterError(text)
+                error = None if self._setting_exists(name, topic) else TryLaterError(text)
             if error is None:
                 if group.waiting.waiting_for(topic):
                     subscription.use(self._runtime.now())
                 subscription.come_along()
-                made.succeed(skipped)
+                creation.succeed(skipped)
                 return
-            made.fail(error)  # first: a pull that waits for it is refused, not answered empty
-            self._undo(group, subscription)
+            creation.fail(error)  # first: a pull that waits for it is refused, not answered empty
+            self._undo_creation(group, subscription)
 
         if given is None:
             given = differences(config, self._runtime.config.defaults)
-        created(self._runtime, name, topic, config.start, Stored(given, 0, source)).then(done)
-        return subscription, made
+        created(self._runtime, name, topic, config.start, Stored(given, 0, source)).then(on_stored)
+        return subscription, creation
 
-    def _exists(self, name: str, topic: str) -> bool:
+    def _setting_exists(self, name: str, topic: str) -> bool:
         return self._runtime.backend.setting(subscription_key(name, topic)) is not None
 
-    def _undo(self, group: Group, subscription: Subscription) -> None:
+    def _undo_creation(self, group: Group, subscription: Subscription) -> None:
         if group.subscriptions.get(subscription.topic.encode()) is subscription:
             group.remove(subscription.topic)
         if not group.subscriptions and self._runtime.backend.setting(group_key(group.name)) is None:
@@ -319,8 +326,8 @@ class Directory:
                 settings[subscription_key(name, subscription.topic)] = None
                 settings[f"{RESET_PREFIX}{name}/{subscription.topic}"] = None
         for prefix in (LEASES_PREFIX, EXHAUSTED_PREFIX):
-            told = f"{prefix}{name}/" + ("" if topic is None else f"{topic}/")
-            settings.update(dict.fromkeys(self._runtime.backend.settings(told)))
+            settings_prefix = f"{prefix}{name}/" + ("" if topic is None else f"{topic}/")
+            settings.update(dict.fromkeys(self._runtime.backend.settings(settings_prefix)))
         if topic is None:
             settings.update(dict.fromkeys(self._runtime.backend.settings(f"{PARKED_PREFIX}{name}/")))
         runtime = self._runtime
@@ -339,7 +346,7 @@ def created(runtime: Runtime, group: str, topic: str, start: str, wanted: Stored
         return followed(succeeded(None), lambda: _store_created(runtime, group, topic, wanted, (), 0))
     views, starts = runtime.backend.progress(group, queues), _find_starts(runtime.backend, start, queues)
 
-    def store() -> Completion[int]:
+    def store_settings() -> Completion[int]:
         resets = [
             ProgressDelta(group, queue, view.epoch, view.generation + 1, reset_to=at.offset)
             for queue, view, at in zip(queues, views.value, starts.value, strict=True)
@@ -348,7 +355,7 @@ def created(runtime: Runtime, group: str, topic: str, start: str, wanted: Stored
         skipped = sum(at.skipped for at in starts.value if at is not None)
         return _store_created(runtime, group, topic, wanted, resets, skipped)
 
-    return followed(all_of([views, starts]), store)
+    return followed(all_of([views, starts]), store_settings)
 
 
 def _find_starts(

@@ -1,4 +1,4 @@
-"""Where messages wait, per subscription: lag, its age, what is in flight, retrying, blocked.
+"""Gauges of waiting messages, per subscription: lag, its age, what is in flight, retrying, blocked.
 
 Filled in when somebody looks (Registry.add_collector), so a scrape pays for it and not a message. Only the
 proxy that holds a subscription's queues tells of it: over several proxies the numbers add up, ages are the
@@ -24,7 +24,7 @@ from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.cells import MetricCell
 from proxy_consumer.core.jobs import JobState
-from proxy_consumer.core.steps import BufferedQueue
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.retry_waiting import RetryPath, RetryPaths
 from proxy_consumer.groups.stalled import Stalled
@@ -64,7 +64,8 @@ class GaugeValues(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What is told of one subscription. `late`: its queues with a lag; `ack_span`: the longest one here."""
+    """The reported state of one subscription. `late`: its queues with a lag; `ack_span`: the longest one
+    here."""
 
     subscription: Subscription
     late: list[Behind]
@@ -88,8 +89,8 @@ class Gauges:
         self._runtime = runtime
         self._directory = directory
         self._cells: dict[Name, tuple[MetricCell, ...]] = {}
-        self._oldest = Oldest(runtime, self._aged)
-        self._unheld = Unheld(runtime, self._told)
+        self._oldest = Oldest(runtime, self._on_age)
+        self._unheld = Unheld(runtime, self._on_unheld)
         self.stalled = Stalled(runtime, directory.subscriptions, fetched)
         self._shares: dict[Name, Share] = {}
         self._looked_at = float("-inf")
@@ -106,15 +107,15 @@ class Gauges:
             return
         self._looked_at, self._asking = now, True
         subscriptions = self._directory.subscriptions()
-        queues = list({queue for each in subscriptions for queue in self._committed(each)})
+        queues = list({queue for each in subscriptions for queue in self._committed_offsets(each)})
         try:
-            asked = self._runtime.backend.bounds(queues)
+            lookup = self._runtime.backend.bounds(queues)
         except BaseException:
             self._asking = False
             raise
-        asked.then(lambda found: self._answered(queues, found))
+        lookup.then(lambda found: self._on_bounds(queues, found))
 
-    def _answered(self, queues: list[QueueRef], found: Completion[list[Bounds | None]]) -> None:
+    def _on_bounds(self, queues: list[QueueRef], found: Completion[list[Bounds | None]]) -> None:
         self._asking = False
         if found.error is not None:
             return  # the gauges keep their last values
@@ -123,12 +124,12 @@ class Gauges:
         shares: dict[Name, Share] = {}
         others: dict[Name, Subscription] = {}
         for each in self._directory.subscriptions():
-            committed = self._committed(each)
+            committed = self._committed_offsets(each)
             if committed:
-                span = max((state.jobs.ack_map.span for state in own_states(each).values()), default=0)
-                shares[_name(each)] = Share(each, _behind(committed, nexts), span)
+                span = max((state.ack_map.span for state in own_states(each).values()), default=0)
+                shares[_name_of(each)] = Share(each, _find_behind(committed, nexts), span)
             else:
-                others[_name(each)] = each
+                others[_name_of(each)] = each
         unknown = set()
         for name, rows in self._unheld.look(others.values()).items():
             if rows is None:
@@ -140,46 +141,47 @@ class Gauges:
         else:
             self._clear_retry_paths(())
         self._shares = shares
-        self._oldest.look_up(row for share in shares.values() for row in _late(share))
-        self._show(unknown)
+        self._oldest.look_up(row for share in shares.values() for row in _late_queues(share))
+        self._show_shares(unknown)
 
-    def _told(self, subscription: Subscription, rows: list[Behind]) -> None:
-        """Nobody holds it, as is known by now; or, without rows, somebody does."""
-        name = _name(subscription)
-        if self._committed(subscription):
+    def _on_unheld(self, subscription: Subscription, rows: list[Behind]) -> None:
+        """Report a subscription that no proxy holds, as is known by now; without rows, some proxy does."""
+        name = _name_of(subscription)
+        if self._committed_offsets(subscription):
             return  # it is held here meanwhile: the next look tells of it
         if rows:
             share = self._shares[name] = Share(subscription, rows)
-            self._oldest.more(_late(share))
-            self._set(name, self._waiting(share))
+            self._oldest.more(_late_queues(share))
+            self._set(name, self._build_values(share))
         else:
             self._shares.pop(name, None)
             self._clear(name)
 
-    def _aged(self, group: str, queue: QueueRef) -> None:
+    def _on_age(self, group: str, queue: QueueRef) -> None:
         name = group, queue.topic
         share, cells = self._shares.get(name), self._cells.get(name)
         if share is not None and cells is not None:
             cells[AGE].value = self._age_ms(share)
 
-    def _committed(self, subscription: Subscription) -> dict[QueueRef, int]:
+    def _committed_offsets(self, subscription: Subscription) -> dict[QueueRef, int]:
         """The queues of its topic that are pulled or fetched from here, and their committed offsets."""
-        found = {queue: state.jobs.ack_map.committed for queue, state in own_states(subscription).items()}
-        return found or self._fetched(subscription.group.name, subscription.topic)
+        offsets = {queue: state.ack_map.committed for queue, state in own_states(subscription).items()}
+        return offsets or self._fetched(subscription.group.name, subscription.topic)
 
-    def _show(self, unknown: Set[Name]) -> None:
+    def _show_shares(self, unknown: Set[Name]) -> None:
         for name, share in self._shares.items():
-            self._set(name, self._waiting(share))
+            self._set(name, self._build_values(share))
         for name in self._cells.keys() - self._shares.keys() - unknown:
             self._clear(name)
 
     def _show_retry_paths(self, found: Completion[RetryPath]) -> None:
-        """What waits in the delay levels is told by the one proxy that also tells of what nobody holds."""
+        """Show what waits in the delay levels, at the one proxy that also reports subscriptions no proxy
+        holds."""
         if found.error is not None or not self._unheld.reports:
             return  # the gauges keep their last values
         now_ms = self._runtime.clock.wall_ms()
-        known = {_name(each) for each in self._directory.subscriptions()}
-        rows = {name: row for name, row in found.value.waiting.items() if name in known}
+        subscribed = {_name_of(each) for each in self._directory.subscriptions()}
+        rows = {name: row for name, row in found.value.waiting.items() if name in subscribed}
         for name, row in rows.items():
             if name not in self._retry_cells:
                 cell = self._runtime.metrics.cell
@@ -200,7 +202,7 @@ class Gauges:
             self._set(name, GaugeValues())
             del self._cells[name]
 
-    def _waiting(self, share: Share) -> GaugeValues:
+    def _build_values(self, share: Share) -> GaugeValues:
         subscription = share.subscription
         keys = blocked(subscription, self._runtime.now())
         budget = subscription.buffer.budget
@@ -227,23 +229,23 @@ class Gauges:
             cell.value = value
 
 
-def _name(subscription: Subscription) -> Name:
+def _name_of(subscription: Subscription) -> Name:
     return subscription.group.name, subscription.topic
 
 
-def own_states(subscription: Subscription) -> dict[QueueRef, BufferedQueue]:
+def own_states(subscription: Subscription) -> dict[QueueRef, SubscribedQueue]:
     """The queues that it holds of its topic; that of the retry topic is not among them."""
     return {queue: state for queue, state in subscription.buffer.queues.items() if not state.retry_queue}
 
 
-def _late(share: Share) -> Iterator[tuple[str, QueueRef, int]]:
+def _late_queues(share: Share) -> Iterator[tuple[str, QueueRef, int]]:
     """Group, queue and committed offset of every queue with a lag."""
     for row in share.late:
         yield share.subscription.group.name, row.queue, row.committed
 
 
-def _behind(committed: Mapping[QueueRef, int], nexts: Mapping[QueueRef, int]) -> list[Behind]:
-    """Those of the queues that have a lag."""
+def _find_behind(committed: Mapping[QueueRef, int], nexts: Mapping[QueueRef, int]) -> list[Behind]:
+    """Return the queues that have a lag."""
     return [
         Behind(queue, offset, nexts[queue])
         for queue, offset in committed.items()
@@ -269,7 +271,7 @@ def blocked(subscription: Subscription, now: float) -> BlockedKeys:
     for state, stream in subscription.streams():
         if not stream.busy:
             continue
-        for offset, job in state.jobs.table.jobs.items():
+        for offset, job in state.table.jobs.items():
             stopped = job.fails or job.timeouts or job.state in (JobState.PARKED, JobState.SPENT)
             if stopped and offset in stream.busy and stream.leads(offset):
                 count += 1
@@ -306,37 +308,37 @@ class Oldest:
     def look_up(self, late: Iterable[Late]) -> None:
         """A new look: `late` is every queue with a lag."""
         late = list(late)
-        wanted = {(group, queue) for group, queue, _ in late}
-        self._heads = {key: head for key, head in self._heads.items() if key in wanted}
+        lagging = {(group, queue) for group, queue, _ in late}
+        self._heads = {key: head for key, head in self._heads.items() if key in lagging}
         self._reads_left = self._reads_max
         self.more(late)
 
     def more(self, late: Iterable[Late]) -> None:
-        """These have a lag, too: of the same look."""
-        wanted = {(group, queue): offset for group, queue, offset in late}
-        for key in wanted:
+        """Look up more queues with a lag, within the same look."""
+        lagging = {(group, queue): offset for group, queue, offset in late}
+        for key in lagging:
             self._heads.setdefault(key, Head())
         moved = [
             (head.asked_at, key)
-            for key, head in ((key, self._heads[key]) for key in wanted)
-            if head.offset != wanted[key] and not head.reading
+            for key, head in ((key, self._heads[key]) for key in lagging)
+            if head.offset != lagging[key] and not head.reading
         ]
         for _, key in sorted(moved)[: self._reads_left]:
             self._reads_left -= 1
-            self._read(key, wanted[key])
+            self._read(key, lagging[key])
 
     def _read(self, key: Key, offset: int) -> None:
         head = self._heads[key]
         head.asked_at, head.reading = self._runtime.now(), True
         try:
-            asked = self._runtime.backend.read(key[1], offset, 1, 1)
+            read_head = self._runtime.backend.read(key[1], offset, 1, 1)
         except BaseException:
             head.reading = False
             raise
-        asked.then(lambda read: self._read_done(key, head, offset, read))
+        read_head.then(lambda read: self._read_done(key, head, offset, read))
 
     def _read_done(self, key: Key, head: Head, offset: int, read: Completion[ReadBatch]) -> None:
-        if _take(head, offset, read):
+        if _take_store_time(head, offset, read):
             self._found(*key)
 
     def stored_ms(self, group: str, queues: Iterable[QueueRef]) -> int | None:
@@ -345,7 +347,7 @@ class Oldest:
         return min((head.stored_ms for head in heads if head is not None and head.stored_ms), default=None)
 
 
-def _take(head: Head, offset: int, read: Completion[ReadBatch]) -> bool:
+def _take_store_time(head: Head, offset: int, read: Completion[ReadBatch]) -> bool:
     """Whether it says when the message was stored."""
     head.reading = False
     if read.error is not None or read.value.status is not ReadStatus.DATA or not read.value.offsets:

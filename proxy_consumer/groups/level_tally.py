@@ -1,4 +1,4 @@
-"""How many messages wait in one delay level for their retry, by group and topic. Pure.
+"""Counts of the messages that wait in one delay level for their retry, by group and topic. Pure.
 
 A level is a queue of SCHEDULE_TOPIC: what waits in it are the offsets that its scheduler has not finished.
 They are counted in blocks of BLOCK offsets, so that a look reads what is new, and again only those blocks of
@@ -23,7 +23,7 @@ class RetryWaiting(NamedTuple):
     due_ms: int
 
     def plus(self, other: RetryWaiting) -> RetryWaiting:
-        """Both together."""
+        """Return the sum of both, as of the earlier moment."""
         return RetryWaiting(
             self.messages + other.messages, min(self.since_ms, other.since_ms), min(self.due_ms, other.due_ms)
         )
@@ -71,9 +71,9 @@ class LevelTally:
             number: self._blocks.get(number) or _Block(max(number * BLOCK, committed)) for number in starts
         }
         for block in self._blocks.values():
-            if block.left != self._left(block):
+            if block.left != self._count_unfinished(block):
                 block.begin(max(block.start, committed))
-                block.left = self._left(block)
+                block.left = self._count_unfinished(block)
 
     def missing(self) -> OffsetSpan | None:
         """The next offsets to read; None when all is counted."""
@@ -90,21 +90,23 @@ class LevelTally:
             return
         for offset, name, waiting in rows:
             if not any(start <= offset < end for start, end in self._finished):
-                known = block.rows.get(name)
-                block.rows[name] = waiting if known is None else known.plus(waiting)
+                row = block.rows.get(name)
+                block.rows[name] = waiting if row is None else row.plus(waiting)
         block.counted = span.end
-        block.left = self._left(block)
+        block.left = self._count_unfinished(block)
 
     def waiting(self) -> Mapping[Name, RetryWaiting]:
-        """What is counted so far."""
-        found: dict[Name, RetryWaiting] = {}
+        """Return the counts so far."""
+        rows: dict[Name, RetryWaiting] = {}
         for block in self._blocks.values():
             for name, waiting in block.rows.items():
-                known = found.get(name)
-                found[name] = waiting if known is None else known.plus(waiting)
-        return found
+                row = rows.get(name)
+                rows[name] = waiting if row is None else row.plus(waiting)
+        return rows
 
-    def _left(self, block: _Block) -> int:
-        """How many of its counted offsets are not finished."""
-        done = sum(max(0, min(end, block.counted) - max(start, block.start)) for start, end in self._finished)
-        return block.counted - block.start - done
+    def _count_unfinished(self, block: _Block) -> int:
+        """Return how many of the block's counted offsets are not finished."""
+        finished = sum(
+            max(0, min(end, block.counted) - max(start, block.start)) for start, end in self._finished
+        )
+        return block.counted - block.start - finished

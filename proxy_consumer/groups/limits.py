@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from backend.records import SettingsLimit
 from ddmq_common.errors import BoundReachedError
 from proxy_consumer.config import ConsumerConfig
-from proxy_consumer.groups.group import GROUP_PREFIX, SUBSCRIPTION_PREFIX, Group
+from proxy_consumer.groups.group import GROUP_PREFIX, SUBSCRIPTION_PREFIX
+from proxy_consumer.subscription.subscription import Group
 
 
 def check_limits(config: ConsumerConfig, groups: Mapping[bytes, Group], name: str) -> None:

@@ -7,7 +7,7 @@ undo itself.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -18,14 +18,13 @@ from proxy_consumer.core.jobs import JobState
 from proxy_consumer.core.order import operators
 from proxy_consumer.core.order.chains import QueueStream
 from proxy_consumer.core.order.scope import OrderScope
-from proxy_consumer.core.steps import BufferedQueue
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.groups.blocked_keys import DYING, IN_FLIGHT, PARKED, READY, BlockedKey, KeyHead, Now
 from proxy_consumer.order_keys.reader import QID
 from proxy_consumer.retries.publisher import MoveEnd
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription.held_queue import ProgressCommit, collect, held_of
-from proxy_consumer.subscription.order import SharedOrder
-from proxy_consumer.subscription.subscription import Subscription
+from proxy_consumer.subscription.commits import ProgressCommit, collect_progress
+from proxy_consumer.subscription.subscription import Group
 
 PARKED_PREFIX = "parked/"
 PARKED_MAX = 1_000
@@ -60,21 +59,16 @@ def parked_key(group: str, key: str) -> str:
 
 
 class GroupOrdering:
-    """The keys of one group, over all its subscriptions. `shared`: where they find what is set aside."""
+    """The order keys of one group, over all its subscriptions."""
 
     def __init__(
         self,
         runtime: Runtime,
-        group: str,
-        subscriptions: Mapping[bytes, Subscription],
-        shared: SharedOrder,
-        serve: Callable[[], None],
+        group: Group,
     ) -> None:
         self._runtime = runtime
         self._group = group
-        self._subscriptions = subscriptions
-        self._shared = shared
-        self._serve = serve
+        self._shared = group.shared
         self._aside: dict[str, str] = {}  # setting → key
 
     @property
@@ -93,16 +87,16 @@ class GroupOrdering:
             self._aside[setting] = value.decode()
         before, parked = self._shared.parked, frozenset(self._aside.values())
         self._shared.parked = parked
-        for scope in self._scopes():
+        for scope in self._ordered_scopes():
             scope.ledger.parked_keys = parked
-        for state, stream in self._streams():
+        for queue, stream in self._ordered_streams():
             for offset, chain in list(stream.busy.items()):
                 if chain.key in parked and chain.key not in before:
-                    state.park(offset)
-                elif chain.key in before and chain.key not in parked and state.jobs.replay(offset):
-                    state.wake()
-                    held_of(state).subscription.store_later()
-        self._serve()
+                    queue.park(offset)
+                elif chain.key in before and chain.key not in parked and queue.replay(offset):
+                    queue.wake()
+                    self._group.subscription_of(queue).store_later()
+        self._group.serve()
 
     def park(self, key: str) -> Outcomes:
         """Deliver nothing of the key until it is replayed, at no proxy; survives restarts. What a client has
@@ -114,17 +108,17 @@ class GroupOrdering:
         if key not in self.parked and len(self.parked) >= limit.count_max:
             raise BoundReachedError(limit.rejection)
         if not self.order_keys:
-            raise CallerError(f"no subscription of group {self._group} has an order key")
+            raise CallerError(f"no subscription of group {self._group.name} has an order key")
         heads = self._describe_heads(self._find_heads(key))
         outcomes = [
             KeyOutcome(head, head.state if head.state in (IN_FLIGHT, DYING) else PARKED) for head in heads
         ]
-        return followed(self._store(key, key.encode(), limit), lambda: succeeded(outcomes))
+        return followed(self._store_parked(key, key.encode(), limit), lambda: succeeded(outcomes))
 
     def _parked_limit(self) -> SettingsLimit:
         """Return how many keys of the group may be parked, whichever proxies park them."""
-        rejection = f"{PARKED_MAX} keys of group {self._group} are parked; replay some first"
-        return SettingsLimit(f"{PARKED_PREFIX}{self._group}/", PARKED_MAX, rejection)
+        rejection = f"{PARKED_MAX} keys of group {self._group.name} are parked; replay some first"
+        return SettingsLimit(f"{PARKED_PREFIX}{self._group.name}/", PARKED_MAX, rejection)
 
     def replay(self, key: str, *, take_away: bool = False) -> Outcomes:
         """Deliver the head at once, its attempts counted anew; a parked key goes on.
@@ -139,42 +133,42 @@ class GroupOrdering:
             KeyOutcome(row, self._replay(head, take_away=take_away))
             for row, head in zip(self._describe_heads(heads), heads, strict=True)
         ]
-        stored = [commit for head in heads for commit in self._store_attempts(head.state)]
-        self._serve()
+        stored = [commit for head in heads for commit in self._store_attempts(head.queue)]
+        self._group.serve()
         if key in self.parked:
-            stored.append(self._store(key, None))
+            stored.append(self._store_parked(key, None))
         return followed(all_of(stored), lambda: succeeded(outcomes))
 
     def _replay(self, head: KeyHead, *, take_away: bool) -> str:
-        state, job = head.state, head.job
-        if head.offset in state.jobs.leases.taken_up:
+        queue, job = head.queue, head.job
+        if head.offset in queue.leases.taken_up:
             return BEING_ACKNOWLEDGED
         if head.lease is not None:
             return self._take_away(head) if take_away else LEFT_IN_FLIGHT
-        if state.jobs.replay(head.offset):
-            state.wake()
+        if queue.replay(head.offset):
+            queue.wake()
             return REPLAYED
         return DYING if job is not None and job.state is JobState.SPENT else NOTHING_TO_DO
 
     def _take_away(self, head: KeyHead) -> str:
-        state, owner = head.state, held_of(head.state).subscription
-        operators.take_away(state.jobs, head.offset, self._runtime.now())
-        outcome = DYING if state.jobs.table.is_spent(head.offset) else TAKEN_AWAY  # before it is moved
-        owner.buffer.heard(state)
-        owner.after_results((state,))
+        queue, owner = head.queue, self._group.subscription_of(head.queue)
+        operators.take_away(queue, head.offset, self._runtime.now())
+        outcome = DYING if queue.table.is_spent(head.offset) else TAKEN_AWAY  # before it is moved
+        owner.buffer.heard(queue)
+        owner.after_results((queue,))
         return outcome
 
-    def _store_attempts(self, state: BufferedQueue) -> list[Completion[Any]]:
+    def _store_attempts(self, queue: SubscribedQueue) -> list[Completion[Any]]:
         """Store what was counted anew, so that a restart does not find the attempts used up again."""
-        parts = collect(held_of(state).subscription, (state,))
-        if not parts:
+        shares = collect_progress(self._group.subscription_of(queue), (queue,))
+        if not shares:
             return []
         stored = Completion[None]()
 
         def on_stored(error: Exception | None) -> None:
             stored.succeed(None) if error is None else stored.fail(error)
 
-        ProgressCommit(self._runtime, parts, on_stored).start()
+        ProgressCommit(self._runtime, shares, on_stored).start()
         return [stored]
 
     def skip(self, key: str) -> Outcomes:
@@ -188,11 +182,11 @@ class GroupOrdering:
         rows = self._describe_heads(heads)
         moves: list[Completion[MoveEnd]] = []
         for head in heads:
-            head.state.dead_letter(head.offset, REASON_SKIPPED)
-            job = head.state.jobs.table.jobs[head.offset]
-            moves.append(held_of(head.state).subscription.retries.watch(job))
-        for state in dict.fromkeys(head.state for head in heads):
-            held_of(state).subscription.after_results((state,))
+            head.queue.dead_letter(head.offset, REASON_SKIPPED)
+            job = head.queue.table.jobs[head.offset]
+            moves.append(self._group.subscription_of(head.queue).retries.watch(job))
+        for queue in dict.fromkeys(head.queue for head in heads):
+            self._group.subscription_of(queue).after_results((queue,))
         return followed(
             all_of(moves),
             lambda: succeeded(
@@ -200,13 +194,15 @@ class GroupOrdering:
             ),
         )
 
-    def _store(self, key: str, value: bytes | None, *limits: SettingsLimit) -> Completion[list[AppendResult]]:
-        batch = CommitBatch(settings={parked_key(self._group, key): value}, limits=limits)
+    def _store_parked(
+        self, key: str, value: bytes | None, *limits: SettingsLimit
+    ) -> Completion[list[AppendResult]]:
+        batch = CommitBatch(settings={parked_key(self._group.name, key): value}, limits=limits)
         return self._runtime.backend.commit(batch, self._runtime.commit_deadline())
 
     def _not_here(self, key: str) -> CallerError:
         return CallerError(
-            f"key {key[:200]} of group {self._group} is not blocked or parked at this proxy; "
+            f"key {key[:200]} of group {self._group.name} is not blocked or parked at this proxy; "
             "`ddmq group keys` lists those that are"
         )
 
@@ -214,26 +210,26 @@ class GroupOrdering:
 
     @property
     def order_keys(self) -> frozenset[str]:
-        """What the subscriptions of the group are ordered by."""
-        return frozenset(each.config.order_key for each in self._subscriptions.values()) - {""}
+        """Return the order keys of the group's subscriptions."""
+        return frozenset(each.config.order_key for each in self._group.subscriptions.values()) - {""}
 
     def whole_queues(self) -> dict[QueueRef, str]:
         """The queues that are one chain each (order key QID), and their names on the wire."""
-        named = [each.topic for each in self._subscriptions.values() if each.config.order_key == QID]
-        topics = [info for info in map(self._runtime.backend.topic, named) if info is not None]
+        names = [each.topic for each in self._group.subscriptions.values() if each.config.order_key == QID]
+        topics = [info for info in map(self._runtime.backend.topic, names) if info is not None]
         return {queue: self._runtime.qid(queue) for info in topics for queue in info.refs()}
 
-    def _streams(self) -> Iterator[tuple[BufferedQueue, QueueStream]]:
-        for subscription in self._subscriptions.values():
+    def _ordered_streams(self) -> Iterator[tuple[SubscribedQueue, QueueStream]]:
+        for subscription in self._group.subscriptions.values():
             yield from subscription.streams()
 
-    def _scopes(self) -> Iterable[OrderScope]:
-        buffers = (subscription.buffer for subscription in self._subscriptions.values())
+    def _ordered_scopes(self) -> Iterable[OrderScope]:
+        buffers = (subscription.buffer for subscription in self._group.subscriptions.values())
         return dict.fromkeys(scope for buffer in buffers for scope in buffer.scopes())
 
     def _find_heads(self, key: str) -> list[KeyHead]:
         """The first unfinished message of a key, in each scope that has some of it."""
-        chains = [(scope, scope.table.get(key)) for scope in self._scopes()]
+        chains = [(scope, scope.table.get(key)) for scope in self._ordered_scopes()]
         return [
             KeyHead(scope.queues[stream], offset, chain)
             for scope, chain in chains
@@ -243,16 +239,16 @@ class GroupOrdering:
 
     def _describe_heads(self, heads: Iterable[KeyHead]) -> list[BlockedKey]:
         now = Now(self._runtime.now(), self._runtime.clock.wall_ms())
-        return [head.as_blocked_key(now) for head in heads]
+        return [head.as_blocked_key(now, self._group.subscription_of(head.queue).config) for head in heads]
 
     def blocked(self, limit: int) -> list[BlockedKey]:
         """Keys whose head failed, is parked or has others behind it; longest first, ready ones last."""
         now = self._runtime.now()
         heads = [
-            KeyHead(state, offset, chain)
-            for state, stream in self._streams()
+            KeyHead(queue, offset, chain)
+            for queue, stream in self._ordered_streams()
             for offset, chain in stream.busy.items()
-            if chain.heads[:1] == [(state.stream, offset)]
+            if chain.heads[:1] == [(queue.stream, offset)]
         ]
         rows = [(head.since(now), head) for head in heads if head.was_tried or head.chain.waits]
         rows.sort(key=itemgetter(0))  # those that nobody got yet are as old as `now`

@@ -1,4 +1,4 @@
-"""What is on the retry path: read from the delay levels themselves, whoever runs them, and from the retry
+"""Messages on the retry path: read from the delay levels themselves, whoever runs them, and from the retry
 topics, where it is once it is due, until it is finished.
 
 The levels' own progress says what has fired, the records say whose they are, so every proxy can tell, also
@@ -31,7 +31,7 @@ FIRST_BYTES = 1 << 20
 
 
 class RetryPath(NamedTuple):
-    """By group and topic. `whole`: all that waits was counted; else there are at least so many."""
+    """Waiting messages by group and topic. `whole`: all were counted; else there are at least so many."""
 
     waiting: Mapping[Name, RetryWaiting]
     whole: bool
@@ -55,13 +55,13 @@ class RetryPaths:
             return self._asked
         if info is None or self._runtime.now() < self._looked_at + LOOK_S:
             return succeeded(self._found)
-        asked = self._asked = Completion[RetryPath]()
+        lookup = self._asked = Completion[RetryPath]()
         self._looked_at, self._reads_left = self._runtime.now(), READS_MAX
         queues = info.refs()
         views = self._runtime.backend.progress(LEVELS_GROUP, queues)
         bounds = self._runtime.backend.bounds(queues)
         all_of([views, bounds]).then(lambda both: self._begin(queues, both.error, views, bounds))
-        return asked
+        return lookup
 
     def _begin(
         self,
@@ -103,30 +103,30 @@ class RetryPaths:
         else:
             end = span.end  # what was there is gone: nothing of it waits
         self._reads_left -= max(1, len(batch.offsets))
-        tally.add(OffsetSpan(span.offset, end), _rows(batch, end))
+        tally.add(OffsetSpan(span.offset, end), _waiting_rows(batch, end))
         self._read_on()
 
     def _end(
         self, error: Exception | None, due: Completion[Mapping[Name, RetryWaiting]] | None = None
     ) -> None:
-        asked, self._asked = self._asked, None
-        found: dict[Name, RetryWaiting] = {}
+        lookup, self._asked = self._asked, None
+        rows: dict[Name, RetryWaiting] = {}
         parts = [tally.waiting() for tally in self._tallies.values()]
         if due is not None and error is None:
             parts.append(due.value)
         for part in parts:
             for name, waiting in part.items():
-                known = found.get(name)
-                found[name] = waiting if known is None else known.plus(waiting)
+                row = rows.get(name)
+                rows[name] = waiting if row is None else row.plus(waiting)
         whole = error is None and all(tally.missing() is None for tally in self._tallies.values())
-        self._found = RetryPath(found, whole)
-        if asked is not None and error is not None:
-            asked.fail(error)
-        elif asked is not None:
-            asked.succeed(self._found)
+        self._found = RetryPath(rows, whole)
+        if lookup is not None and error is not None:
+            lookup.fail(error)
+        elif lookup is not None:
+            lookup.succeed(self._found)
 
 
-def _rows(batch: ReadBatch, end: int) -> Iterator[tuple[int, Name, RetryWaiting]]:
+def _waiting_rows(batch: ReadBatch, end: int) -> Iterator[tuple[int, Name, RetryWaiting]]:
     for index, offset in enumerate(batch.offsets):
         if offset >= end:
             return
@@ -134,12 +134,12 @@ def _rows(batch: ReadBatch, end: int) -> Iterator[tuple[int, Name, RetryWaiting]
             record = batch.record(index)
         except DamagedError:
             continue
-        name = _name(record)
+        name = _name_of(record)
         if name is not None:
             yield offset, name, RetryWaiting(1, since_ms(record), record.due_ms)
 
 
-def _name(record: StoredRecord) -> Name | None:
+def _name_of(record: StoredRecord) -> Name | None:
     """Group and topic of a message on a retry path; None for one that a producer delayed."""
     real = record.system.get(REAL_TOPIC, "")
     if not real.startswith(RETRY_PREFIX):
@@ -157,7 +157,7 @@ class _Late(NamedTuple):
 
 
 def retry_due(runtime: Runtime) -> Completion[Mapping[Name, RetryWaiting]]:
-    """What is due on the retry paths and not finished, by group and topic. Fails as the backend does.
+    """Count what is due on the retry paths and not finished, by group and topic. Fails as the backend does.
 
     Asks about every group that ever had a retry queue: progress by group, bounds in bulk, and the first
     message of each queue with a lag.
@@ -173,24 +173,24 @@ def retry_due(runtime: Runtime) -> Completion[Mapping[Name, RetryWaiting]]:
     views = gather([backend.progress(group, [queue]) for (group, _), queue in owners.items()])
     bounds = backend.bounds(list(owners.values()))
 
-    def found() -> Completion[Mapping[Name, RetryWaiting]]:
+    def on_limits() -> Completion[Mapping[Name, RetryWaiting]]:
         late: list[_Late] = []
         for (name, queue), (view,), limits in zip(owners.items(), views.value, bounds.value, strict=True):
             if limits is not None:
                 committed = limits.min if view.committed is None else view.committed
-                left = limits.next - committed - sum(end - start for start, end in view.finished)
-                if left > 0:
-                    late.append(_Late(name, queue, committed, left))
+                unfinished = limits.next - committed - sum(end - start for start, end in view.finished)
+                if unfinished > 0:
+                    late.append(_Late(name, queue, committed, unfinished))
         firsts = gather([backend.read(each.queue, each.committed, 1, FIRST_BYTES) for each in late])
-        return followed(firsts, lambda: succeeded(waiting(zip(late, firsts.value, strict=True))))
+        return followed(firsts, lambda: succeeded(build_waiting(zip(late, firsts.value, strict=True))))
 
-    def waiting(rows: Iterable[tuple[_Late, ReadBatch]]) -> Mapping[Name, RetryWaiting]:
+    def build_waiting(rows: Iterable[tuple[_Late, ReadBatch]]) -> Mapping[Name, RetryWaiting]:
         now_ms = runtime.clock.wall_ms()
         return {
             each.name: RetryWaiting(each.messages, _since_ms(first, now_ms), now_ms) for each, first in rows
         }
 
-    return followed(all_of([views, bounds]), found)
+    return followed(all_of([views, bounds]), on_limits)
 
 
 def _since_ms(first: ReadBatch, now_ms: int) -> int:

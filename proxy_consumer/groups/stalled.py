@@ -18,7 +18,7 @@ from backend.completion import Completion
 from backend.records import QueueRef
 from ddmq_common.errors import DdmqError
 from ddmq_common.metrics import catalogue
-from proxy_consumer.core.steps import BufferedQueue
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.groups.stats import QueueStats, SubscriptionStats, subscription_stats
 from proxy_consumer.runtime import Runtime, log
@@ -42,7 +42,7 @@ class Stall(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Where a queue stood, and since when (monotonic seconds)."""
+    """The progress of a queue, and since when it stands there (monotonic seconds)."""
 
     committed: int
     ack_span: int
@@ -50,7 +50,7 @@ class Seen(NamedTuple):
 
 
 class Watched:
-    """What is known of one subscription."""
+    """The observed progress of one subscription."""
 
     def __init__(self) -> None:
         self.waited_at = float("-inf")
@@ -89,72 +89,72 @@ class Stalled:
         for name, each in here.items():
             if is_waited_for(each):
                 self._known.setdefault(name, Watched()).waited_at = now
-        groups = {name[0] for name, known in self._known.items() if known.waited_at + WAITED_S >= now}
-        wanted = []
+        groups = {name[0] for name, watch in self._known.items() if watch.waited_at + WAITED_S >= now}
+        names = []
         for name, each in here.items():
-            known = self._known.setdefault(name, Watched())
+            watch = self._known.setdefault(name, Watched())
             together = each.group_wide and name[0] in groups
-            if together or known.waited_at + WAITED_S >= now:
-                wanted.append((known.looked_at, name))
-            elif known.queues:
-                known.queues = {}
-                self._show(here[name], known, now)
-        for _, name in sorted(wanted)[:CHECKS_MAX]:
+            if together or watch.waited_at + WAITED_S >= now:
+                names.append((watch.looked_at, name))
+            elif watch.queues:
+                watch.queues = {}
+                self._log_changes(here[name], watch, now)
+        for _, name in sorted(names)[:CHECKS_MAX]:
             self._known[name].looked_at = now
             self._check(here[name])
 
     def of(self, group: str, subscriptions: Iterable[Subscription]) -> list[Stall]:
-        """What stands still of a group, as of the last look."""
-        now, found = self._runtime.now(), []
+        """Return the queues of a group that stand still, as of the last check."""
+        now, stalls = self._runtime.now(), []
         for each in subscriptions:
-            known = self._known.get((group, each.topic))
-            since = {} if known is None else self._stalled(known, now)
+            watch = self._known.get((group, each.topic))
+            since = {} if watch is None else self._stalled_queues(watch, now)
             if since:
                 longest = now - min(since.values())
-                found.append(Stall(each.topic, tuple(sorted(since)), longest, self._unpulled(each)))
-        return found
+                stalls.append(Stall(each.topic, tuple(sorted(since)), longest, self._unpulled_topics(each)))
+        return stalls
 
     def _check(self, subscription: Subscription) -> None:
         """Ask where its queues stand, and who holds those that are not held here."""
         runtime, name = self._runtime, (subscription.group.name, subscription.topic)
 
-        def counted(found: Completion[SubscriptionStats]) -> None:
+        def on_counted(found: Completion[SubscriptionStats]) -> None:
             if found.error is not None:
                 return  # what was known stands until the next look
             if all(row.held or not row.lag for row in found.value.queues):
-                self._judge(subscription, found.value, {})
+                self._judge_subscription(subscription, found.value, {})
                 return
             try:
-                asked = runtime.backend.holders(*name, runtime.now() + STALLED_S)
+                lookup = runtime.backend.holders(*name, runtime.now() + STALLED_S)
             except DdmqError:
                 return
-            asked.then(lambda holders: told(found.value, holders))
+            lookup.then(lambda holders: on_holders(found.value, holders))
 
-        def told(found: SubscriptionStats, holders: Completion[Mapping[QueueRef, str]]) -> None:
+        def on_holders(found: SubscriptionStats, holders: Completion[Mapping[QueueRef, str]]) -> None:
             if holders.error is None:
                 by_id = {queue.queue_id: address for queue, address in holders.value.items()}
-                self._judge(subscription, found, by_id)
+                self._judge_subscription(subscription, found, by_id)
 
-        subscription_stats(runtime, subscription).then(counted)
+        subscription_stats(runtime, subscription).then(on_counted)
 
-    def _judge(
+    def _judge_subscription(
         self, subscription: Subscription, found: SubscriptionStats, holders: Mapping[int, str]
     ) -> None:
         name, now = (found.group, found.topic), self._runtime.now()
-        known = self._known.get(name)
-        if known is None:
+        watch = self._known.get(name)
+        if watch is None:
             return
-        known.lag = found.lag > 0
-        before, known.queues = known.queues, {}
-        if known.waited_at + WAITED_S >= now:
+        watch.lag = found.lag > 0
+        before, watch.queues = watch.queues, {}
+        if watch.waited_at + WAITED_S >= now:
             for row in found.queues:
-                if row.lag and not self._explained(subscription, row, holders.get(row.queue_id)):
-                    seen = Seen(row.committed, row.ack_span, now)
-                    last = before.get(row.queue_id, seen)
-                    known.queues[row.queue_id] = last if last[:2] == seen[:2] else seen
-        self._show(subscription, known, now)
+                if row.lag and not self._is_explained(subscription, row, holders.get(row.queue_id)):
+                    progress = Seen(row.committed, row.ack_span, now)
+                    last = before.get(row.queue_id, progress)
+                    watch.queues[row.queue_id] = last if last[:2] == progress[:2] else progress
+        self._log_changes(subscription, watch, now)
 
-    def _explained(self, subscription: Subscription, row: QueueStats, holder: str | None) -> bool:
+    def _is_explained(self, subscription: Subscription, row: QueueStats, holder: str | None) -> bool:
         """Whether a queue stands still because it is meant to."""
         runtime, group = self._runtime, subscription.group
         info = runtime.backend.topic(subscription.topic)
@@ -171,39 +171,43 @@ class Stalled:
         if subscription.order.open_at > runtime.now() or _is_busy(state):
             return True
         scope = subscription.buffer.scope_of(state)
-        if scope is None or self._unpulled(subscription):
+        if scope is None or self._unpulled_topics(subscription):
             return False
         return bool(group.shared.parked) or any(map(_is_busy, scope.queues.values()))
 
-    def _unpulled(self, subscription: Subscription) -> tuple[str, ...]:
+    def _unpulled_topics(self, subscription: Subscription) -> tuple[str, ...]:
         """Topics that share its chains, have messages, and are pulled by nobody."""
         if not subscription.group_wide:
             return ()
         group, now = subscription.group, self._runtime.now()
-        found = []
+        topics = []
         for each in group.members():
-            known = self._known.get((group.name, each.topic))
-            if known is not None and known.lag and known.waited_at + WAITED_S < now:
-                found.append(each.topic)
-        return tuple(sorted(found))
+            watch = self._known.get((group.name, each.topic))
+            if watch is not None and watch.lag and watch.waited_at + WAITED_S < now:
+                topics.append(each.topic)
+        return tuple(sorted(topics))
 
     @staticmethod
-    def _stalled(known: Watched, now: float) -> dict[int, float]:
+    def _stalled_queues(known: Watched, now: float) -> dict[int, float]:
         """The queues that have stood still for long enough, and since when."""
-        return {number: seen.since for number, seen in known.queues.items() if seen.since + STALLED_S <= now}
+        return {
+            number: progress.since
+            for number, progress in known.queues.items()
+            if progress.since + STALLED_S <= now
+        }
 
-    def _show(self, subscription: Subscription, known: Watched, now: float) -> None:
-        name, since = (subscription.group.name, subscription.topic), self._stalled(known, now)
+    def _log_changes(self, subscription: Subscription, known: Watched, now: float) -> None:
+        name, since = (subscription.group.name, subscription.topic), self._stalled_queues(known, now)
         self._runtime.metrics.cell(catalogue.STALLED_QUEUES, *name).value = len(since)
-        told = {"group": name[0], "topic": name[1], "queues": sorted(since or known.told)}
+        facts = {"group": name[0], "topic": name[1], "queues": sorted(since or known.told)}
         if since.keys() - known.told:
             why = {
                 "seconds": int(now - min(since.values())),
-                "held_up_by": list(self._unpulled(subscription)),
+                "held_up_by": list(self._unpulled_topics(subscription)),
             }
-            log.warning("queues stand still though clients wait for their messages", extra=told | why)
+            log.warning("queues stand still though clients wait for their messages", extra=facts | why)
         elif known.told and not since:
-            log.info("queues stand still no more", extra=told)
+            log.info("queues stand still no more", extra=facts)
         known.told = set(since)
 
 
@@ -213,10 +217,11 @@ def is_waited_for(subscription: Subscription) -> bool:
     if subscription.creating or not subscription.readable or subscription.config.model == "broadcasting":
         return False
     if subscription.pushed:
-        return group.pusher_waits(subscription.topic)
+        pusher = group.pusher(subscription.topic)
+        return pusher is not None and pusher.count > 0
     return group.waiting.waiting_for(subscription.topic) > 0
 
 
-def _is_busy(state: BufferedQueue) -> bool:
+def _is_busy(state: SubscribedQueue) -> bool:
     """Whether a client has messages of it, or some wait for their retry."""
-    return bool(state.jobs.leases.jobs or state.jobs.table.retrying)
+    return bool(state.leases.jobs or state.table.retrying)

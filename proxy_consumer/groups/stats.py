@@ -1,4 +1,4 @@
-"""How far groups are, and what this proxy knows of one message: for getConsumeStats and the admin API."""
+"""Progress of groups, and the live state of one message: for getConsumeStats and the admin API."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from backend.completion import Completion, all_of, followed, gather, succeeded
 from backend.records import Bounds, ProgressView, QueueRef
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.jobs import JobState
-from proxy_consumer.core.steps import BufferedQueue
-from proxy_consumer.groups.group import Group
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.retries.retry_queues import retry_queue_of
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription.subscription import Subscription
+from proxy_consumer.subscription.subscription import Group, Subscription
 
 IN_FLIGHT = "in flight"
 RETRYING = "retrying"
@@ -86,7 +85,7 @@ def subscription_stats(runtime: Runtime, subscription: Subscription) -> Completi
     """Asks the backend for progress and bounds, in bulk."""
     info = runtime.backend.topic(subscription.topic)
     if info is None:
-        return succeeded(_summed(subscription, ()))
+        return succeeded(_sum_rows(subscription, ()))
     queues = info.refs()
     retry_queue = retry_queue_of(runtime, subscription.group.name, subscription.topic)
     if retry_queue is not None:
@@ -94,21 +93,21 @@ def subscription_stats(runtime: Runtime, subscription: Subscription) -> Completi
     views = runtime.backend.progress(subscription.group.name, queues)
     bounds = runtime.backend.bounds(queues)
 
-    def counted() -> Completion[SubscriptionStats]:
+    def on_counted() -> Completion[SubscriptionStats]:
         rows = [
             (queue != retry_queue, _queue_stats(runtime, subscription, queue, view, limits))
             for queue, view, limits in zip(queues, views.value, bounds.value, strict=True)
             if limits is not None
         ]
-        return succeeded(_summed(subscription, rows))
+        return succeeded(_sum_rows(subscription, rows))
 
-    return followed(all_of([views, bounds]), counted)
+    return followed(all_of([views, bounds]), on_counted)
 
 
 def group_stats(runtime: Runtime, group: Group, topic: str | None) -> Completion[list[SubscriptionStats]]:
     """Every subscription of the group, or the one to `topic`."""
-    wanted = [each for each in group.subscriptions.values() if topic is None or each.topic == topic]
-    return gather([subscription_stats(runtime, each) for each in wanted])
+    subscriptions = [each for each in group.subscriptions.values() if topic is None or each.topic == topic]
+    return gather([subscription_stats(runtime, each) for each in subscriptions])
 
 
 def _queue_stats(
@@ -124,18 +123,18 @@ def _queue_stats(
         committed=committed,
         next=bounds.next,
         lag=max(0, bounds.next - committed) if shared else 0,
-        in_flight=_live(state, lambda held: held.jobs.leases.jobs),
-        retrying=_live(state, lambda held: held.jobs.table.retrying),
-        ack_span=_live(state, lambda held: held.jobs.ack_map.span) if state else top - committed,
+        in_flight=_live_number(state, lambda held: held.leases.jobs),
+        retrying=_live_number(state, lambda held: held.table.retrying),
+        ack_span=_live_number(state, lambda held: held.ack_map.span) if state else top - committed,
         held=state is not None,
     )
 
 
-def _live(state: BufferedQueue | None, number: Callable[[BufferedQueue], int]) -> int:
+def _live_number(state: SubscribedQueue | None, number: Callable[[SubscribedQueue], int]) -> int:
     return 0 if state is None else number(state)
 
 
-def _summed(subscription: Subscription, rows: Sequence[tuple[bool, QueueStats]]) -> SubscriptionStats:
+def _sum_rows(subscription: Subscription, rows: Sequence[tuple[bool, QueueStats]]) -> SubscriptionStats:
     """`rows`: each with whether it is the topic's own, or of the retry path."""
     queues = tuple(row for own, row in rows if own)
     return SubscriptionStats(
@@ -163,22 +162,21 @@ class LiveState(NamedTuple):
 
 def live_state(subscription: Subscription, queue: QueueRef, offset: int) -> LiveState | None:
     """The state of an unfinished message; None where this proxy does not hold the queue."""
-    held = subscription.buffer.queues.get(queue)
-    if held is None:
+    subscribed = subscription.buffer.queues.get(queue)
+    if subscribed is None:
         return None
-    jobs = held.jobs
-    if jobs.ack_map.is_finished(offset):
+    if subscribed.ack_map.is_finished(offset):
         return LiveState(DONE, 0, "")
-    job = jobs.table.jobs.get(offset)
+    job = subscribed.table.jobs.get(offset)
     failed = 0 if job is None else job.fails + job.timeouts
     error = "" if job is None else job.error
-    if jobs.leases.lease_of(offset) is not None:
+    if subscribed.leases.lease_of(offset) is not None:
         return LiveState(IN_FLIGHT, failed + 1, error)
-    known = None if job is None else _JOB_STATES.get(job.state)
-    return LiveState(known or _unread(held, offset, failed), failed, error)
+    state_name = None if job is None else _JOB_STATES.get(job.state)
+    return LiveState(state_name or _describe_unread(subscribed, offset, failed), failed, error)
 
 
-def _unread(held: BufferedQueue, offset: int, failed: int) -> str:
+def _describe_unread(held: SubscribedQueue, offset: int, failed: int) -> str:
     if failed:
         return RETRYING
     behind = held.stream is not None and offset < held.feed.cursor

@@ -35,7 +35,7 @@ class Behind(NamedTuple):
 
 
 class KnownLag(NamedTuple):
-    """What was asked for at a moment, and found. `rows` empty: some proxy holds the subscription, or it has
+    """The lag found at a moment. `rows` empty: some proxy holds the subscription, or it has
     no lag; None: nothing was found yet."""
 
     at: float  # monotonic seconds
@@ -43,7 +43,7 @@ class KnownLag(NamedTuple):
 
 
 class Unheld(ClaimOwner):
-    """What is known of subscriptions that this proxy does not hold. `told(subscription, rows)` follows
+    """The lag of subscriptions that no proxy holds, reported by one proxy. `told(subscription, rows)` follows
     whenever something was found."""
 
     def __init__(self, runtime: Runtime, told: Callable[[Subscription, list[Behind]], None]) -> None:
@@ -79,44 +79,44 @@ class Unheld(ClaimOwner):
         names = {
             (each.group.name, each.topic): each
             for each in others
-            if each.topic_exists
+            if self._runtime.backend.topic(each.topic) is not None
             and each.config.model != "broadcasting"  # the place of those is their clients'
         }
         self._known = {name: self._known.get(name, KnownLag(float("-inf"), None)) for name in names}
-        stale = sorted((known.at, name) for name, known in self._known.items() if known.at + REFRESH_S <= now)
+        stale = sorted((lag.at, name) for name, lag in self._known.items() if lag.at + REFRESH_S <= now)
         for _, name in stale[:CHECKS_MAX]:
             self._check(name, names[name], now)
-        return {name: known.rows for name, known in self._known.items()}
+        return {name: lag.rows for name, lag in self._known.items()}
 
     def _check(self, name: Name, subscription: Subscription, now: float) -> None:
         self._known[name] = self._known[name]._replace(at=now)
         deadline = now + REFRESH_S
 
-        def told(holders: Completion[Mapping[QueueRef, str]]) -> None:
+        def on_holders(holders: Completion[Mapping[QueueRef, str]]) -> None:
             if holders.error is not None:
                 return
             if holders.value:
-                self._note(name, subscription, [])
+                self._note_rows(name, subscription, [])
             else:
-                subscription_stats(self._runtime, subscription).then(counted)
+                subscription_stats(self._runtime, subscription).then(on_counted)
 
-        def counted(found: Completion[SubscriptionStats]) -> None:
+        def on_counted(found: Completion[SubscriptionStats]) -> None:
             if found.error is None:
-                self._note(name, subscription, _rows(subscription, found.value, self._runtime))
+                self._note_rows(name, subscription, _behind_rows(subscription, found.value, self._runtime))
 
         try:
-            self._runtime.backend.holders(name[0], name[1], deadline).then(told)
+            self._runtime.backend.holders(name[0], name[1], deadline).then(on_holders)
         except DdmqError:
-            self._note(name, subscription, [])
+            self._note_rows(name, subscription, [])
 
-    def _note(self, name: Name, subscription: Subscription, rows: list[Behind]) -> None:
-        known = self._known.get(name)
-        if known is not None:
-            self._known[name] = known._replace(rows=rows)
+    def _note_rows(self, name: Name, subscription: Subscription, rows: list[Behind]) -> None:
+        lag = self._known.get(name)
+        if lag is not None:
+            self._known[name] = lag._replace(rows=rows)
             self._told(subscription, rows)
 
 
-def _rows(subscription: Subscription, found: SubscriptionStats, runtime: Runtime) -> list[Behind]:
+def _behind_rows(subscription: Subscription, found: SubscriptionStats, runtime: Runtime) -> list[Behind]:
     info = runtime.backend.topic(subscription.topic)
     if info is None:
         return []

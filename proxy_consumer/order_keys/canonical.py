@@ -37,7 +37,7 @@ def check_work(data: bytes, deep: int = 1) -> None:
 
 
 class Allowance:
-    """What is left while something is made whose size does not show in the bytes."""
+    """The remaining allowance while a value is built whose size does not show in its bytes."""
 
     __slots__ = ("_left",)
 
@@ -76,7 +76,8 @@ def bounded(text: str) -> str:
 
 
 def text_of_raw(raw: bytes) -> str | None:
-    """From one value's JSON as written; None for null. Raises ValueError when it is not sound."""
+    """Return the canonical text of one value's JSON; None for null. Raises ValueError when it is not
+    valid."""
     if raw[0] == 0x22:  # a string; without a backslash it is canonical already
         return _dump(decode(raw)).decode() if b"\\" in raw else raw.decode()
     if raw.isdigit():
@@ -92,11 +93,11 @@ def text_of_raw(raw: bytes) -> str | None:
 
 
 def text_of(value: Any) -> str:
-    """From a decoded value. Raises ValueError (TooMuchWork too), RecursionError."""
-    return _text(value, Allowance())
+    """Return the canonical text of a decoded value. Raises ValueError (TooMuchWork too), RecursionError."""
+    return _canonical_text(value, Allowance())
 
 
-def _text(value: Any, allowance: Allowance) -> str:
+def _canonical_text(value: Any, allowance: Allowance) -> str:
     if isinstance(value, str):
         return _dump(value).decode()
     if isinstance(value, bool):
@@ -109,9 +110,11 @@ def _text(value: Any, allowance: Allowance) -> str:
         return number_text(str(value))
     allowance.take(len(value))
     if isinstance(value, dict):
-        members = [f"{_dump(name).decode()}:{_text(value[name], allowance)}" for name in sorted(value)]
+        members = [
+            f"{_dump(name).decode()}:{_canonical_text(value[name], allowance)}" for name in sorted(value)
+        ]
         return f"{{{','.join(members)}}}"
-    return f"[{','.join([_text(one, allowance) for one in value])}]"
+    return f"[{','.join([_canonical_text(one, allowance) for one in value])}]"
 
 
 def number_text(text: str) -> str:
@@ -125,10 +128,10 @@ def number_text(text: str) -> str:
         return "0"
     significant = digits.rstrip("0")
     exponent = int(match[4] or 0) - len(fraction) + len(digits) - len(significant)
-    return match[1] + _placed(significant, exponent)
+    return match[1] + _place_point(significant, exponent)
 
 
-def _placed(digits: str, exponent: int) -> str:
+def _place_point(digits: str, exponent: int) -> str:
     if exponent >= 0 and len(digits) + exponent <= _PLAIN_DIGITS:
         return digits + "0" * exponent
     if -_PLAIN_DIGITS <= exponent < 0:

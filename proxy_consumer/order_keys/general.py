@@ -43,7 +43,8 @@ class Members(JSONPath):
 
 
 def general_reader(steps: tuple[PathStep, ...]) -> Callable[[bytes], str | None]:
-    """From body to canonical text. Raises ValueError, RecursionError for bodies that are not readable."""
+    """Return the canonical text of the key in a body. Raises ValueError, RecursionError for unreadable
+    bodies."""
     find = expression(steps).find
     deep = max(1, descents(steps))
 
@@ -58,15 +59,15 @@ def general_reader(steps: tuple[PathStep, ...]) -> Callable[[bytes], str | None]
 
 
 def expression(steps: tuple[PathStep, ...]) -> JSONPath:
-    """What the library makes of the steps. Raises PathError for a filter that it does not know."""
-    found: JSONPath = Root()
+    """Build the library's expression for the steps. Raises PathError for a filter that it does not know."""
+    path: JSONPath = Root()
     for step in steps:
         join = Descendants if step.deep else Child
-        found = join(found, _part(step))
-    return found
+        path = join(path, _build_part(step))
+    return path
 
 
-def _part(step: PathStep) -> JSONPath:
+def _build_part(step: PathStep) -> JSONPath:
     if step.kind is PathKind.NAMES:
         return Fields(*step.names) if step.deep else Members(step.names)
     if step.kind is PathKind.INDEXES:
@@ -75,10 +76,10 @@ def _part(step: PathStep) -> JSONPath:
         return Slice(*step.numbers)
     if step.kind is PathKind.ALL:
         return Wildcard()
-    return Len() if step.kind is PathKind.SIZE else _filter(step)
+    return Len() if step.kind is PathKind.SIZE else _build_filter(step)
 
 
-def _filter(step: PathStep) -> JSONPath:
+def _build_filter(step: PathStep) -> JSONPath:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -94,19 +95,19 @@ def _filter(step: PathStep) -> JSONPath:
 
 def _check_filter(found: JSONPath, step: PathStep) -> None:
     """Raises PathError for what the library takes and cannot evaluate, or only at a boundless cost."""
-    parts = list(_parts(found))
+    parts = list(_all_parts(found))
     if any(type(part).__name__ in _SET_OPERATORS for part in parts):
         raise PathError(f"the filter [{step.text}] is not understood; and, or of conditions: && ||", step.at)
     tested = [part.target for part in parts if isinstance(part, Expression)]
-    if any(isinstance(part, Root) for target in tested for part in _parts(target)):
+    if any(isinstance(part, Root) for target in tested for part in _all_parts(target)):
         # it would be gone through once for every element
         raise PathError(f"the filter [{step.text}] has $ on the left; allowed there: @", step.at)
 
 
-def _parts(one: Any) -> Iterator[Any]:
+def _all_parts(one: Any) -> Iterator[Any]:
     """An expression and all in it."""
     yield one
     for inner in vars(one).values():
         for part in inner if isinstance(inner, list | tuple) else (inner,):
             if isinstance(part, JSONPath | Expression):
-                yield from _parts(part)
+                yield from _all_parts(part)

@@ -24,7 +24,7 @@ class PathError(ValueError):
 
 
 class PathKind(Enum):
-    """What a step does."""
+    """The kinds of steps in a path."""
 
     NAMES = "names"  # one or more members of an object
     INDEXES = "indexes"  # one or more elements of an array; below 0 from its end
@@ -79,7 +79,7 @@ def parse_path(text: str) -> tuple[PathStep, ...]:
 
 
 def descents(steps: tuple[PathStep, ...]) -> int:
-    """How often the steps go through everything below, filters included."""
+    """Count how often the steps go through everything below, filters included."""
     return sum(step.deep + step.text.count("..") for step in steps)
 
 
@@ -90,30 +90,34 @@ class _PathParser:
 
     def steps(self) -> list[PathStep]:
         text = self._text
-        found: list[PathStep] = []
+        path_steps: list[PathStep] = []
         if text.startswith("$") and text[1:2] in ("", ".", "/", "["):
             self._at = 1
         elif text[:1] not in (".", "/", "["):
-            found.append(self._named(deep=False))
+            path_steps.append(self._parse_name(deep=False))
         while self._at < len(text):
-            found.append(self._step())
-        return found
+            path_steps.append(self._parse_step())
+        return path_steps
 
-    def _step(self) -> PathStep:
+    def _parse_step(self) -> PathStep:
         text, at = self._text, self._at
         if text.startswith("..", at):
             self._at += 2
-            return self._bracket(deep=True) if text.startswith("[", self._at) else self._named(deep=True)
+            return (
+                self._parse_bracket(deep=True)
+                if text.startswith("[", self._at)
+                else self._parse_name(deep=True)
+            )
         if text[at] in "./":
             self._at += 1
-            return self._named(deep=False)
+            return self._parse_name(deep=False)
         if text[at] == "[":
-            return self._bracket(deep=False)
+            return self._parse_bracket(deep=False)
         if text[at] == "-":
             raise PathError("a hyphen; names with hyphens stand in brackets: ['a-b']", at + 1)
         raise PathError(f"found {text[at]!r}; expected . / .. or [", at + 1)
 
-    def _named(self, *, deep: bool) -> PathStep:
+    def _parse_name(self, *, deep: bool) -> PathStep:
         text, at = self._text, self._at
         if text.startswith("*", at):
             self._at += 1
@@ -127,9 +131,9 @@ class _PathParser:
         self._at = match.end()
         return PathStep(PathKind.NAMES, at + 1, names=(match[0],), deep=deep)
 
-    def _bracket(self, *, deep: bool) -> PathStep:
+    def _parse_bracket(self, *, deep: bool) -> PathStep:
         at = self._at
-        end = self._closing(at)
+        end = self._find_closing(at)
         inner = self._text[at + 1 : end]
         self._at = end + 1
         if inner.strip() == "*":
@@ -137,13 +141,13 @@ class _PathParser:
         if inner.lstrip().startswith("?"):
             return PathStep(PathKind.FILTER, at + 1, text=_checked_filter(inner.strip(), at + 2), deep=deep)
         if _NAME_LIST.fullmatch(inner):
-            names = tuple(_unquoted(match) for match in _QUOTED.finditer(inner))
+            names = tuple(_unquote_match(match) for match in _QUOTED.finditer(inner))
             return PathStep(PathKind.NAMES, at + 1, names=names, deep=deep)
         if _INDEXES.fullmatch(inner):
             return PathStep(PathKind.INDEXES, at + 1, numbers=tuple(map(int, inner.split(","))), deep=deep)
-        return self._rest(inner, at, deep)
+        return self._parse_rest(inner, at, deep)
 
-    def _rest(self, inner: str, at: int, deep: bool) -> PathStep:
+    def _parse_rest(self, inner: str, at: int, deep: bool) -> PathStep:
         if match := _SLICE.fullmatch(inner):
             numbers = tuple(None if one is None else int(one) for one in match.groups())
             if numbers[2] == 0:
@@ -154,8 +158,8 @@ class _PathParser:
             return PathStep(PathKind.FILTER, at + 1, text=f"?(@.{match[1]} {sign} {match[3]})", deep=deep)
         raise PathError(f"[{inner}] is not understood; expected {_BRACKETS}", at + 1)
 
-    def _closing(self, at: int) -> int:
-        """Where the bracket at `at` closes; brackets in quotes do not count."""
+    def _find_closing(self, at: int) -> int:
+        """Return where the bracket at `at` closes; brackets in quotes do not count."""
         depth, quote = 0, ""
         place = at
         while place < len(self._text):
@@ -175,7 +179,7 @@ class _PathParser:
         raise PathError("this [ is not closed", at + 1)
 
 
-def _unquoted(match: re.Match[str]) -> str:
+def _unquote_match(match: re.Match[str]) -> str:
     inner = match[1] if match[1] is not None else match[2]
     return re.sub(r"\\(.)", r"\1", inner)
 

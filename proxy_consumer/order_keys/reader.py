@@ -1,4 +1,4 @@
-"""From an order key, as a subscription names it, to a function from delivery bytes to the key's text.
+"""Order key readers: functions that take the key's text out of delivery bytes.
 
 Rules: KEY is the message key as a JSON string, so that it equals a JSON member with the same text; any
 other order key but QID is a JSONPath into the body. A missing value, null, and a body that is not JSON,
@@ -33,14 +33,14 @@ _NOTHING = msgspec.Raw(b"")
 
 
 def path_fault(order_key: str) -> str | None:
-    """What is wrong with an order key, with its place; None = nothing. Blank, QID and KEY are right."""
+    """Return what is wrong with an order key, with its place; None: nothing. Blank, QID and KEY are right."""
     if order_key in ("", QID, KEY):
         return None
     try:
         _body_reader(order_key)
     except PathError as error:
-        shown = order_key if len(order_key) <= 100 else f"{order_key[:99]}…"
-        return f"order_key is {shown!r}: {error}; allowed: QID, KEY or a JSONPath as in docs/order-keys.md"
+        excerpt = order_key if len(order_key) <= 100 else f"{order_key[:99]}…"
+        return f"order_key is {excerpt!r}: {error}; allowed: QID, KEY or a JSONPath as in docs/order-keys.md"
     return None
 
 
@@ -86,8 +86,8 @@ def message_key(delivery: bytes) -> str | None:
 def _body_reader(path: str) -> KeyReader:
     steps = parse_path(path)
     if not steps or not all(step.is_plain for step in steps):
-        return _general(steps)
-    plain, general = plain_reader(steps), cache(lambda: _general(steps))  # made when it is first needed
+        return _read_general(steps)
+    plain, general = plain_reader(steps), cache(lambda: _read_general(steps))  # made when it is first needed
 
     def read(body: bytes) -> str | None:
         try:
@@ -98,7 +98,7 @@ def _body_reader(path: str) -> KeyReader:
     return read
 
 
-def _general(steps: tuple[PathStep, ...]) -> KeyReader:
+def _read_general(steps: tuple[PathStep, ...]) -> KeyReader:
     from proxy_consumer.order_keys.general import general_reader  # its import takes 20 ms
 
     return general_reader(steps)
@@ -109,11 +109,14 @@ class Unshaped(Exception):
 
 
 def plain_reader(steps: tuple[PathStep, ...]) -> Callable[[bytes], str | None]:
-    """From body to canonical text. Raises Unshaped; ValueError, RecursionError for bodies not readable."""
+    """Return the canonical text of a body's key. Raises Unshaped; ValueError, RecursionError if
+    unreadable."""
     stages = [
         stage
         for kind, run in groupby(steps, key=lambda step: step.kind)
-        for stage in ([_members([s.names[0] for s in run])] if kind is PathKind.NAMES else map(_element, run))
+        for stage in (
+            [_read_members([s.names[0] for s in run])] if kind is PathKind.NAMES else map(_read_element, run)
+        )
     ]
     if len(stages) == 1:
         only = stages[0]
@@ -135,7 +138,7 @@ def plain_reader(steps: tuple[PathStep, ...]) -> Callable[[bytes], str | None]:
     return read
 
 
-def _members(names: list[str]) -> Read:
+def _read_members(names: list[str]) -> Read:
     """Down a run of names."""
     shape: Any = msgspec.Raw
     default: Any = _NOTHING
@@ -159,7 +162,7 @@ def _members(names: list[str]) -> Read:
     return read
 
 
-def _element(step: PathStep) -> Read:
+def _read_element(step: PathStep) -> Read:
     """One element of an array."""
     decode = msgspec.json.Decoder(list[msgspec.Raw] | None).decode
     (index,) = step.numbers

@@ -55,7 +55,7 @@ class ActionChain:
 
     @property
     def idle(self) -> bool:
-        """Nothing happens before the sink."""
+        """Whether nothing happens before the sink."""
         return not self._steps
 
     def run(self, job: ActionJob) -> ActionOutcome:
@@ -83,7 +83,7 @@ def build_chain(actions: Sequence[str], push: PushConfig, heavy: Heavy | None = 
     steps: list[Step] = []
     for name in actions[:-1]:
         if name not in MARKERS:
-            steps.append(_step(name, push, heavy, after_json=after_json))
+            steps.append(_build_step(name, push, heavy, after_json=after_json))
         after_json = after_json or name == "Json"
     _check_sink(actions[-1], push, after_json=after_json)
     return ActionChain(steps, actions[-1])
@@ -112,7 +112,7 @@ def _check_order(actions: Sequence[str]) -> None:
             raise ValueError(f"actions: {name} builds a request for AsyncHttp; the sink is {last}")
 
 
-def _step(name: str, push: PushConfig, heavy: Heavy | None, *, after_json: bool) -> Step:
+def _build_step(name: str, push: PushConfig, heavy: Heavy | None, *, after_json: bool) -> Step:
     if name == "Json":
         return parse
     if name == "Transit":

@@ -64,51 +64,51 @@ class Pushers:
             self._scripts.close()
 
     def fault(self, subscription: Subscription) -> str:
-        """Why a push subscription does not run here; "" when it does."""
+        """Return why a push subscription does not run here; "" when it does."""
         return self._faults.get(subscription, "")
 
     def look_at_all(self) -> None:
         """Settings, defaults or the proxy's own configuration may have changed."""
-        wanted = {each for each in self._directory.subscriptions() if each.pushed}
-        for subscription in wanted | set(self._runners) | set(self._faults):
-            self._look(subscription, there=subscription in wanted)
+        pushed = {each for each in self._directory.subscriptions() if each.pushed}
+        for subscription in pushed | set(self._runners) | set(self._faults):
+            self._check_subscription(subscription, there=subscription in pushed)
 
     def changed(self, name: str, topic: str) -> None:
         """The subscription of group `name` to `topic` was made, changed or removed."""
         if not self._started or self._stopped:
             return
         now = self._directory.subscription(name, topic)
-        for known in [*self._runners, *self._faults]:
-            if known is not now and (known.group.name, known.topic) == (name, topic):
-                self._look(known, there=False)
+        for running in [*self._runners, *self._faults]:
+            if running is not now and (running.group.name, running.topic) == (name, topic):
+                self._check_subscription(running, there=False)
         if now is not None:
-            self._look(now, there=now.pushed)
+            self._check_subscription(now, there=now.pushed)
 
-    def _look(self, subscription: Subscription, *, there: bool) -> None:
+    def _check_subscription(self, subscription: Subscription, *, there: bool) -> None:
         """Make what runs agree with the subscription."""
-        made, fault = self._made(subscription) if there else (None, "")
+        source, fault = self._find_source(subscription) if there else (None, "")
         running = self._runners.get(subscription)
-        if running is not None and (not there or running[0] != made or running[1].sink.fault is not None):
+        if running is not None and (not there or running[0] != source or running[1].sink.fault is not None):
             self._end(subscription)
             running = None
         if running is None:
             self._faults.pop(subscription, None)
             if there and not self._stopped:
-                if made is None:
-                    self._hold(subscription, fault)
+                if source is None:
+                    self._hold_back(subscription, fault)
                 else:
-                    self._begin(subscription, made)
+                    self._begin(subscription, source)
         self._held.value = len(self._faults)
 
-    def _made(self, subscription: Subscription) -> tuple[Made | None, str]:
-        """What its runner is to be made of, secrets as their files have them now; or why it cannot."""
+    def _find_source(self, subscription: Subscription) -> tuple[Made | None, str]:
+        """Return what its runner is made of, secrets as their files have them now; or why it cannot run."""
         config = subscription.config
         try:
             return (config.actions, reveal(config.push, self._runtime.config.secrets_dir)), ""
         except DdmqError as error:
             return None, str(error)
 
-    def _hold(self, subscription: Subscription, fault: str) -> None:
+    def _hold_back(self, subscription: Subscription, fault: str) -> None:
         self._faults[subscription] = fault
         names = {"group": subscription.group.name, "topic": subscription.topic}
         log.error("push subscription held back", extra=names | {"error": fault})
@@ -117,20 +117,20 @@ class Pushers:
         from proxy_consumer.push.chain import build_chain  # loads CEL, where actions are used
 
         try:
-            chain = build_chain(*made, heavy=self._heavy)
-            sink = self._sink(chain.sink, subscription, made[1])
+            chain = build_chain(*made, heavy=self._run_heavy)
+            sink = self._build_sink(chain.sink, subscription, made[1])
             fault = sink.fault
         except (ValueError, DdmqError) as error:
             fault = str(error)
         if fault is not None:
-            self._hold(subscription, fault)
+            self._hold_back(subscription, fault)
             return
         group = self._directory.named(subscription.group_name)
         runner = PushRunner(self._runtime, group, subscription, chain, sink, self._source)
         self._runners[subscription] = made, runner
         runner.start()
 
-    def _heavy(self, config: ScriptConfig, job: ActionJob, after_json: bool) -> ActionOutcome:
+    def _run_heavy(self, config: ScriptConfig, job: ActionJob, after_json: bool) -> ActionOutcome:
         from proxy_consumer.push.script_workers import ScriptWorkers  # loads CEL, where scripts are used
 
         if self._scripts is None:
@@ -141,8 +141,8 @@ class Pushers:
         _, runner = self._runners.pop(subscription)
         runner.stop()
 
-    def _sink(self, name: str, subscription: Subscription, push: PushConfig) -> Sink:
-        config, allowed = self._runtime.config, self._allowed
+    def _build_sink(self, name: str, subscription: Subscription, push: PushConfig) -> Sink:
+        config, allowed = self._runtime.config, self._allowed_targets
         if name == "AsyncHttp":
             return HttpSink(self._runtime, lambda: subscription.config.rate_max, push, allowed, self._random)
         if name == "Redis":
@@ -152,7 +152,7 @@ class Pushers:
             self._folder = FilesFolder(config.push_files_dir, config.push_files_bytes_max)
         return FileSink(subscription.config.push.file, self._folder, self._runtime.clock)
 
-    def _allowed(self) -> AllowList:
+    def _allowed_targets(self) -> AllowList:
         """The targets as the proxy's configuration has them now."""
         targets = self._runtime.config.push_targets
         if targets != self._targets:

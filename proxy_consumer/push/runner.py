@@ -22,15 +22,16 @@ from backend.records import QueueRef
 from ddmq_common.delivery import decode
 from ddmq_common.errors import DamagedError
 from ddmq_common.metrics import catalogue
-from proxy_consumer.core.steps import BufferedQueue, Delivery
+from proxy_consumer.core.held_pulls import Pusher
+from proxy_consumer.core.steps import Delivery
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.core.timer_queue import NEVER
-from proxy_consumer.groups.group import Group, Pusher
 from proxy_consumer.push.actions.job import ActionOutcome, Ending, MessagePlace, job_of
 from proxy_consumer.push.verdict import DONE, Pushed, Sink, Verdict, VerdictKind
 from proxy_consumer.retries.headers import attempts_before
 from proxy_consumer.runtime import Runtime, log
-from proxy_consumer.subscription.held_queue import ProgressCommit, collect, held_of
-from proxy_consumer.subscription.subscription import Subscription
+from proxy_consumer.subscription.commits import ProgressCommit, collect_progress
+from proxy_consumer.subscription.subscription import Group, Subscription
 
 if TYPE_CHECKING:
     from proxy_consumer.push.chain import ActionChain
@@ -50,7 +51,7 @@ class HandingOver(NamedTuple):
 class HeldLease(NamedTuple):
     """A lease, how many of its messages are still here, and how long each extension of it lasts."""
 
-    state: BufferedQueue
+    queue: SubscribedQueue
     left: int
     length_s: float
 
@@ -84,7 +85,7 @@ class PushRunner(Pusher):
         self._parked: list[tuple[float, int, Pushed]] = []
         self._sequence = itertools.count()
         self._remembered: OrderedDict[tuple[str, int], tuple[int, int, int]] = OrderedDict()
-        self._touched: dict[int, BufferedQueue] = {}
+        self._touched: dict[int, SubscribedQueue] = {}
         self._extend_at = NEVER
         self._moving: list[HandingOver] = []
         cell, names = self._runtime.metrics.cell, (group.name, subscription.topic)
@@ -101,7 +102,7 @@ class PushRunner(Pusher):
     def start(self) -> None:
         """Stand in line; the subscription is in use from now on."""
         self.group.pushers.setdefault(self.subscription.topic, []).append(self)
-        self._stand()
+        self._update_line()
         if not self.subscription.creating:
             self.subscription.use(self._runtime.now())
         self.group.serve()
@@ -109,7 +110,7 @@ class PushRunner(Pusher):
     def stop(self) -> None:
         """Take nothing new. What is with the sink ends and is stored; what waits for a try is handed back."""
         self.stopped = True
-        self._stand()
+        self._update_line()
         parked, self._parked = [row[2] for row in self._parked], []
         for pushed in sorted(parked, key=lambda each: each.offset, reverse=True):  # of a chain the last first
             self._let_go(pushed)
@@ -117,19 +118,19 @@ class PushRunner(Pusher):
 
     def deliver(self, delivery: Delivery) -> None:
         """Messages for the sink."""
-        messages, state = delivery.messages, delivery.state
+        messages, queue = delivery.messages, delivery.queue
         lease, count = delivery.lease, len(messages.offsets)
-        self._leases[lease.id] = HeldLease(state, count, lease.length_s)
+        self._leases[lease.id] = HeldLease(queue, count, lease.length_s)
         self.here += count
         rows = zip(messages.indexes, messages.deliveries, messages.offsets, delivery.attempts(), strict=True)
         for index, raw, offset, attempt in rows:
-            if state.retry_queue:
+            if queue.retry_queue:
                 attempt += attempts_before(messages.batch.record(index).system)
-            gevent.spawn(self._begin, raw, state, offset, lease.id, attempt)
+            gevent.spawn(self._begin, raw, queue, offset, lease.id, attempt)
         self._extend_later(lease.length_s)
-        self._stand()
+        self._update_line()
 
-    def _stand(self) -> None:
+    def _update_line(self) -> None:
         """Held with as many as there is room for, or not held."""
         self._pushing.value = self.here
         room = max(0, self.subscription.config.concurrency - self.here)
@@ -141,46 +142,46 @@ class PushRunner(Pusher):
         self._in_line = bool(self.count)
 
     def hand_over(self, queues: Collection[QueueRef], until: float, then: Callable[[], None]) -> None:
-        """What is with the sink ends; what waits for a try is handed back; nothing is taken meanwhile."""
+        """Hand queues over: pushes under way end, what waits for a try is given back, nothing new is
+        taken."""
         self._moving.append(HandingOver(frozenset(queues), until, then))
-        self._stand()
+        self._update_line()
         parked, self._parked = self._parked, []
         for row in sorted(parked, key=lambda row: row[2].offset, reverse=True):
-            if row[2].state.queue in queues:
+            if row[2].queue.ref in queues:
                 self._let_go(row[2])
             else:
                 heappush(self._parked, row)
         self._runtime.timers.set(self, until)
-        self._move(self._runtime.now())
+        self._move_queues(self._runtime.now())
 
-    def _move(self, now: float) -> None:
-        busy = {held.state.queue for held in self._leases.values()}
+    def _move_queues(self, now: float) -> None:
+        busy = {lease.queue.ref for lease in self._leases.values()}
         over = [each for each in self._moving if each.until <= now or busy.isdisjoint(each.queues)]
         self._moving = [each for each in self._moving if each not in over]
         for each in over:
             each.then()
-        self._stand()
+        self._update_line()
 
     # --- one message
 
-    def _begin(self, raw: bytes, state: BufferedQueue, offset: int, lease_id: int, attempt: int) -> None:
-        held = held_of(state)
-        context = held.place.context
-        place = MessagePlace(context.topic, context.groupId, context.qid, offset, self._source)
+    def _begin(self, raw: bytes, queue: SubscribedQueue, offset: int, lease_id: int, attempt: int) -> None:
+        name = queue.name
+        place = MessagePlace(name.topic, name.group, name.qid, offset, self._source)
         try:
             job = job_of(decode(raw), place)
         except DamagedError as error:
-            self._give_up(state, offset, lease_id, str(error))
+            self._give_up(queue, offset, lease_id, str(error))
             return
-        pushed = Pushed(job, state, offset, lease_id, attempt)
-        self._recall(pushed, context.qid)
+        pushed = Pushed(job, queue, offset, lease_id, attempt)
+        self._recall_tries(pushed, name.qid)
         outcome = self._through_chain(pushed)
         if outcome.ending is Ending.ASYNCHRONIZED:
-            self._try(pushed)
+            self._try_sink(pushed)
         elif outcome.ending is Ending.FAIL:
-            self._conclude(pushed, Verdict(VerdictKind.FAIL, outcome.reason))
+            self._conclude_push(pushed, Verdict(VerdictKind.FAIL, outcome.reason))
         else:
-            self._conclude(pushed, DONE, "filtered")
+            self._conclude_push(pushed, DONE, "filtered")
 
     def _through_chain(self, pushed: Pushed) -> ActionOutcome:
         try:
@@ -191,28 +192,28 @@ class PushRunner(Pusher):
         self._script_errors.value += pushed.job.script_failed
         return outcome
 
-    def _try(self, pushed: Pushed) -> None:
+    def _try_sink(self, pushed: Pushed) -> None:
         if self.stopped:  # its sink may not be the subscription's any more, or not be allowed
             self._let_go(pushed)
             return
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         try:
             verdict = self.sink.push(pushed)
         except Exception as error:  # a fault of ours, not of the receiver
             log.exception("sink failed", extra={"group": self.group.name})
             verdict = Verdict(VerdictKind.FAIL, f"{type(error).__name__}: {error}")
-        self._latency.observe((time.perf_counter() - began) * 1e6)
+        self._latency.observe((time.perf_counter() - started_at) * 1e6)
         if verdict.kind is VerdictKind.AGAIN:
-            self._park(pushed, verdict)
+            self._park_message(pushed, verdict)
         else:
-            self._conclude(pushed, verdict, verdict.kind.value)
+            self._conclude_push(pushed, verdict, verdict.kind.value)
 
-    def _park(self, pushed: Pushed, verdict: Verdict) -> None:
+    def _park_message(self, pushed: Pushed, verdict: Verdict) -> None:
         if verdict.error:
             self._outcomes["again"].value += 1
-        state = pushed.state
-        moves = any(state.queue in move.queues for move in self._moving)
-        if self.stopped or moves or not self.subscription.holds(state):
+        queue = pushed.queue
+        moves = any(queue.ref in move.queues for move in self._moving)
+        if self.stopped or moves or not self.subscription.buffer.holds(queue):
             self._let_go(pushed)
             return
         heappush(self._parked, (verdict.again_at, next(self._sequence), pushed))
@@ -220,52 +221,52 @@ class PushRunner(Pusher):
 
     # --- results
 
-    def _conclude(self, pushed: Pushed, verdict: Verdict, outcome: str = "failed") -> None:
-        state = pushed.state
-        if not self.subscription.holds(state):
+    def _conclude_push(self, pushed: Pushed, verdict: Verdict, outcome: str = "failed") -> None:
+        queue = pushed.queue
+        if not self.subscription.buffer.holds(queue):
             self._outcomes["late"].value += 1
             self._leave(pushed.lease_id)
             return
         if verdict.kind is VerdictKind.GIVE_UP:
-            self._forget(pushed)
-            self._give_up(state, pushed.offset, pushed.lease_id, verdict.error)
+            self._forget_tries(pushed)
+            self._give_up(queue, pushed.offset, pushed.lease_id, verdict.error)
             return
-        jobs, now = state.jobs, self._runtime.now()
+        now = self._runtime.now()
         if verdict.kind is VerdictKind.DONE:
-            self._forget(pushed)
-            taken = bool(jobs.finish([pushed.offset], [pushed.lease_id], now))
+            self._forget_tries(pushed)
+            accepted = bool(queue.finish([pushed.offset], [pushed.lease_id], now))
         else:
-            self._remember(pushed)
-            taken = jobs.fail(pushed.offset, pushed.lease_id, None, now, verdict.error)
-        self._outcomes[outcome if taken else "late"].value += 1
+            self._remember_tries(pushed)
+            accepted = queue.fail(pushed.offset, pushed.lease_id, None, now, verdict.error)
+        self._outcomes[outcome if accepted else "late"].value += 1
         self._leave(pushed.lease_id)
-        self._settle_later(state)
+        self._settle_later(queue)
 
-    def _give_up(self, state: BufferedQueue, offset: int, lease_id: int, error: str) -> None:
-        given_up = state.jobs.give_up(offset, lease_id, error, parks=True)
+    def _give_up(self, queue: SubscribedQueue, offset: int, lease_id: int, error: str) -> None:
+        given_up = queue.give_up(offset, lease_id, error, parks=True)
         self._outcomes["given up" if given_up else "late"].value += 1
         self._leave(lease_id)
-        self._settle_later(state)
+        self._settle_later(queue)
 
     def _let_go(self, pushed: Pushed) -> None:
         """Hand it back, uncounted, unless its queue has gone: it comes again at once, here or elsewhere."""
-        state = pushed.state
-        self._remember(pushed)
-        if self.subscription.holds(state):
-            self.subscription.buffer.take_back(state, [pushed.offset], [pushed.lease_id])
-            self._settle_later(state)
+        queue = pushed.queue
+        self._remember_tries(pushed)
+        if self.subscription.buffer.holds(queue):
+            self.subscription.buffer.take_back(queue, [pushed.offset], [pushed.lease_id])
+            self._settle_later(queue)
         self._leave(pushed.lease_id)
 
     def _leave(self, lease_id: int) -> None:
-        held = self._leases[lease_id]
+        lease = self._leases[lease_id]
         self.here -= 1
-        if held.left > 1:
-            self._leases[lease_id] = held._replace(left=held.left - 1)
+        if lease.left > 1:
+            self._leases[lease_id] = lease._replace(left=lease.left - 1)
         else:
             del self._leases[lease_id]
             if self._moving:
                 self._runtime.timers.set(self, self._runtime.now())
-        self._stand()
+        self._update_line()
         self._close_when_empty()
 
     def _close_when_empty(self) -> None:
@@ -274,38 +275,38 @@ class PushRunner(Pusher):
             self.group.pushes_no_more(self, self.subscription.topic)
             self.sink.close()
 
-    def _settle_later(self, state: BufferedQueue) -> None:
-        self.subscription.buffer.heard(state)
+    def _settle_later(self, queue: SubscribedQueue) -> None:
+        self.subscription.buffer.heard(queue)
         if not self._touched:
-            gevent.get_hub().loop.run_callback(self._settle)
-        self._touched[id(state)] = state
+            gevent.get_hub().loop.run_callback(self._store_touched)
+        self._touched[id(queue)] = queue
 
-    def _settle(self) -> None:
+    def _store_touched(self) -> None:
         """Store what this turn of the hub has brought, and take what there is room for."""
         subscription = self.subscription
-        states = [state for state in self._touched.values() if subscription.holds(state)]
+        states = [queue for queue in self._touched.values() if subscription.buffer.holds(queue)]
         self._touched.clear()
-        parts = collect(subscription, states)
+        shares = collect_progress(subscription, states)
         subscription.after_results(states)
-        if parts:
-            ProgressCommit(self._runtime, parts).start()
+        if shares:
+            ProgressCommit(self._runtime, shares).start()
         if self._room.count:
             self.group.serve()
 
     # --- tries over several deliveries
 
-    def _recall(self, pushed: Pushed, qid: str) -> None:
-        known = self._remembered.get((qid, pushed.offset))
-        if known is not None:
-            pushed.requests, pushed.errors, pushed.first = max(known[0], pushed.requests), known[1], known[2]
+    def _recall_tries(self, pushed: Pushed, qid: str) -> None:
+        tries = self._remembered.get((qid, pushed.offset))
+        if tries is not None:
+            pushed.requests, pushed.errors, pushed.first = max(tries[0], pushed.requests), tries[1], tries[2]
 
-    def _remember(self, pushed: Pushed) -> None:
+    def _remember_tries(self, pushed: Pushed) -> None:
         key = (pushed.job.place.qid, pushed.offset)
         self._remembered[key] = (pushed.requests, pushed.errors, pushed.first)
         if len(self._remembered) > REMEMBERED_MAX:
             self._remembered.popitem(last=False)
 
-    def _forget(self, pushed: Pushed) -> None:
+    def _forget_tries(self, pushed: Pushed) -> None:
         self._remembered.pop((pushed.job.place.qid, pushed.offset), None)
 
     # --- time
@@ -315,11 +316,11 @@ class PushRunner(Pusher):
         if now >= self._extend_at:
             self._extend(now)
         if self._moving:
-            self._move(now)
+            self._move_queues(now)
         while self._parked and self._parked[0][0] <= now:
             pushed = heappop(self._parked)[2]
-            if self.subscription.holds(pushed.state):
-                gevent.spawn(self._try, pushed)
+            if self.subscription.buffer.holds(pushed.queue):
+                gevent.spawn(self._try_sink, pushed)
             else:
                 self._let_go(pushed)
         if self._parked:
@@ -329,16 +330,16 @@ class PushRunner(Pusher):
             self._runtime.timers.set(self, move.until)
 
     def _extend(self, now: float) -> None:
-        by_state: dict[int, tuple[BufferedQueue, list[int]]] = {}
-        for lease_id, held in self._leases.items():
-            by_state.setdefault(id(held.state), (held.state, []))[1].append(lease_id)
-        for state, lease_ids in by_state.values():
-            if self.subscription.holds(state):
-                state.jobs.extend(lease_ids, now)
+        by_state: dict[int, tuple[SubscribedQueue, list[int]]] = {}
+        for lease_id, lease in self._leases.items():
+            by_state.setdefault(id(lease.queue), (lease.queue, []))[1].append(lease_id)
+        for queue, lease_ids in by_state.values():
+            if self.subscription.buffer.holds(queue):
+                queue.extend(lease_ids, now)
         self._extend_at = NEVER
-        self._extend_later(min((held.length_s for held in self._leases.values()), default=NEVER))
+        self._extend_later(min((lease.length_s for lease in self._leases.values()), default=NEVER))
 
     def _extend_later(self, length_s: float) -> None:
-        """In time for a lease of this length: the ack time-out may have changed since it was given."""
+        """Extend leases in time for one of this length: the ack time-out may have changed since."""
         self._extend_at = min(self._extend_at, self._runtime.now() + length_s / EXTENSIONS_PER_LEASE)
         self._runtime.timers.set(self, self._extend_at)

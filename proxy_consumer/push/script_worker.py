@@ -41,7 +41,7 @@ class ScriptTask(msgspec.Struct):
 
 
 class ScriptAnswer(msgspec.Struct):
-    """What came of it. `error`: a script error; `json`: what transform made."""
+    """The result of a script. `error`: a script error; `json`: what transform made."""
 
     kept: bool = False
     error: str = ""
@@ -60,11 +60,11 @@ def evaluate(task: ScriptTask, known: dict[tuple[str, str, bool], Script]) -> Sc
                 known.clear()
             config = ScriptConfig(filter=task.filter, transform=task.transform)
             known[name] = Script(config, after_json=task.after_json)
-        kept = known[name].run(job).ending is Ending.CONTINUE
-        made = compact(job.json).encode() if kept and task.transform else None
+        continues = known[name].run(job).ending is Ending.CONTINUE
+        transformed = compact(job.json).encode() if continues and task.transform else None
     except (ScriptError, ValueError, RecursionError) as error:
         return ScriptAnswer(error=str(error))
-    return ScriptAnswer(kept, "", made)
+    return ScriptAnswer(continues, "", transformed)
 
 
 def parsed(text: bytes) -> Any:
@@ -75,21 +75,21 @@ def parsed(text: bytes) -> Any:
 
 
 def serve(connection: socket.socket) -> None:
-    """Until the other side closes."""
+    """Answer tasks until the other side closes."""
     tasks, encode = msgspec.msgpack.Decoder(ScriptTask), msgspec.msgpack.encode
-    known: dict[tuple[str, str, bool], Script] = {}
+    scripts: dict[tuple[str, str, bool], Script] = {}
     stream = connection.makefile("rwb")
     while len(head := stream.read(LENGTH.size)) == LENGTH.size:
         task = tasks.decode(stream.read(LENGTH.unpack(head)[0]))
         signal.setitimer(signal.ITIMER_PROF, CPU_S_MAX)
-        answer = encode(evaluate(task, known))
+        answer = encode(evaluate(task, scripts))
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         stream.write(LENGTH.pack(len(answer)) + answer)
         stream.flush()
 
 
 def main() -> None:
-    """The process."""
+    """Run the worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

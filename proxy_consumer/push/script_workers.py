@@ -108,7 +108,7 @@ class ScriptWorkers:
             json,
         )
         with self._permits:
-            answer = self._ask(msgspec.msgpack.encode(task))
+            answer = self._run_task(msgspec.msgpack.encode(task))
         if answer.error:
             raise ScriptError(answer.error)
         if not answer.kept:
@@ -117,14 +117,14 @@ class ScriptWorkers:
             job.json = parsed(answer.json)
         return CONTINUE
 
-    def _ask(self, task: bytes) -> ScriptAnswer:
+    def _run_task(self, task: bytes) -> ScriptAnswer:
         for _ in range(TRIES_MAX):
-            answer = self._try(task)
+            answer = self._try_worker(task)
             if answer is not None:
                 return answer
         raise ScriptError("its process was killed again and again, by none of ours")
 
-    def _try(self, task: bytes) -> ScriptAnswer | None:
+    def _try_worker(self, task: bytes) -> ScriptAnswer | None:
         """None when somebody else killed the process. Raises ScriptError."""
         worker = self._idle.pop() if self._idle else _Worker()
         sound = False
@@ -144,7 +144,7 @@ class ScriptWorkers:
                 raise ScriptError(f"its process hung up and was ended {END_S_MAX:g} s later") from None
             if code in (-signal.SIGKILL, -signal.SIGTERM):
                 return None
-            raise ScriptError(_why(code)) from None
+            raise ScriptError(_describe_exit(code)) from None
         finally:
             if sound and not self._closed:
                 self._idle.append(worker)
@@ -152,7 +152,7 @@ class ScriptWorkers:
                 worker.end()
 
 
-def _why(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code == -signal.SIGPROF:
         return f"it takes more than {CPU_S_MAX:g} s of processor time and was ended"
     return f"its process ended ({code}), most likely for want of more than {MEMORY_BYTES_MAX >> 20} MiB"

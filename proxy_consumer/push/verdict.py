@@ -1,4 +1,4 @@
-"""How one try of a sink ended, and what a sink is."""
+"""The verdict on one try of a sink, and the interface of a sink."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ DONE = Verdict(VerdictKind.DONE)
 
 
 class Pushed:
-    """One message at a runner. `state`: the queue it is from, which is the runner's affair.
+    """One message at a runner. `queue`: the queue it is from, which is the runner's affair.
 
     `requests`: tries of the sink so far, over all deliveries that this proxy knows of; `errors`: those
     among them that count for a sink's own retries; `first`: where its turn among several targets began;
     `slot`: when its turn among those who wait for a permit has come.
     """
 
-    __slots__ = ("errors", "first", "job", "lease_id", "offset", "requests", "slot", "state")
+    __slots__ = ("errors", "first", "job", "lease_id", "offset", "queue", "requests", "slot")
 
-    def __init__(self, job: ActionJob, state: Any, offset: int, lease_id: int, attempt: int) -> None:
+    def __init__(self, job: ActionJob, queue: Any, offset: int, lease_id: int, attempt: int) -> None:
         self.job = job
-        self.state = state
+        self.queue = queue
         self.offset = offset
         self.lease_id = lease_id
         self.requests = attempt - 1
@@ -50,14 +50,16 @@ class Pushed:
 
 
 class Sink(Protocol):
-    """Where messages end. Called in a greenlet of its own per message; may wait, never blocks the hub."""
+    """The end of a push chain. Called in a greenlet of its own per message; may wait, never blocks the
+    hub."""
 
     @property
     def fault(self) -> str | None:
-        """Why it may not be used at this proxy as it is configured now; its messages stay where they are."""
+        """Return why the sink may not be used at this proxy as configured; its messages stay where they
+        are."""
 
     def push(self, pushed: Pushed) -> Verdict:
         """One try. Never raises for what a receiver or a message does."""
 
     def close(self) -> None:
-        """Nothing comes any more, nothing is under way."""
+        """Close what is open: no message comes any more, and none is under way."""

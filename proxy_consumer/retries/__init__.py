@@ -1,4 +1,4 @@
-"""How a message leaves a subscription that could not finish it: by the retry path, or as a dead letter.
+"""The two ways of a message out of a subscription that could not finish it: retry path and dead letters.
 
 The core only says that a job is spent. Here it is read once more and moved: an unordered one with steps
 left goes to SCHEDULE_TOPIC and from there to the group's retry topic, everything else to `%DLQ%group`.

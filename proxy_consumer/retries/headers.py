@@ -43,7 +43,7 @@ _LINE_OF = dict.fromkeys((*range(32), *range(127, 160)), " ")
 
 
 class RetryHeaders(NamedTuple):
-    """Where a message comes from, and what it has been through. `since_ms` 0: not retried yet."""
+    """The origin of a retried message, and its deliveries so far. `since_ms` 0: not retried yet."""
 
     steps: int
     topic: str
@@ -54,8 +54,8 @@ class RetryHeaders(NamedTuple):
     error: str
 
     def system(self) -> dict[str, str]:
-        """As system properties."""
-        found = {
+        """Return the headers as system properties."""
+        entries = {
             STEPS: str(self.steps),
             TOPIC: self.topic,
             QUEUE: str(self.queue_id),
@@ -63,7 +63,7 @@ class RetryHeaders(NamedTuple):
             DELIVERIES: str(self.deliveries),
             SINCE: str(self.since_ms),
         }
-        return found | {ERROR: self.error} if self.error else found
+        return entries | {ERROR: self.error} if self.error else entries
 
 
 def headers_of(record: StoredRecord) -> RetryHeaders:
@@ -72,12 +72,12 @@ def headers_of(record: StoredRecord) -> RetryHeaders:
     if not record.topic.startswith(RETRY_PREFIX) or TOPIC not in system:
         return RetryHeaders(0, record.topic, record.queue_id, record.offset, 0, 0, "")
     return RetryHeaders(
-        _number(system, STEPS),
+        _read_number(system, STEPS),
         system[TOPIC],
-        _number(system, QUEUE),
-        _number(system, OFFSET),
-        _number(system, DELIVERIES),
-        _number(system, SINCE),
+        _read_number(system, QUEUE),
+        _read_number(system, OFFSET),
+        _read_number(system, DELIVERIES),
+        _read_number(system, SINCE),
         system.get(ERROR, ""),
     )
 
@@ -97,7 +97,7 @@ def attempts_before(system: Mapping[str, str]) -> int:
 
     On Kafka anybody may have written the record: what a client is told has 32 bits.
     """
-    return min(_number(system, DELIVERIES), ATTEMPTS_MAX) if system else 0
+    return min(_read_number(system, DELIVERIES), ATTEMPTS_MAX) if system else 0
 
 
 def is_of_another_life(system: Mapping[str, str], created_ms: int) -> bool:
@@ -162,13 +162,13 @@ def error_text(text: str | bytes) -> str:
     return raw.decode("utf-8", "replace").translate(_LINE_OF).strip()[:ERROR_CHARS_MAX]
 
 
-def _number(system: Mapping[str, str], name: str) -> int:
+def _read_number(system: Mapping[str, str], name: str) -> int:
     """0 for what is not there or is no number: a message is not held up by what it says of itself."""
     text = system.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
 
 
 def since_ms(record: StoredRecord) -> int:
-    """When a record of the retry path was put on it, epoch milliseconds; else when it was stored."""
+    """Return when a record was put on the retry path, epoch milliseconds; else when it was stored."""
     since = record.system.get(SINCE, "")
     return int(since) if since.isascii() and since.isdigit() else record.stored_ms

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -44,11 +44,12 @@ from ddmq_common.metrics.metric import Metric
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.jobs import UpstreamJob
 from proxy_consumer.core.retry_policy import policy_of
-from proxy_consumer.core.steps import BufferedQueue
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.retries.headers import RetryHeaders, dead_letter, headers_after, retry_record
 from proxy_consumer.retries.retry_queues import RetryQueues
 from proxy_consumer.runtime import Runtime
+from proxy_consumer.subscription.commits import QueueOwner
 
 DEAD_LETTER = 0
 LEVEL_BEFORE_FIRST_STEP = 2  # step 1 waits level 3, 10 s; step 16 waits level 18, 2 h
@@ -74,7 +75,7 @@ UNKNOWN_BYTES = 1 << 20  # what a message counts that was not delivered since th
 
 
 class MoveSettings(NamedTuple):
-    """What a try goes by. `created_ms`: when the subscription was made, 0: not known yet."""
+    """The settings of one try. `created_ms`: when the subscription was made, 0: not known yet."""
 
     config: SubscriptionDefaults
     created_ms: int
@@ -89,12 +90,12 @@ class MessageMove:
         runtime: Runtime,
         group: str,
         retry_queues: RetryQueues,
-        state: BufferedQueue,
+        queue: SubscribedQueue,
         job: UpstreamJob,
         ended: Callable[[MessageMove, Exception | None], None],
     ) -> None:
         """`ended`: called after each try; None: it is stored and finished, or gone."""
-        self.state = state
+        self.queue = queue
         self.job = job
         self.size = job.size or UNKNOWN_BYTES
         self.step = DEAD_LETTER
@@ -108,36 +109,36 @@ class MessageMove:
         self._bare = False
 
     def start(self, settings: MoveSettings) -> None:
-        """Try (again)."""
+        """Start a try, the first or another."""
         self._settings = settings
-        self._try()
+        self._try_move()
 
-    def _try(self) -> None:
+    def _try_move(self) -> None:
         backend, deadline = self._runtime.backend, self._runtime.commit_deadline()
         if self._in_doubt:
-            behind = replace(self._delta(), finished=())
+            behind = replace(self._build_delta(), finished=())
             backend.commit(CommitBatch(progress=(behind,)), deadline).then(self._come_to_it)
         elif self._appended:
-            self._finish()
+            self._commit_finish()
         else:
-            backend.read(self.state.queue, self.job.offset, 1, 0).then(self._read)
+            backend.read(self.queue.ref, self.job.offset, 1, 0).then(self._on_read)
 
     def _come_to_it(self, behind: Completion[list[AppendResult]]) -> None:
-        """Nothing of an earlier try is under way any more."""
+        """Look whether an earlier try was stored, now that nothing of it is in flight."""
         if behind.error is not None:
             self._ended(behind.error)
         else:
-            self._runtime.backend.progress(self._group, (self.state.queue,)).then(self._looked)
+            self._runtime.backend.progress(self._group, (self.queue.ref,)).then(self._on_progress)
 
-    def _looked(self, views: Completion[list[ProgressView]]) -> None:
+    def _on_progress(self, views: Completion[list[ProgressView]]) -> None:
         """An earlier try may have been stored: then its finish was, too."""
         if views.error is not None or _is_finished(views.value[0], self.job.offset):
             self._ended(views.error)
         else:
             self._in_doubt = False
-            self._try()
+            self._try_move()
 
-    def _read(self, read: Completion[ReadBatch]) -> None:
+    def _on_read(self, read: Completion[ReadBatch]) -> None:
         if read.error is not None:
             self._ended(read.error)
             return
@@ -157,70 +158,72 @@ class MessageMove:
     def _to_retry(self, record: StoredRecord, headers: RetryHeaders) -> None:
         levels = self._runtime.levels
 
-        def granted(grant: Completion[QueueRef]) -> None:
+        def on_granted(grant: Completion[QueueRef]) -> None:
             if grant.error is not None:
                 self._ended(grant.error)
                 return
             created_ms = self._settings.created_ms
             retried = retry_record(grant.value, record, headers, created_ms)
-            self._store(schedule_record(retried, level_of(self.step), levels), len(levels))
+            self._store_record(schedule_record(retried, level_of(self.step), levels), len(levels))
 
-        self._retry_queues.of(headers.topic).then(granted)
+        self._retry_queues.of(headers.topic).then(on_granted)
 
     def _to_dead_letters(self, record: StoredRecord, headers: RetryHeaders) -> None:
         wall_ms, reason = self._runtime.clock.wall_ms(), self.job.reason
         letter = dead_letter(self._group, record, headers, reason, wall_ms, bare=self._bare)
-        self._store(letter, DLQ_QUEUES)
+        self._store_record(letter, DLQ_QUEUES)
 
     # --- storing
 
-    def _store(self, record: NewRecord, queues: int) -> None:
-        def made(topic: Completion[TopicInfo]) -> None:
+    def _store_record(self, record: NewRecord, queues: int) -> None:
+        def on_topic_ready(topic: Completion[TopicInfo]) -> None:
             if topic.error is not None:
                 self._ended(topic.error)
             else:
-                self._write(record)
+                self._write_record(record)
 
-        ready_topic(self._runtime.backend, record.topic, queues, self._runtime.commit_deadline()).then(made)
+        ready_topic(self._runtime.backend, record.topic, queues, self._runtime.commit_deadline()).then(
+            on_topic_ready
+        )
 
-    def _write(self, record: NewRecord) -> None:
+    def _write_record(self, record: NewRecord) -> None:
         backend, deadline = self._runtime.backend, self._runtime.commit_deadline()
         if not backend.capabilities.atomic:
             backend.append((record,), deadline).then(self._stored_first)
             return
-        batch = CommitBatch(records=(record,), progress=(self._delta(),))
-        backend.commit(batch, deadline).then(self._settled)
+        batch = CommitBatch(records=(record,), progress=(self._build_delta(),))
+        backend.commit(batch, deadline).then(self._on_committed)
 
     def _stored_first(self, appended: Completion[list[AppendResult]]) -> None:
         error = appended.error
         if error is None and appended.value[0].status is not AppendStatus.STORED:
             error = appended.value[0].error or RemoteError("the copy may or may not be stored")
         if error is not None:
-            self._refused(error)
+            self._on_refused(error)
         else:
             self._appended = True
-            self._finish()
+            self._commit_finish()
 
-    def _finish(self) -> None:
-        batch = CommitBatch(progress=(self._delta(),))
-        self._runtime.backend.commit(batch, self._runtime.commit_deadline()).then(self._settled)
+    def _commit_finish(self) -> None:
+        batch = CommitBatch(progress=(self._build_delta(),))
+        self._runtime.backend.commit(batch, self._runtime.commit_deadline()).then(self._on_committed)
 
-    def _delta(self) -> ProgressDelta:
-        return self.state.jobs.finish_of(self._group, self.job.offset)
+    def _build_delta(self) -> ProgressDelta:
+        return self.queue.finish_of(self._group, self.job.offset)
 
-    def _settled(self, committed: Completion[Any]) -> None:
+    def _on_committed(self, committed: Completion[Any]) -> None:
         if committed.error is None:
             self._ended(None)
         else:
             self._in_doubt = isinstance(committed.error, RemoteError)
-            self._refused(committed.error)
+            self._on_refused(committed.error)
 
-    def _refused(self, error: Exception) -> None:
+    def _on_refused(self, error: Exception) -> None:
         """A dead letter that cannot be stored with its properties is stored without them."""
         too_much = isinstance(error, CallerError) and not isinstance(error, FencedError | UnknownTopicError)
         if too_much and self.step == DEAD_LETTER and not self._bare:
             self._bare = True
-            self._try()
+            self._try_move()
         else:
             self._ended(error)
 
@@ -236,23 +239,6 @@ BYTES_AT_ONCE_MAX = 16 << 20
 RETRY_S = 1.0
 
 
-class SpentJobs(Protocol):
-    """Whose jobs are moved: it says by which settings, and hears what became of each."""
-
-    @property
-    def move_settings(self) -> MoveSettings: ...
-
-    def holds(self, state: BufferedQueue) -> bool:
-        """Whether the queue is still its own."""
-
-    def moved(self, state: BufferedQueue, job: UpstreamJob, *, gone: bool) -> None:
-        """The message stands elsewhere, and is finished here; `gone`: it was not there any more, and nothing
-        is stored yet."""
-
-    def not_moved(self, state: BufferedQueue, error: Exception, again_at: float) -> None:
-        """It is tried again at `again_at` (monotonic seconds), by `go_on`."""
-
-
 class MoveEnd(Enum):
     """The end of the move of a spent job; the value is what it means."""
 
@@ -265,13 +251,13 @@ class MoveEnd(Enum):
 class RetryPublisher:
     """`dead_letters`: how many were made since this proxy started."""
 
-    def __init__(self, runtime: Runtime, group: str, topic: str, owner: SpentJobs) -> None:
+    def __init__(self, runtime: Runtime, owner: QueueOwner) -> None:
         self.dead_letters = 0
         self._runtime = runtime
-        self._group = group
-        self._topic = topic
+        self._group = owner.group_name
+        self._topic = owner.topic
         self._owner = owner
-        self._retry_queues = RetryQueues(runtime, group)
+        self._retry_queues = RetryQueues(runtime, owner.group_name)
         self._waiting: deque[MessageMove] = deque()
         self._cells: dict[tuple[Metric, str], MetricCell] = {}  # and the reason of a dead letter, or the step
         self._busy = 0
@@ -284,7 +270,7 @@ class RetryPublisher:
         return self._watched.setdefault(job, Completion())
 
     def finished(self, job: UpstreamJob) -> None:
-        """It was to be moved, and need not any more."""
+        """Note that a job need not be moved any more."""
         self._no_longer_watched(job, MoveEnd.FINISHED)
 
     def _no_longer_watched(self, job: UpstreamJob, end: MoveEnd) -> None:
@@ -292,10 +278,10 @@ class RetryPublisher:
         if watched is not None:
             watched.succeed(end)
 
-    def take(self, state: BufferedQueue) -> None:
+    def take(self, queue: SubscribedQueue) -> None:
         """Take over what this queue decided to move."""
-        for job in state.jobs.table.take_spent():
-            move = MessageMove(self._runtime, self._group, self._retry_queues, state, job, self._ended)
+        for job in queue.table.take_spent():
+            move = MessageMove(self._runtime, self._group, self._retry_queues, queue, job, self._on_try_done)
             self._waiting.append(move)
         self.go_on(self._runtime.now())
 
@@ -303,10 +289,10 @@ class RetryPublisher:
         """Start what may start now."""
         while self._waiting and now >= self._again_at and self._has_room():
             move = self._waiting.popleft()
-            if self._owner.holds(move.state):
+            if self._owner.buffer.holds(move.queue):
                 self._busy += 1
                 self._busy_bytes += move.size
-                move.start(self._owner.move_settings)
+                move.start(MoveSettings(self._owner.config, self._owner.created_ms))
             else:
                 self._no_longer_watched(move.job, MoveEnd.LOST)
 
@@ -316,10 +302,10 @@ class RetryPublisher:
         return self._busy < AT_ONCE_MAX and self._busy_bytes + self._waiting[0].size <= BYTES_AT_ONCE_MAX
 
     def next_event(self) -> float:
-        """When `go_on` may start something that waits; NEVER when nothing does."""
+        """Return when `go_on` may start something that waits; NEVER when nothing does."""
         return self._again_at if self._waiting and not self._busy else NEVER
 
-    def _ended(self, move: MessageMove, error: Exception | None) -> None:
+    def _on_try_done(self, move: MessageMove, error: Exception | None) -> None:
         """One try is over. What is not (certainly) stored comes again, unless the queue is lost by then."""
         self._busy -= 1
         self._busy_bytes -= move.size
@@ -327,15 +313,15 @@ class RetryPublisher:
             self._runtime.progress_failed(error)
             self._again_at = self._runtime.now() + RETRY_S
             self._waiting.append(move)
-            self._owner.not_moved(move.state, error, self._again_at)
+            self._owner.on_not_moved(move.queue, error, self._again_at)
             return
         if not move.gone:
-            self._count(move)
-        self._owner.moved(move.state, move.job, gone=move.gone)
+            self._count_move(move)
+        self._owner.on_moved(move.queue, move.job, gone=move.gone)
         self._no_longer_watched(move.job, MoveEnd.GONE if move.gone else MoveEnd.STORED)
         self.go_on(self._runtime.now())
 
-    def _count(self, move: MessageMove) -> None:
+    def _count_move(self, move: MessageMove) -> None:
         dead = move.step == DEAD_LETTER
         self.dead_letters += dead
         label = move.job.reason if dead else str(move.step)

@@ -25,7 +25,8 @@ from proxy_consumer.runtime import Runtime
 
 
 def next_generation(queue: QueueRef, view: ProgressView) -> ProgressDelta:
-    """What to put into the commit; `view`: TURN_GROUP's progress on `queue`, read before all else."""
+    """Return the lock to put into the commit; `view`: TURN_GROUP's progress on `queue`, read before all
+    else."""
     return ProgressDelta(TURN_GROUP, queue, view.epoch, view.generation + 1, reset_to=0)
 
 
@@ -59,7 +60,7 @@ def retry_queues(runtime: Runtime, group: str) -> dict[str, QueueRef]:
     if info is None or backend.setting(retry_key(group)) is None:
         return {}
     try:
-        numbers = _numbers(backend, group)
+        numbers = _read_numbers(backend, group)
     except StorageError:
         return {}
     return {
@@ -69,7 +70,7 @@ def retry_queues(runtime: Runtime, group: str) -> dict[str, QueueRef]:
     }
 
 
-def _numbers(backend: Backend, group: str) -> dict[str, int]:
+def _read_numbers(backend: Backend, group: str) -> dict[str, int]:
     value = backend.setting(retry_key(group))
     if value is None:
         return {}
@@ -95,9 +96,9 @@ class RetryQueueGrant(Completion[QueueRef]):
 
     def start(self) -> None:
         """Make the retry topic, take a number, grow the topic to it."""
-        known = retry_queue_of(self._runtime, self._group, self._topic)
-        if known is not None:
-            self.succeed(known)
+        existing = retry_queue_of(self._runtime, self._group, self._topic)
+        if existing is not None:
+            self.succeed(existing)
             return
         self._tries += 1
         self._ready_topic(1).then(self._topic_made)
@@ -111,14 +112,14 @@ class RetryQueueGrant(Completion[QueueRef]):
             self.fail(made.error)
             return
         try:
-            number = _numbers(self._runtime.backend, self._group).get(self._topic)
+            number = _read_numbers(self._runtime.backend, self._group).get(self._topic)
         except StorageError as error:
             self.fail(error)
             return
         if number is None:
             self._ask_generation(QueueRef(made.value.name, made.value.incarnation, 0))
         else:
-            self._ready_topic(number + 1).then(self._grown)
+            self._ready_topic(number + 1).then(self._on_grown)
 
     def _ask_generation(self, first: QueueRef) -> None:
         view = self._runtime.backend.progress(TURN_GROUP, (first,))
@@ -129,23 +130,23 @@ class RetryQueueGrant(Completion[QueueRef]):
         runtime = self._runtime
         try:
             lock = next_generation(first, asked.result()[0])
-            numbers = _numbers(runtime.backend, self._group)
+            numbers = _read_numbers(runtime.backend, self._group)
             numbers.setdefault(self._topic, max(numbers.values(), default=-1) + 1)
             settings: dict[str, bytes | None] = {retry_key(self._group): msgspec.json.encode(numbers)}
             batch = CommitBatch(progress=(lock,), settings=settings)
             stored = runtime.backend.commit(batch, runtime.commit_deadline())
-            stored.then(lambda committed: self._again(committed.error))
+            stored.then(lambda committed: self._try_again(committed.error))
         except DdmqError as error:
             self.fail(error)
 
-    def _grown(self, grown: Completion[TopicInfo]) -> None:
+    def _on_grown(self, grown: Completion[TopicInfo]) -> None:
         error = grown.error
         info = self._runtime.backend.topic(retry_topic(self._group))
         if error is not None and info is not None and info.queues > 1:
             error = FencedError(str(error))  # someone else grew it further meanwhile
-        self._again(error)
+        self._try_again(error)
 
-    def _again(self, error: Exception | None) -> None:
+    def _try_again(self, error: Exception | None) -> None:
         if error is not None and not (isinstance(error, FencedError) and self._tries < _TRIES_MAX):
             self.fail(error)
         elif self._tries > 2 * _TRIES_MAX:
@@ -166,9 +167,9 @@ class RetryQueues:
 
     def of(self, topic: str) -> Completion[QueueRef]:
         """The retry queue of `topic`, given if need be."""
-        known = retry_queue_of(self._runtime, self._group, topic)
-        if known is not None:
-            return succeeded(known)
+        existing = retry_queue_of(self._runtime, self._group, topic)
+        if existing is not None:
+            return succeeded(existing)
         grant = self._grants.get(topic)
         if grant is None:
             grant = self._grants[topic] = RetryQueueGrant(self._runtime, self._group, topic)

@@ -1,4 +1,4 @@
-"""What is noted of heads that have used up their deliveries (`on_dead_letter: park`): the error, since when.
+"""Notes of heads that have used up their deliveries (`on_dead_letter: park`): the error, since when.
 
 That such a head is parked follows from its attempts, which stand in group progress. The error that a client
 gave does not; so that an operator still sees it after a restart, or at the proxy that took the queue over, it
@@ -19,9 +19,9 @@ import msgspec
 
 from backend.records import QueueRef
 from proxy_consumer.core.jobs import JobState
-from proxy_consumer.core.steps import BufferedQueue
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription.held_queue import store_settings
+from proxy_consumer.subscription.commits import store_settings
 
 EXHAUSTED_PREFIX = "exhausted/"
 HEADS_MAX = 100
@@ -41,23 +41,22 @@ def exhausted_key(group: str, queue: QueueRef) -> str:
     return f"{EXHAUSTED_PREFIX}{group}/{queue.topic}/{queue.queue_id}"
 
 
-def load_notes(runtime: Runtime, group: str, state: BufferedQueue) -> None:
+def load_notes(runtime: Runtime, group: str, state: SubscribedQueue) -> None:
     """Give the heads of a queue that came here what was noted of them, or the present time.
 
     Heads that were parked until `on_dead_letter` was set back are spent: their dead letters carry the error.
     """
-    jobs = state.jobs
-    if not (jobs.used_up or jobs.table.spent):
+    if not (state.used_up or state.table.spent):
         return
     now, wall_ms = runtime.now(), runtime.clock.wall_ms()
     heads = _read(runtime, group, state).heads
-    for job in (*map(jobs.table.jobs.__getitem__, jobs.used_up), *jobs.table.spent):
+    for job in (*map(state.table.jobs.__getitem__, state.used_up), *state.table.spent):
         since_ms, error = heads.get(job.offset, (wall_ms, ""))
         job.error, job.since = error, now - max(0, wall_ms - since_ms) / 1000
 
 
-def _read(runtime: Runtime, group: str, state: BufferedQueue) -> QueueNotes:
-    queue, generation = state.queue, state.jobs.generation
+def _read(runtime: Runtime, group: str, state: SubscribedQueue) -> QueueNotes:
+    queue, generation = state.ref, state.generation
     value = runtime.backend.setting(exhausted_key(group, queue))
     try:
         notes = msgspec.json.decode(value or b"", type=QueueNotes)
@@ -67,19 +66,19 @@ def _read(runtime: Runtime, group: str, state: BufferedQueue) -> QueueNotes:
     return notes if same else QueueNotes(queue.incarnation, generation)
 
 
-def store_notes(runtime: Runtime, group: str, state: BufferedQueue) -> None:
+def store_notes(runtime: Runtime, group: str, state: SubscribedQueue) -> None:
     """Store what is known of the heads that are parked, where it is not noted yet."""
-    noted = _read(runtime, group, state).heads
-    lately = state.jobs.table.take_exhausted()
-    if all(job.offset in noted and noted[job.offset][1] == job.error for job in lately):
+    heads_before = _read(runtime, group, state).heads
+    lately = state.table.take_exhausted()
+    if all(job.offset in heads_before and heads_before[job.offset][1] == job.error for job in lately):
         return
     now, wall_ms = runtime.now(), runtime.clock.wall_ms()
     for job in lately:
         job.since = job.since or now
-    parked = [job for job in state.jobs.table.jobs.values() if job.state is JobState.EXHAUSTED]
+    parked = [job for job in state.table.jobs.values() if job.state is JobState.EXHAUSTED]
     heads = {
         job.offset: (wall_ms - int((now - job.since) * 1000), job.error)
         for job in nlargest(HEADS_MAX, parked, _since)
     }
-    notes = QueueNotes(state.queue.incarnation, state.jobs.generation, heads)
-    store_settings(runtime, {exhausted_key(group, state.queue): msgspec.json.encode(notes)})
+    notes = QueueNotes(state.ref.incarnation, state.generation, heads)
+    store_settings(runtime, {exhausted_key(group, state.ref): msgspec.json.encode(notes)})

@@ -1,4 +1,4 @@
-"""What a subscription reads of its queues, by which filter, how it hears of more, and where they end.
+"""Reads of a subscription's queues, its filter, the waits for more messages, and the ends of the queues.
 
 A read that the backend answers at once is used at once, another one wakes the group's waiters when it comes.
 At a queue's end one wait stands armed for as long as the subscription is in use, so that no append goes
@@ -16,15 +16,14 @@ from ddmq_common.metrics.catalogue import SKIPPED
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.order.scope import EndsRequest
 from proxy_consumer.core.progress import ranges_of
-from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.queue_feed import FeedState, Filter, Refusal
-from proxy_consumer.core.steps import BufferedQueue, Loaded, Purpose, ReadRequest
+from proxy_consumer.core.steps import Loaded, Purpose, ReadRequest
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.filters.message_filters import filter_for
 from proxy_consumer.push.chain import filter_for_actions
 from proxy_consumer.retries.headers import is_of_another_life
 from proxy_consumer.runtime import Runtime, log
-from proxy_consumer.subscription.held_queue import QueueHolder
-from proxy_consumer.tracing.messages import SubscriptionTrace
+from proxy_consumer.subscription.commits import QueueOwner
 
 WAIT_S = 60.0  # how long one wait at a queue's end stands before it is armed again
 SOON_S = 0.001  # at the next tick
@@ -35,43 +34,42 @@ FLUSH_S = 0.5  # when what is finished without a client is stored
 class Reading:
     """All reads and waits of one subscription."""
 
-    def __init__(self, runtime: Runtime, reader: QueueHolder, buffer: PullBuffer) -> None:
+    def __init__(self, runtime: Runtime, owner: QueueOwner) -> None:
         self._runtime = runtime
-        self._reader = reader
-        self._buffer = buffer
+        self._owner = owner
+        self._buffer = owner.buffer
         self._waits: dict[QueueRef, DataWait] = {}
-        self._stalled: list[BufferedQueue] = []  # to be tried again after an error
-        self.trace: SubscriptionTrace | None = None
+        self._stalled: list[SubscribedQueue] = []  # to be tried again after an error
         self._ends: dict[QueueRef, tuple[float, int]] = {}  # as of when, next offset
 
     def ask_ends(self, request: EndsRequest) -> None:
         """Ask the backend where queues end, for a PullBuffer that reads them merged."""
-        asked = self._runtime.backend.bounds([state.queue for state in request.states])
+        lookup = self._runtime.backend.bounds([queue.ref for queue in request.queues])
         inline = True
 
-        def answered(found: Completion[list[Bounds | None]]) -> None:
+        def on_ends(found: Completion[list[Bounds | None]]) -> None:
             if found.error is not None:
                 request.scope.ends_failed()
-                self._stall(request.states[0], found.error)
+                self._note_stall(request.queues[0], found.error)
                 return
             request.scope.ends(request, found.value)
             if not inline:
-                self._reader.serve()
+                self._owner.serve()
 
-        asked.then(answered)
+        lookup.then(on_ends)
         inline = False
 
     def read(self, request: ReadRequest) -> None:
         """Carry out what a PullBuffer asks for."""
         read = QueueRead(self, request)
         self._runtime.backend.read(
-            request.state.queue,
+            request.queue.ref,
             request.offset,
             request.count_max,
             request.bytes_max,
             into=read,
             tags=request.tags,
-            ids=self.trace is not None,
+            ids=self._owner.trace is not None,
         )
         if read.done:
             self.read_done(read)
@@ -81,121 +79,121 @@ class Reading:
     def read_done_later(self, read: QueueRead) -> None:
         """A read came back when nobody waited for it in a call any more."""
         if self.read_done(read) is Loaded.DATA or self._buffer.may_have:
-            self._reader.serve()
+            self._owner.serve()
 
     def read_done(self, read: QueueRead) -> Loaded:
         """A read came back, at once or later."""
-        state, reader = read.request.state, self._reader
+        queue, owner = read.request.queue, self._owner
         if read.error is not None:
             self._buffer.read_failed(read.request)
-            self._stall(state, read.error)
+            self._note_stall(queue, read.error)
             return Loaded.TAIL
-        if state.retry_queue and read.request.purpose is Purpose.NEW:
-            self._pass_over_other_lives(state, read.value)
+        if queue.retry_queue and read.request.purpose is Purpose.NEW:
+            self._pass_over_other_lives(queue, read.value)
         bounds = read.value.bounds if read.value.status is ReadStatus.OUT_OF_RANGE else None
         if read.request.purpose is Purpose.NEW and bounds is not None:
-            self.tell_gone(state.queue, state.feed.cursor, bounds.min)
-        if self.trace is not None:
-            self.trace.read(state, read.value)
+            self.tell_gone(queue.ref, queue.feed.cursor, bounds.min)
+        if self._owner.trace is not None:
+            self._owner.trace.read(queue, read.value)
         now = self._runtime.now()
         loaded = self._buffer.loaded(read.request, read.value, now)
-        if state.feed.state is FeedState.TAIL:
-            self._arm(state)
-        elif loaded is Loaded.GONE and reader.holds(state):
-            reader.drop(state.queue)
-            reader.wake(now + SOON_S)  # what waited behind its messages goes on
-        if state.jobs.uncommitted:  # finished undelivered: no client will have it stored
-            reader.wake(now + FLUSH_S)
-        if state.jobs.table.spent:
-            reader.after_results((state,))
+        if queue.feed.state is FeedState.TAIL:
+            self._arm_wait(queue)
+        elif loaded is Loaded.GONE and self._buffer.holds(queue):
+            owner.drop(queue.ref)
+            owner.wake(now + SOON_S)  # what waited behind its messages goes on
+        if queue.uncommitted:  # finished undelivered: no client will have it stored
+            owner.wake(now + FLUSH_S)
+        if queue.table.spent:
+            owner.after_results((queue,))
         return loaded
 
     def tell_gone(self, queue: QueueRef, place: int | None, first: int) -> None:
         """Whether retention took what nobody has consumed; it goes on at the oldest that is there."""
         if place is not None and place < first:
-            where = {"group": self._reader.group_name, "topic": queue.topic, "queue": queue.queue_id}
+            where = {"group": self._owner.group_name, "topic": queue.topic, "queue": queue.queue_id}
             log.warning("messages went by retention unconsumed", extra=where | {"from": place, "to": first})
 
-    def _pass_over_other_lives(self, state: BufferedQueue, batch: ReadBatch) -> None:
-        """What failed before the subscription was deleted, and made anew, is finished undelivered."""
-        created_ms = self._reader.created_ms
+    def _pass_over_other_lives(self, queue: SubscribedQueue, batch: ReadBatch) -> None:
+        """Finish undelivered what failed before the subscription was deleted, and made anew."""
+        created_ms = self._owner.created_ms
         if batch.status is not ReadStatus.DATA or not created_ms:
             return
-        jobs, finished = state.jobs, state.jobs.ack_map.is_finished
-        gone = [
+        finished = queue.ack_map.is_finished
+        outdated = [
             offset
             for index, offset in enumerate(batch.offsets)
             if is_of_another_life(batch.record(index).system, created_ms)
-            and not (finished(offset) or jobs.table.is_spent(offset))
+            and not (finished(offset) or queue.table.is_spent(offset))
         ]
-        if gone:
-            jobs.skip(ranges_of(gone))
-            state.feed.finished_until = max(state.feed.finished_until, gone[-1] + 1)
-            group, topic = self._reader.group_name, self._reader.topic
-            self._runtime.metrics.cell(SKIPPED, group, topic, "subscription deleted").value += len(gone)
+        if outdated:
+            queue.skip(ranges_of(outdated))
+            queue.feed.finished_until = max(queue.feed.finished_until, outdated[-1] + 1)
+            group, topic = self._owner.group_name, self._owner.topic
+            self._runtime.metrics.cell(SKIPPED, group, topic, "subscription deleted").value += len(outdated)
 
-    def _stall(self, state: BufferedQueue, error: Exception) -> None:
-        reader = self._reader
+    def _note_stall(self, queue: SubscribedQueue, error: Exception) -> None:
+        owner = self._owner
         if not isinstance(error, DrainingError):
             log.warning(
                 "queue not readable",
                 extra={
-                    "group": reader.group_name,
-                    "topic": reader.topic,
+                    "group": owner.group_name,
+                    "topic": owner.topic,
                     "error": str(error),
                 },
             )
-        if reader.holds(state):
-            self._stalled.append(state)
-            reader.wake(self._runtime.now() + RETRY_S)
+        if self._buffer.holds(queue):
+            self._stalled.append(queue)
+            owner.wake(self._runtime.now() + RETRY_S)
 
     def go_on(self) -> None:
         """Try again what could not be read."""
         stalled, self._stalled = self._stalled, []
-        for state in stalled:
-            self._buffer.data_arrived(state)
+        for queue in stalled:
+            self._buffer.data_arrived(queue)
 
     # --- at a queue's end
 
-    def _arm(self, state: BufferedQueue) -> None:
-        if state.queue in self._waits or not self._reader.joined:
+    def _arm_wait(self, queue: SubscribedQueue) -> None:
+        if queue.ref in self._waits or not self._owner.joined:
             return
-        wait = self._waits[state.queue] = DataWait(self, state)
+        wait = self._waits[queue.ref] = DataWait(self, queue)
         runtime = self._runtime
-        runtime.backend.wait(state.queue, state.feed.cursor, runtime.now() + WAIT_S, into=wait)
+        runtime.backend.wait(queue.ref, queue.feed.cursor, runtime.now() + WAIT_S, into=wait)
 
     def wait_done(self, wait: DataWait) -> None:
-        """There is data, or the wait has stood long enough."""
-        state, reader = wait.state, self._reader
-        self._waits.pop(state.queue, None)
-        if not reader.holds(state):
+        """Read on where there is data, or arm another wait."""
+        queue, owner = wait.queue, self._owner
+        self._waits.pop(queue.ref, None)
+        if not self._buffer.holds(queue):
             return
         if wait.error is not None:
-            self._stall(state, wait.error)
+            self._note_stall(queue, wait.error)
         elif wait.value:
-            self._buffer.data_arrived(state)
-            reader.serve()
+            self._buffer.data_arrived(queue)
+            owner.serve()
         else:
-            self._arm(state)
+            self._arm_wait(queue)
 
     # --- where queues end, as known lately: what clients of ours are told beside their messages
 
     def next_offset(self, queue: QueueRef, now: float) -> int:
-        """As known; where that is some time ago the backend is asked, for the next who wants to know."""
-        known = self._ends.get(queue)
-        if known is None or now - known[0] > ENDS_AGE_S:
-            self._ends[queue] = (now, 0 if known is None else known[1])
-            asked = self._runtime.backend.bounds((queue,))
-            asked.then(lambda found: self._end_told(queue, found))
+        """Return the known end of a queue; an old one is looked up again, for the next call."""
+        cached = self._ends.get(queue)
+        if cached is None or now - cached[0] > ENDS_AGE_S:
+            self._ends[queue] = (now, 0 if cached is None else cached[1])
+            lookup = self._runtime.backend.bounds((queue,))
+            lookup.then(lambda found: self._end_told(queue, found))
         return self._ends[queue][1]
 
     def _end_told(self, queue: QueueRef, found: Completion[list[Bounds | None]]) -> None:
-        known = self._ends.get(queue)
-        if known is not None and found.error is None and found.value[0] is not None:
-            self._ends[queue] = (known[0], found.value[0].next)
+        cached = self._ends.get(queue)
+        if cached is not None and found.error is None and found.value[0] is not None:
+            self._ends[queue] = (cached[0], found.value[0].next)
 
     def note_end(self, queue: QueueRef, offset: int) -> None:
-        """It is known otherwise."""
+        """Note the end of a queue that is known from elsewhere."""
         self._ends[queue] = (self._runtime.now(), offset)
 
     def forget(self, queue: QueueRef) -> None:
@@ -212,12 +210,12 @@ FILTER_SETTINGS = ("tags", "sql", "actions", "push")
 
 
 def filter_of(config: SubscriptionDefaults) -> Filter | None:
-    """Everything that may keep a message from being delivered; None: nothing does."""
-    wanted = filter_for(config.tags, config.sql)
+    """Return all that may keep a message from being delivered as one filter; None: nothing does."""
+    expression = filter_for(config.tags, config.sql)
     actions = filter_for_actions(config.actions, config.push)
-    if wanted is None or actions is None:
-        return wanted or actions
-    return _Both(wanted, actions)
+    if expression is None or actions is None:
+        return expression or actions
+    return _Both(expression, actions)
 
 
 def same_filter(one: SubscriptionDefaults, other: SubscriptionDefaults) -> bool:
@@ -259,12 +257,12 @@ class QueueRead(Completion[ReadBatch]):
 class DataWait(Wait):
     """The wait at one queue's end."""
 
-    __slots__ = ("reading", "state")
+    __slots__ = ("queue", "reading")
 
-    def __init__(self, reading: Reading, state: BufferedQueue) -> None:
+    def __init__(self, reading: Reading, queue: SubscribedQueue) -> None:
         super().__init__()
         self.reading = reading
-        self.state = state
+        self.queue = queue
 
     def settled(self) -> None:
         if not self.cancelled:

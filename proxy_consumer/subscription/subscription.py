@@ -1,92 +1,75 @@
-"""One group's subscription to one topic: the PullBuffer, and the backend calls it asks for.
+"""One consumer group at this proxy, and its subscriptions to topics.
 
-It joins its group (membership.py) with the first pull and leaves it after `idle_ms` without one. Queues that
-it is given are read on demand (reading.py).
+A subscription joins its group (membership.py) with the first pull and leaves it after `idle_ms` without one.
+Queues that it is given are read on demand (reading.py) into its PullBuffer.
+
+Subscriptions whose chains reach over the group share one ordered scope. All of them are joined as soon as one
+is pulled from. When one starts anew, all do: what the others hold back depends on its messages too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from backend.ownership.claims import LOST_S, RETRY_S
+from backend.ownership.claims import LOST_S
 from backend.port import Sharing
 from backend.records import Bounds, ProgressView, QueueRef
 from ddmq_common.errors import FencedError
 from ddmq_common.names import retry_qid, retry_topic
-from proxy_consumer.answers import Place
+from ddmq_common.trace.sampling import OFF
 from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.core.held_pulls import HeldPull, HeldPulls, Pusher
 from proxy_consumer.core.jobs import UpstreamJob
 from proxy_consumer.core.order.chains import QueueStream
 from proxy_consumer.core.order.scope import EndsRequest
 from proxy_consumer.core.pull_buffer import PullBuffer
-from proxy_consumer.core.steps import BufferedQueue, Delivery, ReadRequest
+from proxy_consumer.core.steps import Delivery
+from proxy_consumer.core.subscribed_queue import QueueName, SubscribedQueue
 from proxy_consumer.core.timer_queue import NEVER
-from proxy_consumer.retries.publisher import MoveSettings, RetryPublisher
+from proxy_consumer.retries.publisher import RetryPublisher
 from proxy_consumer.retries.retry_queues import retry_queue_of
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription.held_queue import HeldQueue, ProgressCommit, collect, held_of, store_settings
-from proxy_consumer.subscription.membership import Handover, SubscriptionMembership
-from proxy_consumer.subscription.order import (
-    SubscriptionGroup,
-    SubscriptionOrder,
-    idle_at,
-    same_order,
-    sharing_of,
-    start_anew,
-)
+from proxy_consumer.subscription.commits import ProgressCommit, QueueOwner, collect_progress, store_settings
+from proxy_consumer.subscription.membership import SubscriptionMembership, handover_notes
+from proxy_consumer.subscription.order import SharedOrder, SubscriptionOrder, same_order, set_open, sharing_of
 from proxy_consumer.subscription.parked_notes import load_notes, store_notes
 from proxy_consumer.subscription.reading import FLUSH_S, SOON_S, Reading, filter_of, same_filter
-from proxy_consumer.tracing.messages import SubscriptionTrace
-from proxy_consumer.tracing.switching import switch
+from proxy_consumer.tracing import waits
+from proxy_consumer.tracing.messages import SubscriptionTrace, trace_limit
 
 READS_MAX = 32  # reads answered at once in one `take`; then others have their turn
+PUSHES_S = 1.5  # how long pushes under way hold up settings that start queues anew, at most
+BROADCASTING = "broadcasting"
 
 
-class Subscription:
-    """The shell around one PullBuffer. Also a task of the timer queue."""
+class Subscription(QueueOwner):
+    """One group's subscription to one topic: the shell around one PullBuffer."""
 
-    def __init__(
-        self, runtime: Runtime, group: SubscriptionGroup, topic: str, config: SubscriptionDefaults
-    ) -> None:
-        self.runtime = runtime
-        self.group = group
-        self.topic = topic
-        self._set_config(config)
-        self.wake_at = NEVER
-        self.creating = False
-        self.created_ms = 0  # epoch milliseconds as the settings have it; 0: not known yet
-        self.removed = False  # deleted, here or elsewhere: it never joins again
-        self.halted = 0  # how often it is about to start anew, and takes nothing until then
-        self.last_used = runtime.now()
-        self.order = SubscriptionOrder(runtime, group.shared, config)
-        self.buffer = PullBuffer(
+    def __init__(self, runtime: Runtime, group: Group, topic: str, config: SubscriptionDefaults) -> None:
+        buffer = PullBuffer(
             config, runtime.config.answer_bytes_max, runtime.read_ahead, runtime.lease_ids,
             runtime.tally(group.name, topic), runtime.held, filter_of(config), group.name,
         )  # fmt: skip
-        self.trace: SubscriptionTrace | None = None
-        self.handed = runtime.delivery_cells(group.name, topic, self.buffer.tally)
-        self.retries = RetryPublisher(runtime, group.name, topic, self)
-        self.handover = Handover(runtime, group.name, config)
-        self.membership = SubscriptionMembership(runtime, self, topic, self.handover, retry=False)
-        self.retry_membership = SubscriptionMembership(
-            runtime, self, retry_topic(group.name), self.handover, retry=True
-        )
-        self.reading = Reading(runtime, self, self.buffer)
+        super().__init__(runtime, group.name, topic, config, buffer)
+        self.group = group
+        self._set_config(config)
+        self.creating = False
+        self.halted = 0  # how often it is about to start anew, and takes nothing until then
+        self.last_used = runtime.now()
+        self.order = SubscriptionOrder(runtime, group.shared, config)
+        self.handed = runtime.delivery_cells(group.name, topic, buffer.tally)
+        self.retries = RetryPublisher(runtime, self)
+        self.membership = SubscriptionMembership(runtime, self, topic)
+        self.retry_membership = SubscriptionMembership(runtime, self, retry_topic(group.name))
+        self.reading = Reading(runtime, self)
         self.check_topic()
-        switch(runtime, self)
+        self.switch_trace()
 
     def check_topic(self) -> None:
         """The topic may have been made readable, or not."""
         info = self.runtime.backend.topic(self.topic)
         self.readable = info is None or info.readable
-
-    @property
-    def group_name(self) -> str:
-        return self.group.name
-
-    @property
-    def topic_exists(self) -> bool:
-        return self.runtime.backend.topic(self.topic) is not None
 
     def _set_config(self, config: SubscriptionDefaults) -> None:
         self.config = config
@@ -94,24 +77,25 @@ class Subscription:
         self.group_wide = config.scope == "group"
 
     def configure(self, config: SubscriptionDefaults) -> None:
-        """New settings. Limits hold at once; another filter judges anew what is not delivered.
+        """Apply new settings. Limits hold at once; another filter judges anew what is not delivered.
 
         Another order key starts the queues anew, and those of all topics that share its chains.
         """
         before = self.config
         self._set_config(config)
-        self.order.config = self.handover.config = config
+        self.order.config = config
         self.buffer.configure(config)
         if not same_filter(before, config):
             self.buffer.filter_by(filter_of(config))
-        if switch(self.runtime, self) or not same_order(before, config):
+        if self.switch_trace() or not same_order(before, config):
             self.start_anew()
             self.come_along()
         self.group.serve()
 
     def start_anew(self) -> None:
-        together = self.group.members() if self.group_wide else [self]
-        start_anew(together, self.runtime.now(), self.group.hand_over)
+        """Have its queues anew, with those that share its chains; clients keep what they have. Under the new
+        epoch no commit of before can come any more."""
+        self.group.start_anew(self.group.members() if self.group_wide else [self])
 
     # --- use and membership
 
@@ -120,7 +104,7 @@ class Subscription:
         return self.membership.claims.joined
 
     def use(self, now: float) -> None:
-        """A client pulls."""
+        """Take part in the group, because a client pulls."""
         self.last_used = now
         if not self.joined and not self.creating:
             self.join()
@@ -140,6 +124,7 @@ class Subscription:
             self.update_order()
 
     def join(self) -> None:
+        """Become a member, until nobody pulls any more."""
         if self.removed:
             return
         self.join_alone()
@@ -159,122 +144,126 @@ class Subscription:
         """
         if not self.joined or self.retry_membership.claims.joined:
             return
-        queue = retry_queue_of(self.runtime, self.group.name, self.topic)
-        if queue is not None:
-            self.retry_membership.join(Sharing.AVERAGELY, frozenset({queue.queue_id}))
+        ref = retry_queue_of(self.runtime, self.group_name, self.topic)
+        if ref is not None:
+            self.retry_membership.join(Sharing.AVERAGELY, frozenset({ref.queue_id}))
 
     def give_up(self) -> None:
-        for state in self.buffer.queues.values():
-            self.handover.remember(state)
+        """Leave, to join again at once."""
+        for queue in self.buffer.queues.values():
+            self.membership_of(queue.ref).remember(queue)
         self.leave()
 
     def remove(self) -> None:
         """The subscription is deleted: give up every queue, for good."""
-        self.removed = self.handover.closed = True
+        self.removed = True
         self.leave()
         self.wake(self.runtime.now() + SOON_S)
 
     def leave(self) -> None:
         """Give up every queue; what is leased comes again, here or elsewhere."""
         self.flush()
-        store_settings(self.runtime, self.handover.notes(self.buffer.queues.values()))
-        for queue in list(self.buffer.queues):
-            self.drop(queue)
+        store_settings(self.runtime, handover_notes(self, self.buffer.queues.values()))
+        for ref in list(self.buffer.queues):
+            self.drop(ref)
         self.membership.leave()
         self.retry_membership.leave()
         self.order.forget()
-
-    def holds(self, state: BufferedQueue) -> bool:
-        """Whether `state` is still what we hold of its queue."""
-        return self.buffer.queues.get(state.queue) is state
 
     def update_order(self) -> None:
         """Open the scopes that are complete; at `order.open_at` the timer queue calls again."""
         if self.group_wide:
             self.group.open_shared()
         elif not self.halted and self.order.open_scopes(self.buffer.scopes(), ready=self.ready):
-            start_anew([self], self.runtime.now(), self.group.hand_over)
+            self.group.start_anew([self])
 
     @property
     def ready(self) -> bool:
         """Whether every queue that takes part is here and may deliver."""
         loaded = self.membership.claims.complete
-        return not self.topic_exists or (loaded and self.runtime.now() >= self.order.open_at)
+        topic_exists = self.runtime.backend.topic(self.topic) is not None
+        return not topic_exists or (loaded and self.runtime.now() >= self.order.open_at)
 
-    def streams(self) -> Iterator[tuple[BufferedQueue, QueueStream]]:
+    def streams(self) -> Iterator[tuple[SubscribedQueue, QueueStream]]:
         """The queues that are in an ordered scope."""
-        for state in self.buffer.queues.values():
-            if state.stream is not None:
-                yield state, state.stream
+        for queue in self.buffer.queues.values():
+            if queue.stream is not None:
+                yield queue, queue.stream
 
     # --- queues
 
-    def end_pushes(self, queues: Sequence[QueueRef], until: float, then: Callable[[], None]) -> None:
-        self.group.hand_over({self.topic: queues}, until, then)
+    def membership_of(self, ref: QueueRef) -> SubscriptionMembership:
+        """The membership that a queue belongs to: of the topic, or of the group's retry topic."""
+        return self.membership if ref.topic == self.topic else self.retry_membership
 
-    def install(
-        self, queue: QueueRef, view: ProgressView, bounds: Bounds, epoch: int, *, retry: bool
-    ) -> None:
+    def end_pushes(self, refs: Sequence[QueueRef], until: float, then: Callable[[], None]) -> None:
+        self.group.hand_over({self.topic: refs}, until, then)
+
+    def install(self, ref: QueueRef, view: ProgressView, bounds: Bounds, epoch: int) -> None:
         """A queue is ours and its progress known."""
-        known = self.handover.take(queue)
-        if view.committed is not None and known is None and epoch > 1 and self.config.scope:
+        runtime, membership = self.runtime, self.membership_of(ref)
+        retry = membership is self.retry_membership
+        inherited = membership.take_inherited(ref)
+        if view.committed is not None and inherited is None and epoch > 1 and self.config.scope:
             wait_s = self.config.handover_wait_ms / 1000
-            self.order.open_at = max(self.order.open_at, self.runtime.now() + wait_s)
-        order = None if retry else self.order.of(queue)
-        state = self.buffer.assign(queue, view, bounds, order, retry_queue=retry)
-        state.jobs.epoch = epoch
-        load_notes(self.runtime, self.group.name, state)
-        self.reading.note_end(queue, bounds.next)
-        self.reading.tell_gone(queue, view.committed, bounds.min)
-        runtime = self.runtime
-        name = retry_qid(runtime.backend.cluster, queue.queue_id) if retry else runtime.qid(queue)
-        held = state.label = HeldQueue(Place(self.group.name, self.topic, name), self, state)
-        state.jobs.delivered_until = self.handover.delivered_until(queue, view.generation)
-        if known is not None and known.generation == view.generation:
-            state.adopt_leases(known.runs, known.acked, runtime.now())
-            self.buffer.heard(state)
-            if state.jobs.uncommitted:
+            self.order.open_at = max(self.order.open_at, runtime.now() + wait_s)
+        order = None if retry else self.order.of(ref)
+        observer = None if self.trace is None else self.trace.follow(ref)
+        queue = self.buffer.assign(ref, view, bounds, order, retry_queue=retry, observer=observer)
+        if observer is not None:
+            observer.queue = queue
+        queue.epoch = epoch
+        load_notes(runtime, self.group_name, queue)
+        self.reading.note_end(ref, bounds.next)
+        self.reading.tell_gone(ref, view.committed, bounds.min)
+        qid = retry_qid(runtime.backend.cluster, ref.queue_id) if retry else runtime.qid(ref)
+        queue.name = QueueName(self.group_name, self.topic, qid)
+        queue.delivered_until = membership.delivered_until(ref, view.generation)
+        if inherited is not None and inherited.generation == view.generation:
+            queue.adopt_leases(inherited.runs, inherited.acked, runtime.now())
+            self.buffer.heard(queue)
+            if queue.uncommitted:
                 self.wake(runtime.now() + FLUSH_S)
-        runtime.lost.pop((self.group.name.encode(), *held.key), None)
-        self.group.remember(held)
+        runtime.lost.pop((self.group_name.encode(), *queue.name.key), None)
+        self.group.queues[queue.name.key] = queue
 
-    def told(self, key: str) -> None:
-        """The setting `key` tells what clients have of a queue: we may be waiting for it, or it is late."""
-        if self.handover.told(key, self.buffer.queues.values()) and self.joined:
+    def on_lease_note(self, setting: str) -> None:
+        """A setting names what clients have of a queue: we may be waiting for it, or it is late."""
+        if self.membership.is_expected(setting, self.buffer.queues.values()) and self.joined:
             self.wake(self.runtime.now() + SOON_S)
 
-    def installed(self) -> None:
+    def on_installed(self) -> None:
         """All queues of a grant are there."""
         self.update_order()
         self.wake(max(self.order.open_at, self.runtime.now()))
         self.after_results(self.buffer.queues.values())
         self.group.serve()
 
-    def drop(self, queue: QueueRef) -> None:
+    def drop(self, ref: QueueRef) -> None:
         """A queue is not ours any more."""
-        state = self.buffer.revoke(queue)
-        if state is not None:
-            self.group.forget(held_of(state))
-        self.reading.forget(queue)
+        queue = self.buffer.revoke(ref)
+        if queue is not None and self.group.queues.get(queue.name.key) is queue:
+            del self.group.queues[queue.name.key]
+        self.reading.forget(ref)
 
-    def let_go(self, queue: QueueRef) -> None:
+    def suspend(self, ref: QueueRef) -> None:
         """A queue leaves and may come back: what shares its chains waits until that is known."""
-        state, now = self.buffer.queues.get(queue), self.runtime.now()
-        scope = None if state is None else self.buffer.scope_of(state)
+        queue, now = self.buffer.queues.get(ref), self.runtime.now()
+        scope = None if queue is None else self.buffer.scope_of(queue)
         if scope is not None:
-            if self.handover.lives(queue):
+            if self.runtime.topic_lives(ref):
                 scope.invalidate()
                 self.order.torn_until = now + LOST_S
             self.wake(max(now + SOON_S, self.order.torn_until))
-        self.drop(queue)
+        self.drop(ref)
 
-    def refence(self, state: BufferedQueue, then: Callable[[], None]) -> None:
-        (self.retry_membership if state.retry_queue else self.membership).refence(state, then)
+    def refence(self, queue: SubscribedQueue, then: Callable[[], None]) -> None:
+        self.membership_of(queue.ref).claims.reread((queue.ref,), then)
 
     def refence_all(self) -> None:
         """Offsets may have been reset."""
-        for state in list(self.buffer.queues.values()):
-            self.refence(state, lambda: None)
+        for queue in list(self.buffer.queues.values()):
+            self.refence(queue, lambda: None)
 
     # --- delivery
 
@@ -288,6 +277,8 @@ class Subscription:
             if isinstance(step, Delivery):
                 self.wake(step.lease.deadline)
                 self.handed.note(step, self.runtime.clock.wall_ms())
+                if self.trace is not None:
+                    self.trace.on_handed_out(step)
                 return step
             if step is None:
                 soon = now + SOON_S
@@ -296,72 +287,101 @@ class Subscription:
             if isinstance(step, EndsRequest):
                 self.reading.ask_ends(step)
                 continue
-            held_of(step.state).subscription.read(step)
+            owner = self if buffer.holds(step.queue) else self.group.subscription_of(step.queue)
+            owner.reading.read(step)
         self.wake(now + SOON_S)
         return None
 
-    def read(self, request: ReadRequest) -> None:
-        """Carry out what a PullBuffer asks for: of several that share a scope, not always ours."""
-        self.reading.read(request)
-
-    def next_offset(self, state: BufferedQueue, now: float) -> int:
+    def next_offset(self, queue: SubscribedQueue, now: float) -> int:
         """The queue's next offset as known lately, for our own clients."""
-        return max(self.reading.next_offset(state.queue, now), state.feed.cursor)
+        return max(self.reading.next_offset(queue.ref, now), queue.feed.cursor)
+
+    def serve(self) -> None:
+        self.group.serve()
 
     # --- results
 
-    def after_results(self, states: Iterable[BufferedQueue]) -> None:
+    def after_results(self, queues: Iterable[SubscribedQueue]) -> None:
         """After results or a sweep: dead letters on their way, and the next wake-up."""
-        for state in states:
-            jobs = state.jobs
-            if jobs.table.spent:
-                self.retries.take(state)
-            if jobs.table.exhausted:
-                store_notes(self.runtime, self.group.name, state)
-            self.wake(jobs.next_event())
-
-    def store_later(self) -> None:
-        """Something could not be stored: try again soon."""
-        self.wake(self.runtime.now() + RETRY_S)
+        for queue in queues:
+            if queue.table.spent:
+                self.retries.take(queue)
+            if queue.table.exhausted:
+                store_notes(self.runtime, self.group_name, queue)
+            self.wake(queue.next_event())
 
     def flush(self) -> None:
         """Store progress that nobody waits for."""
-        parts = collect(self, self.buffer.queues.values())
-        if parts:
-            ProgressCommit(self.runtime, parts).start()
+        shares = collect_progress(self, self.buffer.queues.values())
+        if shares:
+            ProgressCommit(self.runtime, shares).start()
 
-    def serve(self) -> None:
-        """There may be something for those who wait."""
-        self.group.serve()
-
-    # --- what the retry publisher tells
-
-    @property
-    def move_settings(self) -> MoveSettings:
-        return MoveSettings(self.config, self.created_ms)
-
-    def moved(self, state: BufferedQueue, job: UpstreamJob, *, gone: bool) -> None:
-        """A spent message stands elsewhere, or was not there any more: then its finish is still to store."""
+    def on_moved(self, queue: SubscribedQueue, job: UpstreamJob, *, gone: bool) -> None:
         if gone:
-            state.jobs.skip([(job.offset, job.offset + 1)])
+            queue.skip([(job.offset, job.offset + 1)])
             self.buffer.tally.expired.value += 1
             self.store_later()
-        if self.holds(state):
-            state.jobs.published(job.offset)
-            self.buffer.heard(state)
+        if self.buffer.holds(queue):
+            queue.published(job.offset)
+            self.buffer.heard(queue)
             self.group.serve()
 
-    def not_moved(self, state: BufferedQueue, error: Exception, again_at: float) -> None:
-        """A spent message could not be moved; the publisher tries again."""
-        self.wake(again_at)
-        if isinstance(error, FencedError) and self.holds(state):
-            self.refence(state, lambda: None)
+    def on_not_moved(self, queue: SubscribedQueue, error: Exception, retry_at: float) -> None:
+        self.wake(retry_at)
+        if isinstance(error, FencedError) and self.buffer.holds(queue):
+            self.refence(queue, lambda: None)
+
+    # --- tracing
+
+    def switch_trace(self) -> bool:
+        """Trace what is to be traced now. True: the queues that are here have to be loaded anew for it."""
+        runtime, before = self.runtime, self.trace
+        if runtime.traces is None:
+            return False
+        limit = trace_limit(runtime, self.topic, self.config)
+        if before is not None and limit != OFF:
+            before.limit = limit
+        if (before is None) == (limit == OFF):
+            return False
+        if limit == OFF:
+            self.trace = None
+            runtime.traced.pop(self, None)
+        else:
+            self.trace = SubscriptionTrace(runtime, self.topic, self.buffer, runtime.traces, limit)
+            runtime.traced[self] = None
+            runtime.heartbeat.wake()
+        return True
+
+    def look(self) -> None:
+        """Note what holds up deliveries now; called at each tick while the subscription is traced."""
+        if self.removed:
+            self.runtime.traced.pop(self, None)
+        elif self.trace is not None:
+            self.trace.note_wait(self._name_wait())
+
+    def _name_wait(self) -> str:
+        """Return what holds up deliveries now (tracing/waits.py)."""
+        buffer, config = self.buffer, self.config
+        budget, waiting = buffer.budget, self.group.waiting.waiting_for(self.topic)
+        if self.halted:
+            return waits.ANEW
+        if not self.readable:
+            return waits.CLOSED
+        if not self.joined:
+            return waits.NO_PULL
+        if not self.membership.claims.complete:
+            return waits.BETWEEN
+        if budget.leased >= config.concurrency or (config.pushed and not waiting):
+            return waits.CONCURRENCY
+        if budget.leased_bytes >= config.in_flight_bytes_max:
+            return waits.BYTES
+        if budget.retrying >= config.retrying_max:
+            return waits.RETRYING
+        if self.runtime.now() < buffer.room_at < NEVER:
+            return waits.RATE
+        return waits.TURN if waiting else waits.NO_PULL
 
     # --- time
-
-    def wake(self, moment: float) -> None:
-        """`due` is to be called at `moment` (monotonic seconds), or before."""
-        self.runtime.timers.set(self, moment)
 
     def due(self, now: float) -> None:
         """The timer queue's call: leases, retries, progress, what stalled, and idleness."""
@@ -391,10 +411,185 @@ class Subscription:
             if waited_for and not self.creating:
                 self.join()
             return False
-        until = idle_at(together, self.runtime.config.idle_ms / 1000, now)
+        until = max(each.last_used for each in together) + self.runtime.config.idle_ms / 1000
+        if any(each.buffer.budget.leased for each in together):
+            until = max(until, now + 1.0)  # never with messages out
         if waited_for or now < until:
             self.wake(max(until, now + 1.0))
             return False
         for each in together:
             each.leave()
+        return True
+
+
+class Group:
+    """One consumer group at this proxy. `queues`: those that it holds, as results name them."""
+
+    def __init__(self, runtime: Runtime, name: str, source: str) -> None:
+        self.runtime = runtime
+        self.name = name
+        self.waiting = HeldPulls()
+        self.subscriptions: dict[bytes, Subscription] = {}
+        self.queues: dict[tuple[bytes, bytes], SubscribedQueue] = {}
+        self.pushers: dict[str, list[Pusher]] = {}  # by topic: the last one, and before it those that end
+        self.unknown_queue = runtime.ignored(name, "unknown queue")
+        self.source = source
+        self.created_ms = 0
+        self.shared = SharedOrder()
+        self._rotation: deque[Subscription] = deque()
+
+    # --- subscriptions
+
+    def add(self, topic: str, config: SubscriptionDefaults) -> Subscription:
+        """A new subscription, not joined yet."""
+        subscription = Subscription(self.runtime, self, topic, config)
+        self.subscriptions[topic.encode()] = subscription
+        self._rotation.append(subscription)
+        return subscription
+
+    def remove(self, topic: str) -> None:
+        """Forget a subscription and give up its queues."""
+        subscription = self.subscriptions.pop(topic.encode(), None)
+        if subscription is not None:
+            self._rotation.remove(subscription)
+            subscription.remove()
+            self.serve()  # what waited behind its messages goes on
+
+    def subscription_of(self, queue: SubscribedQueue) -> Subscription:
+        """The subscription that holds a queue."""
+        return self.subscriptions[queue.name.key[0]]
+
+    @property
+    def broadcasting(self) -> bool:
+        """Whether any of its topics is broadcast."""
+        return any(each.config.model == BROADCASTING for each in self.subscriptions.values())
+
+    # --- what is pushed
+
+    def pusher(self, topic: str) -> Pusher | None:
+        """Return the runner that takes what is pushed of a topic."""
+        pushers = self.pushers.get(topic)
+        return pushers[-1] if pushers else None
+
+    def pushes_no_more(self, pusher: Pusher, topic: str) -> None:
+        """Forget a stopped pusher once its in-flight messages are done."""
+        self.pushers[topic].remove(pusher)
+        if not self.pushers[topic]:
+            del self.pushers[topic]
+
+    def hand_over(
+        self, refs: Mapping[str, Collection[QueueRef]], until: float, then: Callable[[], None]
+    ) -> None:
+        """`then` runs when nothing of these queues (by the topic of their subscription) is being pushed any
+        more, at `until` (monotonic seconds) at the latest."""
+        busy = [(pusher, refs[topic]) for topic in refs for pusher in self.pushers.get(topic, ())]
+        unfinished = 1 + len(busy)
+
+        def on_ended() -> None:
+            nonlocal unfinished
+            unfinished -= 1
+            if unfinished == 0:
+                then()
+
+        for pusher, of in busy:
+            pusher.hand_over(of, until, on_ended)
+        on_ended()
+
+    # --- chains that reach over the group
+
+    def members(self) -> list[Subscription]:
+        """Return the subscriptions that share one scope (order.py)."""
+        return [each for each in self.subscriptions.values() if each.group_wide]
+
+    def open_shared(self) -> None:
+        """Open the shared scope when all of it is here, close it when something is missing."""
+        scope, members = self.shared.scope, self.members()
+        if any(each.halted for each in members):
+            return
+        if scope is None or not scope.queues:
+            self.shared.scope = None
+        elif all(each.order.starts_anew(scope) for each in members):
+            self.start_anew(members)
+        else:
+            set_open(scope, all(each.ready for each in members))
+
+    def start_anew(self, subscriptions: Sequence[Subscription]) -> None:
+        """Load all their queues again; they keep what clients have of them.
+
+        What is pushed ends first, for PUSHES_S: nobody could say later how it went. Until then nothing is
+        taken.
+        """
+        joined = [each for each in subscriptions if each.joined]
+        for each in joined:
+            each.halted += 1
+
+        def on_pushes_ended() -> None:
+            for each in joined:
+                each.halted -= 1
+            still = [each for each in joined if each.joined]
+            for each in still:
+                each.give_up()
+            for each in still:
+                each.join()
+
+        if joined:
+            refs = {each.topic: list(each.buffer.queues) for each in joined}
+            self.hand_over(refs, self.runtime.now() + PUSHES_S, on_pushes_ended)
+
+    # --- delivery
+
+    def take(self, now: float, count: int) -> Delivery | None:
+        """Messages from the next subscription that has some."""
+        rotation = self._rotation
+        for _ in range(len(rotation)):
+            candidate = rotation[0]
+            rotation.rotate(-1)
+            delivery = None if candidate.pushed else candidate.take(now, count)
+            if delivery is not None:
+                return delivery
+        return None
+
+    def serve(self) -> None:
+        """Hand out what there is to those who wait, the oldest first.
+
+        It ends: a round that served nobody is followed by one more at most, for what reading for one topic
+        has brought for another.
+        """
+        waiting = self.waiting
+        if not waiting.count:
+            return
+        now = self.runtime.now()
+        served = brought = True
+        while waiting.count and (served or brought):
+            last_chance = not served
+            served = False
+            for subscription in list(self._rotation):
+                if subscription.buffer.may_have and self._serve_one(subscription, now):
+                    served = True
+                    self._rotation.remove(subscription)  # the others come first next time
+                    self._rotation.append(subscription)
+            brought = not last_chance and any(map(self._can_serve, self._rotation))
+
+    def answer_empty(self) -> None:
+        """All who wait are given up."""
+        for waiter in self.waiting:
+            waiter.give_up()
+
+    def _can_serve(self, subscription: Subscription) -> bool:
+        """Whether something lies ready that a waiter here wants."""
+        return subscription.buffer.has_some and self._find_waiter(subscription) is not None
+
+    def _find_waiter(self, subscription: Subscription) -> HeldPull | None:
+        """Return the pull that gets the next messages of a subscription."""
+        if subscription.pushed:
+            pusher = self.pusher(subscription.topic)
+            return pusher if pusher is not None and pusher.count else None
+        return self.waiting.oldest(subscription.topic)
+
+    def _serve_one(self, subscription: Subscription, now: float) -> bool:
+        waiter = self._find_waiter(subscription)
+        delivery = None if waiter is None else subscription.take(now, waiter.count)
+        if waiter is None or delivery is None:
+            return False
+        waiter.deliver(delivery)
         return True

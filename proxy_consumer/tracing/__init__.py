@@ -1,5 +1,4 @@
-"""What a traced subscription tells of its messages, and notes about why it does not deliver.
+"""Reports of a traced subscription about its messages, and notes about why it does not deliver.
 
-`waits.py` keeps what held up deliveries (pure); `messages.py` follows the traced messages of each queue;
-`switching.py` makes a subscription traced, or not.
+`waits.py` keeps what held up deliveries (pure); `messages.py` follows the traced messages of each queue.
 """

@@ -1,4 +1,4 @@
-"""What holds up the deliveries of one subscription, looked at some hundred times a second. Pure.
+"""Reasons that hold up the deliveries of one subscription, noted some hundred times a second. Pure.
 
 Only changes are kept. A reason is what was the case when it was looked at, and is taken to last until another
 one is seen: it may be a few milliseconds off. Reasons are those of docs/story.md.
@@ -38,37 +38,37 @@ class WaitLog:
         return len(self._changes)
 
     def note(self, reason: str, at_ms: int) -> None:
-        """What the case is at `at_ms` of the store's clock."""
+        """Note the reason at `at_ms` of the store's clock."""
         if not self._changes or self._changes[-1][1] != reason:
             self._changes.append((at_ms, reason))
             if len(self._changes) > CHANGES_MAX:
-                self._thin()
+                self._thin_out()
 
-    def _thin(self) -> None:
-        """Of the older half the longest stay."""
+    def _thin_out(self) -> None:
+        """Keep only the longest reasons of the older half."""
         half = len(self._changes) // 2
         old, newer = self._changes[:half], self._changes[half:]
         lengths = [until - at_ms for (at_ms, _), (until, _) in zip(old, self._changes[1:], strict=False)]
-        known = [place for place, (_, reason) in enumerate(old) if reason != FORGOTTEN]
-        longest = set(nlargest(LONGEST, known, key=lengths.__getitem__))
-        kept = list[tuple[int, str]]()
+        places = [place for place, (_, reason) in enumerate(old) if reason != FORGOTTEN]
+        longest = set(nlargest(LONGEST, places, key=lengths.__getitem__))
+        retained = list[tuple[int, str]]()
         for place, (at_ms, reason) in enumerate(old):
             if place in longest:
-                kept.append((at_ms, reason))
-            elif not kept or kept[-1][1] != FORGOTTEN:
-                kept.append((at_ms, FORGOTTEN))
-        self._changes = kept + newer
+                retained.append((at_ms, reason))
+            elif not retained or retained[-1][1] != FORGOTTEN:
+                retained.append((at_ms, FORGOTTEN))
+        self._changes = retained + newer
 
     def between(self, start_ms: int, end_ms: int) -> list[Wait]:
-        """What was noted of `[start_ms, end_ms)`, ascending; the longest where it is much."""
-        found, until = list[Wait](), end_ms
+        """Return the waits noted in `[start_ms, end_ms)`, ascending; the longest where they are many."""
+        spans, until = list[Wait](), end_ms
         for at_ms, reason in reversed(self._changes):
             if until <= start_ms:
                 break
             if at_ms < until:
                 if reason != FORGOTTEN:
-                    found.append((reason, max(at_ms, start_ms), until))
+                    spans.append((reason, max(at_ms, start_ms), until))
                 until = at_ms
-        if len(found) > WAITS_MAX:
-            found = nlargest(WAITS_MAX, found, key=lambda wait: wait[2] - wait[1])
-        return sorted(found, key=lambda wait: wait[1])
+        if len(spans) > WAITS_MAX:
+            spans = nlargest(WAITS_MAX, spans, key=lambda wait: wait[2] - wait[1])
+        return sorted(spans, key=lambda wait: wait[1])

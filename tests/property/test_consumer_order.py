@@ -265,10 +265,10 @@ class OrderMachine(RuleBasedStateMachine):
 
     def read(self, request: ReadRequest | EndsRequest) -> None:
         if isinstance(request, EndsRequest):
-            ends = [len(self.queues[state.queue.queue_id]) for state in request.states]
+            ends = [len(self.queues[state.ref.queue_id]) for state in request.queues]
             self.scope.ends(request, [Bounds(0, end) for end in ends])
             return
-        queue = self.queues[request.state.queue.queue_id]
+        queue = self.queues[request.queue.ref.queue_id]
         found = queue[request.offset : request.offset + request.count_max]
         status = ReadStatus.DATA if found else ReadStatus.NONE
         after = request.offset + len(found)
@@ -276,7 +276,7 @@ class OrderMachine(RuleBasedStateMachine):
         batch.at_end = after == len(queue)
         loaded = self.buffer.loaded(request, batch, self.now)
         if loaded is Loaded.TAIL:
-            self.tails.add(request.state.queue.queue_id)
+            self.tails.add(request.queue.ref.queue_id)
         self.note_refused()
 
     def note_refused(self) -> None:
@@ -284,7 +284,7 @@ class OrderMachine(RuleBasedStateMachine):
         for message in self.messages:
             if message.kind != "faulty" or message.state not in ("new", "ready") or self.filter.mended:
                 continue
-            job = self.queue_state(message.queue).jobs.table.jobs.get(message.offset)
+            job = self.queue_state(message.queue).table.jobs.get(message.offset)
             if job is not None and job.fails + job.timeouts > message.tries:
                 assert self.may_fail_unseen(message)
                 message.lease = -1
@@ -298,7 +298,7 @@ class OrderMachine(RuleBasedStateMachine):
             assert not free, message
 
     def check_delivery(self, delivery: Delivery, wanted: int) -> None:
-        number, offsets = delivery.state.queue.queue_id, list(delivery.messages.offsets)
+        number, offsets = delivery.queue.ref.queue_id, list(delivery.messages.offsets)
         assert 0 < len(offsets) <= min(wanted, BATCH)
         assert offsets == sorted(set(offsets))
         given = [self.queues[number][offset] for offset in offsets]
@@ -332,7 +332,7 @@ class OrderMachine(RuleBasedStateMachine):
             message.state = "done"
 
     def finish(self, number: int, offsets: list[int], leases: list[int] | None) -> int:
-        done: int = self.queue_state(number).jobs.finish(offsets, leases, self.now)
+        done: int = self.queue_state(number).finish(offsets, leases, self.now)
         self.buffer.heard(self.queue_state(number))
         return done
 
@@ -359,7 +359,7 @@ class OrderMachine(RuleBasedStateMachine):
             return
         message = data.draw(st.sampled_from(leased))
         state = self.queue_state(message.queue)
-        assert state.jobs.fail(message.offset, message.lease, None, self.now)
+        assert state.fail(message.offset, message.lease, None, self.now)
         self.buffer.heard(state)
         self.came_back(message, failed=True)
 
@@ -372,15 +372,15 @@ class OrderMachine(RuleBasedStateMachine):
         message = data.draw(st.sampled_from(heads))
         number, offset, late = message.queue, message.offset, message.lease
         state = self.queue_state(number)
-        assert operators.take_away(state.jobs, offset, self.now)
+        assert operators.take_away(state, offset, self.now)
         self.buffer.heard(state)
         message.count_anew()
         self.came_back(message, failed=False)
         assert message.state == "ready"
         assert self.finish(number, [offset], [late]) == 0
-        assert not state.jobs.fail(offset, late, None, self.now)
-        assert state.jobs.extend_parts([offset], [late], self.now) == [offset]
-        assert not operators.take_away(state.jobs, offset, self.now), "nobody has it"
+        assert not state.fail(offset, late, None, self.now)
+        assert state.extend_parts([offset], [late], self.now) == [offset]
+        assert not operators.take_away(state, offset, self.now), "nobody has it"
 
     def stands_behind(self, message: Message) -> bool:
         return any(self.stands_before(other, message) for other in self.messages)
@@ -406,7 +406,7 @@ class OrderMachine(RuleBasedStateMachine):
         if message.tries >= DELIVERIES_MAX:
             message.state = self.spent(message)
             return
-        jobs = self.queue_state(message.queue).jobs.table.jobs[message.offset]
+        jobs = self.queue_state(message.queue).table.jobs[message.offset]
         wait = (1.0 if jobs.fails == 1 else 2.0) if failed else (0.0 if jobs.timeouts == 1 else 2.0)
         message.state, message.due = ("waiting", self.now + wait) if wait else ("ready", self.now)
 
@@ -426,11 +426,11 @@ class OrderMachine(RuleBasedStateMachine):
     def bury(self) -> None:
         for number in range(QUEUES):
             state = self.queue_state(number)
-            for job in state.jobs.table.take_spent():
+            for job in state.table.take_spent():
                 message = self.queues[number][job.offset]
                 assert message.state == "burying", message
-                self.durable[number].apply(state.jobs.finish_of("G", job.offset))
-                state.jobs.published(job.offset)
+                self.durable[number].apply(state.finish_of("G", job.offset))
+                state.published(job.offset)
                 self.buffer.heard(state)
                 message.state = "done"
 
@@ -458,15 +458,15 @@ class OrderMachine(RuleBasedStateMachine):
     def commit(self) -> None:
         for number in range(QUEUES):
             state = self.queue_state(number)
-            delta = state.jobs.collect("G")
+            delta = state.collect("G")
             if delta is not None:
                 self.durable[number].apply(delta)
-                state.jobs.uncommitted.committed()
+                state.uncommitted.committed()
 
     @invariant()
     def only_what_the_model_finished_is_finished(self) -> None:
         for number in range(QUEUES):
-            acks = self.queue_state(number).jobs.ack_map
+            acks = self.queue_state(number).ack_map
             for message in self.queues[number]:
                 if acks.is_finished(message.offset):
                     assert message.state == "done", message
@@ -482,7 +482,7 @@ class OrderMachine(RuleBasedStateMachine):
 
     @invariant()
     def keys_are_blocked_while_their_head_was_tried_in_vain(self) -> None:
-        out = {(stream.queue.queue_id, offset) for stream in self.scope.queues for offset in stream.busy}
+        out = {(stream.ref.queue_id, offset) for stream in self.scope.queues for offset in stream.busy}
         heads = [
             message
             for message in self.messages
@@ -546,7 +546,7 @@ class ParkingMachine(OrderMachine):
     def replay_one(self, message: Message) -> None:
         """It counts anew, once its chain has come to it."""
         state = self.queue_state(message.queue)
-        replayed = state.jobs.replay(message.offset)
+        replayed = state.replay(message.offset)
         assert replayed or message.state == "parked"
         if replayed:
             assert not any(self.stands_before(other, message) for other in self.messages)
@@ -560,7 +560,7 @@ class ParkingMachine(OrderMachine):
         if not heads:
             return
         stream, offset = data.draw(st.sampled_from(heads))
-        message = self.queues[stream.queue.queue_id][offset]
+        message = self.queues[stream.ref.queue_id][offset]
         state = self.queue_state(message.queue)
         state.dead_letter(offset, "skipped")
         self.buffer.heard(state)
@@ -575,9 +575,9 @@ class ParkingMachine(OrderMachine):
     @invariant()
     def what_is_parked_counts_as_such(self) -> None:
         shown = {
-            (state.queue.queue_id, offset)
+            (state.ref.queue_id, offset)
             for state in self.scope.queues.values()
-            for offset, job in state.jobs.table.jobs.items()
+            for offset, job in state.table.jobs.items()
             if job.state is JobState.EXHAUSTED
         }
         parked = {(one.queue, one.offset) for one in self.messages if one.state == "parked"}
@@ -645,13 +645,13 @@ class TwoBuffers:
         self.buffers[queue.topic].revoke(queue)
 
     def loaded(self, request: ReadRequest, *given: Any) -> Any:
-        return self.buffers[request.state.queue.topic].loaded(request, *given)
+        return self.buffers[request.queue.ref.topic].loaded(request, *given)
 
     def heard(self, state: Any) -> None:
-        self.buffers[state.queue.topic].heard(state)
+        self.buffers[state.ref.topic].heard(state)
 
     def data_arrived(self, state: Any) -> None:
-        self.buffers[state.queue.topic].data_arrived(state)
+        self.buffers[state.ref.topic].data_arrived(state)
 
 
 class OrderOfTopicsMachine(OrderMachine):

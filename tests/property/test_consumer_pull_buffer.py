@@ -210,17 +210,15 @@ class PullBufferMachine(RuleBasedStateMachine):
             step = self.buffer.take(self.now, wanted)
             if not isinstance(step, ReadRequest):
                 break
-            number = step.state.queue.queue_id
+            number = step.queue.ref.queue_id
             self.buffer.loaded(step, self.logs[number].read(step.offset, step.count_max), self.now)
-            if step.state.feed.state is FeedState.TAIL:
+            if step.queue.feed.state is FeedState.TAIL:
                 self.tails.add(number)
         if step is None:
             self.check_nothing_to_deliver()
         else:
             offsets = step.messages.offsets
-            new = [
-                offset for offset in offsets if self.jobs[step.state.queue.queue_id][offset].state == "new"
-            ]
+            new = [offset for offset in offsets if self.jobs[step.queue.ref.queue_id][offset].state == "new"]
             assert not new or retrying < RETRYING_MAX
             self.check_delivery(step, wanted)
             assert self.count("leased") <= CONCURRENCY
@@ -236,7 +234,7 @@ class PullBufferMachine(RuleBasedStateMachine):
 
     def check_delivery(self, delivery: Delivery, wanted: int) -> None:
         offsets = list(delivery.messages.offsets)
-        jobs = self.jobs[delivery.state.queue.queue_id]
+        jobs = self.jobs[delivery.queue.ref.queue_id]
         assert 0 < len(offsets) <= min(wanted, 6)
         assert offsets == sorted(set(offsets))
         assert delivery.lease.id not in self.leases_seen
@@ -274,7 +272,7 @@ class PullBufferMachine(RuleBasedStateMachine):
             if leased or (leases is None and job.waits_for_redelivery):
                 job.state = "done"
                 self.acked[number].add(offset)
-        finished = self.state(number).jobs.finish(offsets, leases, self.now)
+        finished = self.state(number).finish(offsets, leases, self.now)
         self.buffer.heard(self.state(number))
         assert sorted(self.process_times) == pytest.approx(sorted(self.expected_times))
         assert finished == self.done(number) - before
@@ -289,7 +287,7 @@ class PullBufferMachine(RuleBasedStateMachine):
     def fail_all(
         self, number: int, offsets: list[int], leases: list[int] | None, delays: list[int] | None
     ) -> None:
-        jobs, failed, told = self.state(number).jobs, 0, 0
+        jobs, failed, told = self.state(number), 0, 0
         for index, offset in enumerate(offsets):
             named = delays[index] if delays and index < len(delays) and delays[index] >= 0 else None
             told += jobs.fail(offset, leases[index] or None if leases else None, named, self.now)
@@ -314,7 +312,7 @@ class PullBufferMachine(RuleBasedStateMachine):
     def extend(self, number: int, data: st.DataObject) -> None:
         current = [job.lease for job in self.jobs[number].values() if job.state == "leased"]
         leases = data.draw(st.lists(st.sampled_from(current or self.leases_seen), max_size=3))
-        self.state(number).jobs.extend(leases, self.now)
+        self.state(number).extend(leases, self.now)
         for job in self.jobs[number].values():
             if job.state == "leased" and job.lease in leases:
                 job.deadline = self.now + TIMEOUT_S
@@ -330,7 +328,7 @@ class PullBufferMachine(RuleBasedStateMachine):
                 job.deadline = self.now + TIMEOUT_S
             else:
                 expected.append(offset)
-        assert sorted(self.state(number).jobs.extend_parts(offsets, leases, self.now)) == expected
+        assert sorted(self.state(number).extend_parts(offsets, leases, self.now)) == expected
         assert self.buffer.next_event() <= self.earliest()
 
     @rule(number=st.integers(0, QUEUES - 1), data=st.data())
@@ -372,15 +370,15 @@ class PullBufferMachine(RuleBasedStateMachine):
     @rule(number=st.integers(0, QUEUES - 1), stored=st.booleans())
     def bury(self, number: int, stored: bool) -> None:
         state = self.state(number)
-        for job in state.jobs.table.take_spent():
+        for job in state.table.take_spent():
             assert self.jobs[number][job.offset].state == "burying"
             if stored:
-                self.durable[number].apply(state.jobs.finish_of("G", job.offset))
-                state.jobs.published(job.offset)
+                self.durable[number].apply(state.finish_of("G", job.offset))
+                state.published(job.offset)
                 self.buffer.heard(state)
                 self.jobs[number][job.offset].state = "done"
             else:
-                state.jobs.table.spent.append(job)
+                state.table.spent.append(job)
 
     @rule(times=st.integers(1, 3))
     def fail_everything_again_and_again(self, times: int) -> None:
@@ -405,7 +403,7 @@ class PullBufferMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, QUEUES - 1))
     def start_commit(self, number: int) -> None:
-        delta = self.state(number).jobs.collect("G")
+        delta = self.state(number).collect("G")
         if delta is not None:
             self.open_commits.append((number, delta))
 
@@ -416,9 +414,9 @@ class PullBufferMachine(RuleBasedStateMachine):
         if outcome != "failed":
             self.durable[number].apply(delta)
         if outcome == "stored":
-            self.state(number).jobs.uncommitted.committed()
+            self.state(number).uncommitted.committed()
         else:
-            jobs = self.state(number).jobs
+            jobs = self.state(number)
             jobs.uncommitted.restore(delta, jobs.table.jobs)
 
     @rule()
@@ -492,14 +490,14 @@ class PullBufferMachine(RuleBasedStateMachine):
         for number, jobs in enumerate(self.jobs):
             unfinished = [offset for offset, job in jobs.items() if job.state != "done"]
             lowest = min(unfinished, default=len(self.logs[number].flags))
-            assert self.state(number).jobs.ack_map.committed <= lowest
+            assert self.state(number).ack_map.committed <= lowest
             durable = self.durable[number].view().committed
             assert durable is None or durable <= lowest
 
     @invariant()
     def only_what_the_model_finished_is_finished(self) -> None:
         for number, jobs in enumerate(self.jobs):
-            finished = self.state(number).jobs.ack_map.is_finished
+            finished = self.state(number).ack_map.is_finished
             assert not [offset for offset, job in jobs.items() if finished(offset) and job.state != "done"]
 
 

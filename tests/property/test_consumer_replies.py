@@ -44,7 +44,7 @@ class RepliesMachine(PullBufferMachine):
 
     def take_up(self, number: int, offsets: list[int], leases: list[int]) -> None:
         for offset, lease in zip(offsets, leases, strict=True):
-            job, jobs = self.jobs[number].get(offset), self.state(number).jobs
+            job, jobs = self.jobs[number].get(offset), self.state(number)
             taking = replying.take_up(jobs, offset, lease)
             if job is not None and job.state == "leased" and job.lease == lease:
                 assert taking is AckTaking.TAKEN_UP
@@ -68,16 +68,16 @@ class RepliesMachine(PullBufferMachine):
             return
         state, offset = self.state(number), data.draw(st.sampled_from(held))
         if end == "put down":
-            replying.put_down(state.jobs, offset)
+            replying.put_down(state, offset)
             self.jobs[number][offset].state = "leased"
             self.buffer.heard(state)
             self.advance(0.0)
             return
-        self.durable[number].apply(state.jobs.finish_of("G", offset))
+        self.durable[number].apply(state.finish_of("G", offset))
         if end == "stored":
-            assert replying.finish(state.jobs, offset).id == self.jobs[number][offset].lease
+            assert replying.finish(state, offset).id == self.jobs[number][offset].lease
             self.buffer.heard(state)
-            assert state.jobs.ack_map.is_finished(offset)
+            assert state.ack_map.is_finished(offset)
             self.jobs[number][offset].state = "done"
         else:
             self.load()
@@ -107,7 +107,7 @@ class RepliesMachine(PullBufferMachine):
         held = [
             self.jobs[number][offset]
             for number in range(QUEUES)
-            for offset in self.state(number).jobs.leases.taken_up
+            for offset in self.state(number).leases.taken_up
         ]
         states = [job.state for job in held]
         for job in held:
@@ -149,7 +149,7 @@ class OrderedRepliesMachine(OrderMachine):
         self.pull_once(4)
         leased = [message for message in self.messages if message.state == "leased"]
         for message in data.draw(st.lists(st.sampled_from(leased), unique_by=id)) if leased else []:
-            jobs = self.queue_state(message.queue).jobs
+            jobs = self.queue_state(message.queue)
             assert replying.take_up(jobs, message.offset, message.lease) is AckTaking.TAKEN_UP
             assert replying.take_up(jobs, message.offset, message.lease) is AckTaking.BUSY
             assert replying.take_up(jobs, message.offset, 999_999) is AckTaking.OVER
@@ -167,12 +167,12 @@ class OrderedRepliesMachine(OrderMachine):
         head = min(leased, key=lambda message: message.position)
         for message in leased:
             if message is not head and data.draw(st.booleans()):
-                jobs = self.queue_state(message.queue).jobs
+                jobs = self.queue_state(message.queue)
                 assert replying.take_up(jobs, message.offset, message.lease) is AckTaking.TAKEN_UP
                 message.state = "taken up"
         if failed:
             state = self.queue_state(head.queue)
-            assert state.jobs.fail(head.offset, head.lease, None, self.now)
+            assert state.fail(head.offset, head.lease, None, self.now)
             self.buffer.heard(state)
             self.came_back(head, failed=True)
         else:
@@ -196,17 +196,17 @@ class OrderedRepliesMachine(OrderMachine):
         if end == "put down":
             self.put_down(message)
             return
-        self.durable[message.queue].apply(state.jobs.finish_of("G", message.offset))
+        self.durable[message.queue].apply(state.finish_of("G", message.offset))
         message.state = "done"
         if end == "stored":
-            replying.finish(state.jobs, message.offset)
+            replying.finish(state, message.offset)
             self.buffer.heard(state)
         else:
             self.crash()
 
     def put_down(self, message: Message) -> None:
         state = self.queue_state(message.queue)
-        replying.put_down(state.jobs, message.offset)
+        replying.put_down(state, message.offset)
         self.buffer.heard(state)
         turned = (message.queue, message.offset) in self.turned
         self.turned.discard((message.queue, message.offset))

@@ -13,10 +13,9 @@ from backend.records import ProgressView, QueueRef
 from ddmq_common.metrics.cells import MetricCell
 from proxy_consumer.core.order.chains import ChainTable, QueueStream, ScopeLedger
 from proxy_consumer.core.order.placing import ReadAhead, merged
-from proxy_consumer.core.queue_feed import QueueFeed, Slice
-from proxy_consumer.core.queue_jobs import QueueJobs
+from proxy_consumer.core.queue_feed import Slice
 from proxy_consumer.core.retry_policy import RetryPolicy
-from proxy_consumer.core.steps import BufferedQueue, ReadPlan
+from proxy_consumer.core.subscribed_queue import ReadPlan, SubscribedQueue
 from proxy_consumer.core.tally import Budget, Tally
 from proxy_consumer.order_keys.reader import message_key
 
@@ -29,13 +28,14 @@ def read_ahead(found: list[int], skipped: int) -> ReadAhead:
     batch: Any = SimpleNamespace(positions=[-1, *found])
     deliveries = [b"at %d" % position for position in found]
     offsets = [number * 2 for number in range(len(found))]
-    feed = QueueFeed(0, 0, MetricCell())
-    feed.put(Slice(batch, offsets, deliveries, range(1, len(found) + 1)), len(found) * 2)
-    feed.consume(skipped)
-    jobs = QueueJobs(QUEUE, ProgressView(0, (), {}, 1, 0), 0, RetryPolicy((), -1), Budget(), Tally())
-    state = BufferedQueue(jobs, feed, ReadPlan(lambda wanted: (wanted, 1), 1), deque())
-    stream = QueueStream(ScopeLedger(ChainTable()), QUEUE, feed, message_key, MetricCell())
-    return ReadAhead(stream, state)
+    view, plan = ProgressView(0, (), {}, 1, 0), ReadPlan(lambda wanted: (wanted, 1), 1)
+    queue = SubscribedQueue(
+        QUEUE, view, 0, RetryPolicy((), -1), Budget(), Tally(), plan, MetricCell(), deque()
+    )
+    queue.feed.put(Slice(batch, offsets, deliveries, range(1, len(found) + 1)), len(found) * 2)
+    queue.feed.consume(skipped)
+    stream = QueueStream(ScopeLedger(ChainTable()), QUEUE, queue.feed, message_key, MetricCell())
+    return ReadAhead(stream, queue)
 
 
 @given(positions, st.integers(1, 30), st.data())

@@ -82,24 +82,24 @@ class ChainTable:
         if chain is None:
             chain = self.chains[key] = Chain(key, stream, offset)
             return chain
-        if self.batch > 1 and self._follows(chain, stream):
+        if self.batch > 1 and self._may_follow(chain, stream):
             chain.heads.append((stream, offset))
             return chain
-        if chain.unindexed or not self._room(chain):
+        if chain.unindexed or not self._has_room(chain):
             chain.unindexed = {stream: offset} | chain.unindexed
         else:
-            self._keep(chain, stream, offset)
+            self._keep_spot(chain, stream, offset)
         return None
 
-    def _follows(self, chain: Chain, stream: QueueStream) -> bool:
+    def _may_follow(self, chain: Chain, stream: QueueStream) -> bool:
         heads = chain.heads
         most = self.batches.get(stream, self.batch)
         return chain.open and 0 < len(heads) < most and heads[0][0] is stream and not chain.waits
 
-    def _room(self, chain: Chain) -> bool:
+    def _has_room(self, chain: Chain) -> bool:
         return len(chain.kept) < self._kept_per_chain and self.kept < self._kept_in_all
 
-    def _keep(self, chain: Chain, stream: QueueStream, offset: int) -> None:
+    def _keep_spot(self, chain: Chain, stream: QueueStream, offset: int) -> None:
         if chain.kept:
             chain.kept.append((stream, offset))
         else:
@@ -117,15 +117,15 @@ class ChainTable:
 
     def let_out(self, chain: Chain) -> Iterable[tuple[QueueStream, int]]:
         """Let the next of a chain without heads out; it starves, or ends, when there is none."""
-        kept = chain.kept
-        if kept:
-            stream, count = kept[0][0], 1
+        waiting = chain.kept
+        if waiting:
+            stream, count = waiting[0][0], 1
             most = self.batches.get(stream, self.batch)
-            while count < most and count < len(kept) and kept[count][0] is stream:
+            while count < most and count < len(waiting) and waiting[count][0] is stream:
                 count += 1
-            chain.heads = kept[:count]
+            chain.heads = waiting[:count]
             chain.open = True
-            del kept[:count]
+            del waiting[:count]
             self.kept -= count
             self.starving.pop(chain.key, None)
             return chain.heads
@@ -147,10 +147,10 @@ class ChainTable:
     def put_back(self, chain: Chain, stream: QueueStream, offset: int) -> None:
         """A job that was let out waits again in its old place."""
         chain.heads.remove((stream, offset))
-        at, kept = 0, chain.kept
-        while at < len(kept) and kept[at][0] is stream and kept[at][1] < offset:
+        at, waiting = 0, chain.kept
+        while at < len(waiting) and waiting[at][0] is stream and waiting[at][1] < offset:
             at += 1
-        chain.kept = [*kept[:at], (stream, offset), *kept[at:]]
+        chain.kept = [*waiting[:at], (stream, offset), *waiting[at:]]
         self.kept += 1
 
     # --- for the rescan
@@ -159,8 +159,8 @@ class ChainTable:
         """A waiting job found again: keep it, or leave it and all after it for the next rescan."""
         if chain.unindexed.get(stream, offset + 1) > offset or chain.mark == scan:
             return
-        if self._room(chain) or not (chain.kept or chain.heads):
-            self._keep(chain, stream, offset)
+        if self._has_room(chain) or not (chain.kept or chain.heads):
+            self._keep_spot(chain, stream, offset)
             chain.unindexed[stream] = offset + 1
         else:
             chain.unindexed[stream] = offset
@@ -181,9 +181,9 @@ class ChainTable:
         """Forget a stream's spots; the chains that let something out in other streams by that."""
         going: list[Chain] = []
         for chain in list(self.chains.values()):
-            left = [spot for spot in chain.kept if spot[0] is not stream]
-            self.kept -= len(chain.kept) - len(left)
-            chain.kept = left
+            remaining = [spot for spot in chain.kept if spot[0] is not stream]
+            self.kept -= len(chain.kept) - len(remaining)
+            chain.kept = remaining
             chain.unindexed.pop(stream, None)
             had = bool(chain.heads)
             chain.heads = [spot for spot in chain.heads if spot[0] is not stream]
@@ -207,7 +207,7 @@ class ReadyMessage(NamedTuple):
 
 
 class ScopeLedger:
-    """What the streams of one scope have in common.
+    """State that the streams of one scope share.
 
     `parked_keys`: set aside by an operator. `ready`: messages that lie ready, over all streams, of which
     there may be `ready_max`. `let_out` and `made_room` tell the scope what to act on.
@@ -224,7 +224,7 @@ class ScopeLedger:
         self.made_room = False
 
     def taken(self, count: int) -> None:
-        """So many messages do not lie ready any more."""
+        """Note that so many messages do not lie ready any more."""
         self.made_room |= self.ready >= self.ready_max
         self.ready -= count
 
@@ -236,15 +236,24 @@ class QueueStream:
     """
 
     __slots__ = (
-        "asked_at", "busy", "deliverable", "faulty", "feed", "key_of", "ledger", "queue", "read_at",
-        "tail_at", "unkeyed",
+        "asked_at",
+        "busy",
+        "deliverable",
+        "faulty",
+        "feed",
+        "key_of",
+        "ledger",
+        "read_at",
+        "ref",
+        "tail_at",
+        "unkeyed",
     )  # fmt: skip
 
     def __init__(
-        self, ledger: ScopeLedger, queue: QueueRef, feed: QueueFeed, key_of: KeyReader, unkeyed: Counter
+        self, ledger: ScopeLedger, ref: QueueRef, feed: QueueFeed, key_of: KeyReader, unkeyed: Counter
     ) -> None:
         self.ledger = ledger
-        self.queue = queue
+        self.ref = ref
         self.feed = feed
         self.key_of = key_of
         self.unkeyed = unkeyed
@@ -307,50 +316,50 @@ class QueueStream:
             self.ledger.let_out.append((chain, list(table.let_out(chain))))
 
     def pass_over(self, offsets: Sequence[int]) -> None:
-        """These are finished without a lease: those that lie ready are not delivered any more."""
-        gone = set(offsets)
-        left = deque(message for message in self.deliverable if message.offset not in gone)
-        self.ledger.taken(len(self.deliverable) - len(left))
-        self.deliverable = left
+        """Drop finished messages from those that lie ready; they were finished without a lease."""
+        finished = set(offsets)
+        remaining = deque(message for message in self.deliverable if message.offset not in finished)
+        self.ledger.taken(len(self.deliverable) - len(remaining))
+        self.deliverable = remaining
 
     # --- delivery
 
     def take(self, count: int, bytes_max: int) -> list[ReadyMessage]:
         """Up to `count` messages in order, as many as fit; `close` says which of them may go."""
         deliverable, size = self.deliverable, 0
-        chosen: list[ReadyMessage] = []
-        while deliverable and len(chosen) < count:
+        messages: list[ReadyMessage] = []
+        while deliverable and len(messages) < count:
             size += len(deliverable[0].delivery)
-            if chosen and size > bytes_max:
+            if messages and size > bytes_max:
                 break
-            chosen.append(deliverable.popleft())
-        self.ledger.taken(len(chosen))
-        return chosen
+            messages.append(deliverable.popleft())
+        self.ledger.taken(len(messages))
+        return messages
 
     def close(self, offsets: Sequence[int]) -> list[int]:
-        """These are to go into an answer. Of each chain only a run from its head may.
+        """Fix which of these messages go into an answer: of each chain only a run from its head.
 
         Returns the others of those chains that are out, last first in each: they have to go back.
         """
         behind: list[int] = []
         if self.ledger.table.batch == 1:
             return behind
-        given = set(offsets)
+        answered = set(offsets)
         for chain in {id(chain): chain for o in offsets if (chain := self.busy.get(o))}.values():
             chain.open = False
             going = 0
-            while going < len(chain.heads) and chain.heads[going][1] in given:
+            while going < len(chain.heads) and chain.heads[going][1] in answered:
                 going += 1
             behind += [offset for _, offset in reversed(chain.heads[max(going, 1) :])]
         return behind
 
     def unready(self, offset: int) -> bool:
         """Take a job out of what lies ready; False when it did not."""
-        left = deque(message for message in self.deliverable if message.offset != offset)
-        if len(left) == len(self.deliverable):
+        remaining = deque(message for message in self.deliverable if message.offset != offset)
+        if len(remaining) == len(self.deliverable):
             return False
         self.ledger.ready -= 1
-        self.deliverable = left
+        self.deliverable = remaining
         return True
 
     def unready_all(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""What an operator does to the head of a chain, beyond parking and skipping it.
+"""An operator's action on the head of a chain, beyond parking and skipping it.
 
 `take_away` ends a client's lease. The client may still be handling the message: its result is late from then
 on, as after a time-out, and another client gets the message meanwhile. So this is only done when an operator
@@ -8,12 +8,12 @@ says so.
 from __future__ import annotations
 
 from proxy_consumer.core.jobs import JobState
-from proxy_consumer.core.queue_jobs import QueueJobs
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 
 TAKEN_AWAY = "taken away by an operator"
 
 
-def take_away(jobs: QueueJobs, offset: int, now: float) -> bool:
+def take_away(queue: SubscribedQueue, offset: int, now: float) -> bool:
     """End the lease of a chain's head and deliver it again at once; False when no client has it.
 
     This delivery counts as one that timed out; earlier ones do not count any more, also after a restart. A
@@ -21,19 +21,19 @@ def take_away(jobs: QueueJobs, offset: int, now: float) -> bool:
     where `on_dead_letter` is park. Messages of the same key that the client got with it wait in their chain
     again, untried. A message whose acknowledgement is being stored is left alone.
     """
-    if jobs.stream is not None and not jobs.stream.leads(offset):
+    if queue.stream is not None and not queue.stream.leads(offset):
         return False
-    if not jobs.leases.cut_short(offset, now):
+    if not queue.leases.cut_short(offset, now):
         return False
-    earlier = jobs.table.jobs.get(offset)
+    earlier = queue.table.jobs.get(offset)
     if earlier is not None and earlier.tried:
         earlier.fails = earlier.timeouts = 0
         earlier.replays += 1
-    jobs.expire(now)
-    job = jobs.table.jobs[offset]
+    queue.expire(now)
+    job = queue.table.jobs[offset]
     used_up = job.state is JobState.EXHAUSTED
-    if jobs.replay(offset) and not used_up:  # it waits for nothing
+    if queue.replay(offset) and not used_up:  # it waits for nothing
         job.timeouts = 1
-        jobs.uncommitted.mark(offset, job.packed)
+        queue.uncommitted.mark(offset, job.packed)
     job.error = TAKEN_AWAY
     return True

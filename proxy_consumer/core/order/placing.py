@@ -1,4 +1,4 @@
-"""What the queue streams of a scope have buffered, in the order of their log positions, and where each goes.
+"""Placing: the buffered messages of a scope's streams, in log order, go into answers or into their chains.
 
 A message goes into an answer, or into its chain to wait. Messages are looked at a piece at a time: a piece
 ends with the last message of one stream that it looks at, so that nothing in it can come after a message
@@ -13,31 +13,42 @@ from collections.abc import Iterable, Sequence
 from itertools import repeat
 
 from proxy_consumer.core.order.chains import Chain, QueueStream, ReadyMessage, ScopeLedger
-from proxy_consumer.core.steps import BufferedQueue
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 
 Row = tuple[int, int, int, bytes, int]
 """Log position, number of the stream, offset, delivery bytes, index in the batch that was read."""
 
 
 class ReadAhead:
-    """What one queue stream has buffered: `at` of `end` messages are placed."""
+    """The buffered messages of one queue stream; those before index `at`, of `end`, are placed."""
 
     __slots__ = (
-        "_first", "at", "batch", "busy", "end", "faulty", "key_of", "out", "ready", "run", "state", "stream",
+        "_first",
+        "at",
+        "batch",
+        "busy",
+        "end",
+        "faulty",
+        "key_of",
+        "out",
+        "queue",
+        "ready",
+        "run",
+        "stream",
         "used_up",
     )  # fmt: skip
 
-    def __init__(self, stream: QueueStream, state: BufferedQueue) -> None:
+    def __init__(self, stream: QueueStream, queue: SubscribedQueue) -> None:
         self.run, self._first = stream.feed.current()
         self.stream = stream
-        self.state = state
+        self.queue = queue
         self.batch = self.run.batch
         self.key_of = stream.key_of
         self.busy = stream.busy
         self.ready = stream.deliverable
         self.faulty = stream.faulty
-        self.out = state.jobs.out
-        self.used_up = state.jobs.used_up
+        self.out = queue.out
+        self.used_up = queue.used_up
         self.at = self._first
         self.end = len(self.run.offsets)
 
@@ -50,7 +61,7 @@ class ReadAhead:
         )
 
     def position(self, at: int) -> int:
-        """Where the message at a place stands in the log."""
+        """Return the log position of the message at an index."""
         return self.batch.positions[self.run.indexes[at]]
 
     def stop(self, horizon: int, last: int) -> int:
@@ -94,28 +105,28 @@ def place(
     Most messages have a key that is free; for them this loop is all there is. Messages without a key are
     counted and delivered without order; heads of keys set aside are parked.
     """
-    table, parked, seen = ledger.table, ledger.parked_keys, 0
+    table, parked, placed = ledger.table, ledger.parked_keys, 0
     chains, message = table.chains, tuple.__new__
     for _, number, offset, delivery, index in rows:
         part = ahead[number]
-        seen += 1
+        placed += 1
         key = part.key_of(delivery)
         if parked or part.faulty or part.out or part.used_up or key is None:
             _place_with_care(ledger, part, ReadyMessage(offset, delivery, part.batch, index, None), key)
         elif key not in chains:
             part.busy[offset] = chain = chains[key] = Chain(key, part.stream, offset)
             part.ready.append(message(ReadyMessage, (offset, delivery, part.batch, index, chain)))
-        elif (found := table.arrive(key, part.stream, offset)) is not None:
-            part.busy[offset] = found
-            part.ready.append(message(ReadyMessage, (offset, delivery, part.batch, index, found)))
+        elif (existing := table.arrive(key, part.stream, offset)) is not None:
+            part.busy[offset] = existing
+            part.ready.append(message(ReadyMessage, (offset, delivery, part.batch, index, existing)))
         if len(lying) >= enough:
             break
-    return seen
+    return placed
 
 
 def _place_with_care(ledger: ScopeLedger, part: ReadAhead, message: ReadyMessage, key: str | None) -> None:
     """One message, with all that may be out of the ordinary about it."""
-    offset, jobs = message.offset, part.state.jobs
+    offset, queue = message.offset, part.queue
     faulty = offset in part.faulty
     part.faulty.discard(offset)  # whoever waits is judged again when its turn comes
     if key is None:
@@ -127,15 +138,15 @@ def _place_with_care(ledger: ScopeLedger, part: ReadAhead, message: ReadyMessage
         part.busy[offset] = chain
         if offset in part.out:
             chain.open = False
-        elif jobs.exhaust_used_up(offset):
+        elif queue.exhaust_used_up(offset):
             return
         elif key in ledger.parked_keys:
-            jobs.park(offset)
+            queue.park_unread(offset)
             return
         message = message._replace(chain=chain)
     if offset in part.out:
         part.out.discard(offset)  # a client has it
     elif faulty:
-        jobs.table.release(offset)  # read again, judged again, and failed there
+        queue.table.release(offset)  # read again, judged again, and failed there
     else:
         part.ready.append(message)

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from backend.records import ReadBatch, ReadStatus
 from proxy_consumer.core.order.chains import Chain, ChainTable, QueueStream
-from proxy_consumer.core.steps import BufferedQueue, Purpose, ReadRequest
+from proxy_consumer.core.steps import Purpose, ReadRequest
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 
 READ_COUNT = 128
 READ_BYTES = 1 << 20
@@ -25,7 +26,7 @@ class _Page(NamedTuple):
 
 
 class LookedBack(NamedTuple):
-    """What a look came to: chains that got a job, a read that is needed, whether there is more at once."""
+    """The result of one step: chains that got a job, a read that is needed, whether there is more at once."""
 
     chains: list[Chain]
     request: ReadRequest | None
@@ -38,7 +39,7 @@ class Rescan:
     def __init__(
         self,
         table: ChainTable,
-        queues: Mapping[QueueStream, BufferedQueue],
+        queues: Mapping[QueueStream, SubscribedQueue],
         merged: bool,
         number: int,
     ) -> None:
@@ -69,17 +70,17 @@ class Rescan:
                 break
             stream = self._next_stream()
             if stream is None:
-                self._complete()
+                self._finish_pass()
                 break
             if stream not in self._pages:
-                request = self._ask(stream)
+                request = self._request_page(stream)
                 if request is not None:
                     return LookedBack(chains, request, False)
                 continue
             if looked >= look_max:
                 return LookedBack(chains, None, True)
             looked += 1
-            chains += self._look(stream)
+            chains += self._look_at_next(stream)
         return LookedBack(chains, None, False)
 
     def _next_stream(self) -> QueueStream | None:
@@ -97,19 +98,19 @@ class Rescan:
                 best, lowest = stream, position
         return best
 
-    def _ask(self, stream: QueueStream) -> ReadRequest | None:
+    def _request_page(self, stream: QueueStream) -> ReadRequest | None:
         cursor, end = self._cursors[stream], self._ends[stream]
-        start = self._queues[stream].jobs.ack_map.unfinished_from(cursor, 1)[0][0]
+        start = self._queues[stream].ack_map.unfinished_from(cursor, 1)[0][0]
         if start >= end:
             self._cursors[stream] = end
             return None
         self._cursors[stream] = start
         self._reading = True
         count = min(READ_COUNT, end - start)
-        return ReadRequest(self._queues[stream], start, count, READ_BYTES, Purpose.LOOK_BACK)
+        return ReadRequest(self._queues[stream], start, count, READ_BYTES, Purpose.RESCAN)
 
     def loaded(self, stream: QueueStream, batch: ReadBatch) -> None:
-        """What was asked for."""
+        """Take in the page that was read."""
         self._reading = False
         if stream not in self._cursors:
             return
@@ -122,7 +123,7 @@ class Rescan:
         else:
             self._cursors[stream] = max(batch.next_offset, self._cursors[stream] + 1)
 
-    def _look(self, stream: QueueStream) -> list[Chain]:
+    def _look_at_next(self, stream: QueueStream) -> list[Chain]:
         """The next message; the chain that got it, if one did."""
         batch, at = self._pages[stream]
         offset = batch.offsets[at]
@@ -135,31 +136,33 @@ class Rescan:
         if (
             offset >= self._ends[stream]
             or offset in stream.busy
-            or self._queues[stream].jobs.ack_map.is_finished(offset)
+            or self._queues[stream].ack_map.is_finished(offset)
         ):
             return []
         key = stream.key_of(batch.deliveries[at])
         chain = None if key is None else self._table.get(key)
-        if chain is None or not self._covers(chain):
+        if chain is None or not self._covers_chain(chain):
             return []
         self._table.index(chain, stream, offset, self._number)
         if chain.mark == self._number:
             self._goal.discard(chain.key)
         return [chain]
 
-    def _covers(self, chain: Chain) -> bool:
+    def _covers_chain(self, chain: Chain) -> bool:
         """Whether this pass has missed none of the chain's jobs."""
-        known = self._eligible.get(chain.key)
-        if known is None:
+        is_eligible = self._eligible.get(chain.key)
+        if is_eligible is None:
             starts = self._starts
-            known = all(stream in starts and starts[stream] <= at for stream, at in chain.unindexed.items())
-            self._eligible[chain.key] = known
-        return known
+            is_eligible = all(
+                stream in starts and starts[stream] <= at for stream, at in chain.unindexed.items()
+            )
+            self._eligible[chain.key] = is_eligible
+        return is_eligible
 
-    def _complete(self) -> None:
-        """Everything up to the ends was seen."""
+    def _finish_pass(self) -> None:
+        """End the pass: everything up to the ends was seen."""
         self.done = True
         for chain in self._table:
-            if chain.unindexed and self._covers(chain):
+            if chain.unindexed and self._covers_chain(chain):
                 for stream, end in self._ends.items():
                     self._table.scanned(chain, stream, end, stream.feed.next_offset(), self._number)

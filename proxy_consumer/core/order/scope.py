@@ -37,7 +37,8 @@ from proxy_consumer.core.order.chains import Chain, ChainTable, QueueStream, Sco
 from proxy_consumer.core.order.placing import ReadAhead, alone, merged, place
 from proxy_consumer.core.order.rescan import Rescan
 from proxy_consumer.core.queue_feed import FeedState
-from proxy_consumer.core.steps import BufferedQueue, ReadRequest
+from proxy_consumer.core.steps import ReadRequest, read_new
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 
 ASIDE_MAX = 50_000  # some 600 bytes each
 LOOK_MAX = 1_024
@@ -58,7 +59,7 @@ class OrderScope:
     ) -> None:
         self.table = table
         self.ledger = ScopeLedger(table)
-        self.queues: dict[QueueStream, BufferedQueue] = {}
+        self.queues: dict[QueueStream, SubscribedQueue] = {}
         self.open = True  # False: not all queues of the scope are there yet
         self.invalid = False
         self.returned = False  # what had left is here again
@@ -86,7 +87,7 @@ class OrderScope:
 
     # --- queues
 
-    def add(self, stream: QueueStream, state: BufferedQueue, batch: int, *, empty: bool = True) -> None:
+    def add(self, stream: QueueStream, queue: SubscribedQueue, batch: int, *, empty: bool = True) -> None:
         """A queue takes part from now on; `batch`: its topic's, which others of the scope need not share.
 
         `empty`: it has nothing unfinished yet.
@@ -96,13 +97,13 @@ class OrderScope:
         elif self._begun and not empty:
             self.invalidate()
         self.returned = self.invalid
-        self.queues[stream] = state
-        self._drivers.setdefault(stream.queue.topic, stream)
+        self.queues[stream] = queue
+        self._drivers.setdefault(stream.ref.topic, stream)
         self.hear(stream)
         self.batch(stream, batch)
 
     def batch(self, stream: QueueStream, batch: int) -> None:
-        """So many consecutive messages of one key in one answer from now on; those out together stay so."""
+        """Allow so many consecutive messages of one key in one answer; those out together stay so."""
         self.table.batches[stream] = batch
         if batch > self.table.batch == 1:
             for chain in self.table:
@@ -118,12 +119,12 @@ class OrderScope:
         """A queue is not ours any more; chains go on without it."""
         self.go_on()
         del self.queues[stream]
-        for known in (self._news, self._some, self._blind):
-            known.pop(stream, None)
-        topic = stream.queue.topic
+        for streams in (self._news, self._some, self._blind):
+            streams.pop(stream, None)
+        topic = stream.ref.topic
         if self._drivers.get(topic) is stream:
             del self._drivers[topic]
-            other = next((one for one in self.queues if one.queue.topic == topic), None)
+            other = next((one for one in self.queues if one.ref.topic == topic), None)
             if other is not None:
                 self._drivers[topic] = other
         self.table.batches.pop(stream, None)
@@ -147,11 +148,11 @@ class OrderScope:
         self.open = is_open
         if is_open:
             self._idle = False
-            for state in self.queues.values():
-                state.wake()
+            for queue in self.queues.values():
+                queue.wake()
 
     def hear(self, stream: QueueStream) -> None:
-        """There may be news of this queue: messages, or room for some."""
+        """Note that this queue may have messages, or room for some."""
         self._news[stream] = None
         self._idle = False
 
@@ -174,21 +175,20 @@ class OrderScope:
     def _let_out(self, chain: Chain, spots: list[tuple[QueueStream, int]]) -> None:
         while spots:
             stream, offset = spots.pop(0)
-            state = self.queues[stream]
-            jobs = state.jobs
-            if jobs.ack_map.is_finished(offset) or jobs.table.is_spent(offset):
+            queue = self.queues[stream]
+            if queue.ack_map.is_finished(offset) or queue.table.is_spent(offset):
                 spots += self.table.finish(chain, stream, offset)
                 continue
             stream.busy[offset] = chain
-            if offset in jobs.out:
-                jobs.out.discard(offset)  # a client has it
+            if offset in queue.out:
+                queue.out.discard(offset)  # a client has it
                 chain.open = False
                 continue
-            if not jobs.exhaust_used_up(offset):
-                jobs.table.release(offset)
+            if not queue.exhaust_used_up(offset):
+                queue.table.release(offset)
                 if chain.key in self.ledger.parked_keys:
-                    jobs.park(offset)
-            state.wake()
+                    queue.park_unread(offset)
+            queue.wake()
 
     # --- reading on
 
@@ -199,7 +199,7 @@ class OrderScope:
             return None
         if self.table.starving and not self._rescan_failed and not stream.deliverable:
             request = self._look_back()
-            if request is not None or self.queues[stream].jobs.table.released:
+            if request is not None or self.queues[stream].table.released:
                 return request
         looked, enough = 0, len(stream.deliverable) + want
         while len(stream.deliverable) < enough and (
@@ -208,25 +208,25 @@ class OrderScope:
             if looked >= self._look_max:
                 self.short = True
                 return None
-            chosen = None if self._idle else self._choose(want)
-            if chosen is None:
+            streams = None if self._idle else self._choose_streams(want)
+            if streams is None:
                 self._idle = True
                 return None
-            if not isinstance(chosen, list):
-                return chosen
-            seen = self._place(chosen, stream, enough, self._look_max - looked)
-            if not seen:
+            if not isinstance(streams, list):
+                return streams
+            placed = self._place_messages(streams, stream, enough, self._look_max - looked)
+            if not placed:
                 return None
-            looked += seen
+            looked += placed
         return None
 
     def _lay_aside(self, asking: QueueStream) -> bool:
         """Make room of what lies ready for other topics; its own topic's is taken by the same clients."""
-        others = [stream for stream in self.queues if stream.queue.topic != asking.queue.topic]
+        others = [stream for stream in self.queues if stream.ref.topic != asking.ref.topic]
         fullest = max(others, key=lambda stream: len(stream.deliverable), default=None)
         if fullest is None or not fullest.deliverable:
             return False
-        self.full = sum(self.queues[stream].jobs.table.released for stream in others) >= self.aside_max
+        self.full = sum(self.queues[stream].table.released for stream in others) >= self.aside_max
         if not self.full:
             self.queues[fullest].forget_bytes()
         return not self.full
@@ -236,7 +236,7 @@ class OrderScope:
         self.full = False
         self.wake()
 
-    def _choose(self, want: int) -> list[QueueStream] | ReadRequest | EndsRequest | None:
+    def _choose_streams(self, want: int) -> list[QueueStream] | ReadRequest | EndsRequest | None:
         """The streams to merge now; or what has to be read or asked first."""
         if self._merged or len(self.queues) == 1:
             return self._to_merge(want)
@@ -269,29 +269,29 @@ class OrderScope:
             self._quiet_at = min(self._quiet_at, stream.tail_at)
         else:
             self._blind[stream] = None
-            return self._ask(stream, want)
+            return self._request_read(stream, want)
         return None
 
     def _ask_ends(self) -> EndsRequest:
         self._reads += 1
         self._asking = True
-        quiet = [state for stream, state in self.queues.items() if stream not in self._some]
+        quiet = [queue for stream, queue in self.queues.items() if stream not in self._some]
         return EndsRequest(self, quiet, self._reads)
 
     def ends(self, request: EndsRequest, found: Sequence[Bounds | None]) -> None:
         """The ends that were asked for; None where a queue is gone, which the next read tells."""
         self._asking = False
         self._quiet_at = request.number
-        for state, bounds in zip(request.states, found, strict=True):
-            feed = state.feed
+        for queue, bounds in zip(request.queues, found, strict=True):
+            feed = queue.feed
             if feed.state is FeedState.TAIL and (bounds is None or bounds.next > feed.cursor):
                 feed.state = FeedState.READABLE
-                if state.stream is not None:
-                    self.hear(state.stream)
+                if queue.stream is not None:
+                    self.hear(queue.stream)
         self.wake()
 
     def ends_failed(self) -> None:
-        """They were not told; `retry` lets them be asked for again."""
+        """Note that the ends could not be read; `retry_failed` asks for them again."""
         self._ends_failed = True
 
     def _next_in_turn(self, want: int) -> list[QueueStream] | ReadRequest | None:
@@ -303,13 +303,13 @@ class OrderScope:
                 return [stream]
         count = len(streams)
         for step in range(1, count + 1):
-            request = self._ask(streams[(self._turn + step) % count], want)
+            request = self._request_read(streams[(self._turn + step) % count], want)
             if request is not None:
                 return request
         return None
 
-    def _ask(self, stream: QueueStream, want: int) -> ReadRequest | None:
-        request = self.queues[stream].read_on(want if self._single else max(want, READ_MIN))
+    def _request_read(self, stream: QueueStream, want: int) -> ReadRequest | None:
+        request = read_new(self.queues[stream], want if self._single else max(want, READ_MIN))
         if request is not None:
             self._reads += 1
             stream.asked_at = self._reads
@@ -323,21 +323,23 @@ class OrderScope:
         else:
             stream.tail_at = stream.asked_at
 
-    def _place(self, streams: list[QueueStream], asking: QueueStream, enough: int, look_max: int) -> int:
+    def _place_messages(
+        self, streams: list[QueueStream], asking: QueueStream, enough: int, look_max: int
+    ) -> int:
         """Place messages in order until `asking` has enough or one stream has run out: how many were seen."""
         self._begun = True
         ahead = [ReadAhead(stream, self.queues[stream]) for stream in streams]
         before = [len(stream.deliverable) for stream in streams]
-        lying, seen = asking.deliverable, 0
-        while seen < look_max and len(lying) < enough:
+        lying, placed = asking.deliverable, 0
+        while placed < look_max and len(lying) < enough:
             if self._single and len(self.table) and not self._may_follow():
                 break
-            count = 1 if self._single else min(enough - len(lying), look_max - seen)
+            count = 1 if self._single else min(enough - len(lying), look_max - placed)
             rows = merged(ahead, count) if len(ahead) > 1 else alone(ahead[0], count)
-            del rows[look_max - seen :]
-            placed = place(self.ledger, rows, ahead, lying, enough)
-            seen += placed
-            for number in map(itemgetter(1), rows[:placed]):
+            del rows[look_max - placed :]
+            placed_now = place(self.ledger, rows, ahead, lying, enough)
+            placed += placed_now
+            for number in map(itemgetter(1), rows[:placed_now]):
                 ahead[number].at += 1
             if any(part.at == part.end for part in ahead):
                 break
@@ -347,8 +349,8 @@ class OrderScope:
                 self.hear(part.stream)
             if len(part.ready) > had:
                 self.ledger.ready += len(part.ready) - had
-                part.state.wake()
-        return seen
+                part.queue.wake()
+        return placed
 
     def _may_follow(self) -> bool:
         chain = next(iter(self.table))
@@ -363,22 +365,22 @@ class OrderScope:
         looked = self._rescan.advance(self._look_max)
         self.short = looked.more
         for chain in looked.chains:
-            self._found(chain)
+            self._resume_chain(chain)
         if self._rescan.done:
             self._rescan = None
             for chain in list(self.table.starving.values()):
-                self._found(chain)
+                self._resume_chain(chain)
             self.short = bool(self.table.starving)
         return looked.request
 
-    def _found(self, chain: Chain) -> None:
+    def _resume_chain(self, chain: Chain) -> None:
         if not chain.heads:
             self._let_out(chain, list(self.table.let_out(chain)))
 
     def looked_back(self, request: ReadRequest, batch: ReadBatch) -> None:
         """A read of the rescan came back."""
-        if self._rescan is not None and request.state.stream is not None:
-            self._rescan.loaded(request.state.stream, batch)
+        if self._rescan is not None and request.queue.stream is not None:
+            self._rescan.loaded(request.queue.stream, batch)
 
     def read_failed(self) -> None:
         """A read of the rescan gave an error; `retry` lets it be tried again."""
@@ -396,5 +398,5 @@ class EndsRequest(NamedTuple):
     """The shell asks for the bounds of these queues, all at once, and calls the scope's `ends`."""
 
     scope: OrderScope
-    states: Sequence[BufferedQueue]
+    queues: Sequence[SubscribedQueue]
     number: int  # of the scope's reads

@@ -117,7 +117,7 @@ class PushConfig:
 
 
 def unknown(name: str) -> str:
-    """Why `name` is not an action, and what to use instead."""
+    """Say why `name` is not an action, and what to use instead."""
     if name in REFUSED:
         return f"action {name!r} is not built here; {REFUSED[name]}"
     close = get_close_matches(name, KNOWN, n=1, cutoff=0.5)

@@ -24,7 +24,7 @@ _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 
 class Work:
-    """What is left for one message."""
+    """The remaining work allowance of one message."""
 
     __slots__ = ("_bytes_left", "_bytes_max", "_values_left")
 
@@ -33,23 +33,23 @@ class Work:
         self._bytes_left = self._bytes_max = RESULT_BYTES_MAX + 2 * body_bytes
 
     def look(self, values: int) -> None:
-        """So many values are looked through. Raises TooMuchWork."""
+        """Count values that are looked through. Raises TooMuchWork."""
         self._values_left -= values
         if self._values_left < 0:
             raise TooMuchWork(f"all paths together look through more than {VALUES_MAX} values")
 
     def found(self, value: Any) -> None:
-        """A path led to this. Raises TooMuchWork."""
-        self.made(_size(value))
+        """Count a value that a path led to. Raises TooMuchWork."""
+        self.made(_size_of(value))
 
     def made(self, size: int) -> None:
-        """So many bytes go into what leaves. Raises TooMuchWork."""
+        """Count bytes that go into what leaves. Raises TooMuchWork."""
         self._bytes_left -= size
         if self._bytes_left < 0:
             raise TooMuchWork(f"all paths together find more than {self._bytes_max} bytes")
 
 
-def _size(value: Any) -> int:
+def _size_of(value: Any) -> int:
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict | list):
@@ -68,7 +68,7 @@ ABSENT = Absent()
 
 
 class MessagePlace(NamedTuple):
-    """Where the message stands, as its consumer is told. `source`: RMQ or KAFKA."""
+    """The position of a message, as consumers know it. `source`: RMQ or KAFKA."""
 
     topic: str
     group: str
@@ -81,7 +81,7 @@ NOWHERE = MessagePlace("", "", "", -1)
 
 
 class Ending(Enum):
-    """How an action, or a whole chain, ended."""
+    """The end of an action, or of a whole chain."""
 
     CONTINUE = "continue"
     FINISH = "finish"
@@ -150,7 +150,7 @@ class ActionJob:
         self.work = Work(len(body))
 
     def text(self) -> str:
-        """What the sinks write: the current JSON, compact, or the body as `readable` has it."""
+        """Return what the sinks write: the current JSON, compact, or the body as readable text."""
         return readable(self.body) if self.json is ABSENT else compact(self.json)
 
     def properties_text(self) -> dict[str, str]:

@@ -24,36 +24,36 @@ class _Unshaped(Exception):
 
 
 def compile_path(text: str) -> Lookup:
-    """What finds the value at a path in a job's JSON; it gives ABSENT where there is none. Raises ValueError.
+    """Return a function that finds the value at a path in a job's JSON, or ABSENT. Raises ValueError.
 
     The lookup itself raises TooMuchWork for a JSON with too many values to look through, and when all lookups
     of the job together found too much. What it finds is part of the JSON and must not be changed.
     """
     try:
         steps = parse_path(text.strip())
-        general = _general(steps)
+        general = _compile_general(steps)
     except ValueError as error:
         raise ValueError(f"path {text!r} is not a JSONPath: {error}") from error
     if not all(step.is_plain for step in steps):
         return general
-    tokens: list[str | int] = [_token(step) for step in steps]
+    tokens: list[str | int] = [_path_token(step) for step in steps]
 
-    def find(job: ActionJob) -> Any:
+    def find_value(job: ActionJob) -> Any:
         try:
-            value = _walk(job.json, tokens)
+            value = _walk_tokens(job.json, tokens)
         except _Unshaped:
             return general(job)
         job.work.found(value)
         return value
 
-    return find
+    return find_value
 
 
-def _token(step: PathStep) -> str | int:
+def _path_token(step: PathStep) -> str | int:
     return step.names[0] if step.names else step.numbers[0] or 0
 
 
-def _walk(value: Any, tokens: list[str | int]) -> Any:
+def _walk_tokens(value: Any, tokens: list[str | int]) -> Any:
     for token in tokens:
         if isinstance(token, int):
             if not isinstance(value, list) or not -len(value) <= token < len(value):
@@ -70,13 +70,13 @@ def _walk(value: Any, tokens: list[str | int]) -> Any:
     return value
 
 
-def _general(steps: tuple[PathStep, ...]) -> Lookup:
+def _compile_general(steps: tuple[PathStep, ...]) -> Lookup:
     find = expression(steps).find
     deep = max(1, descents(steps))
     values_max = int(VALUES_MAX ** (1 / deep))
     compares = any(step.kind is PathKind.FILTER for step in steps)
 
-    def lookup(job: ActionJob) -> Any:
+    def find_general(job: ActionJob) -> Any:
         value = job.json
         job.work.look(_check_size(value, values_max))
         hits = [hit.value for hit in find(_with_floats(value) if compares else value)]
@@ -84,27 +84,27 @@ def _general(steps: tuple[PathStep, ...]) -> Lookup:
             hits = _with_decimals(hits)
         if not hits:
             return ABSENT
-        found = hits[0] if len(hits) == 1 else hits
-        job.work.found(found)
-        return found
+        match = hits[0] if len(hits) == 1 else hits
+        job.work.found(match)
+        return match
 
-    return lookup
+    return find_general
 
 
 def _check_size(value: Any, values_max: int) -> int:
-    """How many values are in it. Raises TooMuchWork when there are more."""
-    left, rest = values_max, [value]
+    """Count the values in it. Raises TooMuchWork when there are more."""
+    remaining, rest = values_max, [value]
     while rest:
         one = rest.pop()
         if isinstance(one, dict):
             rest += one.values()
-            left -= len(one)
+            remaining -= len(one)
         elif isinstance(one, list):
             rest += one
-            left -= len(one)
-        if left < 0:
+            remaining -= len(one)
+        if remaining < 0:
             raise TooMuchWork(f"more than {values_max} values to look through")
-    return values_max - left
+    return values_max - remaining
 
 
 def _with_floats(value: Any) -> Any:
@@ -117,7 +117,7 @@ def _with_floats(value: Any) -> Any:
 
 
 def _with_decimals(value: Any) -> Any:
-    """The other way."""
+    """Return the opposite conversion."""
     if isinstance(value, WrittenFloat):
         return Decimal(value.text)
     if isinstance(value, dict):

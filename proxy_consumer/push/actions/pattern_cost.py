@@ -1,4 +1,4 @@
-"""What it may cost to look for a regular expression in a text, from the pattern alone.
+"""The cost of looking for a regular expression in a text, estimated from the pattern alone.
 
 RE2 builds an automaton while it reads: each new pair of a state and a character costs a step for every
 instruction that is active, each known one costs next to nothing. When there are too many states it starts

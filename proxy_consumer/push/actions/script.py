@@ -69,7 +69,7 @@ Heavy = Callable[[ScriptConfig, ActionJob, bool], ActionOutcome]  # also "after 
 
 
 class Expression:
-    """One checked expression."""
+    """One CEL expression that was checked."""
 
     def __init__(self, field: str, source: str, *, with_body: bool) -> None:
         """Raises ValueError that names the field, what is wrong and where."""
@@ -93,9 +93,9 @@ class Expression:
         self._grown = _joined_growth(separators) * QUOTE_GROWTH ** parts.count_names("quote")
         self._names = [name for name in (*_VARIABLES, "body") if parts.count_names(name)]
         try:
-            self._compiled = _environment(with_body).compile(source)
+            self._compiled = _build_environment(with_body).compile(source)
         except RuntimeError as error:
-            raise ValueError(f"{field}: {_hint(source, str(error), with_body)}") from error
+            raise ValueError(f"{field}: {_build_hint(source, str(error), with_body)}") from error
         serialized = self._compiled.serialize()
         for overload, name in _UNBOUNDED.items():
             if overload in serialized:
@@ -107,7 +107,7 @@ class Expression:
             )
 
     def work(self, job: ActionJob) -> int:
-        """What an evaluation may go through, in bytes, at most. WITHOUT_BOUND: the message decides."""
+        """Return how many bytes an evaluation may go through at most. WITHOUT_BOUND: the message decides."""
         if self._formats or None in self._costs:
             return WITHOUT_BOUND
         size = len(job.body) + len(job.key) + len(job.tag) + self._length
@@ -116,12 +116,12 @@ class Expression:
         grown: int = self._grown * (self._sums + 1)
         if self._searches:  # for a text of the message, at every place of another
             grown *= 1 + size // SEARCHED_AT_ONCE
-        taken_in = _converted(job.body) if "body" in self._names else 0
+        taken_in = _conversion_cost(job.body) if "body" in self._names else 0
         through = self._through * (size + TURN_BYTES)
         through += sum(cost.work(size) for cost in self._costs if cost is not None)
         if not self._macros:
             return min(WITHOUT_BOUND, taken_in + grown * through)
-        elements = max(size if self._splits else _widest(job), self._literals)
+        elements = max(size if self._splits else _widest_value(job), self._literals)
         turns = min(ITERATIONS_MAX, int(elements ** min(self._macros, NESTED_MAX)))
         return min(WITHOUT_BOUND, taken_in + turns * grown * int((self._sums + 1) ** self._macros) * through)
 
@@ -163,9 +163,9 @@ class Script:
             self._made = Expression("push.script.transform", config.transform, with_body=after_json)
 
     def work(self, job: ActionJob) -> int:
-        """What it may go through with this message, in bytes, at most."""
-        kept = 0 if self._kept is None else self._kept.work(job)
-        return kept + (0 if self._made is None else self._made.work(job))
+        """Return how many bytes it may go through with this message at most."""
+        cost = 0 if self._kept is None else self._kept.work(job)
+        return cost + (0 if self._made is None else self._made.work(job))
 
     def fault_before_pull(self, size: int) -> str | None:
         """Return why it may not decide about messages of up to `size` bytes in the proxy, or None."""
@@ -185,15 +185,15 @@ def script(
     config: ScriptConfig, *, after_json: bool, heavy: Heavy | None = None
 ) -> Callable[[ActionJob], ActionOutcome]:
     """The action. `heavy` evaluates what may take long. Raises ValueError for expressions that are none."""
-    made = Script(config, after_json=after_json)
+    action = Script(config, after_json=after_json)
 
     def run(job: ActionJob) -> ActionOutcome:
         size = len(job.body)
         if size > config.body_bytes_max:
             raise ScriptError(f"the body has {size} bytes; body_bytes_max is {config.body_bytes_max}")
-        work = made.work(job)
+        work = action.work(job)
         if work <= (CHEAP_WORK_MAX if heavy is not None else FILTER_WORK_MAX):
-            return made.run(job)
+            return action.run(job)
         if heavy is None:
             raise ScriptError(
                 "too much work for a script in front of a pull: elements, texts added and patterns "
@@ -201,28 +201,28 @@ def script(
             )
         return heavy(config, job, after_json)
 
-    def step(job: ActionJob) -> ActionOutcome:
+    def run_script(job: ActionJob) -> ActionOutcome:
         try:
             return run(job)
         except ScriptError as error:
             job.script_failed = True
             return fail(f"Script: {error}") if config.on_script_error == "fail" else SCRIPT_ERROR
 
-    return step
+    return run_script
 
 
-def _converted(body: bytes) -> int:
-    """What it costs to give the JSON to CEL, element by element."""
+def _conversion_cost(body: bytes) -> int:
+    """Return the cost of giving the JSON to CEL, element by element."""
     return sum(weight * body.count(mark) for mark, weight in CONVERTED.items())
 
 
-def _widest(job: ActionJob) -> int:
+def _widest_value(job: ActionJob) -> int:
     """No list or object of the message has more elements."""
     commas = job.body.count(b",")
-    return 1 + max(commas, len(job.properties), 0 if job.json is ABSENT else _length(job.json))
+    return 1 + max(commas, len(job.properties), 0 if job.json is ABSENT else _length_of(job.json))
 
 
-def _length(value: Any) -> int:
+def _length_of(value: Any) -> int:
     return len(value) if isinstance(value, dict | list) else 1
 
 
@@ -259,7 +259,7 @@ def _as_json(value: Any, budget: list[int]) -> Any:
 
 
 @cache
-def _environment(with_body: bool) -> Any:
+def _build_environment(with_body: bool) -> Any:
     kinds = cel.Type
     variables = dict.fromkeys(_VARIABLES, kinds.STRING)
     variables["properties"] = kinds.Map(kinds.STRING, kinds.STRING)
@@ -306,7 +306,7 @@ def _pattern_fault(pattern: str | None, cost: PatternCost | None, size: int) -> 
     )
 
 
-def _hint(source: str, said: str, with_body: bool) -> str:
+def _build_hint(source: str, said: str, with_body: bool) -> str:
     said = " ".join(said.replace("INVALID_ARGUMENT: ERROR: <input>:", "at ").split("\n")[0].split())
     if not with_body and "'body" in said:
         return f"{said}; `body` is the parsed JSON: put Json before Script"

@@ -68,19 +68,19 @@ def transit(mapping: Mapping[str, str]) -> Callable[[ActionJob], ActionOutcome]:
         (target_names(target), compile_path(source)) for target, source in mapping.items() if target != BASE
     ]
 
-    def step(job: ActionJob) -> ActionOutcome:
-        given = {} if base is None else base(job)
-        if not isinstance(given, dict):
+    def run_transit(job: ActionJob) -> ActionOutcome:
+        base_value = {} if base is None else base(job)
+        if not isinstance(base_value, dict):
             return fail(f"Transit: {mapping[BASE]} is the base and is not an object")
-        made = _Made(given, job.work)
+        made_value = _Made(base_value, job.work)
         for names, source in moves:
             value = source(job)
             if value is not ABSENT:
-                made.put(names, value)
-        job.json = made.root
+                made_value.put(names, value)
+        job.json = made_value.root
         return CONTINUE
 
-    return step
+    return run_transit
 
 
 def target_names(target: str) -> tuple[str, ...]:
@@ -120,36 +120,36 @@ def query_params(mapping: Mapping[str, str]) -> Callable[[ActionJob], ActionOutc
     """The action QueryParams, name ← path; missing or null = failed. Raises ValueError for a bad path."""
     if not mapping:
         raise ValueError("push.query_params is empty; give it name: path, or take QueryParams out of actions")
-    wanted = [(name, path, compile_path(path)) for name, path in mapping.items()]
+    fields = [(name, path, compile_path(path)) for name, path in mapping.items()]
 
-    def step(job: ActionJob) -> ActionOutcome:
-        found = []
-        for name, path, lookup in wanted:
+    def run_query_params(job: ActionJob) -> ActionOutcome:
+        pairs = []
+        for name, path, lookup in fields:
             value = lookup(job)
             if value is ABSENT or value is None:
                 return fail(f"QueryParams: {name} has no value: there is nothing at {path}")
-            found.append((name, plain(value)))
-        job.query += found
+            pairs.append((name, plain(value)))
+        job.query += pairs
         return CONTINUE
 
-    return step
+    return run_query_params
 
 
 def form_params(config: FormConfig) -> Callable[[ActionJob], ActionOutcome]:
     """The action FormParams: one field with the whole body or JSON, then the context."""
 
-    def step(job: ActionJob) -> ActionOutcome:
+    def run_form_params(job: ActionJob) -> ActionOutcome:
         job.params.append((BODY_FIELD, job.text()))
         job.params += context_fields(job, config)
         return CONTINUE
 
-    return step
+    return run_form_params
 
 
 def form_params2(config: FormConfig) -> Callable[[ActionJob], ActionOutcome]:
     """The action FormParams2: one field per top-level key, then the context; no object: the body alone."""
 
-    def step(job: ActionJob) -> ActionOutcome:
+    def run_form_params2(job: ActionJob) -> ActionOutcome:
         value = job.json
         if value is ABSENT and parse(job) == CONTINUE:
             value, job.json = job.json, ABSENT
@@ -160,7 +160,7 @@ def form_params2(config: FormConfig) -> Callable[[ActionJob], ActionOutcome]:
         job.params += context_fields(job, config)
         return CONTINUE
 
-    return step
+    return run_form_params2
 
 
 def context_fields(job: ActionJob, config: FormConfig) -> list[tuple[str, str | None]]:
@@ -175,11 +175,11 @@ def context_fields(job: ActionJob, config: FormConfig) -> list[tuple[str, str | 
         "SOURCE": ("carrera_source", place.source),
         "MSG_KEY": ("carrera_msg_key", key),
     }
-    wanted = list(dict.fromkeys(config.append_context))
-    if "TOKEN" in wanted and "MSG_KEY" not in wanted:
-        wanted.insert(wanted.index("TOKEN"), "MSG_KEY")
+    names = list(dict.fromkeys(config.append_context))
+    if "TOKEN" in names and "MSG_KEY" not in names:
+        names.insert(names.index("TOKEN"), "MSG_KEY")
     fields: list[tuple[str, str | None]] = []
-    for name in wanted:
+    for name in names:
         if name == "TOKEN":
             fields.append(("carrera_token", token(key, config.token_key)))
         elif name == "PROPERTIES":
@@ -190,6 +190,6 @@ def context_fields(job: ActionJob, config: FormConfig) -> list[tuple[str, str | 
 
 
 def token(key: str | None, token_key: str) -> str:
-    """What the receiver can check a push with; an absent key counts as `null`."""
+    """Return the token by which a receiver can check a push; an absent key counts as `null`."""
     text = ("null" if key is None else key) + token_key
     return md5(text.encode(), usedforsecurity=False).hexdigest()

@@ -35,7 +35,7 @@ class Url(NamedTuple):
 
     @property
     def origin(self) -> tuple[str, str, int]:
-        """What one pool of connections serves."""
+        """Return the key of the connection pool that serves this URL."""
         return self.scheme, self.host, self.port
 
     @property
@@ -47,19 +47,19 @@ class Url(NamedTuple):
 
 def parse_url(text: str) -> Url:
     """Raises ValueError that quotes the URL, without its query, in which keys and tokens stand."""
-    said = text.partition("?")[0][:200]
+    shown = text.partition("?")[0][:200]
     if _UNSAFE.search(text):
-        raise ValueError(f"URL {said!r} has blanks or characters that must be percent-encoded")
+        raise ValueError(f"URL {shown!r} has blanks or characters that must be percent-encoded")
     try:
         parts = urlsplit(text)
         port = parts.port
     except ValueError as error:
-        raise ValueError(f"URL {said!r}: {error}") from error
+        raise ValueError(f"URL {shown!r}: {error}") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"URL {said!r} is not http://HOST/… or https://HOST/…")
+        raise ValueError(f"URL {shown!r} is not http://HOST/… or https://HOST/…")
     if len(parts.hostname) > HOST_CHARS_MAX:
         raise ValueError(
-            f"URL {said!r}: its host has {len(parts.hostname)} characters; allowed: at most {HOST_CHARS_MAX}"
+            f"URL {shown!r}: its host has {len(parts.hostname)} characters; allowed: at most {HOST_CHARS_MAX}"
         )
     if "@" in parts.netloc:
         raise ValueError(f"URL for {parts.hostname!r} carries a user name; send it in a header instead")
@@ -68,7 +68,7 @@ def parse_url(text: str) -> Url:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """HOST:PORT. Raises ValueError."""
+    """Parse the text HOST:PORT. Raises ValueError."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]").lower()
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -98,7 +98,11 @@ class _Entry(NamedTuple):
         """Whether the URL has this entry's scheme, and its path or one below it."""
         path = url.target.partition("?")[0]
         below = self.path if self.path.endswith("/") else self.path + "/"
-        return url.scheme == self.scheme and (path == self.path or path.startswith(below)) and _plain(path)
+        return (
+            url.scheme == self.scheme
+            and (path == self.path or path.startswith(below))
+            and _is_plain_path(path)
+        )
 
 
 class AllowList:
@@ -106,47 +110,51 @@ class AllowList:
 
     def __init__(self, entries: Sequence[str]) -> None:
         """Raises ValueError that names the bad entry."""
-        self._entries = [_entry(text.strip()) for text in entries]
+        self._entries = [_parse_entry(text.strip()) for text in entries]
         self._known: dict[tuple[str, int], list[_Entry]] = {}
 
     def allows(self, host: str, port: int) -> bool:
         """Whether the list has an entry for it, whatever is asked for there."""
-        return not all(entry.scheme for entry in self._matching(host, port))
+        return not all(entry.scheme for entry in self._matching_entries(host, port))
 
-    def _matching(self, host: str, port: int) -> list[_Entry]:
-        known = self._known.get((host, port))
-        if known is None:
+    def _matching_entries(self, host: str, port: int) -> list[_Entry]:
+        rule = self._known.get((host, port))
+        if rule is None:
             if len(self._known) >= KNOWN_MAX:
                 self._known.clear()
-            known = self._known[host, port] = self._find(host, port)
-        return known
+            rule = self._known[host, port] = self._find_entries(host, port)
+        return rule
 
-    def _find(self, host: str, port: int) -> list[_Entry]:
-        address = _address(host)
+    def _find_entries(self, host: str, port: int) -> list[_Entry]:
+        address = _parse_ip(host)
         return [
             entry
             for entry in self._entries
             if entry.port in (None, port)
-            and (_inside(address, entry.network) if entry.network is not None else _named(host, entry.host))
+            and (
+                _is_inside(address, entry.network)
+                if entry.network is not None
+                else _matches_name(host, entry.host)
+            )
         ]
 
     def fault(self, host: str, port: int) -> str | None:
-        """Why it may not be connected to, and what to do; None when it may."""
+        """Return why a target may not be connected to, and what to do; None when it may."""
         return None if self.allows(host, port) else _not_among(f"{host}:{port}")
 
     def url_fault(self, url: Url) -> str | None:
-        """The same for a URL."""
-        found = self._matching(url.host, url.port)
-        if any(not entry.scheme or entry.is_above(url) for entry in found):
+        """Return the same as `find_fault` for a URL."""
+        rule = self._matching_entries(url.host, url.port)
+        if any(not entry.scheme or entry.is_above(url) for entry in rule):
             return None
-        return _not_among(f"{url.host}:{url.port}" + (url.target.partition("?")[0][:200] if found else ""))
+        return _not_among(f"{url.host}:{url.port}" + (url.target.partition("?")[0][:200] if rule else ""))
 
 
 def _not_among(target: str) -> str:
     return f"{target} is not among push_targets of the proxy; the operator may add it in proxy_consumer.yaml"
 
 
-def _plain(path: str) -> bool:
+def _is_plain_path(path: str) -> bool:
     """Whether no server takes the path for one further up, however often it decodes it. One that
     DECODINGS_MAX decodings do not bring to rest is not plain, whatever it hides."""
     raw = path.encode()
@@ -163,7 +171,7 @@ def _plain(path: str) -> bool:
     return not any(part.partition(";")[0].strip("\0\t ") in (".", "..") for part in parts)
 
 
-def _entry(text: str) -> _Entry:
+def _parse_entry(text: str) -> _Entry:
     if "://" in text:
         return _url_entry(text)
     text = text.lower()
@@ -185,11 +193,11 @@ def _url_entry(text: str) -> _Entry:
         url = parse_url(text)
     except ValueError as error:
         raise ValueError(f"push_targets: {error}") from error
-    if "?" in url.target or not _plain(url.target):
+    if "?" in url.target or not _is_plain_path(url.target):
         raise ValueError(
             f"push_targets: {text!r} has a query, or dots or nested encoding in its path; wanted: plain path"
         )
-    return _entry(f"[{url.host}]" if ":" in url.host else url.host)._replace(
+    return _parse_entry(f"[{url.host}]" if ":" in url.host else url.host)._replace(
         port=url.port, scheme=url.scheme, path=url.target
     )
 
@@ -201,20 +209,20 @@ def _with_port(text: str) -> tuple[str, int | None]:
     return text.removeprefix("[").removesuffix("]"), None
 
 
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _parse_ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        found = ipaddress.ip_address(host)
+        address = ipaddress.ip_address(host)
     except ValueError:
         return None
-    mapped = getattr(found, "ipv4_mapped", None)
-    return found if mapped is None else mapped
+    mapped = getattr(address, "ipv4_mapped", None)
+    return address if mapped is None else mapped
 
 
-def _inside(address: ipaddress.IPv4Address | ipaddress.IPv6Address | None, network: Network) -> bool:
+def _is_inside(address: ipaddress.IPv4Address | ipaddress.IPv6Address | None, network: Network) -> bool:
     return address is not None and address in network
 
 
-def _named(host: str, pattern: str) -> bool:
+def _matches_name(host: str, pattern: str) -> bool:
     host = host.rstrip(".")
     if pattern.startswith("*."):
         return host.endswith(pattern[1:]) and len(host) > len(pattern) - 1

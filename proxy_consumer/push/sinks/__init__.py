@@ -1,1 +1,1 @@
-"""Where a pushed message ends: HTTP, Redis, files; connections.py bounds what a receiver may send."""
+"""Sinks of pushed messages: HTTP, Redis, files; connections.py bounds what a receiver may send."""

@@ -47,47 +47,47 @@ class Receiving:
 
     def line(self, length_max: int) -> bytes:
         """The next line, without its end."""
-        self._piece()
+        self._read_piece()
         looked_at = 0
         while (end := self._buffer.find(b"\n", looked_at)) < 0:
             looked_at = len(self._buffer)
             if looked_at > length_max:
                 break
-            self._more()
+            self._read_more()
         if not 0 <= end <= length_max:
             raise UnboundedError(f"a line of the answer is over {length_max} bytes")
-        return self._take(end + 1).rstrip(b"\r\n")
+        return self._take_buffered(end + 1).rstrip(b"\r\n")
 
     def exactly(self, count: int) -> bytes:
         """The next `count` bytes."""
-        self._piece()
+        self._read_piece()
         while len(self._buffer) < count:
-            self._more()
-        return self._take(count)
+            self._read_more()
+        return self._take_buffered(count)
 
     def to_the_end(self) -> bytes:
-        """Everything until the receiver closes the connection."""
+        """Read everything until the receiver closes the connection."""
         try:
             while True:
-                self._more()
+                self._read_more()
         except EOFError:
-            taken = bytes(self._buffer)
+            data = bytes(self._buffer)
             self._buffer.clear()
-            return taken
+            return data
 
-    def _take(self, count: int) -> bytes:
-        taken = bytes(memoryview(self._buffer)[:count])
+    def _take_buffered(self, count: int) -> bytes:
+        data = bytes(memoryview(self._buffer)[:count])
         del self._buffer[:count]
-        return taken
+        return data
 
-    def _piece(self) -> None:
+    def _read_piece(self) -> None:
         self._pieces_left -= 1
         if self._pieces_left < 0:
             raise UnboundedError(f"the answer is in over {self._pieces_max} pieces")
         if self._pieces_left % BREATHE_PIECES == 0:
-            self._breathe()
+            self._yield_to_hub()
 
-    def _more(self) -> None:
+    def _read_more(self) -> None:
         if self._bytes_left <= 0:
             raise UnboundedError(f"the answer is over {self._bytes_max} bytes with its head")
         data = self._sock.recv(min(RECV_BYTES, self._bytes_left))
@@ -97,9 +97,9 @@ class Receiving:
         self._buffer += data
         if self._bytes_left <= self._breathe_at:
             self._breathe_at = self._bytes_left - BREATHE_BYTES
-            self._breathe()
+            self._yield_to_hub()
 
-    def _breathe(self) -> None:
+    def _yield_to_hub(self) -> None:
         """Let the hub serve everybody else; a time-out of the caller's may fire here."""
         if time.monotonic() > self._until:
             raise UnboundedError("the answer has not ended in time")
@@ -159,7 +159,7 @@ class KeptConnections(Generic[C]):
         self.users += 1
         try:
             with self._permits:
-                connection = self._quiet() or make()
+                connection = self._take_quiet() or make()
                 connection.sound = False
                 try:
                     yield connection
@@ -178,7 +178,7 @@ class KeptConnections(Generic[C]):
         while self._idle:
             self._idle.pop().close()
 
-    def _quiet(self) -> C | None:
+    def _take_quiet(self) -> C | None:
         now = time.monotonic()
         while self._idle:
             connection = self._idle.pop()

@@ -69,7 +69,7 @@ def file_name(config: FileConfig, job: ActionJob, date: str) -> str:
 def line(config: FileConfig, job: ActionJob) -> bytes:
     """One line with its end. Raises NotALineError for a body with a line break of its own."""
     if config.content == "record":
-        return compact(_record(job)).encode() + b"\n"
+        return compact(_build_record(job)).encode() + b"\n"
     body = job.body if job.json is ABSENT else job.text().encode()
     if b"\n" in body:
         raise NotALineError(
@@ -78,23 +78,23 @@ def line(config: FileConfig, job: ActionJob) -> bytes:
     return body + b"\n"
 
 
-def _record(job: ActionJob) -> dict[str, object]:
+def _build_record(job: ActionJob) -> dict[str, object]:
     place = job.place
-    made: dict[str, object] = {"topic": place.topic, "qid": place.qid, "offset": place.offset}
+    record: dict[str, object] = {"topic": place.topic, "qid": place.qid, "offset": place.offset}
     if job.key:
-        made["key"] = readable(job.key)
+        record["key"] = readable(job.key)
     if job.tag:
-        made["tag"] = readable(job.tag)
+        record["tag"] = readable(job.tag)
     if job.properties:
-        made["properties"] = job.properties_text()
+        record["properties"] = job.properties_text()
     if job.json is not ABSENT:
-        made["body"] = job.json
-        return made
+        record["body"] = job.json
+        return record
     try:
-        made["body"] = job.body.decode()
+        record["body"] = job.body.decode()
     except UnicodeDecodeError:
-        made["body_base64"] = b64encode(job.body).decode()
-    return made
+        record["body_base64"] = b64encode(job.body).decode()
+    return record
 
 
 class FilesFolder:
@@ -112,7 +112,7 @@ class FilesFolder:
 
     @property
     def fault(self) -> str | None:
-        """Why File may not be used here."""
+        """Return why File may not be used here."""
         if self.path is None:
             return "push_files_dir is not set in proxy_consumer.yaml of the proxy; File writes nowhere"
         return None
@@ -121,20 +121,22 @@ class FilesFolder:
         """A new file, its entry durable; returns its descriptor and path. Raises OSError."""
         assert self.path is not None
         self.path.mkdir(parents=True, exist_ok=True)
-        number = 1 + max((_number(known.name, name) for known in self.path.iterdir()), default=0)
+        number = 1 + max((_number_of(path_there.name, name) for path_there in self.path.iterdir()), default=0)
         for candidate in range(number, number + _TRIES_MAX):
             path = self.path / f"{name}.{candidate:0{_NUMBER_DIGITS}}{SUFFIX}"
             try:
-                made = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+                descriptor = os.open(
+                    path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644
+                )
             except FileExistsError:
                 continue
             try:
                 self._sync_entry()
             except OSError:
-                self.drop_empty(made, path)
-                os.close(made)
+                self.drop_empty(descriptor, path)
+                os.close(descriptor)
                 raise
-            return made, path
+            return descriptor, path
         raise FileExistsError(f"{_TRIES_MAX} files of {name} were made by others meanwhile")
 
     def drop_empty(self, descriptor: int, path: Path) -> None:
@@ -161,15 +163,17 @@ class FilesFolder:
 
     def _add_to_tally(self, tally: int, size: int) -> None:
         stored = os.pread(tally, _TALLY.size, 0)
-        total = _TALLY.unpack(stored)[0] if self._counted and len(stored) == _TALLY.size else self._count()
+        total = (
+            _TALLY.unpack(stored)[0] if self._counted and len(stored) == _TALLY.size else self._count_files()
+        )
         if total + size > self.bytes_max:
-            total = self._count()
+            total = self._count_files()
         if total + size > self.bytes_max:
             raise OSError(f"the folder holds push_files_bytes_max ({self.bytes_max} bytes)")
         os.pwrite(tally, _TALLY.pack(total + size), 0)
         self._counted = True
 
-    def _count(self) -> int:
+    def _count_files(self) -> int:
         assert self.path is not None
         total = 0
         with os.scandir(self.path) as entries:
@@ -186,7 +190,7 @@ class FilesFolder:
             os.close(folder)
 
 
-def _number(file: str, name: str) -> int:
+def _number_of(file: str, name: str) -> int:
     """The number of one of the files of `name`, 0 for any other."""
     middle = file.removeprefix(name + ".").removesuffix(SUFFIX)
     return int(middle) if file == f"{name}.{middle}{SUFFIX}" and middle.isdecimal() else 0
@@ -242,7 +246,7 @@ class FileSink:
             return Verdict(VerdictKind.GIVE_UP, f"File: {error}")
         date = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC).strftime("%Y-%m-%d")
         stored = AsyncResult()
-        file = self._file(file_name(self._config, pushed.job, date))
+        file = self._open_file(file_name(self._config, pushed.job, date))
         file.waiting.append(_WaitingLine(text, stored))
         if not file.busy:
             file.busy = True
@@ -250,27 +254,27 @@ class FileSink:
         fault = stored.get()
         return DONE if fault is None else Verdict(VerdictKind.FAIL, f"File: {fault}")
 
-    def _file(self, name: str) -> _File:
+    def _open_file(self, name: str) -> _File:
         file = self._files.pop(name, None) or _File(name)
         self._files[name] = file  # used last
         if len(self._files) > OPEN_MAX:
-            idle = next((known for known in self._files.values() if not known.busy), None)
+            idle = next((open_file for open_file in self._files.values() if not open_file.busy), None)
             if idle is not None and idle is not file:
                 idle.close()
                 del self._files[idle.name]
         return file
 
     def _write_all(self, file: _File) -> None:
-        """Until no line waits."""
+        """Write until no line waits."""
         while file.waiting:
             lines, file.waiting = file.waiting, []
-            fault = self._threads.apply(self._written, (file, b"".join([each.line for each in lines])))
+            fault = self._threads.apply(self._write_sync, (file, b"".join([each.line for each in lines])))
             for each in lines:
                 each.stored.set(fault)
         file.busy = False
 
-    def _written(self, file: _File, data: bytes) -> str | None:
-        """In a native thread: write and sync; the fault, if there is one."""
+    def _write_sync(self, file: _File, data: bytes) -> str | None:
+        """Write and sync in a native thread; return the fault, if there is one."""
         try:
             with self._folder.reserve_bytes(len(data)):
                 self._write(file, data)
@@ -292,7 +296,7 @@ class FileSink:
         if file.descriptor < 0:
             file.descriptor, file.path = self._folder.begin(file.name)
             file.size, file.began_ms = 0, now_ms
-        left = memoryview(data)
-        while left:
-            left = left[os.write(file.descriptor, left) :]
+        unwritten = memoryview(data)
+        while unwritten:
+            unwritten = unwritten[os.write(file.descriptor, unwritten) :]
         file.size += len(data)

@@ -65,12 +65,15 @@ OUR_HEADERS = {
 
 def form(params: Sequence[tuple[str, str | None]], requests: int) -> bytes:
     """The body; `requests`: what carrera_req_cnt says."""
-    fields = [_plus(name) if value is None else f"{_plus(name)}={_plus(value)}" for name, value in params]
+    fields = [
+        _encode_plus(name) if value is None else f"{_encode_plus(name)}={_encode_plus(value)}"
+        for name, value in params
+    ]
     fields.append(f"carrera_req_cnt={requests}")
     return "&".join(fields).encode()
 
 
-def _plus(text: str) -> str:
+def _encode_plus(text: str) -> str:
     return _plus_kept(text) if len(text) <= KEPT_CHARS_MAX else quote_plus(text)
 
 
@@ -91,13 +94,13 @@ def request_target(url: Url, query: Sequence[tuple[str, str]]) -> str:
 
 
 def signature(key: str, at_s: int, body: bytes) -> str:
-    """What Ddmq-Signature says: when, and HMAC-SHA256 over `at_s.body`."""
-    made = hmac.new(key.encode(), b"%d." % at_s + body, hashlib.sha256).hexdigest()
-    return f"t={at_s},v1={made}"
+    """Return the Ddmq-Signature header: the time, and HMAC-SHA256 over `at_s.body`."""
+    digest = hmac.new(key.encode(), b"%d." % at_s + body, hashlib.sha256).hexdigest()
+    return f"t={at_s},v1={digest}"
 
 
 def request_count(job: ActionJob, requests: int) -> int:
-    """What carrera_req_cnt says: earlier requests for this job; for a loop message which occurrence it is."""
+    """Return carrera_req_cnt: earlier requests for this job; for a loop message which occurrence it is."""
     if b"from_chronos" in job.properties:
         match = _LOOP_ID.match(job.key)
         if match is not None:
@@ -111,14 +114,14 @@ def given_headers(job: ActionJob) -> tuple[dict[str, str], int]:
     if not raw:
         return {}, 0
     try:
-        given = msgspec.json.decode(raw)
+        headers = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}, 1
-    if not isinstance(given, Mapping):
+    if not isinstance(headers, Mapping):
         return {}, 1
-    kept = {name: plain(value) for name, value in given.items() if _may_be_sent(name, value)}
-    kept = dict(list(kept.items())[:HEADERS_MAX])
-    return kept, len(given) - len(kept)
+    accepted = {name: plain(value) for name, value in headers.items() if _may_be_sent(name, value)}
+    accepted = dict(list(accepted.items())[:HEADERS_MAX])
+    return accepted, len(headers) - len(accepted)
 
 
 def _may_be_sent(name: str, value: Any) -> bool:
@@ -135,7 +138,7 @@ def callback_urls(job: ActionJob) -> list[str]:
 
 
 class Meaning(Enum):
-    """What to do."""
+    """What an answer means for the message."""
 
     DONE = "done"
     SLOWER = "done, and the next sends slower"
@@ -165,10 +168,10 @@ def read_answer(status: int, body: bytes) -> HttpReading:
         return _DONE
     if not isinstance(content, dict) or content.get("errno") in _SILENT:
         return _DONE
-    return _errno(content["errno"])
+    return _reading_of(content["errno"])
 
 
-def _errno(errno: object) -> HttpReading:
+def _reading_of(errno: object) -> HttpReading:
     if isinstance(errno, bool) or not isinstance(errno, int | float | str):
         return HttpReading(Meaning.GIVE_UP, f"errno is {errno!r:.60}, not a number")
     if isinstance(errno, str):
@@ -185,7 +188,7 @@ def _errno(errno: object) -> HttpReading:
 
 
 class Permits:
-    """When the next send may go. Time is monotonic seconds.
+    """Permits for sends at a rate. Time is monotonic seconds.
 
     A receiver that answers errno 1000000 asks for less: its next R sends take COST permits each. R is the
     present rate: the limit of the subscription where it has one, else what was sent in the last full second.
@@ -204,7 +207,7 @@ class Permits:
 
     def slot(self, now: float) -> float:
         """The moment of one more send; never before now."""
-        self._roll(now)
+        self._roll_window(now)
         self._seen += 1
         if self._slow_left == 0:
             return now
@@ -214,13 +217,13 @@ class Permits:
 
     def slow_down(self, now: float, rate_max: int) -> None:
         """The receiver asked for it; `rate_max` of the subscription, 0 = none."""
-        self._roll(now)
+        self._roll_window(now)
         if self._slow_left == 0:
             self._rate = rate_max or max(self._seen_before, self._seen, 1)
             self._next = now
         self._slow_left = self._rate
 
-    def _roll(self, now: float) -> None:
+    def _roll_window(self, now: float) -> None:
         second = int(now)
         if second != self._second:
             self._seen_before = self._seen if second == self._second + 1 else 0
@@ -270,17 +273,17 @@ class HttpSink:
             return Verdict(VerdictKind.AGAIN, "", pushed.slot)
         pushed.slot = None
         try:
-            url = self._url(pushed)
+            url = self._choose_url(pushed)
         except ValueError as error:
             return Verdict(VerdictKind.GIVE_UP, f"AsyncHttp: {error}")
         reading = self._send(pushed, url)
         pushed.requests += 1
-        return self._verdict(pushed, reading)
+        return self._build_verdict(pushed, reading)
 
-    def _url(self, pushed: Pushed) -> Url:
-        """Where this try goes. Raises ValueError for a target that is none, or is not allowed."""
-        named = callback_urls(pushed.job) if self._config.allow_callback else []
-        urls = [parse_url(text) for text in named] if named else self._urls
+    def _choose_url(self, pushed: Pushed) -> Url:
+        """Choose the URL of this try. Raises ValueError for a target that is none, or is not allowed."""
+        callbacks = callback_urls(pushed.job) if self._config.allow_callback else []
+        urls = [parse_url(text) for text in callbacks] if callbacks else self._urls
         for url in urls:
             fault = self._allowed().url_fault(url)
             if fault is not None:
@@ -293,7 +296,7 @@ class HttpSink:
         job, config = pushed.job, self._config
         body = form(job.params, request_count(job, pushed.requests))
         target = request_target(url, job.query)
-        headers = self._headers(job)
+        headers = self._build_headers(job)
         if config.signing_key:
             at_s = self._clock.wall_ms() // 1000
             headers["Ddmq-Signature"] = signature(config.signing_key, at_s, body)
@@ -306,16 +309,16 @@ class HttpSink:
         reading = read_answer(status, answer)
         return reading._replace(text=f"{url.shown}: {reading.text}") if reading.text else reading
 
-    def _headers(self, job: ActionJob) -> dict[str, str]:
-        given: dict[str, str] = {}
+    def _build_headers(self, job: ActionJob) -> dict[str, str]:
+        own_headers: dict[str, str] = {}
         if self._with_headers:
-            given, ignored = given_headers(job)
+            own_headers, ignored = given_headers(job)
             self._ignored.value += ignored
-        theirs = {name.lower() for name in given}
+        theirs = {name.lower() for name in own_headers}
         ours = {name: value for name, value in OUR_HEADERS.items() if name.lower() not in theirs}
-        return ours | given
+        return ours | own_headers
 
-    def _verdict(self, pushed: Pushed, reading: HttpReading) -> Verdict:
+    def _build_verdict(self, pushed: Pushed, reading: HttpReading) -> Verdict:
         meaning = reading.meaning
         if meaning is Meaning.DONE:
             return DONE
@@ -325,12 +328,12 @@ class HttpSink:
         if meaning is Meaning.LATER:
             return Verdict(VerdictKind.AGAIN, reading.text, self._now() + LATER_S)
         if meaning is Meaning.ERROR:
-            return self._error(pushed, reading.text)
+            return self._error_verdict(pushed, reading.text)
         return Verdict(
             VerdictKind.FAIL if meaning is Meaning.FAIL else VerdictKind.GIVE_UP, f"AsyncHttp: {reading.text}"
         )
 
-    def _error(self, pushed: Pushed, text: str) -> Verdict:
+    def _error_verdict(self, pushed: Pushed, text: str) -> Verdict:
         wait_s = BACKOFF_S * 2.0 ** min(pushed.errors, DOUBLINGS_MAX)
         pushed.errors += 1
         if 0 <= self._config.max_retry < pushed.errors:

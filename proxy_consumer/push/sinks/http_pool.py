@@ -77,7 +77,7 @@ class HttpPool:
         self, url: Url, method: str, target: str, body: bytes, headers: dict[str, str], timeout_s: float
     ) -> tuple[int, bytes]:
         """Status and body. Raises NoAnswerError. The time-out begins when there is a connection to use."""
-        with self._origin(url).use(lambda: self._made(url)) as connection:
+        with self._find_origin(url).use(lambda: self._open_connection(url)) as connection:
             try:
                 with gevent.Timeout(timeout_s):
                     until, bytes_max = time.monotonic() + timeout_s, self._response_bytes_max
@@ -91,20 +91,20 @@ class HttpPool:
             connection.sound = answer.whole
             return answer.status, answer.body
 
-    def _made(self, url: Url) -> _HttpConnection:
+    def _open_connection(self, url: Url) -> _HttpConnection:
         if url.scheme != "https":
             return _HttpConnection(url.host, url.port)
         if self._tls is None:
             self._tls = ssl.create_default_context()
         return _HttpConnection(url.host, url.port, self._tls)
 
-    def _origin(self, url: Url) -> _Origin:
-        found = self._origins.pop(url.origin, None)
-        if found is None:
+    def _find_origin(self, url: Url) -> _Origin:
+        pooled = self._origins.pop(url.origin, None)
+        if pooled is None:
             self._make_room()
-            found = _Origin(self._connections_max, IDLE_S)
-        self._origins[url.origin] = found  # used last
-        return found
+            pooled = _Origin(self._connections_max, IDLE_S)
+        self._origins[url.origin] = pooled  # used last
+        return pooled
 
     def _make_room(self) -> None:
         if len(self._origins) < ORIGINS_MAX:
@@ -118,7 +118,7 @@ class HttpPool:
 
 
 class BadAnswerError(Exception):
-    """What came is no HTTP/1.1 answer, or one that is too long; the text says why."""
+    """The answer is not HTTP/1.1, or too long; the text says why."""
 
 
 class HttpAnswer(NamedTuple):
@@ -146,7 +146,7 @@ def read_http(sock: Any, body_bytes_max: int, until: float) -> HttpAnswer:
     if head.status in _WITHOUT_BODY:
         body, delimited = b"", True
     elif head.chunked:
-        body, delimited = _chunks(receiving, body_bytes_max), True
+        body, delimited = _read_chunks(receiving, body_bytes_max), True
     elif head.length is not None:
         if head.length > body_bytes_max:
             raise BadAnswerError(f"the answer is over {body_bytes_max} bytes")
@@ -161,7 +161,7 @@ def read_http(sock: Any, body_bytes_max: int, until: float) -> HttpAnswer:
 def _final_head(receiving: Receiving) -> _AnswerHead:
     """The head that is not an interim answer's."""
     for _ in range(INTERIM_MAX + 1):
-        head = _head(receiving)
+        head = _read_head(receiving)
         if head.status == 101:
             raise BadAnswerError("status 101: nobody asked for another protocol")
         if head.status >= 200:
@@ -169,14 +169,14 @@ def _final_head(receiving: Receiving) -> _AnswerHead:
     raise BadAnswerError(f"over {INTERIM_MAX} interim answers (1xx) and no answer")
 
 
-def _head(receiving: Receiving) -> _AnswerHead:
+def _read_head(receiving: Receiving) -> _AnswerHead:
     line = receiving.line(LINE_BYTES_MAX)
     match = _STATUS.match(line)
     if match is None:
         raise BadAnswerError(f"{line[:60]!r} is no status line of HTTP/1.1")
     lengths: set[bytes] = set()
     coding, connection = b"", b""
-    fields, well_formed = _fields(receiving)
+    fields, well_formed = _read_fields(receiving)
     for name, value in fields:
         if name == b"content-length":
             lengths |= {each.strip() for each in value.split(b",")}
@@ -189,10 +189,10 @@ def _head(receiving: Receiving) -> _AnswerHead:
     old = match[1] == b"0"
     closes = b"close" in connection or (old and b"keep-alive" not in connection)
     doubtful = not well_formed or (bool(coding) and bool(lengths))  # where the answer ends
-    return _AnswerHead(int(match[2]), _length(lengths), bool(coding), closes or doubtful)
+    return _AnswerHead(int(match[2]), _parse_length(lengths), bool(coding), closes or doubtful)
 
 
-def _length(lengths: set[bytes]) -> int | None:
+def _parse_length(lengths: set[bytes]) -> int | None:
     if not lengths:
         return None
     (first, *others) = lengths
@@ -201,27 +201,27 @@ def _length(lengths: set[bytes]) -> int | None:
     return int(first)
 
 
-def _fields(receiving: Receiving) -> tuple[list[tuple[bytes, bytes]], bool]:
+def _read_fields(receiving: Receiving) -> tuple[list[tuple[bytes, bytes]], bool]:
     """The lines of a head, or of trailers: name in lower case and value; and whether all are well-formed.
 
     Receivers are sloppy: a line that HTTP does not have is read past, but nobody else shares the connection.
     """
-    found: list[tuple[bytes, bytes]] = []
+    fields: list[tuple[bytes, bytes]] = []
     size, well_formed = 0, True
     for _ in range(HEAD_LINES_MAX):
         line = receiving.line(LINE_BYTES_MAX)
         if not line:
-            return found, well_formed
+            return fields, well_formed
         well_formed = well_formed and _FIELD.match(line) is not None
         size += len(line)
         if size > HEAD_BYTES_MAX:
             break
         name, _, value = line.partition(b":")
-        found.append((name.strip().lower(), value.strip()))
+        fields.append((name.strip().lower(), value.strip()))
     raise BadAnswerError(f"a head over {HEAD_LINES_MAX} lines or {HEAD_BYTES_MAX} bytes")
 
 
-def _chunks(receiving: Receiving, bytes_max: int) -> bytes:
+def _read_chunks(receiving: Receiving, bytes_max: int) -> bytes:
     """The body of an answer in chunks; the trailers are read and left."""
     pieces: list[bytes] = []
     size = 0
@@ -232,7 +232,7 @@ def _chunks(receiving: Receiving, bytes_max: int) -> bytes:
             raise BadAnswerError(f"{line[:40]!r} is no size of a chunk")
         length = int(match[1], 16)
         if length == 0:
-            _fields(receiving)
+            _read_fields(receiving)
             return b"".join(pieces)
         size += length
         if size > bytes_max:

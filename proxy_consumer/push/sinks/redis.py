@@ -51,12 +51,12 @@ class Commands:
         """Raises ValueError that names the command and what is allowed."""
         if not config.hosts:
             raise ValueError("push.redis.hosts is empty; Redis needs at least one HOST:PORT")
-        self.hosts = [_host(text) for text in config.hosts]
+        self.hosts = [_parse_host(text) for text in config.hosts]
         if not config.commands:
             raise ValueError(
                 "push.redis.commands is empty; give it lists such as [SET, 'user:{$.id}', '{body}']"
             )
-        self._templates = [_template(command, after_json) for command in config.commands]
+        self._templates = [_parse_template(command, after_json) for command in config.commands]
 
     def fill(self, job: ActionJob) -> list[list[bytes]]:
         """The commands for one message. Raises NoValueError."""
@@ -66,24 +66,24 @@ class Commands:
             raise NoValueError(f"too much work: {error}") from error
 
 
-def _host(text: str) -> tuple[str, int]:
+def _parse_host(text: str) -> tuple[str, int]:
     try:
         return parse_address(text)
     except ValueError as error:
         raise ValueError(f"push.redis.hosts: {error}") from error
 
 
-def _template(command: Sequence[str], after_json: bool) -> list[Filler]:
+def _parse_template(command: Sequence[str], after_json: bool) -> list[Filler]:
     name = command[0].upper() if command else ""
     if name not in _SHAPES:
         raise ValueError(f"push.redis.commands: {name or 'an empty list'}; allowed: {', '.join(_SHAPES)}")
     arguments = list(command[1:])
-    if not _fits(name, arguments):
+    if not _check_arguments(name, arguments):
         raise ValueError(f"push.redis.commands: {' '.join(command)}; allowed: {name} {_SHAPES[name]}")
-    return [_constant(name), *(_filler(argument, after_json) for argument in arguments)]
+    return [_constant_filler(name), *(_parse_filler(argument, after_json) for argument in arguments)]
 
 
-def _fits(name: str, arguments: list[str]) -> bool:
+def _check_arguments(name: str, arguments: list[str]) -> bool:
     count = len(arguments)
     if name == "SET":
         return count >= 2 and _set_options([argument.upper() for argument in arguments[2:]])
@@ -102,53 +102,53 @@ def _set_options(options: list[str]) -> bool:
     return len(options) == 2 and options[0] in ("EX", "PX") and options[1].isdecimal() and int(options[1]) > 0
 
 
-def _constant(text: str) -> Filler:
+def _constant_filler(text: str) -> Filler:
     raw = text.encode()
     return lambda job: raw
 
 
-def _filler(argument: str, after_json: bool) -> Filler:
+def _parse_filler(argument: str, after_json: bool) -> Filler:
     if argument.startswith("$"):
-        return _piece(argument, after_json)
+        return _parse_piece(argument, after_json)
     pieces: list[Filler] = []
     at = 0
     for match in _HOLE.finditer(argument):
-        pieces.append(_constant(argument[at : match.start()]))
-        pieces.append(_piece(match[1], after_json))
+        pieces.append(_constant_filler(argument[at : match.start()]))
+        pieces.append(_parse_piece(match[1], after_json))
         at = match.end()
-    pieces.append(_constant(argument[at:]))
+    pieces.append(_constant_filler(argument[at:]))
     if len(pieces) == 1:
         return pieces[0]
     return lambda job: b"".join([piece(job) for piece in pieces])
 
 
-def _piece(what: str, after_json: bool) -> Filler:
-    known: dict[str, Filler] = {
+def _parse_piece(what: str, after_json: bool) -> Filler:
+    fillers: dict[str, Filler] = {
         "key": lambda job: job.key,
         "tag": lambda job: job.tag,
         "topic": lambda job: job.place.topic.encode(),
-        "body": _body,
+        "body": _body_of,
     }
-    if what in known:
-        return known[what]
+    if what in fillers:
+        return fillers[what]
     if not what.startswith("$"):
         raise ValueError(
-            f"push.redis.commands: {{{what}}}; allowed: {', '.join(known)}, or a path that begins with $"
+            f"push.redis.commands: {{{what}}}; allowed: {', '.join(fillers)}, or a path that begins with $"
         )
     if not after_json:
         raise ValueError(f"push.redis.commands: {what} is a path into the JSON; put Json before Redis")
     lookup = compile_path(what)
 
-    def find(job: ActionJob) -> bytes:
+    def find_value(job: ActionJob) -> bytes:
         value = lookup(job)
         if value is ABSENT or value is None:
             raise NoValueError(f"there is nothing at {what}")
         return plain(value).encode()
 
-    return find
+    return find_value
 
 
-def _body(job: ActionJob) -> bytes:
+def _body_of(job: ActionJob) -> bytes:
     body = job.body if job.json is ABSENT else job.text().encode()
     job.work.made(len(body))
     return body
@@ -159,7 +159,7 @@ class RefusedError(Exception):
 
 
 class WrongReplyError(Exception):
-    """What came is no reply to one of our commands."""
+    """The reply answers none of the sink's commands."""
 
 
 def encode_command(words: Sequence[bytes]) -> bytes:
@@ -219,13 +219,13 @@ class RedisPool:
 
     def close(self) -> None:
         """Close what is kept; commands under way end by themselves."""
-        for kept in self._hosts.values():
-            kept.close()
+        for connections in self._hosts.values():
+            connections.close()
 
     def run(self, address: Address, commands: Sequence[Sequence[bytes]]) -> None:
         """The commands in order, until the first error. Raises CommandError."""
-        kept = self._hosts.setdefault(address, KeptConnections(self._connections_max))
-        with kept.use(lambda: _RedisConnection(*address)) as connection:
+        connections = self._hosts.setdefault(address, KeptConnections(self._connections_max))
+        with connections.use(lambda: _RedisConnection(*address)) as connection:
             try:
                 with gevent.Timeout(self._timeout_s):
                     connection.run(commands, self._password, time.monotonic() + self._timeout_s)

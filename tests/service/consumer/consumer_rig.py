@@ -18,10 +18,9 @@ from ddmq_rpc.api import Call, Fault, Wire
 from ddmq_rpc.codec import Codec, encode_result, methods, structs
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.groups.directory import Directory
-from proxy_consumer.groups.group import Group
 from proxy_consumer.replies import ReplySender
 from proxy_consumer.service import ConsumerService
-from proxy_consumer.subscription.subscription import Subscription
+from proxy_consumer.subscription.subscription import Group, Subscription
 from tests.played_memory import PlayedMemory
 from tests.support.rig import Rig
 from tests.support.waits import until

@@ -114,7 +114,7 @@ class LeasesRig(ConsumerRig):
     def holder(self, context: Any) -> Any:
         for proxy in self.proxies():
             group = directory(proxy[0]).groups.get(b"G")
-            if group is not None and (context.topic, context.qid) in group.held:
+            if group is not None and (context.topic, context.qid) in group.queues:
                 return proxy
         return None
 

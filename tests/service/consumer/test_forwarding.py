@@ -129,7 +129,7 @@ def test_what_nobody_holds_is_taken_up(pair: Pair) -> None:
     pair.here.directory.groups[b"G"].subscriptions[b"T"].leave()
     pair.holders = {}
     call = pair.there.call("submit", METHODS["submit"].args[0](result=result([0])))
-    until(lambda: pair.there.directory.groups[b"G"].held)
+    until(lambda: pair.there.directory.groups[b"G"].queues)
     pair.there.advance(0.01)
     until(lambda: call.answered)
     assert call.result is True

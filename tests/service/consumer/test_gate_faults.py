@@ -64,7 +64,7 @@ def test_what_fails_is_never_delivered_and_a_dead_letter(
     assert all(b"not JSON" in letter.properties[b"dead-letter-error"] for letter in letters)
     state = next(iter(rig.subscription().buffer.queues.values()))
     assert state.stream is None or not state.stream.faulty
-    assert not state.jobs.table.jobs
+    assert not state.table.jobs
 
 
 def test_a_restart_goes_on_counting(rig: ConsumerRig) -> None:

@@ -140,7 +140,7 @@ def test_a_parked_key_whose_head_is_in_flight(rig: ConsumerRig, held: FakeCall, 
     assert done["parked"]
     assert [head["outcome"] for head in done["heads"]] == ["taken away" if take_away else "in flight"]
     assert pull(rig).values == ([b"a1"] if take_away else [])
-    assert rig.group().ordering.parked == frozenset()
+    assert rig.service.order_keys("G").parked == frozenset()
 
 
 def test_a_parked_key_that_nothing_waits_for(rig: ConsumerRig) -> None:
@@ -186,7 +186,7 @@ def test_a_skip_of_a_message_in_flight_names_who_had_it(rig: ConsumerRig, held: 
 
 def test_a_skip_whose_queue_is_lost_meanwhile_is_no_dead_letter(rig: ConsumerRig, held: FakeCall) -> None:
     rig.backend.fail_next(RemoteError("no answer"))
-    skipped = rig.group().ordering.skip('"a"')
+    skipped = rig.service.order_keys("G").skip('"a"')
     rig.settle()
     subscription = rig.subscription("T")
     subscription.membership.claims.lost(list(subscription.buffer.queues))

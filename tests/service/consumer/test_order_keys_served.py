@@ -207,7 +207,7 @@ def test_a_failing_head_holds_its_key_and_ends_as_a_dead_letter(rig: ConsumerRig
     rig.keyed("a1", "a2", "b1")
     rig.submit(result(rig.pull(count=1), ack=False, reason="no stock"))
     assert bodies(rig.pull()) == [b"b1"]
-    (blocked,) = [key for key in rig.group().ordering.blocked(10) if key.key == '"a"']
+    (blocked,) = [key for key in rig.service.order_keys("G").blocked(10) if key.key == '"a"']
     assert (blocked.attempts, blocked.state, blocked.error) == (1, "retrying", "no stock")
     assert (blocked.topic, blocked.queue_id, blocked.offset, blocked.waiting) == ("T", 0, 0, 1)
     for wait in (0.2, 1.2):
@@ -237,14 +237,14 @@ def test_a_parked_key_waits_for_its_replay_and_others_do_not(rig: ConsumerRig) -
     rig.ready(config=BY_KEY)
     rig.keyed("a1", "a2", "b1")
     rig.submit(result(rig.pull(count=1), ack=False))
-    rig.wait(rig.group().ordering.park('"a"'))
+    rig.wait(rig.service.order_keys("G").park('"a"'))
     rig.advance(5)
     assert bodies(rig.pull()) == [b"b1"]
-    assert [key.state for key in rig.group().ordering.blocked(10) if key.key == '"a"'] == ["parked"]
+    assert [key.state for key in rig.service.order_keys("G").blocked(10) if key.key == '"a"'] == ["parked"]
     rig.restart()
     assert bodies(rig.pull()) == [b"b1"]
     assert rig.pull().result.messages == []
-    rig.wait(rig.group().ordering.replay('"a"'))
+    rig.wait(rig.service.order_keys("G").replay('"a"'))
     assert bodies(rig.pull()) == [b"a1"]
 
 
@@ -253,7 +253,7 @@ def test_a_skipped_head_is_a_dead_letter_and_the_next_goes_on(rig: ConsumerRig) 
     rig.keyed("a1", "a2")
     held = rig.pull()
     assert bodies(held) == [b"a1"]
-    rig.wait(rig.group().ordering.skip('"a"'))
+    rig.wait(rig.service.order_keys("G").skip('"a"'))
     assert rig.counted("ddmq_dead_letters_total", reason="skipped") == 1
     assert bodies(rig.pull()) == [b"a2"]
     rig.submit(result(held))
@@ -297,7 +297,7 @@ def test_a_head_is_as_old_as_its_delivery_whatever_was_extended_or_changed(rig: 
 def test_keys_that_are_not_blocked_are_said_so(rig: ConsumerRig) -> None:
     rig.ready(config=BY_KEY)
     rig.pull()
-    for call in (rig.group().ordering.skip, rig.group().ordering.replay):
+    for call in (rig.service.order_keys("G").skip, rig.service.order_keys("G").replay):
         with pytest.raises(CallerError, match='key "z" of group G is not blocked or parked at this proxy'):
             call('"z"')
     assert PARKED_MAX == 1_000
@@ -306,7 +306,7 @@ def test_keys_that_are_not_blocked_are_said_so(rig: ConsumerRig) -> None:
 def test_without_order_keys_nothing_can_be_parked(rig: ConsumerRig) -> None:
     rig.ready()
     with pytest.raises(CallerError, match="no subscription of group G has an order key"):
-        rig.group().ordering.park('"a"')
+        rig.service.order_keys("G").park('"a"')
 
 
 def test_several_of_a_key_in_one_answer(rig: ConsumerRig) -> None:
@@ -349,7 +349,7 @@ def test_ten_thousand_behind_a_blocked_key_are_not_held(rig: ConsumerRig) -> Non
     ((state, stream),) = rig.subscription("T").streams()
     assert len(stream.ledger.table) == 2
     assert stream.ledger.table.kept <= 16
-    assert len(state.jobs.table.jobs) == 0
+    assert len(state.table.jobs) == 0
     done = 0
     while done < 200:
         rig.submit(result(hot))
@@ -557,7 +557,7 @@ def test_what_lies_aside_has_its_bound_and_the_others_go_on_when_some_is_taken(
         rig.advance(0.01)
     assert not waiting.answered
     ((state, stream),) = rig.subscription("U").streams()
-    assert stream.ledger.ready + state.jobs.table.released <= 2 * READ_MIN
+    assert stream.ledger.ready + state.table.released <= 2 * READ_MIN
     taken = 0
     while not waiting.answered:
         taken += len(pulls(rig, b"U", 50).offsets)  # and never acknowledged
@@ -642,7 +642,7 @@ def test_a_key_parked_while_a_client_has_its_head_stays_that_clients(
     assert bodies(held) == [b"a1"]
     rig.wait(rig.service.order_keys("G").park('"a"'))
     rig.settle()
-    assert [key.state for key in rig.group().ordering.blocked(10)] == ["in flight"]
+    assert [key.state for key in rig.service.order_keys("G").blocked(10)] == ["in flight"]
     if replayed:
         rig.wait(rig.service.order_keys("G").replay('"a"'))
         rig.settle()

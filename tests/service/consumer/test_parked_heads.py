@@ -86,7 +86,7 @@ def test_who_fails_as_often_after_the_replay_is_parked_again(shop: ConsumerRig) 
 
 
 def test_a_skip_makes_the_head_a_dead_letter_and_the_next_goes_on(shop: ConsumerRig) -> None:
-    shop.wait(shop.group().ordering.skip('"a"'))
+    shop.wait(shop.service.order_keys("G").skip('"a"'))
     assert shop.counted("ddmq_dead_letters_total", reason="skipped") == 1
     assert sorted(finished(shop)) == [b"a2", b"a3", b"b1"]
     assert parked(shop) == []
@@ -176,7 +176,7 @@ def test_what_a_client_gives_up_itself_is_a_dead_letter(rig: ConsumerRig) -> Non
     rig.keyed("a1", "a2")
     call = rig.pull(clientId=b"me")
     state = rig.subscription().buffer.queues[rig.ref()]
-    assert state.jobs.give_up(call.offsets[0], None, "we do not sell that")
+    assert state.give_up(call.offsets[0], None, "we do not sell that")
     rig.subscription().after_results([state])
     rig.settle()
     assert rig.counted("ddmq_dead_letters_total", reason="given-up") == 1
@@ -189,7 +189,7 @@ def test_what_a_push_gives_up_is_parked(rig: ConsumerRig) -> None:
     rig.keyed("a1", "a2")
     call = rig.pull()
     state = rig.subscription().buffer.queues[rig.ref()]
-    assert state.jobs.give_up(call.offsets[0], None, "status 400", parks=True)
+    assert state.give_up(call.offsets[0], None, "status 400", parks=True)
     rig.subscription().after_results([state])
     rig.subscription().flush()
     for _ in range(2):
@@ -237,7 +237,7 @@ def test_at_retrying_max_nothing_new_is_delivered_until_one_goes_on(rig: Consume
         rig.submit(result(rig.pull(count=1), ack=False))
     assert len(parked(rig)) == 3
     assert rig.pull().result.messages == []
-    rig.wait(rig.group().ordering.skip('"b"'))
+    rig.wait(rig.service.order_keys("G").skip('"b"'))
     assert bodies(rig.pull()) == [b"d1"]
 
 

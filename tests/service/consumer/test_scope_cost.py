@@ -10,7 +10,7 @@ import pytest
 
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.pull_buffer import PullBuffer
-from proxy_consumer.core.steps import BufferedQueue
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from tests.service.consumer.consumer_rig import ConsumerRig, result
 
 BY_KEY = SubscriptionDefaults(start="first", order_key="KEY")
@@ -34,8 +34,8 @@ def counts(rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch) -> Counts:
     counts = Counts()
     for name in ("read", "bounds"):
         counts.watch(monkeypatch, rig.backend, name)
-    counts.watch(monkeypatch, PullBuffer, "_step")
-    counts.watch(monkeypatch, BufferedQueue, "__init__")
+    counts.watch(monkeypatch, PullBuffer, "_step_queue")
+    counts.watch(monkeypatch, SubscribedQueue, "__init__")
     return counts
 
 

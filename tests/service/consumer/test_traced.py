@@ -12,8 +12,6 @@ from backend.traces import TraceWriter
 from ddmq_common import delivery
 from ddmq_common.names import TRACE_TOPIC
 from ddmq_common.trace.events import TraceEvent, TraceKind, decode_batch
-from proxy_consumer.core.queue_jobs import QueueJobs
-from proxy_consumer.core.traced_jobs import TracedJobs
 from proxy_consumer.service import ConsumerService
 from tests.service.consumer.consumer_rig import FIRST, ConsumerRig, result
 from tests.support.rung_by_hand import RungByHand
@@ -67,12 +65,12 @@ def test_from_read_to_acknowledged() -> None:
     assert rig.kinds(2) == [K.READ, K.HANDED_OUT], "not acknowledged yet"
 
 
-def test_a_group_that_is_not_traced_tells_nothing_and_has_plain_jobs() -> None:
+def test_a_group_that_is_not_traced_tells_nothing_and_has_no_observer() -> None:
     rig = TracedConsumer().ready(2)
     rig.pull(count=2)
     rig.submit(result(success=[0, 1]))
     assert rig.events(0) == []
-    assert {type(state.jobs) for state in rig.subscription().buffer.queues.values()} == {QueueJobs}
+    assert {state.observer for state in rig.subscription().buffer.queues.values()} == {None}
     assert rig.backend.topic(TRACE_TOPIC) is None
 
 
@@ -86,7 +84,7 @@ def test_failures_time_outs_extensions_and_what_is_given_back() -> None:
     lease = rig.pull(clientId=b"c").result.context
     assert lease is not None
     held = next(iter(rig.subscription().buffer.queues.values()))
-    lease_id = held.jobs.leases.lease_of(0).id
+    lease_id = held.leases.lease_of(0).id
     rig.submit(result(extendLeases=[lease_id]))
     rig.submit(result(returnOffsets=[0], returnLeases=[lease_id]))
     events = rig.events()
@@ -106,7 +104,7 @@ def test_what_is_given_back_untried_waits_behind_no_key(order_key: str) -> None:
     rig = TracedConsumer().ready(1, replace(TRACED, order_key=order_key))
     rig.pull()
     held = next(iter(rig.subscription().buffer.queues.values()))
-    rig.submit(result(returnOffsets=[0], returnLeases=[held.jobs.leases.lease_of(0).id]))
+    rig.submit(result(returnOffsets=[0], returnLeases=[held.leases.lease_of(0).id]))
     (returned,) = [event for event in rig.events() if event.kind == K.RETURNED]
     assert returned.facts["next"] == "again"
 
@@ -185,7 +183,7 @@ def test_switched_on_and_off_while_clients_have_messages() -> None:
     done(rig.backend.commit(CommitBatch(settings={"trace/T": b"1"}), rig.deadline()))
     rig.settle()
     rig.advance(0.05)
-    assert {type(state.jobs) for state in rig.subscription().buffer.queues.values()} == {TracedJobs}
+    assert None not in {state.observer for state in rig.subscription().buffer.queues.values()}
     assert rig.pull(count=1).offsets == [1], "what a client has stays its own"
     assert rig.submit(result(success=[0, 1])).result is True
     assert rig.kinds(1) == [K.READ, K.HANDED_OUT, K.ACKED]

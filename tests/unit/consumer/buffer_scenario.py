@@ -13,45 +13,22 @@ from backend.progress.group_progress import GroupProgress
 from backend.records import Bounds, QueueRef, ReadStatus
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core import replying
+from proxy_consumer.core.jobs import JobObserver
 from proxy_consumer.core.order import operators
 from proxy_consumer.core.order.chains import ChainTable
 from proxy_consumer.core.order.scope import EndsRequest, OrderScope
 from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.queue_feed import FILTERED, Refusal
 from proxy_consumer.core.replying import AckTaking
-from proxy_consumer.core.steps import BufferedQueue, Delivery, ReadRequest
+from proxy_consumer.core.steps import Delivery, ReadRequest
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.core.tally import Tally
-from proxy_consumer.core.traced_jobs import TracedJobs
 
 REFS = [QueueRef("T", 1, 0), QueueRef("T", 1, 1)]
 
 
 def key_of(delivery: bytes) -> str | None:
     return re.sub("[^a-z]", "", delivery.decode()) or None
-
-
-class TracesAll(dict[int, bytes]):
-    """Each offset is followed, so that each hook of TracedJobs runs."""
-
-    def __contains__(self, offset: object) -> bool:
-        return True
-
-    def keys(self) -> Any:
-        return SimpleNamespace(isdisjoint=lambda offsets: False)
-
-
-class SilentTrace:
-    """A JobTrace that takes everything in."""
-
-    def __init__(self) -> None:
-        self.offsets = TracesAll()
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *told: None
-
-
-def all_traced(*given: Any) -> TracedJobs:
-    return TracedJobs(*given, trace=SilentTrace())
 
 
 class Scenario:
@@ -72,11 +49,11 @@ class Scenario:
         """The filter: `-name` is not wanted, `!name` cannot be judged."""
         return {b"-": FILTERED, b"!": Refusal("faulty")}.get(delivery[:1])
 
-    def head(self, key: str) -> tuple[BufferedQueue, int]:
+    def head(self, key: str) -> tuple[SubscribedQueue, int]:
         stream, offset = self.scope.table.chains[key].heads[0]
         return self.scope.queues[stream], offset
 
-    def result(self, names: tuple[str, ...], verb: Callable[[BufferedQueue, int, int], int]) -> str:
+    def result(self, names: tuple[str, ...], verb: Callable[[SubscribedQueue, int, int], int]) -> str:
         done = 0
         for name, _, lease in (word.partition("@") for word in names):
             queue, offset = self.where[name]
@@ -86,7 +63,7 @@ class Scenario:
         return f"{done} of {len(names)}"
 
     def read(self, step: ReadRequest) -> None:
-        queue, at = self.queues[step.state.queue.queue_id], step.offset
+        queue, at = self.queues[step.queue.ref.queue_id], step.offset
         after = max(at, min(at + step.count_max, len(queue)))
         found = [message for message in queue[at:after] if message[2] != "_"]
         batch: Any = SimpleNamespace(
@@ -106,11 +83,10 @@ class Scenario:
         self.scope = OrderScope(ChainTable(self.config.chain_batch, self.kept), merged=True)
         ahead = lambda wanted: (wanted, 1 << 20)  # noqa: E731
         self.buffer = PullBuffer(self.config, 1 << 20, ahead, self.lease_ids, Tally(), None, self)
-        if self.traced:
-            self.buffer.jobs_of = all_traced
         order = (self.scope, key_of) if self.config.scope else None
+        observer = JobObserver() if self.traced else None
         for ref, durable, queue in zip(REFS, self.durable, self.queues, strict=True):
-            self.buffer.assign(ref, durable.view(), Bounds(0, len(queue)), order)
+            self.buffer.assign(ref, durable.view(), Bounds(0, len(queue)), order, observer=observer)
 
     def settings(self, *words: str) -> None:
         for name, text in (word.split("=") for word in words):
@@ -134,45 +110,43 @@ class Scenario:
             if step is None:
                 return "nothing"
             if isinstance(step, EndsRequest):
-                self.scope.ends(step, [Bounds(0, len(self.queues[s.queue.queue_id])) for s in step.states])
+                self.scope.ends(step, [Bounds(0, len(self.queues[s.ref.queue_id])) for s in step.queues])
             else:
                 self.read(step)
         names = [raw.decode().lstrip("-!") for raw in step.messages.deliveries]
         self.leases.update(dict.fromkeys(names, step.lease.id))
         tries = [f"*{number}" if number > 1 else "" for number in step.attempts()]
-        return f"{step.state.queue.queue_id}: {' '.join(map(str.__add__, names, tries))}"
+        return f"{step.queue.ref.queue_id}: {' '.join(map(str.__add__, names, tries))}"
 
     def ack(self, *names: str) -> str:
-        return self.result(names, lambda state, at, lease: state.jobs.finish([at], [lease], self.now))
+        return self.result(names, lambda state, at, lease: state.finish([at], [lease], self.now))
 
     def fail(self, *names: str) -> str:
-        return self.result(names, lambda state, at, lease: state.jobs.fail(at, lease or None, None, self.now))
+        return self.result(names, lambda state, at, lease: state.fail(at, lease or None, None, self.now))
 
     def take_up(self, *names: str) -> str:
         """Their acknowledgements are being committed, with messages."""
         return self.result(
-            names, lambda state, at, lease: replying.take_up(state.jobs, at, lease) is AckTaking.TAKEN_UP
+            names, lambda state, at, lease: replying.take_up(state, at, lease) is AckTaking.TAKEN_UP
         )
 
     def stored(self, *names: str) -> None:
         """They are: the finish is durable."""
         for queue, offset in map(self.where.__getitem__, names):
             state = self.buffer.queues[queue]
-            self.durable[queue.queue_id].apply(state.jobs.finish_of("G", offset))
-            replying.finish(state.jobs, offset)
+            self.durable[queue.queue_id].apply(state.finish_of("G", offset))
+            replying.finish(state, offset)
             self.buffer.heard(state)
 
     def put_down(self, *names: str) -> None:
         """They are not, and nothing is stored."""
         for queue, offset in map(self.where.__getitem__, names):
             state = self.buffer.queues[queue]
-            replying.put_down(state.jobs, offset)
+            replying.put_down(state, offset)
             self.buffer.heard(state)
 
     def extend(self, *names: str) -> str:
-        return self.result(
-            names, lambda state, at, lease: not state.jobs.extend_parts([at], [lease], self.now)
-        )
+        return self.result(names, lambda state, at, lease: not state.extend_parts([at], [lease], self.now))
 
     def give_back(self, *names: str) -> str:
         return self.result(names, lambda state, at, lease: self.buffer.take_back(state, [at], [lease]))
@@ -186,20 +160,21 @@ class Scenario:
     def commit(self) -> str:
         told = []
         for durable, queue, state in zip(self.durable, self.queues, self.buffer.queues.values(), strict=True):
-            for job in state.jobs.table.take_spent():
-                durable.apply(state.jobs.finish_of("G", job.offset))
-                state.jobs.published(job.offset)
+            for job in state.table.take_spent():
+                durable.apply(state.finish_of("G", job.offset))
+                state.published(job.offset)
                 self.buffer.heard(state)
                 told.append(f"{queue[job.offset][2].lstrip('-!')} ({job.reason})")
-            if (delta := state.jobs.collect("G")) is not None:
+            if (delta := state.collect("G")) is not None:
                 durable.apply(delta)
-                state.jobs.uncommitted.committed()
+                state.uncommitted.committed()
         return "spent: " + (", ".join(told) or "none")
 
     def hand_over(self) -> None:
-        queues = self.buffer.queues
-        jobs = {ref: state.jobs for ref, state in queues.items()}
-        told = [(ref, one.leases.leased(), one.uncommitted.acked(one.ack_map)) for ref, one in jobs.items()]
+        told = [
+            (ref, queue.leases.leased(), queue.uncommitted.acked(queue.ack_map))
+            for ref, queue in self.buffer.queues.items()
+        ]
         self.restart()
         for ref, runs, acked in told:
             self.buffer.queues[ref].adopt_leases(runs, acked, self.now)
@@ -213,12 +188,12 @@ class Scenario:
     def replay(self, key: str) -> None:
         self.scope.ledger.parked_keys -= {key}
         state, offset = self.head(key)
-        state.jobs.replay(offset)
+        state.replay(offset)
         state.wake()
 
     def take_away(self, key: str) -> str:
         state, offset = self.head(key)
-        taken = operators.take_away(state.jobs, offset, self.now)
+        taken = operators.take_away(state, offset, self.now)
         self.buffer.heard(state)
         return "taken away" if taken else "not in flight"
 

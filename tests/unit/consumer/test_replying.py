@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections import deque
+from typing import Any
+
 from backend.records import ProgressView, QueueRef
 from proxy_consumer.core import replying
 from proxy_consumer.core.leases import Lease
-from proxy_consumer.core.queue_jobs import QueueJobs
+from proxy_consumer.core.queue_feed import Slice
 from proxy_consumer.core.replying import Ack, AckTaking, KnownReply, Replied, reply_id
 from proxy_consumer.core.retry_policy import RetryPolicy
-from proxy_consumer.core.tally import Budget, Tally
+from proxy_consumer.core.subscribed_queue import ReadPlan, SubscribedQueue
+from proxy_consumer.core.tally import Budget, Count, Tally
 
 QUEUE = QueueRef("T", 3, 1)
 ACK = Ack("G", QUEUE, 5, 7)
 
 
-def jobs() -> QueueJobs:
-    made = QueueJobs(QUEUE, ProgressView(0, (), {}, 1, 0), 0, RetryPolicy((), -1), Budget(), Tally())
-    made.lease(0, 4, 40, Lease(7, 100.0))
-    return made
+def leased_queue(budget: Budget) -> SubscribedQueue:
+    """A queue of which a client has four messages of ten bytes."""
+    view, plan = ProgressView(0, (), {}, 1, 0), ReadPlan(lambda wanted: (wanted, 1), 1)
+    queue = SubscribedQueue(QUEUE, view, 0, RetryPolicy((), -1), budget, Tally(), plan, Count(), deque())
+    batch: Any = None
+    queue.lease(Slice(batch, range(4), [bytes(10)] * 4, range(4)), Lease(7, 100.0))
+    return queue
 
 
 def test_ids_are_the_same_each_time_and_no_others() -> None:
@@ -66,7 +73,7 @@ def test_their_results_are_bounded_together() -> None:
 
 
 def test_who_names_no_lease_does_not_finish_what_is_taken_up() -> None:
-    one = jobs()
+    one = leased_queue(Budget())
     one.delivered_until = 10  # handed out before the queue was lost, and came back
     assert replying.take_up(one, 2, 7) is AckTaking.TAKEN_UP
     assert one.finish([2], None, 1.0) == 0
@@ -78,7 +85,7 @@ def test_who_names_no_lease_does_not_finish_what_is_taken_up() -> None:
 
 
 def test_retention_may_finish_it_meanwhile() -> None:
-    one = jobs()
+    one = leased_queue(Budget())
     replying.take_up(one, 2, 7)
     one.expire_ranges([(0, 4)])
     assert replying.take_up(one, 2, 7) is AckTaking.FINISHED
@@ -88,9 +95,8 @@ def test_retention_may_finish_it_meanwhile() -> None:
 
 def test_a_queue_that_goes_leaves_nothing_in_the_budget() -> None:
     budget = Budget()
-    one = QueueJobs(QUEUE, ProgressView(0, (), {}, 1, 0), 0, RetryPolicy((), -1), budget, Tally())
-    one.lease(0, 4, 40, Lease(7, 100.0))
+    one = leased_queue(budget)
     replying.take_up(one, 2, 7)
     assert (budget.leased, budget.leased_bytes) == (4, 40)
-    one.abandon()
+    one.revoke()
     assert (budget.leased, budget.leased_bytes) == (0, 0)

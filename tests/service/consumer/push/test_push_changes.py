@@ -101,7 +101,7 @@ def test_nor_what_another_topic_of_the_group_has_under_way(rig: PushRig, receive
 
 def test_nor_what_other_queues_have_under_way_when_one_is_reset(rig: PushRig, receiver: Receiver) -> None:
     under_way(rig, receiver, order_key="KEY", order_scope="topic")
-    busy = next(q for q in range(QUEUES) if state(rig, q).jobs.leases.jobs)
+    busy = next(q for q in range(QUEUES) if state(rig, q).leases.jobs)
     offsets.reset(rig.backend, rig.clock, "G", "Q", "first", 1 - busy, dry_run=False)
     rig.settle()
     ends_in_time(rig, receiver)

@@ -231,7 +231,7 @@ def test_a_queue_that_moves_waits_for_what_is_with_the_receiver(rig: PushRig, re
 
     def moved() -> bool:
         first.tick()
-        return finished(rig) == 2 and len(rig.group().held) == 1
+        return finished(rig) == 2 and len(rig.group().queues) == 1
 
     rig.until_moved(moved, step_s=0.0001)
     rig.send(1, queue=0, topic="Q")

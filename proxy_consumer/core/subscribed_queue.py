@@ -1,0 +1,600 @@
+"""One queue of one subscription: what was read of it, its unfinished messages, and how results change them.
+
+Who may finish what:
+* with a lease id: only what is leased under exactly that id;
+* without: an ack finishes what is leased, waits for redelivery, or was delivered before by group progress,
+  and what was handed out before the queue was lost and came back; a fail counts only while leased;
+* what clients had when the queue came from elsewhere (`out`) stays theirs, by the same lease;
+* everything else changes nothing and is counted, as late (a lease id that is not current) or unknown.
+
+In an ordered scope `stream` hears what is finished, and tells which jobs stand behind a failed one in its
+chain: those go back into the chain without having been tried. With `on_dead_letter: park` a job that has used
+up its attempts is exhausted, not spent, and stays the head of its chain. That follows from its attempts:
+`used_up` are those that wait for their chain.
+
+Where messages are traced, `observer` hears what happens to them; otherwise it is None and costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from backend.progress.ack_map import AckMap
+from backend.records import ProgressDelta, ProgressView, QueueRef, ReadBatch
+from ddmq_common.delivery import varint
+from proxy_consumer.core.jobs import (
+    JobEvent,
+    JobNews,
+    JobObserver,
+    JobState,
+    JobTable,
+    UpstreamJob,
+    may_return,
+)
+from proxy_consumer.core.leases import Lease, LeaseTable, by_lease
+from proxy_consumer.core.order.chains import QueueStream, ReadyMessage
+from proxy_consumer.core.progress import Range, UncommittedProgress, ascending_ranges, ranges_of
+from proxy_consumer.core.queue_feed import FeedState, QueueFeed, Slice
+from proxy_consumer.core.retry_policy import REASON_FAILED, REASON_GIVEN_UP, REASON_TIMED_OUT, RetryPolicy
+from proxy_consumer.core.tally import Budget, Counter, Tally
+
+LeasedRun = tuple[int, int, int, Lease]  # start, end, bytes, lease
+
+
+class QueueName:
+    """One queue of one group as clients name it, with the bytes that open every compact answer from it.
+
+    `topic` is the topic of the subscription, also for a queue of the group's retry topic.
+    """
+
+    __slots__ = ("group", "head", "key", "qid", "topic")
+
+    def __init__(self, group: str, topic: str, qid: str) -> None:
+        self.group = group
+        self.topic = topic
+        self.qid = qid
+        self.key = (topic.encode(), qid.encode())  # how results name the queue within its group
+        texts = b"".join(b"\x18" + varint(len(text)) + text.encode() for text in (group, topic, qid))
+        self.head = b"\x0c\x00\x1c" + texts + b"\x00\x19"
+
+
+UNNAMED = QueueName("", "", "")
+
+
+class ReadPlan:
+    """The rules by which a subscription reads new messages.
+
+    `ahead(wanted)`: how many records and bytes to read when `wanted` are asked for. `tags`: hand on to the
+    backend's read. `ack_span_max`: how far past the committed offset.
+    """
+
+    __slots__ = ("ack_span_max", "ahead", "tags")
+
+    def __init__(self, ahead: Callable[[int], tuple[int, int]], ack_span_max: int) -> None:
+        self.ahead = ahead
+        self.ack_span_max = ack_span_max
+        self.tags: frozenset[int] | None = None
+
+
+class SubscribedQueue:
+    """One queue of a subscription, under one epoch and generation. Never yields.
+
+    `feed`: messages read and not delivered. `table`: states of jobs. `leases`: what clients have. `stream`:
+    its place in an ordered scope, None without an order key. `reread`: messages read for redelivery and not
+    delivered, by offset.
+    """
+
+    __slots__ = (
+        "_ready", "_tally", "ack_map", "delivered_until", "epoch", "feed", "generation", "in_ready",
+        "is_lost", "leases", "name", "observer", "out", "overtaken", "plan", "policy", "ref", "reread",
+        "rereading", "retry_queue", "stream", "table", "uncommitted", "used_up",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        ref: QueueRef,
+        view: ProgressView,
+        first: int,
+        policy: RetryPolicy,
+        budget: Budget,
+        tally: Tally,
+        plan: ReadPlan,
+        read_bytes: Counter,
+        ready: deque[SubscribedQueue],
+        observer: JobObserver | None = None,
+    ) -> None:
+        """`first`: the queue's first message; where no progress is known, what lies below it is finished.
+
+        `read_bytes`: counts the bytes of messages read and not delivered. `ready`: the queues of the
+        subscription that may have something, served in turn.
+        """
+        self.ref = ref
+        self.name = UNNAMED
+        self.epoch = view.epoch
+        self.generation = view.generation
+        self.retry_queue = False  # of %RETRY%group
+        self.is_lost = False  # its claim was lost; what clients have of it may still be acknowledged
+        self.overtaken = False  # something was finished that may have been read ahead
+        self.delivered_until = 0  # offsets below it were delivered under an earlier epoch of this proxy
+        self.policy = policy
+        self.plan = plan
+        self.observer = observer
+        self.table = JobTable(budget, observer)
+        self.stream: QueueStream | None = None
+        self.ack_map = AckMap(first if view.committed is None else view.committed)
+        self.ack_map.finish(view.finished)
+        self.leases = LeaseTable(budget)
+        self.out: set[int] = set()  # leased since before the queue came; in an ordered stream: not placed
+        self.used_up: set[int] = set()  # recorded, to be exhausted as their chains come to them
+        self.uncommitted = UncommittedProgress()
+        self.reread: dict[int, tuple[ReadBatch, int]] = {}
+        self.rereading = False  # a read for redelivery is under way
+        self.in_ready = False
+        self._ready = ready
+        self._tally = tally
+        self._load_attempts(view)
+        if view.committed is None and first > 0:
+            self.uncommitted.finish(0, first)
+        start = self.ack_map.committed
+        finished_ends = [end for _, end in view.finished]
+        job_ends = [offset + 1 for offset in self.table.jobs]
+        self.feed = QueueFeed(start, max([start, *finished_ends, *job_ends]), read_bytes)
+
+    def _load_attempts(self, view: ProgressView) -> None:
+        for offset, packed in view.attempts.items():
+            if self.ack_map.is_finished(offset):
+                continue
+            job = self.table.add_recorded(offset, packed)
+            reason = job.why_used_up(self.policy)
+            if reason and self.policy.parks:
+                self.used_up.add(offset)
+            elif reason:
+                self.table.spend(job, reason)
+
+    # --- reading on
+
+    def wake(self) -> None:
+        """Stand among the ready queues, if there may be something to do."""
+        if self.in_ready or self.feed.state is FeedState.GONE:
+            return
+        if (
+            self.stream is not None
+            or self.table.ready
+            or self.feed.buffered
+            or self.feed.state is FeedState.READABLE
+        ):
+            self.in_ready = True
+            self._ready.append(self)
+
+    def has_span(self) -> bool:
+        """Whether messages past the last one may go out already."""
+        return self.feed.next_offset() - self.ack_map.committed < self.plan.ack_span_max
+
+    def expire_below(self, first: int, start: int) -> None:
+        """Retention took what is below `first`: what is unfinished of it, from `start` on, is finished."""
+        unfinished = self.ack_map.unfinished_from(start, 1_000_000)
+        expired = [(begin, min(end, first)) for begin, end in unfinished if begin < first]
+        self.expire_ranges(expired)
+
+    def drop_overtaken(self) -> None:
+        """Messages may be finished that were not delivered under this epoch: read with a sieve."""
+        self.overtaken = False
+        self.feed.drop_read_ahead()
+        self.feed.finished_until = max(self.feed.finished_until, self.delivered_until)
+
+    def forget_bytes(self) -> None:
+        """Deliver what lies ready by reading it again (a filter changed, or others need the room)."""
+        if self.stream is not None:
+            for offset in self.stream.unready_all():
+                self.table.release(offset)
+
+    # --- delivery
+
+    def adopt_leases(self, runs: Iterable[LeasedRun], acked: Iterable[Range], now: float) -> None:
+        """Clients have these, or have acknowledged them, since before the queue came here. A lease that has
+        run out meanwhile is nobody's."""
+        last = 0
+        for start, end in acked:
+            if self.finish_handed_out(start, end):
+                last = max(last, end)
+        for start, end, size, lease in runs:
+            if lease.deadline <= now:
+                continue
+            unfinished = self.open_offsets(start, end)
+            for first, after in ranges_of(unfinished):
+                self.leases.add(first, after, size * (after - first) // (end - start), lease)
+                last = max(last, after)
+                for job in self.table.within(first, after):
+                    self.table.change(job, JobEvent.DELIVERED)
+            self.out.update(unfinished)
+        self.feed.finished_until = max(self.feed.finished_until, last)
+
+    def lease(self, messages: Slice, lease: Lease) -> None:
+        """Record that these messages go out under this lease."""
+        runs = ascending_ranges(messages.offsets)
+        if len(runs) == 1:
+            self._lease_run(runs[0][0], runs[0][1], messages.size, lease)
+            return
+        at = 0
+        for start, end in runs:
+            size = sum(map(len, messages.deliveries[at : at + end - start]))
+            self._lease_run(start, end, size, lease)
+            at += end - start
+
+    def take_in_order(self, stream: QueueStream, count: int, bytes_max: int) -> list[ReadyMessage]:
+        """Up to `count` messages in order, as many as fit; none when all had to wait for their heads."""
+        messages = stream.take(count, bytes_max)
+        if stream.ledger.table.batch == 1:
+            return messages
+        late = self.close(stream, [message.offset for message in messages])
+        return [message for message in messages if message.offset not in late] if late else messages
+
+    def close(self, stream: QueueStream, offsets: list[int]) -> set[int]:
+        """Fix which messages go into an answer; return those that do not, because they stand behind
+        others."""
+        behind = stream.close(offsets)
+        for offset in behind:
+            if not self.leases.turn(offset):
+                self.send_back(offset)
+        return set(behind).intersection(offsets) if behind else set()
+
+    def _lease_run(self, start: int, end: int, size: int, lease: Lease) -> None:
+        self.leases.add(start, end, size, lease)
+        if self.table.jobs:
+            for job in self.table.within(start, end):
+                self._tally.redelivered.value += job.tried
+                self.table.change(job, JobEvent.DELIVERED)
+
+    def back(self, start: int, end: int) -> None:
+        """Note that clients have none of these any more, of those that they had before the queue came
+        here."""
+        returned = [offset for offset in range(start, end) if offset in self.out] if self.out else ()
+        if returned:
+            self.out.difference_update(returned)
+            self.overtaken = True
+
+    def next_event(self) -> float:
+        """Not later than the next lease deadline or retry; NEVER when there is none."""
+        deadline = self.leases.next_deadline
+        return min(deadline, self.table.next_due()) if self.table.jobs else deadline
+
+    # --- chains and operators
+
+    def exhaust_used_up(self, offset: int) -> bool:
+        """Its chain came to a job: whether it has used up its attempts and is not to be delivered."""
+        self.used_up.discard(offset)
+        exhausted = self.policy.parks and self.table.exhaust_recorded(offset, self.policy)
+        if exhausted and self.observer is not None:
+            self.observer.on_change(JobNews.PARKED, offset)
+        return exhausted
+
+    def replay(self, offset: int) -> bool:
+        """Deliver a parked, exhausted or waiting job now, its attempts counted anew, also after a restart."""
+        job = self.table.replay(offset)
+        if job is not None and job.is_recorded:
+            self.uncommitted.mark(offset, job.packed)
+        return job is not None
+
+    def park(self, offset: int) -> None:
+        """An operator set the job's key aside; what a client has is parked when it comes back."""
+        self._withdraw_ready(offset)
+        self.park_unread(offset)
+
+    def park_unread(self, offset: int) -> None:
+        """Park a job that does not lie ready with its bytes."""
+        if self.leases.lease_of(offset) is None:
+            self.table.park(offset)
+
+    def _withdraw_ready(self, offset: int) -> None:
+        """Take a job out of what lies ready; it would be read again."""
+        if self.stream is not None and self.stream.unready(offset):
+            self.table.release(offset)
+
+    def send_back(self, offset: int) -> None:
+        """A job that was let out, and is not leased, waits in its chain again."""
+        job = self.table.jobs.get(offset)
+        if job is not None:
+            self.table.go_back(job)
+        if self.stream is not None:
+            self.stream.put_back(offset)
+        if self.observer is not None:
+            self.observer.on_change(JobNews.SENT_BACK, offset)
+
+    def dead_letter(self, offset: int, reason: str) -> None:
+        """Dead letter at once, whatever the job's state; a client that has it is late from now on. What is
+        taken up is one if its acknowledgement is not stored. Its chain goes on when it is moved."""
+        self._withdraw_ready(offset)
+        self.leases.take(offset, offset + 1, None)
+        self.back(offset, offset + 1)
+        is_taken_up = offset in self.leases.taken_up
+        state = JobState.LEASED if is_taken_up else JobState.PLAIN
+        job = self.table.jobs.get(offset) or self.table.add(offset, state)
+        if job.state is not JobState.SPENT:
+            job.final, job.reason = True, reason
+            if not is_taken_up:
+                self.table.spend(job, reason)
+        if self.observer is not None:
+            self.observer.on_change(JobNews.SPENT, offset, f"{reason}: {job.error}" if job.error else reason)
+
+    # --- results
+
+    def finish(self, offsets: Sequence[int], lease_ids: Sequence[int] | None, now: float) -> int:
+        """Acknowledge, each under the lease id at the same place (absent or 0: without one); returns how many
+        were finished by it."""
+        finished = 0
+        for lease_id, group in by_lease(offsets, lease_ids):
+            lease, before = self.leases.lease_of(group[0]), finished
+            if lease is not None and lease_id in (None, lease.id) and group[0] not in self.leases.taken_up:
+                self._tally.process.observe((now - lease.since) * 1e6)
+            for start, end in ranges_of(group):
+                finished += self._finish_range(start, end, lease_id)
+            self._count_ignored(len(group) - finished + before, lease_id)
+        self._tally.acked.value += finished
+        if self.observer is not None:
+            self.observer.on_acks(offsets)
+        return finished
+
+    def _finish_range(self, start: int, end: int, lease_id: int | None) -> int:
+        finished = 0
+        for first, after, _ in self.leases.take(start, end, lease_id):
+            self.back(first, after)
+            self._finish_run(first, after)
+            finished += after - first
+        if lease_id is None and self.table.jobs and finished < end - start:
+            finished += self._finish_retrying(start, end)
+        if lease_id is None and start < self.delivered_until and finished < end - start:
+            finished += self.finish_handed_out(start, min(end, self.delivered_until))
+        if finished < end - start and self.uncommitted.in_commit:
+            self.uncommitted.repeat(start, end, self.ack_map)
+        return finished
+
+    def _finish_run(self, start: int, end: int, *, durable: bool = False) -> None:
+        self.ack_map.finish(((start, end),))
+        if not durable:
+            self.uncommitted.finish(start, end)
+        if self.table.jobs:
+            for job in self.table.within(start, end):
+                self.table.change(job, JobEvent.FINISHED)
+                self.used_up.discard(job.offset)
+        if self.stream is not None:
+            self.stream.finished(start, end)
+
+    def _finish_retrying(self, start: int, end: int) -> int:
+        waiting = list(filter(may_return, self.table.within(start, end)))
+        recorded = [job.offset for job in waiting if job.state is JobState.RECORDED]
+        if recorded:
+            self.overtaken = True
+            if self.stream is not None:
+                self.stream.pass_over(recorded)
+        for job in waiting:
+            self._finish_run(job.offset, job.offset + 1)
+        return len(waiting)
+
+    def finish_handed_out(self, start: int, end: int) -> int:
+        """Finish what a client got under an earlier epoch of this proxy and no client has got since."""
+        unfinished = self.open_offsets(start, end)
+        self.overtaken = self.overtaken or bool(unfinished)
+        if self.stream is not None:
+            self.stream.pass_over(unfinished)
+        for first, after in ranges_of(unfinished):
+            self._finish_run(first, after)
+        return len(unfinished)
+
+    def open_offsets(self, start: int, end: int) -> list[int]:
+        """Return the offsets that are neither finished, nor on their way to another topic, nor taken up."""
+        finished, is_spent, taken_up = self.ack_map.is_finished, self.table.is_spent, self.leases.taken_up
+        return [at for at in range(start, end) if not (finished(at) or is_spent(at) or at in taken_up)]
+
+    def fail(
+        self, offset: int, lease_id: int | None, delay_ms: int | None, now: float, error: str = ""
+    ) -> bool:
+        """One failed message: wait (`delay_ms`, or the next retry interval) or give up; False if ignored."""
+        job = self._take_job(offset, lease_id)
+        if job is None:
+            if self.uncommitted.in_commit and (waiting_job := self.table.jobs.get(offset)) is not None:
+                self.uncommitted.mark(offset, waiting_job.packed)
+            return False
+        self._apply_failure(job, delay_ms, now, error)
+        return True
+
+    def _take_job(self, offset: int, lease_id: int | None) -> UpstreamJob | None:
+        """The job of a message that a client gives back; None, and counted, where it does not have it."""
+        pieces = self.leases.take(offset, offset + 1, lease_id)
+        if pieces:
+            return self._returned_job(offset, pieces[0][2])
+        self._count_ignored(1, lease_id)
+        return None
+
+    def _returned_job(self, offset: int, size: int) -> UpstreamJob:
+        job = self.table.jobs.get(offset) or self.table.add(offset, JobState.LEASED)
+        job.size = size
+        return job
+
+    def give_up(self, offset: int, lease_id: int | None, error: str, *, parks: bool = False) -> bool:
+        """One failed message that is not to be tried again: dead letter, or with `parks` what becomes of one
+        that has used up its attempts; False if ignored."""
+        job = self._take_job(offset, lease_id)
+        if job is None:
+            return False
+        job.final = parks and self.policy.parks
+        self._count_failure(job, error)
+        in_chain = self.step_back(offset)
+        if job.final:
+            self._use_up(job, REASON_GIVEN_UP, in_chain=in_chain)
+        else:
+            self.dead_letter(offset, REASON_GIVEN_UP)
+        return True
+
+    def refuse(self, offset: int, now: float, error: str) -> None:
+        """A job that is due fails before it is delivered."""
+        self._apply_failure(self.table.jobs[offset], None, now, error)
+
+    def _count_failure(self, job: UpstreamJob, error: str) -> None:
+        self._tally.failed.value += 1
+        job.fails += 1
+        job.error = error or job.error
+        self.uncommitted.mark(job.offset, job.packed)
+
+    def _apply_failure(self, job: UpstreamJob, delay_ms: int | None, now: float, error: str) -> None:
+        self._count_failure(job, error)
+        job.since = job.since or now
+        interval = self.policy.after_fail(job.fails, job.timeouts)
+        if interval is None and delay_ms is not None and self.policy.waits_in_place(job.fails):
+            interval = delay_ms
+        wait_ms = interval if interval is None or delay_ms is None else delay_ms
+        in_chain = self.step_back(job.offset)
+        if wait_ms is None:
+            self._use_up(job, REASON_FAILED, in_chain=in_chain)
+        elif not in_chain:
+            self._wait_in_place(job, wait_ms, now)
+        if self.observer is not None:
+            self.observer.on_change(JobNews.FAILED, job.offset, error)
+
+    def _wait_in_place(self, job: UpstreamJob, wait_ms: int, now: float) -> None:
+        """A job waits for its retry, or with its key that an operator has set aside."""
+        if self.stream is not None and self.stream.parked(job.offset):
+            self.table.change(job, JobEvent.PARKED)
+        else:
+            self.table.wait(job, now + wait_ms / 1000)
+
+    def _use_up(self, job: UpstreamJob, reason: str, *, in_chain: bool) -> None:
+        """Its tries are used up: it is moved elsewhere, or its key waits for an operator. `in_chain`: it
+        waits in its chain again. A message without a key keeps nothing in order, and is moved."""
+        if self.policy.parks and in_chain:
+            self.used_up.add(job.offset)
+        elif self.policy.parks and self.stream is not None and self.stream.key(job.offset) is not None:
+            self.table.exhaust(job, reason)
+        else:
+            self.table.spend(job, reason)
+
+    def step_back(self, offset: int) -> bool:
+        """Jobs behind one that cannot go on return into the chain; True when it returned itself."""
+        stream = self.stream
+        if stream is None:
+            self.out.discard(offset)
+            return False
+        if offset in self.out:
+            self.back(offset, offset + 1)  # it was not placed yet, or waits in its chain: its turn comes
+            self.table.go_back(self.table.jobs[offset])
+            return True
+        for follower in stream.failing(offset):
+            if not self.leases.turn(follower):
+                self.leases.take(follower, follower + 1, None)
+                self.send_back(follower)
+        if stream.leads(offset):
+            return False
+        self.send_back(offset)
+        return True
+
+    def extend(self, lease_ids: Sequence[int], now: float) -> None:
+        """Start the time of live leases anew."""
+        self._tally.late.value += sum(not self.leases.extend(lease_id, now) for lease_id in lease_ids)
+        if self.observer is not None:
+            self.observer.on_extensions(lease_ids)
+
+    def extend_parts(self, offsets: Sequence[int], lease_ids: Sequence[int], now: float) -> list[int]:
+        """Start the time of single messages anew; returns the offsets that their leases do not hold."""
+        late = self.leases.extend_parts(offsets, lease_ids, now)
+        self._tally.late.value += len(late)
+        if self.observer is not None:
+            for offset in offsets:
+                if offset not in late:
+                    self.observer.on_change(JobNews.EXTENDED, offset)
+        return late
+
+    def take_back(self, offset: int, lease_id: int) -> bool:
+        """A client has not looked at a message: it is delivered again at once; False if ignored."""
+        job = self._take_job(offset, lease_id)
+        if job is None:
+            return False
+        self._tally.returned.value += 1
+        if not self.step_back(offset):
+            if self.stream is not None and self.stream.parked(offset):
+                self.table.change(job, JobEvent.PARKED)
+            else:
+                self.table.release(offset)
+        if self.observer is not None:
+            self.observer.on_change(JobNews.RETURNED, offset)
+        return True
+
+    def expire(self, now: float) -> None:
+        """Take back leases past their deadline."""
+        for start, end, size in self.leases.expire(now):
+            self._tally.timed_out.value += end - start
+            share, rest = divmod(size, end - start)
+            for offset in range(start, end):
+                self._time_out(offset, share + rest if offset == start else share, now)
+                if self.observer is not None:
+                    self.observer.on_change(JobNews.TIMED_OUT, offset)
+
+    def _time_out(self, offset: int, size: int, now: float) -> None:
+        if self.stream is not None and not self.stream.leads(offset):
+            self.send_back(offset)
+            return
+        if self.stream is not None:
+            for follower in self.stream.failing(offset):
+                if not self.leases.turn(follower) and self.leases.take(follower, follower + 1, None):
+                    self.send_back(follower)  # extended for itself
+        job = self._returned_job(offset, size)
+        job.timeouts += 1
+        job.since = job.since or now
+        self.uncommitted.mark(offset, job.packed)
+        wait_ms = self.policy.after_timeout(job.fails, job.timeouts)
+        in_chain = offset in self.out and self.step_back(offset)
+        if wait_ms is None:
+            self._use_up(job, REASON_TIMED_OUT, in_chain=in_chain)
+        elif in_chain:
+            return
+        elif wait_ms:
+            self._wait_in_place(job, wait_ms, now)
+        elif self.stream is not None and self.stream.parked(offset):
+            self.table.change(job, JobEvent.PARKED)
+        else:
+            self.table.make_ready(job, JobEvent.TIMED_OUT)
+
+    def skip(self, ranges: Iterable[Range]) -> None:
+        """Finish what is not to be delivered: gaps, filtered, expired."""
+        for start, end in ranges:
+            for offset in [offset for offset in self.out if start <= offset < end]:
+                self.out.discard(offset)
+                self.leases.take(offset, offset + 1, None)
+            self._finish_run(start, end)
+            if self.observer is not None:
+                self.observer.on_skip(start, end)
+
+    def expire_ranges(self, ranges: Sequence[Range]) -> None:
+        """Finish what retention took."""
+        self._tally.expired.value += sum(end - start for start, end in ranges)
+        self.skip(ranges)
+
+    def _count_ignored(self, count: int, lease_id: int | None) -> None:
+        (self._tally.unknown if lease_id is None else self._tally.late).value += count
+
+    # --- progress on its way to the backend
+
+    def finish_of(self, group: str, offset: int) -> ProgressDelta:
+        """Return the progress to commit together with what a message leaves in other topics."""
+        return ProgressDelta(group, self.ref, self.epoch, self.generation, ((offset, offset + 1),))
+
+    def published(self, offset: int, *, acked: bool = False) -> None:
+        """Finish a message whose finish is durable, with what it leaves in other topics. `acked`: a client's
+        finish."""
+        self._finish_run(offset, offset + 1, durable=True)
+        if self.observer is not None:
+            self.observer.on_change(JobNews.ACKED if acked else JobNews.MOVED, offset)
+
+    def collect(self, group: str) -> ProgressDelta | None:
+        """Uncommitted progress as one delta, which is then under way; None when there is none."""
+        return self.uncommitted.collect(group, self.ref, self.epoch, self.generation)
+
+    def revoke(self) -> None:
+        """The queue is not ours any more: give everything back to the subscription's budget."""
+        if self.observer is not None:
+            self.observer.on_loss()
+        self.feed.drop_read_ahead()
+        self.feed.state = FeedState.GONE
+        self.reread.clear()
+        self.leases.clear()
+        self.out.clear()
+        self.table.clear()

@@ -1,0 +1,231 @@
+"""Commits of a subscription's progress: the last step of an acknowledgement before the backend, and what
+follows when it is durable or has failed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from backend.claims import RETRY_S
+from backend.completion import Completion
+from backend.records import AppendResult, Bounds, CommitBatch, ProgressDelta, ProgressView, QueueRef
+from ddmq_common.errors import FencedError, RemoteError
+from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.core.jobs import UpstreamJob
+from proxy_consumer.core.pull_buffer import PullBuffer
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
+from proxy_consumer.core.timer_queue import NEVER
+from proxy_consumer.runtime import Runtime
+from proxy_consumer.tracing.messages import SubscriptionTrace
+
+TRIES_MAX = 3
+
+
+class QueueOwner(ABC):
+    """The base of a subscription: what its memberships, reads, moves and commits use, and report to.
+
+    `created_ms`: when it was made, in epoch milliseconds; 0: not known yet. `removed`: it was deleted, here
+    or elsewhere, and never joins again. `trace`: None: its messages are not traced.
+    """
+
+    def __init__(
+        self, runtime: Runtime, group_name: str, topic: str, config: SubscriptionDefaults, buffer: PullBuffer
+    ) -> None:
+        self.runtime = runtime
+        self.group_name = group_name
+        self.topic = topic
+        self.config = config
+        self.buffer = buffer
+        self.created_ms = 0
+        self.removed = False
+        self.trace: SubscriptionTrace | None = None
+        self.wake_at = NEVER
+
+    # --- time
+
+    @abstractmethod
+    def due(self, now: float) -> None:
+        """Do what is due; the timer queue calls it."""
+
+    def wake(self, moment: float) -> None:
+        """Have `due` called at `moment` (monotonic seconds), or before."""
+        self.runtime.timers.set(self, moment)
+
+    def store_later(self) -> None:
+        """Something could not be stored: try again soon."""
+        self.wake(self.runtime.now() + RETRY_S)
+
+    # --- queues come and go
+
+    @property
+    @abstractmethod
+    def joined(self) -> bool:
+        """Whether it is a member of its group for its topic."""
+
+    @abstractmethod
+    def install(self, ref: QueueRef, view: ProgressView, bounds: Bounds, epoch: int) -> None:
+        """A queue may be read from now on."""
+
+    @abstractmethod
+    def update_order(self) -> None:
+        """Open the ordered scopes that are complete: queues were given, or started."""
+
+    @abstractmethod
+    def on_installed(self) -> None:
+        """All queues of a grant that could be loaded are installed."""
+
+    @abstractmethod
+    def end_pushes(self, refs: Sequence[QueueRef], until: float, then: Callable[[], None]) -> None:
+        """Call `then` when nothing of the queues is being pushed, at `until` at the latest."""
+
+    @abstractmethod
+    def suspend(self, ref: QueueRef) -> None:
+        """A queue leaves, and may come back: what shares its chains waits until that is known."""
+
+    @abstractmethod
+    def drop(self, ref: QueueRef) -> None:
+        """Forget a queue that is this proxy's no more."""
+
+    @abstractmethod
+    def refence(self, queue: SubscribedQueue, then: Callable[[], None]) -> None:
+        """A commit was fenced: see whether the queue was reset or lost; `then` runs in any case."""
+
+    # --- messages
+
+    @abstractmethod
+    def serve(self) -> None:
+        """Hand out what there may be now to those who wait."""
+
+    @abstractmethod
+    def after_results(self, queues: Iterable[SubscribedQueue]) -> None:
+        """Messages of these queues were finished, have failed, or are to be moved."""
+
+    @abstractmethod
+    def on_moved(self, queue: SubscribedQueue, job: UpstreamJob, *, gone: bool) -> None:
+        """A spent message stands elsewhere; `gone`: it was not there any more, and nothing is stored yet."""
+
+    @abstractmethod
+    def on_not_moved(self, queue: SubscribedQueue, error: Exception, retry_at: float) -> None:
+        """A spent message could not be moved; it is tried again at `retry_at` (monotonic seconds)."""
+
+
+class QueueProgress(NamedTuple):
+    """One queue's share of a commit."""
+
+    owner: QueueOwner
+    queue: SubscribedQueue
+    delta: ProgressDelta
+
+
+def collect_progress(owner: QueueOwner, queues: Iterable[SubscribedQueue]) -> list[QueueProgress]:
+    """Take all progress of these queues that is not committed; it has to be committed then."""
+    shares = []
+    for queue in queues:
+        delta = queue.collect(owner.group_name)
+        if delta is not None:
+            shares.append(QueueProgress(owner, queue, delta))
+    return shares
+
+
+def store_settings(
+    runtime: Runtime, settings: Mapping[str, bytes | None], done: Callable[[], None] | None = None
+) -> None:
+    """Commit settings; `done` runs when they are durable or have failed, which is counted and logged."""
+
+    def on_committed(committed: Completion[list[AppendResult]]) -> None:
+        runtime.open_commits -= 1
+        if committed.error is not None:
+            runtime.progress_failed(committed.error)
+        if done is not None:
+            done()
+
+    if settings:
+        runtime.open_commits += 1
+        batch = CommitBatch(settings=dict(settings))
+        runtime.backend.commit(batch, runtime.commit_deadline()).then(on_committed)
+    elif done is not None:
+        done()
+
+
+class ProgressCommit(Completion[list[AppendResult]]):
+    """One commit of progress. `done(error)` runs once it is durable (None) or has failed.
+
+    When the backend fences it, the queues concerned learn their present epoch and generation; what this proxy
+    still holds then is committed again.
+    """
+
+    __slots__ = ("_done", "_runtime", "_shares", "_tries")
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        shares: list[QueueProgress],
+        done: Callable[[Exception | None], None] | None = None,
+        tries: int = TRIES_MAX,
+    ) -> None:
+        super().__init__()
+        self._runtime = runtime
+        self._shares = shares
+        self._done = done
+        self._tries = tries
+
+    def start(self) -> None:
+        """Hand it to the backend."""
+        runtime = self._runtime
+        runtime.open_commits += 1
+        batch = CommitBatch(progress=[share.delta for share in self._shares])
+        runtime.backend.commit(batch, runtime.commit_deadline(), into=self)
+
+    def settled(self) -> None:
+        """Release what is durable, or have it committed again."""
+        self._runtime.open_commits -= 1
+        error = self.error
+        if error is None:
+            for share in self._shares:
+                share.queue.uncommitted.committed()
+            self._report_end(None)
+            return
+        for share in self._shares:
+            share.queue.uncommitted.restore(share.delta, share.queue.table.jobs)
+        if isinstance(error, FencedError) and self._tries > 1:
+            self._refence_queues()
+            return
+        self._runtime.progress_failed(error)
+        for share in self._shares:
+            share.owner.store_later()
+        self._report_end(error)
+
+    def _report_end(self, error: Exception | None) -> None:
+        if self._done is not None:
+            self._done(error)
+
+    def _refence_queues(self) -> None:
+        unchecked = len(self._shares)
+
+        def on_checked() -> None:
+            nonlocal unchecked
+            unchecked -= 1
+            if unchecked == 0:
+                self._retry()
+
+        for share in self._shares:
+            share.owner.refence(share.queue, on_checked)
+
+    def _retry(self) -> None:
+        if any(share.queue.is_lost for share in self._shares):
+            for share in self._shares:
+                share.owner.store_later()
+            self._report_end(
+                RemoteError("a queue was lost while its results were on their way; send them again")
+            )
+            return
+        shares: list[QueueProgress] = []
+        for share in self._shares:
+            if share.owner.buffer.holds(share.queue):
+                shares += collect_progress(share.owner, (share.queue,))
+        if shares:
+            ProgressCommit(self._runtime, shares, self._done, self._tries - 1).start()
+        else:
+            self._report_end(None)
