@@ -5,12 +5,13 @@ checked for 20 and its size as a whole, then each member by its own column, then
 Nothing here changes anything: no topic is created, no token taken. Rate limits come afterwards, when it is
 certain that the topic exists (pending.py).
 
-`usual` is the table once more in one function, for messages as nearly all are: what it takes, each row takes.
+`make_record` is the table once more in one function, the fast path for plain messages: what it accepts, each
+row accepts. `check_messages` is the one loop over the messages of a call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from backend.records import NewRecord
@@ -35,8 +36,9 @@ from proxy_producer.core.validation import (
 )
 from proxy_producer.delay.context import DelayContext
 from proxy_producer.flow import Flow
+from proxy_producer.pending import SendMember
 from proxy_producer.topics import KnownTopic, TopicTable
-from proxy_producer.wire import BatchMember, RequestKind, SendRequest, flags_of, request_of
+from proxy_producer.wire import RequestKind, SendRequest, flags_of, request_of
 
 DRAINING = refusal(Code.SHUTTING_DOWN, "draining", "this proxy is shutting down", "send to another one")
 NO_DELAY_SERVICE = refusal(
@@ -53,7 +55,7 @@ _ALONE = "allowed in a batch: messages without a delay; send it alone"
 
 
 class Admission:
-    """The checks of one proxy; each answers what is wrong, or None."""
+    """The checks of one proxy; each returns a refusal, or None."""
 
     def __init__(
         self,
@@ -76,11 +78,11 @@ class Admission:
         self._new_id = new_id
 
     def reconfigure(self, config: ProducerConfig) -> None:
-        """Other limits of batches from now on."""
+        """Use other limits of batches from now on."""
         self._config = config
 
-    def fault(self, request: SendRequest) -> SendRefusal | None:
-        """The first row of TABLE that does not hold. May be asked again: it finds everything anew."""
+    def find_fault(self, request: SendRequest) -> SendRefusal | None:
+        """Return the refusal of the first row of TABLE that does not hold. A second call checks all again."""
         for check in _CHECKS[request.kind]:
             fault = check(self, request)
             if fault is not None:
@@ -93,7 +95,7 @@ class Admission:
         return DRAINING if self._flow.draining else None
 
     def legal_name(self, request: SendRequest) -> SendRefusal | None:
-        """Finds the topic, too, where it exists."""
+        """Check the topic's name, and find the topic if it exists."""
         name = request.name
         topic = self.known.get(name)
         if topic is None and (name or request.kind is not RequestKind.CHANGE):
@@ -113,7 +115,7 @@ class Admission:
         return content_fault(request.key, request.tags, request.body, request.properties, limits)
 
     def legal_properties(self, request: SendRequest) -> SendRefusal | None:
-        """What they ask for: a delay in the words of a dialect, a level; or that a delay service sends it."""
+        """Read what the properties ask for: a delay (dialect or level), or that a delay service sends it."""
         properties = request.properties
         if not properties:
             return None
@@ -121,15 +123,15 @@ class Admission:
         if request.due_times:
             spoken = dialects(("ddmq", *(() if spoken is None else spoken.spoken)))
         if spoken is not None and not spoken.properties.isdisjoint(properties):
-            asked = dialect_of(properties, spoken, request.now_ms, self._delay.limits)
-            if isinstance(asked, SendRefusal):
-                return asked
+            command = dialect_of(properties, spoken, request.now_ms, self._delay.limits)
+            if isinstance(command, SendRefusal):
+                return command
             request.relative = (
                 request.kind is RequestKind.PREPARED
-                and asked is not None
+                and command is not None
                 and counts_from_now(properties, spoken, request.now_ms)
             )
-            request.command, properties = asked, without_dialects(properties, spoken)
+            request.command, properties = command, without_dialects(properties, spoken)
         request.chronos = CHRONOS in properties
         if DELAY in properties:
             request.level = delay_level(properties)
@@ -185,12 +187,16 @@ class Admission:
     def bounds(self, request: SendRequest) -> SendRefusal | None:
         return self._flow.bound_fault(request.frame_bytes)
 
-    # --- messages as nearly all are
+    # --- the fast path
 
     # One function: it is the hot path, and each call costs it 0.05 µs.
-    def usual(self, message: Any, topic: KnownTopic, born_ms: int | None) -> NewRecord | SendRefusal | None:
-        """The record of a message without any delay to a topic that takes it, or what is wrong with its
-        content; None: ask the table. `born_ms` None: now."""
+    def make_record(
+        self, message: Any, topic: KnownTopic, born_ms: int | None
+    ) -> NewRecord | SendRefusal | None:
+        """Check a plain message and make its record, or refuse its content; None: ask the table.
+
+        The topic takes plain messages, and the message asks for no delay. `born_ms` None: now.
+        """
         flags, system, properties = 0, None, message.properties
         if not topic.plain_now:
             return None
@@ -216,37 +222,52 @@ class Admission:
             system = None if identity is None else {IDENTITY: identity}
         return NewRecord(topic.name, -1, self._new_id(), born_ms, delivery, key, tags, flags, 0, system)
 
-    # --- batches
+    # --- the messages of a call
 
     def batch_fault(self, messages: list[Any]) -> SendRefusal | None:
-        """What forbids a batch as a whole."""
+        """Return what forbids a batch as a whole."""
         if self._flow.draining:
             return DRAINING
         body_bytes = sum([len(message.body or message.value or b"") for message in messages])
         config = self._config
         return batch_fault(len(messages), body_bytes, config.batch_messages_max, config.batch_bytes_max)
 
-    def members(self, messages: list[Any], each: bool) -> tuple[list[BatchMember], dict[int, SendRefusal]]:
-        """The legal messages, and by place what is wrong with others; without `each` up to the first."""
-        members: list[BatchMember] = []
+    def check_messages(
+        self,
+        kind: RequestKind,
+        messages: Sequence[Any],
+        *,
+        partial: bool = False,
+        due_times: Container[int] = (),
+    ) -> tuple[list[SendMember], dict[int, SendRefusal]]:
+        """Return the legal messages, and by index why others are refused; unless `partial`, up to the first.
+
+        `due_times`: indexes of messages that ask for delays in dialect ddmq, whatever their topics speak.
+        """
+        members: list[SendMember] = []
         faults: dict[int, SendRefusal] = {}
-        born_ms, known, usual, new = self._wall_ms(), self.known, self.usual, tuple.__new__
-        for place, message in enumerate(messages):
-            topic = known.get(message.topic)
-            chronos, found = False, None if topic is None else usual(message, topic, born_ms)
-            if found is None:
+        born_ms, topics = self._wall_ms(), self.known
+        for index, message in enumerate(messages):
+            record: NewRecord | SendRefusal | None = None
+            request: SendRequest | None = None
+            topic = None if index in due_times else topics.get(message.topic)
+            if topic is not None:
+                record = self.make_record(message, topic, born_ms)
+            if record is None:
                 identity = self.identity_of(message, message.properties)
-                request = request_of(RequestKind.MEMBER, message, born_ms, 0, identity)
-                found = self.fault(request) or request.record(self._new_id())
-                chronos = request.chronos
-            if isinstance(found, SendRefusal):
-                faults[place] = found
-                if each:
+                request = request_of(kind, message, born_ms, 0, identity)
+                request.due_times = index in due_times
+                record = self.find_fault(request) or request.record(self._new_id())
+                topic = request.topic
+            if isinstance(record, SendRefusal):
+                faults[index] = record
+                if partial:
                     continue
                 break
             body = message.body or message.value
-            fields = (place, found, len(body), message.partitionId, message.hashId, chronos)
-            members.append(new(BatchMember, fields))
+            members.append(
+                SendMember(index, record, len(body), message.partitionId, message.hashId, topic, request)
+            )
         return members, faults
 
 

@@ -24,6 +24,13 @@ class TopicCounts:
         self.duplicates = metrics.cell(catalogue.SEND_DUPLICATES, topic)
         self.latency = metrics.histogram(catalogue.SEND_LATENCY, topic)
 
+    def add_stored(self, messages: int, duplicates: int, body_bytes: int) -> None:
+        """Count stored messages; duplicates are among `messages` and not in `body_bytes`."""
+        self.stored.value += messages
+        self.stored_bytes.value += body_bytes
+        if duplicates:
+            self.duplicates.value += duplicates
+
 
 class SendCounts:
     """All cells of one producer proxy."""

@@ -22,6 +22,7 @@ from ddmq_common.clock import Clock
 from proxy_producer.config import ProducerConfig
 from proxy_producer.core.refusals import SendRefusal, refusal
 from proxy_producer.counts import SendCounts
+from proxy_producer.delay.context import DelayContext, DelayLevels
 from proxy_producer.topics import RateLimiter, TopicTable
 
 _NEVER = float("inf")
@@ -56,12 +57,12 @@ class SweepTimer(Protocol):
 
 
 class Flow:
-    """Shared by all requests of one proxy; fields are plain because the hot path touches them."""
+    """State shared by all requests of one proxy. Its fields are public because the hot path touches them."""
 
     __slots__ = (
         "_config", "_deferred", "_drain_deadline", "_drained", "_period", "_sequence", "_timer", "backend",
-        "counts", "draining", "earliest", "inflight", "inflight_bytes", "monotonic", "ticking", "topics",
-        "unanswered",
+        "counts", "delay", "draining", "earliest", "inflight", "inflight_bytes", "levels", "monotonic",
+        "ticking", "topics", "unanswered",
     )  # fmt: skip
 
     def __init__(
@@ -71,9 +72,13 @@ class Flow:
         clock: Clock,
         counts: SendCounts,
         topics: TopicTable,
+        delay: DelayContext,
+        levels: DelayLevels,
         timer: SweepTimer,
     ) -> None:
         self.backend = backend
+        self.delay = delay
+        self.levels = levels
         self.monotonic = clock.monotonic
         self.counts = counts
         self.topics = topics

@@ -1,325 +1,462 @@
-"""One accepted send of any kind: its own completion, from acceptance to its answer.
+"""PendingSend: one accepted call that sends messages, from its acceptance to its answer.
 
-The usual way is straight: the service hands the record to the backend with this object as completion, and
-`settled` answers. The careful way goes through `advance`: the topic is created first, or a rate limit makes
-it wait, or an internal topic is to be had. Kinds of sends differ in two things alone: where they go on the
-careful way, their `destination`, and how their callers are answered, their `answers`. Those of messages
-without a due time stand here; those of the delay service's commands in delay/sends.py.
-Whatever happens, it is answered exactly once and leaves the in-flight counts exactly once: `answered` guards
-the first, `settled` or `Flow.settled` does the second.
+There is one for each call: a single send, a batch, a delay command, the messages of a transaction or of an
+acknowledgement. These differ in their Destination alone: where the records go, and how the caller is
+answered.
+
+* On the fast path the service has chosen the queue of one record and calls `append`.
+* On the slow path `start` creates missing topics, waits for rate limits, then for internal topics, chooses
+  the queues and calls `destination.store`.
+
+A send is answered exactly once and leaves the in-flight counts exactly once. `answered` guards the first;
+`settled`, `refuse_unsent` or `_forget` does the second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
+
+from mypy_extensions import mypyc_attr
 
 from backend.completion import Completion
 from backend.internal_topics import schedule_record
-from backend.port import Backend
-from backend.records import AppendResult, AppendStatus, NewRecord
-from ddmq_common.clock import Clock
-from ddmq_common.delays.levels import Levels
-from ddmq_common.names import SCHEDULE_TOPIC
-from ddmq_common.queue_choice import choose
+from backend.records import AppendResult, AppendStatus, CommitBatch, NewRecord
 from ddmq_rpc.api import Call, Fault
 from proxy_producer import wire
+from proxy_producer.core.delay_requests import schedule_id
 from proxy_producer.core.refusals import SendRefusal, failure_of, refusal_of, timed_out
+from proxy_producer.delay.context import command_record
 from proxy_producer.flow import Flow
-from proxy_producer.topics import InternalTopic, KnownTopic, longest
+from proxy_producer.topics import InternalTopic, KnownTopic, RateLimiter, longest
+from proxy_producer.wire import RequestKind, SendRequest
 
 _STORED = AppendStatus.STORED
+_NOT_HELD = 0.0, ""
 
 
-class Answers(Protocol):
-    """How the caller of one kind of sends is answered."""
+class SendMember:
+    """One message of a send, after its checks.
 
-    def stored(self, send: PendingSend, result: AppendResult) -> None:
-        """Its record is stored: answer, at once or when there is more to tell."""
+    `index`: its position in the call. `record`: the message for its own topic. `topic`: None while it does
+    not exist. `request`: None for a message of the fast path, which asks for no delay.
+    """
 
-    def refused(self, send: PendingSend, fault: SendRefusal) -> None:
-        """It was not accepted, is not stored, or nobody knows: answer so, and count it."""
+    __slots__ = ("body_bytes", "hash_id", "index", "partition_id", "record", "request", "topic")
 
-
-class Destination(Protocol):
-    """Where one send on the careful way goes. `held_by`: what it may wait for on its way."""
-
-    @property
-    def held_by(self) -> str: ...
+    def __init__(
+        self,
+        index: int,
+        record: NewRecord,
+        body_bytes: int,
+        partition_id: int,
+        hash_id: int,
+        topic: KnownTopic | None,
+        request: SendRequest | None,
+    ) -> None:
+        self.index = index
+        self.record = record
+        self.body_bytes = body_bytes
+        self.partition_id = partition_id
+        self.hash_id = hash_id
+        self.topic = topic
+        self.request = request
 
     def mode_fault(self, topic: KnownTopic) -> SendRefusal | None:
-        """Codes 18 and 19, for a topic that did not exist when the send was checked."""
+        """Return code 18 or 19 for a topic that did not exist when the message was checked."""
+        request = self.request
+        if request is None or not (request.level or request.command is not None):
+            return topic.plain_fault(request is not None and request.chronos)
+        return topic.delayed_fault()
 
-    def append(self, send: PendingSend) -> None:
-        """No limit holds the send any more: let `send.send_careful` follow, or `send.refuse_unsent`."""
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Destination:
+    """Where the records of a send go, and how its caller is answered: the kind of the send.
+
+    `partial`: a fault of one message does not stop the others.
+    """
+
+    def __init__(self, partial: bool = False) -> None:
+        self.partial = partial
+
+    def store(self, send: PendingSend) -> None:
+        """Store the messages; their topics exist, their queues are chosen, and no limit holds them."""
+        send.store([send.stored_record(member) for member in send.members])
+
+    def settle(self, send: PendingSend) -> None:
+        """Take the backend's answer, which may come after the caller's."""
+        if send.answered:
+            send.flow.counts.late(send.is_stored())
+        elif send.error is not None:
+            send.refuse(refusal_of(send.error))
+        else:
+            self.answer(send, send.value)
+
+    def answer(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
+        """Answer the caller and count. `results` belong to the members; `send.faults` tells what was refused.
+
+        Without results nothing is stored, or it is not known whether it is.
+        """
+        raise NotImplementedError
 
 
 class PendingSend(Completion[list[AppendResult]]):
-    """State of one send. Making one accepts it: it counts against the bounds from then on.
+    """State of one call that sends messages. Making one accepts it: it counts against the bounds then.
 
-    `topic`: whose limits and counts are its own; None as long as it does not exist. `on_settled()`: runs when
-    the backend has settled it, after the answer, whenever that was.
+    `deadline`: monotonic seconds. `faults`: why messages are not stored, by their index in the call; the
+    members are the others. `records`: what was handed to the backend for each member.
     """
 
     __slots__ = (
-        "answered", "answers", "body_bytes", "call", "deadline", "destination", "flow", "frame_bytes", "held",
-        "on_settled", "ours", "record", "sent", "topic",
+        "answered", "call", "deadline", "destination", "faults", "flow", "frame_bytes", "held", "members",
+        "missing", "records", "sent", "size", "waits_for",
     )  # fmt: skip
 
     def __init__(
         self,
         flow: Flow,
         call: Call,
-        record: NewRecord,
         deadline: float,
-        body_bytes: int,
-        ours: bool,
-        topic: KnownTopic | None,
-        answers: Answers,
+        members: list[SendMember],
+        destination: Destination,
+        faults: dict[int, SendRefusal] | None = None,
     ) -> None:
         self.done = False
         self.error = None
         self._callbacks = None
         self.flow = flow
         self.call = call
-        self.record = record
         self.deadline = deadline
-        self.body_bytes = body_bytes
+        self.members = members
+        self.destination = destination
+        self.faults: dict[int, SendRefusal] = {} if faults is None else faults
+        self.size = len(members) + len(self.faults)
+        self.records: Sequence[NewRecord] = ()
         self.frame_bytes = frame_bytes = call.frame_bytes
-        self.ours = ours
-        self.topic = topic
-        self.answers = answers
         self.answered = False
         self.sent = False
-        self.on_settled: Callable[[], None] | None = None
+        self.missing = 0  # topics that are being created
+        self.waits_for = "a rate limit"  # for the refusal when the time is up
+        self.held = _NOT_HELD  # seconds, and the rate limit that held it
         flow.inflight += 1
         flow.inflight_bytes += frame_bytes
 
-    # --- on the way to the backend
+    # --- to the backend
 
-    def send(self) -> None:
-        """Hand the record to the backend; its queue has been chosen."""
+    def append(self, records: Sequence[NewRecord]) -> None:
+        """Hand the records to the backend. An error of the backend's own is raised to the caller."""
+        self.records = records
         self.sent = True
         try:
-            self.flow.backend.append((self.record,), self.deadline, self)
+            self.flow.backend.append(records, self.deadline, self)
         except BaseException:
             self._forget()
             raise
 
-    def send_careful(self) -> None:
-        """The same from a place that no call waits for."""
+    def store(self, records: Sequence[NewRecord], *, atomic: bool = False) -> None:
+        """Hand the records over outside of the call's handler. `atomic`: all of them or none are stored."""
+        self.records = records
+        self.sent = True
+        backend = self.flow.backend
         try:
-            self.send()
+            if atomic:
+                backend.commit(CommitBatch(records), self.deadline, self)
+            else:
+                backend.append(records, self.deadline, self)
         except BaseException:
-            self.call.fault(Fault.INTERNAL_ERROR, "the send failed inside the proxy")
+            self._abort()
             raise
 
-    def advance(self, destination: Destination, name: str | None) -> None:
-        """The careful way: create topic `name` if it is missing (None: it need not be there), wait for rate
-        limits if need be."""
-        self.destination = destination
-        if self.topic is not None:
-            self._pass_limits(self.topic)
-        elif name is not None:
-            self.flow.topics.create(name, self)
-        else:
-            self.release()
-        if not (self.done or self.answered):
-            self.flow.watch(self)
-
-    def topic_settled(self, name: str, found: KnownTopic | SendRefusal) -> None:
-        """The topic exists now, or does not and will not."""
-        if self.answered:
-            return
-        if isinstance(found, SendRefusal):
-            self.refuse_unsent(found)
-            return
-        self.topic = found
-        fault = found.write_fault() or self.destination.mode_fault(found)
-        if fault is not None:
-            self.refuse_unsent(fault)
-        else:
-            self._pass_limits(found)
-
-    def _pass_limits(self, topic: KnownTopic) -> None:
-        if not topic.limiters:
-            self.release()
-            return
-        flow = self.flow
-        now = flow.monotonic()
-        wait_s, limiter = longest(topic.limiters, 1, self.body_bytes, now)
-        fault = flow.rate_fault(wait_s, limiter, self.deadline, now)
-        if fault is not None:
-            self.refuse_unsent(fault)
-            return
-        for one in topic.limiters:
-            one.take(1, self.body_bytes)
-        if wait_s > 0:
-            self.held = wait_s, "" if limiter is None else limiter.shown()
-            flow.defer(self, wait_s)
-        else:
-            self.release()
-
-    def release(self) -> None:
-        """No limit holds it any more."""
-        self.destination.append(self)
-
-    def wait_for(self, topic: InternalTopic, go_on: Callable[[], None]) -> None:
-        """`go_on` follows when the internal topic is there; where it cannot be had, the send is refused."""
-        if topic.ready:
-            go_on()
-        else:
-            topic.when_ready(partial(self._waited, go_on))
-
-    def _waited(self, go_on: Callable[[], None], fault: SendRefusal | None) -> None:
-        if self.answered:
-            return
-        if fault is None:
-            go_on()
-        else:
-            self.refuse_unsent(fault)
-
-    def choose_queue(self, place: tuple[int, int]) -> None:
-        """The queue of the topic that (partitionId, hashId) `place` means."""
-        topic = self.topic
-        if topic is None:
-            raise RuntimeError("a send was released before its topic was known")
-        topic.turn += 1
-        key = self.record.key if topic.by_key else b""
-        self.record.queue_id = choose(place[0], place[1], topic.queues, topic.turn, key)
-
-    # --- the answer
-
-    def settled(self) -> None:
-        """The backend's answer is here: answer the caller, unless the sweep has."""
-        flow = self.flow
-        flow.inflight -= 1
-        flow.inflight_bytes -= self.frame_bytes
-        if self.answered:
-            flow.counts.late(self.error is None and self.value[0].status is _STORED)
-        else:
-            flow.unanswered.discard(self)
-            self._answer_settled()
-        if self.on_settled is not None:
-            self.on_settled()
-
-    def _answer_settled(self) -> None:
-        if self.error is not None:
-            self._refuse(refusal_of(self.error))
-            return
-        result = self.value[0]
-        if result.status is _STORED:
-            self.answers.stored(self, result)
-        else:
-            self._refuse(failure_of(result))
-
-    def count_stored(self, *, before: bool = False) -> None:
-        """Its caller is told that it is stored, or was `before`: counted under the message's topic."""
-        self.answered = True
-        if self.topic is not None:
-            counts = self.topic.counts
-            counts.latency.observe((self.flow.monotonic() - self.call.received_at) * 1e6)
-            counts.stored.value += 1
-            if before:
-                counts.duplicates.value += 1
-            else:
-                counts.stored_bytes.value += self.body_bytes
-
-    def expire(self) -> None:
-        """Out of time: say what it was waiting for, and whether it can be stored."""
-        waited_ms = round((self.deadline - self.call.received_at) * 1_000)
-        if self.sent:
-            self.flow.unanswered.discard(self)
-            self._refuse(timed_out(waited_ms, "the backend", sent=True))
-        else:
-            doing = self.destination.held_by if self.topic else "the topic's creation"
-            self.refuse_unsent(timed_out(waited_ms, doing, sent=False))
-
-    def refuse_unsent(self, fault: SendRefusal) -> None:
-        """It does not get to the backend."""
-        self.flow.settled(self, self.frame_bytes)
-        self._refuse(fault)
-
-    def _refuse(self, fault: SendRefusal) -> None:
-        self.answered = True
-        self.answers.refused(self, fault)
-
     def _forget(self) -> None:
-        """The backend raised: it will not settle this; whoever called hears of the error."""
+        """Take the send out of the counts: the backend raised, so it will not settle it."""
         if not self.done:
             self.done = True
             self.answered = True
             self.flow.settled(self, self.frame_bytes)
 
+    def _abort(self) -> None:
+        """Do the same, and answer the call, which nothing else may be waiting for."""
+        if not self.done:
+            self._forget()
+            self.call.fault(Fault.INTERNAL_ERROR, "the send failed inside the proxy")
 
-@dataclass(slots=True)
-class SendAnswers:
-    """A plain send is answered with a constant; callers that know fields of ours are `told` more."""
+    # --- the slow path
 
-    told: Callable[[NewRecord, AppendResult], Any]
+    def start(self) -> None:
+        """Create missing topics, wait for limits, and store."""
+        self.flow.watch(self)
+        names: dict[str, None] = {}
+        for member in self.members:
+            if member.topic is None and member.request is not None and member.request.adds:
+                names[member.record.topic] = None
+        if names:
+            self._create_topics(list(names))
+        else:
+            self._pass_limits()
 
-    def stored(self, send: PendingSend, result: AppendResult) -> None:
-        send.count_stored(before=result.first is not None)
-        if send.ours:
-            send.call.reply(self.told(send.record, result))
+    def _create_topics(self, names: list[str]) -> None:
+        topics = self.flow.topics
+        self.missing = 1  # holds the send until all creations have begun
+        for name in names:
+            self.missing += 1
+            fault = topics.creation_fault(name)  # the names before may have used up the bound
+            if fault is None:
+                topics.create(name, self)
+            else:
+                self.topic_settled(name, fault)
+        self._count_down_missing()
+
+    def topic_settled(self, name: str, topic: KnownTopic | SendRefusal) -> None:
+        """Take a topic that exists now, or the reason why it does not."""
+        if self.answered:
+            return
+        if isinstance(topic, SendRefusal):
+            self._drop_topic(name, topic)
+        else:
+            for member in self.members:
+                if member.record.topic == name:
+                    member.topic = topic
+        self._count_down_missing()
+
+    def _count_down_missing(self) -> None:
+        self.missing -= 1
+        if not self.missing and not self.answered:
+            self._check_modes()
+            self._pass_limits()
+
+    def _check_modes(self) -> None:
+        """Check the topics once more: since the messages were checked, their rules may have changed."""
+        faults: dict[str, SendRefusal] = {}
+        for member in self.members:
+            topic = member.topic
+            if topic is not None and topic.name not in faults:
+                fault = topic.write_fault() or member.mode_fault(topic)
+                if fault is not None:
+                    faults[topic.name] = fault
+        for name, fault in faults.items():
+            self._drop_topic(name, fault)
+
+    def _drop_topic(self, name: str, fault: SendRefusal) -> None:
+        """Refuse the messages of one topic."""
+        for member in self.members:
+            if member.record.topic == name:
+                self.faults[member.index] = fault
+        if self.destination.partial:
+            self.members = [member for member in self.members if member.index not in self.faults]
+
+    def _pass_limits(self) -> None:
+        """Wait for the rate limits of all topics; messages that would wait too long are refused."""
+        may_go = not self.faults or self.destination.partial
+        wait_s = self._reserve_tokens() if may_go else 0.0
+        if not self.members or (self.faults and not self.destination.partial):
+            self.flow.settled(self, self.frame_bytes)
+            self._answer_unstored()
+        elif wait_s > 0:
+            self.flow.defer(self, wait_s)
+        else:
+            self.release()
+
+    def _reserve_tokens(self) -> float:
+        """Take the tokens of all messages that may go, and return the seconds until they may."""
+        tally: dict[KnownTopic, tuple[int, int]] = {}
+        for member in self.members:
+            topic = member.topic
+            if topic is not None and topic.limiters:
+                messages, body_bytes = tally.get(topic, (0, 0))
+                tally[topic] = messages + 1, body_bytes + member.body_bytes
+        flow = self.flow
+        longest_s = 0.0
+        slowest: RateLimiter | None = None
+        for topic, (messages, body_bytes) in list(tally.items()):
+            now = flow.monotonic()
+            wait_s, limiter = longest(topic.limiters, messages, body_bytes, now)
+            fault = flow.rate_fault(wait_s, limiter, self.deadline, now)
+            if fault is not None:
+                del tally[topic]
+                self._drop_topic(topic.name, fault)
+            elif wait_s > longest_s:
+                longest_s, slowest = wait_s, limiter
+        if self.faults and not self.destination.partial:
+            return 0.0
+        for topic, (messages, body_bytes) in tally.items():
+            for limiter in topic.limiters:
+                limiter.take(messages, body_bytes)
+        if slowest is not None:
+            self.held = longest_s, slowest.shown()
+        return longest_s
+
+    def release(self) -> None:
+        """Go on, because no limit holds the send any more: wait for internal topics, choose queues, store."""
+        internal = self._missing_internal_topic()
+        if internal is not None:
+            self.waits_for = "an internal topic"
+            internal.when_ready(self._on_internal_topic)
+            return
+        advanced: set[KnownTopic] = set()  # messages that may go anywhere go to one queue for each topic
+        for member in self.members:
+            topic = member.topic
+            if topic is not None:
+                if topic not in advanced:
+                    advanced.add(topic)
+                    topic.turn += 1
+                record = member.record
+                record.queue_id = topic.choose_queue(record.key, member.partition_id, member.hash_id)
+        try:
+            self.destination.store(self)
+        except BaseException:
+            self._abort()
+            raise
+
+    def _missing_internal_topic(self) -> InternalTopic | None:
+        """Return an internal topic that a message needs and that is not there."""
+        for member in self.members:
+            request = member.request
+            if request is None:
+                continue
+            if request.command is not None:
+                if not self.flow.delay.commands.ready:
+                    return self.flow.delay.commands
+            elif request.level and not self.flow.levels.topic.ready:
+                return self.flow.levels.topic
+        return None
+
+    def _on_internal_topic(self, fault: SendRefusal | None) -> None:
+        if self.answered:
+            return
+        if fault is None:
+            self.release()
+        else:
+            self.refuse_unsent(fault)
+
+    def stored_record(self, member: SendMember) -> NewRecord:
+        """Return the record to store: the message's own, or that of an internal topic if it has to wait."""
+        record, request = member.record, member.request
+        if request is None:
+            return record
+        delay = self.flow.delay
+        if request.command is not None:
+            if request.delay is None:
+                request.command = delay.place_command(request)
+        elif request.level:
+            return schedule_record(record, request.level, self.flow.levels.table)
+        elif request.chronos and request.kind is not RequestKind.PREPARED:
+            request.command = delay.relays.make_command(record, request.place)
+        command = request.command
+        return record if command is None else command_record(record, command, delay.commands.queues)
+
+    # --- the answer
+
+    def settled(self) -> None:
+        """Pass the backend's answer on; the sweep may have answered the caller before."""
+        flow = self.flow
+        flow.inflight -= 1
+        flow.inflight_bytes -= self.frame_bytes
+        flow.unanswered.discard(self)
+        self.destination.settle(self)
+
+    def expire(self) -> None:
+        """Answer at the end of the call's time: say what it waited for, and whether it can be stored."""
+        waited_ms = round((self.deadline - self.call.received_at) * 1_000)
+        if self.sent:
+            self.flow.unanswered.discard(self)
+            self.refuse(timed_out(waited_ms, "the backend", sent=True))
+        else:
+            waits_for = "the topic's creation" if self.missing else self.waits_for
+            self.refuse_unsent(timed_out(waited_ms, waits_for, sent=False))
+
+    def refuse_unsent(self, fault: SendRefusal) -> None:
+        """Refuse all messages; none was handed to the backend."""
+        self.flow.settled(self, self.frame_bytes)
+        self.refuse(fault)
+
+    def refuse(self, fault: SendRefusal) -> None:
+        """Answer that the messages are not stored, or that it is not known whether they are."""
+        for member in self.members:
+            self.faults[member.index] = fault
+        self._answer_unstored()
+
+    def _answer_unstored(self) -> None:
+        self.answered = True
+        self.destination.answer(self, ())
+
+    def is_stored(self) -> bool:
+        """Return whether the backend stored all of it."""
+        return self.error is None and all(result.status is _STORED for result in self.value)
+
+    def count_stored(self, results: Sequence[AppendResult], *, traced: bool = False) -> int:
+        """Count the messages that are stored, and return how many; the others become faults.
+
+        The caller is answered now. `traced`: the trace has them already.
+        """
+        self.answered = True
+        if not traced:
+            self.trace_stored(results)
+        latency_us = (self.flow.monotonic() - self.call.received_at) * 1e6
+        measured: set[KnownTopic] = set()
+        topic: KnownTopic | None = None
+        stored = messages = duplicates = body_bytes = 0
+        for member, result in zip(self.members, results, strict=False):
+            if result.status is not _STORED:
+                self.faults[member.index] = failure_of(result)
+                continue
+            stored += 1
+            if member.topic is not topic:  # of a batch, nearly always for the first message alone
+                if topic is not None:
+                    topic.counts.add_stored(messages, duplicates, body_bytes)
+                topic, messages, duplicates, body_bytes = member.topic, 0, 0, 0
+                if topic is not None and topic not in measured:
+                    measured.add(topic)
+                    topic.counts.latency.observe(latency_us)
+            messages += 1
+            if result.first is None:
+                body_bytes += member.body_bytes
+            else:
+                duplicates += 1
+        if topic is not None:
+            topic.counts.add_stored(messages, duplicates, body_bytes)
+        return stored
+
+    def trace_stored(self, results: Sequence[AppendResult]) -> None:
+        """Trace the messages of traced topics that are stored."""
+        for member, record, result in zip(self.members, self.records, results, strict=False):
+            topic = member.topic
+            if topic is None or topic.trace is None or result.status is not _STORED:
+                continue
+            topic.trace.add_stored(self.call, record, result, self.flow.monotonic(), self.held)
+
+
+class SingleDestination(Destination):
+    """A message without a due time. `extended`: the caller knows the fields that ddmq added to a Result."""
+
+    def __init__(self, extended: bool) -> None:
+        super().__init__()
+        self._extended = extended
+
+    def answer(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
+        if send.faults or not send.count_stored(results):
+            refuse_send(send.flow, send.call, send.members[0].topic, send.faults[0])
+        elif self._extended:
+            send.call.reply(result_of(send.members[0], send.records[0], results[0]))
         else:
             send.call.reply_encoded(wire.OK[send.call.wire])
 
-    def refused(self, send: PendingSend, fault: SendRefusal) -> None:
-        refuse(send.flow, send.call, send.topic, fault)
+
+PLAIN_SEND = SingleDestination(extended=False)
+EXTENDED_SEND = SingleDestination(extended=True)
 
 
-def refuse(flow: Flow, call: Call, topic: KnownTopic | None, fault: SendRefusal) -> None:
-    """Answer a send of a message that is not stored, and count it."""
+def refuse_send(flow: Flow, call: Call, topic: KnownTopic | None, fault: SendRefusal) -> None:
+    """Answer a single send whose message is not stored, and count it."""
     flow.counts.refused(None if topic is None else topic.name, fault)
     call.reply(wire.refused(fault))
 
 
-SEND_ANSWERS = SendAnswers(wire.stored)
-
-
-@dataclass(slots=True)
-class ToTopic:
-    """A send without any delay. `chronos`: a delay service sends it, also to topics for delayed ones."""
-
-    place: tuple[int, int]
-    chronos: bool
-    held_by = "a rate limit"
-
-    def mode_fault(self, topic: KnownTopic) -> SendRefusal | None:
-        return topic.plain_fault(self.chronos)
-
-    def append(self, send: PendingSend) -> None:
-        send.choose_queue(self.place)
-        send.send_careful()
-
-
-class DelayLevels:
-    """What DELAY=n means to one producer proxy, and the topic that has a queue for each level."""
-
-    def __init__(self, backend: Backend, table: Levels, clock: Clock, timeout_s: float) -> None:
-        self.table = table
-        self.topic = InternalTopic(backend, SCHEDULE_TOPIC, len(table), clock, timeout_s)
-
-
-@dataclass(slots=True)
-class ToLevel:
-    """A send with a delay level: its record goes to the levels' topic instead, with its queue chosen."""
-
-    levels: DelayLevels
-    level: int
-    place: tuple[int, int]
-    held_by = "a rate limit or the delay levels' topic"
-
-    def mode_fault(self, topic: KnownTopic) -> SendRefusal | None:
-        return topic.delayed_fault()
-
-    def append(self, send: PendingSend) -> None:
-        send.choose_queue(self.place)
-        send.record = schedule_record(send.record, self.level, self.levels.table)
-        send.wait_for(self.levels.topic, send.send_careful)
-
-
-LEVEL_ANSWERS = SendAnswers(wire.scheduled)
+def result_of(member: SendMember, record: NewRecord, result: AppendResult) -> Any:
+    """Return the Result, with the fields that ddmq added, for a message that is stored as `record`."""
+    request = member.request
+    if request is not None and request.command is not None:
+        return wire.delayed(record, b"" if request.command.unless_cancelled else schedule_id(request.command))
+    if request is not None and request.level:
+        return wire.scheduled(record, result)
+    return wire.stored(record, result)

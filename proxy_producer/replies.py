@@ -1,8 +1,8 @@
 """Replies: messages that a consumer sends together with the acknowledgement of another.
 
 They pass the checks, limits and rates of plain sends (admission.py, PREPARED), wait for their topics, and are
-made records. Who commits them is their keeper: the consumer proxy, which holds the message that is
-acknowledged, and adds its finish. What is told to whom is the keeper's affair, too.
+made records. Their keeper commits them: the consumer proxy, which holds the acknowledged message, adds its
+finish to the commit and answers the consumer.
 """
 
 from __future__ import annotations
@@ -12,33 +12,24 @@ from functools import partial
 from typing import Any, Protocol
 
 from backend.completion import Completion
-from backend.internal_topics import schedule_record
 from backend.records import AppendResult, NewRecord
 from ddmq_client.idl.codes import Code
-from ddmq_common.delays.command import COMMAND_PROPERTY, DelayCommand, encode_command
 from ddmq_common.errors import DdmqError
-from ddmq_common.names import DELAY_TOPIC, SCHEDULE_TOPIC
 from ddmq_rpc.api import Call
-from proxy_producer import wire
 from proxy_producer.admission import DRAINING, Admission
-from proxy_producer.batches import worst
+from proxy_producer.batches import summarize_faults
 from proxy_producer.config import ProducerConfig, TransactionLimits
-from proxy_producer.core.delay_requests import schedule_id
 from proxy_producer.core.identity import KEY_PROPERTY
 from proxy_producer.core.refusals import SendRefusal, illegal, refusal, refusal_of
-from proxy_producer.delay.context import DelayContext
-from proxy_producer.delay.sends import DelaySends
-from proxy_producer.delaying import DelayingBatch
 from proxy_producer.flow import Flow
-from proxy_producer.pending import DelayLevels
-from proxy_producer.wire import BatchMember, RequestKind, SendRequest
+from proxy_producer.pending import Destination, PendingSend, SendMember, result_of
+from proxy_producer.wire import RequestKind
 
-IdOf = Callable[[int], bytes]  # the message id of the reply at a place
+IdOf = Callable[[int], bytes]  # the message id of the reply at an index
 
 
 class ReplyKeeper(Protocol):
-    """Who has the message that is acknowledged, and its caller. One of `refused`, `stored` and `failed`
-    follows, once."""
+    """Holds the acknowledged message and its caller. `refused`, `stored` or `failed` follows, once."""
 
     def commit(self, records: list[NewRecord], into: Completion[list[AppendResult]]) -> None:
         """Store them together with the message's end, all or nothing."""
@@ -50,116 +41,77 @@ class ReplyKeeper(Protocol):
         """The caller's time is up; the commit is under way."""
 
     def stored(self, results: Sequence[Any]) -> None:
-        """It is committed: a Result of the wire for each."""
+        """The replies are committed; there is a Result of the wire for each."""
 
     def failed(self, error: Exception, code: int, text: str) -> None:
-        """The commit failed: nothing is stored, or nobody knows (RemoteError)."""
+        """The commit failed: nothing is stored, or the outcome is unknown (RemoteError)."""
 
 
 class ReplySends:
-    """They belong to one process."""
+    """Checks and accepts the replies of one process."""
 
-    def __init__(
-        self,
-        flow: Flow,
-        admission: Admission,
-        delay: DelayContext,
-        delay_sends: DelaySends,
-        levels: DelayLevels,
-        config: ProducerConfig,
-        wall_ms: Callable[[], int],
-    ) -> None:
-        self.flow = flow
-        self.delay = delay
-        self.levels = levels
-        self.placed = delay_sends.placed
+    def __init__(self, flow: Flow, admission: Admission, config: ProducerConfig) -> None:
+        self._flow = flow
         self._admission = admission
         self._config = config
-        self._wall_ms = wall_ms
 
     def reconfigure(self, config: ProducerConfig) -> None:
-        """Other bounds from now on."""
+        """Use other bounds from now on."""
         self._config = config
 
     def begin(self, call: Call, request: Any, id_of: IdOf, deadline: float, keeper: ReplyKeeper) -> None:
-        """Take in the `messages` of a ReplyRequest."""
-        found = self._members(request, id_of, call.frame_bytes)
-        if not isinstance(found, SendRefusal):
-            PendingReply(self, call, deadline, *found, keeper).start()
+        """Accept or refuse the `messages` of a ReplyRequest."""
+        flow, size = self._flow, len(request.messages)
+        members = self._check(request.messages, id_of, call.frame_bytes)
+        if not isinstance(members, SendRefusal):
+            PendingSend(flow, call, deadline, members, ReplyDestination(keeper)).start()
             return
         again = partial(self.begin, call, request, id_of, deadline, keeper)
-        if found.code is Code.NO_SERVICE and self.delay.presence.look_again(again):
-            return  # a delay service that has just begun is noticed before it is refused
-        self.flow.counts.refused(None, found, len(request.messages))
-        keeper.refused(found.code, found.text)
+        if not flow.delay.presence.retries(members, again):
+            flow.counts.refused(None, members, size)
+            keeper.refused(members.code, members.text)
 
-    def _members(
-        self, request: Any, id_of: IdOf, frame_bytes: int
-    ) -> SendRefusal | tuple[list[BatchMember], dict[int, SendRequest]]:
-        """The messages, and by place what those asked for that wait; or the first fault."""
-        limits, born_ms, count = self._config.transactions, self._wall_ms(), len(request.messages)
+    def _check(
+        self, messages: Sequence[Any], id_of: IdOf, frame_bytes: int
+    ) -> SendRefusal | list[SendMember]:
+        limits, count = self._config.transactions, len(messages)
         if count > limits.messages_max:
-            return _long(f"{count} messages", limits)
-        fault = DRAINING if self.flow.draining else self.flow.bound_fault(frame_bytes)
+            return _long_fault(f"{count} messages", limits)
+        fault = DRAINING if self._flow.draining else self._flow.bound_fault(frame_bytes)
         if fault is not None:
             return fault
-        members: list[BatchMember] = []
-        asked: dict[int, SendRequest] = {}
-        admission, size = self._admission, 0
-        for place, message in enumerate(request.messages):
-            found: NewRecord | SendRefusal | None = _key_fault(message.properties)
-            topic, sent = None if message.dueTimes else admission.known.get(message.topic), None
-            if found is None and topic is not None:
-                found = admission.usual(UsualReply(message), topic, born_ms)
-            if found is None:
-                sent = _request_of(message, born_ms)
-                found = admission.fault(sent) or sent.record(b"")
-            if isinstance(found, SendRefusal):
-                return found if count == 1 else worst({place: found}, count, 0)
-            if sent is not None and (sent.level or sent.command is not None):
-                asked[place] = sent
-            found.message_id = id_of(place)
-            size += len(found.delivery)
+        due_times = {index for index, message in enumerate(messages) if message.dueTimes}
+        sends = [ReplyMessage(message) for message in messages]
+        faults = {index: fault for index, send in enumerate(sends) if (fault := _key_fault(send.properties))}
+        members: list[SendMember] = []
+        if not faults:
+            members, faults = self._admission.check_messages(RequestKind.PREPARED, sends, due_times=due_times)
+        if faults:
+            return faults[0] if count == 1 else summarize_faults(faults, count, 0)
+        size = 0
+        for member in members:
+            member.record.message_id = id_of(member.index)
+            size += len(member.record.delivery)
             if size > limits.bytes_max:
-                return _long(f"messages of {size} bytes and more", limits)
-            chronos = sent is not None and sent.chronos
-            where = message.partitionId, message.hashId
-            members.append(BatchMember(place, found, len(message.body), *where, chronos))
-        return members, asked
+                return _long_fault(f"messages of {size} bytes and more", limits)
+        return members
 
 
-def _long(what: str, limits: TransactionLimits) -> SendRefusal:
+def _long_fault(what: str, limits: TransactionLimits) -> SendRefusal:
     allowed = f"{limits.messages_max} messages and {limits.bytes_max} bytes together, as in a transaction"
     return illegal("reply_long", f"the acknowledgement has {what}", f"allowed: at most {allowed}")
 
 
-class UsualReply:
-    """A wire ReplyMessage as `Admission.usual` looks at messages: it has neither key nor number."""
+class ReplyMessage:
+    """A wire ReplyMessage with the fields of a Message that it lacks: it says nothing of its sender."""
 
-    __slots__ = ("body", "key", "properties", "tags", "topic")
-    value = idempotencyKey = sequence = None  # noqa: N815 - the wire's names
+    __slots__ = ("body", "hashId", "key", "partitionId", "properties", "tags", "topic")
+    value = idempotencyKey = sequence = clientId = producerGroup = None  # noqa: N815 - the wire's names
 
     def __init__(self, message: Any) -> None:
         self.topic, self.body, self.properties = message.topic, message.body, message.properties
         self.key, self.tags = message.key, message.tags
-
-
-def _request_of(message: Any, born_ms: int) -> SendRequest:
-    """What a wire ReplyMessage asks for."""
-    request = SendRequest(
-        RequestKind.PREPARED,
-        message.topic or b"",
-        message.key or b"",
-        message.tags or b"",
-        message.body or b"",
-        message.properties,
-        (message.partitionId, message.hashId),
-        True,
-        born_ms,
-        0,
-    )
-    request.due_times = bool(message.dueTimes)
-    return request
+        self.partitionId, self.hashId = message.partitionId, message.hashId
 
 
 def _key_fault(properties: Mapping[bytes, bytes] | None) -> SendRefusal | None:
@@ -169,84 +121,47 @@ def _key_fault(properties: Mapping[bytes, bytes] | None) -> SendRefusal | None:
     return illegal("reply_key", what, "allowed: none; by its lease the acknowledgement is stored once")
 
 
-class PendingReply(DelayingBatch):
-    """State of one acknowledgement; making one accepts it."""
+class ReplyDestination(Destination):
+    """The replies of one acknowledgement, which their keeper commits."""
 
-    __slots__ = ("_keeper", "_sends", "_stored")
-
-    def __init__(
-        self,
-        sends: ReplySends,
-        call: Call,
-        deadline: float,
-        members: list[BatchMember],
-        asked: Mapping[int, SendRequest],
-        keeper: ReplyKeeper,
-    ) -> None:
-        super().__init__(sends.flow, sends.delay, sends.levels, call, deadline, members, asked)
-        self._sends = sends
+    def __init__(self, keeper: ReplyKeeper) -> None:
+        super().__init__()
         self._keeper = keeper
-        self._stored: list[tuple[NewRecord, DelayCommand | None]] = []
 
-    def _store(self) -> None:
-        health = self.flow.backend.health()
+    def store(self, send: PendingSend) -> None:
+        """Let the keeper commit the replies, unless the disk is nearly full."""
+        health = send.flow.backend.health()
         if not health.ready:  # a commit would get past a disk that is nearly full
-            self._refuse_unsent(refusal(Code.BUSY, "backend_bound", health.reason, "send it again"))
+            send.refuse_unsent(refusal(Code.BUSY, "backend_bound", health.reason, "send it again"))
             return
-        self._choose_queues()
-        self._stored = [self._placed(member) for member in self.members]
-        self.sent = True
+        records = [send.stored_record(member) for member in send.members]
+        send.records, send.sent = records, True
         try:
-            self._keeper.commit([record for record, _ in self._stored], self)
+            self._keeper.commit(records, send)
         except DdmqError as error:
-            self.fail(error)
+            send.fail(error)
 
-    def _placed(self, member: BatchMember) -> tuple[NewRecord, DelayCommand | None]:
-        """Where it goes: to its topic, a delay level, or the delay service."""
-        record, request = member.record, self._asked.get(member.place)
-        if request is None:
-            return record, None
-        if request.command is None:
-            return schedule_record(record, request.level, self._levels.table), None
-        command = self._sends.placed(request, request.command)
-        return NewRecord(
-            DELAY_TOPIC, command.shard % self._commands.queues, record.message_id, record.born_ms,
-            record.delivery, flags=record.flags, system={COMMAND_PROPERTY: encode_command(command)},
-        ), command  # fmt: skip
-
-    # --- the end
-
-    def _records(self) -> list[NewRecord]:
-        return [record for record, _ in self._stored]
-
-    def settled(self) -> None:
-        """The commit's outcome is here; the keeper hears of it also when its caller was told before."""
-        self.flow.settled(self, self.frame_bytes)
-        was_told, self.answered = self.answered, True
-        if self.error is not None:
-            fault = refusal_of(self.error)
-            if not was_told:
-                self.flow.counts.refused(None, fault, self.size)
-            self._keeper.failed(self.error, fault.code, fault.text)
+    def settle(self, send: PendingSend) -> None:
+        """Tell the keeper the commit's outcome, also when its caller has an answer already."""
+        was_answered, send.answered = send.answered, True
+        counts = send.flow.counts
+        if send.error is not None:
+            fault = refusal_of(send.error)
+            if not was_answered:
+                counts.refused(None, fault, send.size)
+            self._keeper.failed(send.error, fault.code, fault.text)
             return
-        if was_told:
-            self.flow.counts.late(True)
+        results = send.value
+        if was_answered:
+            counts.late(True)
         else:
-            self._count_stored(self.value)
-        pairs = zip(self._stored, self.value, strict=True)
-        self._keeper.stored([_result(*each, result) for each, result in pairs])
+            send.count_stored(results)
+        stored = zip(send.members, send.records, results, strict=True)
+        self._keeper.stored([result_of(member, record, result) for member, record, result in stored])
 
-    def _finish(self, results: Sequence[AppendResult]) -> None:
-        """It does not get to the backend, or its time is up."""
-        self.answered = True
-        fault = worst(self.faults, self.size, 0) if self.size > 1 else self.faults[0]
-        self.flow.counts.refused(None, fault, self.size)
-        tell = self._keeper.late if self.sent else self._keeper.refused
-        tell(fault.code, fault.text)
-
-
-def _result(record: NewRecord, command: DelayCommand | None, stored: AppendResult) -> Any:
-    if command is not None:
-        return wire.delayed(record, schedule_id(command))
-    plain = record.topic != SCHEDULE_TOPIC
-    return wire.stored(record, stored) if plain else wire.scheduled(record, stored)
+    def answer(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
+        """Tell the keeper that nothing was stored, or that the time is up."""
+        fault = summarize_faults(send.faults, send.size, 0) if send.size > 1 else send.faults[0]
+        send.flow.counts.refused(None, fault, send.size)
+        notify = self._keeper.late if send.sent else self._keeper.refused
+        notify(fault.code, fault.text)

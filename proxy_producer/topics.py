@@ -23,12 +23,13 @@ from backend.traces import TraceWriter
 from ddmq_client.idl.codes import Code
 from ddmq_common.clock import Clock
 from ddmq_common.names import TRACE_PREFIX
+from ddmq_common.queue_choice import choose
 from ddmq_common.token_bucket import CREATIONS_PER_S, TokenBucket, creations
 from proxy_producer.config import ProducerConfig, RateLimit
 from proxy_producer.core.refusals import SendRefusal, refusal, refusal_of
 from proxy_producer.core.validation import ContentLimits
 from proxy_producer.counts import SendCounts
-from proxy_producer.tracing import TopicAnswers, TopicTrace, TracedAnswers, trace_of
+from proxy_producer.tracing import TopicTrace, trace_of
 
 
 class RateLimiter:
@@ -88,11 +89,14 @@ class TopicWaiter(Protocol):
 
 
 class KnownTopic:
-    """One topic as sends see it. `turn`: the queue that the next message without preference goes to, unless
-    it has a key and `by_key` is on. `answers`: how plain sends to it are answered."""
+    """One topic as sends see it.
+
+    `turn`: the queue for a message that may go anywhere, unless it has a key and `by_key` is on; a send
+    advances it. `trace`: None where the topic is not traced.
+    """
 
     __slots__ = (
-        "answers", "by_key", "counts", "limiters", "limits", "name", "plain_now", "queues", "takes_delayed",
+        "by_key", "counts", "limiters", "limits", "name", "plain_now", "queues", "takes_delayed",
         "takes_plain", "trace", "turn", "writable",
     )  # fmt: skip
 
@@ -103,18 +107,17 @@ class KnownTopic:
         limiters: tuple[RateLimiter, ...],
         counts: SendCounts,
         by_key: bool,
-        answers: TopicAnswers,
+        trace: TopicTrace | None,
     ) -> None:
         self.name = info.name
-        self.answers = answers
-        self.trace: TopicTrace | None = None
+        self.trace = trace
         self.turn = turn
         self.by_key = by_key
         self.limiters = limiters
         self.counts = counts.topic(info.name)
 
-    def settle(self, info: TopicInfo, limits: ContentLimits) -> None:
-        """Take over what `info` says."""
+    def update(self, info: TopicInfo, limits: ContentLimits) -> None:
+        """Take over the topic's settings."""
         self.queues = info.queues
         self.writable = info.writable
         self.takes_plain = info.delay != "only"
@@ -122,13 +125,12 @@ class KnownTopic:
         self.takes_delayed = info.delay != "none"
         self.limits = limits
 
-    def trace_by(self, trace: TopicTrace | None, answers: TopicAnswers) -> None:
-        """It is traced like this from now on; `answers`: those of an untraced topic."""
-        self.trace = trace
-        self.answers = answers if trace is None else TracedAnswers(answers, trace)
+    def choose_queue(self, key: bytes, partition_id: int, hash_id: int) -> int:
+        """Return the queue for a message. Advance `turn` before, once for each call that sends here."""
+        return choose(partition_id, hash_id, self.queues, self.turn, key if self.by_key else b"")
 
     def write_fault(self) -> SendRefusal | None:
-        """Code 13 when sends are not allowed."""
+        """Return code 13 when sends are not allowed."""
         if self.writable:
             return None
         return refusal(
@@ -139,7 +141,7 @@ class KnownTopic:
         )
 
     def plain_fault(self, from_chronos: bool) -> SendRefusal | None:
-        """Code 19 for a plain send to a topic for delayed ones, unless a delay service sends it."""
+        """Return code 19 for a plain send to a topic for delayed ones, unless a delay service sends it."""
         if self.takes_plain or from_chronos:
             return None
         what = f"topic {self.name!r} takes only delayed messages"
@@ -148,7 +150,7 @@ class KnownTopic:
         )
 
     def delayed_fault(self) -> SendRefusal | None:
-        """Code 18 for a delayed send to a topic that takes none."""
+        """Return code 18 for a delayed send to a topic that takes none."""
         if self.takes_delayed:
             return None
         what = f"topic {self.name!r} takes no delayed messages"
@@ -180,11 +182,8 @@ class TopicTable:
         clock: Clock,
         counts: SendCounts,
         random: Random,
-        answers: TopicAnswers,
         traces: TraceWriter | None = None,
     ) -> None:
-        """`answers`: those of plain sends."""
-        self._answers = answers
         self._traces = traces
         self.known: dict[bytes, KnownTopic] = {}
         self._backend = backend
@@ -214,7 +213,7 @@ class TopicTable:
                 topic.limiters = self._limiters(topic.name)
             info = self._backend.topic(topic.name)
             if info is not None:
-                topic.settle(info, self._limits(info))
+                topic.update(info, self._limits(info))
 
     def find(self, name: str) -> KnownTopic | None:
         """The topic, from the cache or the backend's memory; None when it does not exist."""
@@ -225,9 +224,9 @@ class TopicTable:
         if info is None:
             return None
         turn, limiters = self._random.randrange(1 << 16), self._limiters(name)
-        topic = KnownTopic(info, turn, limiters, self._counts, self._by_key, self._answers)
-        topic.trace_by(trace_of(self._backend, self._traces, name), self._answers)
-        topic.settle(info, self._limits(info))
+        trace = trace_of(self._backend, self._traces, name)
+        topic = KnownTopic(info, turn, limiters, self._counts, self._by_key, trace)
+        topic.update(info, self._limits(info))
         self.known[name.encode()] = topic
         return topic
 
@@ -296,12 +295,12 @@ class TopicTable:
         if info is None:
             del self.known[name.encode()]
         else:
-            topic.settle(info, self._limits(info))
+            topic.update(info, self._limits(info))
 
     def _trace_changed(self, name: str) -> None:
         topic = self.known.get(name.encode())
         if topic is not None:
-            topic.trace_by(trace_of(self._backend, self._traces, name), self._answers)
+            topic.trace = trace_of(self._backend, self._traces, name)
 
     def _limits(self, info: TopicInfo | None) -> ContentLimits:
         can = self._backend.capabilities

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 from backend.records import FLAG_PRESSURE, AppendResult, NewRecord
 from ddmq_client.idl import producer
@@ -88,17 +88,6 @@ class SendRequest:
         return NewRecord(
             self.topic_name, -1, message_id, self.born_ms, delivery, self.key, self.tags, flags, 0, system
         )
-
-
-class BatchMember(NamedTuple):
-    """One message of a batch that passed its checks. `place`: where it stands in the request."""
-
-    place: int
-    record: NewRecord
-    body_bytes: int
-    partition_id: int
-    hash_id: int
-    chronos: bool
 
 
 def request_of(

@@ -1,5 +1,8 @@
-"""The delay service as one producer proxy sees it: whether there is one, what it reads and answers, which
-topics take no more, in whose words topics are asked for delays, and what old delay servers send.
+"""The delay service and the delay levels as one producer proxy sees them.
+
+The DelayContext knows whether a delay service runs, the topics that it reads and answers in, which topics
+take no more delayed messages, which delay dialects topics speak, and how the messages of old delay servers
+become commands.
 """
 
 from __future__ import annotations
@@ -11,23 +14,36 @@ from random import Random
 from backend.completion import Completion
 from backend.port import Backend
 from backend.records import NewRecord, QueueRef
+from ddmq_client.idl.codes import Code
 from ddmq_common.clock import Clock
 from ddmq_common.delays.command import (
     COMMAND_PROPERTY,
     DelayCommand,
+    Schedule,
     decode_full,
     encode_command,
     parse_delay_id,
 )
+from ddmq_common.delays.levels import Levels
 from ddmq_common.delays.schedules import ScheduleLimits
 from ddmq_common.errors import DdmqError
-from ddmq_common.names import DELAY_DIALECTS, DELAY_FULL_PREFIX, DELAY_GROUP, DELAY_TOPIC, OUTCOME_TOPIC
+from ddmq_common.names import (
+    DELAY_DIALECTS,
+    DELAY_FULL_PREFIX,
+    DELAY_GROUP,
+    DELAY_TOPIC,
+    OUTCOME_TOPIC,
+    SCHEDULE_TOPIC,
+)
 from proxy_producer.config import ProducerConfig
-from proxy_producer.core.delay_requests import relay_command, uuid_of
+from proxy_producer.core.delay_requests import relay_command, schedule_command, uuid_of
 from proxy_producer.core.dialects import Dialects, dialects
+from proxy_producer.core.identity import delay_uuid
+from proxy_producer.core.refusals import SendRefusal
 from proxy_producer.counts import SendCounts
 from proxy_producer.delay.outcomes import OutcomeWaiters
 from proxy_producer.topics import InternalTopic
+from proxy_producer.wire import SendRequest
 
 ASK_S = 2.0  # between two questions while one is there
 ANSWER_S = 0.5
@@ -64,9 +80,12 @@ class Presence:
         since = self._absent_since
         return since is not None and (not self._ran or now - since > self._grace_s)
 
-    def look_again(self, call: Callable[[], object]) -> bool:
-        """True: `call` follows, when the backend has been asked after this; False: it is such a call."""
-        if self._telling or len(self._waiting) >= WAITERS_MAX:
+    def retries(self, fault: SendRefusal, call: Callable[[], object]) -> bool:
+        """Return whether `call` follows: for code 21, once the backend has been asked again.
+
+        A delay service that has just begun is noticed so. Such a call itself is not made twice.
+        """
+        if fault.code is not Code.NO_SERVICE or self._telling or len(self._waiting) >= WAITERS_MAX:
             return False
         self._waiting.append(call)
         if not self._asking:
@@ -166,14 +185,13 @@ class TopicDialects:
 
 
 class Relays:
-    """What an old delay server still sends, messages with from_chronos and an occurrence's id as their key,
-    as commands.
+    """Make commands of what old delay servers send: messages with from_chronos and an occurrence's id as key.
 
-    A cancel of that id may have reached us instead of it. Who knows is the delay service, so the message goes
-    through it, due at once and only unless that uuid was cancelled: one decision, in one place, in the order
-    in which both came. Each send is a message of its own: consumers send on what they got, key and all, and
-    what was answered 0 is delivered. So what an old server resends comes twice, as it did there. While no
-    delay service is seen the message is stored as it is: cancels find nobody either.
+    A cancel of that id may have reached this system instead of the old one, and only the delay service knows.
+    So the message goes through the service, due at once, unless that uuid was cancelled: one decision, in one
+    place, in the order in which both came. Each send is a message of its own: consumers resend what they got,
+    key and all, and a send that was answered 0 is delivered. A message that an old server sends again is
+    therefore delivered twice, as it was there. While no delay service runs the message goes to its topic.
     """
 
     def __init__(self, commands: InternalTopic, presence: Presence, clock: Clock) -> None:
@@ -181,32 +199,44 @@ class Relays:
         self._presence = presence
         self._wall_ms = clock.wall_ms
 
-    def command(self, record: NewRecord, place: tuple[int, int]) -> DelayCommand | None:
-        """For a message with from_chronos; None: it is stored as it is. `place`: (partitionId, hashId)."""
+    def make_command(self, record: NewRecord, place: tuple[int, int]) -> DelayCommand | None:
+        """Return the command for a message with from_chronos; None: store the message in its topic.
+
+        `place`: (partitionId, hashId).
+        """
         key = parse_delay_id(record.key)
-        if key is None or key.shard < 0 or self._presence.absent():
+        if key is None or key.shard < 0 or self._presence.absent() or not self._commands.ready:
             return None
         uuid = uuid_of(blake2b(record.message_id + record.key, digest_size=16).digest())
         return relay_command(key, record.topic, uuid, self._wall_ms(), place)
 
-    def relayed(self, record: NewRecord, place: tuple[int, int]) -> NewRecord:
-        """For one in a batch: the record to append, often the same."""
-        command = self.command(record, place) if self._commands.ready else None
-        if command is None:
-            return record
-        return NewRecord(
-            DELAY_TOPIC, command.shard % self._commands.queues, record.message_id, record.born_ms,
-            record.delivery, flags=record.flags, system={COMMAND_PROPERTY: encode_command(command)},
-        )  # fmt: skip
+
+def command_record(record: NewRecord, command: DelayCommand, shards: int) -> NewRecord:
+    """Return the record that hands a message to the delay service. `shards`: queues of its topic."""
+    return NewRecord(
+        DELAY_TOPIC, command.shard % max(shards, 1), record.message_id, record.born_ms, record.delivery,
+        flags=record.flags, system={COMMAND_PROPERTY: encode_command(command)},
+    )  # fmt: skip
+
+
+class DelayLevels:
+    """The waits that DELAY=n means to one producer proxy, and the topic that has a queue for each of them."""
+
+    def __init__(self, backend: Backend, table: Levels, clock: Clock, timeout_s: float) -> None:
+        self.table = table
+        self.topic = InternalTopic(backend, SCHEDULE_TOPIC, len(table), clock, timeout_s)
 
 
 OUTCOME_QUEUES = 64
 
 
 class DelayContext:
-    """`presence`: is there a delay service? `commands`: the topic it reads. `outcomes`: what it answers.
-    `relays`: for what old delay servers send. `full`: topics that take no more for now. `dialects`: in whose
-    words topics are asked for delays."""
+    """What one producer proxy shares with the delay service.
+
+    `presence`: whether a service runs. `commands`: the topic that it reads. `outcomes`: its answers.
+    `relays`: for messages of old delay servers. `full`: topics that take no more for now. `dialects`: of each
+    topic.
+    """
 
     def __init__(
         self,
@@ -218,10 +248,13 @@ class DelayContext:
         later: Callable[[float, Callable[[], None]], object],
     ) -> None:
         timeout_s, delay = config.timeout_ms_max / 1_000, config.delay
+        self._random = random
         self.presence = Presence(backend, clock, delay.absent_ms / 1_000)
         self.commands = InternalTopic(backend, DELAY_TOPIC, 1, clock, timeout_s)
-        heard = InternalTopic(backend, OUTCOME_TOPIC, OUTCOME_QUEUES, clock, timeout_s)
-        self.outcomes = OutcomeWaiters(backend, clock, random, counts, heard, delay.waiters_max, later)
+        outcome_topic = InternalTopic(backend, OUTCOME_TOPIC, OUTCOME_QUEUES, clock, timeout_s)
+        self.outcomes = OutcomeWaiters(
+            backend, clock, random, counts, outcome_topic, delay.waiters_max, later
+        )
         self.relays = Relays(self.commands, self.presence, clock)
         self.full = FullTopics(backend)
         self.dialects = TopicDialects(backend, delay.dialects)
@@ -230,8 +263,18 @@ class DelayContext:
 
     @property
     def shards(self) -> int:
-        """How many there are; it may be more than the configuration knows of."""
+        """Return how many shards there are; there may be more than the configuration says."""
         return max(self._shards, self.commands.queues)
+
+    def place_command(self, request: SendRequest) -> DelayCommand:
+        """Complete the command of a request in a delay dialect: its topic, uuid and shard."""
+        identity, command = request.identity, request.command
+        if command is None:
+            raise RuntimeError("a request without a delay was given to the delay service")
+        drawn = delay_uuid(identity) if isinstance(identity, str) else self._random.randbytes(16)
+        schedule, uuid = command.schedule or Schedule(), uuid_of(drawn)
+        shards = self.commands.queues
+        return schedule_command(schedule, command.due_ms, request.topic_name, uuid, shards, request.place)
 
     def close(self) -> None:
         """Hear nothing more."""

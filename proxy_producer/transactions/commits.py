@@ -15,12 +15,12 @@ import msgspec
 from backend.internal_topics import schedule_record
 from backend.port import Backend
 from backend.records import AppendResult, NewRecord
-from ddmq_common.delays.command import COMMAND_PROPERTY, DelayCommand, decode_command, encode_command
+from ddmq_common.delays.command import COMMAND_PROPERTY, DelayCommand, decode_command
 from ddmq_common.delays.levels import Levels
 from ddmq_common.delays.schedules import first_due_ms
-from ddmq_common.names import DELAY_TOPIC
 from proxy_producer import wire
 from proxy_producer.core.delay_requests import schedule_id
+from proxy_producer.delay.context import command_record
 from proxy_producer.transactions.codec import HalfMessage
 
 
@@ -70,11 +70,7 @@ def visible(half: HalfMessage, backend: Backend, levels: Levels, delay_shards: i
     mark = half.mark
     if mark.command is not None:
         command = due_from(mark.command, mark.wait_ms, now_ms)
-        system = {COMMAND_PROPERTY: encode_command(command)}
-        return NewRecord(
-            DELAY_TOPIC, command.shard % max(delay_shards, 1), half.message_id, half.born_ms, half.delivery,
-            flags=half.flags, system=system,
-        )  # fmt: skip
+        return command_record(_in_topic(half, mark.queue + 1), command, delay_shards)
     info = backend.topic(mark.topic)
     record = _in_topic(half, mark.queue + 1 if info is None else info.queues)
     return schedule_record(record, mark.level, levels) if mark.level else record

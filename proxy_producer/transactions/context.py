@@ -16,7 +16,7 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import HALF_TOPIC, OP_TOPIC
 from proxy_producer.config import ProducerConfig
 from proxy_producer.core.refusals import SendRefusal, refusal_of
-from proxy_producer.pending import DelayLevels
+from proxy_producer.delay.context import DelayLevels
 from proxy_producer.topics import InternalTopic
 from proxy_producer.transactions.core.clock import SteadyClock
 from proxy_producer.transactions.core.rules import TransactionRules

@@ -26,8 +26,8 @@ from ddmq_rpc.api import Call
 from proxy_producer.admission import DRAINING
 from proxy_producer.config import ProducerConfig
 from proxy_producer.core.refusals import SendRefusal, illegal, refusal
+from proxy_producer.delay.context import DelayLevels
 from proxy_producer.flow import Flow, SweepTimer
-from proxy_producer.pending import DelayLevels
 from proxy_producer.topics import InternalTopic
 from proxy_producer.transactions.asking import COUNT_MAX, IDL, POLL_BYTES_MAX, POLLS_MAX
 from proxy_producer.transactions.codec import shard_of

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ddmq_client.idl.codes import Code
-from proxy_producer.core.refusals import SendRefusal, refusal
+from proxy_producer.config import TransactionLimits
+from proxy_producer.core.refusals import SendRefusal, illegal, refusal
 from proxy_producer.transactions.codec import HalfMessage
 from proxy_producer.transactions.core.reservations import PrepareVerdict
 from proxy_producer.transactions.core.transaction import HalfTaken
@@ -97,3 +98,16 @@ def verdict_fault(
         what = "with the messages that are on their way the transaction would be too large"
         return refusal(Code.BUSY, "transaction_crowded", what, "send it again when those are answered")
     return None
+
+
+def long_fault(
+    limits: TransactionLimits, before: int, before_bytes: int, messages: int, size: int
+) -> SendRefusal | None:
+    """Return why a transaction that has `before` messages takes no more of them; None: it does."""
+    if before + messages <= limits.messages_max and before_bytes + size <= limits.bytes_max:
+        return None
+    what = f"the transaction would have {before + messages} messages with {before_bytes + size} bytes"
+    if before:
+        what += f", {before} of them from before"
+    allowed = f"allowed: at most {limits.messages_max} messages and {limits.bytes_max} bytes together"
+    return illegal("transaction_long", what, allowed)

@@ -57,7 +57,7 @@ def reasons(rig: ProducerRig, *requests: SendRequest) -> list[str]:
     """Why each is refused, one after the other; "" where it is not."""
     found = []
     for request in requests:
-        fault = rig.proxy.admission.fault(request)
+        fault = rig.proxy.admission.find_fault(request)
         found.append("" if fault is None else fault.reason)
     return found
 
@@ -183,16 +183,16 @@ def test_the_short_way_answers_as_the_table() -> None:
         sent = message(**random_fields(random))
         topic = rig.proxy.topics.find(sent.topic.decode())
         assert topic is not None
-        record = admission.usual(sent, topic, NOW_MS)
+        record = admission.make_record(sent, topic, NOW_MS)
         if record is None:
             continue
         request = request_of(RequestKind.SINGLE, sent, NOW_MS, 200)
         if isinstance(record, SendRefusal):
             refused += 1
-            assert admission.fault(request) == record
+            assert admission.find_fault(request) == record
             continue
         taken += 1
-        assert admission.fault(request) is None
+        assert admission.find_fault(request) is None
         assert (request.level, request.command, request.delay) == (0, None, None)
         assert not request.chronos
         other = request.record(bytes(16))

@@ -1,4 +1,4 @@
-"""What a producer proxy tells of traced messages, and that untraced topics have the plain answers."""
+"""What a producer proxy tells of traced messages, and that it tells nothing of untraced ones."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from ddmq_common import delivery
 from ddmq_common.names import TRACE_TOPIC
 from ddmq_common.trace.events import TraceEvent, TraceKind, decode_batch
 from proxy_producer.config import ProducerConfig, RateLimit
-from proxy_producer.pending import SEND_ANSWERS
 from proxy_producer.service import ProducerService
-from proxy_producer.tracing import TracedAnswers
 from tests.support.rung_by_hand import RungByHand
 from tests.support.waits import until
 
@@ -90,16 +88,20 @@ def test_each_message_of_a_batch_is_told_of() -> None:
     assert {each.message_id for each in sent.records} == set(rig.told())
 
 
-def test_untraced_topics_have_the_plain_answers() -> None:
+def test_a_topic_has_a_trace_as_long_as_it_is_traced() -> None:
     rig = TracedProducer()
     rig.send()
     topic = rig.proxy.topics.known[b"orders"]
-    assert topic.answers is SEND_ANSWERS
-    rig.trace(100)
-    assert isinstance(topic.answers, TracedAnswers)
-    rig.trace(0)
-    assert topic.answers is SEND_ANSWERS
     assert topic.trace is None
+    rig.trace(100)
+    assert topic.trace is not None
+    rig.trace(0)
+    rig.send()
+    for sent in rig.backend.sent:
+        sent.answer()
+    assert topic.trace is None
+    rig.writer.flush()
+    assert len(rig.backend.sent) == 2, "nothing is told of untraced messages"
 
 
 @pytest.mark.parametrize("code", [15, 12])
