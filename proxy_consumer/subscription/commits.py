@@ -8,8 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from backend.ownership.claims import RETRY_S
 from backend.completion import Completion
+from backend.ownership.claims import RETRY_S
 from backend.records import AppendResult, Bounds, CommitBatch, ProgressDelta, ProgressView, QueueRef
 from ddmq_common.errors import FencedError, RemoteError
 from proxy_consumer.config import SubscriptionDefaults

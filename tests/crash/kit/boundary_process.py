@@ -12,14 +12,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
+from backend import engines
 from backend.completion import Completion
 from backend.port import Backend
 from backend.records import AppendResult, CommitBatch, NewRecord, ProgressDelta
 from ddmq.cli.root import run as ddmq
-from ddmq.server.process import parts
 from ddmq_common.names import HALF_TOPIC, OP_TOPIC, TRANSACTION_DEAD_TOPIC, TRANSACTION_GROUP
 
 BEFORE, DURING, AFTER = MOMENTS = ("before", "during", "after")
@@ -90,11 +89,7 @@ def main(boundary: str, moment: str, count: str, delay_us: str, *words: str) -> 
 
         return opens
 
-    parts.open_shared = doomed(parts.open_shared)
-    with suppress(ImportError):
-        from backend.kafka import opening
-
-        opening.open_kafka = doomed(opening.open_kafka)
+    engines.BUNDLED.update({name: doomed(open_engine) for name, open_engine in engines.BUNDLED.items()})
     sys.exit(ddmq(list(words[words.index("ddmq") + 1 :])))
 
 
