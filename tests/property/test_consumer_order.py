@@ -55,6 +55,7 @@ class Message:
     due: float = 0.0
     fails: int = 0
     timeouts: int = 0
+    replayed: bool = False  # by an operator, since the process started
 
     @property
     def tries(self) -> int:
@@ -63,6 +64,7 @@ class Message:
     def count_anew(self) -> None:
         """An operator wants it delivered: earlier tries do not count, also after a restart."""
         self.fails = self.timeouts = 0
+        self.replayed = True
 
     @property
     def delivery(self) -> bytes:
@@ -161,6 +163,7 @@ class OrderMachine(RuleBasedStateMachine):
                 spent = message.tries >= DELIVERIES_MAX
                 message.state = self.found_spent(message) if spent else "new"
                 message.lease = 0
+            message.replayed = False
 
     def found_spent(self, message: Message) -> str:
         """The state of a message that has used up its tries, at the start."""
@@ -338,9 +341,16 @@ class OrderMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), most=st.integers(1, 5))
     def late_ack_without_lease(self, data: st.DataObject, most: int) -> None:
-        """Whatever was tried once is done, wherever it waits; what was not, as far as is known, is not."""
+        """Whatever was tried once is done, wherever it waits; what was not, as far as is known, is not.
+
+        A replayed message counts as new, and may be with the client that had it before: either is right.
+        """
         open_states = ("new", "waiting", "ready", "parked")
-        out = [message for message in self.messages if message.state in open_states]
+        out = [
+            message
+            for message in self.messages
+            if message.state in open_states and (message.tries or not message.replayed)
+        ]
         tried = [message for message in out if message.tries]
         chosen = (
             data.draw(st.lists(st.sampled_from(tried or out), max_size=most, unique_by=id)) if out else []
