@@ -6,6 +6,7 @@ import resource
 import socket
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,11 @@ def test_many_slow_senders(server: RealServer) -> None:
 
 
 def test_large_frames_of_many_that_arrive_together(server: RealServer) -> None:
-    """More bytes under way than may be held at once (4 MiB here): each is answered all the same."""
+    """More bytes under way than may be held at once (4 MiB here): each is answered all the same.
+
+    On a busy machine the second half may come after a frame's time; such a connection is closed, and counted.
+    """
+    before = refused(server, "slow_frame")
     frame = encoded("compact", b"sendSync", send_sync(message(body=text(bytes(400_000)))))
     half = len(frame) // 2
     attackers = [Attacker(server.ports["producer"]) for _ in range(40)]
@@ -48,7 +53,8 @@ def test_large_frames_of_many_that_arrive_together(server: RealServer) -> None:
         attacker.send(frame[:half])
 
     def finish(attacker: Attacker) -> None:
-        codes.append(attacker.ask(frame[half:]).result.code)
+        with suppress(ConnectionError):
+            codes.append(attacker.ask(frame[half:]).result.code)
         attacker.close()
 
     threads = [threading.Thread(target=finish, args=(attacker,)) for attacker in attackers]
@@ -57,7 +63,7 @@ def test_large_frames_of_many_that_arrive_together(server: RealServer) -> None:
     for thread in threads:
         thread.join(60)
     assert set(codes) <= {0, 15}, codes
-    assert len(codes) == 40
+    assert len(codes) + refused(server, "slow_frame") - before == 40
 
 
 # --- half-open
