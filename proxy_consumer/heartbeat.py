@@ -17,14 +17,14 @@ REST_S = 0.25  # the longest rest: what is looked at without a timer is so rough
 
 
 class Heartbeat:
-    """Ticks from `start` until `stop`. Who begins to wait for a tick says so by `wake`; a timer of `timers`
+    """Ticks from `start` until `stop`. Who begins to wait for a tick says so by `wake_up`; a timer of `timers`
     that is set to an earlier moment than the end of a rest does it by itself."""
 
     def __init__(self, tick_s: float, clock: Clock, timers: TimerQueue) -> None:
         self._tick_s = tick_s
         self._clock = clock
         self._timers = timers
-        timers.woken = self.wake
+        timers.woken = self.wake_up
         self._timer = HubTimer(ref=False)
         self._tick: Callable[[], bool] = _nobody_waits
         self._resting = self._stopped = False
@@ -35,7 +35,7 @@ class Heartbeat:
         self._tick = tick
         self._timer.every(self._tick_s, self._run_tick)
 
-    def wake(self) -> None:
+    def wake_up(self) -> None:
         """Tick often from now on: a call waits."""
         if self._resting:
             self._go_on()

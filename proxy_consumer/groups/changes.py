@@ -17,7 +17,7 @@ from backend.records import CommitBatch
 from ddmq_common.config import ConfigPlace, Overlay, overlay
 from ddmq_common.errors import CallerError, ConfigError, TryLaterError
 from proxy_consumer.config import GroupsFile, SubscriptionDefaults
-from proxy_consumer.groups.directory import Directory
+from proxy_consumer.groups.directory import Directory, check_stated
 from proxy_consumer.groups.group import (
     SOURCE_LOG,
     SUBSCRIPTION_PREFIX,
@@ -26,7 +26,6 @@ from proxy_consumer.groups.group import (
     stored_subscription,
     subscription_key,
 )
-from proxy_consumer.groups.stated import check_stated
 from proxy_consumer.runtime import Runtime, log
 
 SETTINGS_BYTES_MAX = 64 << 10  # what one subscription sets itself, as it is stored: every proxy keeps it
@@ -41,7 +40,7 @@ class SubscriptionChange(NamedTuple):
     given: Mapping[str, Any]
 
 
-def where(group: str, topic: str) -> ConfigPlace:
+def subscription_place(group: str, topic: str) -> ConfigPlace:
     """Return the place by which errors name a subscription."""
     return ConfigPlace(f"group {group}, topic {topic}", "")
 
@@ -54,7 +53,7 @@ class Changes:
         self._directory = directory
         self._busy: set[str] = set()  # settings being changed: a second change would undo the first
 
-    def change(
+    def change_settings(
         self, group: str, topic: str, settings: Mapping[str, Any], unset: Sequence[str] = ()
     ) -> Completion[SubscriptionChange]:
         """Set what is named and put `unset` back to the defaults; makes the subscription when it is missing.
@@ -62,21 +61,23 @@ class Changes:
         Raises CallerError (also for what a file owns) or TryLaterError.
         """
         _check_unset(settings, unset)
-        stored = self.stored(group, topic)
+        stored = self.stored_settings(group, topic)
         if stored is None:
-            wanted = overlay(SubscriptionDefaults, settings, where(group, topic))
-            _check_size(group, topic, wanted.given)
-            return self._make(group, topic, wanted, lambda: self.change(group, topic, settings, unset))
+            changed = overlay(SubscriptionDefaults, settings, subscription_place(group, topic))
+            _check_size(group, topic, changed.given)
+            return self._make(
+                group, topic, changed, lambda: self.change_settings(group, topic, settings, unset)
+            )
         if stored.source != SOURCE_LOG:
-            raise CallerError(owned(group, topic, stored.source))
+            raise CallerError(ownership_text(group, topic, stored.source))
         retained = {name: value for name, value in stored.given.items() if name not in unset}
         before = self._settings_before(stored)
-        wanted = overlay(SubscriptionDefaults, retained | dict(settings), where(group, topic))
-        _check_size(group, topic, wanted.given)
-        after = wanted.over(self._runtime.config.defaults)
+        changed = overlay(SubscriptionDefaults, retained | dict(settings), subscription_place(group, topic))
+        _check_size(group, topic, changed.given)
+        after = changed.over(self._runtime.config.defaults)
         check_stated(after, before)
-        stored_change = self._store_alone(group, topic, stored._replace(given=wanted.given))
-        return followed(stored_change, lambda: succeeded(SubscriptionChange(before, after, wanted.given)))
+        stored_change = self._store_alone(group, topic, stored._replace(given=changed.given))
+        return followed(stored_change, lambda: succeeded(SubscriptionChange(before, after, changed.given)))
 
     def _make(
         self,
@@ -89,7 +90,7 @@ class Changes:
         config = wanted.over(self._runtime.config.defaults)
 
         def on_made() -> Completion[SubscriptionChange]:
-            stored = self.stored(group, topic)
+            stored = self.stored_settings(group, topic)
             if stored is None or stored.given == _as_stored(wanted.given):
                 return succeeded(SubscriptionChange(None, config, wanted.given))
             return change()
@@ -104,7 +105,7 @@ class Changes:
         except ConfigError:
             return defaults
 
-    def stored(self, group: str, topic: str) -> Stored | None:
+    def stored_settings(self, group: str, topic: str) -> Stored | None:
         """Return what a subscription sets itself; None when there is no such subscription."""
         key = subscription_key(group, topic)
         value = self._runtime.backend.setting(key)
@@ -127,7 +128,7 @@ class Changes:
 
     # --- conf/groups.yaml
 
-    def declare(self, file: GroupsFile, source: str) -> Completion[None]:
+    def declare_groups(self, file: GroupsFile, source: str) -> Completion[None]:
         """Every subscription of the file made or brought up to date; those it no longer names are released.
 
         A released one keeps its settings and may be changed by the command line.
@@ -149,11 +150,11 @@ class Changes:
         self, group: str, topic: str, wanted: Overlay[SubscriptionDefaults], source: str
     ) -> Completion[Any]:
         config = wanted.over(self._runtime.config.defaults)
-        stored = self.stored(group, topic)
+        stored = self.stored_settings(group, topic)
         if stored is None:
             creation = self._directory.subscribe(group, topic, config, source, wanted.given)[1]
             return followed(creation, lambda: self._declare_made(group, topic, wanted, source))
-        was = overlay(SubscriptionDefaults, stored.given, where(group, topic))
+        was = overlay(SubscriptionDefaults, stored.given, subscription_place(group, topic))
         if was == wanted and stored.source == source:
             return succeeded(None)
         check_stated(config, was.over(self._runtime.config.defaults))
@@ -163,7 +164,7 @@ class Changes:
         self, group: str, topic: str, wanted: Overlay[SubscriptionDefaults], source: str
     ) -> Completion[Any]:
         """A client's pull may have made it otherwise at the same moment."""
-        if self.stored(group, topic) is None:
+        if self.stored_settings(group, topic) is None:
             return succeeded(None)
         return self._declare_one(group, topic, wanted, source)
 
@@ -180,7 +181,7 @@ class Changes:
                 yield group, topic, stored
 
 
-def owned(group: str, topic: str, source: str) -> str:
+def ownership_text(group: str, topic: str, source: str) -> str:
     """Say why the command line may not change a subscription."""
     return (
         f"group {group!r} on topic {topic!r} stands in {source} under groups.{group}.topics.{topic}; "

@@ -13,28 +13,27 @@ from typing import Any, NamedTuple
 
 from backend.completion import Completion, all_of, failed, followed, gather, succeeded
 from backend.port import Backend
-from backend.records import AppendResult, Bounds, CommitBatch, ProgressDelta, QueueRef
+from backend.records import AppendResult, Bounds, CommitBatch, ProgressDelta, QueueRef, SettingsLimit
 from ddmq_common.errors import BoundReachedError, CallerError, ConfigError, FencedError, TryLaterError
 from ddmq_common.names import group_fault, is_dead_letters, is_internal, topic_fault
 from ddmq_common.token_bucket import CREATIONS_PER_S, creations
-from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
+from proxy_consumer.filters.message_filters import check_stated as check_sql
 from proxy_consumer.groups.group import (
     GROUP_PREFIX,
     RESET_PREFIX,
     SOURCE_LOG,
     SUBSCRIPTION_PREFIX,
     Stored,
+    changed_settings,
     decode_group,
-    differences,
     encode_group,
     encode_subscription,
     group_key,
     stored_subscription,
     subscription_key,
 )
-from proxy_consumer.groups.limits import build_limits, check_limits
 from proxy_consumer.groups.ordering import PARKED_PREFIX, GroupOrdering
-from proxy_consumer.groups.stated import check_stated
 from proxy_consumer.retries.retry_queues import group_concerned
 from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.membership import LEASES_PREFIX
@@ -69,45 +68,45 @@ class Directory:
         backend = self._runtime.backend
         for prefix in (GROUP_PREFIX, SUBSCRIPTION_PREFIX, PARKED_PREFIX):
             for key in backend.settings(prefix):
-                self.changed(key)
+                self.on_setting_changed(key)
         self._follow = follow
-        self._stop_watching = backend.watch_settings(self.changed)
+        self._stop_watching = backend.watch_settings(self.on_setting_changed)
 
     def stop(self) -> None:
         """Follow no longer; give up every queue."""
         if self._stop_watching is not None:
             self._stop_watching()
             self._stop_watching = None
-        for subscription in self.subscriptions():
+        for subscription in self.all_subscriptions():
             subscription.leave()
 
-    def subscriptions(self) -> Iterable[Subscription]:
+    def all_subscriptions(self) -> Iterable[Subscription]:
         """Return the subscriptions of all groups."""
         return [each for group in self.groups.values() for each in group.subscriptions.values()]
 
-    def subscription(self, group: str, topic: str) -> Subscription | None:
+    def find_subscription(self, group: str, topic: str) -> Subscription | None:
         """The subscription of a group to a topic."""
-        found = self.groups.get(group.encode())
-        return None if found is None else found.subscriptions.get(topic.encode())
+        existing = self.groups.get(group.encode())
+        return None if existing is None else existing.subscriptions.get(topic.encode())
 
     def instance_of(self, name: bytes) -> Group | None:
         """The broadcasting group that GROUP%INSTANCE is an instance of."""
         at = name.find(b"%", 1)
         while at > 0:
             group = self.groups.get(name[:at])
-            if group is not None and group.broadcasting:
+            if group is not None and group.is_broadcasting:
                 return group
             at = name.find(b"%", at + 1)
         return None
 
-    def named(self, name: str) -> Group:
+    def group_named(self, name: str) -> Group:
         """One group. Raises CallerError when there is none."""
         group = self.groups.get(name.encode())
         if group is None:
             raise CallerError(f"group {name!r} does not exist")
         return group
 
-    def ordering(self, group: Group) -> GroupOrdering:
+    def ordering_of(self, group: Group) -> GroupOrdering:
         """The order keys of a group."""
         ordering = self._orderings.get(group)
         if ordering is None:
@@ -116,7 +115,7 @@ class Directory:
 
     # --- settings
 
-    def changed(self, key: str) -> None:
+    def on_setting_changed(self, key: str) -> None:
         """A setting (or a topic) changed, here or elsewhere."""
         kind, _, rest = key.partition("/")
         name, _, topic = rest.partition("/")
@@ -128,7 +127,7 @@ class Directory:
             if self._follow is not None:
                 self._follow(name, topic)
         elif kind == "trace":
-            for subscription in self.subscriptions():
+            for subscription in self.all_subscriptions():
                 if subscription.topic == rest and subscription.switch_trace():
                     subscription.start_anew()
         elif kind in ("topic", "retry"):
@@ -136,7 +135,7 @@ class Directory:
         elif group is None:
             return
         elif kind == "parked":
-            self.ordering(group).parked_changed(key)
+            self.ordering_of(group).on_parked_changed(key)
         elif kind == "leases":
             for subscription in group.subscriptions.values():
                 subscription.on_lease_note(key)
@@ -159,52 +158,52 @@ class Directory:
         if value is None:
             group = self.groups.get(name.encode())
             if group is not None and not any(each.creating for each in group.subscriptions.values()):
-                self.drop(group)
+                self.drop_group(group)
             return
         try:
             members = decode_group(value)
         except ConfigError as error:
             log.error("group not loaded", extra={"error": str(error)})
             return
-        group = self.group(name)
+        group = self.ready_group(name)
         group.source = str(members.get("source", SOURCE_LOG))
         group.created_ms = int(members.get("created_ms", 0))
 
     def _subscription_changed(self, key: str, name: str, topic: str) -> None:
         value = self._runtime.backend.setting(key)
-        subscription = self.subscription(name, topic)
+        subscription = self.find_subscription(name, topic)
         if value is None:
             if subscription is not None and not subscription.creating:
                 self.groups[name.encode()].remove(topic)
             return
         try:
             stored = stored_subscription(key, value)
-            config = stored.over(self._runtime.config.defaults, key)
+            config = stored.settings_over(self._runtime.config.defaults, key)
         except ConfigError as error:
             log.error("subscription not loaded", extra={"error": str(error)})
             return
         is_new = subscription is None
         if subscription is None:
-            subscription = self.group(name).add(topic, config)
+            subscription = self.ready_group(name).add(topic, config)
         subscription.created_ms = stored.created_ms
         if is_new:
             subscription.come_along()
         elif subscription.config != config:
-            subscription.configure(config)
+            subscription.apply_config(config)
 
     def defaults_changed(self) -> None:
         """The proxy's `defaults` are others: they hold where a subscription sets nothing itself."""
         for key in self._runtime.backend.settings(SUBSCRIPTION_PREFIX):
-            self.changed(key)
+            self.on_setting_changed(key)
 
-    def group(self, name: str) -> Group:
+    def ready_group(self, name: str) -> Group:
         """The group of that name, new if need be."""
-        found = self.groups.get(name.encode())
-        if found is None:
-            found = self.groups[name.encode()] = Group(self._runtime, name, SOURCE_LOG)
-        return found
+        existing = self.groups.get(name.encode())
+        if existing is None:
+            existing = self.groups[name.encode()] = Group(self._runtime, name, SOURCE_LOG)
+        return existing
 
-    def drop(self, group: Group) -> None:
+    def drop_group(self, group: Group) -> None:
         """A group was deleted: answer who waits, forget it."""
         for subscription in list(group.subscriptions.values()):
             group.remove(subscription.topic)
@@ -214,7 +213,7 @@ class Directory:
 
     # --- making
 
-    def check(self, name: str, topic: str) -> None:
+    def check_creation(self, name: str, topic: str) -> None:
         """Raises CallerError or BoundReachedError when the subscription may not be made."""
         fault = group_fault(name) or topic_fault(topic)
         if fault is not None:
@@ -241,9 +240,9 @@ class Directory:
 
         `on_skipped`: called once this call has made a subscription that starts after so many messages.
         """
-        is_new = self.subscription(name, topic) is None
+        is_new = self.find_subscription(name, topic) is None
         if is_new:
-            self.check(name, topic)
+            self.check_creation(name, topic)
             if self._creation_rate.wait_s(1, self._runtime.now()):
                 raise BoundReachedError(
                     f"group {name} does not consume {topic} yet, and clients have made many subscriptions "
@@ -270,13 +269,13 @@ class Directory:
         `given`: what it sets itself (None: what of `config` differs from the defaults).
         Raises as `check` does. One that exists already, or is being made, is given back as it is.
         """
-        existing = self.subscription(name, topic)
+        existing = self.find_subscription(name, topic)
         creation: Completion[int] = Completion()
         if existing is not None:
             return existing, self._making.get(existing) or succeeded(0)
-        self.check(name, topic)
+        self.check_creation(name, topic)
         check_stated(config)
-        group = self.group(name)
+        group = self.ready_group(name)
         subscription = group.add(topic, config)
         subscription.creating = True
         self._making[subscription] = creation
@@ -291,7 +290,7 @@ class Directory:
                 error = None if self._setting_exists(name, topic) else TryLaterError(text)
             if error is None:
                 if group.waiting.waiting_for(topic):
-                    subscription.use(self._runtime.now())
+                    subscription.on_use(self._runtime.now())
                 subscription.come_along()
                 creation.succeed(skipped)
                 return
@@ -299,8 +298,10 @@ class Directory:
             self._undo_creation(group, subscription)
 
         if given is None:
-            given = differences(config, self._runtime.config.defaults)
-        created(self._runtime, name, topic, config.start, Stored(given, 0, source)).then(on_stored)
+            given = changed_settings(config, self._runtime.config.defaults)
+        create_subscription(self._runtime, name, topic, config.start, Stored(given, 0, source)).then(
+            on_stored
+        )
         return subscription, creation
 
     def _setting_exists(self, name: str, topic: str) -> bool:
@@ -310,12 +311,12 @@ class Directory:
         if group.subscriptions.get(subscription.topic.encode()) is subscription:
             group.remove(subscription.topic)
         if not group.subscriptions and self._runtime.backend.setting(group_key(group.name)) is None:
-            self.drop(group)
+            self.drop_group(group)
 
     def delete(self, name: str, topic: str | None = None) -> Completion[list[AppendResult]]:
         """Delete a group and its subscriptions, or the one to `topic`; one made later starts anew."""
         try:
-            group = self.named(name)
+            group = self.group_named(name)
         except CallerError as error:
             return failed(error)
         if topic is not None and topic.encode() not in group.subscriptions:
@@ -334,7 +335,9 @@ class Directory:
         return runtime.backend.commit(CommitBatch(settings=settings), runtime.commit_deadline())
 
 
-def created(runtime: Runtime, group: str, topic: str, start: str, wanted: Stored) -> Completion[int]:
+def create_subscription(
+    runtime: Runtime, group: str, topic: str, start: str, wanted: Stored
+) -> Completion[int]:
     """Ask where the queues start, then store the settings of the subscription, and of its group if need be.
 
     Succeeds with the number of readable messages before the start, which is 0 for a moment in time. Fails
@@ -395,3 +398,66 @@ def _store_created(
     batch = CommitBatch(progress=resets, settings=settings, absent=(key,), limits=limits)
     commit = backend.commit(batch, runtime.commit_deadline())
     return followed(commit, lambda: succeeded(skipped))
+
+
+# --- the limits on groups and subscriptions, which an engine keeps for all proxies together
+
+
+def check_limits(config: ConsumerConfig, groups: Mapping[bytes, Group], name: str) -> None:
+    """Raise BoundReachedError where one more subscription of the group is too many, by what is known here."""
+    group = groups.get(name.encode())
+    if group is None and len(groups) >= config.groups_max:
+        raise BoundReachedError(f"there are {len(groups)} groups; groups_max is {config.groups_max}")
+    if group is not None and len(group.subscriptions) >= config.subscriptions_per_group_max:
+        raise BoundReachedError(
+            f"group {name} has {len(group.subscriptions)} subscriptions; "
+            f"subscriptions_per_group_max is {config.subscriptions_per_group_max}"
+        )
+    count = sum(len(each.subscriptions) for each in groups.values())
+    if count >= config.subscriptions_max:
+        raise BoundReachedError(
+            f"there are {count} subscriptions; subscriptions_max is {config.subscriptions_max}"
+        )
+
+
+def build_limits(config: ConsumerConfig, group: str) -> tuple[SettingsLimit, ...]:
+    """Return the limits of a commit that makes a subscription of `group`, and the group if need be."""
+    groups, subscriptions = config.groups_max, config.subscriptions_max
+    of_group = config.subscriptions_per_group_max
+    return (
+        SettingsLimit(GROUP_PREFIX, groups, f"there are {groups} groups; groups_max is {groups}"),
+        SettingsLimit(
+            f"{SUBSCRIPTION_PREFIX}{group}/",
+            of_group,
+            f"group {group} has {of_group} subscriptions; subscriptions_per_group_max is {of_group}",
+        ),
+        SettingsLimit(
+            SUBSCRIPTION_PREFIX,
+            subscriptions,
+            f"there are {subscriptions} subscriptions; subscriptions_max is {subscriptions}",
+        ),
+    )
+
+
+# --- filters and scripts that may not be stated any more, though those in the settings go on: a release may
+# learn that an expression is a mistake, or costs more than the proxy can bear
+
+
+def check_stated(config: SubscriptionDefaults, before: SubscriptionDefaults | None = None) -> None:
+    """Raise CallerError for a filter or script that may not be stated; one that `before` had may stay."""
+    if before is None or config.sql != before.sql:
+        check_sql(config.sql)
+    if config.actions and (before is None or _script_settings(config) != _script_settings(before)):
+        _check_script(config)
+
+
+def _script_settings(config: SubscriptionDefaults) -> tuple[object, ...]:
+    return config.actions, config.push.script
+
+
+def _check_script(config: SubscriptionDefaults) -> None:
+    from proxy_consumer.push.chain import fault_before_pull  # CEL is loaded where actions are used
+
+    fault = fault_before_pull(config.actions, config.push)
+    if fault is not None:
+        raise CallerError(fault)

@@ -25,7 +25,12 @@ from proxy_consumer.core.leases import Lease
 from proxy_consumer.core.progress import Range
 from proxy_consumer.core.subscribed_queue import LeasedRun, SubscribedQueue
 from proxy_consumer.runtime import Runtime, log
-from proxy_consumer.subscription.commits import ProgressCommit, QueueOwner, collect_progress, store_settings
+from proxy_consumer.subscription.commits import (
+    ProgressCommit,
+    SubscriptionBase,
+    collect_progress,
+    store_settings,
+)
 
 LEASES_PREFIX = "leases/"
 RUNS_MAX = 4_096  # of one queue that are told; what is beyond may be delivered again
@@ -58,8 +63,8 @@ def leases_key(group: str, queue: QueueRef) -> str:
 
 def carried_of(queue: SubscribedQueue, *, pushed: bool) -> Inherited:
     """Return what is leased of a queue now, and acknowledged; what was being pushed is nobody's."""
-    runs = [] if pushed else queue.leases.leased()
-    return Inherited(queue.epoch, queue.generation, runs, queue.uncommitted.acked(queue.ack_map))
+    runs = [] if pushed else queue.leases.leased_runs()
+    return Inherited(queue.epoch, queue.generation, runs, queue.uncommitted.uncertain_acks(queue.ack_map))
 
 
 def note_of(queue: SubscribedQueue, now: float, wall_ms: int, *, pushed: bool) -> bytes:
@@ -101,7 +106,7 @@ def epoch_of(value: bytes | None) -> int:
         return OFFSET_END
 
 
-def handover_notes(owner: QueueOwner, queues: Iterable[SubscribedQueue]) -> dict[str, bytes | None]:
+def handover_notes(owner: SubscriptionBase, queues: Iterable[SubscribedQueue]) -> dict[str, bytes | None]:
     """Settings for the next holders of these queues: what clients have of them; {}: nothing."""
     if owner.removed:
         return {}
@@ -130,7 +135,7 @@ REFUSED_S_MAX = 16.0  # the longest pause of `join_again`
 class SubscriptionMembership(ClaimOwner):
     """The claims of one topic: the subscription's own, or the group's retry topic."""
 
-    def __init__(self, runtime: Runtime, owner: QueueOwner, topic: str) -> None:
+    def __init__(self, runtime: Runtime, owner: SubscriptionBase, topic: str) -> None:
         self.topic = topic
         self.claims = QueueClaims(runtime.backend, self, runtime.now)
         self._runtime = runtime
@@ -176,7 +181,7 @@ class SubscriptionMembership(ClaimOwner):
 
     # --- what goes with a queue from one holder to the next
 
-    def remember(self, queue: SubscribedQueue) -> None:
+    def remember_lost(self, queue: SubscribedQueue) -> None:
         """The queue is lost: what clients hold of it may still be acknowledged when it comes back."""
         runtime, owner = self._runtime, self._owner
         queue.is_lost = True
@@ -248,7 +253,7 @@ class SubscriptionMembership(ClaimOwner):
             return
         if view.epoch > installed.epoch:
             self._log_queues("queues lost", (queue,))
-            self.remember(installed)
+            self.remember_lost(installed)
             self._owner.suspend(queue)
         elif bounds is None:
             self._owner.suspend(queue)
@@ -278,7 +283,7 @@ class SubscriptionMembership(ClaimOwner):
 
         def on_pushes_ended() -> None:
             self._hand_over(
-                [queue for queue in installed if owner.buffer.holds(queue)], lambda: release(queues)
+                [queue for queue in installed if owner.buffer.holds_queue(queue)], lambda: release(queues)
             )
 
         owner.end_pushes(queues, deadline - HAND_OVER_S, on_pushes_ended)
@@ -310,7 +315,7 @@ class SubscriptionMembership(ClaimOwner):
         installed = self._installed_queues(queues)
         store_settings(self._runtime, handover_notes(self._owner, installed))
         for queue in installed:
-            self.remember(queue)
+            self.remember_lost(queue)
             self._owner.suspend(queue.ref)
 
     def _installed_queues(self, refs: Sequence[QueueRef]) -> list[SubscribedQueue]:

@@ -70,13 +70,13 @@ class RepliesMachine(PullBufferMachine):
         if end == "put down":
             replying.put_down(state, offset)
             self.jobs[number][offset].state = "leased"
-            self.buffer.heard(state)
+            self.buffer.on_news(state)
             self.advance(0.0)
             return
         self.durable[number].apply(state.finish_of("G", offset))
         if end == "stored":
-            assert replying.finish(state, offset).id == self.jobs[number][offset].lease
-            self.buffer.heard(state)
+            assert replying.finish_taken_up(state, offset).id == self.jobs[number][offset].lease
+            self.buffer.on_news(state)
             assert state.ack_map.is_finished(offset)
             self.jobs[number][offset].state = "done"
         else:
@@ -173,7 +173,7 @@ class OrderedRepliesMachine(OrderMachine):
         if failed:
             state = self.queue_state(head.queue)
             assert state.fail(head.offset, head.lease, None, self.now)
-            self.buffer.heard(state)
+            self.buffer.on_news(state)
             self.came_back(head, failed=True)
         else:
             self.advance(5.0)
@@ -199,15 +199,15 @@ class OrderedRepliesMachine(OrderMachine):
         self.durable[message.queue].apply(state.finish_of("G", message.offset))
         message.state = "done"
         if end == "stored":
-            replying.finish(state, message.offset)
-            self.buffer.heard(state)
+            replying.finish_taken_up(state, message.offset)
+            self.buffer.on_news(state)
         else:
             self.crash()
 
     def put_down(self, message: Message) -> None:
         state = self.queue_state(message.queue)
         replying.put_down(state, message.offset)
-        self.buffer.heard(state)
+        self.buffer.on_news(state)
         turned = (message.queue, message.offset) in self.turned
         self.turned.discard((message.queue, message.offset))
         message.state = "new" if turned else "leased"
