@@ -17,7 +17,7 @@ from typing import Protocol
 
 from backend.completion import Completion
 from backend.ownership.claims import RETRY_S, ClaimOwner, QueueClaims, Release
-from backend.ownership.reader import QueueRead, QueueReader
+from backend.ownership.reader import QueueReader, ReadAnswer
 from backend.port import Assignment, Backend, Join, Sharing
 from backend.records import Bounds, QueueRef
 from ddmq_common.clock import Clock
@@ -101,7 +101,7 @@ class OutcomeReader:
     def _read(self) -> None:
         self._reader.read(self._offset, COUNT_MAX, BYTES_MAX)
 
-    def _on_read(self, read: QueueRead) -> None:
+    def _on_read(self, read: ReadAnswer) -> None:
         if read.is_unanswered:
             self._later(AGAIN_S, self._find_end)
             return

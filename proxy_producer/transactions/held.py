@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from backend.completion import Completion
 from backend.internal_topics import ready_topic
-from backend.ownership.reader import QueueRead, QueueReader
+from backend.ownership.reader import QueueReader, ReadAnswer
 from backend.progress.ack_map import AckMap
 from backend.records import (
     AppendResult,
@@ -181,7 +181,7 @@ class HeldShard:
         start, end = self.core.next_read()
         self._reader.read(start, min(COUNT_MAX, end - start), BYTES_MAX)
 
-    def _on_read(self, read: QueueRead) -> None:
+    def _on_read(self, read: ReadAnswer) -> None:
         if read.error is not None:
             self._failed("half messages were not read", read.error)
             self._tell(read.error)

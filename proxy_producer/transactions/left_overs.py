@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from backend.completion import Completion
 from backend.internal_topics import ready_topic
-from backend.ownership.reader import QueueRead, QueueReader
+from backend.ownership.reader import QueueReader, ReadAnswer
 from backend.records import AppendResult, TopicInfo
 from ddmq_common.names import TRANSACTION_DEAD_TOPIC
 from proxy_producer.transactions.codec import dead_half
@@ -51,7 +51,7 @@ class LeftOvers:
             count += 1
         self._reader.read(start, count, BYTES_MAX)
 
-    def _on_read(self, read: QueueRead) -> None:
+    def _on_read(self, read: ReadAnswer) -> None:
         held = self._held
         if read.is_unanswered or not held.running:
             self._moving = False

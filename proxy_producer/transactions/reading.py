@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from backend.completion import Completion
-from backend.ownership.reader import QueueRead, QueueReader
+from backend.ownership.reader import QueueReader, ReadAnswer
 from backend.port import Backend
 from backend.progress.ack_map import AckMap
 from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, StoredRecord
@@ -128,7 +128,7 @@ def fetch(backend: Backend, queue: QueueRef, kept: KeptMessages, offsets: list[i
             count += 1
         reader.read(start, count, BYTES_MAX)
 
-    def on_read(read: QueueRead) -> None:
+    def on_read(read: ReadAnswer) -> None:
         if read.is_unanswered:
             then([], 0, read.error)
             return
@@ -186,7 +186,7 @@ class OpReader:
         self._offset = offset
         self._reader.read(offset, COUNT_MAX, BYTES_MAX)
 
-    def _on_read(self, read: QueueRead) -> None:
+    def _on_read(self, read: ReadAnswer) -> None:
         if read.is_unanswered:
             self._done(self._ended, read.error)
         elif read.bounds is not None:

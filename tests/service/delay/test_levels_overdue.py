@@ -13,7 +13,7 @@ from tests.support.waits import until
 
 def look(rig: LevelsRig, seconds: float) -> None:
     rig.advance(seconds)
-    rig.look_alarm.ring()
+    rig.check_alarm.ring()
 
 
 def test_what_is_due_and_does_not_fire_is_overdue(rig: LevelsRig, monkeypatch: pytest.MonkeyPatch) -> None:
