@@ -88,6 +88,7 @@ class LevelRunner:
         self._alarm = alarm
         self._reader = QueueReader(context.backend, level.queue, self._on_read, self._on_data)
         self._on_idle: Callable[[], None] | None = None
+        self._has_no_answer = False
         self.level = level
         self.number = level.queue.queue_id + 1
         self.running = True
@@ -100,8 +101,8 @@ class LevelRunner:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a fire is under way."""
-        return self.level.state is LevelState.FIRING
+        """Whether a fire is under way that will be answered."""
+        return self.level.state is LevelState.FIRING and not self._has_no_answer
 
     def raise_epoch(self, epoch: int) -> None:
         self.level.epoch = epoch
@@ -134,7 +135,8 @@ class LevelRunner:
         log.error("delay level %d: a step failed", self.number, exc_info=error)
         self._context.counts.count_failure("step", error)
         if self.level.state is LevelState.FIRING:
-            self._context.reacquire()  # nobody knows how far it came
+            self._has_no_answer = True  # how far the fire came is uncertain, and nothing will say so
+            self._context.reacquire()
             return
         self.level.failed(self._context.clock.monotonic())
         self._alarm.once(CHECK_INTERVAL_S, self.run_steps)
