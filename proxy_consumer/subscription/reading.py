@@ -23,7 +23,7 @@ from proxy_consumer.filters.message_filters import filter_for
 from proxy_consumer.push.chain import filter_for_actions
 from proxy_consumer.retries.headers import is_of_another_life
 from proxy_consumer.runtime import Runtime, log
-from proxy_consumer.subscription.commits import QueueOwner
+from proxy_consumer.subscription.commits import SubscriptionBase
 
 WAIT_S = 60.0  # how long one wait at a queue's end stands before it is armed again
 SOON_S = 0.001  # at the next tick
@@ -34,7 +34,7 @@ FLUSH_S = 0.5  # when what is finished without a client is stored
 class Reading:
     """All reads and waits of one subscription."""
 
-    def __init__(self, runtime: Runtime, owner: QueueOwner) -> None:
+    def __init__(self, runtime: Runtime, owner: SubscriptionBase) -> None:
         self._runtime = runtime
         self._owner = owner
         self._buffer = owner.buffer
