@@ -34,7 +34,7 @@ FILE_LOG, KAFKA = "file_log", "kafka"
 
 
 class EngineSettings(NamedTuple):
-    """What an engine is opened with.
+    """The settings with which an engine is opened.
 
     `data_dir`: for what it keeps on this machine; not made yet. `options`: of the file log FileLogOptions, of
     Kafka KafkaOptions, of any other engine the mapping under `options` in backend.yaml. `on_waiting(reason)`

@@ -1,4 +1,4 @@
-"""What can be set at a delay service; frozen, validated once. conf/delay_service.yaml is the reference."""
+"""The configuration of a delay service: frozen, validated once. conf/delay_service.yaml is the reference."""
 
 from __future__ import annotations
 
@@ -62,5 +62,5 @@ class DelayConfig:
 
     @property
     def table(self) -> Levels:
-        """The levels, parsed."""
+        """Return the levels as a parsed table."""
         return Levels(self.levels)

@@ -1,9 +1,9 @@
-"""One shard in the hands of its owner: its store and what the log says of it.
+"""One shard in the hands of its owner: its store, and what the log says of its messages.
 
-`ShardContext.write` is the only way into the store, so that the due scans hear of all that waits anew. What
-cannot go on by itself is told once through `doubt`: the shard is opened anew, or our claim to it had anew.
-All that runs on the hub for a shard runs under `safely`: whatever it raises, a read of the store that failed
-or a mistake of ours, ends in `doubt` too, so that no shard ever stops without a word.
+`ShardContext.write` is the only way into the store, so the due scans hear of every message that is added.
+A failure that the shard cannot repair is reported once through `give_up`: the shard is opened again, or its
+claim is acquired again. Everything that runs on the hub for a shard runs under `run_safely`: whatever it
+raises, a failed read of the store or an error of ours, ends in `give_up` too. So no shard stops silently.
 """
 
 from __future__ import annotations
@@ -35,18 +35,21 @@ from delay_service.store.port import DelayStore, StoreChanges
 from delay_service.waiting.rows import record_of
 
 log = logging.getLogger("ddmq.delay")
-ROOM_S = 0.01  # between two looks whether a store has room
-CRAMPED_S = 5.0  # it has none for so long: the log says so
+CAPACITY_POLL_S = 0.01  # between two looks whether a store has room
+STALLED_S = 5.0  # it has none for so long: the log says so
 UNRECORDED = "unrecorded"  # meta: these offsets, in decimal, with commas
 _ID_END = 1 << 128
-GONE_MAX = 10_000  # topics remembered as closed for a while; past it all are tried again
+CLOSED_TOPICS_MAX = 10_000  # topics remembered as closed for a while; past it all are tried again
 
 
 @dataclass(slots=True)
 class DelayServiceContext:
-    """What the shards of one service share. `flights`: commits of due messages under way; more of them only
-    make a message wait longer behind others. `waiting`: shards that want one, in turn. `fires` False:
-    commands are taken in, and what waits stays in the stores."""
+    """The objects and the limits that all shards of one service share.
+
+    `commits_in_flight`: commits of due messages under way. More of them would only make a message wait longer
+    behind others. `waiting_shards`: the shards that wait for such a commit, in order. `fires` False: commands
+    are taken into the stores, and no message fires.
+    """
 
     backend: Backend
     config: DelayConfig
@@ -54,30 +57,30 @@ class DelayServiceContext:
     counts: DelayCounts
     fires: bool = True
     traces: TraceWriter | None = None
-    flights: int = 0
-    waiting: deque[Callable[[], None]] = field(default_factory=deque)
+    commits_in_flight: int = 0
+    waiting_shards: deque[Callable[[], None]] = field(default_factory=deque)
 
-    def landed(self) -> None:
-        """A commit has ended: the next shard has its turn."""
-        self.flights -= 1
-        self.pass_on()
+    def on_commit_done(self) -> None:
+        """Count a commit that has ended, and let the next shard fire."""
+        self.commits_in_flight -= 1
+        self.wake_next_shard()
 
-    def pass_on(self) -> None:
-        """The next shard in turn may fire."""
-        if self.waiting:
-            self.waiting.popleft()()
+    def wake_next_shard(self) -> None:
+        """Let the shard that has waited longest fire."""
+        if self.waiting_shards:
+            self.waiting_shards.popleft()()
 
     def deadline(self) -> float:
-        """Of one commit; monotonic seconds."""
+        """Return the deadline of a commit that begins now, in monotonic seconds."""
         return self.clock.monotonic() + self.config.commit_timeout_ms / 1e3
 
     def outcome_records(self, replies: Sequence[OutcomeReply], wall_ms: int) -> list[NewRecord]:
-        """What tells these to the producer proxies that asked, as far as somebody waits in their queues."""
+        """Return the records that carry these outcomes to the producer proxies that requested them."""
         info = self.backend.topic(OUTCOME_TOPIC)
-        known = [reply for reply in replies if info is not None and reply.queue_id < info.queues]
-        if len(known) < len(replies):
-            self.counts.replies_dropped["nobody waits"].value += len(replies) - len(known)
-        return [_outcome_record(reply, wall_ms) for reply in known]
+        answerable = [reply for reply in replies if info is not None and reply.queue_id < info.queues]
+        if len(answerable) < len(replies):
+            self.counts.replies_dropped["nobody waits"].value += len(replies) - len(answerable)
+        return [_outcome_record(reply, wall_ms) for reply in answerable]
 
 
 def _outcome_record(reply: OutcomeReply, wall_ms: int) -> NewRecord:
@@ -87,20 +90,20 @@ def _outcome_record(reply: OutcomeReply, wall_ms: int) -> NewRecord:
 
 
 class Generations(NamedTuple):
-    """Of the two groups whose progress a shard's owner keeps."""
+    """The generations of the two groups whose progress the owner of a shard keeps."""
 
-    taken: int
+    ingest_progress: int
     fired: int
 
 
-class Unrecorded:
-    """Offsets that are over in the store before the log has it on record.
+class UnrecordedOffsets:
+    """Offsets that the store has finished and the log has not yet.
 
-    Most of them the next owner finds again: it reads a command that was not committed once more, and the
-    states of the ids say what it ended. What no command names are the earlier move of a message that a cancel
-    or the next move ended, and a message that was passed over to its end. They are noted in the store, in the
-    write that ends them, until the commit that finishes them; who opens the store finishes those that are
-    still noted. To finish an offset twice changes nothing.
+    The next owner finds most of them again: it reads an uncommitted command once more, and the states of the
+    ids say which messages it ended. Two kinds are named by no command: the earlier move of a message that a
+    cancel or the next move ended, and a message that was passed over to its end. These are noted in the
+    store, in the write that ends them, until a commit finishes them. Whoever opens the store finishes the
+    offsets that are still noted. Finishing an offset twice changes nothing.
     """
 
     def __init__(self, store: DelayStore) -> None:
@@ -110,11 +113,11 @@ class Unrecorded:
 
     @property
     def offsets(self) -> list[int]:
-        """Over, and not on record as far as is known here."""
+        """Return the offsets that the log may not have as finished."""
         return sorted(self._offsets)
 
-    def note(self, offsets: Collection[int], changes: StoreChanges) -> None:
-        """These end with `changes`; to be called for every write, which also takes an old note away."""
+    def note_ended(self, offsets: Collection[int], changes: StoreChanges) -> None:
+        """Note that `offsets` end with `changes`. Call it for every write: it also removes an old note."""
         self._offsets.update(offsets)
         if offsets:
             changes.meta[UNRECORDED] = b",".join(b"%d" % offset for offset in sorted(self._offsets))
@@ -123,8 +126,8 @@ class Unrecorded:
             changes.meta[UNRECORDED] = None
             self._noted = False
 
-    def recorded(self, offsets: Iterable[int]) -> None:
-        """The log has these as finished, durably."""
+    def on_recorded(self, offsets: Iterable[int]) -> None:
+        """Forget offsets that the log has durably as finished."""
         if self._offsets:
             self._offsets.difference_update(offsets)
 
@@ -140,10 +143,10 @@ class UncommittedRows:
     def __contains__(self, uuid: bytes) -> bool:
         return uuid in self._gathered or uuid in self._committing
 
-    def add(self, rows: dict[bytes, bytes]) -> None:
+    def add(self, row_records: dict[bytes, bytes]) -> None:
         """Gather these rows for the next commit; a later row of an id replaces an earlier one."""
-        self._gathered |= rows
-        self.gathered_bytes += sum(map(len, rows.values()))
+        self._gathered |= row_records
+        self.gathered_bytes += sum(map(len, row_records.values()))
 
     def begin_commit(self) -> dict[bytes, bytes]:
         """Return the gathered rows: they are in a commit from now on."""
@@ -156,8 +159,11 @@ class UncommittedRows:
 
 
 class ShardContext:
-    """See the module's text. `doubt(error)` is called at most once; `claim_doubt`: what came later and leaves
-    our claim in doubt too. `on_commit_end()`: a commit has ended. `reread_to`: as DecisionContext's."""
+    """The state of one open shard, and the services that its ingest and its fire loop need.
+
+    `give_up(error)` is called at most once. `claim_error`: a later error that says that the claim is over.
+    `on_commit_end()` follows each commit. `reread_to`: as DecisionContext's.
+    """
 
     def __init__(
         self,
@@ -167,7 +173,7 @@ class ShardContext:
         generations: Generations,
         store: DelayStore,
         acks: AckMap,
-        doubt: Callable[[Exception], None],
+        give_up: Callable[[Exception], None],
         on_commit_end: Callable[[], None],
         reread_to: int,
     ) -> None:
@@ -178,32 +184,32 @@ class ShardContext:
         self.store = store
         self.acks = acks
         self.running = True
-        self.claim_doubt: Exception | None = None
+        self.claim_error: Exception | None = None
         self.has_rows = service.backend.compacts  # of the topic WAITING_TOPIC, that the store is a cache of
         self.uncommitted_rows = UncommittedRows()
         self.on_commit_end = on_commit_end
-        self._doubt = doubt
+        self._on_failed = give_up
         self._closed_until: dict[str, float] = {}
-        self._cramped_from = math.inf  # monotonic; when it was seen without room first, or told so
+        self._stalled_since = math.inf  # monotonic; when it was seen without room first, or told so
         config = service.config
         limits = SliceLimits(config.slice_count, config.fire_bytes_max, config.kept_ms, config.catch_up_max)
-        self.due_scans = DueScans(store, acks, self.look, limits)
-        self.unrecorded = Unrecorded(store)
-        lost_place = store.meta(INGESTED) is None
+        self.due_scans = DueScans(store, acks, self.look_up_topic, limits)
+        self.unrecorded = UnrecordedOffsets(store)
+        lost_position = store.meta(INGESTED) is None
         self.decisions = DecisionContext(
-            store, acks, self.due_scans.busy, config.kept_ms, reread_to, lost_place, config.catch_up_max
+            store, acks, self.due_scans.busy, config.kept_ms, reread_to, lost_position, config.catch_up_max
         )
 
     # --- topics
 
-    def look(self, topic: str) -> TargetTopic | None:
-        """What is known of a topic now."""
-        known = target_topic(self.service.backend, topic)
-        if known is not None and self._is_left_alone(topic):
-            return known._replace(writable=False)
-        return known
+    def look_up_topic(self, topic: str) -> TargetTopic | None:
+        """Return what is known of a topic now; it counts as closed while `close_topic_for` says so."""
+        target = target_topic(self.service.backend, topic)
+        if target is not None and self._is_closed_for_now(topic):
+            return target._replace(writable=False)
+        return target
 
-    def _is_left_alone(self, topic: str) -> bool:
+    def _is_closed_for_now(self, topic: str) -> bool:
         until = self._closed_until.get(topic)
         if until is None:
             return False
@@ -212,84 +218,90 @@ class ShardContext:
         del self._closed_until[topic]
         return False
 
-    def close_for(self, topic: str, seconds: float) -> None:
-        """Do not try this topic for a while."""
-        if len(self._closed_until) >= GONE_MAX:
+    def close_topic_for(self, topic: str, seconds: float) -> None:
+        """Append nothing to this topic for so many seconds."""
+        if len(self._closed_until) >= CLOSED_TOPICS_MAX:
             self._closed_until.clear()
         self._closed_until[topic] = self.service.clock.monotonic() + seconds
 
-    def reopen(self, topic: str) -> None:
-        """It has changed: try it again."""
+    def reopen_topic(self, topic: str) -> None:
+        """Try this topic again, which has changed."""
         self._closed_until.pop(topic, None)
 
     # --- changes
 
-    def awaits_room(self, growing: bool, alarm: Alarm, go: Callable[[], None]) -> bool:
-        """Whether the store has no room for new work (see its port): then nothing of it is begun, and `go` is
-        called for another look. Raises StorageError."""
-        has_room = self.store.has_room(growing)
-        if growing:
-            self._note_room(has_room)
-        if not has_room:
-            alarm.once(ROOM_S, go)
-        return not has_room
+    def awaits_capacity(self, growing: bool, alarm: Alarm, go: Callable[[], None]) -> bool:
+        """Return whether the store has no capacity for new work (see its port); `go` is then called later.
 
-    def _note_room(self, has_room: bool) -> None:
-        """Whether there is room to take in what is there."""
+        Raises StorageError.
+        """
+        has_capacity = self.store.has_capacity(growing)
+        if growing:
+            self._watch_capacity(has_capacity)
+        if not has_capacity:
+            alarm.once(CAPACITY_POLL_S, go)
+        return not has_capacity
+
+    def _watch_capacity(self, has_capacity: bool) -> None:
+        """Log a warning when the store has had no capacity for commands for STALLED_S."""
         now = self.service.clock.monotonic()
-        self._cramped_from = math.inf if has_room else min(self._cramped_from, now)
-        if now - self._cramped_from >= CRAMPED_S:
-            self._cramped_from = now
+        self._stalled_since = math.inf if has_capacity else min(self._stalled_since, now)
+        if now - self._stalled_since >= STALLED_S:
+            self._stalled_since = now
             log.warning(
                 "delay shard %d takes nothing in: its store has waited for the disk for %.0f s",
-                self.queue.queue_id, CRAMPED_S,
+                self.queue.queue_id, STALLED_S,
             )  # fmt: skip
 
     def write(self, changes: StoreChanges, ended: Collection[int] = ()) -> bool:
-        """Apply them; False when the store would not have them, and the shard is given up. `ended`: offsets
-        that are over with them, and nothing but the store says so until they are committed."""
-        self.due_scans.added(changes.added)
-        self.unrecorded.note(ended, changes)
-        return self.safely("store", self.store.write, changes)
+        """Apply changes; return False when the store failed, and the shard is given up.
 
-    def safely(self, what: str, call: Callable[..., object], *arguments: object) -> bool:
-        """Run it; False when it raised, and the shard is given up."""
+        `ended`: offsets that end with these changes, and that only the store knows until they are committed.
+        """
+        self.due_scans.on_added(changes.added)
+        self.unrecorded.note_ended(ended, changes)
+        return self.run_safely("store", self.store.write, changes)
+
+    def run_safely(self, what: str, call: Callable[..., object], *arguments: object) -> bool:
+        """Run `call`; return False when it raised, and the shard is given up."""
         try:
             call(*arguments)
         except Exception as error:
             if not isinstance(error, DdmqError):
                 log.error("delay shard %d: %s failed", self.queue.queue_id, what, exc_info=error)
-            self.doubt(what, error)
+            self.give_up(what, error)
             return False
         return True
 
-    def doubt(self, what: str, error: Exception) -> None:
-        """Our claim, our store, or what we know of it, is in doubt."""
-        self.service.counts.failed(what, error)
+    def give_up(self, what: str, error: Exception) -> None:
+        """Report that the shard cannot go on: its claim, its store, or our knowledge of it is uncertain."""
+        self.service.counts.count_failure(what, error)
         if self.running:
             self.running = False
-            self._doubt(error)
+            self._on_failed(error)
         elif isinstance(error, CLAIM_ERRORS):
-            self.claim_doubt = error
+            self.claim_error = error
 
-    def finished(self, offsets: list[int]) -> None:
-        """Nothing waits under these any more, and that is durable in the log."""
+    def finish_offsets(self, offsets: list[int]) -> None:
+        """Record that no message waits at these offsets, which is durable in the log."""
         self.acks.finish(ranges_of(offsets))
-        self.unrecorded.recorded(offsets)
+        self.unrecorded.on_recorded(offsets)
 
-    def taken(self, start: int, end: int) -> ProgressDelta:
-        """Commands in [start, end) are in the store, durably."""
-        return ProgressDelta(DELAY_GROUP, self.queue, self.epoch, self.generations.taken, ((start, end),))
+    def ingest_progress(self, start: int, end: int) -> ProgressDelta:
+        """Return the progress that says that commands in [start, end) are durable in the store."""
+        return ProgressDelta(
+            DELAY_GROUP, self.queue, self.epoch, self.generations.ingest_progress, ((start, end),)
+        )
 
-    def rows(self, values: Mapping[bytes, bytes], wall_ms: int) -> list[NewRecord]:
-        """Records of rows; `values` by id."""
+    def row_records(self, values: Mapping[bytes, bytes], wall_ms: int) -> list[NewRecord]:
+        """Return the records of rows; `values` are by id."""
         shard = self.queue.queue_id
         return [record_of(shard, uuid, value, wall_ms) for uuid, value in values.items()]
 
-    def done(self, offsets: list[int], attempts: list[tuple[int, int]]) -> ProgressDelta:
-        """Nothing waits under these offsets any more; of those in `attempts` so many occurrences fired.
+    def fired_progress(self, offsets: list[int], attempts: list[tuple[int, int]]) -> ProgressDelta:
+        """Return the progress that finishes `offsets` and sets how many occurrences of others have fired.
 
-        Where there are rows these say so, and the progress does nothing but keep older owners out.
+        Where there are rows they say so, and the progress only fences older owners.
         """
         if self.has_rows:
             return ProgressDelta(FIRED_GROUP, self.queue, self.epoch, self.generations.fired)
@@ -299,7 +311,7 @@ class ShardContext:
 
 
 def ranges_of(offsets: list[int]) -> list[tuple[int, int]]:
-    """Whole numbers as ascending ranges `[start, end)` that do not touch."""
+    """Return the offsets as ascending ranges `[start, end)` that do not touch."""
     ranges: list[tuple[int, int]] = []
     start = end = -1
     for offset in sorted(offsets):

@@ -1,14 +1,14 @@
 """Fires what is due in one shard, and sleeps until the next is.
 
-Sleep ends with the next due time or an earlier one that comes in; while anything waits the clock is looked at
-every `LOOK_S`, so that steps of it are noticed. Several commits may be under way; each piece of work on the
-hub is one slice. What the backend says decides:
-* done: forgotten in the store, with the next occurrence of those that come again, in one batch.
-* nobody knows, or our claim is over: the shard is had anew; the log then says which.
-* not now: everything waits a little, and is tried again.
-* not this (or a value that cannot be written): the slice is divided by topics until it is known whose fault
-  it is. A topic that takes nothing is put aside; one that is gone, or a message that is never taken, becomes
-  dead letters.
+It sleeps until the next due time, or until an earlier message is added. While any message waits the clock is
+checked every `CLOCK_CHECK_S`, so that steps of it are noticed. Several commits may be in flight; one step on
+the hub is one slice. The answer of the backend decides what follows:
+* Success: the messages are removed from the store, and next occurrences are added, in one batch.
+* An uncertain outcome, or a lost claim: the shard is acquired again, and the log says what counted.
+* A temporary error: everything is retried after a pause.
+* A rejection (or a value that cannot be written): the slice is divided by topics until the cause is known.
+  The messages of a closed topic are deferred; those of a deleted topic, or rejected twice, become dead
+  letters.
 """
 
 from __future__ import annotations
@@ -27,38 +27,41 @@ from ddmq_common.names import DELAY_DLQ_TOPIC
 from delay_service.context import ShardContext
 from delay_service.core.commands import DEAD_TEXT, FireNow, OutcomeReply
 from delay_service.core.fire_command import FireCommand, progress_of
-from delay_service.due.backend import GONE, REFUSED, Failed, commit_due, failed_how
+from delay_service.due.backend import GONE, REFUSED, CommitFailure, classify_failure, commit_due
 from delay_service.due.service import Alarm
 from delay_service.store.port import StoreChanges
 from delay_service.waiting.rows import FORGOTTEN, values_after, values_in
 
 log = logging.getLogger("ddmq.delay")
-LOOK_S = 0.25  # the longest sleep while anything waits
+CLOCK_CHECK_S = 0.25  # the longest sleep while anything waits
 IDLE_S = 10.0  # the longest sleep at all: ids are forgotten then
 FORGET_MAX = 500  # ids in one look …
 FORGET_S = 0.02  # … and the next look, when there are more: faster than any service takes commands in
 CLOSED_S = 1.0  # how long a topic that would not take a message is left alone
 REMEMBERED_MAX = 10_000  # awaited outcomes, and messages refused once
-OVER_MAX = 1_000  # offsets that are done without firing and wait for another commit to end
+PASSED_MAX = 1_000  # offsets that are done without firing and wait for another commit to end
 NEVER = 1 << 62
-NOT_THIS = (CallerError, BoundReachedError, ValueError, TypeError, OverflowError)
+REJECTIONS = (CallerError, BoundReachedError, ValueError, TypeError, OverflowError)
 
 
-class Flight(NamedTuple):
-    """A commit under way. `over`: offsets that are done without firing. `awaited`: whom outcomes are for, by
-    offset. `finished`, `attempts`: what it tells the log of what fires."""
+class CommitInFlight(NamedTuple):
+    """One commit of due messages under way.
+
+    `passed_offsets`: offsets that end without a fire. `awaited`: fire-now commands by offset.
+    `finished`, `attempts`: the progress of the messages that fire.
+    """
 
     fires: list[FireCommand]
-    over: list[int]
+    passed_offsets: list[int]
     awaited: dict[int, FireNow]
     epoch: int
     finished: list[int]
     attempts: list[tuple[int, int]]
-    untold: set[bytes]  # other ids that changed in the store: their rows go with it
+    changed_ids: set[bytes]  # other ids that changed in the store: their rows go with it
 
 
 class FireLoop:
-    """Of one shard. Nothing fires before `open`."""
+    """Fires the due messages of one shard. Nothing fires before `open`."""
 
     def __init__(self, context: ShardContext, alarm: Alarm) -> None:
         self._context = context
@@ -66,327 +69,337 @@ class FireLoop:
         self._due_scans = context.due_scans
         self._alarm = alarm
         self._loop: Any = gevent.get_hub().loop
-        self._flights = 0
+        self._commits_in_flight = 0
         self._opened = self._pumping = self._stopped = self._queued = False
         self._pause_s = self._pause_min = self._service.config.pause_ms_min / 1e3
         self._paused_until = float("-inf")
         self._awaited: dict[int, FireNow] = {}
-        self._refused: set[int] = set()
-        self._held: list[FireCommand] = []  # in flight, but the rows of their commands are not committed yet
-        self._untold: set[bytes] = set()  # ids that changed in the store without a commit: rows are to say so
-        self._over = context.unrecorded.offsets  # also what an owner before us did not commit
+        self._rejected_once: set[int] = set()
+        self._held_fires: list[FireCommand] = []  # until the rows of their commands are committed
+        self._changed_ids: set[bytes] = set()  # changed in the store alone: the next commit has their rows
+        self._passed_offsets = context.unrecorded.offsets  # also what an owner before us did not commit
         self._wake_ms = NEVER
         self._look_at = float("-inf")
 
     @property
-    def idle(self) -> bool:
-        """Nothing is under way."""
-        return self._flights == 0
+    def is_idle(self) -> bool:
+        """Return whether no commit is in flight."""
+        return self._commits_in_flight == 0
 
     def open(self) -> None:
-        """From now on messages fire."""
+        """Let messages fire from now on."""
         self._opened = True
-        self.pump()
+        self.fire_due()
 
     def stop(self) -> None:
         """Begin nothing more; what is under way ends by itself. May be called twice."""
         self._stopped = True
         self._alarm.stop()
 
-    def awaits(self, fire_now: FireNow) -> None:
-        """Somebody wants to hear when this message has fired."""
+    def await_outcome(self, fire_now: FireNow) -> None:
+        """Send the outcome to the requester when this message has fired."""
         if len(self._awaited) < REMEMBERED_MAX:
             self._awaited[fire_now.offset] = fire_now
         else:
             self._service.counts.replies_dropped["bound"].value += 1
 
-    def overtaken(self, offsets: list[int]) -> list[OutcomeReply]:
-        """What those are told who asked to fire one of these, which are done without: it was cancelled."""
+    def answer_overtaken(self, offsets: list[int]) -> list[OutcomeReply]:
+        """Return the outcomes of fire-now commands about offsets that a cancel has ended meanwhile."""
         if not self._awaited:
             return []
-        found = [self._awaited.pop(offset) for offset in offsets if offset in self._awaited]
+        overtaken = [self._awaited.pop(offset) for offset in offsets if offset in self._awaited]
         return [
-            OutcomeReply(one.queue_id, CommandOutcome(reply_id=one.reply_id, code=CANCELLED)) for one in found
+            OutcomeReply(one.queue_id, CommandOutcome(reply_id=one.reply_id, code=CANCELLED))
+            for one in overtaken
         ]
 
     # --- when
 
-    def wake(self, due_ms: int) -> None:
-        """Fire at `due_ms`, when a message that was just stored is due, or earlier."""
+    def wake_at(self, due_ms: int) -> None:
+        """Wake up at `due_ms`, when a message that was just stored is due, or earlier."""
         if due_ms < self._wake_ms and self._opened:
-            self._soon()
+            self._pump_soon()
 
-    def _soon(self) -> None:
+    def _pump_soon(self) -> None:
         if not self._pumping and not self._stopped:
             self._pumping = True
-            self._loop.run_callback(self._ring)
+            self._loop.run_callback(self._pump_now)
 
-    def _ring(self) -> None:
+    def _pump_now(self) -> None:
         self._pumping = False
-        self.pump()
+        self.fire_due()
 
-    def pump(self) -> None:
-        """One slice, if there is one; then the next a moment later, or sleep."""
+    def fire_due(self) -> None:
+        """Fire one slice, if there is one; then the next one a moment later, or sleep."""
         if not self._stopped and self._opened and self._context.running:
-            self._context.safely("pump", self._pump)
+            self._context.run_safely("pump", self._fire_or_sleep)
 
-    def _pump(self) -> None:
-        if self._context.awaits_room(False, self._alarm, self.pump):
-            self._service.pass_on()
+    def _fire_or_sleep(self) -> None:
+        if self._context.awaits_capacity(False, self._alarm, self.fire_due):
+            self._service.wake_next_shard()
             return
         now = self._service.clock.monotonic()
         if now >= self._look_at:
             self._look_at = now + IDLE_S / 2
-            self._forget()
+            self._forget_ids()
         if now < self._paused_until:
-            self._alarm.once(self._paused_until - now, self.pump)
-        elif self._service.flights >= self._service.config.fires_in_flight:
+            self._alarm.once(self._paused_until - now, self.fire_due)
+        elif self._service.commits_in_flight >= self._service.config.fires_in_flight:
             self._wait_for_turn()
-        elif self._slice():
-            self._soon()
+        elif self._fire_slice():
+            self._pump_soon()
         else:
             self._sleep()
-            self._service.pass_on()
+            self._service.wake_next_shard()
 
     def _wait_for_turn(self) -> None:
         if not self._queued:
             self._queued = True
-            self._service.waiting.append(self._turn)
-        self._alarm.once(LOOK_S, self.pump)
+            self._service.waiting_shards.append(self._on_turn)
+        self._alarm.once(CLOCK_CHECK_S, self.fire_due)
 
-    def _turn(self) -> None:
+    def _on_turn(self) -> None:
         self._queued = False
         if self._stopped or not self._context.running:
-            self._service.pass_on()
+            self._service.wake_next_shard()
         else:
-            self._soon()
+            self._pump_soon()
 
     def _sleep(self) -> None:
         now_ms = self._service.clock.wall_ms()
         due = self._due_scans.wake_ms()
         self._wake_ms = NEVER if due is None else due
-        longest_s = FORGET_S if self._look_at <= self._service.clock.monotonic() else LOOK_S
+        longest_s = FORGET_S if self._look_at <= self._service.clock.monotonic() else CLOCK_CHECK_S
         if due is None:
-            idle = longest_s == LOOK_S and not (self._due_scans.busy or self._due_scans.aside)
-            self._alarm.once(IDLE_S if idle else longest_s, self.pump)
+            is_idle = longest_s == CLOCK_CHECK_S and not (
+                self._due_scans.busy or self._due_scans.deferred_topics
+            )
+            self._alarm.once(IDLE_S if is_idle else longest_s, self.fire_due)
         elif due <= now_ms:
-            self._soon()
+            self._pump_soon()
         else:
-            self._alarm.once(min((due - now_ms) / 1e3, longest_s), self.pump)
+            self._alarm.once(min((due - now_ms) / 1e3, longest_s), self.fire_due)
 
     def topic_changed(self, topic: str) -> None:
-        """It may take messages again, or be gone."""
-        self._context.reopen(topic)
-        if topic in self._due_scans.aside:
-            self._soon()
+        """Try a topic again that has changed: it may accept messages again, or be deleted."""
+        self._context.reopen_topic(topic)
+        if topic in self._due_scans.deferred_topics:
+            self._pump_soon()
 
-    def _forget(self) -> None:
-        """Ids whose time is over."""
+    def _forget_ids(self) -> None:
+        """Forget ids that have expired in the store."""
         context = self._context
-        gone = context.store.forgettable(self._service.clock.wall_ms(), FORGET_MAX)
-        if gone:
-            context.write(StoreChanges(ids=dict.fromkeys(gone)))
+        forgotten = context.store.forgettable(self._service.clock.wall_ms(), FORGET_MAX)
+        if forgotten:
+            context.write(StoreChanges(ids=dict.fromkeys(forgotten)))
             if context.has_rows:
-                self._untold.update(gone)
-            if len(gone) == FORGET_MAX:
+                self._changed_ids.update(forgotten)
+            if len(forgotten) == FORGET_MAX:
                 self._look_at = self._service.clock.monotonic()
 
     # --- one slice
 
-    def _slice(self) -> bool:
-        plan = self._due_scans.plan(self._service.clock.wall_ms())
+    def _fire_slice(self) -> bool:
+        plan = self._due_scans.plan_fires(self._service.clock.wall_ms())
         self._service.counts.stale.value += plan.stale
-        self._over += plan.over
+        self._passed_offsets += plan.passed_offsets
         if plan.changes is not None:
-            self._service.counts.aside.add(Counter(message.topic for message in plan.changes.deferred))
-            if not self._context.write(plan.changes, plan.over):
+            self._service.counts.deferred.add(Counter(message.topic for message in plan.changes.deferred))
+            if not self._context.write(plan.changes, plan.passed_offsets):
                 return False
             if self._context.has_rows:
-                self._untold.update(plan.changes.ids)
-        fires = self._to_launch(plan.fires)
-        tell = bool(self._over or self._untold) and not self._flights
-        if fires or tell or len(self._over) >= OVER_MAX:
-            over, self._over = self._over, []
-            self._launch(fires, over)
+                self._changed_ids.update(plan.changes.ids)
+        fires = self._hold_uncommitted(plan.fires)
+        tell = bool(self._passed_offsets or self._changed_ids) and not self._commits_in_flight
+        if fires or tell or len(self._passed_offsets) >= PASSED_MAX:
+            passed_offsets, self._passed_offsets = self._passed_offsets, []
+            self._launch_commit(fires, passed_offsets)
         return bool(plan.fires) or plan.changes is not None
 
-    def _to_launch(self, fires: list[FireCommand]) -> list[FireCommand]:
-        """Without those whose row would come after that of their fire: they are held until it is there."""
+    def _hold_uncommitted(self, fires: list[FireCommand]) -> list[FireCommand]:
+        """Return the fires to commit now; those whose earlier row is not committed yet are held back."""
         if not self._context.has_rows:
             return fires
         uncommitted = self._context.uncommitted_rows
-        held = [one for one in fires if one.message.uuid in uncommitted]
-        if not held:
+        waiting = [one for one in fires if one.message.uuid in uncommitted]
+        if not waiting:
             return fires
-        self._held += held
+        self._held_fires += waiting
         return [one for one in fires if one.message.uuid not in uncommitted]
 
-    def taken_in(self) -> None:
-        """Rows were committed: what was held for them goes."""
-        if self._held and not self._stopped:
-            held, self._held = self._held, []
-            fires = self._to_launch(held)
+    def on_rows_committed(self) -> None:
+        """Commit the fires that waited for these rows."""
+        if self._held_fires and not self._stopped:
+            waiting, self._held_fires = self._held_fires, []
+            fires = self._hold_uncommitted(waiting)
             if fires:
-                self._launch(fires)
+                self._launch_commit(fires)
 
-    def _launch(self, fires: list[FireCommand], over: list[int] | None = None) -> None:
-        self._flights += 1
-        self._service.flights += 1
+    def _launch_commit(self, fires: list[FireCommand], passed_offsets: list[int] | None = None) -> None:
+        self._commits_in_flight += 1
+        self._service.commits_in_flight += 1
         awaited = self._awaited_of(fires)
-        replies = self._replies(fires, awaited) if awaited else []
+        replies = self._reply_records(fires, awaited) if awaited else []
         finished, attempts = progress_of(fires)
-        untold, self._untold = self._untold, set()
-        flight = Flight(fires, over or [], awaited, self._context.epoch, finished, attempts, untold)
-        service, progress = self._service, self._context.done(finished + flight.over, attempts)
+        changed_ids, self._changed_ids = self._changed_ids, set()
+        commit = CommitInFlight(
+            fires, passed_offsets or [], awaited, self._context.epoch, finished, attempts, changed_ids
+        )
+        service, progress = (
+            self._service,
+            self._context.fired_progress(finished + commit.passed_offsets, attempts),
+        )
         records = [one.record for one in fires] + replies
         if self._context.has_rows:
-            records += self._rows(flight)
+            records += self._changed_rows(commit)
         dead_topic = DELAY_DLQ_TOPIC if any(one.reason for one in fires) else ""
-        ended = partial(self._ended, flight)
+        ended = partial(self._on_commit_done, commit)
         try:
             commit_due(service.backend, dead_topic, records, (progress,), service.deadline(), ended)
         except Exception as error:  # it could not even be begun
             ended(error)
 
-    def _rows(self, flight: Flight) -> list[NewRecord]:
-        """What is known of these once they have fired, and of ids that changed in the store alone."""
+    def _changed_rows(self, commit: CommitInFlight) -> list[NewRecord]:
+        """Return the rows of fired messages, and of ids that changed in the store alone."""
         context, wall_ms = self._context, self._service.clock.wall_ms()
-        later = {uuid for uuid in flight.untold if uuid in context.uncommitted_rows}
-        self._untold |= later
-        flight.untold.difference_update(later, {one.uuid for one in self._due_scans.busy.values()})
-        rows = dict.fromkeys(flight.untold, FORGOTTEN) | values_in(context.store, list(flight.untold))
-        rows |= values_after(self._due_scans.changes_of(flight.fires, wall_ms))
-        return context.rows(rows, wall_ms)
+        later = {uuid for uuid in commit.changed_ids if uuid in context.uncommitted_rows}
+        self._changed_ids |= later
+        commit.changed_ids.difference_update(later, {one.uuid for one in self._due_scans.busy.values()})
+        rows = dict.fromkeys(commit.changed_ids, FORGOTTEN) | values_in(
+            context.store, list(commit.changed_ids)
+        )
+        rows |= values_after(self._due_scans.changes_of(commit.fires, wall_ms))
+        return context.row_records(rows, wall_ms)
 
     def _awaited_of(self, fires: list[FireCommand]) -> dict[int, FireNow]:
-        """By offset, who waits to hear of these; not among those of another commit any more."""
+        """Remove and return the fire-now commands that wait for these messages, by offset."""
         if not self._awaited:
             return {}
         offsets = [one.message.offset for one in fires if one.message.offset in self._awaited]
         return {offset: self._awaited.pop(offset) for offset in offsets}
 
-    def _replies(self, fires: list[FireCommand], awaited: dict[int, FireNow]) -> list[NewRecord]:
+    def _reply_records(self, fires: list[FireCommand], awaited: dict[int, FireNow]) -> list[NewRecord]:
         wall_ms = self._service.clock.wall_ms()
         replies = []
         for one in fires:
-            wanted = awaited.get(one.message.offset)
-            if wanted is not None:
+            request = awaited.get(one.message.offset)
+            if request is not None:
                 outcome = CommandOutcome(
-                    reply_id=wanted.reply_id,
+                    reply_id=request.reply_id,
                     code=ALREADY_FIRED,
                     fired_at_ms=wall_ms,
                     text=DEAD_TEXT if one.reason else "",
                 )
-                replies.append(OutcomeReply(wanted.queue_id, outcome))
+                replies.append(OutcomeReply(request.queue_id, outcome))
         return self._service.outcome_records(replies, wall_ms)
 
     # --- what became of it
 
-    def _ended(self, flight: Flight, error: Exception | None) -> None:
-        self._flights -= 1
-        self._service.landed()
-        self._context.safely("fire", self._settle, flight, error)
+    def _on_commit_done(self, commit: CommitInFlight, error: Exception | None) -> None:
+        self._commits_in_flight -= 1
+        self._service.on_commit_done()
+        self._context.run_safely("fire", self._apply_result, commit, error)
         self._context.on_commit_end()
         if self._context.running:
-            self._soon()
+            self._pump_soon()
 
-    def _settle(self, flight: Flight, error: Exception | None) -> None:
+    def _apply_result(self, commit: CommitInFlight, error: Exception | None) -> None:
         if error is None:
-            self._fired(flight)
+            self._on_fired(commit)
         elif self._context.running:
-            self._not_fired(flight, error)
+            self._on_not_fired(commit, error)
         else:
-            self._due_scans.settled(flight.fires, False)
-            self._context.doubt("fire", error)
+            self._due_scans.on_commit_done(commit.fires, False)
+            self._context.give_up("fire", error)
 
-    def _fired(self, flight: Flight) -> None:
-        context, fires = self._context, flight.fires
+    def _on_fired(self, commit: CommitInFlight) -> None:
+        context, fires = self._context, commit.fires
         wall_ms = self._service.clock.wall_ms()
-        self._service.counts.fired(fires, wall_ms)
+        self._service.counts.count_fired(fires, wall_ms)
         self._pause_s = self._pause_min
-        context.finished(flight.finished + flight.over)
-        for offset, attempts in flight.attempts:
+        context.finish_offsets(commit.finished + commit.passed_offsets)
+        for offset, attempts in commit.attempts:
             context.acks.attempt(offset, attempts)
-        if self._refused:
-            self._refused.difference_update(one.message.offset for one in fires)
-        self._due_scans.settled(fires, True)
+        if self._rejected_once:
+            self._rejected_once.difference_update(one.message.offset for one in fires)
+        self._due_scans.on_commit_done(fires, True)
         if context.running:
             context.write(self._due_scans.changes_of(fires, wall_ms))
 
-    def _not_fired(self, flight: Flight, error: Exception) -> None:
-        self._awaited.update(flight.awaited)
-        self._untold |= flight.untold
-        how = failed_how(error, flight.epoch < self._context.epoch, NOT_THIS)
-        if how is Failed.NOT_NOW:
-            self._again_later(flight, error)
-        elif how is Failed.IN_DOUBT:
-            self._due_scans.settled(flight.fires, False)
+    def _on_not_fired(self, commit: CommitInFlight, error: Exception) -> None:
+        self._awaited.update(commit.awaited)
+        self._changed_ids |= commit.changed_ids
+        how = classify_failure(error, commit.epoch < self._context.epoch, REJECTIONS)
+        if how is CommitFailure.RETRY:
+            self._retry_later(commit, error)
+        elif how is CommitFailure.CLAIM_UNCERTAIN:
+            self._due_scans.on_commit_done(commit.fires, False)
             log.warning("a delay shard's claim is renewed: %s", error)
-            self._context.doubt("fire", error)
+            self._context.give_up("fire", error)
         else:
-            self._service.counts.failed("fire", error)
-            self._over += flight.over
-            self._blame(flight, error)
+            self._service.counts.count_failure("fire", error)
+            self._passed_offsets += commit.passed_offsets
+            self._isolate_rejected(commit, error)
 
-    def _again_later(self, flight: Flight, error: Exception) -> None:
-        self._service.counts.failed("fire", error)
-        self._over += flight.over
-        self._due_scans.settled(flight.fires, False)
-        self._pause()
+    def _retry_later(self, commit: CommitInFlight, error: Exception) -> None:
+        self._service.counts.count_failure("fire", error)
+        self._passed_offsets += commit.passed_offsets
+        self._due_scans.on_commit_done(commit.fires, False)
+        self._begin_pause()
         log.warning("delay messages are not taken now, tried again: %s", error)
 
-    def _pause(self) -> None:
+    def _begin_pause(self) -> None:
         self._paused_until = self._service.clock.monotonic() + self._pause_s
         self._pause_s = min(self._pause_s * 2, self._service.config.pause_ms_max / 1e3)
 
     # --- whose fault it is
 
-    def _blame(self, flight: Flight, error: Exception) -> None:
-        fires = flight.fires
+    def _isolate_rejected(self, commit: CommitInFlight, error: Exception) -> None:
+        fires = commit.fires
         topics = sorted({one.record.topic for one in fires})
         if not topics:
-            self._pause()  # nothing but `over`, which goes with the next
+            self._begin_pause()  # nothing but `over`, which goes with the next
         elif len(topics) > 1:
             half = frozenset(topics[: len(topics) // 2])
-            self._launch([one for one in fires if one.record.topic in half])
-            self._launch([one for one in fires if one.record.topic not in half])
-        elif isinstance(error, UnknownTopicError) and self._context.look(topics[0]) is None:
+            self._launch_commit([one for one in fires if one.record.topic in half])
+            self._launch_commit([one for one in fires if one.record.topic not in half])
+        elif isinstance(error, UnknownTopicError) and self._context.look_up_topic(topics[0]) is None:
             log.warning("topic %s is gone: %d delay messages are dead letters", topics[0], len(fires))
-            self._launch(self._due_scans.dead(fires, GONE))
+            self._launch_commit(self._due_scans.make_dead_letters(fires, GONE))
         elif isinstance(error, BoundReachedError):
-            self._pause()
-            self._put_aside(fires)
-        elif isinstance(error, UnknownTopicError) or self._closed(topics[0]):
-            self._put_aside(fires)
+            self._begin_pause()
+            self._defer_messages(fires)
+        elif isinstance(error, UnknownTopicError) or self._is_closed(topics[0]):
+            self._defer_messages(fires)
         elif len(fires) > 1:
             half_of = len(fires) // 2
-            self._launch(fires[:half_of])
-            self._launch(fires[half_of:])
+            self._launch_commit(fires[:half_of])
+            self._launch_commit(fires[half_of:])
         else:
-            self._refuse(fires[0], error)
+            self._reject_message(fires[0], error)
 
-    def _closed(self, topic: str) -> bool:
-        look = self._context.look(topic)
-        return look is not None and not look.writable
+    def _is_closed(self, topic: str) -> bool:
+        target = self._context.look_up_topic(topic)
+        return target is not None and not target.writable
 
-    def _put_aside(self, fires: list[FireCommand]) -> None:
+    def _defer_messages(self, fires: list[FireCommand]) -> None:
         topic = fires[0].message.topic
-        self._context.close_for(topic, CLOSED_S)
-        self._service.counts.aside.add(Counter(one.message.topic for one in fires if not one.aside))
-        changes = self._due_scans.put_aside(fires)
-        self._due_scans.settled(fires, False)
+        self._context.close_topic_for(topic, CLOSED_S)
+        self._service.counts.deferred.add(Counter(one.message.topic for one in fires if not one.is_deferred))
+        changes = self._due_scans.defer_messages(fires)
+        self._due_scans.on_commit_done(fires, False)
         self._context.write(changes)
 
-    def _refuse(self, one: FireCommand, error: Exception) -> None:
-        """The message itself, or its topic was closed before we knew: it is a dead letter the second time."""
+    def _reject_message(self, one: FireCommand, error: Exception) -> None:
+        """Defer a message that the engine rejected; at the second time it becomes a dead letter."""
         if one.reason:
-            self._due_scans.settled([one], False)
-            self._pause()
-        elif one.message.offset in self._refused:
+            self._due_scans.on_commit_done([one], False)
+            self._begin_pause()
+        elif one.message.offset in self._rejected_once:
             log.warning("topic %s never takes a delay message: %s", one.message.topic, error)
-            self._launch(self._due_scans.dead([one], REFUSED))
+            self._launch_commit(self._due_scans.make_dead_letters([one], REFUSED))
         else:
-            if len(self._refused) >= REMEMBERED_MAX:
-                self._refused.clear()
-            self._refused.add(one.message.offset)
-            self._put_aside([one])
+            if len(self._rejected_once) >= REMEMBERED_MAX:
+                self._rejected_once.clear()
+            self._rejected_once.add(one.message.offset)
+            self._defer_messages([one])

@@ -1,4 +1,4 @@
-"""Which topics have as many delayed messages waiting as they may, told to the producer proxies.
+"""Reports topics that have as many delayed messages waiting as they may to the producer proxies.
 
 A command that is stored is kept, whatever it is: who refuses is the producer proxy, with code 15, and it
 learns of a full topic by a setting. Every process judges by the shards that it owns, whose share of the
@@ -20,61 +20,65 @@ from delay_service.context import DelayServiceContext
 
 log = logging.getLogger("ddmq.delay")
 FREE_AGAIN = 0.9  # of its bound: below, a topic takes messages again
-TOLD_MAX = 1_000  # topics told of; the fullest
+REPORTED_MAX = 1_000  # topics told of; the fullest
 
 
 class Quota:
-    """Of one delay service."""
+    """Judges the topics of one delay service."""
 
     def __init__(self, service: DelayServiceContext) -> None:
         self._service = service
         self._backend = service.backend
         self._config = service.config
         self._full: frozenset[str] = frozenset()
-        self._telling = False
+        self._is_reporting = False
 
-    def look(
+    def check_topics(
         self, own: Collection[int], shards: int, pending: Mapping[str, int], sizes: Mapping[str, int]
     ) -> None:
-        """Judge what waits in the shards `own` of `shards`, and tell what has changed."""
+        """Judge the messages waiting in the shards `own` of all `shards`, and report changes."""
         share = len(own) / max(shards, 1)
         count_max = self._config.pending_count_max * share
         bytes_max = self._config.pending_bytes_max * share
         use = {
             topic: max(count / count_max, sizes.get(topic, 0) / bytes_max) for topic, count in pending.items()
         }
-        known = {topic for number in own for topic in self._told(number)}
-        full = [topic for topic, part in use.items() if part >= (FREE_AGAIN if topic in known else 1)]
-        full = sorted(sorted(full, key=lambda topic: -use[topic])[:TOLD_MAX])
+        reported = {topic for number in own for topic in self._reported_topics(number)}
+        full = [
+            topic
+            for topic, share_used in use.items()
+            if share_used >= (FREE_AGAIN if topic in reported else 1)
+        ]
+        full = sorted(sorted(full, key=lambda topic: -use[topic])[:REPORTED_MAX])
         self._service.counts.full.value = len(full)
-        wanted = {number: full for number in own if self._told(number) != full}
-        if wanted and not self._telling:
-            self._tell(wanted, full)
+        changed = {number: full for number in own if self._reported_topics(number) != full}
+        if changed and not self._is_reporting:
+            self._report_full(changed, full)
 
-    def _told(self, number: int) -> list[str]:
+    def _reported_topics(self, number: int) -> list[str]:
         return decode_full(self._backend.setting(f"{DELAY_FULL_PREFIX}{number}"))
 
-    def _tell(self, wanted: Mapping[int, list[str]], full: list[str]) -> None:
+    def _report_full(self, changed: Mapping[int, list[str]], full: list[str]) -> None:
         for topic in sorted(set(full) - self._full):
             log.warning(
                 "topic %s has as many delayed messages waiting as it may (pending_count_max %d, "
                 "pending_bytes_max %d): new ones are refused with code 15 until a tenth of that is free",
                 topic, self._config.pending_count_max, self._config.pending_bytes_max,
             )  # fmt: skip
-        self._full, self._telling = frozenset(full), True
+        self._full, self._is_reporting = frozenset(full), True
         value = encode_full(full) if full else None
-        batch = CommitBatch(settings={f"{DELAY_FULL_PREFIX}{number}": value for number in wanted})
+        batch = CommitBatch(settings={f"{DELAY_FULL_PREFIX}{number}": value for number in changed})
         try:
-            self._backend.commit(batch, self._service.deadline()).then(self._has_told)
+            self._backend.commit(batch, self._service.deadline()).then(self._on_reported)
         except DdmqError as error:
-            self._not_told(error)
+            self._on_report_failed(error)
 
-    def _has_told(self, answer: Completion[list[AppendResult]]) -> None:
-        self._telling = False
+    def _on_reported(self, answer: Completion[list[AppendResult]]) -> None:
+        self._is_reporting = False
         if answer.error is not None:
-            self._not_told(answer.error)
+            self._on_report_failed(answer.error)
 
-    def _not_told(self, error: Exception) -> None:
-        """The next look tries again."""
-        self._telling = False
-        self._service.counts.failed("quota", error)
+    def _on_report_failed(self, error: Exception) -> None:
+        """Count the failure; the next check tries again."""
+        self._is_reporting = False
+        self._service.counts.count_failure("quota", error)

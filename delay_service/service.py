@@ -1,9 +1,9 @@
 """DelayService: messages with any due time, of the shards that this process owns.
 
-It makes the inner topic, joins the delay group (so that several processes share the shards, each with one
-owner) and runs a Shard for each that it is granted. When nobody knows what became of a commit, the group is
-left and joined again: the new epoch keeps the old commit out, or the progress that is then read has it. A
-store that fails is its shard's own affair. docs/decisions/0010 tells why a message fires once.
+It creates the inner topic, joins the delay group (so that several processes share the shards, each with one
+owner) and runs a Shard for each queue that it is granted. When the outcome of a commit is uncertain, the
+service leaves the group and joins again: the new epoch fences the old commit, or the progress that is then
+read has it. A shard handles a failure of its store itself. docs/decisions/0010 says why a message fires once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from delay_service.store.port import DelayStore, StoreOpener
 from delay_service.waiting.standby import Standby
 
 log = logging.getLogger("ddmq.delay")
-TIDY_LOOKS = 30  # looks between two times that the stores give back disk space
+TIDY_CHECKS = 30  # looks between two times that the stores give back disk space
 
 
 class DelayService(DueService[Shard]):
@@ -68,13 +68,15 @@ class DelayService(DueService[Shard]):
         self._alarms = alarms
         self._quota = Quota(self._service)
         self._granted = False  # heard of our shards, or that others have them all
-        self._doubt_pause_s = PAUSE_S
-        self._doubted_at = float("-inf")
+        self._reacquire_pause_s = PAUSE_S
+        self._reacquired_at = float("-inf")
         self._standby_opener = standby_opener if backend.compacts and config.standby else None
         self._standbys: dict[QueueRef, Standby] = {}
         self._lags: dict[int, int] = {}
-        self._taken: dict[QueueRef, int] = {}  # how far commands were taken in, also by a shard that failed
-        self._looks = 0
+        self._positions: dict[
+            QueueRef, int
+        ] = {}  # how far commands were taken in, also by a shard that failed
+        self._checks = 0
         self._stop_watching: Callable[[], None] | None = None
 
     # --- start, health, end
@@ -86,21 +88,21 @@ class DelayService(DueService[Shard]):
 
     def start(self) -> None:
         if self._stop_watching is None:
-            self._stop_watching = self._backend.watch_settings(self._changed, "topic/")
+            self._stop_watching = self._backend.watch_settings(self._on_setting_changed, "topic/")
         super().start()
 
-    def _queues(self) -> int:
-        """The topic keeps the shards that it was made with: commands find their message by them."""
-        found = self._backend.topic(DELAY_TOPIC)
-        return self._config.shards if found is None else found.queues
+    def _queue_count(self) -> int:
+        """Return the shards of the topic, which never change: commands find their message by them."""
+        info = self._backend.topic(DELAY_TOPIC)
+        return self._config.shards if info is None else info.queues
 
-    def _topic_ready(self, made: Completion[TopicInfo]) -> None:
-        """Also that of the rows, where the engine keeps them."""
+    def _on_topic_ready(self, made: Completion[TopicInfo]) -> None:
+        """Create the topic of the rows too, where the engine keeps them."""
         if made.error is not None or not self._backend.compacts:
-            super()._topic_ready(made)
+            super()._on_topic_ready(made)
             return
         deadline = self._clock.monotonic() + self._config.commit_timeout_ms / 1e3
-        ready_topic(self._backend, WAITING_TOPIC, made.value.queues, deadline).then(super()._topic_ready)
+        ready_topic(self._backend, WAITING_TOPIC, made.value.queues, deadline).then(super()._on_topic_ready)
 
     @property
     def standbys(self) -> Mapping[int, Standby]:
@@ -108,7 +110,7 @@ class DelayService(DueService[Shard]):
         return {queue.queue_id: standby for queue, standby in sorted(self._standbys.items())}
 
     def health(self) -> Health:
-        """Ready while it takes part, and fires in every shard that it owns."""
+        """Return ready while the service is a member and fires in every shard that it owns."""
         health = super().health()
         if not health.ready:
             return health
@@ -139,7 +141,7 @@ class DelayService(DueService[Shard]):
     # --- QueueOwner
 
     def assigned(self, assignment: Assignment) -> None:
-        """Shards are ours under this epoch."""
+        """Note that this process was granted shards, if there are any."""
         self._granted = self._granted or (bool(assignment.queues) and not self._stopping)
 
     def granted(self, queue: QueueRef, epoch: int) -> None:
@@ -154,8 +156,8 @@ class DelayService(DueService[Shard]):
             epoch,
             self._opener,
             self._alarms,
-            self._doubted,
-            self._shard_opened,
+            self._on_claim_uncertain,
+            self._on_shard_opened,
             closed,
         )
         self._begin_work(shard)
@@ -165,14 +167,14 @@ class DelayService(DueService[Shard]):
         self._counts.shards.value = len(self._owned)
         if queue in self._owned:
             return
-        self._taken.pop(queue, None)
+        self._positions.pop(queue, None)
         if self._lags.pop(queue.queue_id, None) is not None:
             self._counts.lag[queue.queue_id].value = 0  # its next owner reports it
 
     # --- standbys
 
-    def _look_for_standbys(self) -> None:
-        """Have one of each shard that is not ours."""
+    def _start_standbys(self) -> None:
+        """Start a standby of each shard that this process does not own."""
         info = self._backend.topic(DELAY_TOPIC)
         if self._standby_opener is None or info is None or self._stopping:
             return
@@ -191,122 +193,122 @@ class DelayService(DueService[Shard]):
         if standby is None:
             return None
 
-        def ended(_: Completion[None]) -> None:
+        def on_closed(_: Completion[None]) -> None:
             if self._standbys.get(queue) is standby:
                 del self._standbys[queue]
             self._leave_when_idle()
 
-        standby.closed.then(ended)
+        standby.closed.then(on_closed)
         return standby.stop()
 
-    def _shard_opened(self) -> None:
+    def _on_shard_opened(self) -> None:
         if not self.started.done and self.health().ready:
             self.started.succeed(None)
 
-    def _doubted(self, shard: Shard, error: Exception) -> None:
-        """Our claim to a shard is in doubt: a new epoch decides."""
+    def _on_claim_uncertain(self, shard: Shard, error: Exception) -> None:
+        """Leave the group and join again after a pause: a new epoch decides about an uncertain claim."""
         if self._stopping or self._owned.get(shard.queue) is not shard:
             return
-        log.warning("the delay shards are given up and had anew: %s", error)
+        log.warning("releasing and re-acquiring all delay shards: %s", error)
         self._why = str(error)
         self._leave()
-        now, before = self._clock.monotonic(), self._doubted_at
-        again = now - before < CALM_S
-        pause = min(self._doubt_pause_s * 2, self._config.pause_ms_max / 1e3) if again else PAUSE_S
-        self._doubt_pause_s, self._doubted_at = pause, now
+        now, before = self._clock.monotonic(), self._reacquired_at
+        is_repeated = now - before < CALM_S
+        pause = min(self._reacquire_pause_s * 2, self._config.pause_ms_max / 1e3) if is_repeated else PAUSE_S
+        self._reacquire_pause_s, self._reacquired_at = pause, now
         self._alarm.once(pause, self.start)
 
     # --- looking
 
-    def _changed(self, key: str) -> None:
+    def _on_setting_changed(self, key: str) -> None:
         topic = key.removeprefix("topic/")
         for shard in self._owned.values():
             shard.topic_changed(topic)
 
-    def _look_now(self) -> None:
+    def _check_work(self) -> None:
         self._count_overdue()
         if not self._claims.joined:
             return
         if not self._granted:
-            self._ask_who_holds_the_shards()
-        self._look_for_standbys()
+            self._read_holders()
+        self._start_standbys()
         self._count_pending()
-        self._looks += 1
-        if self._looks % TIDY_LOOKS == 0:
+        self._checks += 1
+        if self._checks % TIDY_CHECKS == 0:
             for shard in self._owned.values():
-                shard.tidy()
-                shard.trim()
+                shard.tidy_store()
+                shard.trim_log()
         queues = list(self._owned)
         closed = [queue for queue, shard in self._owned.items() if shard.position is None]
-        self._ask_how_far([queue for queue in closed if queue not in self._taken])
+        self._read_positions([queue for queue in closed if queue not in self._positions])
 
-        def known(answer: Completion[list[Bounds | None]]) -> None:
+        def on_bounds(answer: Completion[list[Bounds | None]]) -> None:
             if answer.error is None:
                 for queue, bounds in zip(queues, answer.value, strict=True):
                     self._count_lag(queue, bounds)
 
         if queues:
-            self._backend.bounds(queues).then(known)
+            self._backend.bounds(queues).then(on_bounds)
 
     def _count_overdue(self) -> None:
-        known: dict[int, int | None] = {}
+        due_by_shard: dict[int, int | None] = {}
         for number, shard in self.shards.items():
             due_ms = shard.first_due_ms()
             if shard.running and not shard.why:
-                known[number] = due_ms
-        unknown = self.shards.keys() - known.keys()
-        self._counts.overdue(known, unknown, self._granted, self._clock.wall_ms())
+                due_by_shard[number] = due_ms
+        unread = self.shards.keys() - due_by_shard.keys()
+        self._counts.report_overdue(due_by_shard, unread, self._granted, self._clock.wall_ms())
 
-    def _ask_who_holds_the_shards(self) -> None:
-        """Others have them all when each has a holder; one between two owners may still come to us."""
+    def _read_holders(self) -> None:
+        """Find out whether others own all shards; one between two owners may still be granted here."""
 
-        def known(answer: Completion[Mapping[QueueRef, str]]) -> None:
+        def on_holders(answer: Completion[Mapping[QueueRef, str]]) -> None:
             if answer.error is None and self._claims.joined and not self._owned:
                 info = self._backend.topic(DELAY_TOPIC)
                 self._granted = info is not None and len(answer.value) >= info.queues
-                self._shard_opened()
+                self._on_shard_opened()
 
-        self._backend.holders(DELAY_GROUP, DELAY_TOPIC, self._service.deadline()).then(known)
+        self._backend.holders(DELAY_GROUP, DELAY_TOPIC, self._service.deadline()).then(on_holders)
 
     def _count_pending(self) -> None:
-        pending, sizes = self.pending_counts(), self._total(lambda store: store.sizes())
-        self._counts.pending.show(pending)
-        self._counts.pending_bytes.show(sizes)
+        pending, sizes = self.pending_counts(), self._sum_counts(lambda store: store.sizes())
+        self._counts.pending.show_numbers(pending)
+        self._counts.pending_bytes.show_numbers(sizes)
         info = self._backend.topic(DELAY_TOPIC)
         if info is not None and all(shard.running for shard in self._owned.values()):
-            self._quota.look(self.shards.keys(), info.queues, pending, sizes)
+            self._quota.check_topics(self.shards.keys(), info.queues, pending, sizes)
 
-    def _ask_how_far(self, queues: list[QueueRef]) -> None:
-        """Of shards that have not been open here: what those committed who had them before."""
+    def _read_positions(self, queues: list[QueueRef]) -> None:
+        """Read how far previous owners have ingested shards that have not been open here."""
 
-        def known(answer: Completion[list[ProgressView]]) -> None:
+        def on_progress(answer: Completion[list[ProgressView]]) -> None:
             if answer.error is None:
                 for queue, view in zip(queues, answer.value, strict=True):
                     if queue in self._owned:
-                        self._taken.setdefault(queue, view.committed or 0)
+                        self._positions.setdefault(queue, view.committed or 0)
 
         if queues:
-            self._backend.progress(DELAY_GROUP, queues).then(known)
+            self._backend.progress(DELAY_GROUP, queues).then(on_progress)
 
     def _count_lag(self, queue: QueueRef, bounds: Bounds | None) -> None:
         shard = self._owned.get(queue)
         if shard is None:
             return
         if shard.position is not None:
-            self._taken[queue] = shard.position
-        if bounds is not None and queue in self._taken:
-            self._lags[queue.queue_id] = lag = max(bounds.next - self._taken[queue], 0)
+            self._positions[queue] = shard.position
+        if bounds is not None and queue in self._positions:
+            self._lags[queue.queue_id] = lag = max(bounds.next - self._positions[queue], 0)
             self._counts.lag[queue.queue_id].value = lag
 
     def lags(self) -> dict[int, int]:
-        """Commands not taken in, per shard, as last looked at (every second)."""
+        """Return the commands that are not ingested yet per shard, as last checked (every second)."""
         return {number: self._lags.get(number, -1) for number in self.shards}
 
     def pending_counts(self) -> Counter[str]:
-        """What waits in the shards of this process, per topic."""
-        return self._total(lambda store: store.counts())
+        """Return how many messages wait in the shards of this process per topic."""
+        return self._sum_counts(lambda store: store.counts())
 
-    def _total(self, of: Callable[[DelayStore], Mapping[str, int]]) -> Counter[str]:
+    def _sum_counts(self, of: Callable[[DelayStore], Mapping[str, int]]) -> Counter[str]:
         total: Counter[str] = Counter()
         for shard in self._owned.values():
             if shard.context is not None and shard.context.running:

@@ -1,13 +1,16 @@
 """One shard, from its grant to its end: opened, at work, closed.
 
-Opening, in this order: our epoch goes into the group of fired messages, which keeps every earlier owner's
-fires out; then its progress is read, so it is whole; then the store is opened in a native thread and, where
-the engine has rows of what waits, brought in line with these: it may be empty, or old. Commands are taken in
-from where the store stands, and nothing fires before all that were there at the grant are in the store: a
-cancel that came in time counts.
+A shard is opened in these steps:
+1. Its epoch is committed to the group of fired messages, which fences the fires of every earlier owner.
+2. The progress of that group is read, which is complete now.
+3. The store is opened in a native thread. Where the engine has rows of waiting messages the store is brought
+in
+   line with them, because it may be empty or old.
+4. Commands are ingested from the position of the store. Nothing fires before all commands that were there at
+   the grant are in the store, so a cancel that came in time counts.
 
-What fails at work, a store or a mistake of ours, ends here: what is under way ends, the store is closed, and
-the shard is opened anew under the same epoch. Only a claim that is in doubt is the service's to renew.
+When a store fails at work, or an error of ours does, the commits under way end, the store is closed, and the
+shard is opened again under the same epoch. Only an uncertain claim is renewed by the service.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from delay_service.core.decider import INGESTED
 from delay_service.due.backend import CLAIM_ERRORS
 from delay_service.due.service import Alarm
 from delay_service.fire import FireLoop
-from delay_service.ingest import Ingest, taken_in
+from delay_service.ingest import Ingest, ingested_offset
 from delay_service.store.port import DelayStore, DueKey, StoreChanges, StoreOpener
 from delay_service.waiting.follow import Follower, followed_to
 
@@ -40,8 +43,10 @@ CALM_S = 60.0  # … as long as the last time was less than this ago
 
 
 class Shard:
-    """See the module's text. `doubt(shard, error)`: our claim has to be had anew. `opened()`: it fires.
-    `closed` settles when the store is given back, `before` when that of the last owner in this process is.
+    """One shard that this process owns: a QueueWork of backend/ownership.
+
+    `doubt(shard, error)` is called when the claim must be renewed, `opened()` when the shard fires. `closed`
+    settles when the store is closed, `before` when that of the previous owner in this process is.
     """
 
     def __init__(
@@ -78,7 +83,7 @@ class Shard:
     # --- opening
 
     def start(self) -> None:
-        """Begin, once whoever had the store here before has closed it."""
+        """Open the shard once its previous owner in this process has closed the store."""
         self._opening = True
         if self._before is None:
             gevent.spawn(self._open)
@@ -90,24 +95,24 @@ class Shard:
             if not self._stopped:
                 self._load()
         except Exception as error:
-            self._not_opened(error)
+            self._on_open_failed(error)
         finally:
             self._opening = False
             self._close_when_idle()
 
-    def _not_opened(self, error: Exception) -> None:
+    def _on_open_failed(self, error: Exception) -> None:
         self.why = str(error) or type(error).__name__
-        self._service.counts.failed("open", error)
+        self._service.counts.count_failure("open", error)
         unexpected = None if isinstance(error, DdmqError | OSError) else error
         log.warning(
             "delay shard %d cannot be opened, tried again: %s", self.queue.queue_id, self.why,
             exc_info=unexpected,
         )  # fmt: skip
-        self._put_back()
-        self._go_on(error if isinstance(error, CLAIM_ERRORS) else None)
+        self._close_store()
+        self._reopen_later(error if isinstance(error, CLAIM_ERRORS) else None)
 
-    def _go_on(self, doubt: Exception | None) -> None:
-        """It is closed: open it anew after a pause, unless there is doubt whose it is."""
+    def _reopen_later(self, doubt: Exception | None) -> None:
+        """Open the closed shard again after a pause, unless its claim is uncertain."""
         if self._stopped:
             return
         if doubt is not None:
@@ -117,17 +122,17 @@ class Shard:
         now = self._service.clock.monotonic()
         if now - self._failed_at >= CALM_S:
             self._pause_s = PAUSE_S
-        self._alarm.once(self._pause_s, self._open_anew)
+        self._alarm.once(self._pause_s, self._reopen_now)
         self._pause_s = min(self._pause_s * 2, self._service.config.pause_ms_max / 1e3)
         self._failed_at = now
 
-    def _open_anew(self) -> None:
+    def _reopen_now(self) -> None:
         if not self._stopped and not self._opening and self.context is None:
             self._opening = True
             gevent.spawn(self._open)
 
-    def _put_back(self) -> None:
-        """The store is opened anew the next time: it may have failed, and then refuses everything."""
+    def _close_store(self) -> None:
+        """Close the store: it may have failed, and a failed store rejects every call until it is reopened."""
         store, self.store, self.context = self.store, None, None
         self._fire = self._ingest = None
         if store is None:
@@ -139,11 +144,11 @@ class Shard:
 
     def _load(self) -> None:
         backend, queue = self._service.backend, self.queue
-        fired = self._wait(backend.progress(FIRED_GROUP, [queue]))[0]
-        claim = ProgressDelta(FIRED_GROUP, queue, self.epoch, fired.generation)
+        fired_view = self._wait(backend.progress(FIRED_GROUP, [queue]))[0]
+        claim = ProgressDelta(FIRED_GROUP, queue, self.epoch, fired_view.generation)
         self._wait(backend.commit(CommitBatch(progress=(claim,)), self._service.deadline()))
-        fired = self._wait(backend.progress(FIRED_GROUP, [queue]))[0]
-        taken = self._wait(backend.progress(DELAY_GROUP, [queue]))[0]
+        fired_view = self._wait(backend.progress(FIRED_GROUP, [queue]))[0]
+        ingest_view = self._wait(backend.progress(DELAY_GROUP, [queue]))[0]
         bounds = self._wait(backend.bounds([queue]))[0]
         if self._stopped or bounds is None:
             self._stopped = True  # the topic is gone, and with it our membership
@@ -151,32 +156,34 @@ class Shard:
         if self.store is None:
             self.store = in_thread(self._opener, queue, self.epoch)
         if backend.compacts:
-            self._follow(self.store, taken.committed or 0)
+            self._follow_rows(self.store, ingest_view.committed or 0)
         if not self._stopped:
-            self._run(self.store, taken, fired, bounds)
+            self._run(self.store, ingest_view, fired_view, bounds)
 
-    def _follow(self, store: DelayStore, committed: int) -> None:
-        """Have in the store what the rows say: that is all that was ever committed, up to `committed`."""
+    def _follow_rows(self, store: DelayStore, committed: int) -> None:
+        """Bring the store in line with the rows, which have everything that was committed."""
         service = self._service
         follower = Follower(service.backend, service.clock, self.queue.queue_id, store, lambda: self._stopped)
-        bounds = follower.bounds()
+        bounds = follower.read_bounds()
         self.why = f"it restores what waits: rows up to offset {bounds.next}"
-        began = service.clock.monotonic()
-        follower.follow(bounds.next)
+        start_s = service.clock.monotonic()
+        follower.follow_to(bounds.next)
         if bounds.next and not self._stopped:  # else no row was ever written, and the commands tell all
             store.write(StoreChanges(meta={INGESTED: b"%d" % committed}))
             log.info(
                 "delay shard %d has what waits: %d rows were followed in %.1f s",
-                self.queue.queue_id, follower.rows, service.clock.monotonic() - began,
+                self.queue.queue_id, follower.rows, service.clock.monotonic() - start_s,
             )  # fmt: skip
 
     def _wait(self, completion: Completion[T]) -> T:
         return completion.wait(self._service.config.commit_timeout_ms / 1e3 + 1)
 
-    def _run(self, store: DelayStore, taken: ProgressView, fired: ProgressView, bounds: Bounds) -> None:
-        acks = _ack_map(fired)
-        generations = Generations(taken.generation, fired.generation)
-        start, known_to = _start(store, taken, bounds)
+    def _run(
+        self, store: DelayStore, ingest_view: ProgressView, fired_view: ProgressView, bounds: Bounds
+    ) -> None:
+        acks = _ack_map(fired_view)
+        generations = Generations(ingest_view.generation, fired_view.generation)
+        start, known_to = _start(store, ingest_view, bounds)
         context = ShardContext(
             self._service,
             self.queue,
@@ -184,21 +191,21 @@ class Shard:
             generations,
             store,
             acks,
-            self._failed,
+            self._on_work_failed,
             self._on_commit_end,
-            taken.committed or 0,
+            ingest_view.committed or 0,
         )
         fire = FireLoop(context, self._alarms())
         self.context, self._fire = context, fire
-        self._ingest = Ingest(context, fire, self._alarms(), start, known_to, bounds.next, self._caught_up)
+        self._ingest = Ingest(context, fire, self._alarms(), start, known_to, bounds.next, self._on_caught_up)
         self.why = "it takes in the commands that came before"
         log.info(
             "delay shard %d is ours (epoch %d): %d messages wait, commands taken in from offset %d, %d to go",
             self.queue.queue_id, self.epoch, sum(store.counts().values()), start, bounds.next - start,
         )  # fmt: skip
-        self._ingest.go()
+        self._ingest.resume()
 
-    def _caught_up(self) -> None:
+    def _on_caught_up(self) -> None:
         self.why = ""
         if self._fire is not None and self._service.fires:
             self._fire.open()
@@ -208,22 +215,24 @@ class Shard:
 
     @property
     def position(self) -> int | None:
-        """The next command to take in; None while opening."""
+        """Return the offset of the next command to ingest; None while opening."""
         return None if self._ingest is None else self._ingest.position
 
     @property
     def running(self) -> bool:
-        """It has its store, and nobody doubts it."""
+        """Return whether the store is open and the claim is not in doubt."""
         return self.context is not None and self.context.running
 
     def first_due_ms(self) -> int | None:
-        """When the first message that waits is, or was, due, in flight or not, but for those put aside; None
-        when none does. While `why` says that nothing fires, nobody knows."""
+        """Return when the first waiting message is, or was, due; None when none waits or it is unknown.
+
+        Messages in flight count, deferred ones do not.
+        """
         context = self.context
-        found: list[DueKey | None] = [None]
+        keys: list[DueKey | None] = [None]
         if context is not None and context.running:
-            context.safely("look", lambda: found.append(context.store.next_due()))
-        return None if found[-1] is None else found[-1].due_ms
+            context.run_safely("look", lambda: keys.append(context.store.next_due()))
+        return None if keys[-1] is None else keys[-1].due_ms
 
     def raise_epoch(self, epoch: int) -> None:
         """Commit under this epoch from now on."""
@@ -237,34 +246,34 @@ class Shard:
 
     # --- what failed
 
-    def _failed(self, error: Exception) -> None:
+    def _on_work_failed(self, error: Exception) -> None:
         if isinstance(error, CLAIM_ERRORS) or self._stopped:
             self._doubt(self, error)
             return
         self.why = str(error) or type(error).__name__
         log.warning("delay shard %d is opened anew: %s", self.queue.queue_id, self.why)
         self._stop_work()
-        self._put_back_when_idle()
+        self._reopen_when_idle()
 
-    def _put_back_when_idle(self) -> None:
-        """Close what failed, once nothing of it is under way."""
+    def _reopen_when_idle(self) -> None:
+        """Close a failed shard and open it again, once nothing of it is under way."""
         failed = self.context is not None and not self.context.running
-        if failed and self.idle and not self._stopped:
+        if failed and self.is_idle and not self._stopped:
             self._opening = True
-            gevent.spawn(self._open_later)
+            gevent.spawn(self._close_and_reopen)
 
-    def _open_later(self) -> None:
-        doubt = None if self.context is None else self.context.claim_doubt
-        self._put_back()
+    def _close_and_reopen(self) -> None:
+        doubt = None if self.context is None else self.context.claim_error
+        self._close_store()
         self._opening = False
-        self._go_on(doubt)
+        self._reopen_later(doubt)
         self._close_when_idle()
 
     # --- the end
 
     @property
-    def busy(self) -> bool:
-        """Whether the store is not given back yet."""
+    def is_busy(self) -> bool:
+        """Whether the store is not closed yet."""
         return not self.closed.done
 
     def stop(self, on_idle: Callable[[], None]) -> None:
@@ -289,17 +298,17 @@ class Shard:
     def _on_commit_end(self) -> None:
         """Let the ingest resume, which may have waited for this; a shard that stops may be idle now."""
         if self._ingest is not None:
-            self._ingest.go()
-        self._put_back_when_idle()
+            self._ingest.resume()
+        self._reopen_when_idle()
         self._close_when_idle()
 
     @property
-    def idle(self) -> bool:
-        """Nothing is under way."""
+    def is_idle(self) -> bool:
+        """Return whether nothing is under way."""
         fire, ingest = self._fire, self._ingest
-        return not self._opening and (fire is None or fire.idle) and (ingest is None or ingest.idle)
+        return not self._opening and (fire is None or fire.is_idle) and (ingest is None or ingest.is_idle)
 
-    def trim(self) -> None:
+    def trim_log(self) -> None:
         """Let the log forget commands that are in rows, and note how far the store has these.
 
         For every now and then.
@@ -317,28 +326,28 @@ class Shard:
             # All commits that were under way have ended by then, and the store has what they came to.
             ended_at = now + self._service.config.commit_timeout_ms / 1e3 + 1
 
-            def known(answer: Completion[list[Bounds | None]]) -> None:
+            def on_bounds(answer: Completion[list[Bounds | None]]) -> None:
                 bounds = None if answer.error is not None else answer.value[0]
                 if bounds is not None and self.context is context:
                     self._mark = bounds.next, ended_at
 
-            backend.bounds([queue]).then(known)
+            backend.bounds([queue]).then(on_bounds)
 
-    def tidy(self) -> None:
-        """Let the store give back disk space of what left it, off the hub. For every now and then."""
+    def tidy_store(self) -> None:
+        """Let the store give back disk space, in a native thread. Call it now and then."""
         if self.context is not None and self.context.running and not self._stopped and not self._tidying:
             self._tidying = True
-            off_hub(self.context.store.tidy, self._tidied)
+            off_hub(self.context.store.tidy, self._on_tidied)
 
-    def _tidied(self, value: object, error: Exception | None) -> None:
+    def _on_tidied(self, value: object, error: Exception | None) -> None:
         nothing(value, error)
         self._tidying = False
         if error is not None and not self._stopped:
-            self._service.counts.failed("tidy", error)
+            self._service.counts.count_failure("tidy", error)
             log.warning("delay shard %d gives back no disk space: %s", self.queue.queue_id, error)
 
     def _close_when_idle(self) -> None:
-        if not self._stopped or self._closing or not self.idle:
+        if not self._stopped or self._closing or not self.is_idle:
             return
         self._closing = True
         if self.context is not None:
@@ -346,9 +355,9 @@ class Shard:
         if self.store is None:
             self.closed.succeed(None)
         else:
-            off_hub(self.store.close, lambda value, error: self._has_closed(value, error))
+            off_hub(self.store.close, lambda value, error: self._on_closed(value, error))
 
-    def _has_closed(self, value: object, error: Exception | None) -> None:
+    def _on_closed(self, value: object, error: Exception | None) -> None:
         nothing(value, error)
         if error is not None:
             log.error("the store of delay shard %d does not close: %s", self.queue.queue_id, error)
@@ -363,15 +372,15 @@ def _ack_map(view: ProgressView) -> AckMap:
     return acks
 
 
-def _start(store: DelayStore, taken: ProgressView, bounds: Bounds) -> tuple[int, int]:
-    """Where to take commands in from, and below which the store has them already.
+def _start(store: DelayStore, ingest_view: ProgressView, bounds: Bounds) -> tuple[int, int]:
+    """Return the offset to ingest from, and the offset below which the store has all commands.
 
     A store that is behind the group's progress was restored from a backup, or is new: it takes what the log
     still has. What it holds of that, and what has fired since, is recognised. Raises StorageError for a store
     that knows more commands than the log ever had.
     """
-    known_to = taken_in(store.meta(INGESTED))
-    committed = taken.committed or 0
+    known_to = ingested_offset(store.meta(INGESTED))
+    committed = ingest_view.committed or 0
     if known_to is None:
         if bounds.min and committed:
             log.error("a delay store is empty although %d commands were taken in; those that the log still "

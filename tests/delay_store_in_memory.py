@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ddmq_common.errors import StorageError, UnsupportedError
-from delay_service.store.port import DelayStore, DueKey, IdState, Pending, Scan, StoreChanges, weight
+from delay_service.store.port import DelayStore, DueKey, IdState, Pending, Scan, StoreChanges, weigh_message
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -89,7 +89,7 @@ class MemoryDelayStore(DelayStore):
         for message in messages:
             count = self._counts.get(message.topic, 0) + step
             self._counts[message.topic] = count
-            self._sizes[message.topic] = self._sizes.get(message.topic, 0) + step * weight(message)
+            self._sizes[message.topic] = self._sizes.get(message.topic, 0) + step * weigh_message(message)
             if not count:
                 del self._counts[message.topic], self._sizes[message.topic]
 
@@ -133,12 +133,12 @@ class MemoryDelayStore(DelayStore):
         ]
         return [uuid for _, uuid in sorted(passed)[:limit]]
 
-    def put_aside(self, topic: str, limit: int) -> list[Pending]:
+    def read_deferred(self, topic: str, limit: int) -> list[Pending]:
         self._check()
         ordered = self._aside.get(topic, _Ordered())
         return [ordered.messages[key] for key in ordered.keys[:limit]]
 
-    def topics_put_aside(self) -> list[str]:
+    def deferred_topics(self) -> list[str]:
         self._check()
         return sorted(self._aside)
 

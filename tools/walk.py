@@ -49,12 +49,12 @@ class Route(NamedTuple):
 
 
 ROUTES = (
-    Route("send", "send", 31, 14),
-    Route("pull with acknowledgements", "pull_ack", 40, 20),
-    Route("acknowledgement, until it is durable", "ack", 36, 16),
-    Route("retry, until it is delivered again", "retry", 17, 16, ("pull_ack", "ack")),
+    Route("send", "send", 29, 14),
+    Route("pull with acknowledgements", "pull_ack", 34, 20),
+    Route("acknowledgement, until it is durable", "ack", 30, 16),
+    Route("retry, until it is delivered again", "retry", 19, 16, ("pull_ack", "ack")),
     Route("delayed message, until it is in its topic", "delay", 59, 24),
-    Route("an operator parks a key", "park", 28, 6, ("look",)),
+    Route("an operator parks a key", "park", 24, 6, ("look",)),
     Route("any answer of the admin API", "look", 9, 8),
 )
 

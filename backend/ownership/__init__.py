@@ -1,4 +1,4 @@
-"""Who owns which queue, and what an owner does with its queues. Every engine and every service uses it.
+"""Ownership of queues: who owns which queue, and the work of an owner on its queues.
 
     memberships ──▶ table ──▶ group          the writer's side: it assigns queues to the members of groups
                      │ assigned, revoked, lost

@@ -5,9 +5,9 @@
      └ after RETRY_S        └ after RETRY_S        └▶ lost: someone else's, or the writer was replaced
 
 What is done with a queue is its owner's affair (ClaimOwner). These rules are kept here, for everybody:
-* A queue is handed to its owner once, under the newest epoch; a raised epoch is told.
+* A queue is handed to its owner once, under the newest epoch; a raised epoch is reported.
 * Progress and bounds that were asked for before a queue was lost, revoked or left are not used for it later.
-* What was revoked is released at the membership that revoked it, and at no other, unless it was granted anew.
+* A revoked queue is released at the membership that revoked it, and at no other, unless it was granted again.
 * After a refusal nothing is tried again before `retry_at`: the owner arms its timer in `trouble` and calls
   `join` when it rings. Calling `join` more often is harmless.
 
@@ -26,15 +26,15 @@ from backend.records import Bounds, ProgressView, QueueRef
 from ddmq_common.errors import DdmqError
 
 RETRY_S = 0.5  # pause after the backend refused or failed a call
-LOST_S = 3.0  # a queue that was lost is mostly ours again by then: a writer is replaced in 3 s
+LOST_S = 3.0  # by then most lost queues are granted here again: a writer is replaced in 3 s
 Release = Callable[[Sequence[QueueRef]], None]
 
 
 class ClaimOwner:
-    """What an owner of queues hears; it overrides what concerns it. Everything comes on the hub."""
+    """The events of claimed queues, all on the hub; an owner overrides those that concern it."""
 
     def assigned(self, assignment: Assignment) -> None:
-        """Queues were granted; `granted`, `loaded` or `raised` follows for each."""
+        """Queues were granted; `granted`, `loaded` or `raised` follows for each of them."""
 
     def granted(self, queue: QueueRef, epoch: int) -> None:
         """The queue is held. Only where nothing is loaded."""
@@ -43,12 +43,14 @@ class ClaimOwner:
         """The queue is held, and this is what is known of it."""
 
     def may_load(self, queue: QueueRef) -> bool:
-        """Whether what was loaded can be used now. If not, the owner calls `join` when it can."""
+        """Return whether the answer to a load can be used now; else the owner calls `join` when it can."""
         return True
 
     def settled(self) -> None:
-        """Answers were used: `loaded` or `recorded` was called for each queue that they concern. Not called
-        where nothing was asked, or nothing of what came could be used."""
+        """Follow up on answers: `loaded` or `recorded` was called for each queue that they concern.
+
+        Not called when no answer could be used.
+        """
 
     def raised(self, queue: QueueRef, epoch: int) -> None:
         """A held queue has a newer epoch: commits name it from now on."""
@@ -61,10 +63,13 @@ class ClaimOwner:
         release(queues)
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
-        """These are someone else's, and some may not have been held; none when the writer was replaced."""
+        """Other processes own these queues, some of which may not have been held.
+
+        There are none when the writer was replaced and nothing was held.
+        """
 
     def recorded(self, queue: QueueRef, view: ProgressView, bounds: Bounds | None) -> None:
-        """What QueueClaims.reread found; a queue that is someone else's, or gone, is not `held` any more."""
+        """Use the answer to QueueClaims.reread; a queue that others own, or a deleted one, is not `held`."""
 
     def trouble(self, doing: str, error: Exception) -> None:
         """Joining ("join") or loading ("load") failed: call `join` again at `retry_at`."""
@@ -89,7 +94,7 @@ class QueueClaims:
         self.joined = False
         self._held: dict[QueueRef, int] = {}
         self._loading: dict[QueueRef, int] = {}
-        self._asked: dict[QueueRef, int] = {}  # which load asked for it last
+        self._pending_loads: dict[QueueRef, int] = {}  # which load asked for it last
         self._loads = 0
         self._lost_until: dict[QueueRef, float] = {}
         self._granted = False
@@ -111,7 +116,7 @@ class QueueClaims:
         return self._granted and not self._loading
 
     def lost_lately(self) -> list[QueueRef]:
-        """What was lost less than LOST_S ago and has not come back."""
+        """Return the queues that were lost less than LOST_S ago and have not come back."""
         now = self._now()
         return [queue for queue, until in self._lost_until.items() if until > now]
 
@@ -130,12 +135,12 @@ class QueueClaims:
             self._membership = self._backend.join(join, self)
             self.joined = True
         except DdmqError as error:
-            self._trouble("join", error)
+            self._report_failure("join", error)
 
     def leave(self) -> None:
         """Give everything up; the owner has dropped its queues. May be called twice."""
-        for kept in (self._held, self._loading, self._asked):
-            kept.clear()
+        for table in (self._held, self._loading, self._pending_loads):
+            table.clear()
         self._granted = False
         self.retry_at = None
         self.joined = False
@@ -162,13 +167,13 @@ class QueueClaims:
                 then()
             return
 
-        def use(views: Sequence[ProgressView], bounds: Sequence[Bounds | None]) -> None:
-            again, used = [], False
+        def on_answers(views: Sequence[ProgressView], bounds: Sequence[Bounds | None]) -> None:
+            retried, used = [], False
             for (queue, epoch), view, limits in zip(epochs.items(), views, bounds, strict=True):
                 if membership is not self._membership or queue not in self._held:
                     continue
                 if self._held[queue] != epoch:
-                    again.append(queue)  # raised, or lost and had back: the answer may be older than that
+                    retried.append(queue)  # raised, or lost and had back: the answer may be older than that
                     continue
                 if limits is None or view.epoch > epoch:
                     del self._held[queue]
@@ -176,14 +181,14 @@ class QueueClaims:
                 used = True
             if used:
                 self._owner.settled()
-            if again:
-                self.reread(again)
+            if retried:
+                self.reread(retried)
 
-        def failed(error: Exception) -> None:
+        def on_failed(error: Exception) -> None:
             if membership is self._membership:
-                self._trouble("load", error)
+                self._report_failure("load", error)
 
-        self._ask(list(epochs), use, failed, then)
+        self._read_recorded(list(epochs), on_answers, on_failed, then)
 
     # --- what the membership tells
 
@@ -191,18 +196,18 @@ class QueueClaims:
         """Queues are this process's under this epoch."""
         self._granted = True
         epoch = assignment.epoch
-        news: list[Callable[[QueueRef, int], None]] = []
+        notices: list[Callable[[QueueRef, int], None]] = []
         for queue in assignment.queues:
-            news.append(self._owner.raised if queue in self._held else self._owner.granted)
+            notices.append(self._owner.raised if queue in self._held else self._owner.granted)
             if queue in self._held or not self._load:
                 self._held[queue] = epoch
             else:
                 self._loading[queue] = epoch
         self._owner.assigned(assignment)
-        for queue, tell in zip(assignment.queues, news, strict=True):
+        for queue, notify in zip(assignment.queues, notices, strict=True):
             if self._held.get(queue) == epoch:
                 self._lost_until.pop(queue, None)
-                tell(queue, epoch)
+                notify(queue, epoch)
         self._load_granted()
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
@@ -211,10 +216,10 @@ class QueueClaims:
 
         def release(given: Sequence[QueueRef]) -> None:
             if membership is not None and membership is self._membership:
-                ours = self._held.keys() | self._loading.keys()  # these were granted anew meanwhile
-                membership.release([queue for queue in given if queue not in ours])
+                claimed = self._held.keys() | self._loading.keys()  # these were granted anew meanwhile
+                membership.release([queue for queue in given if queue not in claimed])
 
-        self._drop(queues)
+        self._forget_queues(queues)
         self._owner.revoked(queues, deadline, release)
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
@@ -222,36 +227,36 @@ class QueueClaims:
         now = self._now()
         self._lost_until = {queue: until for queue, until in self._lost_until.items() if until > now}
         self._lost_until.update(dict.fromkeys(queues, now + LOST_S))
-        self._drop(queues)
+        self._forget_queues(queues)
         self._granted = bool(self._held or self._loading)
         self._owner.lost(queues)
 
-    def _drop(self, queues: Sequence[QueueRef]) -> None:
+    def _forget_queues(self, queues: Sequence[QueueRef]) -> None:
         for queue in queues:
-            for kept in (self._held, self._loading, self._asked):
-                kept.pop(queue, None)
+            for table in (self._held, self._loading, self._pending_loads):
+                table.pop(queue, None)
 
     # --- loading
 
     def _load_granted(self) -> None:
-        queues = sorted(queue for queue in self._loading if queue not in self._asked)
+        queues = sorted(queue for queue in self._loading if queue not in self._pending_loads)
         if not queues:
             return
         self._loads += 1
         load = self._loads
-        self._asked.update(dict.fromkeys(queues, load))
+        self._pending_loads.update(dict.fromkeys(queues, load))
 
-        def answered() -> list[bool]:
-            """Which queues still wait for this answer; none of them does afterwards."""
-            waiting = [self._asked.get(queue) == load for queue in queues]
+        def take_waiting() -> list[bool]:
+            """Return which queues still wait for this answer; afterwards none of them does."""
+            waiting = [self._pending_loads.get(queue) == load for queue in queues]
             for queue, waits in zip(queues, waiting, strict=True):
                 if waits:
-                    del self._asked[queue]
+                    del self._pending_loads[queue]
             return waiting
 
-        def use(views: Sequence[ProgressView], bounds: Sequence[Bounds | None]) -> None:
+        def on_answers(views: Sequence[ProgressView], bounds: Sequence[Bounds | None]) -> None:
             used = False
-            for waits, queue, view, limits in zip(answered(), queues, views, bounds, strict=True):
+            for waits, queue, view, limits in zip(take_waiting(), queues, views, bounds, strict=True):
                 if waits and queue in self._loading and self._owner.may_load(queue):
                     epoch = self._loading.pop(queue)
                     used = True
@@ -262,33 +267,33 @@ class QueueClaims:
             if used:
                 self._owner.settled()
 
-        def failed(error: Exception) -> None:
-            if any(answered()):
-                self._trouble("load", error)
+        def on_failed(error: Exception) -> None:
+            if any(take_waiting()):
+                self._report_failure("load", error)
 
-        self._ask(queues, use, failed)
+        self._read_recorded(queues, on_answers, on_failed)
 
-    def _ask(
+    def _read_recorded(
         self,
         queues: list[QueueRef],
-        use: Callable[[Sequence[ProgressView], Sequence[Bounds | None]], None],
-        failed: Callable[[Exception], None],
+        on_answers: Callable[[Sequence[ProgressView], Sequence[Bounds | None]], None],
+        on_failed: Callable[[Exception], None],
         then: Callable[[], None] | None = None,
     ) -> None:
         progress = self._backend.progress(self._group, queues)
         bounds = self._backend.bounds(queues)
 
-        def both(_: Completion[list[Bounds | None]]) -> None:
+        def on_both(_: Completion[list[Bounds | None]]) -> None:
             error = progress.error or bounds.error
             if error is None:
-                use(progress.value, bounds.value)
+                on_answers(progress.value, bounds.value)
             else:
-                failed(error)
+                on_failed(error)
             if then is not None:
                 then()
 
-        progress.then(lambda _: bounds.then(both))
+        progress.then(lambda _: bounds.then(on_both))
 
-    def _trouble(self, doing: str, error: Exception) -> None:
+    def _report_failure(self, doing: str, error: Exception) -> None:
         self.retry_at = self._now() + RETRY_S
         self._owner.trouble(doing, error)

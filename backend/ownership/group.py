@@ -123,26 +123,26 @@ def consistent_hash(queues: Sequence[str], members: Sequence[str]) -> list[int]:
 
     Members of the same name are told apart by their order.
     """
-    ring = _ring(members)
+    ring = _ring_of(members)
     hashes = [point for point, _ in ring]
-    return [ring[bisect_left(hashes, _point(queue)) % len(ring)][1] for queue in queues]
+    return [ring[bisect_left(hashes, _hash_of(queue)) % len(ring)][1] for queue in queues]
 
 
-def _ring(members: Sequence[str]) -> list[tuple[int, int]]:
-    seen: dict[str, int] = {}
+def _ring_of(members: Sequence[str]) -> list[tuple[int, int]]:
+    repeats: dict[str, int] = {}
     ring: list[tuple[int, int]] = []
     for index, name in enumerate(members):
-        twin = seen[name] = seen.get(name, -1) + 1
-        ring += [(point, index) for point in _points(name, twin)]
+        repeat = repeats[name] = repeats.get(name, -1) + 1
+        ring += [(point, index) for point in _points_of(name, repeat)]
     return sorted(ring)
 
 
 @lru_cache(maxsize=NAMES_CACHED)
-def _points(name: str, twin: int) -> tuple[int, ...]:
-    return tuple(_point(f"{name}#{twin}#{number}") for number in range(POINTS))
+def _points_of(name: str, repeat: int) -> tuple[int, ...]:
+    return tuple(_hash_of(f"{name}#{repeat}#{number}") for number in range(POINTS))
 
 
-def _point(name: str) -> int:
+def _hash_of(name: str) -> int:
     return int.from_bytes(sha1(name.encode("utf-8", "surrogatepass"), usedforsecurity=False).digest()[:8])
 
 
@@ -151,7 +151,7 @@ Grouped = dict[GroupMember, list[QueueRef]]
 
 
 class AssignmentState(Enum):
-    """Of one queue; `QueueAssignment.member` is set in all but FREE."""
+    """The state of one queue; `QueueAssignment.member` is set in all states but FREE."""
 
     FREE = "free"
     GRANTING = "granting"  # its epoch is being raised; the member knows nothing yet
@@ -160,7 +160,7 @@ class AssignmentState(Enum):
 
 
 class QueueAssignment:
-    """One queue's state."""
+    """The state of one queue, and the member that it belongs to."""
 
     __slots__ = ("deadline", "epoch", "member", "state")
 
@@ -171,15 +171,15 @@ class QueueAssignment:
         self.deadline = 0.0
 
     def free(self) -> None:
-        """Nobody's."""
+        """Take the queue from its member."""
         self.state, self.member = AssignmentState.FREE, None
 
     def give(self, member: GroupMember, epoch: int) -> None:
-        """On its way to `member`."""
+        """Begin to grant the queue to `member`."""
         self.state, self.member, self.epoch = AssignmentState.GRANTING, member, epoch
 
     def recall(self, deadline: float) -> None:
-        """Its holder has until `deadline`."""
+        """Ask the queue back from its member, at the latest at `deadline`."""
         self.state, self.deadline = AssignmentState.LEAVING, deadline
 
     def told_to(self, member: GroupMember) -> bool:
@@ -200,7 +200,7 @@ class TopicLine:
         self.sharing = Sharing.AVERAGELY
 
     def __bool__(self) -> bool:
-        """Whether anything is to be remembered."""
+        """Return whether this line must be kept."""
         return bool(self.members) or any(
             cell.state is AssignmentState.GRANTING for cell in self.cells.values()
         )
@@ -208,7 +208,7 @@ class TopicLine:
     def enter(self, member: GroupMember) -> None:
         """A member joins, at the end."""
         self.members.append(member)
-        self._agree()
+        self._choose_sharing()
 
     def leave(self, member: GroupMember) -> None:
         """A member leaves; what it was told is free at once."""
@@ -216,26 +216,26 @@ class TopicLine:
         for cell in self.cells.values():
             if cell.told_to(member):
                 cell.free()
-        self._agree()
+        self._choose_sharing()
 
     def to_the_end(self, serial: int, members: Iterable[GroupMember]) -> None:
-        """These come last from now on."""
+        """Move these members to the end of the line."""
         for member in members:
             member.serial = serial
         self.members.sort(key=lambda member: member.serial)
 
-    def _agree(self) -> None:
-        asked = [member.sharing for member in self.members] or [Sharing.AVERAGELY]
-        self.sharing = max(asked, key=STRICTNESS.__getitem__)
+    def _choose_sharing(self) -> None:
+        requested = [member.sharing for member in self.members] or [Sharing.AVERAGELY]
+        self.sharing = max(requested, key=STRICTNESS.__getitem__)
 
     def sync(self, living: Sequence[QueueRef]) -> Grouped:
         """Take in which queues there are; returns what its holders lost with those that are gone."""
         if len(living) == len(self.cells) and all(queue in self.cells for queue in living):
             return {}
-        kept = set(living)
-        gone = [(queue, cell) for queue, cell in self.cells.items() if queue not in kept]
+        existing = set(living)
+        deleted = [(queue, cell) for queue, cell in self.cells.items() if queue not in existing]
         self.cells = {queue: self.cells.get(queue) or QueueAssignment() for queue in living}
-        return by_member((queue, cell.member) for queue, cell in gone if _is_told(cell))
+        return by_member((queue, cell.member) for queue, cell in deleted if _is_told(cell))
 
     def take_aim(self, holder: str | None) -> None:
         """Decide who should hold each queue; `holder` is the process that holds the group."""
@@ -266,11 +266,11 @@ def spread(
         queue: able[owner]
         for able, shared in takers.items()
         if able
-        for queue, owner in zip(shared, _owners(sharing, shared, able), strict=True)
+        for queue, owner in zip(shared, _owner_indexes(sharing, shared, able), strict=True)
     }
 
 
-def _owners(sharing: Sharing, queues: Sequence[QueueRef], members: Sequence[GroupMember]) -> list[int]:
+def _owner_indexes(sharing: Sharing, queues: Sequence[QueueRef], members: Sequence[GroupMember]) -> list[int]:
     if sharing is Sharing.CONSISTENT_HASH:
         names = [f"{queue.topic}/{queue.queue_id}" for queue in queues]
         return consistent_hash(names, [member.name for member in members])
@@ -279,10 +279,10 @@ def _owners(sharing: Sharing, queues: Sequence[QueueRef], members: Sequence[Grou
 
 
 def _first_able(queues: Iterable[QueueRef], members: Sequence[GroupMember]) -> dict[QueueRef, GroupMember]:
-    found = (
+    owners = (
         (queue, next((member for member in members if member.can_take(queue)), None)) for queue in queues
     )
-    return {queue: member for queue, member in found if member is not None}
+    return {queue: member for queue, member in owners if member is not None}
 
 
 def by_member(pairs: Iterable[tuple[QueueRef, GroupMember | None]]) -> Grouped:

@@ -1,4 +1,4 @@
-"""Memberships of one engine: what members ask goes into the table, what it decides is carried out.
+"""The memberships of one engine: requests of members go into the table, its decisions are carried out.
 
 The engine brings what the table must not know: its clock, how to run something later on its hub, and how
 an epoch becomes durable. Members hear everything from the hub, in order, never inside a call of theirs,
@@ -101,9 +101,9 @@ class Memberships:
         self._carry_out(self._table.leave(member, self._now()))
 
     def holders(self, group: str, topic: str) -> dict[QueueRef, str]:
-        """Addresses of who holds what now."""
-        held = self._table.holders(group, topic)
-        return {queue: self._memberships[member].address for queue, member in held.items()}
+        """Return the address of the member that holds each queue now."""
+        members = self._table.holders(group, topic)
+        return {queue: self._memberships[member].address for queue, member in members.items()}
 
     def topic_changed(self, name: str) -> None:
         """A topic was created, deleted or has grown."""
@@ -124,7 +124,7 @@ class Memberships:
         self._carry_out(self._table.depose(group, topic, self._now()))
 
     def close(self) -> None:
-        """Nobody hears anything any more."""
+        """Notify no member any more."""
         self._closed = True
         for membership in self._memberships.values():
             membership.active = False
@@ -134,29 +134,29 @@ class Memberships:
     # --- inside
 
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
-        """In their order; what follows from carrying one out comes behind the others."""
+        """Carry out decisions in their order; those that follow from one come behind the others."""
         self._decisions += decisions
         if self._carrying:
             return
         self._carrying = True
         try:
             while self._decisions:
-                self._do(self._decisions.popleft())
+                self._carry_out_one(self._decisions.popleft())
         finally:
             self._carrying = False
 
-    def _do(self, decision: Decision) -> None:
+    def _carry_out_one(self, decision: Decision) -> None:
         if isinstance(decision, Grant):
-            self._raise_epochs(decision, lambda error: self._answered(decision, error))
+            self._raise_epochs(decision, lambda error: self._on_epochs_raised(decision, error))
         elif isinstance(decision, Assign):
-            self._tell(decision.member, "assigned", Assignment(decision.queues, decision.epoch))
+            self._notify_later(decision.member, "assigned", Assignment(decision.queues, decision.epoch))
         elif isinstance(decision, Revoke):
-            self._tell(decision.member, "revoked", list(decision.queues), decision.deadline)
+            self._notify_later(decision.member, "revoked", list(decision.queues), decision.deadline)
             self._watch()
         else:
-            self._tell(decision.member, "lost", list(decision.queues))
+            self._notify_later(decision.member, "lost", list(decision.queues))
 
-    def _answered(self, grant: Grant, error: Exception | None) -> None:
+    def _on_epochs_raised(self, grant: Grant, error: Exception | None) -> None:
         """The grant's epochs are durable, or not."""
         if self._closed:
             return
@@ -176,18 +176,18 @@ class Memberships:
         if not self._closed:
             self._carry_out(self._table.retry(group, topic, self._now()))
 
-    def _tell(self, member: GroupMember, what: str, *args: Any) -> None:
+    def _notify_later(self, member: GroupMember, what: str, *args: Any) -> None:
         membership = self._memberships.get(member)
 
-        def tell() -> None:
+        def notify() -> None:
             if membership is not None and membership.active:
                 getattr(membership.listener, what)(*args)
 
-        self._later(tell)
+        self._later(notify)
 
 
 def raised_epochs(grant: Grant, progress: ProgressTable) -> list[ProgressDelta]:
-    """What makes a grant durable: progress of each queue that only raises the epoch.
+    """Return the progress that makes a grant durable: it only raises the epoch of each queue.
 
     The member hears of its queues when that is recorded. So a former holder's commits, also those of a
     process that was stopped and goes on, are refused.

@@ -36,7 +36,7 @@ class QueueWork(Protocol):
         """The queue that is worked on."""
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether something is under way that must end before another process may own the queue."""
 
     def stop(self, on_idle: Callable[[], None]) -> None:
@@ -139,7 +139,7 @@ class QueueOwner(ClaimOwner, Generic[W]):
         if abandon:
             work.abandon()
         work.stop(partial(self._on_idle, work))
-        if not work.busy:
+        if not work.is_busy:
             self._on_idle(work)
 
     def _on_idle(self, work: W) -> None:

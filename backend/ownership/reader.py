@@ -1,6 +1,6 @@
 """Reads one queue: what the answer to a read means, and reads and waits one after another until `stop`.
 
-A QueueRead has one of four shapes:
+A ReadAnswer has one of four shapes:
 * records: those of `batch`; the next read begins at `next_offset`. `missing` counts damaged ones;
 * the end: `at_end`, there is nothing at or after `next_offset` yet;
 * `oldest`: retention has deleted everything below that offset, and the next read begins there;
@@ -22,7 +22,7 @@ from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus, StoredRecor
 from ddmq_common.errors import DamagedError, StorageError, TryLaterError
 
 
-class QueueRead(NamedTuple):
+class ReadAnswer(NamedTuple):
     """The answer to a read that began at `start`.
 
     `expected`: how many records it should have. On an engine that is not `gapless` an offset without a record
@@ -56,28 +56,28 @@ class QueueRead(NamedTuple):
         return records
 
 
-def interpret_batch(queue: QueueRef, start: int, batch: ReadBatch, gapless: bool) -> QueueRead:
+def interpret_batch(queue: QueueRef, start: int, batch: ReadBatch, gapless: bool) -> ReadAnswer:
     """Return what the answer to a read from `start` means. `gapless`: as Backend.gapless."""
     status, end = batch.status, batch.next_offset
     if status is ReadStatus.DATA or status is ReadStatus.NONE:
         expected = end - start if gapless else len(batch.offsets)
-        return QueueRead(start, end, batch, status is ReadStatus.NONE, expected)
+        return ReadAnswer(start, end, batch, status is ReadStatus.NONE, expected)
     if status is not ReadStatus.OUT_OF_RANGE or batch.bounds is None:
         error: Exception = TryLaterError(f"queue {queue.queue_id} of {queue.topic} is {status.value}")
-        return QueueRead(start, start, error=error)
+        return ReadAnswer(start, start, error=error)
     bounds = batch.bounds
     if bounds.min > start:
-        return QueueRead(start, bounds.min, oldest=bounds.min, bounds=bounds)
+        return ReadAnswer(start, bounds.min, oldest=bounds.min, bounds=bounds)
     error = StorageError(
         f"queue {queue.queue_id} of {queue.topic} ends before offset {start}, where its reader is: {bounds}"
     )
-    return QueueRead(start, start, bounds=bounds, error=error)
+    return ReadAnswer(start, start, bounds=bounds, error=error)
 
 
-def interpret_answer(queue: QueueRef, start: int, answer: Completion[ReadBatch], gapless: bool) -> QueueRead:
+def interpret_answer(queue: QueueRef, start: int, answer: Completion[ReadBatch], gapless: bool) -> ReadAnswer:
     """Return what a settled read means, a failed one included."""
     if answer.error is not None:
-        return QueueRead(start, start, error=answer.error)
+        return ReadAnswer(start, start, error=answer.error)
     return interpret_batch(queue, start, answer.value, gapless)
 
 
@@ -93,7 +93,7 @@ class QueueReader:
         self,
         backend: Backend,
         queue: QueueRef,
-        on_read: Callable[[QueueRead], object],
+        on_read: Callable[[ReadAnswer], object],
         on_data: Callable[[bool, Exception | None], object] | None = None,
     ) -> None:
         self._backend = backend

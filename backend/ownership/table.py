@@ -1,4 +1,4 @@
-"""Who holds which queue of which group, as a state machine; events go in, decisions come out.
+"""The state machine that decides which member holds which queue; events go in, decisions come out.
 
 Each queue of a topic that a group has joined is in one of four states. "Aimed at m" means: group.py says
 that m should hold it.
@@ -87,12 +87,12 @@ class AssignmentTable:
 
     def join(self, member: GroupMember, now: float) -> list[Decision]:
         """A member joins. Raises BoundReachedError when there are too many groups."""
-        line = self._line(member.group, member.topic)
+        line = self._find_line(member.group, member.topic)
         if line is None:
-            line = self._open(member.group, member.topic)
+            line = self._open_line(member.group, member.topic)
         member.serial, member.joined = self._next_serial(), True
         line.enter(member)
-        return self._settle(line, now)
+        return self._settle_line(line, now)
 
     def leave(self, member: GroupMember, now: float) -> list[Decision]:
         """A member leaves, or is dead: what it held is free at once. Harmless when over."""
@@ -101,86 +101,86 @@ class AssignmentTable:
         member.joined = False
         line = self._groups[member.group].lines[member.topic]
         line.leave(member)
-        return self._settle(line, now)
+        return self._settle_line(line, now)
 
     def release(self, member: GroupMember, queues: Iterable[QueueRef], now: float) -> list[Decision]:
         """A member lets queues go, asked or not."""
-        line = self._line(member.group, member.topic)
+        line = self._find_line(member.group, member.topic)
         if line is None:
             return []
         for queue in queues:
             cell = line.cells.get(queue)
             if cell is not None and cell.told_to(member):
                 cell.free()
-        return self._settle(line, now)
+        return self._settle_line(line, now)
 
     def topic_changed(self, topic: str, now: float) -> list[Decision]:
         """A topic was made, deleted, or has grown."""
         decisions: list[Decision] = []
         for line in list(self._by_topic.get(topic, {}).values()):
-            decisions += self._settle(line, now)
+            decisions += self._settle_line(line, now)
         return decisions
 
     def granted(self, grant: Grant, now: float) -> list[Decision]:
         """The epochs of a grant are durable."""
-        member, kept = grant.member, list[QueueRef]()
-        line = self._line(member.group, member.topic)
+        member, assigned = grant.member, list[QueueRef]()
+        line = self._find_line(member.group, member.topic)
         if line is None:
             return []
-        for queue, cell in self._granting(line, grant):
+        for queue, cell in self._waiting_cells(line, grant):
             if member.joined and line.aim.get(queue) is member:
                 cell.state = AssignmentState.HELD
-                kept.append(queue)
+                assigned.append(queue)
             else:
                 cell.free()
-        told: list[Decision] = [Assign(member, tuple(kept), grant.epoch)] if kept else []
-        return told + self._settle(line, now)
+        decisions: list[Decision] = [Assign(member, tuple(assigned), grant.epoch)] if assigned else []
+        return decisions + self._settle_line(line, now)
 
     def grant_failed(self, grant: Grant) -> None:
         """The epochs could not be made durable; `retry` should follow a little later."""
-        line = self._line(grant.member.group, grant.member.topic)
-        for _, cell in [] if line is None else self._granting(line, grant):
+        line = self._find_line(grant.member.group, grant.member.topic)
+        for _, cell in [] if line is None else self._waiting_cells(line, grant):
             cell.free()
         if line is not None and not line:
-            self._forget(line)
+            self._forget_line(line)
 
     def retry(self, group: str, topic: str, now: float) -> list[Decision]:
         """Grant what could not be granted before."""
-        line = self._line(group, topic)
-        return [] if line is None else self._settle(line, now)
+        line = self._find_line(group, topic)
+        return [] if line is None else self._settle_line(line, now)
 
     def tick(self, now: float) -> list[Decision]:
         """Take back what was not released in time; of LATE_MAX lines at once, the others next time."""
         decisions: list[Decision] = []
         for line in [line for line, deadline in self._leaving.items() if deadline <= now][:LATE_MAX]:
             late = line.where(lambda _, cell: cell.state is AssignmentState.LEAVING and cell.deadline <= now)
-            decisions += self._take(line, late)
-            decisions += self._settle(line, now)
+            decisions += self._take_queues(line, late)
+            decisions += self._settle_line(line, now)
         return decisions
 
     def recall(self, group: str, topic: str, deadline: float) -> list[Decision]:
         """Ask everything back that members hold; they come last in line."""
-        line = self._line(group, topic)
+        line = self._find_line(group, topic)
         if line is None:
             return []
-        held = line.where(lambda _, cell: cell.state is AssignmentState.HELD)
-        self._to_the_end(line, held)
-        return self._recall(line, held, deadline)
+        queues = line.where(lambda _, cell: cell.state is AssignmentState.HELD)
+        self._to_the_end(line, queues)
+        return self._recall_queues(line, queues, deadline)
 
     def depose(self, group: str, topic: str, now: float) -> list[Decision]:
         """Take everything from its holders at once; they come last in line."""
-        line = self._line(group, topic)
+        line = self._find_line(group, topic)
         if line is None:
             return []
-        held = line.where(lambda _, cell: cell.state in (AssignmentState.HELD, AssignmentState.LEAVING))
-        self._to_the_end(line, held)
-        return self._take(line, held) + self._settle(line, now)
+        queues = line.where(lambda _, cell: cell.state in (AssignmentState.HELD, AssignmentState.LEAVING))
+        self._to_the_end(line, queues)
+        return self._take_queues(line, queues) + self._settle_line(line, now)
 
     # --- questions
 
     def holders(self, group: str, topic: str) -> dict[QueueRef, GroupMember]:
-        """Who holds what; queues between two owners are absent."""
-        line = self._line(group, topic)
+        """Return the member that holds each queue; queues between two owners are absent."""
+        line = self._find_line(group, topic)
         cells = {} if line is None else line.cells
         return {
             queue: cell.member
@@ -197,22 +197,22 @@ class AssignmentTable:
 
     @property
     def groups(self) -> Mapping[str, AssignedGroup]:
-        """Everything, not to be changed."""
+        """Return all groups; the caller must not change them."""
         return self._groups
 
     def put(self, groups: dict[str, AssignedGroup], serial: int) -> None:
-        """Everything, as it was taken from another table; this one is new."""
+        """Fill this new table with the groups of another one."""
         self._groups, self._serial = groups, serial
         for name, group in groups.items():
             for topic, line in group.lines.items():
                 self._by_topic.setdefault(topic, {})[name] = line
                 self._count += 1
                 self._leaving[line] = 0.0
-                self._note(line)
+                self._update_line(line)
 
     # --- inside
 
-    def _settle(self, line: TopicLine, now: float) -> list[Decision]:
+    def _settle_line(self, line: TopicLine, now: float) -> list[Decision]:
         """Take aim again, ask back what moves, grant what is free."""
         group = self._groups[line.group]
         decisions: list[Decision] = []
@@ -224,28 +224,28 @@ class AssignmentTable:
             lines += [other for other in group.whole() if other is not line]
         for one in lines:
             one.take_aim(group.holder)
-            decisions += self._recall(one, one.where(_misplaced(one)), now + self._revoke_s)
+            decisions += self._recall_queues(one, one.where(_is_misplaced(one)), now + self._revoke_s)
         for one in lines:
-            decisions += self._grant(one, group)
+            decisions += self._grant_free(one, group)
         for one in lines:
-            self._note(one)
+            self._update_line(one)
         return decisions
 
-    def _recall(self, line: TopicLine, queues: Iterable[QueueRef], deadline: float) -> list[Decision]:
-        asked = by_member((queue, line.cells[queue].member) for queue in queues)
-        for held in asked.values():
+    def _recall_queues(self, line: TopicLine, queues: Iterable[QueueRef], deadline: float) -> list[Decision]:
+        by_holder = by_member((queue, line.cells[queue].member) for queue in queues)
+        for owned in by_holder.values():
             self._leaving[line] = min(deadline, self._leaving.get(line, deadline))
-            for queue in held:
+            for queue in owned:
                 line.cells[queue].recall(deadline)
-        return [Revoke(member, tuple(held), deadline) for member, held in asked.items()]
+        return [Revoke(member, tuple(owned), deadline) for member, owned in by_holder.items()]
 
-    def _take(self, line: TopicLine, queues: Sequence[QueueRef]) -> list[Decision]:
+    def _take_queues(self, line: TopicLine, queues: Sequence[QueueRef]) -> list[Decision]:
         losers = by_member((queue, line.cells[queue].member) for queue in queues)
         for queue in queues:
             line.cells[queue].free()
         return [Lose(member, tuple(lost)) for member, lost in losers.items()]
 
-    def _grant(self, line: TopicLine, group: AssignedGroup) -> list[Decision]:
+    def _grant_free(self, line: TopicLine, group: AssignedGroup) -> list[Decision]:
         free = line.where(lambda queue, cell: cell.state is AssignmentState.FREE and queue in line.aim)
         if free and line.sharing is Sharing.WHOLE_GROUP and group.others_hold():
             group.withheld = True
@@ -263,7 +263,7 @@ class AssignmentTable:
             grants.append(Grant(member, tuple(queues), line.epoch))
         return grants
 
-    def _granting(self, line: TopicLine, grant: Grant) -> list[tuple[QueueRef, QueueAssignment]]:
+    def _waiting_cells(self, line: TopicLine, grant: Grant) -> list[tuple[QueueRef, QueueAssignment]]:
         """The queues of a grant that are still waiting for it."""
         cells = [(queue, line.cells[queue]) for queue in grant.queues if queue in line.cells]
         return [
@@ -288,11 +288,11 @@ class AssignmentTable:
         self._serial += 1
         return self._serial
 
-    def _line(self, group: str, topic: str) -> TopicLine | None:
-        found = self._groups.get(group)
-        return None if found is None else found.lines.get(topic)
+    def _find_line(self, group: str, topic: str) -> TopicLine | None:
+        assigned = self._groups.get(group)
+        return None if assigned is None else assigned.lines.get(topic)
 
-    def _open(self, group: str, topic: str) -> TopicLine:
+    def _open_line(self, group: str, topic: str) -> TopicLine:
         if self._count >= self._lines_max:
             raise BoundReachedError(f"{self._lines_max} groups have joined topics; that is the bound")
         line = TopicLine(group, topic)
@@ -301,8 +301,8 @@ class AssignmentTable:
         self._count += 1
         return line
 
-    def _note(self, line: TopicLine) -> None:
-        """Remember, or not, that a line has a deadline running, or that it is there."""
+    def _update_line(self, line: TopicLine) -> None:
+        """Keep or drop the line's first deadline, and forget a line that is empty."""
         if line in self._leaving:
             deadlines = [
                 cell.deadline for cell in line.cells.values() if cell.state is AssignmentState.LEAVING
@@ -312,9 +312,9 @@ class AssignmentTable:
             else:
                 del self._leaving[line]
         if not line:
-            self._forget(line)
+            self._forget_line(line)
 
-    def _forget(self, line: TopicLine) -> None:
+    def _forget_line(self, line: TopicLine) -> None:
         self._leaving.pop(line, None)
         group, groups = self._groups[line.group], self._by_topic[line.topic]
         del group.lines[line.topic], groups[line.group]
@@ -325,7 +325,7 @@ class AssignmentTable:
         self._count -= 1
 
 
-def _misplaced(line: TopicLine) -> Callable[[QueueRef, QueueAssignment], bool]:
+def _is_misplaced(line: TopicLine) -> Callable[[QueueRef, QueueAssignment], bool]:
     return lambda queue, cell: cell.state is AssignmentState.HELD and line.aim.get(queue) is not cell.member
 
 

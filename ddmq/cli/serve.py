@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from backend.engines import BUNDLED, ENGINES
+from backend.engines import ENGINES
 from ddmq.address import ADDRESS, ADMIN, CONSUMER, PRODUCER, ready_line
 from ddmq.cli.options import options
 from ddmq.cli.output import reason, say
@@ -16,13 +16,11 @@ from ddmq.cli.values import FOLDER
 from ddmq_common.private_files import UMASK
 
 
-class EngineChoice(click.Choice[str]):
-    """An engine: one of those of this package, or one that an installed package registers."""
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value not in ENGINES:
-            self.fail(f"there is no engine {value!r}; allowed: {', '.join(ENGINES)}", param, ctx)
-        return value
+def check_engine(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
+    """Return the engine; it is one of this package, or one that an installed package registers."""
+    if name is not None and name not in ENGINES:
+        raise click.BadParameter(f"there is no engine {name!r}; allowed: {', '.join(ENGINES)}")
+    return name
 
 
 _options = options(
@@ -36,7 +34,9 @@ _options = options(
     click.option(
         "--backend",
         "engine",
-        type=EngineChoice(list(BUNDLED)),
+        metavar="[file_log|kafka|…]",
+        callback=check_engine,
+        shell_complete=lambda _, __, typed: [name for name in ENGINES if name.startswith(typed)],
         help="Where messages are kept: the file log of this machine (default), Kafka, or an engine that an "
         "installed package registers.",
     ),

@@ -1,4 +1,4 @@
-"""What the delay service decides; no clock, no hub, no backend calls.
+"""The decisions of the delay service; no clock, no hub, no backend calls.
 
 `level` and `level_targets` say what a delay level does next and where what is due in it goes. With any due
 time `decider` says what a delay command comes to, `due_scans` which messages fire next, `fire_command` what

@@ -12,9 +12,9 @@
 A plan is at most one slice of each scan. What the log knows to be fired already is not fired but forgotten;
 those changes need no commit (`FirePlan.changes`).
 
-The store is an argument, and is read here: `due`, `get`, `next_due`, `put_aside` block the hub while RocksDB
-reads one slice, mostly from memory. They never yield, and that is why they are called from here: were the
-messages read elsewhere and handed in, a cancel could come between the read and the plan.
+The store is an argument, and is read here: `due`, `get`, `next_due`, `read_deferred` block the hub while
+RocksDB reads one slice, mostly from memory. They never yield, and that is why they are called from here: were
+the messages read elsewhere and handed in, a cancel could come between the read and the plan.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from delay_service.core.fire_command import (
     UNFIT,
     FireCommand,
     PassedOver,
-    caught_up,
+    catch_up_delivery,
     dead_fire,
     fire_command,
     offsets_of,
@@ -41,14 +41,17 @@ from delay_service.due.backend import GONE, UNREADABLE, TargetTopic
 from delay_service.store.port import DelayStore, DueKey, IdKind, IdState, Pending, StoreChanges
 
 JUMP_MS_MAX = 64
-NEARBY_MAX = 50_000  # keys remembered of each shard, some 150 bytes each
+RECENT_KEYS_MAX = 50_000  # keys remembered of each shard, some 150 bytes each
 TRIM_MS = 1_000
 CROWD = 4  # a topic with a CROWDth of the head slice is left out of the second scan
 
 
 class SliceLimits(NamedTuple):
-    """Of one slice of the head scan; the others take a quarter. `kept_ms`: of an id that has fired.
-    `catch_up_max`: of missed deliveries of one message."""
+    """The limits of one slice of the head scan; the other scans take a quarter.
+
+    `kept_ms`: how long the id of a fired message is kept. `catch_up_max`: missed deliveries of one message
+    that still fire.
+    """
 
     count_max: int
     bytes_max: int
@@ -57,176 +60,185 @@ class SliceLimits(NamedTuple):
 
 
 class FirePlan(NamedTuple):
-    """What to append in one commit, and what to write to the store whether it succeeds or not."""
+    """The fires of one commit, and the changes to the store that do not depend on it."""
 
     fires: list[FireCommand]
     changes: StoreChanges | None
     stale: int  # messages forgotten because the log says that they were fired
-    over: list[int]  # offsets that are done without firing; to be finished with the next commit
+    passed_offsets: list[int]  # offsets that are done without firing; to be finished with the next commit
 
 
 class DueScans:
-    """Of one shard. `look(topic)`: None when there is no such topic. `busy` is changed here and by
-    `settled` only."""
+    """Plans the fires of one shard.
+
+    `look_up_topic` returns None for an unknown topic. `busy`: messages in flight, by offset; nothing else
+    changes it.
+    """
 
     def __init__(
-        self, store: DelayStore, acks: AckMap, look: Callable[[str], TargetTopic | None], limits: SliceLimits
+        self,
+        store: DelayStore,
+        acks: AckMap,
+        look_up_topic: Callable[[str], TargetTopic | None],
+        limits: SliceLimits,
     ) -> None:
         self.busy: dict[int, Pending] = {}
         self._store = store
         self._acks = acks
-        self._look = look
+        self._look_up_topic = look_up_topic
         self._limits = limits
         self._after: DueKey | None = None
         self._ahead: DueKey | None = None
         self._jump_ms = 0
         self._crowd: frozenset[str] = frozenset()
-        self._aside: set[str] = set(store.topics_put_aside())
+        self._deferred_topics: set[str] = set(store.deferred_topics())
         self._coming_back: set[str] = set()  # with messages from aside in flight
-        self._nearby = Nearby(NEARBY_MAX)
+        self._recent = RecentKeys(RECENT_KEYS_MAX)
         self._trimmed_ms = 0
         self._turns: dict[str, int] = {}
         self._now = 0
         self._changes: StoreChanges | None = None
         self._stale = 0
-        self._over: list[int] = []
-        self._seen: set[int] = set()  # by this plan; the scans may cross
+        self._passed_offsets: list[int] = []
+        self._planned: set[int] = set()  # by this plan; the scans may cross
 
     # --- what others tell
 
     @property
-    def aside(self) -> frozenset[str]:
-        """Topics with messages put aside."""
-        return frozenset(self._aside)
+    def deferred_topics(self) -> frozenset[str]:
+        """Return the topics that have deferred messages."""
+        return frozenset(self._deferred_topics)
 
-    def added(self, messages: Sequence[Pending]) -> None:
-        """These wait from now on."""
+    def on_added(self, messages: Sequence[Pending]) -> None:
+        """Take note of messages that wait from now on."""
         keys = [message.key for message in messages]
-        add = self._nearby.add
+        add = self._recent.add
         for message, key in zip(messages, keys, strict=True):
             add(message.topic, key)
-        self.lowered(keys)
+        self.move_back(keys)
 
-    def lowered(self, keys: Iterable[DueKey]) -> None:
-        """These wait now: where the head scan is past one it goes back."""
+    def move_back(self, keys: Iterable[DueKey]) -> None:
+        """Move the head scan back before the lowest of these keys, if it is past it."""
         lowest = min(keys, default=None)
         if lowest is not None and self._after is not None and lowest <= self._after:
             self._after = lowest.before()
 
     def wake_ms(self) -> int | None:
-        """When the next message that is not in flight is due; None when none waits."""
+        """Return when the next message that is not in flight is due; None when no message waits."""
         following = self._store.next_due(self._after)
         return None if following is None else following.due_ms
 
-    def settled(self, fires: Iterable[FireCommand], fired: bool) -> None:
-        """Their commit has ended; those that did not fire are read again."""
+    def on_commit_done(self, fires: Iterable[FireCommand], fired: bool) -> None:
+        """Release the messages of a commit that has ended; those that did not fire are read again."""
         lowest: DueKey | None = None
         for one in fires:
             message = one.message
             self.busy.pop(message.offset, None)
-            if one.aside:
+            if one.is_deferred:
                 self._coming_back.discard(message.topic)
             elif not fired and (lowest is None or message.key < lowest):
                 lowest = message.key
         if lowest is not None:
-            self.lowered((lowest,))
+            self.move_back((lowest,))
 
     def changes_of(self, fires: Iterable[FireCommand], fired_ms: int) -> StoreChanges:
-        """What to write when they have fired."""
+        """Return the changes to the store after these messages have fired."""
         changes = StoreChanges()
         for one in fires:
             message = one.message
-            (changes.removed_deferred if one.aside else changes.removed).append(message)
+            (changes.removed_deferred if one.is_deferred else changes.removed).append(message)
             changes.ids[message.uuid] = state_after(one, fired_ms, self._limits.kept_ms)
             if one.following is not None:
                 changes.added.append(one.following)
         return changes
 
-    def put_aside(self, fires: Iterable[FireCommand]) -> StoreChanges:
-        """What to write when their topics would not have them now."""
+    def defer_messages(self, fires: Iterable[FireCommand]) -> StoreChanges:
+        """Return the changes that defer messages whose topics accept none now."""
         changes = StoreChanges()
         for one in fires:
-            if not one.aside:
+            if not one.is_deferred:
                 changes.deferred.append(one.message)
-                self._aside.add(one.message.topic)
+                self._deferred_topics.add(one.message.topic)
         return changes
 
     # --- plans
 
-    def plan(self, now_ms: int) -> FirePlan:
-        """What fires now; its messages are busy from here on."""
+    def plan_fires(self, now_ms: int) -> FirePlan:
+        """Plan one slice; its messages are busy from now on."""
         self._begin(now_ms)
-        fires = self._head()
-        fires += self._second()
-        fires += self._back()
+        fires = self._scan_head()
+        fires += self._scan_ahead()
+        fires += self._scan_deferred()
         for one in fires:
             self.busy[one.message.offset] = one.message
-        return FirePlan(fires, self._changes, self._stale, self._over)
+        return FirePlan(fires, self._changes, self._stale, self._passed_offsets)
 
     def _begin(self, now_ms: int) -> None:
-        """Nothing is planned yet; a method of its own, for compiled code takes what is None here for None."""
-        self._now, self._changes, self._stale, self._over = now_ms, None, 0, []
-        self._seen.clear()
+        """Reset the plan. This is a method because compiled code would otherwise infer that it stays None."""
+        self._now, self._changes, self._stale, self._passed_offsets = now_ms, None, 0, []
+        self._planned.clear()
 
-    def _head(self) -> list[FireCommand]:
+    def _scan_head(self) -> list[FireCommand]:
         limits = self._limits
-        found = self._store.due(self._now, limits.count_max, limits.bytes_max, self._after)
-        if not found:
+        messages = self._store.due(self._now, limits.count_max, limits.bytes_max, self._after)
+        if not messages:
             self._ahead = None
-            self._trim()
+            self._trim_recent()
             return []
-        full = len(found) >= limits.count_max or _size(found) >= limits.bytes_max // 2
+        full = len(messages) >= limits.count_max or _total_bytes(messages) >= limits.bytes_max // 2
         if full:
-            counts = Counter([message.topic for message in found])
-            self._crowd = frozenset(topic for topic, count in counts.items() if count * CROWD >= len(found))
-        self._after = found[-1].key
+            counts = Counter([message.topic for message in messages])
+            self._crowd = frozenset(
+                topic for topic, count in counts.items() if count * CROWD >= len(messages)
+            )
+        self._after = messages[-1].key
         self._ahead = (
             max(self._ahead or self._after, DueKey(self._after.due_ms, OFFSET_END)) if full else None
         )
-        return self._fires_of(found)
+        return self._fires_of(messages)
 
-    def _second(self) -> list[FireCommand]:
+    def _scan_ahead(self) -> list[FireCommand]:
         if self._ahead is None:
             return []
         limits = self._limits
-        fires = self._fires_of(self._near(max(limits.count_max // 4, 1)))
-        found = self._store.due(
+        fires = self._fires_of(self._read_recent(max(limits.count_max // 4, 1)))
+        messages = self._store.due(
             self._now, max(limits.count_max // 4, 1), max(limits.bytes_max // 4, 1), self._ahead
         )
-        if not found:
+        if not messages:
             return fires
-        others = [message for message in found if message.topic not in self._crowd]
+        others = [message for message in messages if message.topic not in self._crowd]
         if others:
-            self._jump_ms, self._ahead = 0, found[-1].key
+            self._jump_ms, self._ahead = 0, messages[-1].key
         else:
             self._jump_ms = min(self._jump_ms * 2 + 1, JUMP_MS_MAX)
-            to = min(found[-1].due_ms + self._jump_ms - 1, max(self._now - 1, found[-1].due_ms))
+            to = min(messages[-1].due_ms + self._jump_ms - 1, max(self._now - 1, messages[-1].due_ms))
             self._ahead = DueKey(to, OFFSET_END)
         return fires + self._fires_of(others)
 
-    def _near(self, limit: int) -> list[Pending]:
-        """Messages in the middle of the storm, behind what the head scan has read."""
-        without = self._crowd | self._aside
-        found = [self._store.get(key) for key in self._nearby.due(self._now, without, limit)]
+    def _read_recent(self, limit: int) -> list[Pending]:
+        """Return recently added messages in the middle of the storm, behind the head scan."""
+        without = self._crowd | self._deferred_topics
+        messages = [self._store.get(key) for key in self._recent.due(self._now, without, limit)]
         after = self._after
-        return [one for one in found if one is not None and (after is None or one.key > after)]
+        return [one for one in messages if one is not None and (after is None or one.key > after)]
 
-    def _trim(self) -> None:
-        if self._after is not None and self._nearby and not 0 <= self._now - self._trimmed_ms < TRIM_MS:
+    def _trim_recent(self) -> None:
+        if self._after is not None and self._recent and not 0 <= self._now - self._trimmed_ms < TRIM_MS:
             self._trimmed_ms = self._now
-            self._nearby.trim(self._after)
+            self._recent.trim(self._after)
 
-    def _back(self) -> list[FireCommand]:
-        for topic in self._aside - self._coming_back:
-            look = self._look(topic)
-            if look is not None and not look.writable:
+    def _scan_deferred(self) -> list[FireCommand]:
+        for topic in self._deferred_topics - self._coming_back:
+            target = self._look_up_topic(topic)
+            if target is not None and not target.writable:
                 continue
-            found = self._store.put_aside(topic, max(self._limits.count_max // 4, 1))
-            if not found:
-                self._aside.discard(topic)
+            deferred = self._store.read_deferred(topic, max(self._limits.count_max // 4, 1))
+            if not deferred:
+                self._deferred_topics.discard(topic)
                 continue
-            due = [message for message in found if message.due_ms <= self._now]  # the clock was set back
-            fires = self._fires_of(due, aside=True)
+            due = [message for message in deferred if message.due_ms <= self._now]  # the clock was set back
+            fires = self._fires_of(due, is_deferred=True)
             if fires:
                 self._coming_back.add(topic)
             return fires
@@ -234,102 +246,108 @@ class DueScans:
 
     # --- one message
 
-    def _fires_of(self, messages: list[Pending], aside: bool = False) -> list[FireCommand]:
-        busy, acks, seen = self.busy, self._acks, self._seen
+    def _fires_of(self, messages: list[Pending], is_deferred: bool = False) -> list[FireCommand]:
+        busy, acks, planned = self.busy, self._acks, self._planned
         attempts, finished = acks.attempts, acks.is_finished
         fires: list[FireCommand] = []
-        looks: dict[str, TargetTopic | None] = {}
+        targets: dict[str, TargetTopic | None] = {}
         for message in messages:
             offset = message.offset
-            if offset in busy or offset in seen:
+            if offset in busy or offset in planned:
                 continue
-            seen.add(offset)
+            planned.add(offset)
             if finished(offset):
-                self._forget(message, aside)
+                self._forget_fired(message, is_deferred)
             elif attempts and attempts.get(offset, 0) > message.occurrence:
-                self._catch_up(message, aside, fires)
+                self._catch_up(message, is_deferred, fires)
             else:
                 topic = message.topic
-                if topic not in looks:
-                    looks[topic] = self._look(topic)
-                self._one(message, looks[topic], aside, fires)
+                if topic not in targets:
+                    targets[topic] = self._look_up_topic(topic)
+                self._plan_message(message, targets[topic], is_deferred, fires)
         return fires
 
-    def _one(self, message: Pending, look: TargetTopic | None, aside: bool, fires: list[FireCommand]) -> None:
-        if look is not None and not look.writable:
-            if not aside:
-                self._change().deferred.append(message)
-                self._aside.add(message.topic)
+    def _plan_message(
+        self, message: Pending, target: TargetTopic | None, is_deferred: bool, fires: list[FireCommand]
+    ) -> None:
+        if target is not None and not target.writable:
+            if not is_deferred:
+                self._plan_changes().deferred.append(message)
+                self._deferred_topics.add(message.topic)
             return
-        queues, by_key = (1, False) if look is None else (look.queues, look.by_key)
-        most = self._limits.catch_up_max
+        queues, by_key = (1, False) if target is None else (target.queues, target.by_key)
+        catch_up_max = self._limits.catch_up_max
         try:
-            made = fire_command(message, queues, self._turn, self._now, aside, most, by_key)
+            outcome = fire_command(
+                message, queues, self._next_turn, self._now, is_deferred, catch_up_max, by_key
+            )
         except UNFIT:
-            made = dead_fire(message, UNREADABLE, self._now, aside)
-        if isinstance(made, PassedOver):
-            if made.following is None:
-                self._over += offsets_of(message)
-            self._replace(message, made.following, aside, delivered_before(message.occurrence) > 0)
+            outcome = dead_fire(message, UNREADABLE, self._now, is_deferred)
+        if isinstance(outcome, PassedOver):
+            if outcome.following is None:
+                self._passed_offsets += offsets_of(message)
+            self._replace_message(
+                message, outcome.following, is_deferred, delivered_before(message.occurrence) > 0
+            )
         else:
-            fires.append(made)
+            fires.append(outcome)
 
-    def _turn(self, topic: str) -> int:
+    def _next_turn(self, topic: str) -> int:
         turn = self._turns[topic] = self._turns.get(topic, 0) + 1
         return turn
 
-    def _change(self) -> StoreChanges:
+    def _plan_changes(self) -> StoreChanges:
         if self._changes is None:
             self._changes = StoreChanges()
         return self._changes
 
-    def _forget(self, message: Pending, aside: bool) -> None:
+    def _forget_fired(self, message: Pending, is_deferred: bool) -> None:
         self._stale += 1
-        self._replace(message, None, aside)
+        self._replace_message(message, None, is_deferred)
 
-    def _catch_up(self, message: Pending, aside: bool, fires: list[FireCommand]) -> None:
+    def _catch_up(self, message: Pending, is_deferred: bool, fires: list[FireCommand]) -> None:
         fired = self._acks.attempts[message.offset]
         try:
-            following = caught_up(message, fired, self._now, self._limits.catch_up_max)
+            following = catch_up_delivery(message, fired, self._now, self._limits.catch_up_max)
         except UNFIT:
-            fires.append(dead_fire(message, UNREADABLE, self._now, aside))
+            fires.append(dead_fire(message, UNREADABLE, self._now, is_deferred))
         else:
             self._stale += 1
             if following is None:
-                self._over += offsets_of(message)
-            self._replace(message, following, aside)
+                self._passed_offsets += offsets_of(message)
+            self._replace_message(message, following, is_deferred)
 
-    def _replace(
-        self, message: Pending, following: Pending | None, aside: bool, delivered: bool = True
+    def _replace_message(
+        self, message: Pending, following: Pending | None, is_deferred: bool, delivered: bool = True
     ) -> None:
-        """`delivered`: something of it was; else it is over as if it had been taken back."""
-        changes = self._change()
-        (changes.removed_deferred if aside else changes.removed).append(message)
+        """Replace a message by its next delivery, if any; `delivered` False: no delivery of it ever fired."""
+        changes = self._plan_changes()
+        (changes.removed_deferred if is_deferred else changes.removed).append(message)
         if following is not None:
             changes.added.append(following)
             changes.ids[message.uuid] = IdState(IdKind.PENDING, following.due_ms, message.offset)
-            self.added((following,))
+            self.on_added((following,))
         else:
-            kept = self._now + self._limits.kept_ms
+            forget_ms = self._now + self._limits.kept_ms
             kind, at_ms = (IdKind.FIRED, message.due_ms) if delivered else (IdKind.CANCELLED, self._now)
-            changes.ids[message.uuid] = IdState(kind, at_ms, message.offset, kept)
+            changes.ids[message.uuid] = IdState(kind, at_ms, message.offset, forget_ms)
 
-    def dead(self, fires: Iterable[FireCommand], reason: str = GONE) -> list[FireCommand]:
-        """The same messages as dead letters."""
-        return [dead_fire(one.message, reason, self._now, one.aside) for one in fires]
+    def make_dead_letters(self, fires: Iterable[FireCommand], reason: str = GONE) -> list[FireCommand]:
+        """Return the fires of the same messages as dead letters."""
+        return [dead_fire(one.message, reason, self._now, one.is_deferred) for one in fires]
 
 
-def _size(messages: list[Pending]) -> int:
+def _total_bytes(messages: list[Pending]) -> int:
     return sum(len(message.delivery) for message in messages)
 
 
-class Nearby:
-    """Where messages that came in lately stand in the due order, by topic: the way past a storm.
+class RecentKeys:
+    """Keys of recently added messages by topic, by which a message in the middle of a storm is found.
 
-    A storm can be scanned no faster than a million messages a second, so whoever stands in the middle of one
-    cannot be found by reading on. Of each topic the keys that were added are therefore remembered, in memory,
-    at most `keys_max`: when there are more, the topic with the most goes, which is the storm's. It may know
-    too little (what came in before the process started), and keys where nothing stands any more.
+    A storm is scanned at most at a million messages a second, so reading on would not find it in time.
+    Therefore the keys that were added are remembered in memory, at most `keys_max`. When there are more, the
+    topic with the most keys is dropped, which is that of the storm. Keys from before the start of the process
+    are missing, and there may be keys at which no message waits any more.
     """
 
     def __init__(self, keys_max: int) -> None:
@@ -341,7 +359,7 @@ class Nearby:
         return self._count
 
     def add(self, topic: str, key: DueKey) -> None:
-        """A message waits there from now on."""
+        """Remember the key of a message that waits from now on."""
         if self._count >= self._keys_max:
             largest = max(self._topics, key=lambda one: len(self._topics[one]))
             self._count -= len(self._topics.pop(largest))
@@ -349,32 +367,32 @@ class Nearby:
         self._count += 1
 
     def due(self, now_ms: int, without: Container[str], limit: int) -> list[DueKey]:
-        """Keys that are due, of topics that are not in `without`, a fair share each; forgotten herewith."""
-        found: list[DueKey] = []
+        """Remove and return due keys of topics that are not in `without`, a fair share of each topic."""
+        due_keys: list[DueKey] = []
         share = max(limit // max(len(self._topics), 1), 1)
         for topic in list(self._topics):
             if topic in without:
                 continue
             keys = self._topics[topic]
-            taken = 0
-            while keys and keys[0].due_ms <= now_ms and taken < share and len(found) < limit:
-                found.append(heappop(keys))
-                taken += 1
-            self._count -= taken
+            count = 0
+            while keys and keys[0].due_ms <= now_ms and count < share and len(due_keys) < limit:
+                due_keys.append(heappop(keys))
+                count += 1
+            self._count -= count
             self._topics.pop(topic)
             if keys:
                 self._topics[topic] = keys  # behind the others, whose turn comes first then
-            if len(found) >= limit:
+            if len(due_keys) >= limit:
                 break
-        return found
+        return due_keys
 
     def trim(self, to: DueKey) -> None:
-        """Nothing waits up to `to` that is not being fired."""
+        """Drop the keys up to `to`: the messages there have fired or are being fired."""
         for topic, keys in list(self._topics.items()):
             if keys and keys[0] <= to:
-                left = [key for key in keys if key > to]
-                self._count -= len(keys) - len(left)
-                heapify(left)
-                keys[:] = left
+                remaining = [key for key in keys if key > to]
+                self._count -= len(keys) - len(remaining)
+                heapify(remaining)
+                keys[:] = remaining
             if not keys:
                 del self._topics[topic]

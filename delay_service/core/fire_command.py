@@ -1,4 +1,4 @@
-"""One message on its way out: the record to append, and what waits after it."""
+"""Makes the fire of one message: the record to append, and the delivery that waits after it."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from delay_service.core.occurrences import CATCH_UP_MAX, next_after, occurrence_
 from delay_service.store.port import IdKind, IdState, Pending
 
 _KEYED, _KEYLESS = 0x18, 0x28  # how delivery bytes begin, with a key and without
-_PLACE_END = 1 << 63
+_HASH_END = 1 << 63
 _ID_END = (1 << 64) - 1
 _ID_STEP = 1 << 44  # between the ids of a message's occurrences
 UNFIT = (DamagedError, ValueError, ArithmeticError)  # a message that cannot be made fails by itself
 
 
 class FireCommand(NamedTuple):
-    """`message` fires as `record`; `following` waits after it, None: nothing does. `aside`: it comes from
-    those that were put aside. With a `reason` the record is a dead letter, and nothing follows. `named_ms`:
-    when it was to fire, as its command and its id say."""
+    """`message` fires as `record`; `following` waits after it, None: nothing does. `is_deferred`: it comes
+    from those that were put aside. With a `reason` the record is a dead letter, and nothing follows.
+    `named_ms`: when it was to fire, as its command and its id say."""
 
     message: Pending
     record: NewRecord
     following: Pending | None
-    aside: bool
+    is_deferred: bool
     reason: str = ""
     named_ms: int = 0
 
 
 class PassedOver(NamedTuple):
-    """What a message that was passed over is replaced by; None: nothing, it is over."""
+    """A message that is not fired, and the later delivery that replaces it; None: it is finished."""
 
     message: Pending
     following: Pending | None
@@ -51,77 +51,79 @@ def fire_command(
     queues: int,
     turn: Callable[[str], int],
     now_ms: int,
-    aside: bool,
+    is_deferred: bool,
     catch_up_max: int = CATCH_UP_MAX,
     by_key: bool = False,
 ) -> FireCommand | PassedOver:
-    """How `message` fires now into a topic with so many queues. `turn` counts up, per topic; `by_key`: where
-    it does not mind, its key says which queue.
+    """Return the fire of `message` into a topic with so many queues, or a PassedOver if it is to be skipped.
 
-    A PassedOver when its command would rather have missed it. Raises DamagedError when the command does not
-    parse, or cannot go on here.
+    `turn` is the round-robin counter of a topic. `by_key`: the key chooses the queue of a message that names
+    none. Raises DamagedError when the command does not parse, or its schedule cannot be computed here.
     """
     command = decode_command(message.command)
     if command.schedule is not None:
-        wanted = to_fire(command, message.occurrence, now_ms, message.due_ms)
-        if wanted is None or wanted.occurrence != message.occurrence:
-            return PassedOver(message, None if wanted is None else later(message, *wanted))
+        upcoming = to_fire(command, message.occurrence, now_ms, message.due_ms)
+        if upcoming is None or upcoming.occurrence != message.occurrence:
+            return PassedOver(message, None if upcoming is None else with_occurrence(message, *upcoming))
     record = record_of(message, command)
     key = record.key if by_key else b""
     record.queue_id = choose(command.partition, command.hash_id, queues, turn(message.topic), key)
-    then = following(message, command, now_ms, catch_up_max)
-    return FireCommand(message, record, then, aside, named_ms=command.due_ms)
+    next_message = following(message, command, now_ms, catch_up_max)
+    return FireCommand(message, record, next_message, is_deferred, named_ms=command.due_ms)
 
 
 def following(message: Pending, command: DelayCommand, now_ms: int, catch_up_max: int) -> Pending | None:
-    """The next occurrence."""
+    """Return the next delivery of a message; None if this was the last."""
     if command.kind == ONCE:
         return None
-    found = next_after(command, message.occurrence, now_ms, catch_up_max, message.due_ms)
-    return None if found is None else later(message, found.occurrence, found.due_ms)
+    upcoming = next_after(command, message.occurrence, now_ms, catch_up_max, message.due_ms)
+    return None if upcoming is None else with_occurrence(message, upcoming.occurrence, upcoming.due_ms)
 
 
-def later(message: Pending, occurrence: int, due_ms: int) -> Pending:
+def with_occurrence(message: Pending, occurrence: int, due_ms: int) -> Pending:
     return message._replace(occurrence=occurrence, due_ms=due_ms)
 
 
-def caught_up(message: Pending, fired: int, now_ms: int, catch_up_max: int) -> Pending | None:
-    """What waits when the log says that everything below occurrence `fired` has been fired. Raises as
-    `one`.
+def catch_up_delivery(message: Pending, fired: int, now_ms: int, catch_up_max: int) -> Pending | None:
+    """Return the delivery that waits when the log says that all below occurrence `fired` have fired.
 
-    Of `fire_once` the very next one does, also where it was missed meanwhile: it is the one that fires.
+    With `fire_once` it is the very next one, even if that was missed meanwhile. Raises as `fire_command`.
     """
     command = decode_command(message.command)
     if command.schedule is not None and command.schedule.catch_up == "fire_once":
         now_ms = 0
-    found = next_after(command, fired - 1, now_ms, catch_up_max, put_off_ms=message.due_ms)
-    return None if found is None else later(message, found.occurrence, found.due_ms)
+    upcoming = next_after(command, fired - 1, now_ms, catch_up_max, put_off_ms=message.due_ms)
+    return None if upcoming is None else with_occurrence(message, upcoming.occurrence, upcoming.due_ms)
 
 
-def as_fired(message: Pending, seen: Pending, acks: AckMap, now_ms: int, catch_up_max: int) -> Pending | None:
-    """The delivery of a series that waits, where the log may know of fires that the store does not; `seen`
-    says how far it was put off. None: the series is over."""
+def waiting_delivery(
+    message: Pending, put_off: Pending, acks: AckMap, now_ms: int, catch_up_max: int
+) -> Pending | None:
+    """Return the delivery of a series that waits; the log may know of fires that the store does not.
+
+    `put_off`: the message with the due time to which it was moved. None: the series is finished.
+    """
     fired = acks.attempts.get(message.offset, 0)
     if fired <= message.occurrence:
         return message
     with suppress(*UNFIT):
-        return caught_up(seen, fired, now_ms, catch_up_max)
+        return catch_up_delivery(put_off, fired, now_ms, catch_up_max)
     return message  # the due scan makes it a dead letter
 
 
 def still_waiting(message: Pending, acks: AckMap, now_ms: int, catch_up_max: int) -> Pending | None:
-    """The delivery that waits, by what the log knows; None: it is over."""
+    """Return the delivery that waits according to the log; None: the message is finished."""
     over = acks.is_finished(message.offset)
-    return None if over else as_fired(message, message, acks, now_ms, catch_up_max)
+    return None if over else waiting_delivery(message, message, acks, now_ms, catch_up_max)
 
 
 def offsets_of(message: Pending) -> list[int]:
-    """Offsets that are over with `message`: its own, and that of the command that moved it."""
+    """Return the offsets that end with `message`: its own, and that of the command that moved it."""
     return [message.offset, *moved_at(message)]
 
 
 def moved_at(message: Pending) -> list[int]:
-    """The offset of the last command that moved a delivery of a message that repeats, if there is one."""
+    """Return the offset of the last command that moved a delivery of a repeating message, if any."""
     if '"moved_at"' in message.command:
         with suppress(DamagedError):
             return [decode_command(message.command).moved_at]
@@ -129,7 +131,7 @@ def moved_at(message: Pending) -> list[int]:
 
 
 def moved_by(message: Pending, due_ms: int, offset: int) -> Pending:
-    """Due at another time, by the command at `offset`, which one that repeats keeps until it has fired."""
+    """Return the message moved by the command at `offset`; a repeating one keeps that until it fires."""
     with suppress(DamagedError):
         command = decode_command(message.command)
         if command.kind != ONCE:
@@ -139,7 +141,7 @@ def moved_by(message: Pending, due_ms: int, offset: int) -> Pending:
 
 
 def record_of(message: Pending, command: DelayCommand) -> NewRecord:
-    """The record of this occurrence, its queue not chosen."""
+    """Return the record of this occurrence; its queue is not chosen yet."""
     delivery = message.delivery
     if command.kind == SCHEDULE:
         key = key_of(delivery)
@@ -159,7 +161,7 @@ def record_of(message: Pending, command: DelayCommand) -> NewRecord:
 
 
 def _id_of(command: DelayCommand, occurrence: int) -> bytes:
-    """As `occurrence_id`; that of a single delivery is written at once, a storm asks for nothing else."""
+    """Return the occurrence id as bytes; that of a single delivery takes a fast path for storms."""
     if command.kind != ONCE or occurrence:
         return occurrence_id(command, occurrence).encode()
     return b"%010d-%d-%010d-%d-0-%d-%d-%b" % (
@@ -174,14 +176,14 @@ def _id_of(command: DelayCommand, occurrence: int) -> bytes:
 
 
 def with_key(delivery: bytes, key: bytes) -> bytes:
-    """The same delivery bytes with a key put in front; what has one keeps it. `key` is not empty."""
+    """Return the delivery bytes with `key` (not empty) added, unless they have a key."""
     if delivery[0] != _KEYLESS:
         return delivery
     return b"\x18%b%b\x18%b" % (varint(len(key)), key, delivery[1:])
 
 
 def message_id_of(message: Pending) -> bytes:
-    """The message's own id for its first occurrence, another one for each that follows."""
+    """Return the message's own id for its first occurrence, and a derived one for each later occurrence."""
     if not message.occurrence:
         return message.message_id
     own = int.from_bytes(message.message_id[8:], "big")
@@ -189,7 +191,7 @@ def message_id_of(message: Pending) -> bytes:
 
 
 def progress_of(fires: Iterable[FireCommand]) -> tuple[list[int], list[tuple[int, int]]]:
-    """What the log is told when these fire: offsets nobody waits for any more; how often others fired."""
+    """Return the progress of these fires: finished offsets, and how often the other messages have fired."""
     finished: list[int] = []
     attempts: list[tuple[int, int]] = []
     for one in fires:
@@ -204,23 +206,23 @@ def progress_of(fires: Iterable[FireCommand]) -> tuple[list[int], list[tuple[int
 # --- dead letters
 
 
-def dead_fire(message: Pending, reason: str, now_ms: int, aside: bool) -> FireCommand:
-    """`message` can never be appended where it belongs.
+def dead_fire(message: Pending, reason: str, now_ms: int, is_deferred: bool) -> FireCommand:
+    """Return the fire of `message` as a dead letter: it can never be appended to its topic.
 
     `dead-letter-place`, modulo the queues of its topic, is the queue it would have gone to, or may go to by
     its key; without one any.
     """
-    delivery, place = message.delivery, {}
+    delivery, queue_hint = message.delivery, {}
     try:
         command = decode_command(message.command)
         key = key_of(delivery)
         if command.partition >= BY_HASH or key:
-            place = {dead.PLACE: str(choose(command.partition, command.hash_id, _PLACE_END, 0, key))}
+            queue_hint = {dead.PLACE: str(choose(command.partition, command.hash_id, _HASH_END, 0, key))}
         if command.kind != SCHEDULE:
             delivery = with_key(delivery, occurrence_id(command, message.occurrence).encode())
     except DamagedError:
         pass
-    facts = place | {
+    facts = queue_hint | {
         dead.REASON: reason,
         dead.TOPIC: message.topic,
         dead.DUE: str(message.due_ms),
@@ -228,14 +230,14 @@ def dead_fire(message: Pending, reason: str, now_ms: int, aside: bool) -> FireCo
         dead.TIME: str(now_ms),
     }
     record = dead.dead_record(DELAY_DLQ_TOPIC, message._replace(delivery=delivery), facts, {})
-    return FireCommand(message, record, None, aside, reason)
+    return FireCommand(message, record, None, is_deferred, reason)
 
 
 # --- what is known of the id
 
 
 def state_after(one: FireCommand, fired_ms: int, kept_ms: int) -> IdState:
-    """What is known of the message's id once it has fired; if that was early, until after its own time."""
+    """Return the state of an id after the fire; it is kept until after the due time if it fired early."""
     message = one.message
     if one.following is not None:
         return IdState(IdKind.PENDING, one.following.due_ms, message.offset)

@@ -1,4 +1,4 @@
-"""What became of ids in another installation, as the body of a KNOWN command: a msgpack array of rows. Pure.
+"""The outcomes of ids in another installation, as the body of a KNOWN command: a msgpack array. Pure.
 
 A row is uuid (16 bytes), kind, when it fired or was cancelled, and until when that is kept (epoch
 milliseconds). What waits is not among them: it comes as adds.
@@ -17,7 +17,7 @@ from delay_service.store.port import DelayStore, IdKind, IdState
 
 
 class KnownId(NamedTuple):
-    """An id and what became of it."""
+    """An id and its outcome."""
 
     uuid: bytes
     state: IdState
@@ -27,32 +27,32 @@ _ROWS = msgspec.msgpack.Decoder(list[tuple[bytes, int, int, int]])
 
 
 def encode_known(ids: Iterable[KnownId]) -> bytes:
-    """The body of a command."""
+    """Return the body of a KNOWN command."""
     rows = [(each.uuid, int(each.state.kind), each.state.at_ms, each.state.forget_ms) for each in ids]
     return msgspec.msgpack.encode(rows)
 
 
-def known_in(delivery: bytes) -> list[KnownId]:
-    """The other way, from delivery bytes. Raises DamagedError."""
+def decode_known(delivery: bytes) -> list[KnownId]:
+    """Parse the ids from the delivery bytes of a command. Raises DamagedError."""
     try:
         rows = _ROWS.decode(value_of(delivery))
-        found = [KnownId(uuid, IdState(IdKind(kind), at, 0, forget)) for uuid, kind, at, forget in rows]
+        ids = [KnownId(uuid, IdState(IdKind(kind), at, 0, forget)) for uuid, kind, at, forget in rows]
     except (msgspec.MsgspecError, ValueError) as error:
         raise DamagedError(f"a delay command that says what is known does not parse: {error}") from error
-    if any(len(each.uuid) != 16 or each.state.kind is IdKind.PENDING for each in found):
+    if any(len(each.uuid) != 16 or each.state.kind is IdKind.PENDING for each in ids):
         raise DamagedError("a delay command that says what is known names what is no id, or waits")
-    if any(not 0 <= at_ms < 1 << 63 for each in found for at_ms in (each.state.at_ms, each.state.forget_ms)):
+    if any(not 0 <= at_ms < 1 << 63 for each in ids for at_ms in (each.state.at_ms, each.state.forget_ms)):
         raise DamagedError("a delay command that says what is known names what is no time")
-    return found
+    return ids
 
 
-def learn(
-    told: Iterable[KnownId], known: Mapping[bytes, IdState | None], store: DelayStore, now_ms: int
+def select_new_ids(
+    reported: Iterable[KnownId], run_states: Mapping[bytes, IdState | None], store: DelayStore, now_ms: int
 ) -> dict[bytes, IdState]:
-    """What to keep of `told`: ids of which neither `known` nor the store says anything, not yet forgotten."""
-    fresh = {each.uuid: each.state for each in told if known.get(each.uuid) is None}
+    """Return the reported ids that neither `run_states` nor the store has, and that are not expired."""
+    fresh = {each.uuid: each.state for each in reported if run_states.get(each.uuid) is None}
     stored = dict(zip(fresh, store.ids(list(fresh)), strict=True))
-    asked = {**stored, **known}
+    states = {**stored, **run_states}
     return {
-        uuid: state for uuid, state in fresh.items() if asked.get(uuid) is None and state.forget_ms > now_ms
+        uuid: state for uuid, state in fresh.items() if states.get(uuid) is None and state.forget_ms > now_ms
     }

@@ -29,7 +29,7 @@ class Read(NamedTuple):
 
 
 class WaitForData(NamedTuple):
-    """Nothing is there; wait until there is something at or past this offset."""
+    """Wait until there is a record at or after this offset."""
 
     offset: int
 
@@ -58,7 +58,7 @@ LevelStep = Read | WaitForData | FireRun | SleepUntil | PauseUntil | None
 
 
 class LevelLimits(NamedTuple):
-    """Of one fire, and of pauses in seconds."""
+    """The limits of one fire, and of pauses in seconds."""
 
     count_max: int
     bytes_max: int
@@ -67,7 +67,7 @@ class LevelLimits(NamedTuple):
 
 
 class LevelState(Enum):
-    """See the picture above."""
+    """The states in the picture above."""
 
     READ = "read"
     READING = "reading"
@@ -77,7 +77,7 @@ class LevelState(Enum):
     FIRING = "firing"
 
 
-class _Held(NamedTuple):
+class _HeldRecord(NamedTuple):
     """A record in memory, due then on the store's clock."""
 
     due_ms: int
@@ -104,14 +104,14 @@ class Level:
         self._limits = limits
         self._targets = targets
         self._read_at = position
-        self._held: deque[_Held] = deque()
+        self._held: deque[_HeldRecord] = deque()
         self._pause_s = limits.pause_s_min
         self._paused_until = float("-inf")
-        self._alone = 0  # so many records are fired one by one: somewhere in them is one that is refused
+        self._one_by_one = 0  # so many records are fired one by one: somewhere in them is one that is refused
 
     @property
     def held(self) -> int:
-        """Records in memory."""
+        """Return how many records are in memory."""
         return len(self._held)
 
     @property
@@ -121,11 +121,11 @@ class Level:
 
     @property
     def first_due_ms(self) -> int | None:
-        """When the first message in memory is, or was, due; None: there is none."""
+        """Return when the first message in memory is, or was, due; None if there is none."""
         return self._held[0].due_ms if self._held else None
 
     def step(self, clock_ms: int, now_s: float) -> LevelStep:
-        """What to do now; anything but a sleep or a pause is begun with this call."""
+        """Return what to do now; a read, a wait or a fire counts as begun with this call."""
         if self.state in (LevelState.READING, LevelState.WAITING, LevelState.FIRING):
             return None
         if now_s < self._paused_until:
@@ -141,26 +141,26 @@ class Level:
         return self._fire(clock_ms, now_s)
 
     def _fire(self, clock_ms: int, now_s: float) -> FireRun:
-        fires = self._targets.plan(self._due(clock_ms), now_s)
+        fires = self._targets.plan(self._due_records(clock_ms), now_s)
         end = fires[-1].record.offset + 1
         if len(fires) == len(self._held):
             end = self._read_at  # gaps behind the last one
         self.state = LevelState.FIRING
         return FireRun(tuple(fires), end)
 
-    def _due(self, clock_ms: int) -> list[StoredRecord]:
-        """The head and what is due behind it, within the limits."""
-        count_max = 1 if self._alone else self._limits.count_max
-        found: list[StoredRecord] = []
+    def _due_records(self, clock_ms: int) -> list[StoredRecord]:
+        """Return the head and the due records behind it, within the limits."""
+        count_max = 1 if self._one_by_one else self._limits.count_max
+        records: list[StoredRecord] = []
         size = 0
         for due_ms, record in self._held:
             size += len(record.delivery)
-            if due_ms > clock_ms or len(found) >= count_max:
+            if due_ms > clock_ms or len(records) >= count_max:
                 break
-            if found and size > self._limits.bytes_max:
+            if records and size > self._limits.bytes_max:
                 break
-            found.append(record)
-        return found
+            records.append(record)
+        return records
 
     # --- events
 
@@ -170,60 +170,60 @@ class Level:
         None waits longer from now on than it was to wait from when it was stored: where the store's clock
         is behind the one that it was stored with, its due time does not count.
         """
-        self._well()
+        self._reset_pause()
         self._read_at = next_offset
         for record in records:
             wait_ms = record.due_ms - record.stored_ms
-            self._held.append(_Held(min(record.due_ms, clock_ms + wait_ms), record))
+            self._held.append(_HeldRecord(min(record.due_ms, clock_ms + wait_ms), record))
         self.state = LevelState.HELD if self._held else LevelState.READ
 
     def at_end(self, next_offset: int) -> None:
-        """There is nothing at or after the offset yet, and only gaps below `next_offset`."""
-        self._well()
+        """Note that there is no record at or after `next_offset` yet, and only gaps below it."""
+        self._reset_pause()
         self._read_at = next_offset
         self.state = LevelState.END
 
     def moved_on(self, oldest: int) -> int:
-        """The queue begins later than where we are: how many offsets are lost."""
+        """Go on where the queue begins, after its head was deleted; return how many offsets are lost."""
         lost = oldest - self._read_at
         self._read_at = oldest
         self.state = LevelState.READ
         return lost
 
     def waited(self, data: bool) -> None:
-        """There is something to read, or the wait has stood long enough without."""
+        """Note the end of a wait; `data`: there is something to read."""
         self.state = LevelState.READ if data else LevelState.END
 
     def fired(self, fire: FireRun) -> None:
-        """It is durable."""
-        self._well()
+        """Note that a fire is durable."""
+        self._reset_pause()
         self.position = fire.end
         for _ in fire.fires:
             self._held.popleft()
-        self._alone = max(0, self._alone - len(fire.fires))
+        self._one_by_one = max(0, self._one_by_one - len(fire.fires))
         self._targets.passed(fire.fires)
         self.state = LevelState.HELD
 
     def refused(self, fire: FireRun, *, topic_gone: bool, now_s: float) -> None:
-        """The engine takes it from nobody as it is: a bad one among several, or the head itself."""
+        """Note that the engine never accepts this fire: one record of several is bad, or the head itself."""
         self.state = LevelState.HELD
         if len(fire.fires) > 1:
-            self._alone = max(self._alone, len(fire.fires))
+            self._one_by_one = max(self._one_by_one, len(fire.fires))
             return
         alone = fire.fires[0]
-        if topic_gone and not alone.reason and self._targets.topic_gone(alone):
+        if topic_gone and not alone.reason and self._targets.confirm_gone(alone):
             return
         self._targets.refused(alone, now_s)
-        self._pause(now_s)
+        self._begin_pause(now_s)
 
     def failed(self, now_s: float) -> None:
-        """A read, a wait or a fire failed for a reason that passes: again a little later."""
+        """Pause after a read, a wait or a fire that failed for a temporary reason."""
         self.state = LevelState.HELD if self._held else LevelState.READ
-        self._pause(now_s)
+        self._begin_pause(now_s)
 
-    def _pause(self, now_s: float) -> None:
+    def _begin_pause(self, now_s: float) -> None:
         self._paused_until = now_s + self._pause_s
         self._pause_s = min(self._pause_s * 2, self._limits.pause_s_max)
 
-    def _well(self) -> None:
+    def _reset_pause(self) -> None:
         self._pause_s = self._limits.pause_s_min

@@ -1,4 +1,4 @@
-"""Where due records go: to their topic, or to the dead letters when it will not have them.
+"""Chooses where due records go: to their topic, or to the dead letters when the topic rejects them.
 
 What this process knows of a topic may be behind the engine, so a topic that looks gone or closed is first
 tried, alone; only what the engine refuses counts. A topic that is gone makes dead letters of its messages
@@ -42,19 +42,21 @@ class _View(NamedTuple):
 
 
 class Targets:
-    """What was refused lately. `look`: what is known of a topic, None when it is not known."""
+    """The topics and records rejected lately. `look_up_topic` returns a topic, or None for an unknown one."""
 
-    def __init__(self, look: Callable[[str], TargetTopic | None], patience_s: float) -> None:
-        self._look = look
+    def __init__(self, look_up_topic: Callable[[str], TargetTopic | None], patience_s: float) -> None:
+        self._look_up_topic = look_up_topic
         self._patience_s = patience_s
         self._gone: set[str] = set()
-        self._since: dict[str | tuple[int, int], float] = {}  # refused: a closed topic, or one record
+        self._rejected_since: dict[
+            str | tuple[int, int], float
+        ] = {}  # refused: a closed topic, or one record
 
     def plan(self, records: Sequence[StoredRecord], now_s: float) -> list[LevelFire]:
-        """The longest run from the first record that can go together; never empty."""
+        """Return the longest run from the first record on that one commit can append; never empty."""
         fires: list[LevelFire] = []
         for record in records:
-            fire, alone = self._view(record, now_s)
+            fire, alone = self._view_record(record, now_s)
             if alone and fires:
                 break
             fires.append(fire)
@@ -62,60 +64,62 @@ class Targets:
                 break
         return fires
 
-    def _view(self, record: StoredRecord, now_s: float) -> _View:
+    def _view_record(self, record: StoredRecord, now_s: float) -> _View:
         topic, queue = record.system.get(REAL_TOPIC, ""), record.system.get(REAL_QUEUE, "")
         if not topic or not (queue.isascii() and queue.isdigit()):
             return _View(LevelFire(record, topic, -1, UNREADABLE), False)
         fire = LevelFire(record, topic, int(queue))
-        look = self._look(topic)
-        if look is None:
+        target = self._look_up_topic(topic)
+        if target is None:
             if topic in self._gone:
                 return _View(fire._replace(reason=GONE), False)
             return _View(fire, True)
         self._gone.discard(topic)
-        fire = fire._replace(queue_id=fire.queue_id % look.queues)  # it was made anew with fewer
-        if look.writable:
-            self._since.pop(topic, None)
-        since = self._since.get(topic, self._since.get(_place(record)))
+        fire = fire._replace(queue_id=fire.queue_id % target.queues)  # it was made anew with fewer
+        if target.writable:
+            self._rejected_since.pop(topic, None)
+        since = self._rejected_since.get(topic, self._rejected_since.get(_record_id(record)))
         if since is not None and now_s - since >= self._patience_s:
             return _View(fire._replace(reason=REFUSED), False)
-        if topic in self._since:
-            return _View(fire._replace(put_off_ms=self._put_off_ms(now_s - self._since[topic])), False)
-        return _View(fire, since is not None or not look.writable)
+        if topic in self._rejected_since:
+            return _View(
+                fire._replace(put_off_ms=self._put_off_ms(now_s - self._rejected_since[topic])), False
+            )
+        return _View(fire, since is not None or not target.writable)
 
     def _put_off_ms(self, closed_s: float) -> int:
         return int(max(PUT_OFF_S_MIN, min(closed_s, self._patience_s - closed_s)) * 1_000)
 
     # --- what the engine said
 
-    def topic_gone(self, fire: LevelFire) -> bool:
-        """The engine knows no such topic; whether that is what we know too, so that it is to be believed."""
-        if self._look(fire.topic) is not None:
+    def confirm_gone(self, fire: LevelFire) -> bool:
+        """Note that the engine does not know a topic; return whether this process does not know it either."""
+        if self._look_up_topic(fire.topic) is not None:
             return False
-        self._bounded(self._gone)
+        self._clear_when_full(self._gone)
         self._gone.add(fire.topic)
         return True
 
     def refused(self, fire: LevelFire, now_s: float) -> None:
-        """The engine will not have this record, at least now."""
-        look = self._look(fire.topic)
-        closed = look is not None and not look.writable
-        self._bounded(self._since)
-        self._since.setdefault(fire.topic if closed else _place(fire.record), now_s)
+        """Note that the engine rejected this record, at least for now."""
+        target = self._look_up_topic(fire.topic)
+        closed = target is not None and not target.writable
+        self._clear_when_full(self._rejected_since)
+        self._rejected_since.setdefault(fire.topic if closed else _record_id(fire.record), now_s)
 
     def passed(self, fires: Iterable[LevelFire]) -> None:
-        """They are where they belong."""
-        if self._since:
+        """Forget earlier rejections of records that were appended."""
+        if self._rejected_since:
             for fire in fires:
-                self._since.pop(_place(fire.record), None)
+                self._rejected_since.pop(_record_id(fire.record), None)
 
     @staticmethod
-    def _bounded(remembered: set[str] | dict[str | tuple[int, int], float]) -> None:
+    def _clear_when_full(remembered: set[str] | dict[str | tuple[int, int], float]) -> None:
         if len(remembered) >= REMEMBERED_MAX:
             remembered.clear()
 
 
-def _place(record: StoredRecord) -> tuple[int, int]:
+def _record_id(record: StoredRecord) -> tuple[int, int]:
     return record.queue_id, record.offset
 
 
@@ -123,7 +127,7 @@ def _place(record: StoredRecord) -> tuple[int, int]:
 
 
 def record_of(fire: LevelFire, wall_ms: int, levels: Levels) -> NewRecord:
-    """The record of its topic, of a level once more, or of the dead letters."""
+    """Return the record for the topic, for a level once more, or for the dead letters."""
     if fire.reason:
         return _dead_letter(fire, wall_ms)
     record = real_record(fire.record)
@@ -134,12 +138,12 @@ def record_of(fire: LevelFire, wall_ms: int, levels: Levels) -> NewRecord:
 
 
 def _level_of(wait_ms: int, levels: Levels) -> int:
-    """The first level that waits so long, or the last."""
+    """Return the first level that waits so long, or the last level."""
     return next((level for level, wait in enumerate(levels.waits, 1) if wait >= wait_ms), len(levels))
 
 
 def _dead_letter(fire: LevelFire, wall_ms: int) -> NewRecord:
-    """One of `%DLQ%SCHEDULE_TOPIC_XXXX`, with topic, queue and level where they are known."""
+    """Return a record of `%DLQ%SCHEDULE_TOPIC_XXXX`, with topic, queue and level where they are known."""
     texts = {
         dead.REASON: fire.reason,
         dead.TOPIC: fire.topic,
@@ -149,5 +153,7 @@ def _dead_letter(fire: LevelFire, wall_ms: int) -> NewRecord:
         dead.TIME: str(wall_ms),
     }
     facts = {name: text for name, text in texts.items() if text}
-    kept = {name: text for name, text in fire.record.system.items() if name not in (REAL_TOPIC, REAL_QUEUE)}
-    return dead.dead_record(DEAD_TOPIC, fire.record, facts, kept)
+    properties = {
+        name: text for name, text in fire.record.system.items() if name not in (REAL_TOPIC, REAL_QUEUE)
+    }
+    return dead.dead_record(DEAD_TOPIC, fire.record, facts, properties)

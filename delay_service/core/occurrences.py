@@ -1,4 +1,4 @@
-"""When a delay command fires, and when again: the occurrences of every kind of delay message. Pure.
+"""The occurrences of every kind of delay message: when each is due, and which one follows. Pure.
 
 Occurrence 0 is the first. A number determines its due time (`due_ms`) and its id, numbers and due times only
 grow together, and what comes after one is a function of the command, the number and the clock (`next_after`),
@@ -39,7 +39,7 @@ NEVER_MS = 1 << 62
 
 
 def due_ms(command: DelayCommand, occurrence: int) -> int:
-    """When this occurrence is due, epoch milliseconds. The number must be one that the command has."""
+    """Return when this occurrence of the command is due, in epoch milliseconds."""
     if command.kind == SCHEDULE:
         return schedules.due_ms(command, occurrence)
     if command.kind in (LOOP, EXPONENTIAL):
@@ -48,7 +48,7 @@ def due_ms(command: DelayCommand, occurrence: int) -> int:
 
 
 def last_due_ms(command: DelayCommand) -> int:
-    """When the last occurrence is due; NEVER_MS when there is none, or a cron says."""
+    """Return when the last occurrence is due; NEVER_MS for endless series and crons."""
     if command.kind != SCHEDULE:
         return due_ms(command, _last_of(command))
     schedule = command.schedule
@@ -60,7 +60,7 @@ def last_due_ms(command: DelayCommand) -> int:
 
 
 def occurrence_id(command: DelayCommand, occurrence: int) -> str:
-    """The id of this occurrence: what an add is answered with (0), and the key of the delivery."""
+    """Return the id of this occurrence: the answer to an add (0), and the key of the delivery."""
     if command.kind == SCHEDULE:
         second, timed = due_ms(command, occurrence) // 1_000, 0
     else:
@@ -78,20 +78,20 @@ def occurrence_id(command: DelayCommand, occurrence: int) -> str:
 
 
 def delivered_before(command: DelayCommand, occurrence: int) -> int:
-    """How many occurrences came before this one; of loops those that were passed over are among them."""
+    """Return how many occurrences came before this one; those that a loop skipped are included."""
     return schedules.delivered_before(occurrence) if command.kind == SCHEDULE else occurrence
 
 
 def next_after(
     command: DelayCommand, occurrence: int, now_ms: int, catch_up_max: int = CATCH_UP_MAX, put_off_ms: int = 0
 ) -> Next | None:
-    """What comes after `occurrence` has fired (or was passed over), or None: it was the last.
+    """Return the occurrence after one that has fired or was skipped; None if it was the last.
 
     `put_off_ms`: until when it was made to wait; what fell due meanwhile was not missed, it is passed over.
     Raises DamagedError for a cron or a zone that cannot be read here.
     """
     if command.kind == SCHEDULE:
-        return _scheduled(command, occurrence, now_ms, catch_up_max, put_off_ms=put_off_ms)
+        return _next_scheduled(command, occurrence, now_ms, catch_up_max, put_off_ms=put_off_ms)
     last = _last_of(command)
     if occurrence >= last:
         return None
@@ -105,9 +105,10 @@ def next_after(
 
 
 def to_fire(command: DelayCommand, occurrence: int, now_ms: int, at_ms: int | None = None) -> Next | None:
-    """What to do with an occurrence whose due time has come: fire it (it is returned as it is), wait for a
-    later one instead, or None: this one is not to be fired, and it was the last. `at_ms`: the due time that
-    it waited for, when it was rescheduled. Raises as `next_after`.
+    """Return the occurrence to fire when this one is due: itself, or a later one to wait for.
+
+    None: this one is skipped, and it was the last. `at_ms`: the due time to which it was rescheduled. Raises
+    as `next_after`.
     """
     due = due_ms(command, occurrence) if at_ms is None else at_ms
     schedule = command.schedule
@@ -115,50 +116,50 @@ def to_fire(command: DelayCommand, occurrence: int, now_ms: int, at_ms: int | No
         return Next(occurrence, due)
     if not (schedule.cron or schedule.repeat):
         return Next(occurrence, due)  # a single delivery has no later one to wait for
-    return _scheduled(command, occurrence, now_ms, 1, delivered=False)
+    return _next_scheduled(command, occurrence, now_ms, 1, delivered=False)
 
 
-def _scheduled(
+def _next_scheduled(
     command: DelayCommand, occurrence: int, now_ms: int, cap: int, delivered: bool = True, put_off_ms: int = 0
 ) -> Next | None:
     try:
-        found = schedules.after(command, occurrence, now_ms, cap, delivered, put_off_ms)
+        upcoming = schedules.next_occurrence(command, occurrence, now_ms, cap, delivered, put_off_ms)
     except CronError as error:  # accepted by a producer proxy that knows more time zones, or a newer cron
         raise DamagedError(f"schedule of {command.uuid} cannot go on: {error}") from error
-    return None if found is None or found.occurrence > NUMBER_MAX else found
+    return None if upcoming is None or upcoming.occurrence > NUMBER_MAX else upcoming
 
 
 # --- loops: types 3 and 4, by arithmetic, never by walking: powers reach a day after 16 steps at most
 
 
 def _second_of(command: DelayCommand, occurrence: int) -> int:
-    """t(k), epoch seconds."""
+    """Return t(k) in epoch seconds."""
     if command.kind == LOOP:
         return command.timestamp_s + occurrence * command.interval_s
     if command.kind == EXPONENTIAL:
-        return command.timestamp_s + _grown(command.interval_s, occurrence)
+        return command.timestamp_s + _distance_to(command.interval_s, occurrence)
     return command.timestamp_s
 
 
 def _last_by(command: DelayCommand, second: int) -> int:
-    """The highest k with t(k) ≤ `second`, of a loop without regard to times and expire; −1: none."""
+    """Return the highest k of a loop with t(k) ≤ `second`, without regard to times and expire; −1: none."""
     since = second - command.timestamp_s
     if since < 0:
         return -1
     if command.kind == LOOP:
         return since // max(command.interval_s, 1)
-    return _grown_by(command.interval_s, since)
+    return _last_within(command.interval_s, since)
 
 
 def _last_of(command: DelayCommand) -> int:
-    """The highest k that the command has."""
+    """Return the highest k that the command has."""
     if command.kind not in (LOOP, EXPONENTIAL):
         return 0
     return max(min(command.times - 1, _last_by(command, command.expire_s)), 0)
 
 
-def _steps(base: int) -> list[int]:
-    """The distances under a day: base, base², base³ …; empty for a base of a day and more."""
+def _short_steps(base: int) -> list[int]:
+    """Return the distances under a day: base, base², base³ …; none for a base of a day and more."""
     steps: list[int] = []
     step = max(base, 2)
     base = step
@@ -168,15 +169,15 @@ def _steps(base: int) -> list[int]:
     return steps
 
 
-def _grown(base: int, occurrence: int) -> int:
-    steps = _steps(base)
+def _distance_to(base: int, occurrence: int) -> int:
+    steps = _short_steps(base)
     return sum(steps[:occurrence]) + max(occurrence - len(steps), 0) * DAY_S
 
 
-def _grown_by(base: int, since: int) -> int:
+def _last_within(base: int, since: int) -> int:
     reached = 0
-    for occurrence, step in enumerate(_steps(base)):
+    for occurrence, step in enumerate(_short_steps(base)):
         if reached + step > since:
             return occurrence
         reached += step
-    return len(_steps(base)) + (since - reached) // DAY_S
+    return len(_short_steps(base)) + (since - reached) // DAY_S

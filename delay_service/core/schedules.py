@@ -35,11 +35,11 @@ def due_ms(command: DelayCommand, occurrence: int) -> int:
 
 
 def delivered_before(occurrence: int) -> int:
-    """How many deliveries there were before this one, modulo 2²⁰, which no cap reaches."""
+    """Return how many deliveries there were before this one, modulo 2²⁰, which no cap reaches."""
     return occurrence & COUNT_MAX
 
 
-def after(
+def next_occurrence(
     command: DelayCommand,
     occurrence: int,
     now_ms: int,
@@ -47,20 +47,22 @@ def after(
     delivered: bool = True,
     put_off_ms: int = 0,
 ) -> Next | None:
-    """What comes after `occurrence`, or None. `delivered`: whether it counts as a delivery itself.
-    `put_off_ms`: it waited until then, and what fell due up to then is passed over."""
+    """Return the occurrence after this one, or None. `delivered`: whether this one counts as a delivery.
+
+    `put_off_ms`: it waited until then, and occurrences that were due up to then are skipped.
+    """
     schedule = command.schedule or Schedule()
     count = (delivered_before(occurrence) + delivered) & COUNT_MAX
     if schedule.occurrences_max and count >= schedule.occurrences_max:
         return None
     due = max(due_ms(command, occurrence), put_off_ms)
-    found = _cron_after if schedule.cron else _series_after
-    at = found(command, schedule, due, now_ms, max(catch_up_max, 1))
+    due_after = _cron_after if schedule.cron else _series_after
+    at = due_after(command, schedule, due, now_ms, max(catch_up_max, 1))
     return None if at is None else Next((at - command.due_ms) << COUNT_BITS | count, at)
 
 
 def _floor_ms(schedule: Schedule, now_ms: int) -> int:
-    """Of `fire_once` and `skip`: what is due at or before this moment is passed over."""
+    """Return the time up to which `fire_once` and `skip` skip occurrences."""
     return now_ms if schedule.catch_up == "fire_once" else now_ms - MISSED_AFTER_MS - 1
 
 
@@ -93,7 +95,7 @@ def _cron_after(command: DelayCommand, schedule: Schedule, due: int, now_ms: int
 
 
 def _floor_of_all(command: DelayCommand, schedule: Schedule, first: int, now_ms: int, cap: int) -> int:
-    """The moment after which exactly the last `cap` of what was missed since `first` lie, or all of it."""
+    """Return the time after which exactly the last `cap` missed deliveries since `first` are due."""
     cron = _cron_of(schedule)
     beside = schedule.period_ms * schedule.repeat // cron.gap_ms_min + 1
     series = (now_ms - first) // cron.gap_ms_min + beside + 1
@@ -103,19 +105,19 @@ def _floor_of_all(command: DelayCommand, schedule: Schedule, first: int, now_ms:
     while True:
         start = cron.back_ms(now_ms - schedule.delay_ms, back)
         start = first - 1 if start is None else max(start + schedule.delay_ms - 1, first - 1)
-        found = _deliveries(command, schedule, start, now_ms, slice(-cap - 1, None), 64 * back)
-        if start < first or len(found) >= cap:
-            return found[-cap] - 1 if len(found) > cap else start
+        deliveries = _deliveries_between(command, schedule, start, now_ms, slice(-cap - 1, None), 64 * back)
+        if start < first or len(deliveries) >= cap:
+            return deliveries[-cap] - 1 if len(deliveries) > cap else start
         back *= 4  # deliveries of several series that are one
 
 
-def _deliveries(
+def _deliveries_between(
     command: DelayCommand, schedule: Schedule, after_ms: int, until_ms: int, of_each: slice, series_max: int
 ) -> list[int]:
-    """Those after `after_ms` up to `until_ms`, in order: `of_each` series some, of `series_max` series."""
+    """Return due times after `after_ms` up to `until_ms`: `of_each` of at most `series_max` series."""
     cron, delay, period = _cron_of(schedule), schedule.delay_ms, max(schedule.period_ms, 1)
     length = schedule.period_ms * schedule.repeat
-    found: set[int] = set()
+    due_times: set[int] = set()
     start = cron.next_ms(max(after_ms - delay - length, command.due_ms - delay - 1))
     while start is not None and start + delay <= until_ms and series_max > 0:
         series_max -= 1
@@ -123,9 +125,9 @@ def _deliveries(
         places = range(
             max((after_ms - first) // period + 1, 0), min((until_ms - first) // period, schedule.repeat) + 1
         )
-        found.update(first + place * period for place in places[of_each])
+        due_times.update(first + place * period for place in places[of_each])
         start = cron.next_ms(start)
-    return sorted(found)
+    return sorted(due_times)
 
 
 def _cron_of(schedule: Schedule) -> Cron:

@@ -1,1 +1,1 @@
-"""What firing messages when they are due has in common, whether they wait in a level or in a store."""
+"""Code that delay levels and delay stores share to fire messages when they are due."""

@@ -1,8 +1,9 @@
-"""What both services ask of the backend: topics, the one commit of what is due; what its error says.
+"""The calls to the backend that both services make: target topics, the commit of due messages, and its
+errors.
 
-Due messages go to where they belong, and are noted as done, in one commit. Where the engine is not atomic the
-records are appended first, those that were not stored again until all are, and the progress is committed
-then: a crash in between fires them twice, never not at all.
+One commit appends due messages to their topics and records that they have fired. Where the engine is not
+atomic the records are appended first, again until all are stored, and the progress is committed after that. A
+crash in between fires them twice, but never loses one.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ddmq_common.errors import FencedError, RemoteError
 GONE = "topic gone"  # why a message becomes a dead letter
 REFUSED = "refused"
 UNREADABLE = "unreadable"
-Ended = Callable[[Exception | None], None]
+OnCommitDone = Callable[[Exception | None], None]
 CLAIM_ERRORS = (FencedError, RemoteError)  # it is someone else's, or nobody knows what was committed
 
 
@@ -35,8 +36,10 @@ CLAIM_ERRORS = (FencedError, RemoteError)  # it is someone else's, or nobody kno
 
 
 class TargetTopic(NamedTuple):
-    """A topic that is there. `writable`: it takes messages now, as far as is known. `by_key`: a message that
-    does not mind its queue goes by its key (ddmq_common/queue_choice.py)."""
+    """A topic that exists. `writable`: it accepts messages now, as far as this process knows.
+
+    `by_key`: the key chooses the queue of a message that names none (ddmq_common/queue_choice.py).
+    """
 
     queues: int
     writable: bool
@@ -44,7 +47,7 @@ class TargetTopic(NamedTuple):
 
 
 def target_topic(backend: Backend, topic: str) -> TargetTopic | None:
-    """What is known of it; None: there is no such topic."""
+    """Return the target topic; None if this process knows no such topic."""
     info = backend.topic(topic)
     if info is None:
         return None
@@ -54,19 +57,29 @@ def target_topic(backend: Backend, topic: str) -> TargetTopic | None:
 # --- the commit
 
 
-class Failed(Enum):
-    """What an error says of a commit."""
+class CommitFailure(Enum):
+    """The meaning of an error for a commit."""
 
-    NOT_NOW = "the same again, later"
-    IN_DOUBT = "our claim is over, or nobody knows what was committed: the queue is had anew"
-    NOT_THIS = "something in it is never taken, or not by its topic now"
+    RETRY = "the same again, later"
+    CLAIM_UNCERTAIN = "our claim is over, or nobody knows what was committed: the queue is had anew"
+    REJECTED = "something in it is never taken, or not by its topic now"
 
 
-def failed_how(error: Exception, regranted: bool, not_this: tuple[type[Exception], ...]) -> Failed:
-    """`regranted`: the commit named an older epoch than its queue was granted to us under meanwhile."""
+def classify_failure(
+    error: Exception, regranted: bool, rejections: tuple[type[Exception], ...]
+) -> CommitFailure:
+    """Return what an error means for a commit of due messages.
+
+    `regranted`: the queue was granted again under a newer epoch meanwhile. `rejections`: errors that no retry
+    changes.
+    """
     if isinstance(error, CLAIM_ERRORS):
-        return Failed.NOT_NOW if regranted and isinstance(error, FencedError) else Failed.IN_DOUBT
-    return Failed.NOT_THIS if isinstance(error, not_this) else Failed.NOT_NOW
+        return (
+            CommitFailure.RETRY
+            if regranted and isinstance(error, FencedError)
+            else CommitFailure.CLAIM_UNCERTAIN
+        )
+    return CommitFailure.REJECTED if isinstance(error, rejections) else CommitFailure.RETRY
 
 
 def commit_due(
@@ -75,22 +88,26 @@ def commit_due(
     records: list[NewRecord],
     progress: Sequence[ProgressDelta],
     deadline: float,
-    ended: Ended,
+    on_done: OnCommitDone,
 ) -> None:
-    """`ended(error)` follows once: None when all of it is durable. `dead_topic`: of dead letters among the
-    records, made if need be; "" when there are none. `deadline`: monotonic seconds."""
+    """Append due records and commit the progress; `on_done(error)` follows once, with None when all is
+    durable.
+
+    `dead_topic`: the topic of dead letters among the records, created if needed; "" without any. `deadline`:
+    monotonic seconds.
+    """
     store = _commit if not records or backend.capabilities.atomic else _append
 
-    def ready(made: Completion[TopicInfo]) -> None:
+    def on_topic_ready(made: Completion[TopicInfo]) -> None:
         if made.error is not None:
-            ended(made.error)
+            on_done(made.error)
         else:
-            store(backend, records, progress, deadline, ended)
+            store(backend, records, progress, deadline, on_done)
 
     if dead_topic:
-        ready_topic(backend, dead_topic, 1, deadline).then(ready)
+        ready_topic(backend, dead_topic, 1, deadline).then(on_topic_ready)
     else:
-        store(backend, records, progress, deadline, ended)
+        store(backend, records, progress, deadline, on_done)
 
 
 def _commit(
@@ -98,10 +115,10 @@ def _commit(
     records: list[NewRecord],
     progress: Sequence[ProgressDelta],
     deadline: float,
-    ended: Ended,
+    on_done: OnCommitDone,
 ) -> None:
     batch = CommitBatch(records=records, progress=progress)
-    backend.commit(batch, deadline).then(lambda answer: ended(answer.error))
+    backend.commit(batch, deadline).then(lambda answer: on_done(answer.error))
 
 
 def _append(
@@ -109,19 +126,19 @@ def _append(
     records: list[NewRecord],
     progress: Sequence[ProgressDelta],
     deadline: float,
-    ended: Ended,
+    on_done: OnCommitDone,
 ) -> None:
-    def appended(answer: Completion[list[AppendResult]]) -> None:
+    def on_appended(answer: Completion[list[AppendResult]]) -> None:
         if answer.error is not None:
-            ended(answer.error)
+            on_done(answer.error)
             return
         pairs = list(zip(records, answer.value, strict=True))
-        left = [record for record, result in pairs if result.status is not AppendStatus.STORED]
-        if not left:
-            _commit(backend, [], progress, deadline, ended)
-        elif len(left) < len(records):
-            _append(backend, left, progress, deadline, ended)
+        remaining = [record for record, result in pairs if result.status is not AppendStatus.STORED]
+        if not remaining:
+            _commit(backend, [], progress, deadline, on_done)
+        elif len(remaining) < len(records):
+            _append(backend, remaining, progress, deadline, on_done)
         else:
-            ended(pairs[0][1].error or RemoteError("messages may or may not be stored"))
+            on_done(pairs[0][1].error or RemoteError("messages may or may not be stored"))
 
-    backend.append(records, deadline).then(appended)
+    backend.append(records, deadline).then(on_appended)

@@ -15,7 +15,7 @@ from ddmq_common.metrics.registry import Registry
 from delay_service.core.fire_command import FireCommand
 
 
-class Cells(dict[str | int, MetricCell]):
+class LabelledCells(dict[str | int, MetricCell]):
     """The cells of one metric by its label; each is looked up in the registry once."""
 
     def __init__(self, metrics: Registry, metric: Metric) -> None:
@@ -28,12 +28,12 @@ class Cells(dict[str | int, MetricCell]):
         return cell
 
     def add(self, numbers: Mapping[str, int]) -> None:
-        """So many more, by label."""
+        """Add these numbers by label."""
         for label, number in numbers.items():
             self[label].value += number
 
-    def show(self, numbers: Mapping[str, int]) -> None:
-        """So many are there now, by label, and none of any other."""
+    def show_numbers(self, numbers: Mapping[str, int]) -> None:
+        """Set the gauges to these numbers by label, and remove all other labels."""
         for label in self.keys() - numbers.keys():
             self.pop(label).value = 0
         for label, number in numbers.items():
@@ -41,34 +41,34 @@ class Cells(dict[str | int, MetricCell]):
 
 
 class DueCounts:
-    """What both services count, each in metrics of its own: `failures` and `age`, of levels or shards."""
+    """The counts of both services, each in metrics of its own: `failures` and `age`, of levels or shards."""
 
     failures: Metric
     age: Metric
 
     def __init__(self, metrics: Registry) -> None:
         self._metrics = metrics
-        self._ages = Cells(metrics, self.age)
+        self._ages = LabelledCells(metrics, self.age)
         self._first_ms: dict[int, int | None] = {}  # when the first message is due, by queue, as last known
 
-    def failed(self, what: str, error: Exception) -> None:
-        """It is tried again."""
+    def count_failure(self, step: str, error: Exception) -> None:
+        """Count a failed step, which is retried."""
         reason = type(error).__name__ if isinstance(error, DdmqError) else "error"
-        self._metrics.cell(self.failures, what, reason).value += 1
+        self._metrics.cell(self.failures, step, reason).value += 1
 
-    def overdue(
-        self, known: Mapping[int, int | None], unknown: Iterable[int], all_known: bool, now_ms: int
+    def report_overdue(
+        self, due_by_queue: Mapping[int, int | None], unknown: Iterable[int], all_reported: bool, now_ms: int
     ) -> None:
         """Tell how long ago what waits first was due, queue by queue: what has stopped firing shows here.
 
-        `known`: when it is due, None when nothing waits. One that cannot be asked (it is being opened or
-        read, or its claim had anew, again and again where that fails) counts on from what was known of it;
-        where nothing was known to wait, from the first time: something may be due in it. `all_known`: what is
-        neither is another process's.
+        `due_by_queue`: when it is due, None when nothing waits. One that cannot be asked (it is being opened
+        or read, or its claim had anew, again and again where that fails) counts on from what was known of it;
+        where nothing was known to wait, from the first time: something may be due in it. `all_reported`: what
+        is neither is another process's.
         """
         first = self._first_ms
-        others = first.keys() - known.keys() - set(unknown) if all_known else set()
-        first.update(known)
+        others = first.keys() - due_by_queue.keys() - set(unknown) if all_reported else set()
+        first.update(due_by_queue)
         for number in unknown:
             if first.get(number) is None:
                 first[number] = now_ms
@@ -82,9 +82,9 @@ class DueCounts:
 
 
 class DelayCounts(DueCounts):
-    """Of one delay service. `commands`: by what they came to. `dead`, `lost`, `replies_dropped`: by reason.
-    `aside`, `pending`, `pending_bytes` (as `weight` of the store counts them): by topic. `lag`: commands not
-    taken in, by shard."""
+    """The counts of one delay service. `commands`: by outcome. `dead`, `lost`, `replies_dropped`: by reason.
+    `deferred`, `pending`, `pending_bytes` (as `weight` of the store counts them): by topic. `lag`: commands
+    not taken in, by shard."""
 
     failures, age = catalogue.DELAY_FAILED, catalogue.DELAY_OVERDUE
 
@@ -94,17 +94,17 @@ class DelayCounts(DueCounts):
         self.shards: MetricCell = metrics.cell(catalogue.DELAY_SHARDS)
         self.full: MetricCell = metrics.cell(catalogue.DELAY_FULL)
         self.stale: MetricCell = metrics.cell(catalogue.DELAY_STALE)
-        self.commands = Cells(metrics, catalogue.DELAY_ORDERS)
-        self.dead = Cells(metrics, catalogue.DELAY_DEAD)
-        self.lost = Cells(metrics, catalogue.DELAY_LOST)
-        self.replies_dropped = Cells(metrics, catalogue.DELAY_REPLIES_DROPPED)
-        self.aside = Cells(metrics, catalogue.DELAY_ASIDE)
-        self.pending = Cells(metrics, catalogue.DELAY_PENDING)
-        self.pending_bytes = Cells(metrics, catalogue.DELAY_PENDING_BYTES)
-        self.lag = Cells(metrics, catalogue.DELAY_LAG)
+        self.commands = LabelledCells(metrics, catalogue.DELAY_ORDERS)
+        self.dead = LabelledCells(metrics, catalogue.DELAY_DEAD)
+        self.lost = LabelledCells(metrics, catalogue.DELAY_LOST)
+        self.replies_dropped = LabelledCells(metrics, catalogue.DELAY_REPLIES_DROPPED)
+        self.deferred = LabelledCells(metrics, catalogue.DELAY_ASIDE)
+        self.pending = LabelledCells(metrics, catalogue.DELAY_PENDING)
+        self.pending_bytes = LabelledCells(metrics, catalogue.DELAY_PENDING_BYTES)
+        self.lag = LabelledCells(metrics, catalogue.DELAY_LAG)
 
-    def fired(self, fires: Iterable[FireCommand], wall_ms: int) -> None:
-        """They are durable in their topics."""
+    def count_fired(self, fires: Iterable[FireCommand], wall_ms: int) -> None:
+        """Count fires that are durable in their topics, and their lateness."""
         per_topic = self._fired
         for one in fires:
             if one.reason:

@@ -19,11 +19,11 @@ from delay_service.config import DelayConfig
 from delay_service.due.counts import DueCounts
 
 log = logging.getLogger("ddmq.delay")
-LOOK_S = 1.0  # between two looks at how much waits, and how long it has been due
+CHECK_INTERVAL_S = 1.0  # between two looks at how much waits, and how long it has been due
 
 
 class Alarm(Protocol):
-    """What the services need of a timer; tests have one that rings by hand."""
+    """The timer that the services need; tests have one that rings by hand."""
 
     def once(self, seconds: float, ring: Callable[[], None]) -> None:
         """Ring once after `seconds`, instead of when it was set before."""
@@ -33,7 +33,7 @@ class Alarm(Protocol):
 
 
 def hub_alarm() -> Alarm:
-    """On the hub of the thread that sets it; it keeps no loop alive."""
+    """Return a timer on the hub of the thread that sets it; it keeps no loop alive."""
     return HubTimer(ref=False)
 
 
@@ -44,7 +44,7 @@ class DueService(QueueOwner[W]):
     """A member of a group, from `start` to `drain` or `close`. Make it on the hub that is to serve it.
 
     `name`: what health and log call it. `join`: how it takes part. `load`: as QueueClaims's. `alarm` is its
-    timer, `look_alarm` that of its look. `started` settles once; when, each service says.
+    timer, `check_alarm` that of its look. `started` settles once; when, each service says.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class DueService(QueueOwner[W]):
         counts: DueCounts,
         join: Join,
         alarm: Alarm,
-        look_alarm: Alarm,
+        check_alarm: Alarm,
         *,
         load: bool,
     ) -> None:
@@ -68,40 +68,40 @@ class DueService(QueueOwner[W]):
         self._counts = counts
         self._join_as = join
         self._alarm = alarm
-        self._look_alarm = look_alarm
-        self._begun = False
+        self._check_alarm = check_alarm
+        self._is_started = False
         self._why = "it has not started"
         self.started: Completion[None] = Completion()
 
     # --- what a service does its own way
 
     @abstractmethod
-    def _queues(self) -> int:
-        """How many queues its topic is to have."""
+    def _queue_count(self) -> int:
+        """Return how many queues the topic must have."""
 
     @abstractmethod
-    def _look_now(self) -> None:
-        """Tell how much waits, and how long it has been due."""
+    def _check_work(self) -> None:
+        """Report how many messages wait, and how long the first has been due."""
 
     # --- start, health, end
 
     def start(self) -> None:
-        """Begin; what is not there yet (a writer, disk space) is tried again until it is."""
-        if not self._begun:
-            self._begun = True
-            self._look_alarm.once(LOOK_S, self._look)
+        """Create the topic and join; retried until the writer, the disk and the topic are available."""
+        if not self._is_started:
+            self._is_started = True
+            self._check_alarm.once(CHECK_INTERVAL_S, self._check_and_rearm)
         deadline = self._clock.monotonic() + self._config.commit_timeout_ms / 1e3
         try:
-            made = ready_topic(self._backend, self._join_as.topic, self._queues(), deadline)
-            made.then(self._topic_ready)
+            topic = ready_topic(self._backend, self._join_as.topic, self._queue_count(), deadline)
+            topic.then(self._on_topic_ready)
         except Exception as error:
-            self._not_started(error)
+            self._on_start_failed(error)
 
-    def _topic_ready(self, made: Completion[TopicInfo]) -> None:
+    def _on_topic_ready(self, made: Completion[TopicInfo]) -> None:
         if self._stopping:
             return
         if made.error is not None:
-            self._not_started(made.error)
+            self._on_start_failed(made.error)
         else:
             self.acquire()
 
@@ -109,26 +109,26 @@ class DueService(QueueOwner[W]):
         return self._join_as
 
     def trouble(self, doing: str, error: Exception) -> None:
-        """Start again in a moment."""
-        self._not_started(error)
+        """Retry the start a moment later."""
+        self._on_start_failed(error)
 
-    def _not_started(self, error: Exception) -> None:
+    def _on_start_failed(self, error: Exception) -> None:
         self._why = str(error)
-        self._counts.failed("start", error)
+        self._counts.count_failure("start", error)
         log.warning("no %s yet, tried again: %s", self._name, self._why)
-        self._try_again()
+        self._start_later()
 
-    def _try_again(self) -> None:
+    def _start_later(self) -> None:
         self._alarm.once(RETRY_S, self.start)
 
     def health(self) -> Health:
-        """Ready while it takes part."""
+        """Return ready while the service is a member of its group."""
         if self._claims.joined and not self._stopping:
             return Health(True, "")
         return Health(False, f"no {self._name}: {self._why}")
 
     def drain(self, deadline: float) -> Completion[None]:
-        """Begin nothing new, let what is under way end, then give up what it holds.
+        """Begin nothing new, let commits under way end, then leave the group.
 
         A commit ends by its own deadline; the caller waits as long as it likes (`deadline`, monotonic).
         """
@@ -143,9 +143,9 @@ class DueService(QueueOwner[W]):
 
     def _stop_alarms(self) -> None:
         self._alarm.stop()
-        self._look_alarm.stop()
+        self._check_alarm.stop()
 
-    def _look(self) -> None:
+    def _check_and_rearm(self) -> None:
         if not self._stopping:
-            self._look_alarm.once(LOOK_S, self._look)
-            self._look_now()
+            self._check_alarm.once(CHECK_INTERVAL_S, self._check_and_rearm)
+            self._check_work()

@@ -1,5 +1,4 @@
-"""One level at work: does at the backend what the clockwork (core/level.py) says, one thing at a time, and
-counts what came of it."""
+"""Runs one level: does at the backend what the clockwork (core/level.py) says, one step at a time."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from backend.ownership.reader import QueueRead, QueueReader
+from backend.ownership.reader import QueueReader, ReadAnswer
 from backend.port import Backend
 from backend.records import ProgressDelta, QueueRef
 from ddmq_common.clock import Clock
@@ -28,28 +27,28 @@ from delay_service.core.level import (
     WaitForData,
 )
 from delay_service.core.level_targets import DEAD_TOPIC, LevelFire, record_of
-from delay_service.due.backend import Failed, commit_due, failed_how
-from delay_service.due.counts import Cells, DueCounts
-from delay_service.due.service import LOOK_S, Alarm
+from delay_service.due.backend import CommitFailure, classify_failure, commit_due
+from delay_service.due.counts import DueCounts, LabelledCells
+from delay_service.due.service import CHECK_INTERVAL_S, Alarm
 
 log = logging.getLogger("ddmq.delay")
 WAIT_S = 60.0  # how long one wait for data stands before it is armed again
 
 
 class LevelCounts(DueCounts):
-    """Of one level service. Levels count from 1. `pending`: what waits, by level."""
+    """The counts of one level service. Levels count from 1. `pending`: waiting messages by level."""
 
     failures, age = catalogue.LEVELS_FAILED, catalogue.LEVELS_OVERDUE
 
     def __init__(self, metrics: Registry) -> None:
         super().__init__(metrics)
         self._lateness = metrics.histogram(catalogue.LEVELS_LATENESS)
-        self._fired = Cells(metrics, catalogue.LEVELS_FIRED)
+        self._fired = LabelledCells(metrics, catalogue.LEVELS_FIRED)
         self.held: MetricCell = metrics.cell(catalogue.LEVELS_HELD)
-        self.pending = Cells(metrics, catalogue.LEVELS_PENDING)
+        self.pending = LabelledCells(metrics, catalogue.LEVELS_PENDING)
 
-    def fired(self, level: int, fires: Sequence[LevelFire], clock_ms: int) -> None:
-        """They are durable in their topics, at `clock_ms` of the store's clock."""
+    def count_fired(self, level: int, fires: Sequence[LevelFire], clock_ms: int) -> None:
+        """Count fires that became durable at `clock_ms` of the store's clock."""
         alive = 0
         for fire in fires:
             if fire.put_off_ms:
@@ -62,31 +61,34 @@ class LevelCounts(DueCounts):
         if alive:
             self._fired[level].value += alive
 
-    def lost(self, level: int, reason: str, count: int) -> None:
-        """Offsets without a message."""
+    def count_lost(self, level: int, reason: str, count: int) -> None:
+        """Count offsets that should have a message and have none."""
         self._metrics.cell(catalogue.LEVELS_LOST, str(level), reason).value += count
 
 
 class LevelsContext(NamedTuple):
-    """What the runners of one service share. `unsure()`: nobody knows what became of a fire, or our claim
-    to a level is over; it has to be had anew."""
+    """The objects that the runners of one service share.
+
+    `reacquire()` is called when the outcome of a fire is uncertain, or the claim to a level is over.
+    """
 
     backend: Backend
     config: DelayConfig
     levels: Levels
     clock: Clock
     counts: LevelCounts
-    unsure: Callable[[], None]
+    reacquire: Callable[[], None]
 
 
-class Runner:
-    """Runs until `stop`; a fire under way then ends by itself."""
+class LevelRunner:
+    """Runs one level until `stop`; a fire under way then ends by itself."""
 
     def __init__(self, context: LevelsContext, level: Level, alarm: Alarm) -> None:
         self._context = context
         self._alarm = alarm
         self._reader = QueueReader(context.backend, level.queue, self._on_read, self._on_data)
         self._on_idle: Callable[[], None] | None = None
+        self._has_no_answer = False
         self.level = level
         self.number = level.queue.queue_id + 1
         self.running = True
@@ -98,9 +100,9 @@ class Runner:
         return self.level.queue
 
     @property
-    def busy(self) -> bool:
-        """Whether a fire is under way."""
-        return self.level.state is LevelState.FIRING
+    def is_busy(self) -> bool:
+        """Whether a fire is under way that will be answered."""
+        return self.level.state is LevelState.FIRING and not self._has_no_answer
 
     def raise_epoch(self, epoch: int) -> None:
         self.level.epoch = epoch
@@ -117,26 +119,29 @@ class Runner:
 
     # --- steps
 
-    def pump(self) -> None:
-        """Do what the level wants now, and ask again in time. A mistake of ours, or of the engine, stops
-        no level: it is told, and tried again."""
+    def run_steps(self) -> None:
+        """Do the next step of the level, and call this again when the one after it is due.
+
+        An error of ours or of the engine stops no level: it is logged, and the step is retried.
+        """
         if not self.running:
             return
         try:
-            self._do()
+            self._do_step()
         except Exception as error:
-            self._wrong(error)
+            self._on_step_failed(error)
 
-    def _wrong(self, error: Exception) -> None:
+    def _on_step_failed(self, error: Exception) -> None:
         log.error("delay level %d: a step failed", self.number, exc_info=error)
-        self._context.counts.failed("step", error)
+        self._context.counts.count_failure("step", error)
         if self.level.state is LevelState.FIRING:
-            self._context.unsure()  # nobody knows how far it came
+            self._has_no_answer = True  # how far the fire came is uncertain, and nothing will say so
+            self._context.reacquire()
             return
         self.level.failed(self._context.clock.monotonic())
-        self._alarm.once(LOOK_S, self.pump)
+        self._alarm.once(CHECK_INTERVAL_S, self.run_steps)
 
-    def _do(self) -> None:
+    def _do_step(self) -> None:
         context, now = self._context, self._context.clock.monotonic()
         clock_ms = context.backend.clock_ms()
         step = self.level.step(clock_ms, now)
@@ -147,39 +152,39 @@ class Runner:
         elif isinstance(step, FireRun):
             self._fire(step)
         elif isinstance(step, SleepUntil):
-            self._alarm.once(min((step.due_ms - clock_ms) / 1e3, LOOK_S), self.pump)
+            self._alarm.once(min((step.due_ms - clock_ms) / 1e3, CHECK_INTERVAL_S), self.run_steps)
         elif isinstance(step, PauseUntil):
-            self._alarm.once(step.at_s - now, self.pump)
+            self._alarm.once(step.at_s - now, self.run_steps)
 
     # --- reading and waiting
 
-    def _on_read(self, read: QueueRead) -> None:
+    def _on_read(self, read: ReadAnswer) -> None:
         level, counts = self.level, self._context.counts
         records = read.records()
         if read.expected > len(records):
-            counts.lost(self.number, "missing", read.expected - len(records))
+            counts.count_lost(self.number, "missing", read.expected - len(records))
         if read.error is not None:
-            self._failed("read", read.error)
+            self._pause_after("read", read.error)
         elif read.oldest is not None:
             lost = level.moved_on(read.oldest)
-            counts.lost(self.number, "expired", lost)
+            counts.count_lost(self.number, "expired", lost)
             log.error("delayed messages are gone from the log", extra={"level": self.number, "count": lost})
         elif read.at_end:
             level.at_end(read.next_offset)
             counts.pending[self.number].value = 0
         else:
             level.read(records, read.next_offset, self._context.backend.clock_ms())
-        self.pump()
+        self.run_steps()
 
     def _on_data(self, arrived: bool, error: Exception | None) -> None:
         if error is not None:
-            self._failed("wait", error)
+            self._pause_after("wait", error)
         else:
             self.level.waited(arrived)
-        self.pump()
+        self.run_steps()
 
-    def _failed(self, what: str, error: Exception) -> None:
-        self._context.counts.failed(what, error)
+    def _pause_after(self, what: str, error: Exception) -> None:
+        self._context.counts.count_failure(what, error)
         self.level.failed(self._context.clock.monotonic())
         log.warning(
             "delay level held up, tried again",
@@ -196,36 +201,36 @@ class Runner:
         wall_ms = context.clock.wall_ms()
         records = [record_of(one, wall_ms, context.levels) for one in fire.fires]
 
-        def ended(error: Exception | None) -> None:
-            self._fire_ended(fire, epoch, error)
+        def on_done(error: Exception | None) -> None:
+            self._on_fire_done(fire, epoch, error)
 
-        commit_due(context.backend, dead_topic, records, (progress,), deadline, ended)
+        commit_due(context.backend, dead_topic, records, (progress,), deadline, on_done)
 
-    def _fire_ended(self, fire: FireRun, epoch: int, error: Exception | None) -> None:
+    def _on_fire_done(self, fire: FireRun, epoch: int, error: Exception | None) -> None:
         context = self._context
         if error is None:
-            context.counts.fired(self.number, fire.fires, context.backend.clock_ms())
+            context.counts.count_fired(self.number, fire.fires, context.backend.clock_ms())
             self.level.fired(fire)
         elif self.running:
-            self._not_fired(fire, epoch, error)
+            self._on_not_fired(fire, epoch, error)
         else:
             self.level.failed(context.clock.monotonic())
         if self._on_idle is not None:
             self._on_idle()
-        self.pump()
+        self.run_steps()
 
-    def _not_fired(self, fire: FireRun, epoch: int, error: Exception) -> None:
+    def _on_not_fired(self, fire: FireRun, epoch: int, error: Exception) -> None:
         context, now = self._context, self._context.clock.monotonic()
-        how = failed_how(error, epoch < self.level.epoch, (CallerError,))
-        if how is Failed.NOT_NOW and isinstance(error, FencedError):
+        how = classify_failure(error, epoch < self.level.epoch, (CallerError,))
+        if how is CommitFailure.RETRY and isinstance(error, FencedError):
             self.level.failed(now)  # it was granted to us anew meanwhile
-        elif how is Failed.NOT_NOW:
-            self._failed("fire", error)
+        elif how is CommitFailure.RETRY:
+            self._pause_after("fire", error)
         else:
-            context.counts.failed("fire", error)
-            if how is Failed.IN_DOUBT:
+            context.counts.count_failure("fire", error)
+            if how is CommitFailure.CLAIM_UNCERTAIN:
                 facts = {"level": self.number, "error": str(error)}
                 log.warning("a delay level's claim is renewed", extra=facts)
-                context.unsure()
+                context.reacquire()
             else:
                 self.level.refused(fire, topic_gone=isinstance(error, UnknownTopicError), now_s=now)

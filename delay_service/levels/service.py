@@ -1,14 +1,14 @@
 """LevelService: the delay levels that this process holds, at work.
 
-It makes SCHEDULE_TOPIC, joins the levels' group (so that several processes share the levels, each level with
-one owner), loads each level's progress and has a Runner do what its clockwork says. Nothing but a
-look at how late they are runs by the second: a level whose head is not due sleeps until then, an empty one
-waits for data. Rules:
-* A message is fired and finished in one commit, never before the store's clock has its due time.
-* When nobody knows what became of a commit, the group is left and joined again: the new epoch keeps the old
-  commit out, or the progress that is then read has it.
-* A level that holds a message looks at the clock each LOOK_S, so that steps of it and a laptop's sleep are
-  noticed; nothing is read for that.
+It creates SCHEDULE_TOPIC, joins the levels' group (so that several processes share the levels, each level
+with one owner), loads each level's progress and has a LevelRunner do the steps of its clockwork. Only a check
+of how late they are runs every second: a level whose head is not due sleeps until then, an empty one waits
+for data. Rules:
+* A message is fired and finished in one commit, never before its due time on the store's clock.
+* When the outcome of a commit is uncertain, the service leaves the group and joins again: the new epoch
+  fences the old commit, or the progress that is then read has it.
+* A level that holds a message checks the clock every CHECK_INTERVAL_S, so that steps of it and a laptop's
+  sleep are noticed; nothing is read for that.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from delay_service.core.level import Level, LevelLimits, LevelState
 from delay_service.core.level_targets import Targets
 from delay_service.due.backend import target_topic
 from delay_service.due.service import Alarm, DueService, hub_alarm
-from delay_service.levels.runner import LevelCounts, LevelsContext, Runner
+from delay_service.levels.runner import LevelCounts, LevelRunner, LevelsContext
 
 log = logging.getLogger("ddmq.delay")
-TRIM_LOOKS = 30  # looks between two times that the log is told what nobody needs any more
+TRIM_CHECKS = 30  # looks between two times that the log is told what nobody needs any more
 
 
-class LevelService(DueService[Runner]):
+class LevelService(DueService[LevelRunner]):
     """The levels of one process, at work. `started` succeeds when it takes part for the first time."""
 
     _counts: LevelCounts
@@ -46,12 +46,12 @@ class LevelService(DueService[Runner]):
         metrics: Registry,
         clock: Clock,
         alarms: Callable[[], Alarm] = hub_alarm,
-        look_alarm: Alarm | None = None,
+        check_alarm: Alarm | None = None,
     ) -> None:
         counts, join = LevelCounts(metrics), Join(LEVELS_GROUP, SCHEDULE_TOPIC)
-        look_alarm = look_alarm or hub_alarm()
+        check_alarm = check_alarm or hub_alarm()
         super().__init__(
-            "level scheduler", backend, config, clock, counts, join, alarms(), look_alarm, load=True
+            "level scheduler", backend, config, clock, counts, join, alarms(), check_alarm, load=True
         )
         self._alarms = alarms
         self._context = LevelsContext(backend, config, config.table, clock, counts, self.reacquire)
@@ -59,16 +59,16 @@ class LevelService(DueService[Runner]):
             config.fire_count_max, config.fire_bytes_max, config.pause_ms_min / 1e3, config.pause_ms_max / 1e3
         )
         self._targets = Targets(partial(target_topic, backend), config.refused_ms / 1e3)
-        self._looks = 0
+        self._checks = 0
 
     # --- start and end
 
     @property
     def held(self) -> int:
-        """How many levels this process holds."""
+        """Return how many levels this process owns."""
         return len(self._owned)
 
-    def _queues(self) -> int:
+    def _queue_count(self) -> int:
         return len(self._config.table)
 
     def acquire(self) -> None:
@@ -78,11 +78,11 @@ class LevelService(DueService[Runner]):
 
     def trouble(self, doing: str, error: Exception) -> None:
         if doing == "join":
-            self._not_started(error)
+            self._on_start_failed(error)
             return
-        self._counts.failed("load", error)
+        self._counts.count_failure("load", error)
         log.warning("progress of the delay levels not read", extra={"error": str(error)})
-        self._try_again()
+        self._start_later()
 
     # --- QueueOwner
 
@@ -90,10 +90,10 @@ class LevelService(DueService[Runner]):
         """Start firing a level where its progress ends."""
         position = bounds.min if view.committed is None else view.committed
         level = Level(queue, position, epoch, view.generation, self._limits, self._targets)
-        runner = Runner(self._context, level, self._alarms())
+        runner = LevelRunner(self._context, level, self._alarms())
         self._begin_work(runner)
         self._counts.pending[runner.number].value = max(bounds.next - position, 0)
-        runner.pump()
+        runner.run_steps()
 
     def _on_owned_changed(self, queue: QueueRef) -> None:
         self._counts.held.value = len(self._owned)
@@ -102,29 +102,29 @@ class LevelService(DueService[Runner]):
 
     # --- looking
 
-    def _look_now(self) -> None:
+    def _check_work(self) -> None:
         levels = {runner.number: runner.level for runner in self._owned.values()}
-        known = {number: level.first_due_ms for number, level in levels.items() if level.knows_head}
-        unknown = {*levels, *(queue.queue_id + 1 for queue in self._claims.loading)} - known.keys()
-        self._counts.overdue(known, unknown, self._claims.joined, self._backend.clock_ms())
+        due_by_level = {number: level.first_due_ms for number, level in levels.items() if level.knows_head}
+        unread = {*levels, *(queue.queue_id + 1 for queue in self._claims.loading)} - due_by_level.keys()
+        self._counts.report_overdue(due_by_level, unread, self._claims.joined, self._backend.clock_ms())
         self._count_pending()
-        self._looks += 1
-        if self._looks % TRIM_LOOKS == 0:
+        self._checks += 1
+        if self._checks % TRIM_CHECKS == 0:
             for queue, runner in self._owned.items():
                 self._backend.trim(queue, runner.level.position)
 
     def _count_pending(self) -> None:
-        """Levels that wait for data are known to be empty."""
+        """Count the waiting messages of each level; levels that wait for data are empty."""
         runners = self._owned.items()
         queues = [queue for queue, runner in runners if runner.level.state is not LevelState.WAITING]
 
-        def known(answer: Completion[list[Bounds | None]]) -> None:
+        def on_bounds(answer: Completion[list[Bounds | None]]) -> None:
             if answer.error is None:
                 for queue, bounds in zip(queues, answer.value, strict=True):
                     runner = self._owned.get(queue)
                     if runner is not None and bounds is not None:
-                        left = max(bounds.next - runner.level.position, 0)
-                        self._counts.pending[runner.number].value = left
+                        pending = max(bounds.next - runner.level.position, 0)
+                        self._counts.pending[runner.number].value = pending
 
         if queues:
-            self._backend.bounds(queues).then(known)
+            self._backend.bounds(queues).then(on_bounds)

@@ -68,25 +68,25 @@ class CopyLock:
         return None
 
     def release(self) -> None:
-        """Let others in."""
+        """Release the copy to other processes."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
 
 def copy_name(shard: int, epoch: int, revision: int = 0) -> str:
-    """The folder's name."""
+    """Return the name of a copy's folder."""
     return f"{shard}-{epoch:012d}-{revision:03d}"
 
 
 def copies_of(folder: Path, shard: int) -> list[Copy]:
-    """Finished copies, oldest first."""
-    found = []
+    """Return the finished copies of a shard, oldest first."""
+    copies = []
     for name in os.listdir(folder):
         match = _NAME.fullmatch(name)
         if match and int(match[1]) == shard:
-            found.append(Copy(int(match[2]), int(match[3]), folder / name))
-    return sorted(found)
+            copies.append(Copy(int(match[2]), int(match[3]), folder / name))
+    return sorted(copies)
 
 
 def has_copies(folder: Path) -> bool:
@@ -94,7 +94,7 @@ def has_copies(folder: Path) -> bool:
     return folder.is_dir() and any(_NAME.fullmatch(name) for name in os.listdir(folder))
 
 
-def sweep(folder: Path, shard: int, newest: Path) -> None:
+def sweep_copies(folder: Path, shard: int, newest: Path) -> None:
     """Remove what nobody needs: copies other than `newest`, and what was not finished, unless held."""
     for name in os.listdir(folder):
         path = folder / name
@@ -113,11 +113,11 @@ def sweep(folder: Path, shard: int, newest: Path) -> None:
 
 def _remove(path: Path) -> None:
     """Renamed first, so that what is half removed is never taken for a copy."""
-    gone = path if path.name.endswith(GONE) else path.with_name(path.name + GONE)
-    if gone != path:
-        shutil.rmtree(gone, ignore_errors=True)
-        path.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
+    removed_path = path if path.name.endswith(GONE) else path.with_name(path.name + GONE)
+    if removed_path != path:
+        shutil.rmtree(removed_path, ignore_errors=True)
+        path.rename(removed_path)
+    shutil.rmtree(removed_path, ignore_errors=True)
 
 
 def make_folder(folder: Path) -> None:
@@ -131,10 +131,10 @@ def make_folder(folder: Path) -> None:
 def new_folder(path: Path) -> tuple[Path, CopyLock]:
     """An empty unfinished copy that is to become `path`, and its lock."""
     making = path.with_name(path.name + MAKING)
-    held = CopyLock.try_take(making) if making.exists() else None
-    if held is not None:
+    stale_lock = CopyLock.try_take(making) if making.exists() else None
+    if stale_lock is not None:
         _remove(making)
-        held.release()
+        stale_lock.release()
     making.mkdir()
     lock = CopyLock.try_take(making)
     if lock is None:
@@ -142,7 +142,7 @@ def new_folder(path: Path) -> tuple[Path, CopyLock]:
     return making, lock
 
 
-def finish(making: Path, path: Path) -> None:
+def finish_copy(making: Path, path: Path) -> None:
     """Sync everything in it, then give it its name."""
     for file in files_in(making):
         sync_path(making / file)
@@ -158,10 +158,10 @@ def clone_files(source: Path, target: Path) -> None:
     """
     for _ in range(_TRIES):
         try:
-            before = _moment(source)
+            before = _file_sizes(source)
             for name in before:
                 _take_file(source / name, target / name)
-            if _moment(source) == before:
+            if _file_sizes(source) == before:
                 return
         except FileNotFoundError:
             pass  # its holder removed one meanwhile
@@ -173,7 +173,7 @@ def clone_files(source: Path, target: Path) -> None:
     )
 
 
-def _moment(folder: Path) -> dict[str, int]:
+def _file_sizes(folder: Path) -> dict[str, int]:
     """Files and sizes. The write-ahead log may grow; anything else that differs is another moment."""
     return {
         name: 0 if name.endswith(".log") else (folder / name).stat().st_size

@@ -1,4 +1,4 @@
-"""What stands next in the due order, in memory: what was read together with what was due before it.
+"""The next pairs of the due order, kept in memory: they were read together with the ones before them.
 
 Messages that are due every few milliseconds fire a few at a time. Were the due order searched anew for each
 slice, and again for the moment to wake at, most of the delay service's time would go into that: RocksDB's
@@ -26,36 +26,35 @@ class DueAhead:
 
     @property
     def end(self) -> bytes:
-        """What lives from here on is not known."""
+        """Return the key from which on nothing is known."""
         return self._end
 
-    def covers(self, key: bytes) -> bool:
-        """Is it known what lives there?"""
+    def covers_key(self, key: bytes) -> bool:
+        """Return whether the pairs at this key are known."""
         return self._start <= key < self._end
 
-    def hold(self, start: bytes, end: bytes, pairs: list[Pair]) -> None:
-        """A scan found that these, and no others, live in [start, end)."""
+    def hold_range(self, start: bytes, end: bytes, pairs: list[Pair]) -> None:
+        """Hold the result of a scan: these pairs, and no others, exist in [start, end)."""
         self._start, self._end, self._pairs = start, end, pairs
-        self._cut()
+        self._cut_to_bound()
 
-    def first(self, start: bytes) -> bytes | None:
+    def first_key(self, start: bytes) -> bytes | None:
         """The first key from `start` on, which it covers; None when all of them stand behind `end`."""
-        place = bisect_left(self._pairs, (start,))
-        return self._pairs[place][0] if place < len(self._pairs) else None
+        index = bisect_left(self._pairs, (start,))
+        return self._pairs[index][0] if index < len(self._pairs) else None
 
-    def take(self, start: bytes, end: bytes, limit: int) -> list[Pair]:
-        """What lives in [start, end), from a `start` on that it covers, as far as it is known; at most
-        `limit`. What stands up to there is not held any more."""
-        first = bisect_left(self._pairs, (start,))
-        last = min(bisect_left(self._pairs, (end,), first), first + limit)
-        found = self._pairs[first:last]
-        if found:
+    def take_range(self, start: bytes, end: bytes, limit: int) -> list[Pair]:
+        """Remove and return at most `limit` known pairs in [start, end); `start` must be covered."""
+        first_key = bisect_left(self._pairs, (start,))
+        last = min(bisect_left(self._pairs, (end,), first_key), first_key + limit)
+        pairs = self._pairs[first_key:last]
+        if pairs:
             del self._pairs[:last]
-            self._start = found[-1][0] + b"\0"
-        return found
+            self._start = pairs[-1][0] + b"\0"
+        return pairs
 
     def add(self, pairs: list[Pair]) -> None:
-        """These live from now on."""
+        """Add pairs that were written."""
         fresh = [pair for pair in pairs if self._start <= pair[0] < self._end]
         if len(fresh) <= PAIRS_MAX:
             for pair in fresh:
@@ -63,22 +62,22 @@ class DueAhead:
         else:
             self._pairs = sorted(self._pairs + fresh)
         if fresh:
-            self._cut()
+            self._cut_to_bound()
 
     def remove(self, keys: list[bytes]) -> None:
-        """These are gone."""
+        """Drop pairs that were deleted."""
         for key in keys:
             if self._start <= key < self._end:
-                place = bisect_left(self._pairs, (key,))
-                if place < len(self._pairs) and self._pairs[place][0] == key:
-                    del self._pairs[place]
+                index = bisect_left(self._pairs, (key,))
+                if index < len(self._pairs) and self._pairs[index][0] == key:
+                    del self._pairs[index]
 
-    def _cut(self) -> None:
-        """Hold no more than allowed: of what is behind that nothing is known."""
-        left = BYTES_MAX
-        for place, (_, value) in enumerate(self._pairs):
-            if place == PAIRS_MAX or left <= 0:
-                self._end = self._pairs[place][0]
-                del self._pairs[place:]
+    def _cut_to_bound(self) -> None:
+        """Drop the pairs behind the bounds; `end` moves to the first of them."""
+        bytes_left = BYTES_MAX
+        for index, (_, value) in enumerate(self._pairs):
+            if index == PAIRS_MAX or bytes_left <= 0:
+                self._end = self._pairs[index][0]
+                del self._pairs[index:]
                 return
-            left -= len(value)
+            bytes_left -= len(value)

@@ -1,4 +1,4 @@
-"""What stands in the delay store: its keys and values as bytes (docs/formats-delay.md has the tables).
+"""The keys and values of the delay store as bytes (docs/formats-delay.md has the tables).
 
 A key is one byte for the kind, then what sorts, big-endian and of fixed width; every kind's keys stand in
 [prefix, prefix + 1). A value is a version byte, then the content; RocksDB keeps a checksum per block.
@@ -38,28 +38,28 @@ _KINDS = {int(kind): kind for kind in IdKind}
 # --- keys
 
 
-def after(prefix: bytes) -> bytes:
-    """The end of a prefix's range."""
+def range_end(prefix: bytes) -> bytes:
+    """Return the end of a prefix's range."""
     return prefix[:-1] + bytes((prefix[-1] + 1,))
 
 
 DUE_END, ID_END, FORGET_END, ASIDE_END, COUNT_END, META_END = map(
-    after, (DUE, ID, FORGET, ASIDE, COUNT, META)
+    range_end, (DUE, ID, FORGET, ASIDE, COUNT, META)
 )
 
 
 def due_key(due_ms: int, offset: int) -> bytes:
-    """`d`, due time, offset."""
+    """Return the key `d`, due time, offset."""
     return _pack_due(DUE, due_ms, offset)
 
 
 def due_keys(messages: list[Pending]) -> list[bytes]:
-    """Of many messages."""
+    """Return the `d` keys of many messages."""
     return [_pack_due(DUE, message[0], message[1]) for message in messages]
 
 
 def read_due(key: bytes) -> DueKey:
-    """Of a `d` or `w` key."""
+    """Parse the due time and offset of a `d` or `w` key."""
     return DueKey(*_DUE_TAIL.unpack_from(key, len(key) - _DUE_TAIL.size))
 
 
@@ -69,17 +69,17 @@ def just_after(key: DueKey) -> bytes:
 
 
 def aside_prefix(topic: str) -> bytes:
-    """`w`, topic, 0: a topic's messages that are put aside."""
+    """Return the prefix `w`, topic, 0 of a topic's deferred messages."""
     return b"%b%b\0" % (ASIDE, topic.encode())
 
 
 def aside_key(topic: str, due_ms: int, offset: int) -> bytes:
-    """`w`, topic, 0, due time, offset."""
+    """Return the key `w`, topic, 0, due time, offset."""
     return aside_prefix(topic) + _DUE_TAIL.pack(due_ms, offset)
 
 
 def forget_key(moment_ms: int, uuid: bytes) -> bytes:
-    """`x`, moment, uuid."""
+    """Return the key `x`, moment, uuid."""
     return _FORGET.pack(FORGET, moment_ms, uuid)
 
 
@@ -98,9 +98,9 @@ def encode_pending(message: Pending) -> bytes:
 
 
 def decode_pending(value: bytes) -> Pending:
-    """Raises DamagedError."""
+    """Parse a pending message. Raises DamagedError."""
     if value[:1] != _PREFIX:
-        raise _foreign("pending message", value)
+        raise _unreadable_value("pending message", value)
     try:
         return _decode(value[1:])
     except msgspec.DecodeError as error:
@@ -126,9 +126,9 @@ def encode_state(state: IdState) -> bytes:
 
 
 def decode_state(value: bytes) -> IdState:
-    """Raises DamagedError."""
+    """Parse the state of an id. Raises DamagedError."""
     if value[:1] != _PREFIX:
-        raise _foreign("state of an id", value)
+        raise _unreadable_value("state of an id", value)
     try:
         _, kind, at_ms, offset, forget_ms = _STATE.unpack(value)
         return IdState(_KINDS[kind], at_ms, offset, forget_ms)
@@ -147,12 +147,12 @@ def decode_count(value: bytes) -> tuple[int, int, int]:
         _, pending, aside = _COUNT_1.unpack(value)
         return pending, aside, 0
     if value[:1] != bytes((_COUNT_VERSION,)) or len(value) != _COUNT.size:
-        raise _foreign("count of a topic", value, _COUNT_VERSION)
+        raise _unreadable_value("count of a topic", value, _COUNT_VERSION)
     _, pending, aside, pending_bytes = _COUNT.unpack(value)
     return pending, aside, pending_bytes
 
 
-def _foreign(what: str, value: bytes, version: int = VERSION) -> DamagedError | NewerFormatError:
+def _unreadable_value(what: str, value: bytes, version: int = VERSION) -> DamagedError | NewerFormatError:
     """Its block had the right checksum: a higher version is no damage, and must not be left out as such."""
     if value[:1] > bytes((version,)):
         return newer_format(f"a {what} in the delay store", value[0], version)

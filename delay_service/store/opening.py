@@ -24,11 +24,11 @@ from delay_service.store.copies import (
     clone_files,
     copies_of,
     copy_name,
-    finish,
+    finish_copy,
     has_copies,
     make_folder,
     new_folder,
-    sweep,
+    sweep_copies,
     sync_path,
 )
 from delay_service.store.port import DelayStore, StoreOpener
@@ -39,7 +39,7 @@ from delay_service.store.salvage import (
     damage_mark,
     leave_out_gaps,
     mark_damaged,
-    salvage,
+    salvage_store,
 )
 from delay_service.store.writing import own_key
 
@@ -61,27 +61,29 @@ def stores_in(folder: Path, shards: int) -> StoreOpener:
         block_cache_bytes=CACHE_BYTES // shards,
     )
 
-    def opened(queue: QueueRef, epoch: int) -> DelayStore:
+    def open_shard(queue: QueueRef, epoch: int) -> DelayStore:
         return open_store(folder, queue.queue_id, epoch, options)
 
-    return opened
+    return open_shard
 
 
 def standby_stores_in(folder: Path, shards: int) -> Callable[[QueueRef], DelayStore]:
-    """The same for who owns no shard: the newest store that is there, or an empty one of no owner. Raises
-    CallerError while a living process uses it."""
+    """Return an opener for standbys: of the newest store in `folder`, or of an empty one without an owner.
+
+    The opener raises CallerError while a living process uses that store.
+    """
     opener = stores_in(folder, shards)
 
-    def opened(queue: QueueRef) -> DelayStore:
-        known = copies_of(folder, queue.queue_id) if folder.is_dir() else []
-        lock = CopyLock.try_take(known[-1].path) if known else None
-        if known and lock is None:
-            raise CallerError(f"{known[-1].path} is in use by another process")
+    def open_standby(queue: QueueRef) -> DelayStore:
+        copies = copies_of(folder, queue.queue_id) if folder.is_dir() else []
+        lock = CopyLock.try_take(copies[-1].path) if copies else None
+        if copies and lock is None:
+            raise CallerError(f"{copies[-1].path} is in use by another process")
         if lock is not None:
             lock.release()
-        return opener(queue, known[-1].epoch if known else 0)
+        return opener(queue, copies[-1].epoch if copies else 0)
 
-    return opened
+    return open_standby
 
 
 def keep_to(folder: Path, usual: Path, note: Path) -> None:
@@ -91,16 +93,17 @@ def keep_to(folder: Path, usual: Path, note: Path) -> None:
     `usual`: where they are unless the file `note` names another folder; it does so as long as one is in use.
     Raises ConfigError, and OSError when the disk fails.
     """
-    known = Path(note.read_text(encoding="utf-8")) if note.exists() else usual
-    if has_copies(known) and not (folder.is_dir() and known.samefile(folder)):
+    known_folder = Path(note.read_text(encoding="utf-8")) if note.exists() else usual
+    if has_copies(known_folder) and not (folder.is_dir() and known_folder.samefile(folder)):
         if not has_copies(folder):
             copied = f"; if this is a copy of another's log, delete {note}" if note.exists() else ""
             raise ConfigError(
-                f"the delay stores of this log are in {known.absolute()}, and {folder.absolute()} has none:"
+                f"the delay stores of this log are in {known_folder.absolute()},"
+                f" and {folder.absolute()} has none:"
                 " set dir in delay_service.yaml to where they are, or move them, there or away, while no"
                 f" service runs{copied}"
             )
-        log.warning("delay stores in two folders", extra={"taken": str(folder), "left": str(known)})
+        log.warning("delay stores in two folders", extra={"taken": str(folder), "left": str(known_folder)})
     if folder.absolute() == usual.absolute():
         note.unlink(missing_ok=True)
         return
@@ -120,7 +123,7 @@ def open_store(folder: Path, shard: int, epoch: int, options: RocksOptions | Non
     options = options or RocksOptions()
     try:
         make_folder(folder)
-        copy, lock = _claim(folder, shard, epoch)
+        copy, lock = _claim_copy(folder, shard, epoch)
         try:
             return _open(folder, shard, copy, lock, options)
         except BaseException:
@@ -139,55 +142,55 @@ def restore(source: Path, folder: Path, shard: int) -> None:
             raise CallerError(f"{folder} has a store of shard {shard} already: restore into an empty folder")
         if not (source / "CURRENT").is_file():
             raise CallerError(f"{source} is no copy of a delay store: it has no file CURRENT")
-        _copied(source, folder / copy_name(shard, 0))
+        _copy_store(source, folder / copy_name(shard, 0))
     except OSError as error:
         raise StorageError(f"cannot restore {source} into {folder}: {error}") from error
 
 
-def _copied(source: Path, target: Path) -> None:
+def _copy_store(source: Path, target: Path) -> None:
     making, lock = new_folder(target)
     try:
         for file in source.iterdir():
             if file.is_file() and file.name not in ("LOCK", "copy.lock"):
                 shutil.copyfile(file, making / file.name)
-        finish(making, target)
+        finish_copy(making, target)
     finally:
         lock.release()
 
 
-def _claim(folder: Path, shard: int, epoch: int) -> tuple[Copy, CopyLock]:
-    """A copy of this epoch, and the right to use it."""
+def _claim_copy(folder: Path, shard: int, epoch: int) -> tuple[Copy, CopyLock]:
+    """Return a copy of this epoch, and the lock on it."""
     for _ in range(_TRIES):
-        known = copies_of(folder, shard)
+        copies = copies_of(folder, shard)
         target = folder / copy_name(shard, epoch)
-        if not known:
-            return _fresh(target, epoch)
-        newest = known[-1]
+        if not copies:
+            return _new_copy(target, epoch)
+        newest = copies[-1]
         if newest.epoch > epoch:
             raise FencedError(
                 f"delay shard {shard} belongs to epoch {newest.epoch} by now, this owner has {epoch}"
             )
         lock = CopyLock.try_take(newest.path)
         if lock is not None:
-            return _taken_over(newest, target, epoch, lock), lock
+            return _take_over(newest, target, epoch, lock), lock
         if newest.path.exists():
             if newest.epoch == epoch:
                 raise CallerError(f"delay shard {shard} is open already under epoch {epoch}")
-            return _cloned(newest, target, epoch)
+            return _clone_copy(newest, target, epoch)
     raise StorageError(f"copies of delay shard {shard} in {folder} come and go: who else opens it?")
 
 
-def _fresh(target: Path, epoch: int) -> tuple[Copy, CopyLock]:
+def _new_copy(target: Path, epoch: int) -> tuple[Copy, CopyLock]:
     making, lock = new_folder(target)
     try:
-        finish(making, target)
+        finish_copy(making, target)
     except BaseException:
         lock.release()
         raise
     return Copy(epoch, 0, target), lock
 
 
-def _taken_over(newest: Copy, target: Path, epoch: int, lock: CopyLock) -> Copy:
+def _take_over(newest: Copy, target: Path, epoch: int, lock: CopyLock) -> Copy:
     if newest.epoch == epoch:
         return newest
     try:
@@ -199,11 +202,11 @@ def _taken_over(newest: Copy, target: Path, epoch: int, lock: CopyLock) -> Copy:
     return Copy(epoch, 0, target)
 
 
-def _cloned(newest: Copy, target: Path, epoch: int) -> tuple[Copy, CopyLock]:
+def _clone_copy(newest: Copy, target: Path, epoch: int) -> tuple[Copy, CopyLock]:
     making, lock = new_folder(target)
     try:
         clone_files(newest.path, making)
-        finish(making, target)
+        finish_copy(making, target)
     except BaseException:
         shutil.rmtree(making, ignore_errors=True)
         lock.release()
@@ -212,44 +215,44 @@ def _cloned(newest: Copy, target: Path, epoch: int) -> tuple[Copy, CopyLock]:
 
 
 def _open(folder: Path, shard: int, copy: Copy, lock: CopyLock, options: RocksOptions) -> RocksStore:
-    """As it is; or without the end of its write-ahead log; or what can be read of it."""
+    """Open a copy: whole, without the damaged end of its write-ahead log, or salvaged."""
     reason = damage_mark(copy.path)
     if reason is None:
-        if gone := leave_out_gaps(copy.path):
+        if left_out := leave_out_gaps(copy.path):
             log.warning(
                 "delay shard %d: a power loss left a gap in the write-ahead log of %s: %d files behind it are"
-                " left out (%s keeps them), commands in them are taken in again", shard, copy.path, *gone,
+                " left out (%s keeps them), commands in them are taken in again", shard, copy.path, *left_out,
             )  # fmt: skip
         try:
-            return _opened(folder, shard, copy, lock, options, None)
+            return _open_database(folder, shard, copy, lock, options, None)
         except DamagedError as error:
             reason = str(error)
         damage = None if only_torn(copy.path, options) else cut_log(copy.path, reason)
         try:
-            return _opened(folder, shard, copy, lock, options, damage, WalRecovery.PREFIX)
+            return _open_database(folder, shard, copy, lock, options, damage, WalRecovery.PREFIX)
         except DamagedError:
             mark_damaged(copy.path, reason)
-    store = _salvaged(folder, shard, copy, reason, options)
+    store = _salvage_copy(folder, shard, copy, reason, options)
     lock.release()
     return store
 
 
-def _salvaged(folder: Path, shard: int, copy: Copy, reason: str, options: RocksOptions) -> RocksStore:
+def _salvage_copy(folder: Path, shard: int, copy: Copy, reason: str, options: RocksOptions) -> RocksStore:
     path = folder / copy_name(shard, copy.epoch, copy.revision + 1)
     making, lock = new_folder(path)
     try:
-        damage = salvage(copy.path, making, reason, options)
-        finish(making, path)
+        damage = salvage_store(copy.path, making, reason, options)
+        finish_copy(making, path)
         copy.path.rename(copy.path.with_name(copy.path.name + DAMAGED))
         sync_path(folder)
         newer = Copy(copy.epoch, copy.revision + 1, path)
-        return _opened(folder, shard, newer, lock, options, damage.moved(path))
+        return _open_database(folder, shard, newer, lock, options, damage.moved_to(path))
     except BaseException:
         lock.release()
         raise
 
 
-def _opened(
+def _open_database(
     folder: Path,
     shard: int,
     copy: Copy,
@@ -266,11 +269,11 @@ def _opened(
         batch.put(own_key(".shard"), b"%d" % shard)
         batch.put(own_key(".epoch"), b"%d" % copy.epoch)
         database.write(batch)
-        store = RocksStore(database, lock.release, lambda: sweep(folder, shard, copy.path), damage)
+        store = RocksStore(database, lock.release, lambda: sweep_copies(folder, shard, copy.path), damage)
     except BaseException:
         database.close()
         raise
-    sweep(folder, shard, copy.path)
+    sweep_copies(folder, shard, copy.path)
     if damage is not None:
         log.error("the store of delay shard %d was damaged: %s", shard, damage)
     return store

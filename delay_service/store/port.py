@@ -5,7 +5,8 @@ Rules every implementation keeps (one contract suite runs against the memory twi
   only after `flush`. Both may block: `write` a little (RocksDB holds the interpreter while it copies),
   `flush` for a sync, so it belongs into a native thread; `flush` is safe there while the hub goes on.
 * Everything is ordered by (due_ms, offset); offsets are those of the inner topic, so they are unique.
-* Who begins something asks `has_room` first and waits with a timer: a `write` without room holds its thread.
+* Who begins something asks `has_capacity` first and waits with a timer: a `write` without room holds its
+  thread.
 * A batch of a thousand messages is the unit to aim at; nothing here is called once per message in a storm.
 * Space of what was removed is given back (whole ranges are deleted behind what is due); `tidy` does it.
 * `added` names keys that are not there, `removed`, `deferred` and `undeferred` keys that are there: counts
@@ -41,13 +42,13 @@ _REPEATS = (
 
 
 class DueKey(NamedTuple):
-    """Where a pending message stands."""
+    """The position of a pending message in the due order."""
 
     due_ms: int
     offset: int
 
     def before(self) -> DueKey | None:
-        """The greatest place in front of it; None: the beginning."""
+        """Return the greatest key before this one; None at the beginning."""
         if self.offset > 0:
             return DueKey(self.due_ms, self.offset - 1)
         return DueKey(self.due_ms - 1, OFFSET_END) if self.due_ms > 0 else None
@@ -89,7 +90,7 @@ class Scan(NamedTuple):
 
 
 class IdKind(IntEnum):
-    """What is known of an id."""
+    """The kind of an id's state."""
 
     PENDING = 1
     FIRED = 2
@@ -134,14 +135,14 @@ class DelayStore(ABC):
     def write(self, changes: StoreChanges) -> None:
         """Apply a batch. Raises StorageError; then nothing of it is applied."""
 
-    def has_room(self, growing: bool) -> bool:
+    def has_capacity(self, growing: bool) -> bool:
         """Whether new work may begin; False while a `write` might wait for the disk. `growing`: work that
         makes the store larger, which has to wait sooner than what empties it. Raises StorageError."""
         return True
 
     @abstractmethod
     def flush(self) -> None:
-        """Everything written so far is durable when it returns. Raises StorageError."""
+        """Make everything written so far durable. Raises StorageError."""
 
     @abstractmethod
     def due(self, until_ms: int, limit: int, bytes_max: int, after: DueKey | None = None) -> list[Pending]:
@@ -157,7 +158,7 @@ class DelayStore(ABC):
 
     @abstractmethod
     def ids(self, uuids: Sequence[bytes]) -> list[IdState | None]:
-        """What is known of each id."""
+        """Return the state of each id, None for unknown ones."""
 
     @abstractmethod
     def forgettable(self, now_ms: int, limit: int) -> list[bytes]:
@@ -168,11 +169,11 @@ class DelayStore(ABC):
         """Ids behind `after` (b"": from the first) in their order, whatever their state. Empty: no more."""
 
     @abstractmethod
-    def put_aside(self, topic: str, limit: int) -> list[Pending]:
+    def read_deferred(self, topic: str, limit: int) -> list[Pending]:
         """The earliest messages of `topic` that are put aside."""
 
     @abstractmethod
-    def topics_put_aside(self) -> list[str]:
+    def deferred_topics(self) -> list[str]:
         """Topics with messages put aside."""
 
     @abstractmethod
@@ -185,7 +186,7 @@ class DelayStore(ABC):
 
     @abstractmethod
     def sizes(self) -> Mapping[str, int]:
-        """Their bytes per topic, from memory, as `weight` counts them."""
+        """Their bytes per topic, from memory, as `weigh_message` counts them."""
 
     @abstractmethod
     def meta(self, name: str) -> bytes | None:
@@ -209,8 +210,8 @@ StoreOpener = Callable[[QueueRef, int], DelayStore]
 """Opens the store of a shard for the owner with this epoch; blocks. Raises StorageError."""
 
 
-def weight(message: Pending) -> int:
-    """How many bytes a pending message counts towards its topic's bound.
+def weigh_message(message: Pending) -> int:
+    """Return how many bytes a pending message counts towards its topic's bound.
 
     One that repeats is written again and again: it counts once for each delivery of a day, so that one bound
     holds what waits and what endless schedules write. Equal records weigh the same whenever they are asked.
@@ -225,23 +226,23 @@ def weight(message: Pending) -> int:
 
 
 def deliveries_a_day(command: DelayCommand) -> int:
-    """At most so many, and at least one; of a cron by its shortest distance."""
+    """Return an upper bound of the deliveries a day, at least one; of a cron by its shortest distance."""
     schedule = command.schedule
     if command.kind == LOOP:
-        return _within(86_400 // max(command.interval_s, 1) + 1, command.times)
+        return _capped(86_400 // max(command.interval_s, 1) + 1, command.times)
     if command.kind == EXPONENTIAL:
-        return _within(_DAY_MS.bit_length(), command.times)
+        return _capped(_DAY_MS.bit_length(), command.times)
     if schedule is None:
         return 1
     series = 1
     if schedule.repeat:
         most = schedule.repeat + 1 if schedule.repeat > 0 else 0
-        series = _within(_DAY_MS // max(schedule.period_ms, 1) + 1, most)
+        series = _capped(_DAY_MS // max(schedule.period_ms, 1) + 1, most)
     if schedule.cron:
         series *= _DAY_MS // Cron.of(schedule.cron, schedule.zone).gap_ms_min + 1
-    return _within(series, schedule.occurrences_max)
+    return _capped(series, schedule.occurrences_max)
 
 
-def _within(count: int, most: int) -> int:
-    """`most` 0: there is no end to them."""
+def _capped(count: int, most: int) -> int:
+    """Return `count`, at least 1 and at most `most`; `most` 0: without a bound."""
     return max(min(count, most) if most else count, 1)

@@ -51,40 +51,40 @@ class RocksStore(DelayStore):
         self._at_once = FIRST_CHUNK  # pairs of the due order: as many as fit when they are like the last
         self.damage = damage
         self._counts = PendingCounts()
-        with self._watched():
+        with self._guarded_calls():
             self._load()
 
     def _load(self) -> None:
         self._fronts = Fronts(self._db.get(own_key(FRONT)) or layout.DUE)
-        for key, value in self._pairs(layout.COUNT, layout.COUNT_END):
+        for key, value in self._read_pairs(layout.COUNT, layout.COUNT_END):
             self._counts.load(key[1:].decode(), *decode_count(value))
 
     @property
     def folder(self) -> Path:
-        """Where it lies."""
+        """Return the folder of the store."""
         return self._db.folder
 
     @property
     def disk_bytes(self) -> int:
-        """Of its tables, what was removed and not yet given back included."""
-        with self._watched():
+        """Return the bytes of its tables, with removed data that was not given back yet."""
+        with self._guarded_calls():
             return self._db.number("rocksdb.total-sst-files-size")
 
     # --- writing
 
     def write(self, changes: StoreChanges) -> None:
-        with self._watched(writing=True):
+        with self._guarded_calls(writing=True):
             self._db.write(make_batch(changes, self._fronts, self._counts))
             self._removed += len(changes.removed) + len(changes.deferred)
-            for left in (changes.removed, changes.removed_deferred):
-                self._removed_bytes += sum(len(message.delivery) for message in left)
+            for removed in (changes.removed, changes.removed_deferred):
+                self._removed_bytes += sum(len(message.delivery) for message in removed)
 
-    def has_room(self, growing: bool) -> bool:
-        with self._watched(writing=True):
+    def has_capacity(self, growing: bool) -> bool:
+        with self._guarded_calls(writing=True):
             return self._db.has_room(growing)
 
     def flush(self) -> None:
-        with self._watched(writing=True):
+        with self._guarded_calls(writing=True):
             self._db.sync()
 
     # --- reading
@@ -93,18 +93,18 @@ class RocksStore(DelayStore):
         front = self._fronts.due
         end = layout.due_key(min(until_ms, layout.DUE_MS_MAX) + 1, 0) if until_ms >= 0 else layout.DUE
         start = front.start if after is None else layout.just_after(after)
-        with self._watched():
-            if after is None and front.first is not None and front.first >= end:
+        with self._guarded_calls():
+            if after is None and front.first_key is not None and front.first_key >= end:
                 return []
             return _front_messages(front, start, self._due_chunks(start, end, limit), bytes_max)
 
     def _due_chunks(self, start: bytes, end: bytes, limit: int) -> Iterator[list[Pair]]:
-        """What stands in [start, end), at most `limit`; what was read beyond is held for the next time."""
+        """Read at most `limit` pairs in [start, end); pairs read beyond are held for the next call."""
         ahead = self._fronts.ahead
-        if ahead.covers(start):
-            if found := ahead.take(start, end, limit):
-                yield found
-                start, limit = found[-1][0] + b"\0", limit - len(found)
+        if ahead.covers_key(start):
+            if pairs := ahead.take_range(start, end, limit):
+                yield pairs
+                start, limit = pairs[-1][0] + b"\0", limit - len(pairs)
             if limit == 0 or ahead.end >= end:
                 return
             start = ahead.end
@@ -114,30 +114,30 @@ class RocksStore(DelayStore):
             if inside:
                 start, limit = chunk[inside - 1][0] + b"\0", limit - inside
             if inside < len(chunk):
-                ahead.hold(start, chunk[-1][0] + b"\0", chunk[inside:])
+                ahead.hold_range(start, chunk[-1][0] + b"\0", chunk[inside:])
             if inside:
                 yield chunk[:inside]
             if inside < len(chunk):
                 return
         if limit > 0:
-            ahead.hold(start, layout.DUE_END, [])
+            ahead.hold_range(start, layout.DUE_END, [])
 
     def next_due(self, after: DueKey | None = None) -> DueKey | None:
         front = self._fronts.due
         start = front.start if after is None else layout.just_after(after)
-        with self._watched():
-            if after is None and front.first is not None:
-                return layout.read_due(front.first)
+        with self._guarded_calls():
+            if after is None and front.first_key is not None:
+                return layout.read_due(front.first_key)
             key = self._first_due(start)
         if key is None:
             return None
-        front.found(start, [key])
+        front.add_scanned(start, [key])
         return layout.read_due(key)
 
     def _first_due(self, start: bytes) -> bytes | None:
         ahead = self._fronts.ahead
-        if ahead.covers(start):
-            key = ahead.first(start)
+        if ahead.covers_key(start):
+            key = ahead.first_key(start)
             if key is not None:
                 return key
             start = ahead.end
@@ -145,55 +145,55 @@ class RocksStore(DelayStore):
 
     def get(self, key: DueKey) -> Pending | None:
         names = [layout.due_key(*key), *(layout.aside_key(topic, *key) for topic in self._counts.aside)]
-        with self._watched():
+        with self._guarded_calls():
             for value in self._db.get_many(names):
                 if value is not None:
                     return decode_pending(value)
         return None
 
     def ids(self, uuids: Sequence[bytes]) -> list[IdState | None]:
-        with self._watched():
+        with self._guarded_calls():
             values = self._db.get_many([layout.ID + uuid for uuid in uuids])
             return [None if value is None else decode_state(value) for value in values]
 
     def known(self, after: bytes, limit: int) -> list[tuple[bytes, IdState]]:
         start = layout.ID + after + (b"\0" if after else b"")
-        with self._watched():
+        with self._guarded_calls():
             for chunk in self._db.chunks(start, layout.ID_END, limit):
                 return [(key[len(layout.ID) :], decode_state(value)) for key, value in chunk]
         return []
 
     def forgettable(self, now_ms: int, limit: int) -> list[bytes]:
         fronts = self._fronts
-        fronts.told, fronts.stale = {}, []
+        fronts.forgettable, fronts.stale = {}, []
         start, end = fronts.forget.start, layout.forget_key(max(now_ms, 0) + 1, bytes(layout.UUID_BYTES))
-        with self._watched():
+        with self._guarded_calls():
             for chunk in self._db.chunks(start, end, _STALE_MAX * limit):
                 names = [key for key, _ in chunk]
-                fronts.forget.found(start, names)
+                fronts.forget.add_scanned(start, names)
                 self._sort_out(names, limit)
                 start = names[-1] + b"\0"
-                if len(fronts.told) >= limit:
+                if len(fronts.forgettable) >= limit:
                     break
-        return list(fronts.told)
+        return list(fronts.forgettable)
 
     def _sort_out(self, names: list[bytes], limit: int) -> None:
-        """Which of these `x` keys still say when their id is forgotten."""
+        """Sort `x` keys into those that still say when their id is forgotten, and stale ones."""
         moments = [layout.read_forget(name) for name in names]
         states = self.ids([uuid for _, uuid in moments])
         for name, (moment_ms, uuid), state in zip(names, moments, states, strict=True):
             if state is None or state.forget_ms != moment_ms:
                 self._fronts.stale.append(name)
-            elif len(self._fronts.told) < limit:
-                self._fronts.told[uuid] = name
+            elif len(self._fronts.forgettable) < limit:
+                self._fronts.forgettable[uuid] = name
 
-    def put_aside(self, topic: str, limit: int) -> list[Pending]:
+    def read_deferred(self, topic: str, limit: int) -> list[Pending]:
         front = self._fronts.of_topic(topic)
-        end = layout.after(layout.aside_prefix(topic))
-        with self._watched():
+        end = layout.range_end(layout.aside_prefix(topic))
+        with self._guarded_calls():
             return _front_messages(front, front.start, self._db.chunks(front.start, end, limit), UNBOUNDED)
 
-    def topics_put_aside(self) -> list[str]:
+    def deferred_topics(self) -> list[str]:
         return sorted(self._counts.aside)
 
     def scan(self, scan: Scan) -> list[Pending]:
@@ -201,19 +201,19 @@ class RocksStore(DelayStore):
         if to_ms <= max(from_ms, 0) or (topic is not None and topic not in self._counts.pending):
             return []
         first = DueKey(max(from_ms, 0), 0) if after is None else max(DueKey(max(from_ms, 0), 0), after)
-        found: list[Pending] = []
-        with self._watched():
-            for message in merge(*self._walks(topic, first, to_ms), key=_order):
+        messages: list[Pending] = []
+        with self._guarded_calls():
+            for message in merge(*self._topic_walks(topic, first, to_ms), key=_due_order):
                 if message.key != after:
-                    found.append(message)
+                    messages.append(message)
                     bytes_max -= len(message.delivery)
-                if len(found) >= limit or bytes_max <= 0:
+                if len(messages) >= limit or bytes_max <= 0:
                     break
         if self._closed:
             raise StorageError("the delay store was closed while it was read")
-        return found
+        return messages
 
-    def _walks(self, topic: str | None, first: DueKey, to_ms: int) -> Iterator[Iterator[Pending]]:
+    def _topic_walks(self, topic: str | None, first: DueKey, to_ms: int) -> Iterator[Iterator[Pending]]:
         start = max(layout.due_key(*first), self._fronts.due.start)
         yield self._of_topic(topic, start, layout.due_key(min(to_ms, layout.DUE_MS_MAX), 0))
         for name in (topic,) if topic is not None else tuple(self._counts.aside):
@@ -226,13 +226,13 @@ class RocksStore(DelayStore):
 
     def _of_topic(self, topic: str | None, start: bytes, end: bytes) -> Iterator[Pending]:
         needle = (topic or "").encode()
-        for _, value in self._pairs(start, end):
+        for _, value in self._read_pairs(start, end):
             if needle in value:  # much cheaper than to parse what another topic owns
                 message = decode_pending(value)
                 if topic is None or message.topic == topic:
                     yield message
 
-    def _pairs(self, start: bytes, end: bytes) -> Iterator[Pair]:
+    def _read_pairs(self, start: bytes, end: bytes) -> Iterator[Pair]:
         for chunk in self._db.chunks(start, end):
             yield from chunk
 
@@ -243,24 +243,26 @@ class RocksStore(DelayStore):
         return self._counts.sizes
 
     def meta(self, name: str) -> bytes | None:
-        with self._watched():
+        with self._guarded_calls():
             return self._db.get(own_key(name))
 
     # --- the folder
 
     def tidy(self) -> None:
-        gone = self._removed_bytes
-        whole = not self._counts.pending or (gone >= TIDY_BYTES and gone >= self.disk_bytes // 2)
+        removed_bytes = self._removed_bytes
+        whole = not self._counts.pending or (
+            removed_bytes >= TIDY_BYTES and removed_bytes >= self.disk_bytes // 2
+        )
         if self._removed >= TIDY_AT or (self._removed and whole):
             self._removed = 0
             if whole:
                 self._removed_bytes = 0
-            with self._watched():
+            with self._guarded_calls():
                 self._db.compact(layout.DUE, layout.DUE_END if whole else self._fronts.due.start)
         self._swept()
 
     def checkpoint(self, folder: Path) -> None:
-        with self._watched():
+        with self._guarded_calls():
             self._db.checkpoint(folder)
         try:
             sync_path(folder.parent)
@@ -277,8 +279,8 @@ class RocksStore(DelayStore):
             self._released()
 
     @contextmanager
-    def _watched(self, writing: bool = False) -> Iterator[None]:
-        """Refuse after a failure; remember one."""
+    def _guarded_calls(self, writing: bool = False) -> Iterator[None]:
+        """Reject calls after a failure, and remember a failure."""
         if self._failed:
             raise StorageError(f"the delay store failed before, close and open it: {self._failed}")
         try:
@@ -296,33 +298,33 @@ class RocksStore(DelayStore):
 def _front_messages(
     front: Front, start: bytes, chunks: Iterable[list[Pair]], bytes_max: int
 ) -> list[Pending]:
-    """The messages of a range's beginning, at least one if there is any; the front hears of them."""
-    found: list[Pending] = []
+    """Return the messages at the beginning of a range, at least one if there is any."""
+    messages_found: list[Pending] = []
     names: list[bytes] = []
-    left = bytes_max
+    bytes_left = bytes_max
     for chunk in chunks:
         messages = decode_all(chunk)
         sizes = [len(message.delivery) for message in messages]
-        fit = _fitting(sizes, left, not found)
-        found += messages[:fit]
+        fit = _count_fitting(sizes, bytes_left, not messages_found)
+        messages_found += messages[:fit]
         names += [key for key, _ in chunk[:fit]]
-        left -= sum(sizes)
+        bytes_left -= sum(sizes)
         if fit < len(messages):
             break
-    front.found(start, names)
-    return found
+    front.add_scanned(start, names)
+    return messages_found
 
 
-def _order(message: Pending) -> tuple[int, int]:
+def _due_order(message: Pending) -> tuple[int, int]:
     return message[:2]
 
 
-def _fitting(sizes: list[int], left: int, one: bool) -> int:
-    """How many of the first fit; at least one when `one`."""
-    if sum(sizes) <= left:
+def _count_fitting(sizes: list[int], bytes_left: int, one: bool) -> int:
+    """Return how many of the first sizes fit into `bytes_left`; at least one when `one`."""
+    if sum(sizes) <= bytes_left:
         return len(sizes)
-    for place, size in enumerate(sizes):
-        left -= size
-        if left < 0:
-            return max(place, 1) if one else place
+    for index, size in enumerate(sizes):
+        bytes_left -= size
+        if bytes_left < 0:
+            return max(index, 1) if one else index
     return len(sizes)

@@ -1,4 +1,4 @@
-"""What is done about damage: everything readable goes into a new copy, and what is lost is listed.
+"""Salvages a damaged store: everything readable goes into a new copy, and lost messages are listed.
 
 The damaged copy stays beside the new one, under its name and `.damaged`; it is never changed. From a
 database whose blocks, tables, log or list of tables are damaged:
@@ -31,7 +31,7 @@ from ddmq_common.rocks.database import Pair, Rocks, RocksOptions, WalRecovery, W
 from delay_service.store import layout
 from delay_service.store.copies import DAMAGED, MARK_FILE, clone_files, sync_path
 from delay_service.store.layout import decode_pending, decode_state, encode_count, encode_state
-from delay_service.store.port import IdKind, IdState, Pending, weight
+from delay_service.store.port import IdKind, IdState, Pending, weigh_message
 
 LOST_FILE = "lost-ids.txt"
 _BATCH = 1_000
@@ -39,7 +39,7 @@ _BATCH = 1_000
 
 @dataclass(frozen=True, slots=True)
 class StoreDamage:
-    """What an opening had to leave out. `lost`: how many messages `lost_file` lists. `log_cut`: nothing but
+    """The damage that an opening met. `lost`: how many messages `lost_file` lists. `log_cut`: nothing but
     the end of the write-ahead log, which is kept in the folder `lost_file`."""
 
     reason: str
@@ -58,8 +58,8 @@ class StoreDamage:
             f" files are kept as *{DAMAGED}, and commands that the log still has are taken in again"
         )
 
-    def moved(self, folder: Path) -> StoreDamage:
-        """The same, when its copy is in `folder` by now."""
+    def moved_to(self, folder: Path) -> StoreDamage:
+        """Return the same damage for a copy that was moved to `folder`."""
         return StoreDamage(self.reason, self.lost, folder / self.lost_file.name, self.log_cut)
 
 
@@ -74,7 +74,7 @@ def mark_damaged(folder: Path, reason: str) -> None:
 
 
 def damage_mark(folder: Path) -> str | None:
-    """Why a copy is not to be trusted."""
+    """Return why a copy must not be trusted; None for a good one."""
     try:
         return (folder / MARK_FILE).read_text(encoding="utf-8") or "unknown"
     except FileNotFoundError:
@@ -83,10 +83,10 @@ def damage_mark(folder: Path) -> str | None:
 
 def _new_log_folder(copy: Path) -> Path:
     number = 1
-    while (kept := copy / f"damaged-log-{number}").exists():
+    while (log_folder := copy / f"damaged-log-{number}").exists():
         number += 1
-    kept.mkdir()
-    return kept
+    log_folder.mkdir()
+    return log_folder
 
 
 def _log_files(folder: Path) -> dict[str, int]:
@@ -103,31 +103,31 @@ def leave_out_gaps(copy: Path) -> tuple[int, Path] | None:
     behind = after_gap(copy)
     if not behind:
         return None
-    kept = _new_log_folder(copy)
+    log_folder = _new_log_folder(copy)
     for file in reversed(behind):
-        file.rename(kept / file.name)
-    sync_path(kept)
+        file.rename(log_folder / file.name)
+    sync_path(log_folder)
     sync_path(copy)
-    return len(behind), kept
+    return len(behind), log_folder
 
 
 def cut_log(copy: Path, reason: str) -> StoreDamage:
     """Keep the write-ahead log before its end is left out; once, however often opening is tried."""
-    wanted = _log_files(copy)
-    for kept in copy.glob("damaged-log-*"):
-        if _log_files(kept) == wanted:
-            return StoreDamage(reason, 0, kept, log_cut=True)
-    kept = _new_log_folder(copy)
+    log_files = _log_files(copy)
+    for log_folder in copy.glob("damaged-log-*"):
+        if _log_files(log_folder) == log_files:
+            return StoreDamage(reason, 0, log_folder, log_cut=True)
+    log_folder = _new_log_folder(copy)
     try:
-        for name in wanted:
-            shutil.copyfile(copy / name, kept / name)
+        for name in log_files:
+            shutil.copyfile(copy / name, log_folder / name)
     except OSError:
-        shutil.rmtree(kept, ignore_errors=True)  # it will be tried again
+        shutil.rmtree(log_folder, ignore_errors=True)  # it will be tried again
         raise
-    return StoreDamage(reason, 0, kept, log_cut=True)
+    return StoreDamage(reason, 0, log_folder, log_cut=True)
 
 
-def salvage(source: Path, target: Path, reason: str, options: RocksOptions) -> StoreDamage:
+def salvage_store(source: Path, target: Path, reason: str, options: RocksOptions) -> StoreDamage:
     """Copy what can be read of `source` into the empty folder `target`."""
     work = target / "work"
     work.mkdir()
@@ -159,14 +159,14 @@ def _open_at_any_price(folder: Path, options: RocksOptions) -> Rocks:
 def _copy(old: Rocks, new: Rocks, lost_file: Path) -> int:
     writer = _Batches(new)
     for prefix in (layout.DUE, layout.ASIDE, layout.ID):
-        for key, value in readable(old, prefix, layout.after(prefix)):
-            if _sound(prefix, value):
+        for key, value in read_undamaged(old, prefix, layout.range_end(prefix)):
+            if _is_readable(prefix, value):
                 writer.put(key, value)
     writer.flush()
     with open(lost_file, "w", encoding="ascii") as file:
         lost = 0
-        for uuid, state in _states(new):
-            if not _there(old, new, state, writer):
+        for uuid, state in _read_states(new):
+            if not _has_message(old, new, state, writer):
                 file.write(f"{uuid.hex()} {state.at_ms} {state.offset}\n")
                 writer.batch.delete(layout.ID + uuid)
                 lost += 1
@@ -176,8 +176,8 @@ def _copy(old: Rocks, new: Rocks, lost_file: Path) -> int:
     return lost
 
 
-def readable(database: Rocks, start: bytes, end: bytes) -> Iterator[Pair]:
-    """Everything in [start, end) but damaged blocks."""
+def read_undamaged(database: Rocks, start: bytes, end: bytes) -> Iterator[Pair]:
+    """Yield all pairs in [start, end) that are not in damaged blocks."""
     at: bytes | None = start
     while at is not None:
         last = at
@@ -193,7 +193,7 @@ def readable(database: Rocks, start: bytes, end: bytes) -> Iterator[Pair]:
             return
 
 
-def _sound(prefix: bytes, value: bytes) -> bool:
+def _is_readable(prefix: bytes, value: bytes) -> bool:
     try:
         if prefix in (layout.DUE, layout.ASIDE):
             decode_pending(value)
@@ -204,80 +204,82 @@ def _sound(prefix: bytes, value: bytes) -> bool:
     return True
 
 
-def _states(database: Rocks) -> Iterator[tuple[bytes, IdState]]:
+def _read_states(database: Rocks) -> Iterator[tuple[bytes, IdState]]:
     for chunk in database.chunks(layout.ID, layout.ID_END):
         for key, value in chunk:
             yield key[1:], decode_state(value)
 
 
-def _there(old: Rocks, new: Rocks, state: IdState, writer: _Batches) -> bool:
-    """Is its message there, or does a single look into the old database still find it?"""
+def _has_message(old: Rocks, new: Rocks, state: IdState, writer: _Batches) -> bool:
+    """Return whether the message of a state exists, or is found in the old database and copied now."""
     if state.kind is not IdKind.PENDING:
         return True
     key = layout.due_key(state.at_ms, state.offset)
-    if new.get(key) is not None or _aside(new, state):
+    if new.get(key) is not None or _is_deferred(new, state):
         return True
     try:
         value = old.get(key)
     except DamagedError:
         return False
-    if value is None or not _sound(layout.DUE, value):
+    if value is None or not _is_readable(layout.DUE, value):
         return False
     writer.put(key, value)
     return True
 
 
-def _aside(database: Rocks, state: IdState) -> bool:
-    """Is its message among those put aside? Topic by topic, which are few."""
+def _is_deferred(database: Rocks, state: IdState) -> bool:
+    """Return whether the message of a state is deferred; checked topic by topic, which are few."""
     at = layout.ASIDE
     while (key := database.first(at, layout.ASIDE_END)) is not None:
         topic = key[1 : key.index(b"\0")].decode()
         if database.get(layout.aside_key(topic, state.at_ms, state.offset)) is not None:
             return True
-        at = layout.after(layout.aside_prefix(topic))
+        at = layout.range_end(layout.aside_prefix(topic))
     return False
 
 
 def _count_and_complete(new: Rocks, writer: _Batches) -> None:
-    """Counts, states of messages without one, and when to forget the others."""
+    """Rebuild counters, add missing id states, and re-create expiry keys."""
     pending, aside, sizes = Counter[str](), Counter[str](), Counter[str]()
     for prefix, counter in ((layout.DUE, None), (layout.ASIDE, aside)):
-        for key, message in _messages(new, prefix):
-            known = new.get(layout.ID + message.uuid)
-            if known is not None and _has_moved(new, message, decode_state(known)):
+        for key, message in _read_messages(new, prefix):
+            stored_state = new.get(layout.ID + message.uuid)
+            if stored_state is not None and _has_moved(new, message, decode_state(stored_state)):
                 writer.batch.delete(key)
                 continue
             pending[message.topic] += 1
-            sizes[message.topic] += weight(message)
+            sizes[message.topic] += weigh_message(message)
             if counter is not None:
                 counter[message.topic] += 1
-            if known is None:
+            if stored_state is None:
                 state = IdState(IdKind.PENDING, message.due_ms, message.offset)
                 writer.put(layout.ID + message.uuid, encode_state(state))
     for topic, count in pending.items():
         writer.put(layout.COUNT + topic.encode(), encode_count(count, aside[topic], sizes[topic]))
     writer.flush()
-    for uuid, state in _states(new):
+    for uuid, state in _read_states(new):
         if state.forget_ms > 0:
             writer.put(layout.forget_key(state.forget_ms, uuid), b"")
     writer.flush()
 
 
 def _has_moved(database: Rocks, message: Pending, state: IdState) -> bool:
-    """It waits at another time; that it left this one was lost with a damaged block."""
+    """Return whether a message waits at another time; its removal here was lost with a damaged block."""
     if state.kind is not IdKind.PENDING or state.offset != message.offset or state.at_ms == message.due_ms:
         return False
-    return database.get(layout.due_key(state.at_ms, state.offset)) is not None or _aside(database, state)
+    return database.get(layout.due_key(state.at_ms, state.offset)) is not None or _is_deferred(
+        database, state
+    )
 
 
-def _messages(database: Rocks, prefix: bytes) -> Iterator[tuple[bytes, Pending]]:
-    for chunk in database.chunks(prefix, layout.after(prefix)):
+def _read_messages(database: Rocks, prefix: bytes) -> Iterator[tuple[bytes, Pending]]:
+    for chunk in database.chunks(prefix, layout.range_end(prefix)):
         for key, value in chunk:
             yield key, decode_pending(value)
 
 
 class _Batches:
-    """Writes in batches."""
+    """Writes pairs in batches to a database."""
 
     def __init__(self, database: Rocks) -> None:
         self._db = database

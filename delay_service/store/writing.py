@@ -1,4 +1,4 @@
-"""How a batch of changes becomes RocksDB's: what is written for messages, ids, counts and names.
+"""Turns a batch of changes into a batch of RocksDB: messages, ids, counts and named values.
 
 Everything that can be wrong with the caller's values is found before anything in memory changes. What
 changes in memory while a batch is made (fronts, counts) is only true once the batch is written; when that
@@ -16,7 +16,7 @@ from ddmq_common.rocks.database import Pair, WriteBatch
 from delay_service.store import layout
 from delay_service.store.due_ahead import DueAhead
 from delay_service.store.layout import encode_all, encode_count, encode_state
-from delay_service.store.port import IdState, Pending, StoreChanges, weight
+from delay_service.store.port import IdState, Pending, StoreChanges, weigh_message
 
 OWN = "."  # names that start with it are the store's own
 FRONT = ".front"
@@ -32,7 +32,7 @@ def own_key(name: str) -> bytes:
 
 
 class Removal(NamedTuple):
-    """What is to be deleted: a range `[start, end)`, or none, and single keys."""
+    """Keys to delete: a range `[start, end)`, or none, and single keys."""
 
     start: bytes
     end: bytes
@@ -40,12 +40,12 @@ class Removal(NamedTuple):
 
     @property
     def is_range(self) -> bool:
-        """Is there one?"""
+        """Return whether there is a range."""
         return self.start < self.end
 
 
 class Front:
-    """What is known of the beginning of a sorted range of keys, so that it is never searched twice.
+    """The known beginning of a sorted range of keys, so that it is never searched twice.
 
     Messages leave the due order at its beginning, in storms. A search that starts where they stood walks over
     what they left behind (a tenth of a second for some 100,000), so the store remembers where the first live
@@ -69,21 +69,21 @@ class Front:
         self._dead: set[bytes] = set()
 
     @property
-    def first(self) -> bytes | None:
-        """The first live key, when it is known."""
+    def first_key(self) -> bytes | None:
+        """Return the first live key, if it is known."""
         return self._known[self._head] if self._head < len(self._known) else None
 
     @property
-    def known(self) -> int:
-        """How many keys it holds."""
+    def known_count(self) -> int:
+        """Return how many live keys are known."""
         return len(self._known) - self._head
 
-    def found(self, begin: bytes, keys: list[bytes]) -> None:
-        """A scan from `begin` came upon these live keys first, all of them, in order."""
+    def add_scanned(self, begin: bytes, keys: list[bytes]) -> None:
+        """Learn from a scan: from `begin` on these are the first live keys, in order."""
         if begin > self._horizon or not keys or keys[-1] < self._horizon:
             return
         fresh = keys[bisect_left(keys, self._horizon) :] if keys[0] < self._horizon else keys
-        room = KNOWN_MAX - self.known
+        room = KNOWN_MAX - self.known_count
         fresh = fresh[:room]
         if fresh:
             if self._head == len(self._known):
@@ -92,7 +92,7 @@ class Front:
             self._horizon = fresh[-1] + b"\0"
 
     def add(self, keys: list[bytes]) -> None:
-        """These keys live from now on."""
+        """Add keys that are live from now on."""
         if not keys or min(keys) >= self._horizon:
             return
         fresh = sorted(key for key in keys if key < self._horizon)
@@ -102,62 +102,62 @@ class Front:
             self._known[place:place] = fresh  # side by side, as a storm comes in
         elif len(fresh) < FEW:
             for key in fresh:
-                self._insert(key)
+                self._insert_key(key)
         else:
             self._known = sorted({*self._known[self._head :], *fresh})
             self._head = 0
         self.start = min(self.start, self._known[self._head])
-        if self.known > KNOWN_MAX:
+        if self.known_count > KNOWN_MAX:
             self.forget()
 
-    def _insert(self, key: bytes) -> None:
+    def _insert_key(self, key: bytes) -> None:
         place = bisect_left(self._known, key, self._head)
         if place == len(self._known) or self._known[place] != key:
             self._known.insert(place, key)
 
     def forget(self) -> None:
-        """Know the start and nothing else; always right."""
+        """Forget every key but keep the start, which is always right."""
         self._horizon = self.start
         self._known, self._head, self._dead = [], 0, set()
 
     def remove(self, keys: list[bytes]) -> Removal:
-        """These live keys are gone, and are to be deleted as the answer says."""
-        begin, count = self.start, self._gone(keys)
+        """Mark live keys as removed; return how to delete them."""
+        begin, count = self.start, self._mark_removed(keys)
         if count < RANGE_MIN:
             return Removal(b"", b"", keys)
         end = self.start
         return Removal(begin, end, [key for key in keys if not begin <= key < end])
 
-    def _gone(self, keys: list[bytes]) -> int:
-        """Mark them dead and step over the dead at the beginning; how many of them were stepped over."""
-        known, head = self._known, self._head
-        if known[head : head + len(keys)] == keys and not self._dead:
+    def _mark_removed(self, keys: list[bytes]) -> int:
+        """Mark keys as dead and step over dead ones at the beginning; return how many were stepped over."""
+        known_keys, head = self._known, self._head
+        if known_keys[head : head + len(keys)] == keys and not self._dead:
             self._head += len(keys)
             stepped = len(keys)
         else:
             self._dead.update(key for key in keys if key < self._horizon)
-            stepped = self._step()
+            stepped = self._step_over_dead()
         if stepped:
-            self.start = known[self._head] if self._head < len(known) else self._horizon
-            self._shrink()
+            self.start = known_keys[self._head] if self._head < len(known_keys) else self._horizon
+            self._shrink_known()
         return stepped
 
-    def _step(self) -> int:
-        known, dead, place = self._known, self._dead, self._head
-        while place < len(known) and known[place] in dead:
-            dead.discard(known[place])
+    def _step_over_dead(self) -> int:
+        known_keys, dead, place = self._known, self._dead, self._head
+        while place < len(known_keys) and known_keys[place] in dead:
+            dead.discard(known_keys[place])
             place += 1
         stepped, self._head = place - self._head, place
         return stepped
 
-    def _shrink(self) -> None:
+    def _shrink_known(self) -> None:
         if self._head >= _COMPACT_AT and 2 * self._head >= len(self._known):
             del self._known[: self._head]
             self._head = 0
 
 
 class Fronts:
-    """What is known of the beginning of every sorted range: due, put aside by topic, to be forgotten."""
+    """The known beginnings of all sorted ranges: due, deferred by topic, to be forgotten."""
 
     def __init__(self, due: bytes) -> None:
         self.due = Front(due)
@@ -165,11 +165,11 @@ class Fronts:
         self.saved = due  # as it stands in the store
         self.aside: dict[str, Front] = {}
         self.forget = Front(layout.FORGET)
-        self.told: dict[bytes, bytes] = {}  # ids that `forgettable` named → their `x` keys
+        self.forgettable: dict[bytes, bytes] = {}  # ids that `forgettable` named → their `x` keys
         self.stale: list[bytes] = []  # `x` keys whose id has another moment by now
 
     def of_topic(self, topic: str) -> Front:
-        """Of what is put aside."""
+        """Return the front of a topic's deferred messages."""
         front = self.aside.get(topic)
         if front is None:
             front = self.aside[topic] = Front(layout.aside_prefix(topic))
@@ -177,9 +177,9 @@ class Fronts:
 
 
 class PendingCounts:
-    """Per topic: messages pending in all, those put aside among them, and their bytes (`weight`). Bytes
-    of messages that the first release stored are not known; they are right again when none of those is left
-    and none waits."""
+    """Per topic: messages pending in all, those put aside among them, and their bytes (`weigh_message`).
+    Bytes of messages that the first release stored are not known; they are right again when none of those is
+    left and none waits."""
 
     def __init__(self) -> None:
         self.pending: dict[str, int] = {}
@@ -187,13 +187,13 @@ class PendingCounts:
         self.sizes: dict[str, int] = {}
 
     def load(self, topic: str, pending: int, aside: int, pending_bytes: int) -> None:
-        """As stored."""
+        """Set the counts of a topic as they are stored."""
         _set(self.sizes, topic, pending_bytes)
         _set(self.pending, topic, pending)
         _set(self.aside, topic, aside)
 
-    def change(self, changes: StoreChanges) -> set[str]:
-        """Count a batch; the topics it touched."""
+    def apply_changes(self, changes: StoreChanges) -> set[str]:
+        """Count a batch; return the topics that it touched."""
         pending, aside = Counter[str](), Counter[str]()
         pending.update(message.topic for message in changes.added)
         pending.subtract(message.topic for message in changes.removed)
@@ -201,48 +201,48 @@ class PendingCounts:
         aside.update(message.topic for message in changes.deferred)
         aside.subtract(message.topic for message in changes.undeferred)
         aside.subtract(message.topic for message in changes.removed_deferred)
-        for held, steps in ((self.pending, pending), (self.aside, aside)):
+        for totals, steps in ((self.pending, pending), (self.aside, aside)):
             for topic, step in steps.items():
-                _set(held, topic, held.get(topic, 0) + step)
-        self._weigh(changes)
+                _set(totals, topic, totals.get(topic, 0) + step)
+        self._weigh_changes(changes)
         return {*pending, *aside}
 
-    def _weigh(self, changes: StoreChanges) -> None:
+    def _weigh_changes(self, changes: StoreChanges) -> None:
         sizes = Counter[str]()
         for message in changes.added:
-            sizes[message.topic] += weight(message)
-        for left in (changes.removed, changes.removed_deferred):
-            for message in left:
-                sizes[message.topic] -= weight(message)
+            sizes[message.topic] += weigh_message(message)
+        for removed in (changes.removed, changes.removed_deferred):
+            for message in removed:
+                sizes[message.topic] -= weigh_message(message)
         for topic, step in sizes.items():
             _set(self.sizes, topic, self.sizes.get(topic, 0) + step if topic in self.pending else 0)
 
 
-def _set(held: dict[str, int], topic: str, count: int) -> None:
+def _set(totals: dict[str, int], topic: str, count: int) -> None:
     if count > 0:
-        held[topic] = count
+        totals[topic] = count
     else:
-        held.pop(topic, None)
+        totals.pop(topic, None)
 
 
 def make_batch(changes: StoreChanges, fronts: Fronts, counts: PendingCounts) -> WriteBatch:
-    """What to write."""
+    """Return the RocksDB batch of these changes, and update fronts and counts."""
     batch = WriteBatch()
     leaving = layout.due_keys([*changes.removed, *changes.deferred])
     if changes.deferred:
         leaving.sort()
     coming = [*changes.undeferred, *changes.added]
-    came = layout.due_keys(coming)
+    due_keys = layout.due_keys(coming)
     values = encode_all(coming)
     _delete(batch, fronts.due, leaving)
-    fronts.due.add(came)
+    fronts.due.add(due_keys)
     fronts.ahead.remove(leaving)
-    fronts.ahead.add(_put(batch, came, values))
+    fronts.ahead.add(_put(batch, due_keys, values))
     if changes.deferred or changes.undeferred or changes.removed_deferred:
         _put_aside(batch, changes, fronts)
     if changes.ids or fronts.stale:
         _put_ids(batch, changes.ids, fronts)
-    _put_counts(batch, counts.change(changes), counts)
+    _put_counts(batch, counts.apply_changes(changes), counts)
     _put_meta(batch, changes.meta)
     if fronts.due.start != fronts.saved:
         fronts.saved = fronts.due.start
@@ -271,10 +271,10 @@ def _delete(batch: WriteBatch, front: Front, leaving: list[bytes]) -> None:
 
 
 def _by_topic(messages: Iterable[Pending]) -> dict[str, list[Pending]]:
-    found: dict[str, list[Pending]] = {}
+    by_topic: dict[str, list[Pending]] = {}
     for message in messages:
-        found.setdefault(message.topic, []).append(message)
-    return found
+        by_topic.setdefault(message.topic, []).append(message)
+    return by_topic
 
 
 def _put_aside(batch: WriteBatch, changes: StoreChanges, fronts: Fronts) -> None:
@@ -282,28 +282,28 @@ def _put_aside(batch: WriteBatch, changes: StoreChanges, fronts: Fronts) -> None
         leaving = sorted(layout.aside_key(topic, message.due_ms, message.offset) for message in messages)
         _delete(batch, fronts.of_topic(topic), leaving)
     for topic, messages in _by_topic(changes.deferred).items():
-        came = [layout.aside_key(topic, message.due_ms, message.offset) for message in messages]
-        fronts.of_topic(topic).add(came)
-        _put(batch, came, encode_all(messages))
+        deferred_keys = [layout.aside_key(topic, message.due_ms, message.offset) for message in messages]
+        fronts.of_topic(topic).add(deferred_keys)
+        _put(batch, deferred_keys, encode_all(messages))
 
 
 def _put_ids(batch: WriteBatch, ids: Mapping[bytes, IdState | None], fronts: Fronts) -> None:
     leaving, fronts.stale = fronts.stale, []
-    came: list[bytes] = []
-    told = fronts.told
+    forget_keys: list[bytes] = []
+    forgettable = fronts.forgettable
     for uuid, state in sorted(ids.items()):
         if state is not None:
             batch.put(layout.ID + uuid, encode_state(state))
             if state.forget_ms > 0:
-                came.append(layout.forget_key(state.forget_ms, uuid))
+                forget_keys.append(layout.forget_key(state.forget_ms, uuid))
         else:
             batch.delete(layout.ID + uuid)
-            if uuid in told:
-                leaving.append(told.pop(uuid))
+            if uuid in forgettable:
+                leaving.append(forgettable.pop(uuid))
     leaving.sort()
     _delete(batch, fronts.forget, leaving)
-    fronts.forget.add(came)
-    _put(batch, came, [b""] * len(came))
+    fronts.forget.add(forget_keys)
+    _put(batch, forget_keys, [b""] * len(forget_keys))
 
 
 def _put_counts(batch: WriteBatch, topics: Iterable[str], counts: PendingCounts) -> None:

@@ -1,1 +1,1 @@
-"""What waits, outside of the store: the compacted topic that a store is a cache of, restored and followed."""
+"""The compacted topic of waiting messages: a store is a cache of it, restored from it and following it."""

@@ -1,8 +1,9 @@
-"""Brings a store in line with the rows of its shard: an empty one from the first, any other from where it is.
+"""Brings a store in line with the rows of its shard, from where it stopped the last time.
 
-The store notes with each batch how far it has followed, so nothing is read twice and nothing is left out.
-What it has beyond the rows (its owner was killed before the commit) the commands say once more; what came
-after them the rows of whoever took them say. `follow` waits, so it belongs into a greenlet of its own.
+With each batch the store notes how far it has followed, so no row is read twice and none is left out. The
+store may have more than the rows, when its owner was killed before the commit: those commands are read once
+more. Changes after them are in the rows of the next owner. `follow_to` blocks, so it needs a greenlet of its
+own.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from backend.records import Bounds, QueueRef, ReadBatch
 from ddmq_common.clock import Clock
 from ddmq_common.errors import DamagedError, TryLaterError
 from ddmq_common.names import WAITING_TOPIC
-from delay_service.context import ROOM_S
+from delay_service.context import CAPACITY_POLL_S
 from delay_service.store.port import DelayStore, StoreChanges
 from delay_service.waiting.rows import WaitingRow, changes_of, read_row
 
@@ -34,7 +35,7 @@ TELL_S = 5.0  # between two lines about a long restore
 
 
 def rows_of(backend: Backend, shard: int) -> QueueRef:
-    """The queue that has them. Raises TryLaterError while it is not there."""
+    """Return the queue of a shard's rows. Raises TryLaterError while it does not exist."""
     info = backend.topic(WAITING_TOPIC)
     if info is None or shard >= info.queues:
         raise TryLaterError(f"topic {WAITING_TOPIC} has no queue {shard} yet")
@@ -42,12 +43,12 @@ def rows_of(backend: Backend, shard: int) -> QueueRef:
 
 
 def followed_to(incarnation: int, offset: int) -> dict[str, bytes | None]:
-    """The note that a store has all rows below `offset`."""
+    """Return the named value that says that a store has all rows below `offset`."""
     return {FOLLOWED: b"%d %d" % (incarnation, offset)}
 
 
 class Follower:
-    """Of one store, open. `position`: the next row; `rows`, `damaged`: how many were. `end()`: to stop."""
+    """Follows the rows of one store until `end()`. `position`: the next row; `rows`, `damaged`: counts."""
 
     def __init__(
         self, backend: Backend, clock: Clock, shard: int, store: DelayStore, end: Callable[[], bool]
@@ -60,43 +61,43 @@ class Follower:
         self._store = store
         self._end = end
         text = (store.meta(FOLLOWED) or b"").split()
-        known = len(text) == 2 and all(part.isdigit() for part in text)
-        same = known and int(text[0]) == self.queue.incarnation
+        is_note = len(text) == 2 and all(part.isdigit() for part in text)
+        same = is_note and int(text[0]) == self.queue.incarnation
         self.position = int(text[1]) if same else 0
-        self._told_at = clock.monotonic() + TELL_S
+        self._report_at = clock.monotonic() + TELL_S
 
-    def bounds(self) -> Bounds:
-        """Of the rows now. Raises TryLaterError when they are gone."""
-        found = _answer(self._backend.bounds([self.queue]))[0]
-        if found is None:
+    def read_bounds(self) -> Bounds:
+        """Return the bounds of the rows now. Raises TryLaterError when their queue is gone."""
+        bounds = _wait_for(self._backend.bounds([self.queue]))[0]
+        if bounds is None:
             raise TryLaterError(f"topic {WAITING_TOPIC} is gone")
-        if found.next < self.position:
+        if bounds.next < self.position:
             shard = self.queue.queue_id
             log.error(
                 "delay shard %d: rows end at %d, %d were followed: all again",
                 shard,
-                found.next,
+                bounds.next,
                 self.position,
             )
-            self.position = found.min
-        return found
+            self.position = bounds.min
+        return bounds
 
-    def follow(self, to: int) -> None:
-        """Until every row below the offset `to` is in the store, or `end()` says so.
+    def follow_to(self, to: int) -> None:
+        """Bring every row below the offset `to` into the store, or stop when `end()` is true.
 
         Raises what a read or the store fails with.
         """
         while self.position < to and not self._end():
-            if not self._store.has_room(growing=True):
-                gevent.sleep(ROOM_S)
-            elif not self._step():
+            if not self._store.has_capacity(growing=True):
+                gevent.sleep(CAPACITY_POLL_S)
+            elif not self._follow_batch():
                 deadline = self._clock.monotonic() + WAIT_S
-                _answer(self._backend.wait(self.queue, self.position, deadline))
-            self._tell(to)
+                _wait_for(self._backend.wait(self.queue, self.position, deadline))
+            self._report_progress(to)
 
-    def _step(self) -> bool:
-        """One read; False: there is nothing more now."""
-        batch = _answer(self._backend.read(self.queue, self.position, ROWS_MAX, BYTES_MAX))
+    def _follow_batch(self) -> bool:
+        """Read and apply one batch; return False when there is nothing more now."""
+        batch = _wait_for(self._backend.read(self.queue, self.position, ROWS_MAX, BYTES_MAX))
         read = interpret_batch(self.queue, self.position, batch, self._backend.gapless)
         if read.is_unanswered and read.error is not None:
             raise read.error
@@ -106,13 +107,13 @@ class Follower:
         moved = read.next_offset > self.position
         self.at_end = not moved
         if moved and not self._end():
-            self._take(batch)
+            self._apply_batch(batch)
         return moved
 
-    def _take(self, batch: ReadBatch) -> None:
+    def _apply_batch(self, batch: ReadBatch) -> None:
         rows = []
         for place, delivery in enumerate(batch.deliveries):
-            row = self._row(batch.offsets[place], bytes(delivery))
+            row = self._read_row(batch.offsets[place], bytes(delivery))
             if row is not None:
                 rows.append(row)
         changes = changes_of(rows, self._store) if rows else StoreChanges()
@@ -121,7 +122,7 @@ class Follower:
         self.rows += len(rows)
         self.position = batch.next_offset
 
-    def _row(self, offset: int, delivery: bytes) -> WaitingRow | None:
+    def _read_row(self, offset: int, delivery: bytes) -> WaitingRow | None:
         try:
             return read_row(delivery)
         except DamagedError as error:
@@ -131,15 +132,15 @@ class Follower:
             )
             return None
 
-    def _tell(self, to: int) -> None:
+    def _report_progress(self, to: int) -> None:
         now = self._clock.monotonic()
-        if now >= self._told_at:
-            self._told_at = now + TELL_S
+        if now >= self._report_at:
+            self._report_at = now + TELL_S
             log.info(
                 "delay shard %d is restored: %d rows so far, at offset %d of %d",
                 self.queue.queue_id, self.rows, self.position, to,
             )  # fmt: skip
 
 
-def _answer(completion: Completion[T]) -> T:
+def _wait_for(completion: Completion[T]) -> T:
     return completion.wait(ANSWER_S)

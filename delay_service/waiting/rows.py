@@ -14,7 +14,7 @@ from backend.records import NewRecord
 from ddmq_common.delivery import decode, encode
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import WAITING_TOPIC
-from delay_service.core.commands import PutAside
+from delay_service.core.commands import DeferredTopics
 from delay_service.store.layout import (
     UUID_BYTES,
     decode_pending,
@@ -28,31 +28,31 @@ WAITS, OVER, FORGOTTEN = b"p", b"s", b""
 
 
 class WaitingRow(NamedTuple):
-    """`known`: the message, the state, or None of an id that is forgotten."""
+    """`content`: the message, the state, or None of an id that is forgotten."""
 
     uuid: bytes
-    known: Pending | IdState | None
+    content: Pending | IdState | None
 
 
-def value_of(known: Pending | IdState | None) -> bytes:
+def value_of(content: Pending | IdState | None) -> bytes:
     """The value of a row. Raises ValueError for the state of a message that waits: its row is the message."""
-    if known is None:
+    if content is None:
         return FORGOTTEN
-    if isinstance(known, Pending):
-        return WAITS + encode_pending(known)
-    if known.kind is IdKind.PENDING:
+    if isinstance(content, Pending):
+        return WAITS + encode_pending(content)
+    if content.kind is IdKind.PENDING:
         raise ValueError("the row of a message that waits is the message")
-    return OVER + encode_state(known)
+    return OVER + encode_state(content)
 
 
 def record_of(shard: int, uuid: bytes, value: bytes, wall_ms: int) -> NewRecord:
-    """The record of a row."""
+    """Return the record of a row."""
     key = uuid.hex().encode()
     return NewRecord(WAITING_TOPIC, shard, uuid, wall_ms, encode(key, value, b"", None), key)
 
 
 def read_row(delivery: bytes) -> WaitingRow:
-    """Raises DamagedError."""
+    """Parse a row from its delivery bytes. Raises DamagedError."""
     key, value, _, _ = decode(delivery)
     try:
         uuid = bytes.fromhex(key.decode())
@@ -71,7 +71,7 @@ def read_row(delivery: bytes) -> WaitingRow:
 
 
 def values_after(changes: StoreChanges) -> dict[bytes, bytes]:
-    """The rows of ids that a batch of changes is about."""
+    """Return the rows of all ids in a batch of changes."""
     waiting = {message.uuid: message for message in changes.added}
     values = {}
     for uuid, state in changes.ids.items():
@@ -86,26 +86,26 @@ def values_in(store: DelayStore, uuids: Sequence[bytes]) -> dict[bytes, bytes]:
     for uuid, state in zip(uuids, store.ids(uuids), strict=True):
         if state is None:
             continue
-        known = store.get(DueKey(state.at_ms, state.offset)) if state.kind is IdKind.PENDING else state
-        if known is not None:
-            values[uuid] = value_of(known)
+        content = store.get(DueKey(state.at_ms, state.offset)) if state.kind is IdKind.PENDING else state
+        if content is not None:
+            values[uuid] = value_of(content)
     return values
 
 
 def changes_of(rows: Iterable[WaitingRow], store: DelayStore) -> StoreChanges:
-    """What brings a store, whatever rows it had before, to these. The last of an id counts."""
-    latest = {row.uuid: row.known for row in rows}
-    changes, aside = StoreChanges(), PutAside(store)
-    for (uuid, known), state in zip(latest.items(), store.ids(list(latest)), strict=True):
-        there = None
+    """Return the changes that bring a store to these rows; the last row of an id counts."""
+    latest = {row.uuid: row.content for row in rows}
+    changes, aside = StoreChanges(), DeferredTopics(store)
+    for (uuid, content), state in zip(latest.items(), store.ids(list(latest)), strict=True):
+        stored = None
         if state is not None and state.kind is IdKind.PENDING:
-            there = store.get(DueKey(state.at_ms, state.offset))
-        if there is not None and there != known:
-            (changes.removed_deferred if aside.has(there) else changes.removed).append(there)
-        if isinstance(known, Pending):
-            if there != known:
-                changes.added.append(known)
-            changes.ids[uuid] = IdState(IdKind.PENDING, known.due_ms, known.offset)
+            stored = store.get(DueKey(state.at_ms, state.offset))
+        if stored is not None and stored != content:
+            (changes.removed_deferred if aside.has_message(stored) else changes.removed).append(stored)
+        if isinstance(content, Pending):
+            if stored != content:
+                changes.added.append(content)
+            changes.ids[uuid] = IdState(IdKind.PENDING, content.due_ms, content.offset)
         else:
-            changes.ids[uuid] = known
+            changes.ids[uuid] = content
     return changes

@@ -22,8 +22,10 @@ TIDY_S = 60.0
 
 
 class Standby:
-    """Of one shard, from `start` to `stop`. `opener(queue)` opens the newest store that is here, or an empty
-    one, and blocks. `closed` settles when the store is given back."""
+    """Keeps the store of one shard warm from `start` to `stop`; `closed` settles when the store is closed.
+
+    `opener(queue)` opens the newest store in the folder, or an empty one, and blocks.
+    """
 
     def __init__(
         self, backend: Backend, clock: Clock, queue: QueueRef, opener: Callable[[QueueRef], DelayStore]
@@ -39,8 +41,8 @@ class Standby:
         self._tidied_at = 0.0
 
     @property
-    def warm(self) -> bool:
-        """The store had every row a moment ago."""
+    def is_warm(self) -> bool:
+        """Return whether the store had every row a moment ago."""
         return self.follower is not None and self.follower.at_end
 
     def start(self) -> None:
@@ -55,23 +57,23 @@ class Standby:
         try:
             while not self._stopped:
                 try:
-                    self._follow()
+                    self._follow_rows()
                 except (DdmqError, OSError) as error:
-                    self._failed(error)
+                    self._on_failed(error)
                 except Exception as error:  # a mistake of ours must not leave the shard without a warm store
                     log.exception("the standby of delay shard %d has failed", self.queue.queue_id)
-                    self._failed(error)
+                    self._on_failed(error)
         finally:
             self.closed.succeed(None)
 
-    def _failed(self, error: Exception) -> None:
+    def _on_failed(self, error: Exception) -> None:
         self.why = str(error) or type(error).__name__
         log.info("no standby of delay shard %d, tried again: %s", self.queue.queue_id, self.why)
         give_up = self._clock.monotonic() + PAUSE_S
         while not self._stopped and self._clock.monotonic() < give_up:
             gevent.sleep(0.05)
 
-    def _follow(self) -> None:
+    def _follow_rows(self) -> None:
         store = in_thread(self._opener, self.queue)
         try:
             self.follower = Follower(
@@ -79,13 +81,13 @@ class Standby:
             )
             self.why = ""
             while not self._stopped:
-                self.follower.follow(self.follower.position + 1)
-                self._tidy(store)
+                self.follower.follow_to(self.follower.position + 1)
+                self._tidy_store(store)
         finally:
             self.follower = None
             in_thread(store.close)
 
-    def _tidy(self, store: DelayStore) -> None:
+    def _tidy_store(self, store: DelayStore) -> None:
         now = self._clock.monotonic()
         if now - self._tidied_at >= TIDY_S:
             self._tidied_at = now

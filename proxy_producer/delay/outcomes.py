@@ -1,4 +1,4 @@
-"""What the delay service says became of a command, for callers that wait to hear it.
+"""The outcomes of delay commands, for callers that wait for them.
 
 A command names a queue of the outcome topic and a number. This proxy holds one of the topic's queues (group
 OUTCOME_GROUP) and reads it from its end, so nothing is kept; what finds nobody waiting is counted and
@@ -17,7 +17,7 @@ from typing import Protocol
 
 from backend.completion import Completion
 from backend.ownership.claims import RETRY_S, ClaimOwner, QueueClaims, Release
-from backend.ownership.reader import QueueRead, QueueReader
+from backend.ownership.reader import QueueReader, ReadAnswer
 from backend.port import Assignment, Backend, Join, Sharing
 from backend.records import Bounds, QueueRef
 from ddmq_common.clock import Clock
@@ -51,7 +51,7 @@ class OutcomeReader:
     ) -> None:
         self._backend = backend
         self._clock = clock
-        self._hear = hear
+        self._on_outcome = hear
         self._later = later
         self._opened: Callable[[OutcomeReader], None] | None = None
         self._offset = 0
@@ -101,7 +101,7 @@ class OutcomeReader:
     def _read(self) -> None:
         self._reader.read(self._offset, COUNT_MAX, BYTES_MAX)
 
-    def _on_read(self, read: QueueRead) -> None:
+    def _on_read(self, read: ReadAnswer) -> None:
         if read.is_unanswered:
             self._later(AGAIN_S, self._find_end)
             return
@@ -123,7 +123,7 @@ class OutcomeReader:
                 "outcome of a delay command cannot be read", extra={"kind": kind, "error": str(error)}
             )
             return
-        self._hear(outcome)
+        self._on_outcome(outcome)
 
 
 class OutcomeWaiter(Protocol):
@@ -133,11 +133,11 @@ class OutcomeWaiter(Protocol):
         """Outcomes can be heard from now on (None), or not."""
 
     def decided(self, outcome: CommandOutcome) -> None:
-        """Here it is."""
+        """Take the outcome of the command."""
 
 
 class OutcomeWaiters(ClaimOwner):
-    """It begins to listen with the first command that asks. `waiters_max`: so many may wait at once."""
+    """Delivers outcomes to the commands that wait, `waiters_max` at most."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class OutcomeWaiters(ClaimOwner):
         self._later = later
         self._number = random.randrange(1 << 62)
         self._waiters: dict[int, tuple[OutcomeWaiter, OutcomeReader]] = {}
-        self._begun: list[OutcomeWaiter] = []
+        self._starting: list[OutcomeWaiter] = []
         self._reader: OutcomeReader | None = None
         self._next: OutcomeReader | None = None
         self._claims = QueueClaims(backend, self, clock.monotonic, load=False)
@@ -171,8 +171,8 @@ class OutcomeWaiters(ClaimOwner):
         if self._reader is not None:
             waiter.outcomes_ready(None)
             return
-        self._begun.append(waiter)
-        if len(self._begun) == 1:
+        self._starting.append(waiter)
+        if len(self._starting) == 1:
             self._topic.when_ready(self._topic_ready)
 
     def expect(self, waiter: OutcomeWaiter) -> tuple[int, int] | None:
@@ -188,9 +188,9 @@ class OutcomeWaiters(ClaimOwner):
 
     def forget(self, reply_id: int) -> None:
         """The caller has been answered otherwise. Harmless when unknown."""
-        found = self._waiters.pop(reply_id, None)
-        if found is not None:
-            self._leave(found[1])
+        entry = self._waiters.pop(reply_id, None)
+        if entry is not None:
+            self._leave(entry[1])
 
     def close(self) -> None:
         """Hear nothing more. May be called twice."""
@@ -203,14 +203,14 @@ class OutcomeWaiters(ClaimOwner):
 
     # --- what is heard
 
-    def _hear(self, outcome: CommandOutcome) -> None:
-        found = self._waiters.pop(outcome.reply_id, None)
-        if found is None:
+    def _on_outcome(self, outcome: CommandOutcome) -> None:
+        entry = self._waiters.pop(outcome.reply_id, None)
+        if entry is None:
             self._counts.outcome("nobody")
             return
         self._counts.outcome("heard")
-        self._leave(found[1])
-        found[0].decided(outcome)
+        self._leave(entry[1])
+        entry[0].decided(outcome)
 
     def _leave(self, reader: OutcomeReader) -> None:
         reader.waiting -= 1
@@ -223,25 +223,27 @@ class OutcomeWaiters(ClaimOwner):
         if fault is not None or self._closed:
             self._tell(fault)
             return
-        self._move(QueueRef(OUTCOME_TOPIC, self._incarnation(), self._random.randrange(self._topic.queues)))
+        self._move_to(
+            QueueRef(OUTCOME_TOPIC, self._topic_incarnation(), self._random.randrange(self._topic.queues))
+        )
         self._join()
 
     def _join(self) -> None:
         if not self._closed:
             self._claims.join(Join(OUTCOME_GROUP, OUTCOME_TOPIC, sharing=Sharing.CONSISTENT_HASH))
 
-    def _incarnation(self) -> int:
+    def _topic_incarnation(self) -> int:
         info = self._backend.topic(OUTCOME_TOPIC)
         return 0 if info is None else info.incarnation
 
-    def _move(self, queue: QueueRef) -> None:
+    def _move_to(self, queue: QueueRef) -> None:
         """Hear this queue from its present end on, then ask for answers there."""
         if self._next is not None:
             self._next.close()
-        self._next = OutcomeReader(self._backend, self._clock, queue, self._hear, self._later)
-        self._next.open(self._moved)
+        self._next = OutcomeReader(self._backend, self._clock, queue, self._on_outcome, self._later)
+        self._next.open(self._on_reader_opened)
 
-    def _moved(self, reader: OutcomeReader) -> None:
+    def _on_reader_opened(self, reader: OutcomeReader) -> None:
         if reader is not self._next or self._closed:
             reader.close()
             return
@@ -251,30 +253,30 @@ class OutcomeWaiters(ClaimOwner):
         self._tell(None)
 
     def _tell(self, fault: SendRefusal | None) -> None:
-        begun, self._begun = self._begun, []
+        begun, self._starting = self._starting, []
         for waiter in begun:
             waiter.outcomes_ready(fault)
 
     # --- ClaimOwner
 
     def assigned(self, assignment: Assignment) -> None:
-        self._settle()
+        self._choose_queue()
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float, release: Release) -> None:
-        """Nothing is written here, so there is nothing to finish."""
+        """Release the queues at once: a reader writes nothing that would have to be finished."""
         release(queues)
-        self._settle()
+        self._choose_queue()
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
-        self._settle()
+        self._choose_queue()
 
     def trouble(self, doing: str, error: Exception) -> None:
-        """Until we are a member any queue will do."""
+        """Retry to join later; until then any queue will do."""
         self._later(RETRY_S, self._join)
 
-    def _settle(self) -> None:
+    def _choose_queue(self) -> None:
         """Stay where we are if that is ours; with nothing of our own any queue will do."""
-        going = self._next or self._reader
-        held = self._claims.held
-        if held and (going is None or going.queue not in held) and not self._closed:
-            self._move(min(held))
+        current = self._next or self._reader
+        owned = self._claims.held
+        if owned and (current is None or current.queue not in owned) and not self._closed:
+            self._move_to(min(owned))

@@ -49,7 +49,7 @@ class HeldPoll:
         self.forwarded = forwarded
         self.asking = False  # checks for it are being made durable
         self.done = False
-        call.on_abandoned = self._abandoned
+        call.on_abandoned = self._on_abandoned
 
     def answer(self, checks: Sequence[Any], fault: SendRefusal | None = None) -> None:
         """Once; later ones are lost, and those who are asked about come again."""
@@ -60,7 +60,7 @@ class HeldPoll:
         code, text = (0, OK_TEXT) if fault is None else (int(fault.code), fault.text)
         self.call.reply(IDL.PollChecksResponse(code=code, msg=text, checks=list(checks)))
 
-    def _abandoned(self, _: Call) -> None:
+    def _on_abandoned(self, _: Call) -> None:
         self.done = True
         self._table.forget(self)
 
@@ -77,7 +77,7 @@ class HeldPolls:
         return self.count >= POLLS_MAX
 
     def groups(self) -> list[str]:
-        """Whose members wait."""
+        """Return the groups whose members wait."""
         return list(self._by_group)
 
     def hold(self, poll: HeldPoll) -> None:
@@ -85,7 +85,7 @@ class HeldPolls:
         self.count += 1
 
     def forget(self, poll: HeldPoll) -> None:
-        """It waits no more; harmless when it never did."""
+        """Remove a poll that no longer waits, if it ever did."""
         waiting = self._by_group.get(poll.group)
         if waiting is not None and poll in waiting:
             waiting.remove(poll)
@@ -94,7 +94,7 @@ class HeldPolls:
                 del self._by_group[poll.group]
 
     def first(self, group: str) -> HeldPoll | None:
-        """Who has waited longest, of those for whom nothing is under way."""
+        """Return the poll that has waited longest among those without a request under way."""
         return next((poll for poll in self._by_group.get(group, ()) if not poll.asking), None)
 
     def expire(self, now: float) -> None:
@@ -105,7 +105,7 @@ class HeldPolls:
                 poll.answer(())
 
     def end(self, fault: SendRefusal) -> None:
-        """Answer all."""
+        """Answer all polls with this fault."""
         for poll in [poll for waiting in self._by_group.values() for poll in waiting]:
             poll.answer((), fault)
 
@@ -138,40 +138,40 @@ class Asking:
             self._fetch(one)
 
     def _fetch(self, one: OpenTransaction) -> None:
-        held = self._held
+        shard = self._held
 
-        def fetched(halves: list[HalfMessage], missing: int, error: Exception | None) -> None:
+        def on_fetched(halves: list[HalfMessage], missing: int, error: Exception | None) -> None:
             self._left -= 1
-            if error is not None or not held.running:
-                held.core.not_asked(one, held.context.now_ms())
+            if error is not None or not shard.running:
+                shard.core.not_asked(one, shard.context.now_ms())
             elif missing:
-                held.core.not_asked(one, held.context.now_ms())
-                if one.deciding is None and held.core.open.get(one.id) is one:
+                shard.core.not_asked(one, shard.context.now_ms())
+                if one.deciding is None and shard.core.open.get(one.id) is one:
                     self._deciding.end(one, TransactionOutcome.DEAD_LETTER, None, DAMAGED)
             else:
                 self._found.append((one, halves))
             if not self._left:
-                self._count()
+                self._commit_attempts()
 
-        fetch(held.context.backend, held.queue, held.kept, list(one.offsets), fetched)
+        fetch(shard.context.backend, shard.queue, shard.kept, list(one.offsets), on_fetched)
 
-    def _count(self) -> None:
+    def _commit_attempts(self) -> None:
         """The attempts are made durable."""
         if not self._found:
             self._then([])
             return
         attempts = [(one.offsets[0], one.checks + 1) for one, _ in self._found]
-        self._held.commit((), (), self._counted, attempts)
+        self._held.commit((), (), self._on_attempts_committed, attempts)
 
-    def _counted(self, _: Sequence[AppendResult], error: Exception | None) -> None:
-        held = self._held
-        now_ms, checks = held.context.now_ms(), []
+    def _on_attempts_committed(self, _: Sequence[AppendResult], error: Exception | None) -> None:
+        shard = self._held
+        now_ms, checks = shard.context.now_ms(), []
         for one, halves in self._found:
             if error is not None:
-                held.core.not_asked(one, now_ms)
-            elif held.core.asked(one, now_ms):
+                shard.core.not_asked(one, now_ms)
+            elif shard.core.asked(one, now_ms):
                 checks.append(_check(one, halves))
-        held.context.counts.checks.value += len(checks)
+        shard.context.counts.checks.value += len(checks)
         self._then(checks)
 
 
@@ -179,14 +179,14 @@ def _check(one: OpenTransaction, halves: list[HalfMessage]) -> Any:
     return IDL.TransactionCheck(
         transactionId=one.id.hex(),
         check=one.checks,
-        messages=[_message(half) for half in halves],
+        messages=[_wire_message(half) for half in halves],
         preparedMs=one.prepared_ms,
         throughOffset=one.offsets[-1],
     )
 
 
-def _message(half: HalfMessage) -> Any:
-    """As its sender gave it, with the queue that was chosen for it."""
+def _wire_message(half: HalfMessage) -> Any:
+    """Return a half message as its sender gave it, with the queue that was chosen for it."""
     content = decode(half.delivery)
     return IDL.Message(
         topic=half.mark.topic,

@@ -281,7 +281,7 @@ class OwnedShard(NamedTuple):
         return self.held.queue
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         return self.held.busy
 
     def stop(self, on_idle: Callable[[], None]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from backend.completion import Completion
 from backend.internal_topics import ready_topic
-from backend.ownership.reader import QueueRead, QueueReader
+from backend.ownership.reader import QueueReader, ReadAnswer
 from backend.progress.ack_map import AckMap
 from backend.records import (
     AppendResult,
@@ -75,9 +75,9 @@ class HeldShard:
         self._reader = QueueReader(context.backend, queue, self._on_read, self._on_data)
         self._waiters: list[tuple[int, Read]] = []  # how far they need the queue to be read
         self._unreadable: list[StoredRecord] = []
-        self.core = self._core(EndedTransactions(1))
+        self.core = self._new_core(EndedTransactions(1))
 
-    def _core(self, ended: EndedTransactions) -> TransactionShard:
+    def _new_core(self, ended: EndedTransactions) -> TransactionShard:
         context = self.context
         return TransactionShard(context.rules, self._acks, self._acks.committed, ended, context.now_ms())
 
@@ -95,7 +95,7 @@ class HeldShard:
         self.running = self.ready = False
         self._on_idle = on_idle
         self._reader.stop()
-        self._tell(self._explain_move())
+        self._fail_waiters(self._explain_move())
 
     def _explain_move(self) -> TryLaterError:
         return TryLaterError(f"shard {self.number} of transactions moves to another proxy; ask again")
@@ -103,34 +103,34 @@ class HeldShard:
     # --- taking it over
 
     def start(self) -> None:
-        """Learn what the owner before knew."""
+        """Read what the previous owner knew: the newest op records, then the unfinished half messages."""
         self.stuck, self._unreadable = False, []
         info = self.context.backend.topic(OP_TOPIC)
         queue = None
         if info is not None and self.number < info.queues:
             queue = QueueRef(OP_TOPIC, info.incarnation, self.number)
-        OpReader(self.context.backend, queue, self.context.rules.ended_max, self._ops_read).start()
+        OpReader(self.context.backend, queue, self.context.rules.ended_max, self._on_ops_read).start()
 
-    def _ops_read(self, ended: EndedTransactions, error: Exception | None) -> None:
+    def _on_ops_read(self, ended: EndedTransactions, error: Exception | None) -> None:
         if not self.running:
             return
         if error is not None:
-            self._failed("what transactions came to was not read", error)
+            self._log_failure("what transactions came to was not read", error)
             self.stuck = True
             return
-        self.core = self._core(ended)
+        self.core = self._new_core(ended)
         self.core.ends_at(self._end)
-        self.when_read(self._end - 1, self._restored)
+        self.when_read(self._end - 1, self._on_restored)
 
-    def _restored(self, error: Exception | None) -> None:
+    def _on_restored(self, error: Exception | None) -> None:
         if error is None:
             self.ready = True
             self.context.shard_ready()
         elif self.running:
-            self._failed("half messages were not read", error)
+            self._log_failure("half messages were not read", error)
             self.stuck = True
 
-    def _failed(self, what: str, error: Exception) -> None:
+    def _log_failure(self, what: str, error: Exception) -> None:
         self.context.counts.refused("read failed")
         log.warning("transactions: %s", what, extra={"shard": self.number, "error": str(error)})
 
@@ -139,12 +139,12 @@ class HeldShard:
     def appended(self, half: HalfMessage, transaction: bytes) -> HalfTaken:
         """This proxy appended it, and it is durable."""
         context = self.context
-        taken = self.core.stored(seen(half, transaction, context.now_ms(), context.backend.clock_ms()))
-        if taken in (HalfTaken.PART, HalfTaken.AHEAD, HalfTaken.LATE):
+        verdict = self.core.stored(seen(half, transaction, context.now_ms(), context.backend.clock_ms()))
+        if verdict in (HalfTaken.PART, HalfTaken.AHEAD, HalfTaken.LATE):
             self.kept.put(half)
         else:
-            self._stray(taken)
-        return taken
+            self._count_stray(verdict)
+        return verdict
 
     def release_prepare(self, transaction: bytes, messages: int, size: int) -> None:
         """Give the room of an admitted prepare back; a shard that was stopped may be idle now."""
@@ -165,9 +165,9 @@ class HeldShard:
             self._read()
 
     def when_all_read(self, then: Read) -> None:
-        """The same for everything that is there by now, also what others appended."""
+        """Call `then` when everything that is stored by now is read, also messages that others appended."""
 
-        def bounded(answer: Completion[list[Bounds | None]]) -> None:
+        def on_bounds(answer: Completion[list[Bounds | None]]) -> None:
             bounds = None if answer.error is not None else answer.value[0]
             if bounds is None or not self.running:
                 then(answer.error or self._explain_move())
@@ -175,42 +175,42 @@ class HeldShard:
             self.core.ends_at(bounds.next)
             self.when_read(-1, then)
 
-        self.context.backend.bounds((self.queue,)).then(bounded)
+        self.context.backend.bounds((self.queue,)).then(on_bounds)
 
     def _read(self) -> None:
         start, end = self.core.next_read()
         self._reader.read(start, min(COUNT_MAX, end - start), BYTES_MAX)
 
-    def _on_read(self, read: QueueRead) -> None:
+    def _on_read(self, read: ReadAnswer) -> None:
         if read.error is not None:
-            self._failed("half messages were not read", read.error)
-            self._tell(read.error)
+            self._log_failure("half messages were not read", read.error)
+            self._fail_waiters(read.error)
             return
         if read.batch is not None:
-            self._take(read.batch)
+            self._take_in(read.batch)
         elif read.oldest is not None:
             lost = self.core.moved_on(read.oldest)
             log.error("half messages are gone from the log", extra={"shard": self.number, "count": lost})
-        self._go_on(at_end=read.at_end)
+        self._answer_waiters(at_end=read.at_end)
 
-    def _take(self, batch: ReadBatch) -> None:
-        found = half_batch(batch)
-        self._unreadable += [one for one in found.unreadable if one.offset >= self.core.read_to]
+    def _take_in(self, batch: ReadBatch) -> None:
+        batch_content = half_batch(batch)
+        self._unreadable += [one for one in batch_content.unreadable if one.offset >= self.core.read_to]
         rules, wall_ms, now_ms = self.context.rules, self.context.backend.clock_ms(), self.context.now_ms()
         halves = [
             seen(half, bytes.fromhex(half.mark.id), rules.began_ms(at_ms, wall_ms, now_ms), at_ms)
-            for half, at_ms in found.halves
+            for half, at_ms in batch_content.halves
         ]
-        for _, taken in self.core.read(halves, batch.next_offset):
-            self._stray(taken)
+        for _, verdict in self.core.read(halves, batch.next_offset):
+            self._count_stray(verdict)
 
-    def _stray(self, taken: HalfTaken) -> None:
+    def _count_stray(self, taken: HalfTaken) -> None:
         """One that is no part of anything is counted; its sender had its answer, or gets it now."""
         if taken not in (HalfTaken.PART, HalfTaken.AHEAD, HalfTaken.LATE, HalfTaken.LEFT_OVER):
             self.context.counts.refused(f"half message: {taken.value}")
 
-    def _go_on(self, *, at_end: bool) -> None:
-        """Tell who has waited for what is read by now; the others wait on."""
+    def _answer_waiters(self, *, at_end: bool) -> None:
+        """Answer the waiters whose messages are read by now; the others keep waiting."""
         waiting, self._waiters = self._waiters, []
         for through, then in waiting:
             if self.core.must_read(through):
@@ -231,9 +231,9 @@ class HeldShard:
             self._read()
         else:
             behind = f"shard {self.number} of transactions is read up to {self.core.read_to} here; ask again"
-            self._tell(error or TryLaterError(behind))
+            self._fail_waiters(error or TryLaterError(behind))
 
-    def _tell(self, error: Exception) -> None:
+    def _fail_waiters(self, error: Exception) -> None:
         waiting, self._waiters = self._waiters, []
         for _, then in waiting:
             then(error)
@@ -256,7 +256,7 @@ class HeldShard:
         delta = ProgressDelta(TRANSACTION_GROUP, self.queue, epoch, self._generation, finished, attempts)
         self._committing += 1
 
-        def ended(results: Sequence[AppendResult], error: Exception | None) -> None:
+        def on_done(results: Sequence[AppendResult], error: Exception | None) -> None:
             self._committing -= 1
             if error is None:
                 if loose:
@@ -269,7 +269,7 @@ class HeldShard:
                 context.unsure()
             self._idle_when_stopped()
 
-        context.commits.add(CommitPart(records, delta, ended))
+        context.commits.add(CommitPart(records, delta, on_done))
 
     def _idle_when_stopped(self) -> None:
         if not self.running and not self.busy and self._on_idle is not None:
@@ -284,21 +284,21 @@ class HeldShard:
         elif self.core.has_loose and not self._committing:
             self.commit((), (), lambda results, error: None)
 
-    def _flush_unreadable(self, made: Completion[TopicInfo]) -> None:
+    def _flush_unreadable(self, topic: Completion[TopicInfo]) -> None:
         unreadable, self._unreadable = self._unreadable, []
-        if made.error is not None or not self.running or not unreadable:
+        if topic.error is not None or not self.running or not unreadable:
             self._unreadable = unreadable
             return
         now_ms = self.context.clock.wall_ms()
 
-        def then(results: Sequence[AppendResult], error: Exception | None) -> None:
+        def on_done(results: Sequence[AppendResult], error: Exception | None) -> None:
             if error is not None:
                 self._unreadable += unreadable
             else:
                 for _ in unreadable:
                     self.context.counts.refused("half message: unreadable")
 
-        self.commit([dead_unreadable(one, now_ms) for one in unreadable], (), then)
+        self.commit([dead_unreadable(one, now_ms) for one in unreadable], (), on_done)
 
 
 def in_doubt(error: Exception, regranted: bool) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from backend.completion import Completion
 from backend.internal_topics import ready_topic
-from backend.ownership.reader import QueueRead, QueueReader
+from backend.ownership.reader import QueueReader, ReadAnswer
 from backend.records import AppendResult, TopicInfo
 from ddmq_common.names import TRANSACTION_DEAD_TOPIC
 from proxy_producer.transactions.codec import dead_half
@@ -33,11 +33,11 @@ class LeftOvers:
 
     def move_all(self) -> None:
         """Make dead letters of all of them, by one read after another; retry what failed."""
-        held = self._held
-        if self._moving or not held.running or not held.core.left_over:
+        shard = self._held
+        if self._moving or not shard.running or not shard.core.left_over:
             return
         self._moving = True
-        context = held.context
+        context = shard.context
         topic = ready_topic(context.backend, TRANSACTION_DEAD_TOPIC, 1, context.deadline())
         topic.then(self._read_first)
 
@@ -51,14 +51,14 @@ class LeftOvers:
             count += 1
         self._reader.read(start, count, BYTES_MAX)
 
-    def _on_read(self, read: QueueRead) -> None:
-        held = self._held
-        if read.is_unanswered or not held.running:
+    def _on_read(self, read: ReadAnswer) -> None:
+        shard = self._held
+        if read.is_unanswered or not shard.running:
             self._moving = False
             return
-        now_ms = held.context.clock.wall_ms()
+        now_ms = shard.context.clock.wall_ms()
         end = read.start + 1 if read.at_end else max(read.start + 1, read.next_offset)
-        offsets = [offset for offset in held.core.left_over if offset < end]
+        offsets = [offset for offset in shard.core.left_over if offset < end]
         stored = [] if read.batch is None else half_batch(read.batch).halves
         halves = [half for half, _ in stored if half.offset in offsets]
         records = [dead_half(half, LARGE, 0, TEXT, now_ms) for half in halves]
@@ -69,7 +69,7 @@ class LeftOvers:
             if error is None:
                 if lost:
                     log.error("messages of dead letters are damaged", extra={"count": lost})
-                held.core.finish_left_over(offsets)
+                shard.core.finish_left_over(offsets)
                 self.move_all()
 
-        held.commit(records, offsets, on_moved)
+        shard.commit(records, offsets, on_moved)

@@ -61,33 +61,33 @@ class Owners:
         self.address = ""
 
     def holders(self) -> Completion[Holders]:
-        """Who owns which shard, as of at most a second ago. Those who ask at a time share one answer."""
+        """Return the owner of each shard, at most a second old; concurrent callers share one answer."""
         now = self._clock.monotonic()
         if self._known is not None and self._known[0] > now:
             return succeeded(self._known[1])
         if self._asking is not None:
             return self._asking
-        found: Completion[Holders] = Completion()
-        self._asking = found
+        shared: Completion[Holders] = Completion()
+        self._asking = shared
 
-        def answered(asked: Completion[Mapping[QueueRef, str]]) -> None:
+        def on_answer(asked: Completion[Mapping[QueueRef, str]]) -> None:
             self._asking = None
             if asked.error is not None:
-                found.fail(asked.error)
+                shared.fail(asked.error)
                 return
             by_shard = {queue.queue_id: address for queue, address in asked.value.items()}
             self._known = self._clock.monotonic() + HOLDERS_AGE_S, by_shard
-            found.succeed(by_shard)
+            shared.succeed(by_shard)
 
         try:
-            self._backend.holders(TRANSACTION_GROUP, HALF_TOPIC, now + LOOKUP_S).then(answered)
+            self._backend.holders(TRANSACTION_GROUP, HALF_TOPIC, now + LOOKUP_S).then(on_answer)
         except DdmqError as error:
             self._asking = None
-            found.fail(error)
-        return found
+            shared.fail(error)
+        return shared
 
     def forget(self) -> None:
-        """What is known of owners is wrong."""
+        """Forget the owners: they have changed."""
         self._known = None
 
     def others(self, holders: Holders) -> list[str]:
@@ -107,7 +107,7 @@ class Owners:
         return passed
 
     def close(self) -> None:
-        """End every link."""
+        """Close every link to other proxies."""
         self._links.close()
 
 

@@ -38,7 +38,7 @@ class Polls:
         self._clock = clock
         self._counts = counts
         self._owned = owned
-        self._asked: set[tuple[str, str]] = set()  # address and group: an answer is under way
+        self._pending_requests: set[tuple[str, str]] = set()  # address and group: an answer is under way
         self._turn = 0
         self._kept: dict[str, tuple[float, list[Any]]] = {}
         self._asking = 0
@@ -49,9 +49,9 @@ class Polls:
         """One call; it was accepted."""
         poll = HeldPoll(self.held, call, group, count, self._clock.monotonic() + timeout_s, forwarded)
         self.held.hold(poll)
-        kept = self._kept.pop(group, None)
-        if kept is not None:
-            poll.answer(kept[1])
+        waiting = self._kept.pop(group, None)
+        if waiting is not None:
+            poll.answer(waiting[1])
             return
         self.serve(group)
         if timeout_s <= 0 and not poll.asking:
@@ -66,43 +66,43 @@ class Polls:
                     return
                 poll.asking = True
                 self._asking += 1
-                if not ask(owned.held, owned.deciding, group, poll.count, partial(self._came, poll)):
+                if not ask(owned.held, owned.deciding, group, poll.count, partial(self._on_checks, poll)):
                     self._asking -= 1
                     poll.asking = False
                     break
                 if not (poll.asking or poll.done):
                     break  # it came to nothing at once: at the next look
 
-    def _came(self, poll: HeldPoll, checks: list[Any]) -> None:
+    def _on_checks(self, poll: HeldPoll, checks: list[Any]) -> None:
         poll.asking = False
         self._asking -= 1
-        self._tell(poll, checks)
+        self._deliver_checks(poll, checks)
         while self._behind and self._asking < ASKING_MAX:
             group = next(iter(self._behind))
             del self._behind[group]
             self.serve(group)
 
-    def _tell(self, poll: HeldPoll, checks: list[Any]) -> None:
+    def _deliver_checks(self, poll: HeldPoll, checks: list[Any]) -> None:
         if not checks:
             if poll.deadline <= self._clock.monotonic():
                 poll.answer(())
         elif poll.done:
-            self._keep(poll.group, checks)
+            self._keep_checks(poll.group, checks)
         else:
             poll.answer(checks)
 
-    def _keep(self, group: str, checks: list[Any]) -> None:
-        """Whoever they were for has gone."""
+    def _keep_checks(self, group: str, checks: list[Any]) -> None:
+        """Give checks to another poll of the group, or keep them for its next one."""
         poll = self.held.first(group)
         if poll is not None:
             poll.answer(checks)
         elif len(self._kept) < KEPT_GROUPS_MAX and group not in self._kept:
             self._kept[group] = self._clock.monotonic() + KEPT_S, checks
         else:
-            self._lost(checks)
+            self._count_lost(checks)
 
-    def _lost(self, checks: list[Any]) -> None:
-        """They come again after their interval."""
+    def _count_lost(self, checks: list[Any]) -> None:
+        """Count checks that found no poll; they are repeated after their interval."""
         for _ in checks:
             self._counts.refused("check: nobody waits")
 
@@ -115,34 +115,34 @@ class Polls:
         for group in self.held.groups():
             self.serve(group)
         now = self._clock.monotonic()
-        for group in [group for group, kept in self._kept.items() if kept[0] <= now]:
-            self._lost(self._kept.pop(group)[1])
+        for group in [group for group, waiting in self._kept.items() if waiting[0] <= now]:
+            self._count_lost(self._kept.pop(group)[1])
         if self.held.groups():
             self._owners.holders().then(self._ask_others)
 
-    def _ask_others(self, found: Completion[Holders]) -> None:
-        if found.error is not None:
+    def _ask_others(self, holders: Completion[Holders]) -> None:
+        if holders.error is not None:
             return
-        wanted = [
+        candidates = [
             (address, group)
             for group in self.held.groups()
             if (poll := self.held.first(group)) is not None and not poll.forwarded
-            for address in self._owners.others(found.value)
-            if (address, group) not in self._asked
+            for address in self._owners.others(holders.value)
+            if (address, group) not in self._pending_requests
         ]
-        if not wanted:
+        if not candidates:
             return
-        self._turn %= len(wanted)
-        chosen = (wanted[self._turn :] + wanted[: self._turn])[:ASKS_MAX]
-        self._turn += len(chosen)
-        for address, group in chosen:
+        self._turn %= len(candidates)
+        requests = (candidates[self._turn :] + candidates[: self._turn])[:ASKS_MAX]
+        self._turn += len(requests)
+        for address, group in requests:
             self._ask_other(address, group)
 
     def _ask_other(self, address: str, group: str) -> None:
         poll = self.held.first(group)
         if poll is None:
             return
-        self._asked.add((address, group))
+        self._pending_requests.add((address, group))
         request = IDL.PollChecksRequest(
             producerGroup=group.encode(),
             clientId=poll.call.args.request.clientId or b"",
@@ -151,13 +151,13 @@ class Polls:
             forwardedBy=self._owners.address or "-",
         )
 
-        def answered(answer: Any, error: Exception | None) -> None:
-            self._asked.discard((address, group))
+        def on_answer(answer: Any, error: Exception | None) -> None:
+            self._pending_requests.discard((address, group))
             if error is None and answer is not None and answer.checks:
-                self._keep(group, list(answer.checks))
+                self._keep_checks(group, list(answer.checks))
 
-        self._owners.call(address, "pollTransactionChecks", request, answered)
+        self._owners.call(address, "pollTransactionChecks", request, on_answer)
 
     def end(self, fault: SendRefusal) -> None:
-        """Nobody waits here any more."""
+        """Answer every poll with this fault: the proxy stops."""
         self.held.end(fault)

@@ -1,4 +1,4 @@
-"""How one shard is read: from its progress at a take-over, and whatever other proxies append later.
+"""Reads one shard: from its progress at a take-over, and messages that other proxies append later.
 
 Nothing is read by the second as long as nobody else appends: who asks for the end of a transaction says how
 far it has to be read, and the service's tick tells what there is.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from backend.completion import Completion
-from backend.ownership.reader import QueueRead, QueueReader
+from backend.ownership.reader import QueueReader, ReadAnswer
 from backend.port import Backend
 from backend.progress.ack_map import AckMap
 from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, StoredRecord
@@ -29,7 +29,7 @@ KEPT_BYTES = 1_000  # of one of these, beside its delivery bytes
 
 
 def seen(half: HalfMessage, transaction: bytes, stored_ms: int, prepared_ms: int) -> HalfSeen:
-    """What is decided by. `stored_ms`: on the shard's clock, `prepared_ms`: on the store's."""
+    """Return the facts of one half. `stored_ms` is on the shard's clock, `prepared_ms` on the store's."""
     mark = half.mark
     return HalfSeen(
         half.offset,
@@ -45,7 +45,7 @@ def seen(half: HalfMessage, transaction: bytes, stored_ms: int, prepared_ms: int
 
 
 def acks_of(view: ProgressView, bounds: Bounds) -> AckMap:
-    """What the progress says; where it says nothing, from the queue's begin."""
+    """Return the ack map of the progress; it begins at the queue's first offset without any."""
     acks = AckMap(bounds.min if view.committed is None else view.committed)
     acks.finish(view.finished)
     for offset, attempts in view.attempts.items():
@@ -54,7 +54,7 @@ def acks_of(view: ProgressView, bounds: Bounds) -> AckMap:
 
 
 class HalfBatch(NamedTuple):
-    """What one read found: half records, and those that do not parse."""
+    """The half records of one read, and the records that do not parse."""
 
     halves: list[tuple[HalfMessage, int]]  # with store times
     unreadable: list[StoredRecord]
@@ -62,18 +62,18 @@ class HalfBatch(NamedTuple):
 
 def half_batch(batch: ReadBatch) -> HalfBatch:
     """Take it apart; a damaged record is a gap, which the engine has counted."""
-    found = HalfBatch([], [])
+    content = HalfBatch([], [])
     for index in range(len(batch.offsets)):
         try:
             record = batch.record(index)
         except DamagedError:
             continue
         try:
-            found.halves.append((read_half(record), record.stored_ms))
+            content.halves.append((read_half(record), record.stored_ms))
         except DamagedError as error:
             log.error("a half message does not parse: %s", error)
-            found.unreadable.append(record._replace(delivery=bytes(record.delivery)))
-    return found
+            content.unreadable.append(record._replace(delivery=bytes(record.delivery)))
+    return content
 
 
 class KeptMessages:
@@ -87,10 +87,10 @@ class KeptMessages:
         return self._kept.get(offset)
 
     def all_of(self, offsets: Sequence[int]) -> list[HalfMessage] | None:
-        """What stands at these; None: not all of it is here."""
-        kept = self._kept
-        found = [kept[offset] for offset in offsets if offset in kept]
-        return found if len(found) == len(offsets) else None
+        """Return the messages at these offsets; None if not all of them are kept."""
+        messages = self._kept
+        stored = [messages[offset] for offset in offsets if offset in messages]
+        return stored if len(stored) == len(offsets) else None
 
     def put(self, half: HalfMessage) -> None:
         if half.offset in self._kept:
@@ -111,32 +111,32 @@ Fetched = Callable[[list[HalfMessage], int, Exception | None], None]
 
 def fetch(backend: Backend, queue: QueueRef, kept: KeptMessages, offsets: list[int], then: Fetched) -> None:
     """`then(messages, missing, error)` follows: what stands at these offsets, and how many are damaged."""
-    found: dict[int, HalfMessage] = {}
+    halves: dict[int, HalfMessage] = {}
     for offset in offsets:
         half = kept.get(offset)
         if half is not None:
-            found[offset] = half
-    left = [offset for offset in offsets if offset not in found]
+            halves[offset] = half
+    remaining = [offset for offset in offsets if offset not in halves]
 
     def read_next() -> None:
-        if not left:
-            complete = [found[offset] for offset in offsets if offset in found]
+        if not remaining:
+            complete = [halves[offset] for offset in offsets if offset in halves]
             then(complete, len(offsets) - len(complete), None)
             return
-        start, count = left[0], 1
-        while count < min(len(left), COUNT_MAX) and left[count] == start + count:
+        start, count = remaining[0], 1
+        while count < min(len(remaining), COUNT_MAX) and remaining[count] == start + count:
             count += 1
         reader.read(start, count, BYTES_MAX)
 
-    def on_read(read: QueueRead) -> None:
+    def on_read(read: ReadAnswer) -> None:
         if read.is_unanswered:
             then([], 0, read.error)
             return
         if read.batch is not None:
-            found.update((half.offset, half) for half, _ in half_batch(read.batch).halves)
-        end = left[0] + 1 if read.at_end else max(left[0] + 1, read.next_offset)
-        while left and left[0] < end:
-            del left[0]
+            halves.update((half.offset, half) for half, _ in half_batch(read.batch).halves)
+        end = remaining[0] + 1 if read.at_end else max(remaining[0] + 1, read.next_offset)
+        while remaining and remaining[0] < end:
+            del remaining[0]
         read_next()
 
     reader = QueueReader(backend, queue, on_read)
@@ -168,9 +168,9 @@ class OpReader:
         if self._queue is None:
             self._done(self._ended, None)
         else:
-            self._backend.bounds((self._queue,)).then(self._bounded)
+            self._backend.bounds((self._queue,)).then(self._on_bounds)
 
-    def _bounded(self, answer: Completion[list[Bounds | None]]) -> None:
+    def _on_bounds(self, answer: Completion[list[Bounds | None]]) -> None:
         if answer.error is not None:
             self._done(self._ended, answer.error)
         elif answer.value[0] is None:
@@ -186,34 +186,34 @@ class OpReader:
         self._offset = offset
         self._reader.read(offset, COUNT_MAX, BYTES_MAX)
 
-    def _on_read(self, read: QueueRead) -> None:
+    def _on_read(self, read: ReadAnswer) -> None:
         if read.is_unanswered:
             self._done(self._ended, read.error)
         elif read.bounds is not None:
             self._partly = True
             self._read_from(read.bounds.min)
         elif read.batch is not None and not read.at_end:
-            self._take(read.batch)
-            self._gap(read.next_offset)
+            self._take_ops(read.batch)
+            self._note_gap(read.next_offset)
             self._read_from(read.next_offset)
         else:
-            self._gap(read.next_offset)
+            self._note_gap(read.next_offset)
             if self._damaged:
                 self._ended.damaged(self._backend.clock_ms())
             if self._first and self._partly:  # all of them are gone
                 self._ended.covered_from_ms = self._backend.clock_ms()
             self._done(self._ended, None)
 
-    def _gap(self, until: int) -> None:
+    def _note_gap(self, until: int) -> None:
         """The next record is at `until`: on a gapless engine what was to be before it is damaged."""
         if self._backend.gapless and until > self._offset:
             log.error("how %d transactions ended is lost", until - self._offset)
             self._damaged = True
         self._offset = until
 
-    def _take(self, batch: ReadBatch) -> None:
+    def _take_ops(self, batch: ReadBatch) -> None:
         for index, offset in enumerate(batch.offsets):
-            self._gap(offset)
+            self._note_gap(offset)
             self._offset += 1
             try:
                 record = batch.record(index)

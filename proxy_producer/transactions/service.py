@@ -55,11 +55,11 @@ class OwnerWaiter(Protocol):
     """A call that waits until its shard has an owner."""
 
     def retry(self) -> None:
-        """Look again."""
+        """Check again whether the shard has an owner."""
 
 
 class Transactions(QueueOwner[OwnedShard]):
-    """They belong to one producer proxy. `timer`: of its beat."""
+    """The transactions of one producer proxy. `timer` drives its tick."""
 
     def __init__(
         self,
@@ -97,20 +97,19 @@ class Transactions(QueueOwner[OwnedShard]):
         self.groups: dict[bytes, str] = {}  # legal producer groups that were named lately
         self._beats = self._looks = 0
         self._begun = False
-        self._unwatch: Callable[[], None] = backend.watch_settings(self._changed, *TOPIC_KEYS)
+        self._unwatch: Callable[[], None] = backend.watch_settings(self._on_setting_changed, *TOPIC_KEYS)
 
     # --- beginning and ending
 
     def advertise(self, address: str) -> None:
-        """Others reach this proxy at `address` (HOST:PORT of its RPC server); it takes part from now on where
-        there are transactions."""
+        """Join under `address` (HOST:PORT), where others reach this proxy, once the topics exist."""
         self.owners.address = address
         if self._claims.joined:
             self.reacquire()
         elif self.topics.shards:
             self.begin()
 
-    def _changed(self, key: str) -> None:
+    def _on_setting_changed(self, key: str) -> None:
         """Another process made the topic."""
         if key in TOPIC_KEYS and self.owners.address and not self._begun and self.topics.shards:
             self.begin()
@@ -151,9 +150,9 @@ class Transactions(QueueOwner[OwnedShard]):
 
     def loaded(self, queue: QueueRef, epoch: int, view: ProgressView, bounds: Bounds) -> None:
         """Begin with reading the shard: nothing of it is decided before."""
-        held = HeldShard(self._context, queue, epoch, view.generation, acks_of(view, bounds), bounds.next)
-        self._begin_work(OwnedShard(held, Deciding(held), LeftOvers(held)))
-        held.start()
+        shard = HeldShard(self._context, queue, epoch, view.generation, acks_of(view, bounds), bounds.next)
+        self._begin_work(OwnedShard(shard, Deciding(shard), LeftOvers(shard)))
+        shard.start()
 
     def _on_owned_changed(self, queue: QueueRef) -> None:
         owned = self._owned.get(queue)
@@ -170,7 +169,7 @@ class Transactions(QueueOwner[OwnedShard]):
 
     @property
     def shards(self) -> int:
-        """How many there are; 0: none yet. They never become more or fewer."""
+        """Return how many shards there are, which never changes; 0: none yet."""
         if not self._shard_count:
             self._shard_count = self.topics.shards
         return self._shard_count
@@ -180,7 +179,7 @@ class Transactions(QueueOwner[OwnedShard]):
         return (owned for owned in list(self._owned.values()) if owned.held.ready)
 
     def owned(self, number: int) -> OwnedShard | None:
-        """That shard, if it is among them."""
+        """Return that shard, if this proxy owns it and knows all of it."""
         owned = self._by_number.get(number)
         return owned if owned is not None and owned.held.ready else None
 
@@ -214,14 +213,14 @@ class Transactions(QueueOwner[OwnedShard]):
         return fault
 
     def end(self, call: Call, deadline: float) -> None:
-        """endTransaction."""
+        """Serve endTransaction."""
         request = call.args.request
-        found = self._legal_end(call)
-        if isinstance(found, SendRefusal):
-            self.counts.refused(f"end: {found.reason}")
-            call.reply(IDL.EndTransactionResponse(code=int(found.code), msg=found.text))
+        verdict = self._legal_end(call)
+        if isinstance(verdict, SendRefusal):
+            self.counts.refused(f"end: {verdict.reason}")
+            call.reply(IDL.EndTransactionResponse(code=int(verdict.code), msg=verdict.text))
             return
-        transaction, action = found
+        transaction, action = verdict
         group = self.groups[request.producerGroup]
         self.begin()
         PendingEnd(self._ends, call, transaction, group, action, deadline).start()
@@ -244,7 +243,7 @@ class Transactions(QueueOwner[OwnedShard]):
         return self.flow.bound_fault(call.frame_bytes) or (transaction, action)
 
     def poll(self, call: Call) -> None:
-        """pollTransactionChecks."""
+        """Serve pollTransactionChecks."""
         request = call.args.request
         fault = self._poll_fault(call)
         if fault is not None:
@@ -272,7 +271,7 @@ class Transactions(QueueOwner[OwnedShard]):
     # --- looking
 
     def beat(self) -> None:
-        """Ten times a second."""
+        """Do the work of each tenth of a second: answer late polls and retry waiting calls."""
         self.polls.beat()
         self.retry_waiting()
         self._beats += 1
@@ -280,13 +279,13 @@ class Transactions(QueueOwner[OwnedShard]):
             self.look()
 
     def look(self) -> None:
-        """Each second."""
+        """Do the work of each second: join, read, ask, flush and count."""
         if self._stopping:
             return
         self.acquire()
         queues = [queue for queue, owned in self._owned.items() if owned.held.ready]
         if queues:
-            self.backend.bounds(queues).then(lambda answer: self._bounded(queues, answer))
+            self.backend.bounds(queues).then(lambda answer: self._on_bounds(queues, answer))
         for owned in list(self._owned.values()):
             if owned.held.stuck:
                 owned.held.start()
@@ -300,13 +299,13 @@ class Transactions(QueueOwner[OwnedShard]):
             owned.held.flush()
             owned.left_overs.move_all()
         self.polls.look()
-        self._gauges(self.backend.clock_ms())
+        self._set_gauges(self.backend.clock_ms())
         self._looks += 1
         if self._looks % TRIM_LOOKS == 0:
             for owned in self.ready():
                 self.backend.trim(owned.held.queue, owned.held.core.position)
 
-    def _bounded(self, queues: list[QueueRef], answer: Completion[list[Bounds | None]]) -> None:
+    def _on_bounds(self, queues: list[QueueRef], answer: Completion[list[Bounds | None]]) -> None:
         """Read what others appended."""
         if answer.error is not None:
             return
@@ -316,7 +315,7 @@ class Transactions(QueueOwner[OwnedShard]):
                 owned.held.core.ends_at(bounds.next)
                 owned.held.when_read(-1, lambda error: None)
 
-    def _gauges(self, now_ms: int) -> None:
+    def _set_gauges(self, now_ms: int) -> None:
         cores = [owned.held.core for owned in self._owned.values()]
         self.counts.open.value = sum(len(core.open) for core in cores)
         oldest = [core.oldest_ms for core in cores if core.oldest_ms is not None]

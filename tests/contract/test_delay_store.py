@@ -85,14 +85,14 @@ def test_putting_aside_and_back(store: DelayStore) -> None:
     store.write(StoreChanges(added=[one, two, other]))
     store.write(StoreChanges(deferred=[two, one]))
     assert store.due(9, 9, MANY) == [other]
-    assert store.topics_put_aside() == ["a"]
-    assert store.put_aside("a", 9) == [one, two]
-    assert store.put_aside("ab", 9) == []
+    assert store.deferred_topics() == ["a"]
+    assert store.read_deferred("a", 9) == [one, two]
+    assert store.read_deferred("ab", 9) == []
     assert store.get(two.key) == two
     assert dict(store.counts()) == {"a": 2, "ab": 1}
     store.write(StoreChanges(undeferred=[one], removed_deferred=[two]))
     assert store.due(9, 9, MANY) == [one, other]
-    assert store.topics_put_aside() == []
+    assert store.deferred_topics() == []
     assert dict(store.counts()) == {"a": 1, "ab": 1}
 
 
@@ -101,12 +101,12 @@ def test_earlier_ones_put_aside_after_some_went_back(store: DelayStore) -> None:
     early = [message(50, offset) for offset in range(1000, 1003)]
     store.write(StoreChanges(added=[*first, *early]))
     store.write(StoreChanges(deferred=first))
-    assert store.put_aside("t", 150) == first[:150]
+    assert store.read_deferred("t", 150) == first[:150]
     store.write(StoreChanges(undeferred=first[:100]))
     store.write(StoreChanges(deferred=early))
-    assert store.put_aside("t", 500) == [*early, *first[100:]]
+    assert store.read_deferred("t", 500) == [*early, *first[100:]]
     store.write(StoreChanges(removed_deferred=[*early, *first[100:150]]))
-    assert store.put_aside("t", 500) == first[150:]
+    assert store.read_deferred("t", 500) == first[150:]
     assert store.due(100, 500, MANY) == first[:100]
 
 

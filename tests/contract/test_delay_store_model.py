@@ -93,7 +93,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(topic=st.sampled_from(TOPICS), back=st.integers(0, 40), gone=st.integers(0, 40))
     def undefer(self, topic: str, back: int, gone: int) -> None:
         waiting = [self.aside[key] for key in sorted(self.aside) if self.aside[key].topic == topic]
-        assert self.store.put_aside(topic, 50) == waiting[:50]
+        assert self.store.read_deferred(topic, 50) == waiting[:50]
         self.apply(
             StoreChanges(
                 undeferred=waiting[:back], removed_deferred=waiting[back : min(back + gone, len(waiting))]
@@ -185,7 +185,7 @@ class StoreMachine(RuleBasedStateMachine):
         for one in (*self.due.values(), *self.aside.values()):
             counts[one.topic] = counts.get(one.topic, 0) + 1
         assert dict(self.store.counts()) == counts
-        assert self.store.topics_put_aside() == sorted({one.topic for one in self.aside.values()})
+        assert self.store.deferred_topics() == sorted({one.topic for one in self.aside.values()})
         assert self.store.next_due() == min(self.due, default=None)
 
     def teardown(self) -> None:

@@ -39,7 +39,7 @@ def idle(service: DelayService) -> bool:
     return (
         all(lag == 0 for lag in rows.values())
         and not service.pending_counts().total()
-        and all(shard.idle for shard in shards.values())
+        and all(shard.is_idle for shard in shards.values())
     )
 
 

@@ -182,7 +182,7 @@ class Shard:
             self.offset, order, uuid_bytes_of(order), text, bytes(16), now, 0, encode(b"", b"x", b"", None)
         )
         self.offset += 1
-        taken = decider.take(self.decisions, [made], now)
+        taken = decider.decide_commands(self.decisions, [made], now)
         assert taken.commands == 1
         assert not taken.dead
         self.write(taken.changes)
@@ -196,17 +196,17 @@ class Shard:
             if state is not None:
                 assert decode_state(encode_state(state)) == state
                 layout.forget_key(state.forget_ms, uuid)
-        self.due_scans.added(changes.added)
+        self.due_scans.on_added(changes.added)
         self.store.write(changes)
 
     def fire(self, now: int) -> list[int]:
         """What was due and fired: when each was due."""
         fired: list[int] = []
         for _ in range(8):
-            plan = self.due_scans.plan(now)
+            plan = self.due_scans.plan_fires(now)
             if plan.changes is not None:
                 self.write(plan.changes)
-            self.acks.finish((offset, offset + 1) for offset in plan.over)
+            self.acks.finish((offset, offset + 1) for offset in plan.passed_offsets)
             for one in plan.fires:
                 assert not one.reason, f"a dead letter of {one.message.command}"
                 assert one.message.due_ms <= now, "early"
@@ -225,7 +225,7 @@ class Shard:
             assert 0 < count <= OFFSET_END
             self.acks.attempt(offset, count)
         self.acks.finish(ranges)
-        self.due_scans.settled(fires, True)
+        self.due_scans.on_commit_done(fires, True)
         self.write(self.due_scans.changes_of(fires, now))
 
 

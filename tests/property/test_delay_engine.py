@@ -35,9 +35,9 @@ from ddmq_common.delays.command import (
 )
 from ddmq_common.delivery import encode
 from ddmq_common.names import DELAY_TOPIC
-from delay_service.context import Unrecorded
+from delay_service.context import UnrecordedOffsets
 from delay_service.core import decider
-from delay_service.core.commands import DecisionContext, Taken, command_of
+from delay_service.core.commands import CommandDecisions, DecisionContext, command_of
 from delay_service.core.decider import INGESTED
 from delay_service.core.due_scans import DueScans, SliceLimits
 from delay_service.core.fire_command import FireCommand, progress_of
@@ -77,10 +77,10 @@ class Process:
         self.known_to = 0 if known is None else int(known)
         self.position = min(log.committed, self.known_to)
         self.caught_up = len(log.orders)
-        self.unrecorded = Unrecorded(store)
+        self.unrecorded = UnrecordedOffsets(store)
         self.over = self.unrecorded.offsets
         self.flights: list[Flight] = []
-        self.ready: list[Taken] = []
+        self.ready: list[CommandDecisions] = []
         self.ready_end = self.position
 
 
@@ -193,8 +193,8 @@ class DelayMachine(RuleBasedStateMachine):
     # --- the owner's steps
 
     def _write(self, changes: StoreChanges, ended: Collection[int] = ()) -> None:
-        self.process.due_scans.added(changes.added)
-        self.process.unrecorded.note(ended, changes)
+        self.process.due_scans.on_added(changes.added)
+        self.process.unrecorded.note_ended(ended, changes)
         self.world.disk.write(changes)
 
     @rule(count=st.sampled_from((1, 2, 50, 50)))
@@ -210,7 +210,9 @@ class DelayMachine(RuleBasedStateMachine):
         ]
         if not orders:
             return
-        taken = (decider.again if again else decider.take)(process.decisions, orders, self.world.now)
+        taken = (decider.replay_commands if again else decider.decide_commands)(
+            process.decisions, orders, self.world.now
+        )
         process.position += taken.commands
         if not again and taken.commands:
             taken.changes.meta[INGESTED] = b"%d" % process.position
@@ -228,7 +230,7 @@ class DelayMachine(RuleBasedStateMachine):
         if not lives:
             self._new_owner()
 
-    def _commit_taken(self, ready: list[Taken], end: int) -> None:
+    def _commit_taken(self, ready: list[CommandDecisions], end: int) -> None:
         log = self.world.log
         log.committed = max(log.committed, end)
         for taken in ready:
@@ -239,16 +241,16 @@ class DelayMachine(RuleBasedStateMachine):
 
     def _finished(self, offsets: list[int]) -> None:
         self.process.acks.finish((offset, offset + 1) for offset in offsets)
-        self.process.unrecorded.recorded(offsets)
+        self.process.unrecorded.on_recorded(offsets)
 
     @precondition(lambda self: self.process.position >= self.process.caught_up)
     @rule()
     def fire(self) -> None:
         process = self.process
-        plan = process.due_scans.plan(self.world.now)
+        plan = process.due_scans.plan_fires(self.world.now)
         if plan.changes is not None:
-            self._write(plan.changes, plan.over)
-        over, process.over = process.over + plan.over, []
+            self._write(plan.changes, plan.passed_offsets)
+        over, process.over = process.over + plan.passed_offsets, []
         if plan.fires or over:
             process.flights.append(Flight(self.world.now, plan.fires, over))
 
@@ -263,12 +265,12 @@ class DelayMachine(RuleBasedStateMachine):
             self._finished(finished + flight.over)
             for offset, count in attempts:
                 process.acks.attempt(offset, count)
-            process.due_scans.settled(flight.fires, True)
+            process.due_scans.on_commit_done(flight.fires, True)
             self._write(process.due_scans.changes_of(flight.fires, self.world.now))
             return
         process.over += flight.over
-        changes = process.due_scans.put_aside(flight.fires) if fate == "aside" else None
-        process.due_scans.settled(flight.fires, False)
+        changes = process.due_scans.defer_messages(flight.fires) if fate == "aside" else None
+        process.due_scans.on_commit_done(flight.fires, False)
         if changes is not None:
             self._write(changes)
 

@@ -51,13 +51,13 @@ class FrontMachine(RuleBasedStateMachine):
         """As the engine does: from behind the last one seen."""
         begin = max(self.seen, self.front.start)
         found = [key for key in sorted(self.live) if key >= begin][:limit]
-        self.front.found(begin, found)
+        self.front.add_scanned(begin, found)
         self.seen = found[-1] + b"\0" if found else b""
 
     @rule(limit=st.integers(1, 30), place=PLACES)
     def scan_somewhere(self, limit: int, place: int) -> None:
         begin = max(b"k%03d" % place, self.front.start)
-        self.front.found(begin, [key for key in sorted(self.live) if key >= begin][:limit])
+        self.front.add_scanned(begin, [key for key in sorted(self.live) if key >= begin][:limit])
 
     @precondition(lambda self: self.live)
     @rule(count=st.integers(1, 40))
@@ -79,8 +79,8 @@ class FrontMachine(RuleBasedStateMachine):
     @invariant()
     def bounded_and_right(self) -> None:
         assert all(key >= self.front.start for key in self.live)
-        assert self.front.first in (None, min(self.live, default=None))
-        assert self.front.known <= writing.KNOWN_MAX
+        assert self.front.first_key in (None, min(self.live, default=None))
+        assert self.front.known_count <= writing.KNOWN_MAX
 
     def teardown(self) -> None:
         for each in self.patches:

@@ -145,7 +145,7 @@ class Machines:
         if not self.lost:
             for _ in range(2):
                 for shard in self.rig.service.shards.values():
-                    shard.trim()
+                    shard.trim_log()
                 self.advance(60)
 
     def end(self) -> None:

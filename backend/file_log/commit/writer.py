@@ -14,18 +14,16 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import gevent
 
 from backend.engine import StoreClock
 from backend.file_log.commit.committer import Committer, Job, NotStartedError, WritePlace
-from backend.file_log.commit.filling import fill
-from backend.file_log.commit.gather import Gathering
-from backend.file_log.commit.jobs import CommitJob, GrowJob, RescueJob, SyncJob
 from backend.file_log.commit.packing import FramePacker, PackedFrame
-from backend.file_log.commit.requests import LATE, UNKNOWN, Request
+from backend.file_log.commit.requests import LATE, UNKNOWN, AppendRequest, Request
 from backend.file_log.options import FileLogOptions
+from backend.file_log.segments import Segment
 from backend.file_log.state import LogState
 from backend.file_log.storage import is_full
 from backend.records import AppendStatus
@@ -47,6 +45,102 @@ from ddmq_common.metrics.registry import Registry
 log = logging.getLogger(__name__)
 NEVER = float("inf")
 ENOUGH_BYTES = 128 << 10  # waiting: a frame of it begins at once, more would not make it cheaper
+ROUNDS_MAX = 4  # of polling, on a loop that is never idle
+Later = Callable[..., object]  # runs a callback with its arguments from the hub
+
+
+class Gathering:
+    """Begins a group commit when the event loop has nothing else that is ready.
+
+    Every request that has already arrived at a socket then shares the commit and its sync, which costs the
+    same for one record and for a hundred. On a loop that is never idle the commit begins after ROUNDS_MAX
+    rounds of polling, so that other traffic cannot hold it up. After `begin`, `then` runs once from the hub,
+    unless `stop` comes first.
+    """
+
+    __slots__ = ("_idle", "_prepare", "_rounds", "_then", "active")
+
+    def __init__(self, loop: Any, then: Callable[[], None]) -> None:
+        self._idle = loop.idle()
+        self._prepare = loop.prepare()
+        self._then = then
+        self._rounds = 0
+        self.active = False
+
+    def begin(self) -> None:
+        """Wait for the idle loop, unless this has begun."""
+        if not self.active:
+            self.active = True
+            self._rounds = 0
+            self._idle.start(self._end_wait)
+            self._prepare.start(self._count_round)
+
+    def _count_round(self) -> None:
+        self._rounds += 1
+        if self._rounds > ROUNDS_MAX:
+            self._end_wait()
+
+    def _end_wait(self) -> None:
+        self.stop()
+        self._then()
+
+    def stop(self) -> None:
+        """Wait no longer. Harmless when it has not begun."""
+        if self.active:
+            self.active = False
+            self._idle.stop()
+            self._prepare.stop()
+
+    def close(self) -> None:
+        """Stop, and close the watchers of the loop."""
+        self.stop()
+        self._idle.close()
+        self._prepare.close()
+
+
+class CommitJob(Job):
+    """Writes one frame."""
+
+    __slots__ = ("frame",)
+
+    def __init__(self, frame: PackedFrame) -> None:
+        self.frame = frame
+
+    def run(self, place: WritePlace) -> None:
+        place.write(self.frame.data, self.frame.position, sync=self.frame.sync)
+
+
+class SyncJob(Job):
+    """Syncs frames that were only written."""
+
+    __slots__ = ()
+
+    def run(self, place: WritePlace) -> None:
+        place.sync()
+
+
+class GrowJob(Job):
+    """Checks whether a full disk has space again."""
+
+    __slots__ = ()
+
+    def run(self, place: WritePlace) -> None:
+        place.prepare()
+
+
+class RescueJob(Job):
+    """Writes everything that is not proven durable to a new segment, after a failure."""
+
+    __slots__ = ("durable", "frame", "segment")
+
+    segment: Segment
+
+    def __init__(self, durable: int, frame: PackedFrame | None) -> None:
+        self.durable = durable
+        self.frame = frame
+
+    def run(self, place: WritePlace) -> None:
+        self.segment = place.rescue(self.durable, b"" if self.frame is None else self.frame.data)
 
 
 class Writer:
@@ -168,7 +262,7 @@ class Writer:
         now, packer = self._clock.monotonic(), self._packer
         frame = packer.begin(self.written, self.durable, self.store_clock.stamp(now), now)
         later = self._loop.run_callback
-        filled = fill(packer, self._pending, now, self._options.frame_bytes_max, later)
+        filled = fill_frame(packer, self._pending, now, self._options.frame_bytes_max, later)
         self._pending_bytes -= filled.bytes
         if not frame.columns[0] and not frame.applies:
             if self._pending or self._sync_wanted:
@@ -397,3 +491,70 @@ class Writer:
         for request in pending:
             self.guarded(request.refuse, DrainingError("the log was closed before this was stored"))
         return ended
+
+
+# --- requests into frames
+
+
+class Filled(NamedTuple):
+    """The requests that were taken from the queue for one frame."""
+
+    late: list[Request]  # past their deadline; not answered yet
+    bytes: int  # of all of them
+
+
+def fill_frame(
+    packer: FramePacker, pending: deque[Request], now: float, bytes_max: int, later: Later
+) -> Filled:
+    """Pack waiting requests into the next frame, in their order, until `bytes_max` is passed.
+
+    A request that cannot be packed, whatever it raises, is rejected alone: the frame is as if it had never
+    come. `now`: monotonic seconds.
+    """
+    late: list[Request] = []
+    plain: list[AppendRequest] = []
+    bytes_left = bytes_max
+    while pending and bytes_left > 0:
+        request = pending.popleft()
+        bytes_left -= request.size
+        if request.completion.done:
+            continue
+        if request.deadline <= now:
+            late.append(request)
+        elif type(request) is AppendRequest:
+            plain.append(request)
+        else:
+            _pack_plain(packer, plain, later)
+            plain = []
+            _pack_one(packer, request, later)
+    _pack_plain(packer, plain, later)
+    return Filled(late, bytes_max - bytes_left)
+
+
+def _pack_plain(packer: FramePacker, requests: list[AppendRequest], later: Later) -> None:
+    """Pack appends with nothing between them, in one loop over all their records."""
+    mark = packer.mark()
+    try:
+        results = packer.add_lists([request.records for request in requests])
+    except Exception:  # one of them; which one shows when each goes by itself
+        packer.back_to(mark)
+        for request in requests:
+            _pack_one(packer, request, later)
+        return
+    for request, own in zip(requests, results, strict=True):
+        request.results = own
+    packer.frame.requests += requests
+
+
+def _pack_one(packer: FramePacker, request: Request, later: Later) -> None:
+    mark = packer.mark()
+    try:
+        packed = request.pack(packer)
+    except Exception as error:
+        packer.back_to(mark)
+        log.exception("a request of %d bytes could not be packed; it is refused", request.size)
+        what = f"the request could not be packed ({type(error).__name__}: {error}); nothing of it was stored"
+        later(request.refuse, StorageError(what))
+        return
+    if packed:
+        packer.frame.requests.append(request)

@@ -143,7 +143,7 @@ class DelayQueries:
                 "pending": pending, "orders_waiting": max(lags.get(number, -1), 0),
             })  # fmt: skip
         standbys = [
-            {"shard": number, "warm": standby.warm, "why": standby.why}
+            {"shard": number, "warm": standby.is_warm, "why": standby.why}
             for number, standby in service.standbys.items()
         ]
         topics = dict(sorted(service.pending_counts().items()))

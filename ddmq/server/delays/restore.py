@@ -35,7 +35,7 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC, QUEUES_DEFAULT
 from ddmq_common.private_files import make_private
 from delay_service.core.decider import INGESTED
-from delay_service.ingest import taken_in
+from delay_service.ingest import ingested_offset
 from delay_service.store.opening import open_store, restore
 from delay_service.store.port import DelayStore, DueKey, Pending, Scan
 
@@ -230,7 +230,7 @@ def foreign(store: DelayStore, number: int, backend: Backend) -> str | None:
     lost; also beside a log that a restore began, where the same commands stand in another sequence.
     """
     info = backend.topic(DELAY_TOPIC)
-    known_to = taken_in(store.meta(INGESTED)) or 0
+    known_to = ingested_offset(store.meta(INGESTED)) or 0
     queue = None if info is None or number >= info.queues else QueueRef(info.name, info.incarnation, number)
     bounds = Bounds(0, 0) if queue is None else backend.bounds([queue]).wait(WAIT_S)[0] or Bounds(0, 0)
     if known_to > bounds.next:

@@ -54,7 +54,7 @@ class Load:
             return StoreChanges(
                 deferred=[one for one in self.model.due(FOREVER, 60, FOREVER) if one.topic == topic]
             )
-        aside = self.model.put_aside(topic, 60)
+        aside = self.model.read_deferred(topic, 60)
         return StoreChanges(undeferred=aside[:20], removed_deferred=aside[20:])
 
     def _message(self) -> Pending:
@@ -85,6 +85,6 @@ def assert_same(store: DelayStore, model: DelayStore) -> None:
     assert store.next_due() == model.next_due()
     assert store.due(FOREVER, UUIDS * 10, FOREVER) == model.due(FOREVER, UUIDS * 10, FOREVER)
     for topic in TOPICS:
-        assert store.put_aside(topic, UUIDS) == model.put_aside(topic, UUIDS)
+        assert store.read_deferred(topic, UUIDS) == model.read_deferred(topic, UUIDS)
     uuids = [b"%016d" % offset for offset in range(1, UUIDS)]
     assert store.ids(uuids) == model.ids(uuids)

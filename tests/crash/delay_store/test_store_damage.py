@@ -28,7 +28,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Image:
 def everything(store: RocksStore) -> dict[DueKey, Pending]:
     """All messages, read in every way."""
     found = {message.key: message for message in store.scan(Scan(None, 0, FOREVER, 1 << 30))}
-    aside = [message for topic in TOPICS for message in store.put_aside(topic, 1 << 30)]
+    aside = [message for topic in TOPICS for message in store.read_deferred(topic, 1 << 30)]
     due = store.due(FOREVER, 1 << 30, FOREVER)
     assert found == {message.key: message for message in (*due, *aside)}
     store.ids(UUID_LIST)

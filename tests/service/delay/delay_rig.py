@@ -138,7 +138,7 @@ class DelayRig(BackendRig):
                 gevent.sleep(0)
             gevent.sleep(0.001)
             shards = self.service.shards.values()
-            busy = [shard for shard in shards if not shard.idle]
+            busy = [shard for shard in shards if not shard.is_idle]
             now = [(shard.position, shard.context and len(shard.context.due_scans.busy)) for shard in shards]
             quiet = quiet + 1 if now == before and not busy else 0
             before = now
@@ -200,7 +200,7 @@ class DelayRig(BackendRig):
         if not self.backend.compacts:
             return self.committed(FIRED_GROUP, queue)
         rows = [read_row(record.delivery) for record in self.stored(WAITING_TOPIC, shard)]
-        known = {row.uuid: row.known for row in rows}.values()
+        known = {row.uuid: row.content for row in rows}.values()
         waiting = [one.offset for one in known if isinstance(one, Pending)]
         return min(waiting, default=self.committed(DELAY_GROUP, queue))
 

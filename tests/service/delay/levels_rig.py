@@ -38,9 +38,9 @@ class LevelsRig(BackendRig):
     def start(self, held: int | None = None) -> None:
         """A service, as after a start of the process; it is to hold every level, or so many."""
         self.metrics = Registry()
-        self.alarm, self.look_alarm = HandAlarms(), HandAlarm()
+        self.alarm, self.check_alarm = HandAlarms(), HandAlarm()
         self.service = LevelService(
-            self.backend, self.config, self.metrics, self.clock, self.alarm, look_alarm=self.look_alarm
+            self.backend, self.config, self.metrics, self.clock, self.alarm, check_alarm=self.check_alarm
         )
         self.service.start()
         wanted = len(self.config.levels) if held is None else held

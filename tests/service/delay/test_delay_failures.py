@@ -31,15 +31,15 @@ from tests.support.waits import until
 
 CALLS = (
     "write",
-    "has_room",
+    "has_capacity",
     "flush",
     "due",
     "next_due",
     "get",
     "ids",
     "forgettable",
-    "put_aside",
-    "topics_put_aside",
+    "read_deferred",
+    "deferred_topics",
     "meta",
 )
 KINDS: dict[str, Callable[[], Exception]] = {
@@ -167,7 +167,9 @@ def check(rig: DelayRig, disks: FaultyDisks) -> None:
 def test_without_failures_all_is_well() -> None:
     rig, disks = run(0, "storage")
     check(rig, disks)
-    assert {"write", "flush", "due", "next_due", "get", "ids", "forgettable", "put_aside"} <= set(disks.calls)
+    assert {"write", "flush", "due", "next_due", "get", "ids", "forgettable", "read_deferred"} <= set(
+        disks.calls
+    )
 
 
 @pytest.mark.slow
@@ -286,7 +288,7 @@ def test_a_shard_whose_commits_nobody_knows_of_has_a_new_epoch() -> None:
     rig.add(2, now + 60_000)
     rig.until(lambda: disks.failed_call, "the store has failed")
     gevent.sleep(0)
-    assert not rig.service.shards[0].idle, "the commit is waited for"
+    assert not rig.service.shards[0].is_idle, "the commit is waited for"
     backend.holds = False
     backend.held.pop().fail(RemoteError("no answer"))
     rig.until(lambda: rig.ring() or rig.ready(), "it fires again")

@@ -194,7 +194,7 @@ def test_a_question_waits_so_long_for_what_is_not_taken_in_however_slow_the_loop
             gevent.sleep(0.01)
 
     delays = DelayQueries(rig.backend, rig.service, clock, tmp_path)
-    monkeypatch.setattr(KeptStore, "has_room", lambda *_, **__: False)
+    monkeypatch.setattr(KeptStore, "has_capacity", lambda *_, **__: False)
     rig.add(1, rig.clock.wall_ms() + HOUR_MS)
     passing = gevent.spawn(pass_on)
     overview = delays.overview(AdminRequest({}, {}, {}))

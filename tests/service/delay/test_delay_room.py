@@ -9,7 +9,7 @@ import pytest
 
 from backend.records import QueueRef
 from ddmq_common.clock import ManualClock
-from delay_service.context import CRAMPED_S
+from delay_service.context import STALLED_S
 from delay_service.store.port import DelayStore, StoreChanges
 from delay_service.waiting.follow import TELL_S
 from tests.service.delay.delay_rig import DelayRig, Disks, KeptStore
@@ -24,7 +24,7 @@ class SlowStore(KeptStore):
     full = stuck = False
     asked = 0
 
-    def has_room(self, growing: bool) -> bool:
+    def has_capacity(self, growing: bool) -> bool:
         self.asked += 1
         return not (self.stuck or (self.full and growing))
 
@@ -81,7 +81,7 @@ def test_nothing_fires_while_no_write_has_room(
         for _ in range(4):
             rig.advance(1)
     assert [record.getMessage() for record in caplog.records] == [
-        f"delay shard 0 takes nothing in: its store has waited for the disk for {CRAMPED_S:.0f} s"
+        f"delay shard 0 takes nothing in: its store has waited for the disk for {STALLED_S:.0f} s"
     ]
     assert rig.bodies() == []
     assert rig.ready()
@@ -110,7 +110,7 @@ def test_two_moments_without_room_are_not_a_disk_that_does_not_keep_up(
             disks.are(stuck=True)
             rig.advance(1)
             disks.are()
-            rig.advance(2 * CRAMPED_S)
+            rig.advance(2 * STALLED_S)
     assert not caplog.records
 
 

@@ -336,13 +336,13 @@ def test_a_cancel_while_the_message_is_being_committed_waits_for_the_outcome(del
     orders = [
         (number, DelayCommand(CANCEL, uuid_of(number), reply_queue=0, reply_id=number)) for number in (1, 2)
     ]
-    told = decider.take(
+    told = decider.decide_commands(
         shard.context.decisions, [order_at(number, order) for number, order in orders], now + 100
     )
     assert (told.commands, told.replies) == (0, []), "nor does what stands behind it overtake"
     delay.memory.release_held()
     delay.settle()
-    told = decider.take(
+    told = decider.decide_commands(
         shard.context.decisions, [order_at(number, order) for number, order in orders], now + 100
     )
     assert [reply.outcome.code for reply in told.replies] == [ALREADY_FIRED, UNKNOWN]

@@ -6,7 +6,7 @@ import pytest
 
 from ddmq_common.errors import StorageError
 from delay_service.fire import FORGET_MAX, FORGET_S
-from delay_service.service import TIDY_LOOKS
+from delay_service.service import TIDY_CHECKS
 from delay_service.store.port import IdKind, IdState, StoreChanges
 from tests.service.delay.delay_rig import DelayRig
 from tests.service.delay.hand_alarm import HandAlarm
@@ -15,10 +15,10 @@ from tests.service.delay.hand_alarm import HandAlarm
 def test_stores_are_tidied_now_and_then(delay: DelayRig, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     monkeypatch.setattr(delay.disks.stores[0], "tidy", lambda: calls.append(1))
-    for _ in range(TIDY_LOOKS):
+    for _ in range(TIDY_CHECKS):
         delay.advance(1)
     delay.until(lambda: calls == [1], "tidied once")
-    for _ in range(TIDY_LOOKS):
+    for _ in range(TIDY_CHECKS):
         delay.advance(1)
     delay.until(lambda: calls == [1, 1], "tidied twice")
 
@@ -28,7 +28,7 @@ def test_a_store_that_cannot_tidy_goes_on(delay: DelayRig, monkeypatch: pytest.M
         raise StorageError("no space to compact in")
 
     monkeypatch.setattr(delay.disks.stores[0], "tidy", tidy)
-    for _ in range(TIDY_LOOKS):
+    for _ in range(TIDY_CHECKS):
         delay.advance(1)
     delay.until(lambda: delay.value("ddmq_delay_failed_total", reason="StorageError"), "it is counted")
     delay.add(1, delay.clock.wall_ms() + 10)

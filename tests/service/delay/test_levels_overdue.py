@@ -13,7 +13,7 @@ from tests.support.waits import until
 
 def look(rig: LevelsRig, seconds: float) -> None:
     rig.advance(seconds)
-    rig.look_alarm.ring()
+    rig.check_alarm.ring()
 
 
 def test_what_is_due_and_does_not_fire_is_overdue(rig: LevelsRig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,3 +73,22 @@ def test_a_mistake_in_a_step_stops_no_level(rig: LevelsRig, monkeypatch: pytest.
     assert rig.value("ddmq_levels_failed_total", what="step") >= 2
     monkeypatch.undo()
     until(lambda: rig.advance(6) or len(rig.stored()) == 2, "both fire")
+
+
+def test_a_fire_that_could_not_begin_holds_up_no_drain(
+    rig: LevelsRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing ever answers it, so nothing may wait for it."""
+    rig.make("orders")
+    rig.send(1, [b"1"])
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(rig.memory, "commit", broken)
+    until(lambda: rig.advance(6) or rig.value("ddmq_levels_failed_total", what="step"), "a step has failed")
+    monkeypatch.undo()
+    until(lambda: rig.advance(6) or rig.stored(), "the level was acquired again, and fires")
+    drained = rig.service.drain(rig.clock.monotonic() + 10)
+    rig.settle()
+    assert drained.done

@@ -61,18 +61,18 @@ def test_a_damaged_order_that_was_to_catch_up_is_one_dead_letter() -> None:
     acks = AckMap(0)
     acks.attempt(7, 3)
     lanes = lanes_over(waiting("{nothing", NOW - 5), acks)
-    plan = lanes.plan(NOW)
+    plan = lanes.plan_fires(NOW)
     assert [one.reason for one in plan.fires] == [UNREADABLE]
     changes = lanes.changes_of(plan.fires, NOW)
     assert changes.ids[UUID(UUID_TEXT).bytes].kind is IdKind.DEAD
-    lanes.settled(plan.fires, True)
+    lanes.on_commit_done(plan.fires, True)
     assert not lanes.busy
 
 
 def test_a_zone_that_is_not_known_here_is_one_dead_letter() -> None:
     schedule = Schedule(cron="0 9 * * *", zone="Mars/Olympus")
     order = DelayCommand(ADD, UUID_TEXT, "t", SCHEDULE, NOW - 5, schedule=schedule)
-    plan = lanes_over(waiting(encode_command(order), NOW - 5), AckMap(0)).plan(NOW)
+    plan = lanes_over(waiting(encode_command(order), NOW - 5), AckMap(0)).plan_fires(NOW)
     assert [one.reason for one in plan.fires] == [UNREADABLE]
 
 
@@ -83,7 +83,7 @@ def test_how_many_missed_ones_fire_is_a_setting() -> None:
     assert made.following.due_ms == NOW - 9 * 3_000
     acks = AckMap(0)
     acks.attempt(7, 5)
-    plan = lanes_over(waiting(loop(), NOW - 3_000_000), acks, catch_up_max=10).plan(NOW)
+    plan = lanes_over(waiting(loop(), NOW - 3_000_000), acks, catch_up_max=10).plan_fires(NOW)
     assert plan.changes is not None
     assert [one.due_ms for one in plan.changes.added] == [NOW - 9 * 3_000]
 
@@ -94,7 +94,7 @@ def test_a_fire_that_only_the_log_knows_of_does_not_swallow_the_next() -> None:
     order = encode_command(DelayCommand(ADD, UUID_TEXT, "t", SCHEDULE, NOW - 100_000, schedule=schedule))
     acks = AckMap(0)
     acks.attempt(7, 1)
-    plan = lanes_over(waiting(order, NOW - 100_000), acks).plan(NOW)
+    plan = lanes_over(waiting(order, NOW - 100_000), acks).plan_fires(NOW)
     assert plan.changes is not None
     assert [one.due_ms for one in plan.changes.added] == [NOW - 40_000]
 
@@ -109,8 +109,10 @@ def test_a_move_is_of_the_delivery_that_waits_as_the_log_knows(op: str) -> None:
     lanes = lanes_over(waiting(order, NOW - 50_000), acks)
     said = DelayCommand(op, UUID_TEXT, due_ms=NOW + 5_000)
     moving = CommandRecord(9, said, UUID(UUID_TEXT).bytes, "", bytes(16), NOW, 0, b"")
-    lanes._store.write(decider.take(DecisionContext(lanes._store, acks, {}, KEPT_MS), [moving], NOW).changes)
-    [fired] = lanes.plan(NOW + 5_000).fires
+    lanes._store.write(
+        decider.decide_commands(DecisionContext(lanes._store, acks, {}, KEPT_MS), [moving], NOW).changes
+    )
+    [fired] = lanes.plan_fires(NOW + 5_000).fires
     assert fired.message.occurrence > 0
     assert fired.following is not None
     assert fired.following.due_ms == NOW + 70_000
@@ -126,9 +128,9 @@ def test_a_move_that_is_read_again_is_not_of_a_later_delivery() -> None:
     lanes = lanes_over(waiting(order, NOW + 50_000), acks)
     said = DelayCommand(RESCHEDULE, UUID_TEXT, due_ms=NOW + 5_000)
     again = CommandRecord(9, said, UUID(UUID_TEXT).bytes, "", bytes(16), NOW, 0, b"")
-    decisions = DecisionContext(lanes._store, acks, {}, KEPT_MS, reread_to=10, lost_place=True)
-    lanes._store.write(decider.take(decisions, [again], NOW + 6_000).changes)
-    plan = lanes.plan(NOW + 6_000)
+    decisions = DecisionContext(lanes._store, acks, {}, KEPT_MS, reread_to=10, lost_position=True)
+    lanes._store.write(decider.decide_commands(decisions, [again], NOW + 6_000).changes)
+    plan = lanes.plan_fires(NOW + 6_000)
     assert not plan.fires
     assert plan.changes is not None
     assert [one.due_ms for one in plan.changes.added] == [NOW + 110_000]
@@ -145,12 +147,12 @@ def test_what_was_assumed_before_a_kill_is_no_fact() -> None:
     acks.finish([(7, 8), (9, 10)])
 
     def owner() -> DecisionContext:
-        return DecisionContext(store, acks, {}, KEPT_MS, reread_to=10, lost_place=True)
+        return DecisionContext(store, acks, {}, KEPT_MS, reread_to=10, lost_position=True)
 
-    store.write(decider.take(owner(), [add], NOW + 2_000).changes)
+    store.write(decider.decide_commands(owner(), [add], NOW + 2_000).changes)
     again = owner()
-    store.write(decider.take(again, [add], NOW + 3_000).changes)
-    [reply] = decider.take(again, [cancel], NOW + 3_000).replies
+    store.write(decider.decide_commands(again, [add], NOW + 3_000).changes)
+    [reply] = decider.decide_commands(again, [cancel], NOW + 3_000).replies
     assert reply.outcome.code == CANCELLED
 
 
@@ -170,7 +172,7 @@ def test_a_cancel_of_a_dead_letter_says_so() -> None:
     store.write(lanes.changes_of([dead_fire(message, GONE, NOW, False)], NOW))
     said = DelayCommand(CANCEL, UUID_TEXT, reply_queue=0, reply_id=1)
     cancel = CommandRecord(9, said, message.uuid, "", bytes(16), 1, 0, b"")
-    [reply] = decider.take(DecisionContext(store, acks, {}, KEPT_MS), [cancel], NOW + 50).replies
+    [reply] = decider.decide_commands(DecisionContext(store, acks, {}, KEPT_MS), [cancel], NOW + 50).replies
     assert (reply.outcome.code, reply.outcome.fired_at_ms) == (ALREADY_FIRED, NOW)
     assert reply.outcome.text == DEAD_TEXT
     assert "%DLQ%%DELAY" in DEAD_TEXT

@@ -43,7 +43,7 @@ class Firing:
         self.due_scans = DueScans(
             self.store, AckMap(), lambda _: TargetTopic(1, True), SliceLimits(64, 1 << 20, 1)
         )
-        self.due_scans.added(messages)
+        self.due_scans.on_added(messages)
         self.slices: list[list[Pending]] = []
 
     def run(self, now: int) -> None:
@@ -53,10 +53,10 @@ class Firing:
 
     def slice(self, now: int) -> bool:
         """One; False when nothing is due."""
-        plan = self.due_scans.plan(now)
+        plan = self.due_scans.plan_fires(now)
         if plan.fires:
             self.slices.append([one.message for one in plan.fires])
-            self.due_scans.settled(plan.fires, True)
+            self.due_scans.on_commit_done(plan.fires, True)
             self.store.write(self.due_scans.changes_of(plan.fires, now))
         return bool(plan.fires)
 

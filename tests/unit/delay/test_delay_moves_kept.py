@@ -26,10 +26,10 @@ from ddmq_common.delays.command import (
 )
 from ddmq_common.delivery import encode
 from delay_service.core import decider
-from delay_service.core.commands import CommandRecord, DecisionContext, Taken
+from delay_service.core.commands import CommandDecisions, CommandRecord, DecisionContext
 from delay_service.core.decider import INGESTED
 from delay_service.core.due_scans import DueScans, SliceLimits
-from delay_service.core.fire_command import caught_up, progress_of
+from delay_service.core.fire_command import catch_up_delivery, progress_of
 from delay_service.due.backend import TargetTopic
 from delay_service.store.port import StoreChanges
 from tests.delay_store_in_memory import MemoryDelayStore
@@ -88,7 +88,7 @@ class Service:
         place = self.store.meta(INGESTED)
         self.position = int(place) if place else 0
         self.decisions = DecisionContext(
-            self.store, self.acks, self.due_scans.busy, KEPT_MS, self.committed, lost_place=place is None
+            self.store, self.acks, self.due_scans.busy, KEPT_MS, self.committed, lost_position=place is None
         )
         self.take()
 
@@ -102,13 +102,13 @@ class Service:
 
     def take(self) -> None:
         while self.position < len(self.log):
-            taken = decider.take(self.decisions, self.log[self.position :], self.now_ms)
+            taken = decider.decide_commands(self.decisions, self.log[self.position :], self.now_ms)
             assert taken.commands
             self.position += taken.commands
             self.took(taken)
 
-    def took(self, taken: Taken) -> None:
-        if self.position >= self.decisions.place_from:
+    def took(self, taken: CommandDecisions) -> None:
+        if self.position >= self.decisions.position_from:
             taken.changes.meta[INGESTED] = b"%d" % self.position
         self.write(taken.changes)
         self.acks.finish([(offset, offset + 1) for offset in taken.done])
@@ -117,21 +117,21 @@ class Service:
             self.outcome = reply.outcome.code
 
     def write(self, changes: StoreChanges) -> None:
-        self.due_scans.added(changes.added)
+        self.due_scans.on_added(changes.added)
         self.store.write(changes)
 
     def fire(self, known: bool = True) -> None:
         """All that is due. Not `known`: the process was killed before its store heard of it."""
         while True:
-            plan = self.due_scans.plan(self.now_ms)
+            plan = self.due_scans.plan_fires(self.now_ms)
             if plan.changes is not None:
                 self.write(plan.changes)
             finished, attempts = progress_of(plan.fires)
-            self.acks.finish([(offset, offset + 1) for offset in [*finished, *plan.over]])
+            self.acks.finish([(offset, offset + 1) for offset in [*finished, *plan.passed_offsets]])
             for offset, count in attempts:
                 self.acks.attempt(offset, count)
             self.delivered += [self.second] * len(plan.fires)
-            self.due_scans.settled(plan.fires, True)
+            self.due_scans.on_commit_done(plan.fires, True)
             if plan.fires and not known:
                 return
             self.write(self.due_scans.changes_of(plan.fires, self.now_ms))
@@ -197,7 +197,7 @@ def waiting(service: Service) -> list[tuple[int, int] | None]:
     for one in service.store._due.messages.values():
         fired = service.acks.attempts.get(one.offset, 0)
         behind = fired > one.occurrence
-        message = caught_up(one, fired, service.now_ms, 1_000) if behind else one
+        message = catch_up_delivery(one, fired, service.now_ms, 1_000) if behind else one
         found.append(None if message is None else (message.occurrence, message.due_ms))
     return found
 

@@ -13,7 +13,7 @@ from ddmq_common.delays.command import (
     Schedule,
     encode_command,
 )
-from delay_service.store.port import RECORD_BYTES, Pending, deliveries_a_day, weight
+from delay_service.store.port import RECORD_BYTES, Pending, deliveries_a_day, weigh_message
 
 
 def order(kind: int = 2, **more: object) -> DelayCommand:
@@ -43,9 +43,9 @@ def schedule(**said: object) -> DelayCommand:
 def test_deliveries_of_a_day(given: DelayCommand, deliveries: int) -> None:
     assert deliveries_a_day(given) == deliveries
     message = Pending(1, 2, 0, "t", b"", encode_command(given), b"", 0, 0, b"", b"12345")
-    assert weight(message) == deliveries * (5 + RECORD_BYTES)
+    assert weigh_message(message) == deliveries * (5 + RECORD_BYTES)
 
 
 def test_a_schedule_that_cannot_be_read_counts_once() -> None:
     for text in (encode_command(schedule(cron="never", period_ms=1)), '{"kind":', "{}"):
-        assert weight(Pending(1, 2, 0, "t", b"", text, b"", 0, 0, b"", b"")) == RECORD_BYTES
+        assert weigh_message(Pending(1, 2, 0, "t", b"", text, b"", 0, 0, b"", b"")) == RECORD_BYTES

@@ -49,23 +49,23 @@ class DueAheadMachine(RuleBasedStateMachine):
     @rule(start=PLACES, length=st.integers(1, 20))
     def scan(self, start: int, length: int) -> None:
         begin, end = key_of(start), key_of(start + length)
-        self.ahead.hold(begin, end, self.between(begin, end))
+        self.ahead.hold_range(begin, end, self.between(begin, end))
 
     @rule(start=PLACES, length=st.integers(0, 20), limit=st.integers(1, 8))
     def take(self, start: int, length: int, limit: int) -> None:
         begin, end = key_of(start), key_of(start + length)
-        if self.ahead.covers(begin):
+        if self.ahead.covers_key(begin):
             known = self.between(begin, min(end, self.ahead.end))
-            assert self.ahead.take(begin, end, limit) == known[:limit]
+            assert self.ahead.take_range(begin, end, limit) == known[:limit]
 
     @invariant()
     def true(self) -> None:
         held = 0
         for place in range(62):
             key = key_of(place)
-            if self.ahead.covers(key):
+            if self.ahead.covers_key(key):
                 behind = self.between(key, self.ahead.end)
-                assert self.ahead.first(key) == (behind[0][0] if behind else None)
+                assert self.ahead.first_key(key) == (behind[0][0] if behind else None)
                 held += key in self.alive
         assert held <= 6
 

@@ -12,7 +12,7 @@ from delay_service.store import layout
 from delay_service.store.copies import MARK_FILE
 from delay_service.store.layout import encode_state
 from delay_service.store.port import IdKind, IdState
-from delay_service.store.salvage import salvage
+from delay_service.store.salvage import salvage_store
 
 
 def test_salvaging_does_not_leave_out_what_is_newer(tmp_path: Path) -> None:
@@ -26,6 +26,6 @@ def test_salvaging_does_not_leave_out_what_is_newer(tmp_path: Path) -> None:
     before = sorted(path.name for path in source.iterdir())
     target.mkdir()
     with pytest.raises(NewerFormatError):
-        salvage(source, target, "a damaged block", RocksOptions())
+        salvage_store(source, target, "a damaged block", RocksOptions())
     assert sorted(path.name for path in source.iterdir()) == before
     assert not (source / MARK_FILE).exists()

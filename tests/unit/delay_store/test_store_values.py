@@ -25,8 +25,8 @@ def test_keys_sort_as_their_numbers() -> None:
 def test_topics_put_aside_do_not_mix() -> None:
     inside = [layout.aside_key("a", 0, 0), layout.aside_key("a", layout.DUE_MS_MAX, layout.OFFSET_MAX)]
     prefix = layout.aside_prefix("a")
-    assert all(prefix <= key < layout.after(prefix) for key in inside)
-    assert not prefix <= layout.aside_key("a!", 0, 0) < layout.after(prefix)
+    assert all(prefix <= key < layout.range_end(prefix) for key in inside)
+    assert not prefix <= layout.aside_key("a!", 0, 0) < layout.range_end(prefix)
 
 
 def test_bytes_are_as_the_page_says() -> None:

@@ -10,7 +10,7 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from backend.file_log.commit.gather import ROUNDS_MAX, Gathering
+from backend.file_log.commit.writer import ROUNDS_MAX, Gathering
 
 PATIENCE_S = 60.0
 

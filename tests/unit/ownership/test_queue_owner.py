@@ -34,7 +34,7 @@ class PlayedMembership:
         self.is_left = True
 
 
-class PlayedBackend:
+class JoinBackend:
     """A backend that only lets members join."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Work:
     def __init__(self, queue: QueueRef, epoch: int) -> None:
         self.queue = queue
         self.epoch = epoch
-        self.busy = self.is_stopped = self.is_abandoned = False
+        self.is_busy = self.is_stopped = self.is_abandoned = False
         self._on_idle: Callable[[], None] | None = None
 
     def stop(self, on_idle: Callable[[], None]) -> None:
@@ -70,16 +70,16 @@ class Work:
         self.epoch = epoch
 
     def finish(self) -> None:
-        self.busy = False
+        self.is_busy = False
         if self._on_idle is not None:
             self._on_idle()
 
 
-class Owner(QueueOwner[Work]):
+class WorkOwner(QueueOwner[Work]):
     """An owner that begins work at each grant, and counts changes of what it owns."""
 
     def __init__(self) -> None:
-        self.backend = PlayedBackend()
+        self.backend = JoinBackend()
         super().__init__(self.backend, lambda: 100.0, load=False)  # type: ignore[arg-type]
         self.begun: list[Work] = []
         self.can_join = True
@@ -119,8 +119,8 @@ class Owner(QueueOwner[Work]):
         self.membership.listener.lost(queues)
 
 
-def owner_of(*queues: QueueRef) -> Owner:
-    owner = Owner()
+def owner_of(*queues: QueueRef) -> WorkOwner:
+    owner = WorkOwner()
     owner.acquire()
     owner.assign(queues)
     return owner
@@ -129,7 +129,7 @@ def owner_of(*queues: QueueRef) -> Owner:
 def test_idle_queues_are_released_together_and_busy_ones_when_they_are_idle() -> None:
     owner = owner_of(A, B, C)
     work = owner.owned[B]
-    work.busy = True
+    work.is_busy = True
     owner.revoke(A, B, C)
     assert (owner.membership.released, owner.membership.releases) == ([A, C], 1)
     assert owner.owned == {}
@@ -142,12 +142,12 @@ def test_idle_queues_are_released_together_and_busy_ones_when_they_are_idle() ->
 def test_a_queue_that_is_granted_again_is_not_released_while_older_work_ends() -> None:
     owner = owner_of(A)
     older = owner.owned[A]
-    older.busy = True
+    older.is_busy = True
     owner.revoke(A)
     owner.lose(A)
     owner.assign([A], 2)
     newer = owner.owned[A]
-    newer.busy = True
+    newer.is_busy = True
     owner.revoke(A)
     older.finish()
     assert owner.membership.released == []  # the newer work commits
@@ -157,7 +157,7 @@ def test_a_queue_that_is_granted_again_is_not_released_while_older_work_ends() -
 
 def test_a_lost_queue_is_abandoned_at_once_and_never_released() -> None:
     owner = owner_of(A, B)
-    owner.owned[A].busy = owner.owned[B].busy = True
+    owner.owned[A].is_busy = owner.owned[B].is_busy = True
     works = list(owner.owned.values())
     owner.revoke(A)
     owner.lose(A, B)
@@ -170,7 +170,7 @@ def test_a_lost_queue_is_abandoned_at_once_and_never_released() -> None:
 def test_a_drain_waits_for_what_is_busy_and_then_leaves() -> None:
     owner = owner_of(A, B)
     work = owner.owned[A]
-    work.busy = True
+    work.is_busy = True
     is_drained = owner.drain()
     assert owner.owned == {}
     assert not is_drained()
@@ -186,7 +186,7 @@ def test_a_drain_waits_for_what_is_busy_and_then_leaves() -> None:
 def test_a_close_leaves_at_once_and_nothing_is_acquired_after_it() -> None:
     owner = owner_of(A)
     work = owner.owned[A]
-    work.busy = True
+    work.is_busy = True
     owner.close()
     assert owner.membership.is_left
     assert work.is_abandoned
@@ -199,7 +199,7 @@ def test_a_close_leaves_at_once_and_nothing_is_acquired_after_it() -> None:
 def test_reacquiring_joins_again_and_abandons_what_was_owned() -> None:
     owner = owner_of(A, B)
     work = owner.owned[A]
-    work.busy = True
+    work.is_busy = True
     first = owner.membership
     owner.reacquire()
     assert first.is_left
@@ -211,7 +211,7 @@ def test_reacquiring_joins_again_and_abandons_what_was_owned() -> None:
 
 
 def test_an_owner_that_cannot_join_yet_asks_again_later() -> None:
-    owner = Owner()
+    owner = WorkOwner()
     owner.can_join = False
     owner.acquire()
     assert owner.backend.memberships == []
@@ -221,7 +221,7 @@ def test_an_owner_that_cannot_join_yet_asks_again_later() -> None:
     assert len(owner.backend.memberships) == 1
 
 
-class Model:
+class OwnershipModel:
     """Who may do what, kept as plainly as can be."""
 
     def __init__(self) -> None:
@@ -233,7 +233,7 @@ class Model:
 
     def stop(self, work: Work) -> None:
         del self.running[work.queue]
-        if work.busy:
+        if work.is_busy:
             self.busy_stopped.append((work, work.queue))
 
     def works_on(self, queue: QueueRef) -> list[Work]:
@@ -249,7 +249,7 @@ class Model:
 
 @pytest.mark.parametrize("seed", range(examples(60)))
 def test_any_order_of_events_agrees_with_the_model(seed: int) -> None:
-    random, owner, model = Random(seed), Owner(), Model()
+    random, owner, model = Random(seed), WorkOwner(), OwnershipModel()
     owner.acquire()
     epoch, draining, is_drained = 1, False, lambda: False
 
@@ -295,9 +295,9 @@ def test_any_order_of_events_agrees_with_the_model(seed: int) -> None:
                 model.release_pending.discard(queue)
             owner.lose(*queues)
         elif kind == "begin" and owned:
-            random.choice(list(owned.values())).busy = True
+            random.choice(list(owned.values())).is_busy = True
         elif kind == "finish":
-            busy = [work for work in owner.begun if work.busy]
+            busy = [work for work in owner.begun if work.is_busy]
             if busy:
                 work = random.choice(busy)
                 model.busy_stopped = [pair for pair in model.busy_stopped if pair[0] is not work]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from backend.completion import Completion
-from backend.ownership.reader import QueueRead, QueueReader, interpret_answer
+from backend.ownership.reader import QueueReader, ReadAnswer, interpret_answer
 from backend.port import Wait
 from backend.records import Bounds, QueueRef, ReadStatus, StoredRecord
 from ddmq_common.errors import DamagedError, RemoteError, StorageError, TryLaterError
@@ -38,7 +38,7 @@ def settled(value: Any = None, error: Exception | None = None) -> Completion[Any
     return completion
 
 
-def interpret(gapless: bool, *arguments: Any, **options: Any) -> QueueRead:
+def interpret(gapless: bool, *arguments: Any, **options: Any) -> ReadAnswer:
     return interpret_answer(QUEUE, 2, settled(batch(*arguments, **options)), gapless)
 
 
@@ -86,10 +86,10 @@ def test_a_queue_that_is_not_here_is_read_later(status: ReadStatus) -> None:
 
 def test_the_backends_error_is_kept() -> None:
     error = RemoteError("no answer")
-    assert interpret_answer(QUEUE, 2, settled(error=error), True) == QueueRead(2, 2, error=error)
+    assert interpret_answer(QUEUE, 2, settled(error=error), True) == ReadAnswer(2, 2, error=error)
 
 
-class PlayedBackend:
+class ReadBackend:
     """Answers reads at once from `answers`, or leaves them pending when there are none."""
 
     gapless = True
@@ -113,14 +113,14 @@ class PlayedBackend:
 class Reading:
     """A reader, and what it notified."""
 
-    def __init__(self, backend: PlayedBackend, reads_on: bool = False) -> None:
+    def __init__(self, backend: ReadBackend, reads_on: bool = False) -> None:
         self.reader = QueueReader(backend, QUEUE, self.on_read, self.on_data)  # type: ignore[arg-type]
-        self.reads: list[QueueRead] = []
+        self.reads: list[ReadAnswer] = []
         self.waits: list[tuple[bool, Exception | None]] = []
         self.reads_on = reads_on
         self.depth = self.depth_max = 0
 
-    def on_read(self, read: QueueRead) -> None:
+    def on_read(self, read: ReadAnswer) -> None:
         self.depth += 1
         self.depth_max = max(self.depth, self.depth_max)
         self.reads.append(read)
@@ -135,7 +135,7 @@ class Reading:
 def test_a_long_queue_that_is_answered_at_once_is_read_without_recursion() -> None:
     length = 5_000
     answers = [batch(ReadStatus.DATA, offset + 1, offset) for offset in range(length)]
-    reading = Reading(PlayedBackend(*answers, batch(ReadStatus.NONE, length)), reads_on=True)
+    reading = Reading(ReadBackend(*answers, batch(ReadStatus.NONE, length)), reads_on=True)
     reading.reader.read(0, 10, 100)
     assert [read.start for read in reading.reads] == list(range(length + 1))
     assert reading.depth_max == 1
@@ -143,7 +143,7 @@ def test_a_long_queue_that_is_answered_at_once_is_read_without_recursion() -> No
 
 
 def test_nothing_is_notified_after_a_stop() -> None:
-    backend = PlayedBackend()
+    backend = ReadBackend()
     reading = Reading(backend)
     reading.reader.read(0, 10, 100)
     reading.reader.wait(0, 1.0)
@@ -159,7 +159,7 @@ def test_nothing_is_notified_after_a_stop() -> None:
 
 
 def test_a_wait_ends_the_one_before_it() -> None:
-    backend = PlayedBackend()
+    backend = ReadBackend()
     reading = Reading(backend)
     reading.reader.wait(4, 1.0)
     reading.reader.wait(5, 2.0)
@@ -174,7 +174,7 @@ def test_a_wait_ends_the_one_before_it() -> None:
 
 @pytest.mark.parametrize("error", [None, RemoteError("no answer")])
 def test_a_wait_says_whether_data_arrived_or_why_it_is_not_known(error: Exception | None) -> None:
-    backend = PlayedBackend()
+    backend = ReadBackend()
     reading = Reading(backend)
     reading.reader.wait(4, 1.0)
     if error is None:
