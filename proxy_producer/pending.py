@@ -28,7 +28,7 @@ from proxy_producer.core.delay_requests import schedule_id
 from proxy_producer.core.refusals import SendRefusal, failure_of, refusal_of, timed_out
 from proxy_producer.delay.context import command_record
 from proxy_producer.flow import Flow
-from proxy_producer.topics import InternalTopic, KnownTopic, RateLimiter, longest
+from proxy_producer.topics import InternalTopic, KnownTopic, RateLimiter, longest_wait
 from proxy_producer.wire import RequestKind, SendRequest
 
 _STORED = AppendStatus.STORED
@@ -87,7 +87,7 @@ class Destination:
     def settle(self, send: PendingSend) -> None:
         """Take the backend's answer, which may come after the caller's."""
         if send.answered:
-            send.flow.counts.late(send.is_stored())
+            send.flow.counts.count_late(send.is_stored())
         elif send.error is not None:
             send.refuse(refusal_of(send.error))
         else:
@@ -130,7 +130,7 @@ class PendingSend(Completion[list[AppendResult]]):
         self.deadline = deadline
         self.members = members
         self.destination = destination
-        self.faults: dict[int, SendRefusal] = {} if faults is None else faults
+        self.faults: dict[int, SendRefusal] = faults or {}
         self.size = len(members) + len(self.faults)
         self.records: Sequence[NewRecord] = ()
         self.frame_bytes = frame_bytes = call.frame_bytes
@@ -173,7 +173,7 @@ class PendingSend(Completion[list[AppendResult]]):
         if not self.done:
             self.done = True
             self.answered = True
-            self.flow.settled(self, self.frame_bytes)
+            self.flow.leave(self, self.frame_bytes)
 
     def _abort(self) -> None:
         """Do the same, and answer the call, which nothing else may be waiting for."""
@@ -250,7 +250,7 @@ class PendingSend(Completion[list[AppendResult]]):
         may_go = not self.faults or self.destination.partial
         wait_s = self._reserve_tokens() if may_go else 0.0
         if not self.members or (self.faults and not self.destination.partial):
-            self.flow.settled(self, self.frame_bytes)
+            self.flow.leave(self, self.frame_bytes)
             self._answer_unstored()
         elif wait_s > 0:
             self.flow.defer(self, wait_s)
@@ -270,7 +270,7 @@ class PendingSend(Completion[list[AppendResult]]):
         slowest: RateLimiter | None = None
         for topic, (messages, body_bytes) in list(tally.items()):
             now = flow.monotonic()
-            wait_s, limiter = longest(topic.limiters, messages, body_bytes, now)
+            wait_s, limiter = longest_wait(topic.limiters, messages, body_bytes, now)
             fault = flow.rate_fault(wait_s, limiter, self.deadline, now)
             if fault is not None:
                 del tally[topic]
@@ -281,9 +281,9 @@ class PendingSend(Completion[list[AppendResult]]):
             return 0.0
         for topic, (messages, body_bytes) in tally.items():
             for limiter in topic.limiters:
-                limiter.take(messages, body_bytes)
+                limiter.take_tokens(messages, body_bytes)
         if slowest is not None:
-            self.held = longest_s, slowest.shown()
+            self.held = longest_s, slowest.describe()
         return longest_s
 
     def release(self) -> None:
@@ -367,7 +367,7 @@ class PendingSend(Completion[list[AppendResult]]):
 
     def refuse_unsent(self, fault: SendRefusal) -> None:
         """Refuse all messages; none was handed to the backend."""
-        self.flow.settled(self, self.frame_bytes)
+        self.flow.leave(self, self.frame_bytes)
         self.refuse(fault)
 
     def refuse(self, fault: SendRefusal) -> None:
@@ -390,12 +390,10 @@ class PendingSend(Completion[list[AppendResult]]):
         The caller is answered now. `traced`: the trace has them already.
         """
         self.answered = True
-        if not traced:
-            self.trace_stored(results)
         latency_us = (self.flow.monotonic() - self.call.received_at) * 1e6
-        measured: set[KnownTopic] = set()
-        topic: KnownTopic | None = None
         stored = messages = duplicates = body_bytes = 0
+        topic: KnownTopic | None = None
+        measured: list[KnownTopic] = []
         for member, result in zip(self.members, results, strict=False):
             if result.status is not _STORED:
                 self.faults[member.index] = failure_of(result)
@@ -406,7 +404,7 @@ class PendingSend(Completion[list[AppendResult]]):
                     topic.counts.add_stored(messages, duplicates, body_bytes)
                 topic, messages, duplicates, body_bytes = member.topic, 0, 0, 0
                 if topic is not None and topic not in measured:
-                    measured.add(topic)
+                    measured.append(topic)
                     topic.counts.latency.observe(latency_us)
             messages += 1
             if result.first is None:
@@ -415,6 +413,8 @@ class PendingSend(Completion[list[AppendResult]]):
                 duplicates += 1
         if topic is not None:
             topic.counts.add_stored(messages, duplicates, body_bytes)
+        if not traced and any(each.trace is not None for each in measured):
+            self.trace_stored(results)
         return stored
 
     def trace_stored(self, results: Sequence[AppendResult]) -> None:
@@ -448,15 +448,17 @@ EXTENDED_SEND = SingleDestination(extended=True)
 
 def refuse_send(flow: Flow, call: Call, topic: KnownTopic | None, fault: SendRefusal) -> None:
     """Answer a single send whose message is not stored, and count it."""
-    flow.counts.refused(None if topic is None else topic.name, fault)
-    call.reply(wire.refused(fault))
+    flow.counts.count_refused(None if topic is None else topic.name, fault)
+    call.reply(wire.refused_result(fault))
 
 
 def result_of(member: SendMember, record: NewRecord, result: AppendResult) -> Any:
     """Return the Result, with the fields that ddmq added, for a message that is stored as `record`."""
     request = member.request
     if request is not None and request.command is not None:
-        return wire.delayed(record, b"" if request.command.unless_cancelled else schedule_id(request.command))
+        return wire.delayed_result(
+            record, b"" if request.command.unless_cancelled else schedule_id(request.command)
+        )
     if request is not None and request.level:
-        return wire.scheduled(record, result)
-    return wire.stored(record, result)
+        return wire.scheduled_result(record, result)
+    return wire.stored_result(record, result)

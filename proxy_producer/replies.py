@@ -68,7 +68,7 @@ class ReplySends:
             return
         again = partial(self.begin, call, request, id_of, deadline, keeper)
         if not flow.delay.presence.retries(members, again):
-            flow.counts.refused(None, members, size)
+            flow.counts.count_refused(None, members, size)
             keeper.refused(members.code, members.text)
 
     def _check(
@@ -148,12 +148,12 @@ class ReplyDestination(Destination):
         if send.error is not None:
             fault = refusal_of(send.error)
             if not was_answered:
-                counts.refused(None, fault, send.size)
+                counts.count_refused(None, fault, send.size)
             self._keeper.failed(send.error, fault.code, fault.text)
             return
         results = send.value
         if was_answered:
-            counts.late(True)
+            counts.count_late(True)
         else:
             send.count_stored(results)
         stored = zip(send.members, send.records, results, strict=True)
@@ -162,6 +162,6 @@ class ReplyDestination(Destination):
     def answer(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
         """Tell the keeper that nothing was stored, or that the time is up."""
         fault = summarize_faults(send.faults, send.size, 0) if send.size > 1 else send.faults[0]
-        send.flow.counts.refused(None, fault, send.size)
+        send.flow.counts.count_refused(None, fault, send.size)
         notify = self._keeper.late if send.sent else self._keeper.refused
         notify(fault.code, fault.text)

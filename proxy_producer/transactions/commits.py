@@ -1,8 +1,7 @@
-"""What is committed when a transaction ends: its messages as they become visible, or as dead letters. Pure
-but for what is known of topics.
+"""The records of a commit that ends a transaction: its messages for their topics, or as dead letters.
 
-A message keeps its id. A wait, of a delay level or one that counts from now, begins with the commit; a due
-time that was given stays as it is.
+Pure, but for the backend's settings of topics. A message keeps its id. A wait, of a delay level or one that
+counts from now, begins with the commit; a stated due time stays unchanged.
 """
 
 from __future__ import annotations
@@ -30,26 +29,26 @@ class NotWritable(NamedTuple):
     topic: str
 
 
-class Gone(NamedTuple):
+class MissingTopic(NamedTuple):
     """A topic is not there any more."""
 
     topic: str
 
 
-def targets_fault(backend: Backend, halves: Sequence[HalfMessage]) -> Gone | NotWritable | None:
-    """What keeps these messages from being visible, as far as this process knows."""
+def targets_fault(backend: Backend, halves: Sequence[HalfMessage]) -> MissingTopic | NotWritable | None:
+    """Return why these messages cannot be delivered to their topics, as far as this process knows."""
     closed = None
     for half in halves:
         info = backend.topic(half.mark.topic)
         if info is None:
-            return Gone(half.mark.topic)
+            return MissingTopic(half.mark.topic)
         if not info.writable:
             closed = NotWritable(half.mark.topic)
     return closed
 
 
-def plain(half: HalfMessage, backend: Backend) -> NewRecord | None:
-    """The record of one that goes to a topic that is there and open, without any wait; None: look closer."""
+def plain_record(half: HalfMessage, backend: Backend) -> NewRecord | None:
+    """Return the record of a message without a wait whose topic exists and is writable; else None."""
     mark = half.mark
     info = backend.topic(mark.topic)
     if info is None or not info.writable or mark.level or mark.command is not None:
@@ -58,15 +57,17 @@ def plain(half: HalfMessage, backend: Backend) -> NewRecord | None:
 
 
 def _in_topic(half: HalfMessage, queues: int) -> NewRecord:
-    """Its record where it goes in the end; that topic may have been made anew with fewer queues."""
+    """Return the record for the message's own topic, which may have been recreated with fewer queues."""
     return NewRecord(
         half.mark.topic, half.mark.queue % queues, half.message_id, half.born_ms, half.delivery, half.key,
         half.tags, half.flags,
     )  # fmt: skip
 
 
-def visible(half: HalfMessage, backend: Backend, levels: Levels, delay_shards: int, now_ms: int) -> NewRecord:
-    """The record that makes it visible; its topic is there. `now_ms`: the wall clock at the commit."""
+def final_record(
+    half: HalfMessage, backend: Backend, levels: Levels, delay_shards: int, now_ms: int
+) -> NewRecord:
+    """Return the record that delivers a message, or delays it. `now_ms`: the wall clock at the commit."""
     mark = half.mark
     if mark.command is not None:
         command = due_from(mark.command, mark.wait_ms, now_ms)
@@ -77,7 +78,7 @@ def visible(half: HalfMessage, backend: Backend, levels: Levels, delay_shards: i
 
 
 def due_from(command: DelayCommand, wait_ms: int, now_ms: int) -> DelayCommand:
-    """The command with its due time, if that counts from the commit; `wait_ms` negative: it does not."""
+    """Return the command, due `wait_ms` after the commit; unchanged where `wait_ms` is negative."""
     if wait_ms < 0:
         return command
     due_ms = now_ms + 1 + wait_ms  # the end of this millisecond: it is never early
@@ -89,12 +90,12 @@ def due_from(command: DelayCommand, wait_ms: int, now_ms: int) -> DelayCommand:
 def results_of(
     halves: Sequence[HalfMessage], records: Sequence[NewRecord], stored: Sequence[AppendResult]
 ) -> list[Any]:
-    """What the one who committed is told of each message."""
-    return [_result(*each) for each in zip(halves, records, stored, strict=False)]
+    """Return a Result for each message, for the caller that committed."""
+    return [_result_of(*each) for each in zip(halves, records, stored, strict=False)]
 
 
-def _result(half: HalfMessage, record: NewRecord, stored: AppendResult) -> Any:
+def _result_of(half: HalfMessage, record: NewRecord, stored: AppendResult) -> Any:
     if half.mark.command is not None:
         command = decode_command((record.system or {})[COMMAND_PROPERTY])
-        return wire.delayed(record, schedule_id(command))
-    return wire.scheduled(record, stored) if half.mark.level else wire.stored(record, stored)
+        return wire.delayed_result(record, schedule_id(command))
+    return wire.scheduled_result(record, stored) if half.mark.level else wire.stored_result(record, stored)

@@ -1,8 +1,8 @@
 """Half messages that the owner of their shard has admitted, until their sender has an answer.
 
-They hold their room in the shard until the backend has settled them. Then the shard says what they are, and
-only that is answered: a part of their transaction, or why not. Where the shard has gone to another proxy
-meanwhile, nobody here knows.
+They hold their room in the shard until the backend has settled them. Then the shard judges them, and only
+its verdict is answered: a part of their transaction, or why not. Where another proxy owns the shard
+meanwhile, the outcome is unknown here.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from proxy_producer.core.refusals import SendRefusal, illegal, refusal
 from proxy_producer.transactions.codec import HalfMessage
 from proxy_producer.transactions.core.reservations import PrepareVerdict
 from proxy_producer.transactions.core.transaction import HalfTaken
-from proxy_producer.transactions.deciding import Came, OwnedShard
-from proxy_producer.transactions.ends import TOLD, foreign, late, late_fault
+from proxy_producer.transactions.deciding import EndResult, OwnedShard
+from proxy_producer.transactions.ends import TOLD, foreign_group_fault, late_fault, late_message_fault
 
-Told = Callable[[Sequence[HalfTaken], SendRefusal | None], None]
+OnJudged = Callable[[Sequence[HalfTaken], SendRefusal | None], None]
 
 
 @dataclass(slots=True)
@@ -39,42 +39,44 @@ class Admitted:
             self.released = True
             self.owned.held.release_prepare(self.transaction, self.messages, self.size)
 
-    def take_in(self, halves: Sequence[HalfMessage], then: Told) -> None:
-        """Hand durable messages to the shard; `then(what they are, why none counts)` follows."""
-        held = self.owned.held
-        if not held.claimed:
+    def take_in(self, halves: Sequence[HalfMessage], then: OnJudged) -> None:
+        """Hand durable messages to the shard; `then(verdicts, refusal)` follows."""
+        shard = self.owned.held
+        if not shard.claimed:
             then((), moved_fault())
             return
-        taken = [held.appended(half, self.transaction) for half in halves]
-        if HalfTaken.AHEAD not in taken:
-            self._judge(taken, then)
+        verdicts = [shard.appended(half, self.transaction) for half in halves]
+        if HalfTaken.AHEAD not in verdicts:
+            self._judge_halves(verdicts, then)
             return
 
         def on_read(error: Exception | None) -> None:
-            if error is not None or not held.claimed:
+            if error is not None or not shard.claimed:
                 then((), moved_fault())
             else:
-                self._judge([held.appended(half, self.transaction) for half in halves], then)
+                self._judge_halves([shard.appended(half, self.transaction) for half in halves], then)
 
-        held.when_read(max(half.offset for half in halves), on_read)
+        shard.when_read(max(half.offset for half in halves), on_read)
 
-    def _judge(self, taken: Sequence[HalfTaken], then: Told) -> None:
-        faults = [late_fault(one, self.transaction, self.group) for one in taken]
+    def _judge_halves(self, verdicts: Sequence[HalfTaken], then: OnJudged) -> None:
+        faults = [late_fault(verdict, self.transaction, self.group) for verdict in verdicts]
         fault = next(filter(None, faults), None)
         opened = self.owned.held.core.open.get(self.transaction)
-        if fault is not None or HalfTaken.LATE not in taken or opened is None:
-            then(taken, fault)
+        if fault is not None or HalfTaken.LATE not in verdicts or opened is None:
+            then(verdicts, fault)
             return
 
-        def on_decided(came: Came) -> None:
-            """Count them as parts where the transaction did not end after all."""
-            then(taken, None if came.ended is None else late(self.transaction, "has ended"))
+        def on_decided(result: EndResult) -> None:
+            """Count them as parts of the transaction if its end failed."""
+            then(
+                verdicts, None if result.ended is None else late_message_fault(self.transaction, "has ended")
+            )
 
         self.owned.deciding.wait(opened, on_decided)
 
 
 def moved_fault() -> SendRefusal:
-    """Say that a message is in the log, and its transaction another proxy's by now."""
+    """Return code 12: a message is in the log, and another proxy owns its transaction now."""
     what = "the transaction moved to another proxy while the message was being stored"
     return refusal(Code.TIMED_OUT, "shard_moved", what, "it may or may not be a part of it; send it again")
 
@@ -84,12 +86,12 @@ def verdict_fault(
 ) -> SendRefusal | None:
     """Return why a shard takes no message, but for LARGE; None: it does."""
     if verdict is PrepareVerdict.FOREIGN:
-        return foreign(group)
+        return foreign_group_fault(group)
     if verdict is PrepareVerdict.ENDING:
-        return late(transaction, "is being ended")
+        return late_message_fault(transaction, "is being ended")
     if verdict is PrepareVerdict.ENDED:
         ended = owned.held.core.ended.get(transaction)
-        return late(transaction, "has ended" if ended is None else TOLD[ended.outcome])
+        return late_message_fault(transaction, "has ended" if ended is None else TOLD[ended.outcome])
     if verdict is PrepareVerdict.FULL:
         what = f"producer group {group!r} or its shard has as many open transactions as it may"
         allowed = "allowed: later, when some have ended (open_max)"

@@ -43,7 +43,7 @@ from proxy_producer.transactions.codec import (
 from proxy_producer.transactions.core.reservations import PrepareVerdict
 from proxy_producer.transactions.core.transaction import HalfTaken
 from proxy_producer.transactions.deciding import OwnedShard
-from proxy_producer.transactions.ends import used_elsewhere
+from proxy_producer.transactions.ends import sequence_used_fault
 from proxy_producer.transactions.legal import legal_id
 from proxy_producer.transactions.prepared.admitted import Admitted, long_fault, moved_fault, verdict_fault
 from proxy_producer.transactions.prepared.waiting import WaitingPrepare
@@ -132,8 +132,8 @@ class PreparedSends:
             record.message_id = id_by(identity, transaction)
         elif message.sequence is not None:
             return False
-        held, size = owned.held, len(record.delivery)
-        if held.core.admit_prepare(transaction, group, 1, size) is not PrepareVerdict.ADMITTED:
+        shard, size = owned.held, len(record.delivery)
+        if shard.core.admit_prepare(transaction, group, 1, size) is not PrepareVerdict.ADMITTED:
             return False
         admitted = Admitted(owned, transaction, group, 1, size)
         try:
@@ -146,7 +146,7 @@ class PreparedSends:
             destination = PreparedDestination(self, None, admitted, [(record, mark)])
             member = SendMember(0, record, body_bytes, partition_id, hash_id, topic, None)
             send = PendingSend(flow, call, deadline, [member], destination)
-            send.append((half_record(held.number, record, mark),))
+            send.append((half_record(shard.number, record, mark),))
         except BaseException:
             admitted.release()
             raise
@@ -336,7 +336,7 @@ class PreparedDestination(Destination):
         halves = []
         for (record, mark), result in zip(self._halves, results, strict=True):
             if is_elsewhere(record, result):
-                self._reply(send, results, used_elsewhere())
+                self._reply(send, results, sequence_used_fault())
                 return
             halves.append(_half_message(record, mark, result.offset))
         assert self._admitted is not None
@@ -367,7 +367,8 @@ class PreparedDestination(Destination):
             refuse_prepare(send.flow, send.call, fault, send.size, None if topic is None else topic.name)
             return
         scheduled = [
-            wire.scheduled(record, result) for (record, _), result in zip(self._halves, results, strict=True)
+            wire.scheduled_result(record, result)
+            for (record, _), result in zip(self._halves, results, strict=True)
         ]
         through = max([result.offset for result in results])
         send.call.reply(IDL.PrepareResponse(code=0, msg=OK_TEXT, results=scheduled, throughOffset=through))
@@ -377,8 +378,8 @@ def refuse_prepare(
     flow: Flow, call: Call, fault: SendRefusal, messages: int, topic_name: str | None = None
 ) -> None:
     """Answer that none of a call's messages is stored, and count them."""
-    flow.counts.refused(topic_name, fault, max(messages, 1))
-    results = [wire.refused(fault)] * messages
+    flow.counts.count_refused(topic_name, fault, max(messages, 1))
+    results = [wire.refused_result(fault)] * messages
     call.reply(IDL.PrepareResponse(code=int(fault.code), msg=fault.text, results=results))
 
 
