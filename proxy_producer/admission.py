@@ -179,7 +179,7 @@ class Admission:
         return NO_DELAY_SERVICE if self._delay.presence.is_absent() else None
 
     def delay_room(self, request: SendRequest) -> SendRefusal | None:
-        if (request.delay is None and request.command is None) or not request.adds:
+        if (request.delay is None and request.command is None) or not request.adds_message:
             return None
         topic = request.topic
         return DELAY_FULL if topic is not None and topic.name in self._delay.full.names else None

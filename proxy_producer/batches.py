@@ -20,7 +20,7 @@ from proxy_producer.pending import Destination, PendingSend, result_of
 class BatchDestination(Destination):
     """The answers of sendBatch (`partial`) and of sendBatchSync."""
 
-    def answer(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
+    def answer_call(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
         stored = send.count_stored(results)
         call, counts, faults = send.call, send.flow.counts, send.faults
         if self.partial:

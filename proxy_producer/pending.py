@@ -6,10 +6,10 @@ answered.
 
 * On the fast path the service has chosen the queue of one record and calls `append`.
 * On the slow path `start` creates missing topics, waits for rate limits, then for internal topics, chooses
-  the queues and calls `destination.store`.
+  the queues and calls `destination.store_messages`.
 
 A send is answered exactly once and leaves the in-flight counts exactly once. `answered` guards the first;
-`settled`, `refuse_unsent` or `_forget` does the second.
+`settled`, `refuse_unsent` or `_leave_flow` does the second.
 """
 
 from __future__ import annotations
@@ -80,20 +80,20 @@ class Destination:
     def __init__(self, partial: bool = False) -> None:
         self.partial = partial
 
-    def store(self, send: PendingSend) -> None:
+    def store_messages(self, send: PendingSend) -> None:
         """Store the messages; their topics exist, their queues are chosen, and no limit holds them."""
-        send.store([send.stored_record(member) for member in send.members])
+        send.store_records([send.stored_record(member) for member in send.members])
 
-    def settle(self, send: PendingSend) -> None:
+    def settle_send(self, send: PendingSend) -> None:
         """Take the backend's answer, which may come after the caller's."""
         if send.answered:
             send.flow.counts.count_late(send.is_stored())
         elif send.error is not None:
-            send.refuse(refusal_of(send.error))
+            send.refuse_messages(refusal_of(send.error))
         else:
-            self.answer(send, send.value)
+            self.answer_call(send, send.value)
 
-    def answer(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
+    def answer_call(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
         """Answer the caller and count. `results` belong to the members; `send.faults` tells what was refused.
 
         Without results nothing is stored, or it is not known whether it is.
@@ -151,10 +151,10 @@ class PendingSend(Completion[list[AppendResult]]):
         try:
             self.flow.backend.append(records, self.deadline, self)
         except BaseException:
-            self._forget()
+            self._leave_flow()
             raise
 
-    def store(self, records: Sequence[NewRecord], *, atomic: bool = False) -> None:
+    def store_records(self, records: Sequence[NewRecord], *, atomic: bool = False) -> None:
         """Hand the records over outside of the call's handler. `atomic`: all of them or none are stored."""
         self.records = records
         self.sent = True
@@ -165,20 +165,20 @@ class PendingSend(Completion[list[AppendResult]]):
             else:
                 backend.append(records, self.deadline, self)
         except BaseException:
-            self._abort()
+            self._abort_call()
             raise
 
-    def _forget(self) -> None:
+    def _leave_flow(self) -> None:
         """Take the send out of the counts: the backend raised, so it will not settle it."""
         if not self.done:
             self.done = True
             self.answered = True
             self.flow.leave(self, self.frame_bytes)
 
-    def _abort(self) -> None:
+    def _abort_call(self) -> None:
         """Do the same, and answer the call, which nothing else may be waiting for."""
         if not self.done:
-            self._forget()
+            self._leave_flow()
             self.call.fault(Fault.INTERNAL_ERROR, "the send failed inside the proxy")
 
     # --- the slow path
@@ -188,7 +188,7 @@ class PendingSend(Completion[list[AppendResult]]):
         self.flow.watch(self)
         names: dict[str, None] = {}
         for member in self.members:
-            if member.topic is None and member.request is not None and member.request.adds:
+            if member.topic is None and member.request is not None and member.request.adds_message:
                 names[member.record.topic] = None
         if names:
             self._create_topics(list(names))
@@ -303,9 +303,9 @@ class PendingSend(Completion[list[AppendResult]]):
                 record = member.record
                 record.queue_id = topic.choose_queue(record.key, member.partition_id, member.hash_id)
         try:
-            self.destination.store(self)
+            self.destination.store_messages(self)
         except BaseException:
-            self._abort()
+            self._abort_call()
             raise
 
     def _missing_internal_topic(self) -> InternalTopic | None:
@@ -353,14 +353,14 @@ class PendingSend(Completion[list[AppendResult]]):
         flow.inflight -= 1
         flow.inflight_bytes -= self.frame_bytes
         flow.unanswered.discard(self)
-        self.destination.settle(self)
+        self.destination.settle_send(self)
 
     def expire(self) -> None:
         """Answer at the end of the call's time: say what it waited for, and whether it can be stored."""
         waited_ms = round((self.deadline - self.call.received_at) * 1_000)
         if self.sent:
             self.flow.unanswered.discard(self)
-            self.refuse(timed_out(waited_ms, "the backend", sent=True))
+            self.refuse_messages(timed_out(waited_ms, "the backend", sent=True))
         else:
             waits_for = "the topic's creation" if self.missing else self.waits_for
             self.refuse_unsent(timed_out(waited_ms, waits_for, sent=False))
@@ -368,9 +368,9 @@ class PendingSend(Completion[list[AppendResult]]):
     def refuse_unsent(self, fault: SendRefusal) -> None:
         """Refuse all messages; none was handed to the backend."""
         self.flow.leave(self, self.frame_bytes)
-        self.refuse(fault)
+        self.refuse_messages(fault)
 
-    def refuse(self, fault: SendRefusal) -> None:
+    def refuse_messages(self, fault: SendRefusal) -> None:
         """Answer that the messages are not stored, or that it is not known whether they are."""
         for member in self.members:
             self.faults[member.index] = fault
@@ -378,7 +378,7 @@ class PendingSend(Completion[list[AppendResult]]):
 
     def _answer_unstored(self) -> None:
         self.answered = True
-        self.destination.answer(self, ())
+        self.destination.answer_call(self, ())
 
     def is_stored(self) -> bool:
         """Return whether the backend stored all of it."""
@@ -394,6 +394,7 @@ class PendingSend(Completion[list[AppendResult]]):
         stored = messages = duplicates = body_bytes = 0
         topic: KnownTopic | None = None
         measured: list[KnownTopic] = []
+        untraced = True
         for member, result in zip(self.members, results, strict=False):
             if result.status is not _STORED:
                 self.faults[member.index] = failure_of(result)
@@ -406,6 +407,7 @@ class PendingSend(Completion[list[AppendResult]]):
                 if topic is not None and topic not in measured:
                     measured.append(topic)
                     topic.counts.latency.observe(latency_us)
+                    untraced = untraced and topic.trace is None
             messages += 1
             if result.first is None:
                 body_bytes += member.body_bytes
@@ -413,7 +415,7 @@ class PendingSend(Completion[list[AppendResult]]):
                 duplicates += 1
         if topic is not None:
             topic.counts.add_stored(messages, duplicates, body_bytes)
-        if not traced and any(each.trace is not None for each in measured):
+        if not (traced or untraced):
             self.trace_stored(results)
         return stored
 
@@ -433,7 +435,7 @@ class SingleDestination(Destination):
         super().__init__()
         self._extended = extended
 
-    def answer(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
+    def answer_call(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
         if send.faults or not send.count_stored(results):
             refuse_send(send.flow, send.call, send.members[0].topic, send.faults[0])
         elif self._extended:

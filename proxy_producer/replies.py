@@ -67,7 +67,7 @@ class ReplySends:
             PendingSend(flow, call, deadline, members, ReplyDestination(keeper)).start()
             return
         again = partial(self.begin, call, request, id_of, deadline, keeper)
-        if not flow.delay.presence.retries(members, again):
+        if not flow.delay.presence.will_retry(members, again):
             flow.counts.count_refused(None, members, size)
             keeper.refused(members.code, members.text)
 
@@ -128,7 +128,7 @@ class ReplyDestination(Destination):
         super().__init__()
         self._keeper = keeper
 
-    def store(self, send: PendingSend) -> None:
+    def store_messages(self, send: PendingSend) -> None:
         """Let the keeper commit the replies, unless the disk is nearly full."""
         health = send.flow.backend.health()
         if not health.ready:  # a commit would get past a disk that is nearly full
@@ -141,7 +141,7 @@ class ReplyDestination(Destination):
         except DdmqError as error:
             send.fail(error)
 
-    def settle(self, send: PendingSend) -> None:
+    def settle_send(self, send: PendingSend) -> None:
         """Tell the keeper the commit's outcome, also when its caller has an answer already."""
         was_answered, send.answered = send.answered, True
         counts = send.flow.counts
@@ -159,7 +159,7 @@ class ReplyDestination(Destination):
         stored = zip(send.members, send.records, results, strict=True)
         self._keeper.stored([result_of(member, record, result) for member, record, result in stored])
 
-    def answer(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
+    def answer_call(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
         """Tell the keeper that nothing was stored, or that the time is up."""
         fault = summarize_faults(send.faults, send.size, 0) if send.size > 1 else send.faults[0]
         send.flow.counts.count_refused(None, fault, send.size)

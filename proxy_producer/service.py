@@ -212,7 +212,7 @@ class ProducerService:
         fault = self.admission.find_fault(request)
         if fault is None:
             self._accept_request(call, request, deadline)
-        elif not self.delay.presence.retries(fault, partial(self._admit_request, call, request, deadline)):
+        elif not self.delay.presence.will_retry(fault, partial(self._admit_request, call, request, deadline)):
             self._refuse_request(call, request, fault)
 
     def _accept_request(self, call: Call, request: SendRequest, deadline: float) -> None:
@@ -228,7 +228,7 @@ class ProducerService:
         if request.delay is None:
             refuse_send(self.flow, call, request.topic, fault)
         else:
-            refuse_delay(self.flow, call, request.topic, fault, request.delay.delay_id, request.adds)
+            refuse_delay(self.flow, call, request.topic, fault, request.delay.delay_id, request.adds_message)
 
     def _deadline_of(self, call: Call, timeout_ms: int | None) -> float:
         """Return when the time of a call is up. A timeout that is absent or at most 0 is the proxy's own."""

@@ -16,7 +16,7 @@ from proxy_producer.counts import SendCounts
 IDL = structs(producer)
 
 
-def starting(why: Callable[[], str], metrics: Registry) -> Service:
+def refuse_sends(why: Callable[[], str], metrics: Registry) -> Service:
     """Return the service until the real one takes its place. `why`: the present reason."""
     counts = SendCounts(metrics)
 

@@ -76,7 +76,7 @@ class SendRequest:
         return self.born_ms + 1
 
     @property
-    def adds(self) -> bool:
+    def adds_message(self) -> bool:
         """Return whether the request brings a message; every other one changes one."""
         return self.delay is None or self.delay.action == DelayAction.ADD
 

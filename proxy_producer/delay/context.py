@@ -80,7 +80,7 @@ class Presence:
         since = self._absent_since
         return since is not None and (not self._has_run or now - since > self._grace_s)
 
-    def retries(self, fault: SendRefusal, call: Callable[[], object]) -> bool:
+    def will_retry(self, fault: SendRefusal, call: Callable[[], object]) -> bool:
         """Return whether `call` follows: for code 21, once the backend has been asked again.
 
         A delay service that has just begun is noticed so. Such a call itself is not made twice.

@@ -148,7 +148,7 @@ class DelaySends:
 
     def make_command(self, request: SendRequest, delay: DelayRequest) -> tuple[NewRecord, Destination]:
         """Give the request its command, and return the record of its message, and where the send goes."""
-        adds = request.adds
+        adds = request.adds_message
         if adds:
             properties = {**(request.properties or {}), **_CHRONOS}
             delivery = encode(request.key, request.body, request.tags, properties)
@@ -165,7 +165,7 @@ class DelaySends:
 
     def _place_command(self, request: SendRequest, delay: DelayRequest) -> PlacedCommand:
         shards, name, now_ms = self._commands.queues, request.topic_name, request.now_ms
-        if not request.adds:
+        if not request.adds_message:
             return changing_command(delay, name, now_ms // 1_000 + self._delay_s_max, shards)
         uuid = delay.uuid.decode() or uuid_of(self._random.randbytes(16))
         if delay.schedule is None:
@@ -188,7 +188,7 @@ class DelayDestination(Destination):
         self._adds = adds
         self._due_ms = due_ms
 
-    def answer(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
+    def answer_call(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
         """Answer when the command is durable."""
         if send.faults or not send.count_stored(results):
             topic = send.members[0].topic
@@ -215,7 +215,7 @@ class AwaitedDelay(Destination):
         self._reply_id = 0
         self._send: PendingSend
 
-    def store(self, send: PendingSend) -> None:
+    def store_messages(self, send: PendingSend) -> None:
         """Wait until outcomes can be read, then store the command."""
         self._send = send
         self._context.outcomes.when_ready(self)
@@ -232,18 +232,18 @@ class AwaitedDelay(Destination):
                 self._command, reply_queue=reply_queue, reply_id=self._reply_id
             )
         shards = self._context.commands.queues
-        send.store([command_record(send.members[0].record, self._command, shards)])
+        send.store_records([command_record(send.members[0].record, self._command, shards)])
 
     # --- the answer
 
-    def answer(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
+    def answer_call(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
         """Watch the stored command until its outcome comes or the time is up."""
         if send.faults:
-            self._forget()
+            self._forget_reply()
             topic = send.members[0].topic
             refuse_delay(send.flow, send.call, topic, send.faults[0], self._delay_id, self._adds)
         elif results[0].status is not AppendStatus.STORED:
-            send.refuse(failure_of(results[0]))
+            send.refuse_messages(failure_of(results[0]))
         else:
             send.trace_stored(results)
             if self._reply_id:
@@ -258,7 +258,7 @@ class AwaitedDelay(Destination):
 
     def expire(self) -> None:
         """Answer "pending": the command is durable, and its outcome did not come in time."""
-        self._forget()
+        self._forget_reply()
         self._reply(PENDING)
 
     def on_outcome(self, outcome: CommandOutcome) -> None:
@@ -277,7 +277,7 @@ class AwaitedDelay(Destination):
             send.flow.counts.count_outcome("pending")
         send.call.reply(wire.delay_result(self._delay_id, code, self._command.due_ms, outcome))
 
-    def _forget(self) -> None:
+    def _forget_reply(self) -> None:
         self._context.outcomes.forget(self._reply_id)
         self._reply_id = 0
 
