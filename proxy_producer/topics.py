@@ -81,7 +81,7 @@ def _client_of(call: Call) -> str:
 
 
 class RateLimiter:
-    """One rate limit: its subject, and its buckets for messages and bytes (None: no such limit)."""
+    """One rate limit: what it limits, and its buckets for messages and bytes (None: no such limit)."""
 
     __slots__ = ("body_bytes", "messages", "what")
 

@@ -118,7 +118,7 @@ def _result_of(half: HalfMessage, record: NewRecord, stored: AppendResult) -> An
     return wire.scheduled_result(record, stored) if half.mark.level else wire.stored_result(record, stored)
 
 
-class EndResult(NamedTuple):
+class TransactionEnd(NamedTuple):
     """The result of a request to end a transaction: its end, or `fault`, why it stays open.
 
     `reason`: of a dead letter, with details. `results`: of the commit's messages, for the caller that asked
@@ -131,7 +131,7 @@ class EndResult(NamedTuple):
     fault: SendRefusal | None = None
 
 
-Then = Callable[[EndResult], None]
+Then = Callable[[TransactionEnd], None]
 _AGAIN = "the transaction is open; ask again"
 _MOVES = f"the shard moves to another proxy; {_AGAIN}"
 
@@ -333,7 +333,7 @@ class Deciding:
                 }
                 log.warning("a transaction became a dead letter", extra=facts)
             self._notify_waiting(
-                transaction, EndResult(ended, f"{reason}: {text}" if text else reason, answers)
+                transaction, TransactionEnd(ended, f"{reason}: {text}" if text else reason, answers)
             )
 
         shard.commit([*records, op_record(shard.number, transaction.id, op)], transaction.offsets, on_stored)
@@ -370,9 +370,9 @@ class Deciding:
     def _keep_open(self, transaction: OpenTransaction, fault: SendRefusal) -> None:
         self._missing_since.pop(transaction.id, None)
         self._held.core.not_decided(transaction, self._held.context.now_ms())
-        self._notify_waiting(transaction, EndResult(None, fault=fault))
+        self._notify_waiting(transaction, TransactionEnd(None, fault=fault))
 
-    def _notify_waiting(self, transaction: OpenTransaction, came: EndResult) -> None:
+    def _notify_waiting(self, transaction: OpenTransaction, came: TransactionEnd) -> None:
         for then in self._waiting.pop(transaction.id, ()):
             then(came)
 

@@ -24,7 +24,7 @@ from proxy_producer.transactions.codec import began_ms, read_op, shard_of
 from proxy_producer.transactions.context import TransactionCounts
 from proxy_producer.transactions.core.ended import Ended, began_after
 from proxy_producer.transactions.core.transaction import HalfTaken, OpenTransaction
-from proxy_producer.transactions.deciding import EndResult, OwnedShard
+from proxy_producer.transactions.deciding import OwnedShard, TransactionEnd
 from proxy_producer.transactions.owners import Holders, Owners
 
 IDL = structs(producer)
@@ -189,7 +189,7 @@ class PendingEnd:
             self._began = True
             owned.deciding.end(transaction, outcome, self._on_result, messages=self.request.messages or 0)
 
-    def _on_result(self, result: EndResult) -> None:
+    def _on_result(self, result: TransactionEnd) -> None:
         if self.answered:
             return
         if result.ended is None:

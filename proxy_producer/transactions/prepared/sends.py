@@ -43,7 +43,7 @@ from proxy_producer.transactions.codec import (
 )
 from proxy_producer.transactions.core.reservations import PrepareVerdict
 from proxy_producer.transactions.core.transaction import HalfTaken
-from proxy_producer.transactions.deciding import EndResult, OwnedShard
+from proxy_producer.transactions.deciding import OwnedShard, TransactionEnd
 from proxy_producer.transactions.ends import (
     TOLD,
     foreign_group_fault,
@@ -108,7 +108,7 @@ class Admitted:
             then(verdicts, fault)
             return
 
-        def on_decided(result: EndResult) -> None:
+        def on_decided(result: TransactionEnd) -> None:
             """Count them as parts of the transaction if its end failed."""
             then(
                 verdicts, None if result.ended is None else late_message_fault(self.transaction, "has ended")
