@@ -72,7 +72,7 @@ class SendMember:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Destination:
-    """Where the records of a send go, and how its caller is answered: the kind of the send.
+    """The kind of a send: it decides where the records go, and how the caller is answered.
 
     `partial`: a fault of one message does not stop the others.
     """
@@ -391,31 +391,51 @@ class PendingSend(Completion[list[AppendResult]]):
         """
         self.answered = True
         latency_us = (self.flow.monotonic() - self.call.received_at) * 1e6
-        stored = messages = duplicates = body_bytes = 0
+        if len(self.members) != 1 or not results:
+            return self._count_several(results, latency_us, traced)
+        member, result = self.members[0], results[0]
+        if result.status is not _STORED:
+            self.faults[member.index] = failure_of(result)
+            return 0
+        topic = member.topic
+        if topic is not None:
+            counts, is_new = topic.counts, result.first is None
+            counts.latency.observe(latency_us)
+            counts.add_stored(1, 0 if is_new else 1, member.body_bytes if is_new else 0)
+            if topic.trace is not None and not traced:
+                self.trace_stored(results)
+        return 1
+
+    def _count_several(self, results: Sequence[AppendResult], latency_us: float, traced: bool) -> int:
+        """Count the messages of a batch; the latency counts once for each of its topics."""
+        tally: dict[KnownTopic, tuple[int, int, int]] = {}
         topic: KnownTopic | None = None
-        measured: list[KnownTopic] = []
-        untraced = True
+        stored = messages = duplicates = body_bytes = 0
         for member, result in zip(self.members, results, strict=False):
             if result.status is not _STORED:
                 self.faults[member.index] = failure_of(result)
                 continue
             stored += 1
-            if member.topic is not topic:  # of a batch, nearly always for the first message alone
+            if member.topic is not topic:  # nearly always for the first message alone
                 if topic is not None:
-                    topic.counts.add_stored(messages, duplicates, body_bytes)
-                topic, messages, duplicates, body_bytes = member.topic, 0, 0, 0
-                if topic is not None and topic not in measured:
-                    measured.append(topic)
-                    topic.counts.latency.observe(latency_us)
-                    untraced = untraced and topic.trace is None
+                    tally[topic] = messages, duplicates, body_bytes
+                topic = member.topic
+                messages = duplicates = body_bytes = 0
+                if topic is not None:
+                    messages, duplicates, body_bytes = tally.get(topic, (0, 0, 0))
             messages += 1
             if result.first is None:
                 body_bytes += member.body_bytes
             else:
                 duplicates += 1
         if topic is not None:
+            tally[topic] = messages, duplicates, body_bytes
+        is_traced = False
+        for topic, (messages, duplicates, body_bytes) in tally.items():
+            topic.counts.latency.observe(latency_us)
             topic.counts.add_stored(messages, duplicates, body_bytes)
-        if not (traced or untraced):
+            is_traced = is_traced or topic.trace is not None
+        if is_traced and not traced:
             self.trace_stored(results)
         return stored
 

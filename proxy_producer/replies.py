@@ -35,7 +35,7 @@ class ReplyKeeper(Protocol):
         """Store them together with the message's end, all or nothing."""
 
     def refused(self, code: int, text: str) -> None:
-        """Nothing is stored, nor will be."""
+        """The replies are not stored, and will not be."""
 
     def late(self, code: int, text: str) -> None:
         """The caller's time is up; the commit is under way."""

@@ -265,9 +265,9 @@ class TopicTable:
 
     def find_topic(self, name: str) -> KnownTopic | None:
         """Return the topic, from the cache or the backend's memory; None when it does not exist."""
-        found = self.known.get(name.encode())
-        if found is not None:
-            return found
+        topic = self.known.get(name.encode())
+        if topic is not None:
+            return topic
         info = self._backend.topic(name)
         if info is None:
             return None

@@ -169,7 +169,7 @@ class TopicDialects:
             self._update_topic(name)
 
     def close(self) -> None:
-        """Stop watching topics."""
+        """Stop watching the settings of topics."""
         self._unwatch()
 
     def _on_setting(self, key: str) -> None:

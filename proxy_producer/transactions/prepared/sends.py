@@ -432,17 +432,18 @@ class PreparedDestination(Destination):
 
     def answer_call(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
         """Hand stored messages to the shard, which may not count them to the transaction; answer then."""
-        if not results or any(result.status is not AppendStatus.STORED for result in results):
-            self._reply(send, results, None)
-            return
         halves = []
-        for (record, mark), result in zip(self._halves, results, strict=True):
+        for (record, mark), result in zip(self._halves, results, strict=False):
+            if result.status is not AppendStatus.STORED:
+                break
             if is_elsewhere(record, result):
                 self._reply(send, results, sequence_used_fault())
                 return
             halves.append(_half_message(record, mark, result.offset))
-        assert self._admitted is not None
-        self._admitted.take_in(halves, partial(self._on_judged, send, results))
+        if self._admitted is None or not halves or len(halves) != len(results):
+            self._reply(send, results, None)
+        else:
+            self._admitted.take_in(halves, partial(self._on_judged, send, results))
 
     def _on_judged(
         self,
@@ -468,12 +469,12 @@ class PreparedDestination(Destination):
             topic = send.members[0].topic if send.size == 1 else None
             refuse_prepare(send.flow, send.call, fault, send.size, None if topic is None else topic.name)
             return
-        scheduled = [
-            wire.scheduled_result(record, result)
-            for (record, _), result in zip(self._halves, results, strict=True)
-        ]
-        through = max([result.offset for result in results])
-        send.call.reply(IDL.PrepareResponse(code=0, msg=OK_TEXT, results=scheduled, throughOffset=through))
+        answers, through = [], -1
+        for (record, _), result in zip(self._halves, results, strict=True):
+            answers.append(wire.scheduled_result(record, result))
+            through = max(through, result.offset)
+        response = IDL.PrepareResponse(code=0, msg=OK_TEXT, results=answers, throughOffset=through)
+        send.call.reply(response)
 
 
 def refuse_prepare(
