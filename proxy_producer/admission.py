@@ -20,7 +20,7 @@ from ddmq_common.delivery import encode
 from ddmq_common.send_identity import IDENTITY
 from proxy_producer.config import ProducerConfig
 from proxy_producer.core.delay_requests import delay_fault
-from proxy_producer.core.dialects import counts_from_now, dialect_of, dialects, without_dialects
+from proxy_producer.core.dialects import counts_from_now, dialects, drop_dialects, read_command
 from proxy_producer.core.identity import KEY_PROPERTY, IdentityOf
 from proxy_producer.core.refusals import SendRefusal, illegal, refusal
 from proxy_producer.core.validation import (
@@ -104,7 +104,7 @@ class Admission:
                 return fault
             if name == HEARTBEAT:  # never looked up, so that it cannot get into the cache
                 return heartbeat_only()
-            topic = self._topics.find(name.decode())
+            topic = self._topics.find_topic(name.decode())
         request.topic = topic
         request.topic_name = name.decode() if topic is None else topic.name
         return None
@@ -123,7 +123,7 @@ class Admission:
         if request.due_times:
             spoken = dialects(("ddmq", *(() if spoken is None else spoken.spoken)))
         if spoken is not None and not spoken.properties.isdisjoint(properties):
-            command = dialect_of(properties, spoken, request.now_ms, self._delay.limits)
+            command = read_command(properties, spoken, request.now_ms, self._delay.limits)
             if isinstance(command, SendRefusal):
                 return command
             request.relative = (
@@ -131,13 +131,13 @@ class Admission:
                 and command is not None
                 and counts_from_now(properties, spoken, request.now_ms)
             )
-            request.command, properties = command, without_dialects(properties, spoken)
+            request.command, properties = command, drop_dialects(properties, spoken)
         request.chronos = CHRONOS in properties
         if DELAY in properties:
             request.level = delay_level(properties)
             properties = dict(properties)
             del properties[DELAY]
-        request.kept = properties
+        request.delivered_properties = properties
         return None
 
     def legal_identity(self, request: SendRequest) -> SendRefusal | None:
@@ -176,10 +176,10 @@ class Admission:
     def delay_service(self, request: SendRequest) -> SendRefusal | None:
         if request.delay is None and request.command is None:
             return None
-        return NO_DELAY_SERVICE if self._delay.presence.absent() else None
+        return NO_DELAY_SERVICE if self._delay.presence.is_absent() else None
 
     def delay_room(self, request: SendRequest) -> SendRefusal | None:
-        if (request.delay is None and request.command is None) or not request.adds:
+        if (request.delay is None and request.command is None) or not request.adds_message:
             return None
         topic = request.topic
         return DELAY_FULL if topic is not None and topic.name in self._delay.full.names else None
@@ -257,7 +257,7 @@ class Admission:
                 identity = self.identity_of(message, message.properties)
                 request = request_of(kind, message, born_ms, 0, identity)
                 request.due_times = index in due_times
-                record = self.find_fault(request) or request.record(self._new_id())
+                record = self.find_fault(request) or request.make_record(self._new_id())
                 topic = request.topic
             if isinstance(record, SendRefusal):
                 faults[index] = record

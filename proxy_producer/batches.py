@@ -1,4 +1,4 @@
-"""How a batch is answered: sendBatchSync as a whole, sendBatch for each message.
+"""Answers of batches: sendBatchSync has one for all messages, sendBatch one for each.
 
 The first fault of a sendBatchSync refuses all of it before anything is stored, and its answer is 0 only if
 all messages are stored. In a sendBatch a fault concerns its own message only. In both, the order within a
@@ -20,17 +20,17 @@ from proxy_producer.pending import Destination, PendingSend, result_of
 class BatchDestination(Destination):
     """The answers of sendBatch (`partial`) and of sendBatchSync."""
 
-    def answer(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
+    def answer_call(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
         stored = send.count_stored(results)
         call, counts, faults = send.call, send.flow.counts, send.faults
         if self.partial:
             for fault in faults.values():
-                counts.refused(None, fault)
+                counts.count_refused(None, fault)
             call.reply(_batch_results(send, results))
         elif faults:
             fault = summarize_faults(faults, send.size, stored)
-            counts.refused(None, fault, send.size - stored)
-            call.reply(wire.refused(fault))
+            counts.count_refused(None, fault, send.size - stored)
+            call.reply(wire.refused_result(fault))
         else:
             call.reply_encoded(wire.OK[call.wire])
 
@@ -45,7 +45,7 @@ def _batch_results(send: PendingSend, results: Sequence[AppendResult]) -> list[A
     for member, record, result in zip(send.members, send.records, results, strict=False):
         answers[member.index] = result_of(member, record, result)
     for index, fault in send.faults.items():
-        answers[index] = wire.refused(fault)
+        answers[index] = wire.refused_result(fault)
     return answers
 
 

@@ -17,7 +17,7 @@ from proxy_producer.core.dialects import dialects
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """How much one topic, or one whole proxy, may take. The burst is what may come at once after a rest."""
+    """The messages and bytes that one topic, or one whole proxy, may take; after a rest a burst at once."""
 
     messages_per_s: float = field(default=0.0, metadata=rules(low=0.0))
     bytes_per_s: float = field(default=0.0, metadata=rules(low=0.0))
@@ -27,7 +27,7 @@ class RateLimit:
 
 @dataclass(frozen=True, slots=True)
 class DelayLimits:
-    """What sendDelaySync accepts."""
+    """Bounds of the delays that sendDelaySync accepts."""
 
     period_ms_min: int = field(default=PERIOD_MS_MIN, metadata=rules(low=1_000, high=86_400_000))
     """The shortest period of a schedule with a repeat: one message of a client is one write so often."""

@@ -1,5 +1,6 @@
-"""What the producer proxy counts. Every message that is answered counts once by (topic, code), and every
-code but 0 once more by reason.
+"""Metrics of the producer proxy: each answered message counts once by (topic, code).
+
+Every code but 0 counts once more by reason.
 
 Topic labels are names of topics that exist; what names none (unknown, malformed) counts under NO_TOPIC,
 so that a client cannot grow memory by inventing names.
@@ -41,11 +42,11 @@ class SendCounts:
         self.deferred = metrics.cell(catalogue.SEND_DEFERRED)
         self.inflight = metrics.cell(catalogue.SEND_INFLIGHT)
 
-    def topic(self, name: str) -> TopicCounts:
+    def make_topic_counts(self, name: str) -> TopicCounts:
         return TopicCounts(self._metrics, name)
 
-    def refused(self, topic: str | None, refusal: SendRefusal, messages: int = 1) -> None:
-        """`topic`: the name of a topic that exists, or None."""
+    def count_refused(self, topic: str | None, refusal: SendRefusal, messages: int = 1) -> None:
+        """Count messages that are not stored. `topic`: the name of a topic that exists, or None."""
         code, reason, _ = refusal
         name = NO_TOPIC if topic is None else topic
         cells = self._refused.get((name, code, reason))
@@ -59,19 +60,19 @@ class SendCounts:
         by_code.value += messages
         by_reason.value += messages
 
-    def change_refused(self, refusal: SendRefusal) -> None:
-        """A cancel or another change of a delay message was not taken: no message was lost by it."""
+    def count_refused_change(self, refusal: SendRefusal) -> None:
+        """Count a refused cancel or another refused change of a delay message: it lost no message."""
         self._metrics.cell(catalogue.SEND_REFUSED, refusal[1]).value += 1
-        self.outcome("refused")
+        self.count_outcome("refused")
 
-    def late(self, stored: bool) -> None:
-        """The backend settled a request that had been answered 12 already."""
+    def count_late(self, stored: bool) -> None:
+        """Count a request that the backend settled after it had been answered 12."""
         self._metrics.cell(catalogue.SEND_LATE, "stored" if stored else "not stored").value += 1
 
-    def created(self, outcome: str) -> None:
-        """A topic was created on first use, or could not be."""
+    def count_created(self, outcome: str) -> None:
+        """Count a topic that was created on its first send, or could not be."""
         self._metrics.cell(catalogue.TOPICS_CREATED, outcome).value += 1
 
-    def outcome(self, kind: str) -> None:
-        """What became of an outcome of a delay command, or of waiting for one."""
+    def count_outcome(self, kind: str) -> None:
+        """Count an outcome of a delay command, or the end of waiting for one."""
         self._metrics.cell(catalogue.DELAY_OUTCOMES, kind).value += 1

@@ -1,10 +1,10 @@
-"""What is in flight in one producer proxy: bounds, deferral, and the sweep that makes silence impossible.
+"""The flow of requests through one producer proxy: bounds, deferral, and the sweep that answers in time.
 
 * A request is *accepted* once it has passed every check; from then on it counts against the bounds until
-  the backend has settled it, also when it has been answered before that.
-* Every accepted request is in `unanswered` until it is answered. One sweep, not a timer per message,
-  answers code 12 to those whose time is up; it looks through all of them only when the earliest deadline
-  has come. It runs only while there is something to wait for.
+  the backend has leave it, also when it has been answered before that.
+* Every accepted request is in `unanswered` until it is answered. One sweep, not a timer for each message,
+  answers code 12 to those whose time is up; it goes through all of them only when the earliest deadline
+  has come. It runs only while a request waits.
 * A request over a rate limit waits in `_deferred` (a heap by the time its tokens come) if that is soon
   enough, and is appended by the sweep.
 """
@@ -33,10 +33,10 @@ class Unanswered(Protocol):
 
     @property
     def deadline(self) -> float:
-        """Monotonic seconds."""
+        """Return the deadline in monotonic seconds."""
 
     def expire(self) -> None:
-        """The time is up: answer now."""
+        """Answer now, for the time is up."""
 
 
 class Deferrable(Protocol):
@@ -45,7 +45,7 @@ class Deferrable(Protocol):
     answered: bool
 
     def release(self) -> None:
-        """The tokens have come: append now."""
+        """Append now, for the tokens have come."""
 
 
 class SweepTimer(Protocol):
@@ -97,11 +97,11 @@ class Flow:
         self._drain_deadline = _NEVER
 
     def reconfigure(self, config: ProducerConfig) -> None:
-        """Other bounds from now on."""
+        """Use other bounds from now on."""
         self._config = config
 
     def bound_fault(self, frame_bytes: int) -> SendRefusal | None:
-        """Code 15 when one more request of that size does not fit."""
+        """Return code 15 when one more request of that size does not fit."""
         config = self._config
         if self.inflight >= config.inflight_requests_max:
             what = f"{self.inflight} requests are in flight"
@@ -114,15 +114,15 @@ class Flow:
         return None
 
     def watch(self, request: Unanswered) -> None:
-        """From now on the sweep looks after this request."""
+        """Let the sweep answer this request when its time is up."""
         self.unanswered.add(request)
         if request.deadline < self.earliest:
             self.earliest = request.deadline
         if not self.ticking:
             self.start_ticking()
 
-    def settled(self, request: Unanswered, frame_bytes: int) -> None:
-        """The request is through: the backend settled it, or it was refused before it got there."""
+    def leave(self, request: Unanswered, frame_bytes: int) -> None:
+        """Take a request out of the counts: the backend leave it, or it was refused before."""
         self.inflight -= 1
         self.inflight_bytes -= frame_bytes
         self.unanswered.discard(request)
@@ -130,15 +130,15 @@ class Flow:
     def rate_fault(
         self, wait_s: float, limiter: RateLimiter | None, deadline: float, now: float
     ) -> SendRefusal | None:
-        """Code 15 when waiting for the tokens would take too long, or too many wait already."""
+        """Return code 15 when waiting for the tokens would take too long, or too many wait already."""
         if wait_s <= 0 or limiter is None:
             return None
         patience_s = min(self._config.defer_ms_max / 1_000, (deadline - now) / 2)
         if wait_s > patience_s:
             allowed = f"send it again in {int(wait_s * 1_000) + 1} ms"
-            return refusal(Code.BUSY, "rate", limiter.shown(), allowed)
+            return refusal(Code.BUSY, "rate", limiter.describe(), allowed)
         if len(self._deferred) >= self._config.deferred_max:
-            what = f"{limiter.shown()} and {len(self._deferred)} requests wait for rate limits"
+            what = f"{limiter.describe()} and {len(self._deferred)} requests wait for rate limits"
             return refusal(Code.BUSY, "deferred_max", what, "send it again (deferred_max)")
         return None
 
@@ -161,19 +161,19 @@ class Flow:
             if not request.answered:
                 request.release()
         if self.earliest <= now + self._period:
-            self._expire(now + self._period)
+            self._expire_overdue(now + self._period)
         if self._drained is not None:
-            self._drain_step(now)
+            self._continue_drain(now)
         if not self.unanswered and not self._deferred and self._drained is None:
-            self._rest()
+            self._stop_idle()
 
-    def _expire(self, horizon: float) -> None:
+    def _expire_overdue(self, horizon: float) -> None:
         """Answer those due before the next sweep: a reply after its time is worth nothing to the client."""
-        for request in [one for one in self.unanswered if one.deadline <= horizon]:
+        for request in [each for each in self.unanswered if each.deadline <= horizon]:
             request.expire()
-        self.earliest = min((one.deadline for one in self.unanswered), default=_NEVER)
+        self.earliest = min((each.deadline for each in self.unanswered), default=_NEVER)
 
-    def _rest(self) -> None:
+    def _stop_idle(self) -> None:
         self.earliest = _NEVER
         self.stop()
 
@@ -184,7 +184,7 @@ class Flow:
             self._timer.stop()
 
     def drain(self, deadline: float) -> Completion[None]:
-        """Take nothing new (code 20); settles when all is answered, at the latest at `deadline`."""
+        """Refuse new requests (code 20); settles when all are answered, at the latest at `deadline`."""
         self.draining = True
         if self._drained is None:
             self._drained = Completion()
@@ -195,9 +195,9 @@ class Flow:
         self.sweep()
         return drained
 
-    def _drain_step(self, now: float) -> None:
+    def _continue_drain(self, now: float) -> None:
         if self.unanswered and now >= self._drain_deadline:
-            self._expire(_NEVER)
+            self._expire_overdue(_NEVER)
         if not self.unanswered and self._drained is not None:
             drained, self._drained = self._drained, None
             drained.succeed(None)

@@ -6,10 +6,10 @@ answered.
 
 * On the fast path the service has chosen the queue of one record and calls `append`.
 * On the slow path `start` creates missing topics, waits for rate limits, then for internal topics, chooses
-  the queues and calls `destination.store`.
+  the queues and calls `destination.store_messages`.
 
 A send is answered exactly once and leaves the in-flight counts exactly once. `answered` guards the first;
-`settled`, `refuse_unsent` or `_forget` does the second.
+`settled`, `refuse_unsent` or `_leave_flow` does the second.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from proxy_producer.core.delay_requests import schedule_id
 from proxy_producer.core.refusals import SendRefusal, failure_of, refusal_of, timed_out
 from proxy_producer.delay.context import command_record
 from proxy_producer.flow import Flow
-from proxy_producer.topics import InternalTopic, KnownTopic, RateLimiter, longest
+from proxy_producer.topics import InternalTopic, KnownTopic, RateLimiter, longest_wait
 from proxy_producer.wire import RequestKind, SendRequest
 
 _STORED = AppendStatus.STORED
@@ -72,7 +72,7 @@ class SendMember:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Destination:
-    """Where the records of a send go, and how its caller is answered: the kind of the send.
+    """The kind of a send: it decides where the records go, and how the caller is answered.
 
     `partial`: a fault of one message does not stop the others.
     """
@@ -80,20 +80,20 @@ class Destination:
     def __init__(self, partial: bool = False) -> None:
         self.partial = partial
 
-    def store(self, send: PendingSend) -> None:
+    def store_messages(self, send: PendingSend) -> None:
         """Store the messages; their topics exist, their queues are chosen, and no limit holds them."""
-        send.store([send.stored_record(member) for member in send.members])
+        send.store_records([send.stored_record(member) for member in send.members])
 
-    def settle(self, send: PendingSend) -> None:
+    def settle_send(self, send: PendingSend) -> None:
         """Take the backend's answer, which may come after the caller's."""
         if send.answered:
-            send.flow.counts.late(send.is_stored())
+            send.flow.counts.count_late(send.is_stored())
         elif send.error is not None:
-            send.refuse(refusal_of(send.error))
+            send.refuse_messages(refusal_of(send.error))
         else:
-            self.answer(send, send.value)
+            self.answer_call(send, send.value)
 
-    def answer(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
+    def answer_call(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
         """Answer the caller and count. `results` belong to the members; `send.faults` tells what was refused.
 
         Without results nothing is stored, or it is not known whether it is.
@@ -130,7 +130,7 @@ class PendingSend(Completion[list[AppendResult]]):
         self.deadline = deadline
         self.members = members
         self.destination = destination
-        self.faults: dict[int, SendRefusal] = {} if faults is None else faults
+        self.faults: dict[int, SendRefusal] = faults or {}
         self.size = len(members) + len(self.faults)
         self.records: Sequence[NewRecord] = ()
         self.frame_bytes = frame_bytes = call.frame_bytes
@@ -151,10 +151,10 @@ class PendingSend(Completion[list[AppendResult]]):
         try:
             self.flow.backend.append(records, self.deadline, self)
         except BaseException:
-            self._forget()
+            self._leave_flow()
             raise
 
-    def store(self, records: Sequence[NewRecord], *, atomic: bool = False) -> None:
+    def store_records(self, records: Sequence[NewRecord], *, atomic: bool = False) -> None:
         """Hand the records over outside of the call's handler. `atomic`: all of them or none are stored."""
         self.records = records
         self.sent = True
@@ -165,20 +165,20 @@ class PendingSend(Completion[list[AppendResult]]):
             else:
                 backend.append(records, self.deadline, self)
         except BaseException:
-            self._abort()
+            self._abort_call()
             raise
 
-    def _forget(self) -> None:
+    def _leave_flow(self) -> None:
         """Take the send out of the counts: the backend raised, so it will not settle it."""
         if not self.done:
             self.done = True
             self.answered = True
-            self.flow.settled(self, self.frame_bytes)
+            self.flow.leave(self, self.frame_bytes)
 
-    def _abort(self) -> None:
+    def _abort_call(self) -> None:
         """Do the same, and answer the call, which nothing else may be waiting for."""
         if not self.done:
-            self._forget()
+            self._leave_flow()
             self.call.fault(Fault.INTERNAL_ERROR, "the send failed inside the proxy")
 
     # --- the slow path
@@ -188,7 +188,7 @@ class PendingSend(Completion[list[AppendResult]]):
         self.flow.watch(self)
         names: dict[str, None] = {}
         for member in self.members:
-            if member.topic is None and member.request is not None and member.request.adds:
+            if member.topic is None and member.request is not None and member.request.adds_message:
                 names[member.record.topic] = None
         if names:
             self._create_topics(list(names))
@@ -250,7 +250,7 @@ class PendingSend(Completion[list[AppendResult]]):
         may_go = not self.faults or self.destination.partial
         wait_s = self._reserve_tokens() if may_go else 0.0
         if not self.members or (self.faults and not self.destination.partial):
-            self.flow.settled(self, self.frame_bytes)
+            self.flow.leave(self, self.frame_bytes)
             self._answer_unstored()
         elif wait_s > 0:
             self.flow.defer(self, wait_s)
@@ -270,7 +270,7 @@ class PendingSend(Completion[list[AppendResult]]):
         slowest: RateLimiter | None = None
         for topic, (messages, body_bytes) in list(tally.items()):
             now = flow.monotonic()
-            wait_s, limiter = longest(topic.limiters, messages, body_bytes, now)
+            wait_s, limiter = longest_wait(topic.limiters, messages, body_bytes, now)
             fault = flow.rate_fault(wait_s, limiter, self.deadline, now)
             if fault is not None:
                 del tally[topic]
@@ -281,9 +281,9 @@ class PendingSend(Completion[list[AppendResult]]):
             return 0.0
         for topic, (messages, body_bytes) in tally.items():
             for limiter in topic.limiters:
-                limiter.take(messages, body_bytes)
+                limiter.take_tokens(messages, body_bytes)
         if slowest is not None:
-            self.held = longest_s, slowest.shown()
+            self.held = longest_s, slowest.describe()
         return longest_s
 
     def release(self) -> None:
@@ -303,9 +303,9 @@ class PendingSend(Completion[list[AppendResult]]):
                 record = member.record
                 record.queue_id = topic.choose_queue(record.key, member.partition_id, member.hash_id)
         try:
-            self.destination.store(self)
+            self.destination.store_messages(self)
         except BaseException:
-            self._abort()
+            self._abort_call()
             raise
 
     def _missing_internal_topic(self) -> InternalTopic | None:
@@ -353,24 +353,24 @@ class PendingSend(Completion[list[AppendResult]]):
         flow.inflight -= 1
         flow.inflight_bytes -= self.frame_bytes
         flow.unanswered.discard(self)
-        self.destination.settle(self)
+        self.destination.settle_send(self)
 
     def expire(self) -> None:
         """Answer at the end of the call's time: say what it waited for, and whether it can be stored."""
         waited_ms = round((self.deadline - self.call.received_at) * 1_000)
         if self.sent:
             self.flow.unanswered.discard(self)
-            self.refuse(timed_out(waited_ms, "the backend", sent=True))
+            self.refuse_messages(timed_out(waited_ms, "the backend", sent=True))
         else:
             waits_for = "the topic's creation" if self.missing else self.waits_for
             self.refuse_unsent(timed_out(waited_ms, waits_for, sent=False))
 
     def refuse_unsent(self, fault: SendRefusal) -> None:
         """Refuse all messages; none was handed to the backend."""
-        self.flow.settled(self, self.frame_bytes)
-        self.refuse(fault)
+        self.flow.leave(self, self.frame_bytes)
+        self.refuse_messages(fault)
 
-    def refuse(self, fault: SendRefusal) -> None:
+    def refuse_messages(self, fault: SendRefusal) -> None:
         """Answer that the messages are not stored, or that it is not known whether they are."""
         for member in self.members:
             self.faults[member.index] = fault
@@ -378,7 +378,7 @@ class PendingSend(Completion[list[AppendResult]]):
 
     def _answer_unstored(self) -> None:
         self.answered = True
-        self.destination.answer(self, ())
+        self.destination.answer_call(self, ())
 
     def is_stored(self) -> bool:
         """Return whether the backend stored all of it."""
@@ -390,10 +390,25 @@ class PendingSend(Completion[list[AppendResult]]):
         The caller is answered now. `traced`: the trace has them already.
         """
         self.answered = True
-        if not traced:
-            self.trace_stored(results)
         latency_us = (self.flow.monotonic() - self.call.received_at) * 1e6
-        measured: set[KnownTopic] = set()
+        if len(self.members) != 1 or not results:
+            return self._count_several(results, latency_us, traced)
+        member, result = self.members[0], results[0]
+        if result.status is not _STORED:
+            self.faults[member.index] = failure_of(result)
+            return 0
+        topic = member.topic
+        if topic is not None:
+            counts, is_new = topic.counts, result.first is None
+            counts.latency.observe(latency_us)
+            counts.add_stored(1, 0 if is_new else 1, member.body_bytes if is_new else 0)
+            if topic.trace is not None and not traced:
+                self.trace_stored(results)
+        return 1
+
+    def _count_several(self, results: Sequence[AppendResult], latency_us: float, traced: bool) -> int:
+        """Count the messages of a batch; the latency counts once for each of its topics."""
+        tally: dict[KnownTopic, tuple[int, int, int]] = {}
         topic: KnownTopic | None = None
         stored = messages = duplicates = body_bytes = 0
         for member, result in zip(self.members, results, strict=False):
@@ -401,20 +416,27 @@ class PendingSend(Completion[list[AppendResult]]):
                 self.faults[member.index] = failure_of(result)
                 continue
             stored += 1
-            if member.topic is not topic:  # of a batch, nearly always for the first message alone
+            if member.topic is not topic:  # nearly always for the first message alone
                 if topic is not None:
-                    topic.counts.add_stored(messages, duplicates, body_bytes)
-                topic, messages, duplicates, body_bytes = member.topic, 0, 0, 0
-                if topic is not None and topic not in measured:
-                    measured.add(topic)
-                    topic.counts.latency.observe(latency_us)
+                    tally[topic] = messages, duplicates, body_bytes
+                topic = member.topic
+                messages = duplicates = body_bytes = 0
+                if topic is not None:
+                    messages, duplicates, body_bytes = tally.get(topic, (0, 0, 0))
             messages += 1
             if result.first is None:
                 body_bytes += member.body_bytes
             else:
                 duplicates += 1
         if topic is not None:
+            tally[topic] = messages, duplicates, body_bytes
+        is_traced = False
+        for topic, (messages, duplicates, body_bytes) in tally.items():
+            topic.counts.latency.observe(latency_us)
             topic.counts.add_stored(messages, duplicates, body_bytes)
+            is_traced = is_traced or topic.trace is not None
+        if is_traced and not traced:
+            self.trace_stored(results)
         return stored
 
     def trace_stored(self, results: Sequence[AppendResult]) -> None:
@@ -433,7 +455,7 @@ class SingleDestination(Destination):
         super().__init__()
         self._extended = extended
 
-    def answer(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
+    def answer_call(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
         if send.faults or not send.count_stored(results):
             refuse_send(send.flow, send.call, send.members[0].topic, send.faults[0])
         elif self._extended:
@@ -448,15 +470,17 @@ EXTENDED_SEND = SingleDestination(extended=True)
 
 def refuse_send(flow: Flow, call: Call, topic: KnownTopic | None, fault: SendRefusal) -> None:
     """Answer a single send whose message is not stored, and count it."""
-    flow.counts.refused(None if topic is None else topic.name, fault)
-    call.reply(wire.refused(fault))
+    flow.counts.count_refused(None if topic is None else topic.name, fault)
+    call.reply(wire.refused_result(fault))
 
 
 def result_of(member: SendMember, record: NewRecord, result: AppendResult) -> Any:
     """Return the Result, with the fields that ddmq added, for a message that is stored as `record`."""
     request = member.request
     if request is not None and request.command is not None:
-        return wire.delayed(record, b"" if request.command.unless_cancelled else schedule_id(request.command))
+        return wire.delayed_result(
+            record, b"" if request.command.unless_cancelled else schedule_id(request.command)
+        )
     if request is not None and request.level:
-        return wire.scheduled(record, result)
-    return wire.stored(record, result)
+        return wire.scheduled_result(record, result)
+    return wire.stored_result(record, result)

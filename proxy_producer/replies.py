@@ -35,7 +35,7 @@ class ReplyKeeper(Protocol):
         """Store them together with the message's end, all or nothing."""
 
     def refused(self, code: int, text: str) -> None:
-        """Nothing is stored, nor will be."""
+        """The replies are not stored, and will not be."""
 
     def late(self, code: int, text: str) -> None:
         """The caller's time is up; the commit is under way."""
@@ -67,8 +67,8 @@ class ReplySends:
             PendingSend(flow, call, deadline, members, ReplyDestination(keeper)).start()
             return
         again = partial(self.begin, call, request, id_of, deadline, keeper)
-        if not flow.delay.presence.retries(members, again):
-            flow.counts.refused(None, members, size)
+        if not flow.delay.presence.will_retry(members, again):
+            flow.counts.count_refused(None, members, size)
             keeper.refused(members.code, members.text)
 
     def _check(
@@ -128,7 +128,7 @@ class ReplyDestination(Destination):
         super().__init__()
         self._keeper = keeper
 
-    def store(self, send: PendingSend) -> None:
+    def store_messages(self, send: PendingSend) -> None:
         """Let the keeper commit the replies, unless the disk is nearly full."""
         health = send.flow.backend.health()
         if not health.ready:  # a commit would get past a disk that is nearly full
@@ -141,27 +141,27 @@ class ReplyDestination(Destination):
         except DdmqError as error:
             send.fail(error)
 
-    def settle(self, send: PendingSend) -> None:
+    def settle_send(self, send: PendingSend) -> None:
         """Tell the keeper the commit's outcome, also when its caller has an answer already."""
         was_answered, send.answered = send.answered, True
         counts = send.flow.counts
         if send.error is not None:
             fault = refusal_of(send.error)
             if not was_answered:
-                counts.refused(None, fault, send.size)
+                counts.count_refused(None, fault, send.size)
             self._keeper.failed(send.error, fault.code, fault.text)
             return
         results = send.value
         if was_answered:
-            counts.late(True)
+            counts.count_late(True)
         else:
             send.count_stored(results)
         stored = zip(send.members, send.records, results, strict=True)
         self._keeper.stored([result_of(member, record, result) for member, record, result in stored])
 
-    def answer(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
+    def answer_call(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
         """Tell the keeper that nothing was stored, or that the time is up."""
         fault = summarize_faults(send.faults, send.size, 0) if send.size > 1 else send.faults[0]
-        send.flow.counts.refused(None, fault, send.size)
+        send.flow.counts.count_refused(None, fault, send.size)
         notify = self._keeper.late if send.sent else self._keeper.refused
         notify(fault.code, fault.text)

@@ -105,12 +105,12 @@ class ProducerService:
 
     def reconfigure(self, fresh: ProducerConfig) -> Reloaded:
         """Use other limits and rates while clients are connected; tell what waits for the next start."""
-        done = reloaded(self._config, fresh, LIVE_KEYS)
-        self._config = done.config
-        self._use_bounds(done.config)
+        change = reloaded(self._config, fresh, LIVE_KEYS)
+        self._config = change.config
+        self._use_bounds(change.config)
         for part in (self.topics, self.flow, self.admission, self._delay_sends, self.replies):
-            part.reconfigure(done.config)
-        return done
+            part.reconfigure(change.config)
+        return change
 
     def service(self) -> Service:
         """Return the handlers that the RPC server calls."""
@@ -128,7 +128,7 @@ class ProducerService:
         return Service(producer, wire.SERVICE, handlers)
 
     def drain(self, deadline: float) -> Completion[None]:
-        """Refuse what is new (code 20), wait for what is pending, at most until `deadline` (monotonic)."""
+        """Refuse new calls (code 20), and wait for pending ones, at most until `deadline` (monotonic)."""
         flow = self.flow.drain(deadline)
         if self._drained is None:
             self._drained = followed(flow, self.transactions.drain)
@@ -146,22 +146,22 @@ class ProducerService:
 
     def send_sync(self, call: Call) -> None:
         args = call.args
-        self._send(call, args.message, self._deadline(call, args.timeout))
+        self._send(call, args.message, self._deadline_of(call, args.timeout))
 
     def send_async(self, call: Call) -> None:
         """Answer when the message is stored, as sendSync does, without a limit of the caller's."""
-        self._send(call, call.args.message, self._deadline(call, None))
+        self._send(call, call.args.message, self._deadline_of(call, None))
 
     def send_oneway(self, call: Call) -> None:
         """Send without an answer; refusals are counted. An addition of ddmq."""
-        self._send(OnewayCall(call), call.args.message, self._deadline(call, None))
+        self._send(OnewayCall(call), call.args.message, self._deadline_of(call, None))
 
     def send_delay_sync(self, call: Call) -> None:
         args = call.args
-        deadline = self._deadline(call, args.timeout)
+        deadline = self._deadline_of(call, args.timeout)
         if not self._delay_sends.send_fast(call, deadline):
             request = delay_request_of(args.delayMessage, self._wall_ms(), call.frame_bytes)
-            self._admit(call, request, deadline)
+            self._admit_request(call, request, deadline)
 
     # One function: it is the hot path, and each call costs it 0.05 µs.
     def _send(self, call: Call, message: Any, deadline: float) -> None:
@@ -205,32 +205,32 @@ class ProducerService:
             return
         identity, now_ms = self._identity_of(message, message.properties), self._wall_ms()
         request = request_of(RequestKind.SINGLE, message, now_ms, call.frame_bytes, identity)
-        self._admit(call, request, deadline)
+        self._admit_request(call, request, deadline)
 
-    def _admit(self, call: Call, request: SendRequest, deadline: float) -> None:
+    def _admit_request(self, call: Call, request: SendRequest, deadline: float) -> None:
         """Check a request, then accept or refuse it."""
         fault = self.admission.find_fault(request)
         if fault is None:
-            self._accept(call, request, deadline)
-        elif not self.delay.presence.retries(fault, partial(self._admit, call, request, deadline)):
-            self._refuse(call, request, fault)
+            self._accept_request(call, request, deadline)
+        elif not self.delay.presence.will_retry(fault, partial(self._admit_request, call, request, deadline)):
+            self._refuse_request(call, request, fault)
 
-    def _accept(self, call: Call, request: SendRequest, deadline: float) -> None:
+    def _accept_request(self, call: Call, request: SendRequest, deadline: float) -> None:
         if request.delay is not None:
             record, destination = self._delay_sends.make_command(request, request.delay)
         else:
-            record = request.record(self._new_id())
+            record = request.make_record(self._new_id())
             destination = EXTENDED_SEND if request.ours else PLAIN_SEND
         member = SendMember(0, record, len(request.body), *request.place, request.topic, request)
         PendingSend(self.flow, call, deadline, [member], destination).start()
 
-    def _refuse(self, call: Call, request: SendRequest, fault: SendRefusal) -> None:
+    def _refuse_request(self, call: Call, request: SendRequest, fault: SendRefusal) -> None:
         if request.delay is None:
             refuse_send(self.flow, call, request.topic, fault)
         else:
-            refuse_delay(self.flow, call, request.topic, fault, request.delay.delay_id, request.adds)
+            refuse_delay(self.flow, call, request.topic, fault, request.delay.delay_id, request.adds_message)
 
-    def _deadline(self, call: Call, timeout_ms: int | None) -> float:
+    def _deadline_of(self, call: Call, timeout_ms: int | None) -> float:
         """Return when the time of a call is up. A timeout that is absent or at most 0 is the proxy's own."""
         if not timeout_ms or timeout_ms < 0 or timeout_ms > self._cap_ms:
             timeout_ms = self._cap_ms
@@ -240,11 +240,11 @@ class ProducerService:
 
     def send_prepared(self, call: Call) -> None:
         """Store messages of a transaction, which are not visible yet. An addition of ddmq."""
-        self._prepared.prepare(call, self._deadline(call, call.args.request.timeout))
+        self._prepared.prepare(call, self._deadline_of(call, call.args.request.timeout))
 
     def end_transaction(self, call: Call) -> None:
         """Commit a transaction, roll it back, or learn that it is undecided. An addition of ddmq."""
-        self.transactions.end(call, self._deadline(call, call.args.request.timeout))
+        self.transactions.end(call, self._deadline_of(call, call.args.request.timeout))
 
     # --- batches
 
@@ -272,16 +272,18 @@ class ProducerService:
         if fault is not None:
             self._refuse_batch(call, fault, size, is_partial)
             return
-        PendingSend(self.flow, call, self._deadline(call, timeout_ms), members, destination, faults).start()
+        PendingSend(
+            self.flow, call, self._deadline_of(call, timeout_ms), members, destination, faults
+        ).start()
 
     def _refuse_batch(self, call: Call, fault: SendRefusal, size: int, is_partial: bool) -> None:
-        self._counts.refused(None, fault, size)
-        answer = wire.refused(fault)
+        self._counts.count_refused(None, fault, size)
+        answer = wire.refused_result(fault)
         call.reply([answer] * size if is_partial else answer)
 
 
 def message_ids(prefix: bytes) -> Callable[[], bytes]:
-    """A maker of 16-byte message ids: the `prefix`, 8 random bytes of a new draw at each start, and a count.
+    """Return a maker of 16-byte message ids: `prefix`, 8 random bytes drawn at each start, and a count.
 
     They are unique across restarts and proxies as far as two draws of 64 random bits differ; ascending within
     one start.
@@ -298,7 +300,7 @@ def message_ids(prefix: bytes) -> Callable[[], bytes]:
 
 
 class OnewayCall(Call):
-    """sendOneway's: what is answered goes to nobody, and ends `call`.
+    """The call of a sendOneway: no answer is sent, and any answer ends `call`.
 
     The RPC layer reads a connection's next frames while a few oneway calls are open, and stops reading it
     when there are more: that is the back pressure.

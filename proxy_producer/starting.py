@@ -1,4 +1,4 @@
-"""What a producer proxy answers while its backend is not there yet: each send is refused at once, code 15."""
+"""The answers of a producer proxy whose backend is not there yet: each send is refused at once, code 15."""
 
 from __future__ import annotations
 
@@ -16,47 +16,53 @@ from proxy_producer.counts import SendCounts
 IDL = structs(producer)
 
 
-def starting(why: Callable[[], str], metrics: Registry) -> Service:
-    """The service until the real one takes its place. `why`: the reason as it is now."""
+def refuse_sends(why: Callable[[], str], metrics: Registry) -> Service:
+    """Return the service until the real one takes its place. `why`: the present reason."""
     counts = SendCounts(metrics)
 
-    def refused(messages: int) -> SendRefusal:
+    def count_refused(messages: int) -> SendRefusal:
         fault = refusal(
             Code.BUSY, "starting", f"the server is starting: {why()}", "send it again, or to another proxy"
         )
-        counts.refused(None, fault, messages)
+        counts.count_refused(None, fault, messages)
         return fault
 
-    def one(call: Call) -> None:
-        call.reply(wire.refused(refused(1)))
+    def refuse_send(call: Call) -> None:
+        call.reply(wire.refused_result(count_refused(1)))
 
-    def delayed(call: Call) -> None:
-        call.reply(wire.delay_refused(refused(1), b""))
+    def refuse_delay(call: Call) -> None:
+        call.reply(wire.refused_delay_result(count_refused(1), b""))
 
-    def together(call: Call) -> None:
-        call.reply(wire.refused(refused(len(call.args.messages))))
+    def refuse_whole_batch(call: Call) -> None:
+        call.reply(wire.refused_result(count_refused(len(call.args.messages))))
 
-    def each(call: Call) -> None:
+    def refuse_batch(call: Call) -> None:
         size = len(call.args.messages)
-        call.reply([wire.refused(refused(size))] * size)
+        call.reply([wire.refused_result(count_refused(size))] * size)
 
-    def prepared(call: Call) -> None:
+    def refuse_prepare(call: Call) -> None:
         size = len(call.args.request.messages or ())
-        fault = refused(max(size, 1))
-        results = [wire.refused(fault)] * size
+        fault = count_refused(max(size, 1))
+        results = [wire.refused_result(fault)] * size
         call.reply(IDL.PrepareResponse(code=int(fault.code), msg=fault.text, results=results))
 
-    def ended(call: Call) -> None:
-        fault = refused(0)
+    def refuse_end(call: Call) -> None:
+        fault = count_refused(0)
         call.reply(IDL.EndTransactionResponse(code=int(fault.code), msg=fault.text))
 
-    def polled(call: Call) -> None:
-        fault = refused(0)
+    def refuse_poll(call: Call) -> None:
+        fault = count_refused(0)
         call.reply(IDL.PollChecksResponse(code=int(fault.code), msg=fault.text, checks=[]))
 
     handlers: dict[str, Handler] = {
-        "sendSync": one, "sendAsync": one, "sendOneway": one, "sendBatchSync": together, "sendBatch": each,
-        "sendDelaySync": delayed, "sendPrepared": prepared, "endTransaction": ended,
-        "pollTransactionChecks": polled,
-    }  # fmt: skip
+        "sendSync": refuse_send,
+        "sendAsync": refuse_send,
+        "sendOneway": refuse_send,
+        "sendBatchSync": refuse_whole_batch,
+        "sendBatch": refuse_batch,
+        "sendDelaySync": refuse_delay,
+        "sendPrepared": refuse_prepare,
+        "endTransaction": refuse_end,
+        "pollTransactionChecks": refuse_poll,
+    }
     return Service(producer, wire.SERVICE, handlers)

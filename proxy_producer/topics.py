@@ -1,39 +1,87 @@
 """The topics that this proxy sends to: a cache by wire name, creation on first use, rate limits.
 
-A KnownTopic is what one send needs of a topic, found with one dict lookup by the bytes that came. It is
-kept current by the backend's watch (`topic/NAME`) and changed in place, so that its rate limits and its
-round-robin place survive a change of settings. Only topics that exist are cached.
+A KnownTopic has what one send needs of a topic; one dict lookup by the bytes that came returns it. The
+backend's watch (`topic/NAME`) keeps it current, and it is changed in place, so that its rate limits and its
+round robin survive a change of settings. Only topics that exist are cached.
 
-Internal topics (of the delay levels, the delay commands, their outcomes) are made by whoever needs them
-first, a delay service or a proxy; so a delayed message is stored also while no service runs, and fires when
-one does.
+The first process that needs an internal topic (of the delay levels, the delay commands, their outcomes)
+creates it, be it a delay service or a proxy. So a delayed message is stored also while no service runs, and
+fires when one does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 from backend.completion import Completion
 from backend.internal_topics import ready_topic
 from backend.port import Backend
-from backend.records import TopicInfo
-from backend.traces import TraceWriter
+from backend.records import AppendResult, NewRecord, TopicInfo
+from backend.traces import Facts, TraceWriter, one_in_of
 from ddmq_client.idl.codes import Code
 from ddmq_common.clock import Clock
 from ddmq_common.names import TRACE_PREFIX
 from ddmq_common.queue_choice import choose
 from ddmq_common.token_bucket import CREATIONS_PER_S, TokenBucket, creations
+from ddmq_common.trace.events import TraceKind
+from ddmq_common.trace.sampling import OFF, is_sampled, limit_of
+from ddmq_rpc.api import Call
 from proxy_producer.config import ProducerConfig, RateLimit
 from proxy_producer.core.refusals import SendRefusal, refusal, refusal_of
 from proxy_producer.core.validation import ContentLimits
 from proxy_producer.counts import SendCounts
-from proxy_producer.tracing import TopicTrace, trace_of
+
+
+class TopicTrace:
+    """The trace of one topic's sends. `limit`: which message ids belong to the sample."""
+
+    __slots__ = ("_limit", "_topic", "_writer")
+
+    def __init__(self, writer: TraceWriter, topic: str, limit: int) -> None:
+        self._writer = writer
+        self._topic = topic
+        self._limit = limit
+
+    def add_stored(
+        self, call: Call, record: NewRecord, result: AppendResult, now_s: float, held: tuple[float, str]
+    ) -> None:
+        """Trace a message that is stored at `now_s`, if it is of the sample and was not stored before.
+
+        `held`: seconds, and the rate limit that held it for so long.
+        """
+        if result.first is not None or not is_sampled(record.message_id, self._limit):
+            return
+        writer, now_ms = self._writer, self._writer.now_ms()
+        sent_ms = now_ms - round((now_s - call.received_at) * 1_000)
+        facts: Facts = {"topic": self._topic, "client": _client_of(call), "address": call.peer}
+        if held[0]:
+            facts |= {"held_ms": round(held[0] * 1_000), "held_by": held[1]}
+        writer.add(record.message_id, TraceKind.SENT, "", facts, sent_ms)
+        position: Facts = {"topic": record.topic, "queue": record.queue_id, "offset": result.offset}
+        writer.add(record.message_id, TraceKind.STORED, "", position, now_ms)
+
+
+def trace_of(backend: Backend, writer: TraceWriter | None, topic: str) -> TopicTrace | None:
+    """Return how a topic is traced now; None: it is not."""
+    limit = OFF if writer is None else limit_of(one_in_of(backend, topic))
+    return None if writer is None or limit == OFF else TopicTrace(writer, topic, limit)
+
+
+def _client_of(call: Call) -> str:
+    """Return the sender's client id. The arguments are there until the call is answered."""
+    args: Any = getattr(call.args, "request", call.args)  # a prepare has its messages there
+    messages = getattr(args, "messages", None)
+    message = (
+        messages[0] if messages else getattr(args, "message", None) or getattr(args, "delayMessage", None)
+    )
+    client: bytes = getattr(message, "clientId", None) or b""
+    return client.decode("utf-8", "replace")
 
 
 class RateLimiter:
-    """One rate limit: whom it guards, and its buckets for messages and bytes (None: no such limit)."""
+    """One rate limit: what it limits, and its buckets for messages and bytes (None: no such limit)."""
 
     __slots__ = ("body_bytes", "messages", "what")
 
@@ -49,33 +97,33 @@ class RateLimiter:
         return self.messages is None and self.body_bytes is None
 
     def wait_s(self, messages: int, body_bytes: int, now: float) -> float:
-        """Seconds until this many may go."""
+        """Return the seconds until this many may go."""
         wait = self.messages.wait_s(messages, now) if self.messages else 0.0
         return max(wait, self.body_bytes.wait_s(body_bytes, now)) if self.body_bytes else wait
 
-    def take(self, messages: int, body_bytes: int) -> None:
+    def take_tokens(self, messages: int, body_bytes: int) -> None:
         if self.messages:
             self.messages.take(messages)
         if self.body_bytes:
             self.body_bytes.take(body_bytes)
 
-    def shown(self) -> str:
-        """The limit in words, for a refusal."""
+    def describe(self) -> str:
+        """Describe the limit, for a refusal."""
         parts = [f"{self.messages.rate:g} messages/s"] if self.messages else []
         parts += [f"{self.body_bytes.rate:g} bytes/s"] if self.body_bytes else []
         return f"{self.what} is limited to {' and '.join(parts)}"
 
 
-def longest(
+def longest_wait(
     limiters: Sequence[RateLimiter], messages: int, body_bytes: int, now: float
 ) -> tuple[float, RateLimiter | None]:
-    """How long this many have to wait for all rate limiters, and the one that makes them wait longest."""
-    worst, by = 0.0, None
+    """Return how long this many have to wait for all limiters, and the limiter with the longest wait."""
+    longest_s, slowest = 0.0, None
     for limiter in limiters:
-        wait = limiter.wait_s(messages, body_bytes, now)
-        if wait > worst:
-            worst, by = wait, limiter
-    return worst, by
+        wait_s = limiter.wait_s(messages, body_bytes, now)
+        if wait_s > longest_s:
+            longest_s, slowest = wait_s, limiter
+    return longest_s, slowest
 
 
 _TOPIC_KEY = "topic/"
@@ -84,8 +132,8 @@ _TOPIC_KEY = "topic/"
 class TopicWaiter(Protocol):
     """A request that waits until its topic exists."""
 
-    def topic_settled(self, name: str, found: KnownTopic | SendRefusal) -> None:
-        """The topic exists now, or does not and will not."""
+    def topic_settled(self, name: str, topic: KnownTopic | SendRefusal) -> None:
+        """Take a topic that exists now, or the reason why it does not."""
 
 
 class KnownTopic:
@@ -114,7 +162,7 @@ class KnownTopic:
         self.turn = turn
         self.by_key = by_key
         self.limiters = limiters
-        self.counts = counts.topic(info.name)
+        self.counts = counts.make_topic_counts(info.name)
 
     def update(self, info: TopicInfo, limits: ContentLimits) -> None:
         """Take over the topic's settings."""
@@ -158,7 +206,7 @@ class KnownTopic:
 
 
 class _Creation(Completion[TopicInfo]):
-    """One topic being created, and who waits for it."""
+    """One topic that is being created, and the requests that wait for it."""
 
     __slots__ = ("name", "table", "waiters")
 
@@ -169,7 +217,7 @@ class _Creation(Completion[TopicInfo]):
         self.waiters: list[TopicWaiter] = [waiter]
 
     def settled(self) -> None:
-        self.table.created(self)
+        self.table.on_created(self)
 
 
 class TopicTable:
@@ -194,44 +242,44 @@ class TopicTable:
         self._random = random
         self._creations: dict[str, _Creation] = {}
         self._creation_rate = creations(clock.monotonic())
-        self._proxy_limiter = self._limiter("this proxy", config.rate)
-        self.default_limits = self._limits(None)
-        self._unwatch: Callable[[], None] = backend.watch_settings(self._changed, TRACE_PREFIX, _TOPIC_KEY)
+        self._proxy_limiter = self._make_limiter("this proxy", config.rate)
+        self.default_limits = self._read_limits(None)
+        self._unwatch: Callable[[], None] = backend.watch_settings(self._on_setting, TRACE_PREFIX, _TOPIC_KEY)
 
     def close(self) -> None:
         self._unwatch()
 
     def reconfigure(self, config: ProducerConfig) -> None:
-        """Other limits; where a rate changed, its buckets start full."""
+        """Use other limits. Where a rate changed, its buckets start full."""
         before, self._config = self._config, config
         if config.rate != before.rate:
-            self._proxy_limiter = self._limiter("this proxy", config.rate)
-        self.default_limits = self._limits(None)
+            self._proxy_limiter = self._make_limiter("this proxy", config.rate)
+        self.default_limits = self._read_limits(None)
         for topic in self.known.values():
             rates = [each.topic_rates.get(topic.name, each.topic_rate) for each in (before, config)]
             if config.rate != before.rate or rates[0] != rates[1]:
-                topic.limiters = self._limiters(topic.name)
+                topic.limiters = self._make_limiters(topic.name)
             info = self._backend.topic(topic.name)
             if info is not None:
-                topic.update(info, self._limits(info))
+                topic.update(info, self._read_limits(info))
 
-    def find(self, name: str) -> KnownTopic | None:
-        """The topic, from the cache or the backend's memory; None when it does not exist."""
-        found = self.known.get(name.encode())
-        if found is not None:
-            return found
+    def find_topic(self, name: str) -> KnownTopic | None:
+        """Return the topic, from the cache or the backend's memory; None when it does not exist."""
+        topic = self.known.get(name.encode())
+        if topic is not None:
+            return topic
         info = self._backend.topic(name)
         if info is None:
             return None
-        turn, limiters = self._random.randrange(1 << 16), self._limiters(name)
+        turn, limiters = self._random.randrange(1 << 16), self._make_limiters(name)
         trace = trace_of(self._backend, self._traces, name)
         topic = KnownTopic(info, turn, limiters, self._counts, self._by_key, trace)
-        topic.update(info, self._limits(info))
+        topic.update(info, self._read_limits(info))
         self.known[name.encode()] = topic
         return topic
 
     def creation_fault(self, name: str) -> SendRefusal | None:
-        """Why a send may not create `name` now; None when it may, or when it is being created."""
+        """Return why a send may not create `name` now; None when it may, or when it is being created."""
         config = self._config
         if not config.auto_create_topics:
             return refusal(
@@ -254,7 +302,7 @@ class TopicTable:
         return None
 
     def create(self, name: str, waiter: TopicWaiter) -> None:
-        """Begin or join creating; `waiter` hears of the end, perhaps at once. Ask creation_fault first."""
+        """Create a topic, and notify `waiter` at the end, perhaps at once. Call creation_fault before."""
         creation = self._creations.get(name)
         if creation is not None:
             creation.waiters.append(waiter)
@@ -269,22 +317,22 @@ class TopicTable:
             self._creations.pop(name, None)
             raise
 
-    def created(self, creation: _Creation) -> None:
-        """A creation ended; all its waiters hear of it in the order in which they came."""
+    def on_created(self, creation: _Creation) -> None:
+        """End a creation, and notify its waiters in the order in which they came."""
         name = creation.name
         del self._creations[name]
         fault = None if creation.error is None else refusal_of(creation.error)
-        self._counts.created("failed" if fault else "created")
-        found = fault or self.find(name)
-        if found is None:
+        self._counts.count_created("failed" if fault else "created")
+        topic = fault or self.find_topic(name)
+        if topic is None:
             what = f"topic {name!r} was deleted meanwhile"
-            found = refusal(Code.NO_SUCH_QUEUE, "topic_missing", what, "send it again")
+            topic = refusal(Code.NO_SUCH_QUEUE, "topic_missing", what, "send it again")
         for waiter in creation.waiters:
-            waiter.topic_settled(name, found)
+            waiter.topic_settled(name, topic)
 
-    def _changed(self, key: str) -> None:
+    def _on_setting(self, key: str) -> None:
         if key.startswith(TRACE_PREFIX):
-            self._trace_changed(key.removeprefix(TRACE_PREFIX))
+            self._update_trace(key.removeprefix(TRACE_PREFIX))
         if not key.startswith(_TOPIC_KEY):
             return
         name = key.removeprefix(_TOPIC_KEY)
@@ -295,26 +343,26 @@ class TopicTable:
         if info is None:
             del self.known[name.encode()]
         else:
-            topic.update(info, self._limits(info))
+            topic.update(info, self._read_limits(info))
 
-    def _trace_changed(self, name: str) -> None:
+    def _update_trace(self, name: str) -> None:
         topic = self.known.get(name.encode())
         if topic is not None:
             topic.trace = trace_of(self._backend, self._traces, name)
 
-    def _limits(self, info: TopicInfo | None) -> ContentLimits:
+    def _read_limits(self, info: TopicInfo | None) -> ContentLimits:
         can = self._backend.capabilities
         body_max = self._config.body_bytes_max
         if info is not None and info.body_bytes_max is not None:
             body_max = info.body_bytes_max
         return ContentLimits(min(body_max, can.body_bytes_max), can.properties_bytes_max, can.forbidden_bytes)
 
-    def _limiters(self, name: str) -> tuple[RateLimiter, ...]:
+    def _make_limiters(self, name: str) -> tuple[RateLimiter, ...]:
         config = self._config
-        own = self._limiter(f"topic {name!r}", config.topic_rates.get(name, config.topic_rate))
+        own = self._make_limiter(f"topic {name!r}", config.topic_rates.get(name, config.topic_rate))
         return tuple(limiter for limiter in (own, self._proxy_limiter) if not limiter.open_always)
 
-    def _limiter(self, what: str, rate: RateLimit) -> RateLimiter:
+    def _make_limiter(self, what: str, rate: RateLimit) -> RateLimiter:
         now = self._clock.monotonic()
         return RateLimiter(what, rate.messages_per_s, rate.bytes_per_s, rate.burst_ms / 1_000, now)
 
@@ -323,9 +371,10 @@ Ready = Callable[[SendRefusal | None], None]
 
 
 class InternalTopic:
-    """An internal topic, made when it is first needed. It grows to as many queues as somebody wants, and
-    never shrinks. `queues`: how many it has, at least so many as this proxy wants; `ready`: it is there with
-    all of them. The hot path looks at both. `timeout_s`: how long making it may take.
+    """An internal topic, created when it is first needed. It grows to the most queues that a process needs.
+
+    `queues`: how many it has, at least as many as this proxy needs. `ready`: it exists with all of them. The
+    hot path reads both. `timeout_s`: how long its creation may take.
     """
 
     def __init__(self, backend: Backend, name: str, queues: int, clock: Clock, timeout_s: float) -> None:
@@ -337,19 +386,19 @@ class InternalTopic:
         self._waiting: list[Ready] | None = None  # a list: being made; bounded as all in flight
         self.queues = queues
         self.ready = False
-        self._unwatch: Callable[[], None] = backend.watch_settings(self._changed, f"topic/{name}")
-        self.look()
+        self._unwatch: Callable[[], None] = backend.watch_settings(self._on_setting, f"topic/{name}")
+        self.refresh()
 
     def close(self) -> None:
-        """Hear of no more changes."""
+        """Stop watching the topic."""
         self._unwatch()
 
-    def _changed(self, key: str) -> None:
+    def _on_setting(self, key: str) -> None:
         if key == f"topic/{self._name}":
-            self.look()
+            self.refresh()
 
-    def look(self) -> bool:
-        """Is it there? From the backend's memory."""
+    def refresh(self) -> bool:
+        """Return whether the topic is ready, from the backend's memory."""
         info = self._backend.topic(self._name)
         self.ready = info is not None and info.queues >= self._queues
         if info is not None:
@@ -357,19 +406,19 @@ class InternalTopic:
         return self.ready
 
     def when_ready(self, call: Ready) -> None:
-        """`call(None)` follows, at once when the topic is there; else a refusal follows."""
-        if self.ready or self.look():
+        """Call `call(None)` when the topic is ready, at once if it is; call it with a refusal if it fails."""
+        if self.ready or self.refresh():
             call(None)
         elif self._waiting is not None:
             self._waiting.append(call)
         else:
             self._waiting = [call]
             deadline = self._clock.monotonic() + self._timeout_s
-            ready_topic(self._backend, self._name, self._queues, deadline).then(self._made)
+            ready_topic(self._backend, self._name, self._queues, deadline).then(self._on_created)
 
-    def _made(self, made: Completion[TopicInfo]) -> None:
+    def _on_created(self, made: Completion[TopicInfo]) -> None:
         if made.error is None:
-            self.look()
+            self.refresh()
         fault = None if made.error is None else refusal_of(made.error)
         waiting, self._waiting = self._waiting or [], None
         for call in waiting:

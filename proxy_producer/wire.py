@@ -1,8 +1,8 @@
-"""Between the wire and our words: what a request asks for, and what it is answered.
+"""The wire format of requests and answers, as the rest of this package sees it.
 
-The wire's field names end here. Everything is taken out of a message at once: the RPC layer may use its
-argument objects again. Constant answers are encoded once per protocol, the others are structs of the IDL;
-fields of ours (100 and up) go only to callers whose request carried one of ours.
+The wire's field names are used here alone. Everything is taken out of a message at once: the RPC layer may
+use its argument objects again. Constant answers are encoded once per protocol, the others are structs of the
+IDL. Fields that ddmq added (100 and up) go only to callers whose request carried one of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PRESSURE_ON = b"true"
 
 
 class RequestKind(IntEnum):
-    """What a request is; each has its column in the table of checks (admission.py)."""
+    """The kinds of requests; each has its column in the table of checks (admission.py)."""
 
     SINGLE = 0
     MEMBER = 1  # of a batch
@@ -41,10 +41,10 @@ class RequestKind(IntEnum):
 
 @dataclass(slots=True)
 class SendRequest:
-    """One message that somebody wants sent, or a change of one that waits. Bytes are as they came.
+    """The request to send one message, or to change a delayed one. Bytes are as they came.
 
-    `place`: (partitionId, hashId). `ours`: the caller knows fields of ours. `born_ms`: epoch milliseconds.
-    `delay`: what a sendDelaySync asks for.
+    `place`: (partitionId, hashId). `ours`: the caller knows the fields that ddmq added. `born_ms`: epoch
+    milliseconds. `delay`: the delay fields of a sendDelaySync.
     """
 
     kind: RequestKind
@@ -59,10 +59,10 @@ class SendRequest:
     frame_bytes: int
     delay: DelayRequest | None = None
 
-    # what the checks find out
+    # set by the checks
     topic: KnownTopic | None = None  # as long as it does not exist, or where a change names none
     topic_name: str = ""
-    kept: Mapping[bytes, bytes] | None = None  # the properties to deliver, of a plain send
+    delivered_properties: Mapping[bytes, bytes] | None = None  # of a plain send
     level: int = 0  # the delay level that was asked for, 0 = none
     chronos: bool = False  # a delay service sends it
     command: DelayCommand | None = None  # what it asks of the delay service in the words of a dialect
@@ -72,19 +72,20 @@ class SendRequest:
 
     @property
     def now_ms(self) -> int:
-        """The end of its millisecond: a delay that counts from it is never early."""
+        """Return the end of the millisecond: a delay that counts from it is never early."""
         return self.born_ms + 1
 
     @property
-    def adds(self) -> bool:
-        """It brings a message; everything else changes one."""
+    def adds_message(self) -> bool:
+        """Return whether the request brings a message; every other one changes one."""
         return self.delay is None or self.delay.action == DelayAction.ADD
 
-    def record(self, message_id: bytes) -> NewRecord:
-        """The record to append; `delivery` is encoded here, once for all consumers."""
-        delivery = encode(self.key, self.body, self.tags, self.kept)
+    def make_record(self, message_id: bytes) -> NewRecord:
+        """Return the record to append; `delivery` is encoded here, once for all consumers."""
+        properties = self.delivered_properties
+        delivery = encode(self.key, self.body, self.tags, properties)
         system = {IDENTITY: self.identity} if isinstance(self.identity, str) else None
-        flags = flags_of(self.kept)
+        flags = flags_of(properties)
         return NewRecord(
             self.topic_name, -1, message_id, self.born_ms, delivery, self.key, self.tags, flags, 0, system
         )
@@ -97,7 +98,7 @@ def request_of(
     frame_bytes: int,
     identity: str | SendRefusal | None = None,
 ) -> SendRequest:
-    """What a wire Message asks for; nothing is refused here."""
+    """Read a wire Message; nothing is refused here."""
     return SendRequest(
         kind,
         message.topic or b"",
@@ -114,7 +115,7 @@ def request_of(
 
 
 def is_ours(message: Any) -> bool:
-    """Whether a wire Message carries a field of ours."""
+    """Return whether a wire Message carries a field that ddmq added."""
     return (
         message.clientId is not None
         or message.producerGroup is not None
@@ -124,7 +125,7 @@ def is_ours(message: Any) -> bool:
 
 
 def flags_of(properties: Mapping[bytes, bytes] | None) -> int:
-    """The record's flags that checked properties ask for."""
+    """Return the record's flags that checked properties ask for."""
     return FLAG_PRESSURE if properties and properties.get(PRESSURE) == _PRESSURE_ON else 0
 
 
@@ -136,9 +137,9 @@ _CRON_CHARACTERS_SHOWN = 256  # longer ones are refused by their length, and nee
 
 
 def delay_request_of(message: Any, born_ms: int, frame_bytes: int) -> SendRequest:
-    """What `message` asks for; nothing is refused here. `born_ms`: epoch milliseconds."""
+    """Read a wire DelayMessage; nothing is refused here. `born_ms`: epoch milliseconds."""
     ours = any(getattr(message, name) is not None for name in _OURS)
-    schedule = _schedule(message) if ours and message.dmsgtype == DelayType.SCHEDULE else None
+    schedule = _read_schedule(message) if ours and message.dmsgtype == DelayType.SCHEDULE else None
     return SendRequest(
         RequestKind.CHANGE if ours and message.action != DelayAction.ADD else RequestKind.DELAY,
         message.topic or b"",
@@ -159,7 +160,7 @@ def delay_request_of(message: Any, born_ms: int, frame_bytes: int) -> SendReques
             message.expire,
             message.times,
             message.uuid or b"",
-            _due_ms(message, born_ms + 1),
+            _read_due_ms(message, born_ms + 1),
             ours,
             schedule,
             bool(message.fresh) or not message.uuid,
@@ -167,8 +168,8 @@ def delay_request_of(message: Any, born_ms: int, frame_bytes: int) -> SendReques
     )
 
 
-def _due_ms(message: Any, now_ms: int) -> int | None:
-    """Epoch milliseconds, or None where the timestamp (or the schedule itself) says when."""
+def _read_due_ms(message: Any, now_ms: int) -> int | None:
+    """Return the due time in epoch milliseconds; None: the timestamp or the schedule has it."""
     if message.dueMs is not None:
         due_ms: int = message.dueMs
         return due_ms
@@ -178,8 +179,8 @@ def _due_ms(message: Any, now_ms: int) -> int | None:
     return None if message.delayMs is None else now_ms + int(message.delayMs)
 
 
-def _schedule(message: Any) -> Schedule:
-    text = {name: _text(getattr(message, name)) for name in ("cron", "zone", "catchUp")}
+def _read_schedule(message: Any) -> Schedule:
+    text = {name: _decode_text(getattr(message, name)) for name in ("cron", "zone", "catchUp")}
     return Schedule(
         message.delayMs or 0,
         message.periodMs or 0,
@@ -191,7 +192,7 @@ def _schedule(message: Any) -> Schedule:
     )
 
 
-def _text(given: bytes | None) -> str:
+def _decode_text(given: bytes | None) -> str:
     return (given or b"")[:_CRON_CHARACTERS_SHOWN].decode("utf-8", "backslashreplace")
 
 
@@ -204,13 +205,13 @@ _Result = _structs.Result
 OK = constant_result(producer, SERVICE, "sendSync", success=_Result(code=0, msg=OK_TEXT))
 
 
-def refused(refusal: SendRefusal) -> Any:
-    """A Result for a message that was not stored."""
+def refused_result(refusal: SendRefusal) -> Any:
+    """Return a Result for a message that was not stored."""
     return _Result(code=int(refusal.code), msg=refusal.text)
 
 
-def delay_refused(refusal: SendRefusal, delay_id: bytes) -> Any:
-    """A DelayResult for a request that was refused."""
+def refused_delay_result(refusal: SendRefusal, delay_id: bytes) -> Any:
+    """Return a DelayResult for a request that was refused."""
     return _structs.DelayResult(code=int(refusal.code), msg=refusal.text, uniqDelayMsgId=delay_id)
 
 
@@ -225,7 +226,7 @@ _COMPACT_HEAD, _, _DELAY_TAIL = _DELAYED.compact.partition(b"\x01" + _MARK)
 _BINARY_HEAD = _DELAYED.binary.partition(b"\x00\x00\x00\x01" + _MARK)[0]
 
 
-def delay_stored(call: Call, delay_id: bytes) -> None:
+def reply_delay_stored(call: Call, delay_id: bytes) -> None:
     """Answer that a command is durable: a constant around the id."""
     size = len(delay_id)
     if call.wire is Wire.BINARY:
@@ -236,9 +237,11 @@ def delay_stored(call: Call, delay_id: bytes) -> None:
         call.reply(_structs.DelayResult(code=0, msg=OK_TEXT, uniqDelayMsgId=delay_id))
 
 
-def delay_decided(delay_id: bytes, code: int, due_ms: int, outcome: CommandOutcome | None) -> Any:
-    """A DelayResult with our own fields. `code`: what became of the command; `due_ms`: as far as it is known
-    without an outcome, 0 = it is not."""
+def delay_result(delay_id: bytes, code: int, due_ms: int, outcome: CommandOutcome | None) -> Any:
+    """Return a DelayResult with the fields that ddmq added.
+
+    `code`: the outcome's. `due_ms`: as far as it is known without an outcome; 0: it is not.
+    """
     fired_ms = 0
     text = OK_TEXT
     if outcome is not None:
@@ -253,13 +256,13 @@ def delay_decided(delay_id: bytes, code: int, due_ms: int, outcome: CommandOutco
     )
 
 
-def delayed(record: NewRecord, delay_id: bytes) -> Any:
-    """A Result for a plain send that became a delay message."""
+def delayed_result(record: NewRecord, delay_id: bytes) -> Any:
+    """Return a Result for a plain send that became a delay message."""
     return _Result(code=0, msg=OK_TEXT, messageId=record.message_id.hex(), delayId=delay_id or None)
 
 
-def stored(record: NewRecord, result: AppendResult) -> Any:
-    """A Result with our own fields, for callers that know them."""
+def stored_result(record: NewRecord, result: AppendResult) -> Any:
+    """Return a Result with the fields that ddmq added, for callers that know them."""
     first = result.first
     return _Result(
         code=0,
@@ -268,24 +271,24 @@ def stored(record: NewRecord, result: AppendResult) -> Any:
         queueId=(record if first is None else first).queue_id,
         offset=result.offset,
         durability=int(result.durability),
-        duplicate=_duplicate(record, result) if record.system else None,
+        duplicate=_duplicate_field(record, result) if record.system else None,
     )
 
 
-def scheduled(record: NewRecord, result: AppendResult) -> Any:
-    """The same for a message with a delay level: where it will stand is not known yet."""
+def scheduled_result(record: NewRecord, result: AppendResult) -> Any:
+    """Return a Result for a message with a delay level: its queue and offset are not known yet."""
     message_id = (record if result.first is None else result.first).message_id
     return _Result(
         code=0,
         msg=OK_TEXT,
         messageId=message_id.hex(),
         durability=int(result.durability),
-        duplicate=_duplicate(record, result),
+        duplicate=_duplicate_field(record, result),
     )
 
 
-def _duplicate(record: NewRecord, result: AppendResult) -> int | None:
-    """Result field 105."""
+def _duplicate_field(record: NewRecord, result: AppendResult) -> int | None:
+    """Return Result field 105: whether the message was stored before, and with the same body."""
     if not record.system or IDENTITY not in record.system:
         return None
     return 0 if result.first is None else 1 + result.first.differs

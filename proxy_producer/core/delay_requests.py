@@ -69,7 +69,7 @@ class DelayRequest(NamedTuple):
 def delay_fault(
     request: DelayRequest, limits: ScheduleLimits, shards: int, now_ms: int
 ) -> SendRefusal | None:
-    """The first thing wrong, or None. `shards`: how many there are."""
+    """Return the refusal of the first field that is wrong. `shards`: how many there are."""
     if request.action == DelayAction.ADD:
         if request.schedule is not None:
             return _schedule_fault(request, request.schedule, limits, now_ms)
@@ -84,20 +84,20 @@ def delay_fault(
     return refusal(
         Code.DELAY_ACTION_UNKNOWN,
         "delay_action",
-        f"action is {_number(request.action)}",
+        f"action is {_show_number(request.action)}",
         "allowed: 1 (add), 2 (cancel)",
     )
 
 
 def echoed_id(code: Code, delay_id: bytes) -> bytes:
-    """What field 3 of a refusal holds: the id for 30, 31 and 34, else nothing."""
+    """Return field 3 of a refusal: the id for codes 30, 31 and 34, else nothing."""
     return delay_id if code in (Code.DELAY_ID_MALFORMED, Code.DELAY_TYPE_UNKNOWN, Code.DELAY_SHARD) else b""
 
 
 def _add_fault(request: DelayRequest, limits: ScheduleLimits, now_ms: int) -> SendRefusal | None:
     fault = timestamp_fault(request, limits, now_ms)
     if fault is None and request.kind not in OLD_KINDS:
-        fault = _kind_fault(f"dmsgtype is {_number(request.kind)}")
+        fault = _kind_fault(f"dmsgtype is {_show_number(request.kind)}")
     return fault or _times_fault(request, limits) or _loop_fault(request) or uuid_fault(request.uuid)
 
 
@@ -114,33 +114,32 @@ def _schedule_fault(
 
 
 def due_s(request: DelayRequest) -> int | None:
-    """When the first occurrence is due, whole epoch seconds; our own millisecond field goes before."""
+    """Return when the first occurrence is due, in whole epoch seconds; `due_ms` goes before the timestamp."""
     return request.timestamp if request.due_ms is None else request.due_ms // 1_000
 
 
 def timestamp_fault(request: DelayRequest, limits: ScheduleLimits, now_ms: int) -> SendRefusal | None:
-    """Code 33."""
+    """Return code 33 for a due time outside of the limits."""
     due = due_s(request)
     delay_s_max = limits.delay_ms_max // 1_000
     latest = now_ms // 1_000 + delay_s_max
     if due is not None and TIMESTAMP_S_MIN <= due <= latest:
         return None
-    given = f"timestamp is {_number(request.timestamp)}"
     if request.due_ms is not None:
-        allowed = f"allowed: {_moment(TIMESTAMP_S_MIN * 1_000)} to {_moment(latest * 1_000)}"
-        what = f"the due time is {_moment(request.due_ms)}"
+        allowed = f"allowed: {_show_time(TIMESTAMP_S_MIN * 1_000)} to {_show_time(latest * 1_000)}"
+        what = f"the due time is {_show_time(request.due_ms)}"
         allowed += f", which is {duration_text(delay_s_max * 1_000)} from now"
         return refusal(Code.DELAY_TIMESTAMP, "delay_timestamp", what, allowed)
     return refusal(
         Code.DELAY_TIMESTAMP,
         "delay_timestamp",
-        given,
+        f"timestamp is {_show_number(request.timestamp)}",
         f"allowed: epoch seconds from {TIMESTAMP_S_MIN} to {latest}, which is {delay_s_max} s"
         f" ({delay_s_max / 86_400:.6g} days) from now",
     )
 
 
-def _moment(wall_ms: int) -> str:
+def _show_time(wall_ms: int) -> str:
     """Write epoch milliseconds in UTC; as a number where no calendar has them."""
     try:
         moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=wall_ms)
@@ -165,7 +164,7 @@ def _times_fault(request: DelayRequest, limits: ScheduleLimits) -> SendRefusal |
         return None
     else:
         allowed = f"allowed: 1 to {limits.occurrences_max} for types 3 and 4"
-    return refusal(Code.DELAY_TIMES, "delay_times", f"times is {_number(request.times)}", allowed)
+    return refusal(Code.DELAY_TIMES, "delay_times", f"times is {_show_number(request.times)}", allowed)
 
 
 def _loop_fault(request: DelayRequest) -> SendRefusal | None:
@@ -176,28 +175,28 @@ def _loop_fault(request: DelayRequest) -> SendRefusal | None:
         return refusal(
             Code.DELAY_EXPIRE,
             "delay_expire",
-            f"expire is {_number(request.expire)}",
+            f"expire is {_show_number(request.expire)}",
             f"allowed for types 3 and 4: after the timestamp, which is {due}",
         )
     if request.kind == DelayType.LOOP and interval < INTERVAL_S_MIN:
         return refusal(
             Code.DELAY_INTERVAL,
             "delay_interval",
-            f"interval is {_number(request.interval)}",
+            f"interval is {_show_number(request.interval)}",
             f"allowed for type 3: {INTERVAL_S_MIN} s or more",
         )
     if request.kind == DelayType.EXPONENTIAL_LOOP and interval < BASE_MIN:
         return refusal(
             Code.DELAY_BASE,
             "delay_base",
-            f"interval (the base) is {_number(request.interval)}",
+            f"interval (the base) is {_show_number(request.interval)}",
             f"allowed for type 4: {BASE_MIN} or more",
         )
     return None
 
 
 def uuid_fault(uuid: bytes) -> SendRefusal | None:
-    """Code 30, of the uuid that an add brings."""
+    """Return code 30 for a malformed uuid of an add."""
     if not uuid or is_uuid(uuid):
         return None
     return refusal(
@@ -209,28 +208,30 @@ def uuid_fault(uuid: bytes) -> SendRefusal | None:
 
 
 def id_fault(delay_id: bytes, shards: int, *, ours: bool) -> SendRefusal | None:
-    """Codes 30, 31 and 34 of an id that names a message; only our callers know schedules, and may name a
-    message by its uuid alone."""
+    """Return code 30, 31 or 34 for an id that names no message.
+
+    Only callers that know ddmq's fields know schedules, and may name a message by its uuid alone.
+    """
     if ours and is_uuid(delay_id):
         return None
     name = "the delay id" if ours else "uniqDelayMsgId"
-    found = parse_delay_id(delay_id)
-    if found is None:
+    parsed_id = parse_delay_id(delay_id)
+    if parsed_id is None:
         what = f"{name} is {shown(delay_id, 120)}"
         return refusal(Code.DELAY_ID_MALFORMED, "delay_id", what, _ID_ALLOWED)
-    if found.kind not in (ALL_KINDS if ours else OLD_KINDS):
-        return _kind_fault(f"the type in {name} is {found.kind}")
-    if not 0 <= found.shard < shards:
+    if parsed_id.kind not in (ALL_KINDS if ours else OLD_KINDS):
+        return _kind_fault(f"the type in {name} is {parsed_id.kind}")
+    if not 0 <= parsed_id.shard < shards:
         return refusal(
             Code.DELAY_SHARD,
             "delay_shard",
-            f"the shard in {name} is {found.shard}",
+            f"the shard in {name} is {parsed_id.shard}",
             f"allowed: 0 to {shards - 1}",
         )
     return None
 
 
-def _number(value: int | None) -> str:
+def _show_number(value: int | None) -> str:
     return "absent" if value is None else str(value)
 
 
@@ -239,15 +240,15 @@ EXPIRE_S_MAX = 9_999_999_999  # ten digits, as an id has; what lies beyond (the 
 _OPS = {DelayAction.CANCEL: CANCEL, DelayAction.RESCHEDULE: RESCHEDULE, DelayAction.FIRE: FIRE}
 
 
-class Placed(NamedTuple):
+class PlacedCommand(NamedTuple):
     """A delay command, and the id that its caller gets: of the first occurrence, or the one that it named."""
 
     command: DelayCommand
     delay_id: bytes
 
 
-def add_command(request: DelayRequest, topic: str, uuid: str, shards: int) -> Placed:
-    """The command of an add of kinds 2, 3 and 4. `uuid`: the caller's, or one made for it."""
+def add_command(request: DelayRequest, topic: str, uuid: str, shards: int) -> PlacedCommand:
+    """Return the command of an add of kind 2, 3 or 4. `uuid`: the caller's, or one made for it."""
     second = due_s(request) or 0
     due_ms = second * 1_000 if request.due_ms is None else request.due_ms
     kind, shard = request.kind or ONCE, shard_of(uuid, shards)
@@ -257,13 +258,15 @@ def add_command(request: DelayRequest, topic: str, uuid: str, shards: int) -> Pl
         expire = min(request.expire or 0, EXPIRE_S_MAX)
         interval, times = request.interval or 0, request.times or 0
     command = DelayCommand(ADD, uuid, topic, kind, due_ms, second, expire, interval, times, shard)
-    return Placed(command, DelayId(second, kind, expire, times, 0, interval, shard, uuid).text().encode())
+    return PlacedCommand(
+        command, DelayId(second, kind, expire, times, 0, interval, shard, uuid).text().encode()
+    )
 
 
 def schedule_command(
     schedule: Schedule, due_ms: int, topic: str, uuid: str, shards: int, place: tuple[int, int]
 ) -> DelayCommand:
-    """The command of a schedule whose first delivery is due at `due_ms`. `place`: (partitionId, hashId)."""
+    """Return the command of a schedule that is first due at `due_ms`. `place`: (partitionId, hashId)."""
     return DelayCommand(
         ADD, uuid, topic, SCHEDULE, due_ms, due_ms // 1_000, shard=shard_of(uuid, shards),
         partition=place[0], hash_id=place[1], schedule=schedule,
@@ -271,40 +274,41 @@ def schedule_command(
 
 
 def schedule_id(command: DelayCommand) -> bytes:
-    """The id of the first occurrence of a schedule."""
-    shown = DelayId(command.timestamp_s, SCHEDULE, 0, 0, 0, 0, command.shard, command.uuid)
-    return shown.text().encode()
+    """Return the id of the first occurrence of a schedule."""
+    delay_id = DelayId(command.timestamp_s, SCHEDULE, 0, 0, 0, 0, command.shard, command.uuid)
+    return delay_id.text().encode()
 
 
-def changing_command(request: DelayRequest, topic: str, latest_s: int, shards: int) -> Placed:
-    """The command of a cancel, a reschedule, a fire now, whose id was checked.
+def changing_command(request: DelayRequest, topic: str, latest_s: int, shards: int) -> PlacedCommand:
+    """Return the command of a cancel, a reschedule or a fire-now, whose id was checked.
 
-    It goes to the shard that the id names; to the one of `shards` that keeps the uuid, when the id is nothing
-    else.
-
-    Times in the id are the caller's to invent, and something may be kept until then: those beyond `latest_s`,
-    which no add can have now, are cut.
+    It goes to the shard that the id names; an id that is only a uuid goes to the shard of `shards` that keeps
+    the uuid. A caller can invent the times in an id, and the command may be kept until then: times beyond
+    `latest_s`, which no add can have now, are cut.
     """
-    found = parse_delay_id(request.delay_id)
-    if found is None and is_uuid(request.delay_id):
+    parsed_id = parse_delay_id(request.delay_id)
+    if parsed_id is None and is_uuid(request.delay_id):
         uuid = request.delay_id.decode()
-        found = DelayId(0, ONCE, 0, 0, 0, 0, shard_of(uuid, shards), uuid)
-    if found is None:
+        parsed_id = DelayId(0, ONCE, 0, 0, 0, 0, shard_of(uuid, shards), uuid)
+    if parsed_id is None:
         raise ValueError(f"delay id {request.delay_id!r} was not checked")
     op = _OPS[DelayAction(request.action or 0)]
     due = 0 if op != RESCHEDULE else due_s(request) or 0
     due_ms = due * 1_000 if request.due_ms is None or not due else request.due_ms
-    timestamp_s, expire_s = min(found.timestamp_s, latest_s), min(found.expire_s, latest_s)
+    timestamp_s = min(parsed_id.timestamp_s, latest_s)
+    expire_s = min(parsed_id.expire_s, latest_s)
     command = DelayCommand(
-        op, found.uuid, topic, found.kind, due_ms, timestamp_s, expire_s, found.interval_s, found.times,
-        found.shard,
+        op, parsed_id.uuid, topic, parsed_id.kind, due_ms, timestamp_s, expire_s, parsed_id.interval_s,
+        parsed_id.times, parsed_id.shard,
     )  # fmt: skip
-    return Placed(command, request.delay_id)
+    return PlacedCommand(command, request.delay_id)
 
 
 def relay_command(key: DelayId, topic: str, uuid: str, now_ms: int, place: tuple[int, int]) -> DelayCommand:
-    """The command of a message that an old delay server sends under an occurrence's id as `key`: deliver it
-    now, unless that was cancelled. `uuid` is the command's own, so that each occurrence is delivered.
+    """Return the command to deliver a message of an old delay server now, unless it was cancelled.
+
+    `key`: the occurrence's id, under which the server sends it. `uuid`: the command's own, so that each
+    occurrence is delivered.
     """
     return DelayCommand(
         ADD, uuid, topic, SCHEDULE, now_ms, now_ms // 1_000, shard=key.shard,
@@ -313,6 +317,6 @@ def relay_command(key: DelayId, topic: str, uuid: str, now_ms: int, place: tuple
 
 
 def uuid_of(raw: bytes) -> str:
-    """16 bytes as a uuid's 36 characters."""
+    """Write 16 bytes as the 36 characters of a uuid."""
     digits = raw.hex()
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

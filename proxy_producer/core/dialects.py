@@ -1,4 +1,4 @@
-"""Delays asked for by properties of a plain send, in the words of other systems and in our own. Pure.
+"""Delay dialects: the properties by which plain sends ask for a delay, of other systems and of ddmq. Pure.
 
 | dialect | properties |
 |---|---|
@@ -39,8 +39,11 @@ _SECONDS_BELOW = 100_000_000_000
 
 
 class ParsedSchedule(NamedTuple):
-    """What the properties of a dialect ask for. `due_ms`: the first delivery, epoch milliseconds; None: as
-    the schedule says, from now on. `relative`: it counts from now, too."""
+    """A delay as the properties of a dialect state it.
+
+    `due_ms`: the first delivery, epoch milliseconds; None: the schedule counts from now. `relative`: `due_ms`
+    counts from now, too.
+    """
 
     schedule: Schedule
     due_ms: int | None = None
@@ -57,22 +60,24 @@ class WrongValueError(Exception):
 
 
 class Dialect(NamedTuple):
-    """The property names of one dialect, and what they ask for. `read` raises WrongValueError; it gives None
-    where no delay is asked for."""
+    """One dialect: its property names, and the function that reads them.
+
+    `read` returns None where no delay is asked for, and raises WrongValueError.
+    """
 
     properties: frozenset[bytes]
     read: Callable[[Properties, int], ParsedSchedule | None]
 
 
 class Dialects(NamedTuple):
-    """Those that a topic speaks, and all their property names."""
+    """The dialects that a topic speaks, and all their property names."""
 
     spoken: tuple[str, ...]
     properties: frozenset[bytes]
 
 
 def dialects(names: Iterable[str]) -> Dialects:
-    """Raises ValueError for a name that is none."""
+    """Return the dialects of these names. Raises ValueError for an unknown one."""
     spoken = tuple(dict.fromkeys(names))
     for name in spoken:
         if name not in _DIALECTS:
@@ -80,41 +85,41 @@ def dialects(names: Iterable[str]) -> Dialects:
     return Dialects(spoken, frozenset(p for name in spoken for p in _DIALECTS[name].properties))
 
 
-def dialect_of(
+def read_command(
     properties: Properties, enabled: Dialects, now_ms: int, limits: ScheduleLimits
 ) -> DelayCommand | SendRefusal | None:
-    """The command that these (checked) properties ask for, why they cannot, or None: no delay is asked for.
+    """Return the command that these (checked) properties ask for, a refusal, or None: they ask for no delay.
 
-    The command is a schedule, so that the message keeps its own key; its uuid, topic, shard and queue are the
-    caller's to fill in. A due time that has come is no delay. `now_ms`: the end of this millisecond,
-    so that what counts from it is never early.
+    The command is a schedule, so that the message keeps its own key; the caller fills in its uuid, topic,
+    shard and queue. A due time that has passed is no delay. `now_ms`: the end of this millisecond, so that a
+    delay that counts from it is never early.
     """
-    found = [name for name in enabled.spoken if not _DIALECTS[name].properties.isdisjoint(properties)]
-    if not found:
+    names = [name for name in enabled.spoken if not _DIALECTS[name].properties.isdisjoint(properties)]
+    if not names:
         return None
     level = delay_level(properties)
-    if len(found) > 1 or level:
-        return _several(level, properties, enabled)
+    if len(names) > 1 or level:
+        return _mixed_fault(level, properties, enabled)
     try:
-        parsed = _DIALECTS[found[0]].read(properties, now_ms)
+        parsed = _DIALECTS[names[0]].read(properties, now_ms)
     except WrongValueError as error:
         return illegal("delay_dialect", error.what, error.allowed)
-    return None if parsed is None else _command(parsed, now_ms, limits)
+    return None if parsed is None else _make_command(parsed, now_ms, limits)
 
 
 def counts_from_now(properties: Properties, enabled: Dialects, now_ms: int) -> bool:
-    """Whether the due time of what `dialect_of` made a command of counts from the moment of the send."""
-    found = next(name for name in enabled.spoken if not _DIALECTS[name].properties.isdisjoint(properties))
-    parsed = _DIALECTS[found].read(properties, now_ms)
+    """Return whether the due time counts from the send, for properties that `read_command` accepted."""
+    spoken = next(name for name in enabled.spoken if not _DIALECTS[name].properties.isdisjoint(properties))
+    parsed = _DIALECTS[spoken].read(properties, now_ms)
     return parsed is not None and (parsed.relative or parsed.due_ms is None)
 
 
-def without_dialects(properties: Properties, enabled: Dialects) -> Properties:
-    """The properties that are delivered."""
+def drop_dialects(properties: Properties, enabled: Dialects) -> Properties:
+    """Return the properties that are delivered."""
     return {name: value for name, value in properties.items() if name not in enabled.properties}
 
 
-def _command(
+def _make_command(
     parsed: ParsedSchedule, now_ms: int, limits: ScheduleLimits
 ) -> DelayCommand | SendRefusal | None:
     schedule = parsed.schedule
@@ -132,12 +137,13 @@ def _command(
     return DelayCommand(ADD, "", kind=SCHEDULE, due_ms=due, timestamp_s=due // 1_000, schedule=schedule)
 
 
-def _several(level: int, properties: Properties, enabled: Dialects) -> SendRefusal:
+def _mixed_fault(level: int, properties: Properties, enabled: Dialects) -> SendRefusal:
     names = sorted(name.decode() for name in properties if name in enabled.properties)
-    named = [*names, f"DELAY={level}"] if level else names
+    if level:
+        names.append(f"DELAY={level}")
     return illegal(
         "delay_dialects_mixed",
-        f"the message asks for a delay in several ways: {' '.join(named)}",
+        f"the message asks for a delay in several ways: {' '.join(names)}",
         f"allowed: one of the dialects {', '.join(enabled.spoken)}, or DELAY alone",
     )
 
@@ -152,7 +158,7 @@ _AMQ_DELIVERED_BEFORE = b"scheduledJobId"
 
 
 def _read_amq(properties: Properties, now_ms: int) -> ParsedSchedule | None:
-    """ActiveMQ's scheduler, and AMQ_SCHEDULED_ZONE, which is ours.
+    """Read the properties of ActiveMQ's scheduler, and ddmq's own AMQ_SCHEDULED_ZONE.
 
     Delay and period are milliseconds. A message is scheduled if it has a delay, a period or a cron, and no
     `scheduledJobId` (a message that ActiveMQ's scheduler delivered before has one, and goes out at once). The
@@ -160,8 +166,8 @@ def _read_amq(properties: Properties, now_ms: int) -> ParsedSchedule | None:
     follow, _PERIOD apart; −1 without end. With a cron that series starts at each of its times. ActiveMQ reads
     crons in the broker's own time zone; here it is UTC unless _ZONE says otherwise.
     """
-    delay, period, repeat = (_whole(properties, name) for name in _AMQ[:3])
-    cron, zone = (_text(properties, name) for name in _AMQ[3:])
+    delay, period, repeat = (_read_whole(properties, name) for name in _AMQ[:3])
+    cron, zone = (_read_text(properties, name) for name in _AMQ[3:])
     if zone and not cron:
         raise WrongValueError("AMQ_SCHEDULED_ZONE stands without a cron", "allowed: with AMQ_SCHEDULED_CRON")
     if _AMQ_DELIVERED_BEFORE in properties or (delay is None and period is None and not cron):
@@ -174,13 +180,13 @@ _RABBIT_DELAY, _RABBIT_MS_MAX = b"x-delay", (1 << 32) - 1
 
 
 def _read_rabbit(properties: Properties, now_ms: int) -> ParsedSchedule | None:
-    """RabbitMQ's delayed message exchange: header x-delay, milliseconds.
+    """Read the header of RabbitMQ's delayed message exchange: x-delay, in milliseconds.
 
     As that plugin does it, a delay holds from 1 to 2³²−1 ms (49.7 days); anything outside is no delay, and so
     a message that the plugin delayed before, which carries its delay negated, goes out at once. A fraction is
     cut. What is no number the plugin cannot read either; here it is refused.
     """
-    delay = _number(properties, _RABBIT_DELAY)
+    delay = _read_number(properties, _RABBIT_DELAY)
     if delay is None or not 0 < delay <= _RABBIT_MS_MAX:
         return None
     return ParsedSchedule(Schedule(delay_ms=delay))
@@ -190,14 +196,14 @@ _DELAY_SEC, _DELAY_MS, _DELIVER_MS = b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TI
 
 
 def _read_rocketmq(properties: Properties, now_ms: int) -> ParsedSchedule | None:
-    """RocketMQ 5's arbitrary delays: seconds from now, milliseconds from now, epoch milliseconds.
+    """Read RocketMQ 5's arbitrary delays: seconds from now, milliseconds from now, epoch milliseconds.
 
     Of several the first in this order holds. A moment that has passed is no delay. (RocketMQ rounds down to
     its timer's precision, which may be early by a second; here the millisecond counts.)
     """
-    seconds = _whole(properties, _DELAY_SEC)
-    delay = _whole(properties, _DELAY_MS)
-    moment = _whole(properties, _DELIVER_MS)
+    seconds = _read_whole(properties, _DELAY_SEC)
+    delay = _read_whole(properties, _DELAY_MS)
+    moment = _read_whole(properties, _DELIVER_MS)
     if seconds is not None:
         return ParsedSchedule(Schedule(), now_ms + seconds * 1_000, relative=True)
     if delay is not None:
@@ -210,8 +216,8 @@ _PERIOD, _REPEAT = b"deliver-period", b"deliver-repeat"
 _OCCURRENCES, _CATCH_UP = b"deliver-occurrences", b"deliver-catch-up"
 
 
-def _read_ours(properties: Properties, now_ms: int) -> ParsedSchedule | None:
-    """Our own words for everything a schedule can say, for clients that can only set properties.
+def _read_ddmq(properties: Properties, now_ms: int) -> ParsedSchedule | None:
+    """Read ddmq's own properties, which state all of a schedule, for clients that can only set properties.
 
     `deliver-at`: epoch seconds (with a fraction, as the score of a sorted set), epoch milliseconds or ISO
     8601; not before 1970 (the zero time of some languages), and where it repeats not before 2001, as for
@@ -219,12 +225,12 @@ def _read_ours(properties: Properties, now_ms: int) -> ParsedSchedule | None:
     `deliver-zone`: five fields and an IANA zone. `deliver-period`, `deliver-repeat`: n more, so far apart
     (-1: without end). `deliver-occurrences`: deliveries in all. `deliver-catch-up`: fire_once, all or skip.
     """
-    at, after = _moment_ms(properties, _AT), _duration_ms(properties, _AFTER)
-    repeat = _whole(properties, _REPEAT) or 0
+    at, after = _read_time_ms(properties, _AT), _read_duration_ms(properties, _AFTER)
+    repeat = _read_whole(properties, _REPEAT) or 0
     if at is not None and at < (TIMESTAMP_S_MIN * 1_000 if repeat else 0):
         allowed = f"from 1970 on; with deliver-repeat from second {TIMESTAMP_S_MIN} (2001) on"
-        raise _wrong(properties, _AT, allowed)
-    cron, zone = _text(properties, _CRON), _text(properties, _ZONE)
+        raise _wrong_value(properties, _AT, allowed)
+    cron, zone = _read_text(properties, _CRON), _read_text(properties, _ZONE)
     if at is not None and (after is not None or cron):
         raise WrongValueError(
             "deliver-at stands beside deliver-after or deliver-cron", "allowed: one first delivery"
@@ -233,22 +239,22 @@ def _read_ours(properties: Properties, now_ms: int) -> ParsedSchedule | None:
         raise WrongValueError("deliver-zone stands without deliver-cron", "allowed: both or none")
     schedule = Schedule(
         after or 0,
-        _duration_ms(properties, _PERIOD) or 0,
+        _read_duration_ms(properties, _PERIOD) or 0,
         repeat,
         cron,
         zone or "UTC",
-        _whole(properties, _OCCURRENCES) or 0,
-        _text(properties, _CATCH_UP) or "fire_once",
+        _read_whole(properties, _OCCURRENCES) or 0,
+        _read_text(properties, _CATCH_UP) or "fire_once",
     )
     return ParsedSchedule(schedule, at)
 
 
-_OURS = (_AT, _AFTER, _CRON, _ZONE, _PERIOD, _REPEAT, _OCCURRENCES, _CATCH_UP)
+_DDMQ = (_AT, _AFTER, _CRON, _ZONE, _PERIOD, _REPEAT, _OCCURRENCES, _CATCH_UP)
 _READERS = (
     Dialect(frozenset(_AMQ), _read_amq),
     Dialect(frozenset((_RABBIT_DELAY,)), _read_rabbit),
     Dialect(frozenset((_DELAY_SEC, _DELAY_MS, _DELIVER_MS)), _read_rocketmq),
-    Dialect(frozenset(_OURS), _read_ours),
+    Dialect(frozenset(_DDMQ), _read_ddmq),
 )
 _DIALECTS = dict(zip(DELAY_DIALECTS, _READERS, strict=True))
 
@@ -256,71 +262,76 @@ _DIALECTS = dict(zip(DELAY_DIALECTS, _READERS, strict=True))
 # --- how values are read; numbers are None where the property is absent
 
 
-def _text(properties: Properties, name: bytes) -> str:
-    """The value as it stands, without white space around it; "" when absent."""
+def _read_text(properties: Properties, name: bytes) -> str:
+    """Return the value without white space around it; "" when absent."""
     value = properties.get(name)
     return "" if value is None else value.decode("utf-8", "replace").strip()
 
 
-def _whole(properties: Properties, name: bytes) -> int | None:
-    """A whole number. Raises WrongValueError."""
+def _read_whole(properties: Properties, name: bytes) -> int | None:
+    """Read a whole number. Raises WrongValueError."""
     if name not in properties:
         return None
-    text = _text(properties, name)
+    text = _read_text(properties, name)
     if not _WHOLE.match(text):
-        raise _wrong(properties, name, "a whole number of at most 18 digits")
+        raise _wrong_value(properties, name, "a whole number of at most 18 digits")
     return int(text)
 
 
-def _number(properties: Properties, name: bytes) -> int | None:
-    """A number, cut to a whole one. Raises WrongValueError."""
+def _read_number(properties: Properties, name: bytes) -> int | None:
+    """Read a number and cut it to a whole one. Raises WrongValueError."""
     if name not in properties:
         return None
-    text = _text(properties, name)
+    text = _read_text(properties, name)
     if not _NUMBER.match(text):
-        raise _wrong(properties, name, "a number of milliseconds")
+        raise _wrong_value(properties, name, "a number of milliseconds")
     return int(Decimal(text))
 
 
-def _duration_ms(properties: Properties, name: bytes) -> int | None:
-    """`1h30m`, `250ms`, or a number of milliseconds. Raises WrongValueError."""
+def _read_duration_ms(properties: Properties, name: bytes) -> int | None:
+    """Read `1h30m`, `250ms`, or a number of milliseconds. Raises WrongValueError."""
     if name not in properties:
         return None
-    text = _text(properties, name)
+    text = _read_text(properties, name)
     if _WHOLE.match(text) and not text.startswith("-"):
         return int(text)
-    found = parse_duration(text, digits_max=12) if len(text) <= 64 else None
-    if found is None:
-        raise _wrong(properties, name, "a number of milliseconds, or parts in ms, s, m, h, d, as in 1h30m")
-    return found
+    duration_ms = parse_duration(text, digits_max=12) if len(text) <= 64 else None
+    if duration_ms is None:
+        raise _wrong_value(
+            properties, name, "a number of milliseconds, or parts in ms, s, m, h, d, as in 1h30m"
+        )
+    return duration_ms
 
 
-def _moment_ms(properties: Properties, name: bytes) -> int | None:
-    """Epoch seconds (also with a fraction), epoch milliseconds, or ISO 8601 with its offset from UTC. Parts
-    of a millisecond count as a whole one: never early. Raises WrongValueError.
+def _read_time_ms(properties: Properties, name: bytes) -> int | None:
+    """Read epoch seconds (also with a fraction), epoch milliseconds, or ISO 8601 with its offset from UTC.
+
+    A part of a millisecond counts as a whole one, so that nothing is early. Raises WrongValueError.
     """
     if name not in properties:
         return None
-    text = _text(properties, name)
+    text = _read_text(properties, name)
     if _NUMBER.match(text) and not text.startswith("-"):
         value = Decimal(text)
-        return _up(value * 1_000 if value < _SECONDS_BELOW else value)
+        return _round_up(value * 1_000 if value < _SECONDS_BELOW else value)
     try:
         at = datetime.fromisoformat(text)
         if at.tzinfo is not None:
             return -((datetime.fromisoformat(_EPOCH) - at) // timedelta(milliseconds=1))
     except (ValueError, OverflowError):
         pass
-    raise _wrong(properties, name, "epoch seconds or milliseconds, or a time as in 2026-12-24T18:00:00+01:00")
+    raise _wrong_value(
+        properties, name, "epoch seconds or milliseconds, or a time as in 2026-12-24T18:00:00+01:00"
+    )
 
 
-def _up(value: Decimal) -> int:
+def _round_up(value: Decimal) -> int:
     down = int(value)
     return down if down == value else down + 1
 
 
-def _wrong(properties: Properties, name: bytes, allowed: str) -> WrongValueError:
-    """For a value that is not `allowed`."""
+def _wrong_value(properties: Properties, name: bytes, allowed: str) -> WrongValueError:
+    """Return the error for a value that is not `allowed`."""
     return WrongValueError(
         f"property {name.decode()} has the value {shown(properties[name])}", f"allowed: {allowed}"
     )

@@ -1,8 +1,8 @@
-"""By what a second send of a message is recognised: what a client says of it, checked. Pure.
+"""The identity of a message, by which a second send of it is recognised: read and checked. Pure.
 
-A key, field idempotencyKey or property idempotency-key, goes before a sequence. An engine that cannot
-recognise messages refuses a key, which somebody relies on, and lets a sequence be, which client libraries
-send by themselves.
+A key, field idempotencyKey or property idempotency-key, goes before a sequence. On an engine that cannot
+recognise messages a key is refused, for an application relies on it; a sequence is ignored, for client
+libraries send it by themselves.
 """
 
 from __future__ import annotations
@@ -31,19 +31,21 @@ IdentityOf = Callable[[Any, Mapping[bytes, bytes] | None], str | SendRefusal | N
 
 
 def identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> str | SendRefusal | None:
-    """Of a wire Message, None: it says nothing. The body may be None: then the message is refused for
-    that."""
+    """Return the identity of a wire Message, or a refusal; None: it has none.
+
+    The body may be None: then the message is refused for that.
+    """
     key = _key_of(message, properties)
     if key is not None:
-        return _key(message, key, leveled=properties is not None and DELAY in properties)
+        return _key_identity(message, key, leveled=properties is not None and DELAY in properties)
     sequence = message.sequence
     if sequence is None:
         return None
-    return _sequence(message.producerId or b"", sequence, message.answeredBelow, message.underWayMs)
+    return _sequence_identity(message.producerId or b"", sequence, message.answeredBelow, message.underWayMs)
 
 
 def no_identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> str | SendRefusal | None:
-    """The same on an engine that does not recognise messages."""
+    """Return a refusal for a message with a key, on an engine that does not recognise messages."""
     key = _key_of(message, properties)
     if key is None:
         return None
@@ -56,16 +58,19 @@ def no_identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> st
 
 
 def _key_of(message: Any, properties: Mapping[bytes, bytes] | None) -> bytes | None:
-    """What a delay server sends has the properties that its client gave to the first of maybe many: there
-    they are no key."""
+    """Return the message's key.
+
+    A delay server's messages have the properties that its client gave to the first of maybe many. They are no
+    key there.
+    """
     key: bytes | None = message.idempotencyKey
     if key is None and properties and CHRONOS not in properties:
         key = properties.get(KEY_PROPERTY)
     return key
 
 
-def _key(message: Any, key: bytes, *, leveled: bool) -> str | SendRefusal:
-    """With a delay level it stands in another topic first: it is another message than one without."""
+def _key_identity(message: Any, key: bytes, *, leveled: bool) -> str | SendRefusal:
+    """Return the identity by key. A message with a delay level is another one than a message without."""
     try:
         text = key.decode()
     except UnicodeDecodeError:
@@ -77,7 +82,7 @@ def _key(message: Any, key: bytes, *, leveled: bool) -> str | SendRefusal:
     return key_identity(b"\x00" + topic if leveled else topic, key, message.body or message.value or b"")
 
 
-def _sequence(
+def _sequence_identity(
     producer: bytes, sequence: int, below: int | None, under_way_ms: int | None
 ) -> str | SendRefusal:
     below = below or 0
@@ -96,6 +101,6 @@ def _sequence(
 
 
 def delay_uuid(identity: str) -> bytes:
-    """16 bytes, the same for each send of a message: by them the delay service knows it."""
+    """Return the 16 bytes by which the delay service recognises each send of a message."""
     name = parse_key(identity)[0] if is_key(identity) else sequence_name(identity).encode()
     return blake2b(name, digest_size=16).digest()

@@ -31,7 +31,7 @@ _BLANK_ALLOWED = "allowed: any text with at least one character that is not whit
 
 
 class ContentLimits(NamedTuple):
-    """What one topic takes. `forbidden`: bytes the engine cannot hold in keys and property text."""
+    """Bounds of the messages of one topic. `forbidden`: bytes that the engine cannot hold in text."""
 
     body_bytes_max: int
     properties_bytes_max: int
@@ -39,7 +39,7 @@ class ContentLimits(NamedTuple):
 
 
 def topic_name_fault(name: bytes | None) -> SendRefusal | None:
-    """A name that no topic of a client may have: malformed, or reserved for the system."""
+    """Return why no topic of a client may have this name: it is malformed, or reserved for the system."""
     if not name:
         return illegal("topic_name", "the topic is empty", "allowed: a name of letters, digits and _ - % |")
     text = name.decode("utf-8", "backslashreplace")
@@ -60,7 +60,7 @@ def content_fault(
     properties: Mapping[bytes, bytes] | None,
     limits: ContentLimits,
 ) -> SendRefusal | None:
-    """What is wrong with a message's content, or None. `body` is what `body_of` chose."""
+    """Return what is wrong with a message's content, or None. `body`: field 7 of the message, or 3."""
     if (
         not properties
         and body
@@ -85,20 +85,20 @@ def _text_fault(what: str, text: bytes, forbidden: bytes) -> SendRefusal | None:
         try:
             characters = len(text.decode("utf-8"))
         except UnicodeDecodeError as error:
-            return _not_utf8(what, text, error)
+            return _utf8_fault(what, text, error)
         if characters > KEY_CHARACTERS_MAX:
             return illegal(f"{what}_long", f"{what} {shown(text)} has {characters} characters", _TEXT_ALLOWED)
     if forbidden and len(text.translate(None, forbidden)) != len(text):
-        return _forbidden(what, text, forbidden)
+        return _forbidden_fault(what, text, forbidden)
     return None
 
 
 def properties_fault(properties: Mapping[Any, Any], limits: ContentLimits) -> SendRefusal | None:
-    """The first thing wrong with the properties, or None. As they came: names and values may be None."""
+    """Return what is wrong with the properties, or None. Names and values may be None, as they came."""
     size = 0
     for name, value in properties.items():
         if not name or not value or name[0] <= _SPACE or value[0] <= _SPACE or name in RESERVED:
-            fault = _odd_property_fault(name or b"", value or b"")
+            fault = _property_name_fault(name or b"", value or b"")
             if fault:
                 return fault
         if not (name.isascii() and value.isascii()) and (fault := _property_text_fault(name, value)):
@@ -113,8 +113,8 @@ def properties_fault(properties: Mapping[Any, Any], limits: ContentLimits) -> Se
     return _forbidden_property(properties, limits.forbidden) if limits.forbidden else None
 
 
-def _odd_property_fault(name: bytes, value: bytes) -> SendRefusal | None:
-    """For properties that are empty, start with white space, or have a reserved name."""
+def _property_name_fault(name: bytes, value: bytes) -> SendRefusal | None:
+    """Check a property that is empty, starts with white space, or has a reserved name."""
     if name == DELAY and value.isdigit():
         return None
     if not name.strip():
@@ -137,12 +137,12 @@ def _odd_property_fault(name: bytes, value: bytes) -> SendRefusal | None:
 
 
 def _property_text_fault(name: bytes, value: bytes) -> SendRefusal | None:
-    """The careful way for text that is not ASCII: UTF-8, and white space of every script."""
+    """Check text that is not ASCII: it must be UTF-8, and white space of every script is blank."""
     for what, text in (("a property name", name), (f"the value of property {shown(name)}", value)):
         try:
             blank = not text.decode("utf-8").strip()
         except UnicodeDecodeError as error:
-            return _not_utf8(what, text, error)
+            return _utf8_fault(what, text, error)
         if blank:
             return illegal("property_blank", f"{what} is blank: {shown(text)}", _BLANK_ALLOWED)
     return None
@@ -162,18 +162,18 @@ def _body_fault(body: bytes | None, limits: ContentLimits) -> SendRefusal | None
     return None
 
 
-def _not_utf8(what: str, text: bytes, error: UnicodeDecodeError) -> SendRefusal:
+def _utf8_fault(what: str, text: bytes, error: UnicodeDecodeError) -> SendRefusal:
     bad = text[error.start]
     return illegal(
         "not_utf8", f"{what} is not UTF-8: byte 0x{bad:02x} at position {error.start}", "allowed: UTF-8 text"
     )
 
 
-def _forbidden(what: str, text: bytes, forbidden: bytes) -> SendRefusal:
-    found = next(byte for byte in text if byte in forbidden)
+def _forbidden_fault(what: str, text: bytes, forbidden: bytes) -> SendRefusal:
+    first_byte = next(byte for byte in text if byte in forbidden)
     return illegal(
         "forbidden_byte",
-        f"{what} {shown(text)} holds byte 0x{found:02x}",
+        f"{what} {shown(text)} holds byte 0x{first_byte:02x}",
         "allowed: text without the bytes that this cluster's engine keeps for itself",
     )
 
@@ -182,18 +182,18 @@ def _forbidden_property(properties: Mapping[bytes, bytes], forbidden: bytes) -> 
     for name, value in properties.items():
         for text in (name, value):
             if len(text.translate(None, forbidden)) != len(text):
-                return _forbidden(f"property {shown(name)}", text, forbidden)
+                return _forbidden_fault(f"property {shown(name)}", text, forbidden)
     return None
 
 
 def delay_level(properties: Mapping[bytes, bytes]) -> int:
-    """The level that DELAY asks for, 0 when none; the properties have been checked."""
+    """Return the level that DELAY asks for, 0 when none; the properties have been checked."""
     digits = properties.get(DELAY, b"").lstrip(b"0")
     return int(digits[:6]) if digits else 0
 
 
 def no_delay_property(properties: Mapping[bytes, bytes]) -> SendRefusal | None:
-    """DELAY inside a request that has its own way of saying when."""
+    """Return why DELAY is refused in a request that has a due time of its own."""
     if DELAY not in properties:
         return None
     return illegal(
@@ -202,7 +202,7 @@ def no_delay_property(properties: Mapping[bytes, bytes]) -> SendRefusal | None:
 
 
 def heartbeat_only() -> SendRefusal:
-    """The heartbeat topic stores nothing, so no batch and no delay can promise it."""
+    """Return the refusal of a heartbeat that is not a single send: its topic stores nothing."""
     return illegal(
         "topic_reserved",
         f"topic {HEARTBEAT_TOPIC!r} is for heartbeats, which nothing stores",
@@ -211,7 +211,7 @@ def heartbeat_only() -> SendRefusal:
 
 
 def batch_fault(messages: int, body_bytes: int, messages_max: int, body_bytes_max: int) -> SendRefusal | None:
-    """Whether a batch as a whole is too large."""
+    """Return why a batch as a whole is too large, or None."""
     if messages > messages_max:
         return illegal(
             "batch_long",

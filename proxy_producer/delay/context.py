@@ -51,13 +51,13 @@ WAITERS_MAX = 1_000
 
 
 class Presence:
-    """Is there a delay service that would fire what this proxy takes? Asked for code 21, from a cache.
+    """Tells whether a delay service runs that would fire messages; a cached answer, for code 21.
 
-    The backend is asked who holds the shards, when this proxy starts and now and then while delay requests
-    come. As long as it has not answered, or cannot, the answer is yes: a command is durable all the same.
-    Where a service has ever run, as its inner topic tells, none for `grace_s` is a takeover or a restart, not
-    an absence; we may have started first. Before a request is refused the backend is asked again, so that a
-    service that has just begun is noticed.
+    The backend is asked who holds the shards when this proxy starts, and every ASK_S while delay requests
+    come. Until it has answered, and when it cannot, a service is assumed: a command is durable all the same.
+    Where a service has ever run, which its inner topic tells, a gap of up to `grace_s` is a takeover or a
+    restart, not an absence; this proxy may have started first. Before a request is refused the backend is
+    asked again, so that a service that has just begun is noticed.
     """
 
     def __init__(self, backend: Backend, clock: Clock, grace_s: float) -> None:
@@ -65,119 +65,121 @@ class Presence:
         self._monotonic = clock.monotonic
         self._grace_s = grace_s
         self._absent_since: float | None = None
-        self._ran = False
-        self._asking = False
+        self._has_run = False
+        self._is_asking = False
         self._ask_at = 0.0
-        self._telling = False
+        self._is_calling = False
         self._waiting: list[Callable[[], object]] = []
-        self._ask(clock.monotonic())
+        self._ask_holders(clock.monotonic())
 
-    def absent(self) -> bool:
-        """No delay service is running, as far as is known."""
+    def is_absent(self) -> bool:
+        """Return whether no delay service is running, as far as is known."""
         now = self._monotonic()
-        if now >= self._ask_at and not self._asking:
-            self._ask(now)
+        if now >= self._ask_at and not self._is_asking:
+            self._ask_holders(now)
         since = self._absent_since
-        return since is not None and (not self._ran or now - since > self._grace_s)
+        return since is not None and (not self._has_run or now - since > self._grace_s)
 
-    def retries(self, fault: SendRefusal, call: Callable[[], object]) -> bool:
+    def will_retry(self, fault: SendRefusal, call: Callable[[], object]) -> bool:
         """Return whether `call` follows: for code 21, once the backend has been asked again.
 
         A delay service that has just begun is noticed so. Such a call itself is not made twice.
         """
-        if fault.code is not Code.NO_SERVICE or self._telling or len(self._waiting) >= WAITERS_MAX:
+        if fault.code is not Code.NO_SERVICE or self._is_calling or len(self._waiting) >= WAITERS_MAX:
             return False
         self._waiting.append(call)
-        if not self._asking:
-            self._ask(self._monotonic())
+        if not self._is_asking:
+            self._ask_holders(self._monotonic())
         return True
 
-    def _ask(self, now: float) -> None:
+    def _ask_holders(self, now: float) -> None:
         if self._backend.topic(DELAY_TOPIC) is None:
-            self._heard({}, now)  # nobody can hold a shard of it
+            self._set_holders({}, now)  # a shard of it cannot have a holder
             return
-        self._ran = self._asking = True
+        self._has_run = self._is_asking = True
         try:
-            self._backend.holders(DELAY_GROUP, DELAY_TOPIC, now + ANSWER_S).then(self._answered)
+            self._backend.holders(DELAY_GROUP, DELAY_TOPIC, now + ANSWER_S).then(self._on_holders)
         except DdmqError:
-            self._unknown(now)
+            self._assume_running(now)
 
-    def _answered(self, answer: Completion[Mapping[QueueRef, str]]) -> None:
+    def _on_holders(self, answer: Completion[Mapping[QueueRef, str]]) -> None:
         now = self._monotonic()
         if answer.error is None:
-            self._heard(answer.value, now)
+            self._set_holders(answer.value, now)
         else:
-            self._unknown(now)
+            self._assume_running(now)
 
-    def _heard(self, holders: Mapping[QueueRef, str], now: float) -> None:
+    def _set_holders(self, holders: Mapping[QueueRef, str], now: float) -> None:
         if holders:
             self._absent_since = None
         elif self._absent_since is None:
             self._absent_since = now
-        self._tell(now)
+        self._call_waiting(now)
 
-    def _unknown(self, now: float) -> None:
-        """Then a command is worth a try."""
+    def _assume_running(self, now: float) -> None:
+        """Assume that a service runs: a command is worth a try."""
         self._absent_since = None
-        self._tell(now)
+        self._call_waiting(now)
 
-    def _tell(self, now: float) -> None:
-        self._asking = False
+    def _call_waiting(self, now: float) -> None:
+        self._is_asking = False
         self._ask_at = now + ASK_S
         waiting, self._waiting = self._waiting, []
-        self._telling = True
+        self._is_calling = True
         try:
             for call in waiting:
                 call()
         finally:
-            self._telling = False
+            self._is_calling = False
 
 
 class FullTopics:
-    """Topics that take no more delayed messages for now, as the delay services say (delay_service/quota.py).
+    """Topics that take no more delayed messages for now, by the delay services (delay_service/quota.py).
 
-    `names` is nearly always empty; the hot path looks there.
+    `names` is nearly always empty; the hot path reads it.
     """
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self.names: frozenset[str] = frozenset()
-        self._unwatch: Callable[[], None] = backend.watch_settings(self._changed, DELAY_FULL_PREFIX)
-        self._changed(DELAY_FULL_PREFIX)
+        self._unwatch: Callable[[], None] = backend.watch_settings(self._on_setting, DELAY_FULL_PREFIX)
+        self._on_setting(DELAY_FULL_PREFIX)
 
     def close(self) -> None:
-        """Hear of no more changes."""
+        """Stop watching the setting."""
         self._unwatch()
 
-    def _changed(self, key: str) -> None:
-        told = self._backend.settings(DELAY_FULL_PREFIX).values()
-        self.names = frozenset(topic for value in told for topic in decode_full(value))
+    def _on_setting(self, key: str) -> None:
+        values = self._backend.settings(DELAY_FULL_PREFIX).values()
+        self.names = frozenset(topic for value in values for topic in decode_full(value))
 
 
 class TopicDialects:
-    """Which topics speak which delay dialects: what a topic says of itself comes before what this proxy's
-    configuration says of it. `spoken`: by topic, as on the wire; empty for nearly everyone."""
+    """The delay dialects that topics speak: a topic's own setting goes before this proxy's configuration.
+
+    `spoken`: by the topic's name as on the wire; nearly always empty.
+    """
 
     def __init__(self, backend: Backend, configured: Mapping[str, tuple[str, ...]]) -> None:
         self._backend = backend
         self._configured = {name: dialects(names) for name, names in configured.items()}
         self.spoken: dict[bytes, Dialects] = {name.encode(): d for name, d in self._configured.items()}
-        self._unwatch = backend.watch_settings(self._changed, "topic/")
+        self._unwatch = backend.watch_settings(self._on_setting, "topic/")
         for name in backend.topics():
-            self._learn(name)
+            self._update_topic(name)
 
     def close(self) -> None:
-        """Topics are watched no more."""
+        """Stop watching the settings of topics."""
         self._unwatch()
 
-    def _changed(self, key: str) -> None:
-        self._learn(key.removeprefix("topic/"))
+    def _on_setting(self, key: str) -> None:
+        self._update_topic(key.removeprefix("topic/"))
 
-    def _learn(self, name: str) -> None:
-        """What the topic speaks by now; names of a newer program mean nothing here."""
+    def _update_topic(self, name: str) -> None:
+        """Take over the topic's dialects. Names that only a newer program knows are ignored."""
         info = self._backend.topic(name)
-        known = () if info is None else [one for one in info.delay_dialects if one in DELAY_DIALECTS]
-        spoken = dialects(known) if known else self._configured.get(name)
+        names = () if info is None else [each for each in info.delay_dialects if each in DELAY_DIALECTS]
+        spoken = dialects(names) if names else self._configured.get(name)
         if spoken is not None:
             self.spoken[name.encode()] = spoken
         else:
@@ -205,7 +207,7 @@ class Relays:
         `place`: (partitionId, hashId).
         """
         key = parse_delay_id(record.key)
-        if key is None or key.shard < 0 or self._presence.absent() or not self._commands.ready:
+        if key is None or key.shard < 0 or self._presence.is_absent() or not self._commands.ready:
             return None
         uuid = uuid_of(blake2b(record.message_id + record.key, digest_size=16).digest())
         return relay_command(key, record.topic, uuid, self._wall_ms(), place)
@@ -231,7 +233,7 @@ OUTCOME_QUEUES = 64
 
 
 class DelayContext:
-    """What one producer proxy shares with the delay service.
+    """The state that one producer proxy keeps for delayed messages.
 
     `presence`: whether a service runs. `commands`: the topic that it reads. `outcomes`: its answers.
     `relays`: for messages of old delay servers. `full`: topics that take no more for now. `dialects`: of each
@@ -277,7 +279,7 @@ class DelayContext:
         return schedule_command(schedule, command.due_ms, request.topic_name, uuid, shards, request.place)
 
     def close(self) -> None:
-        """Hear nothing more."""
+        """Stop watching settings and reading outcomes."""
         self.commands.close()
         self.full.close()
         self.outcomes.close()

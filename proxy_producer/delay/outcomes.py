@@ -1,11 +1,11 @@
-"""The outcomes of delay commands, for callers that wait for them.
+"""Outcomes of delay commands, for callers that wait for them.
 
 A command names a queue of the outcome topic and a number. This proxy holds one of the topic's queues (group
-OUTCOME_GROUP) and reads it from its end, so nothing is kept; what finds nobody waiting is counted and
-forgotten. Numbers differ between proxies and starts, so it does no harm when two proxies read one queue:
-before a queue is granted, or when none is left, any will do. After a move the old queue is read as long as
-somebody waits for an outcome there. What cannot be read is tried again a little later; outcomes that
-retention took meanwhile are lost, and their callers are told "pending".
+OUTCOME_GROUP) and reads it from its end, so nothing is kept; an outcome without a waiter is counted and
+dropped. Numbers differ between proxies and starts, so two proxies may read one queue: before a queue is
+granted, and when none is left, the proxy takes any. After a move the old queue is read as long as a caller
+waits for an outcome there. A read that fails is repeated a little later; outcomes that retention removed
+meanwhile are lost, and their callers are answered "pending".
 """
 
 from __future__ import annotations
@@ -30,43 +30,44 @@ from proxy_producer.counts import SendCounts
 from proxy_producer.topics import InternalTopic
 
 WAIT_S = 30.0
-AGAIN_S = 0.2
+READ_RETRY_S = 0.2
 COUNT_MAX, BYTES_MAX = 1_024, 1 << 20
 Later = Callable[[float, Callable[[], None]], object]
 log = logging.getLogger("ddmq.producer")
 
 
 class OutcomeReader:
-    """Reads one queue from its end on, as records come, without a greenlet: a wait, a read, and again.
+    """Reads one queue from its end on, as records come, without a greenlet: a wait, a read, and so on.
 
-    `hear` is called with each outcome. `waiting`: how many wait for one here; kept by the owner."""
+    `on_outcome` is called with each outcome. `waiting`: callers that wait for one here, by the owner's count.
+    """
 
     def __init__(
         self,
         backend: Backend,
         clock: Clock,
         queue: QueueRef,
-        hear: Callable[[CommandOutcome], None],
+        on_outcome: Callable[[CommandOutcome], None],
         later: Later,
     ) -> None:
         self._backend = backend
         self._clock = clock
-        self._on_outcome = hear
+        self._on_outcome = on_outcome
         self._later = later
-        self._opened: Callable[[OutcomeReader], None] | None = None
+        self._on_open: Callable[[OutcomeReader], None] | None = None
         self._offset = 0
         self._reader = QueueReader(backend, queue, self._on_read, self._on_data)
         self._closed = False
         self.queue = queue
         self.waiting = 0
 
-    def open(self, opened: Callable[[OutcomeReader], None]) -> None:
-        """Find the queue's end; `opened(self)` follows when everything after it will be heard."""
-        self._opened = opened
+    def open(self, on_open: Callable[[OutcomeReader], None]) -> None:
+        """Find the queue's end; `on_open(self)` follows when all later outcomes will be read."""
+        self._on_open = on_open
         self._find_end()
 
     def close(self) -> None:
-        """Hear nothing more. May be called twice."""
+        """Stop reading. May be called twice."""
         self._closed = True
         self._reader.stop()
 
@@ -79,42 +80,42 @@ class OutcomeReader:
             return
         bounds = None if answer.error is not None else answer.value[0]
         if bounds is None:
-            self._later(AGAIN_S, self._find_end)
+            self._later(READ_RETRY_S, self._find_end)
             return
         self._offset = bounds.next
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            opened(self)
-        self._wait()
+        on_open, self._on_open = self._on_open, None
+        if on_open is not None:
+            on_open(self)
+        self._wait_for_more()
 
-    def _wait(self) -> None:
+    def _wait_for_more(self) -> None:
         self._reader.wait(self._offset, self._clock.monotonic() + WAIT_S)
 
     def _on_data(self, arrived: bool, error: Exception | None) -> None:
         if error is not None:
-            self._later(AGAIN_S, self._wait)
+            self._later(READ_RETRY_S, self._wait_for_more)
         elif arrived:
             self._read()
         else:
-            self._wait()
+            self._wait_for_more()
 
     def _read(self) -> None:
         self._reader.read(self._offset, COUNT_MAX, BYTES_MAX)
 
     def _on_read(self, read: ReadAnswer) -> None:
         if read.is_unanswered:
-            self._later(AGAIN_S, self._find_end)
+            self._later(READ_RETRY_S, self._find_end)
             return
         self._offset = read.next_offset if read.bounds is None else read.bounds.next
         for delivery in () if read.batch is None else read.batch.deliveries:
-            self._tell(bytes(delivery))
+            self._pass_on(bytes(delivery))
         if read.batch is None or read.at_end:
-            self._wait()
+            self._wait_for_more()
         else:
             self._read()
 
-    def _tell(self, delivery: bytes) -> None:
-        """One that cannot be read has nobody to be told to; its caller hears "pending"."""
+    def _pass_on(self, delivery: bytes) -> None:
+        """Pass an outcome on. One that cannot be decoded has no known waiter: its caller gets "pending"."""
         try:
             outcome = decode_outcome(decode(delivery).value)
         except DdmqError as error:
@@ -127,17 +128,17 @@ class OutcomeReader:
 
 
 class OutcomeWaiter(Protocol):
-    """A delay command whose caller waits."""
+    """A delay command whose caller waits for its outcome."""
 
-    def outcomes_ready(self, fault: SendRefusal | None) -> None:
-        """Outcomes can be heard from now on (None), or not."""
+    def on_outcomes_ready(self, fault: SendRefusal | None) -> None:
+        """Store the command: outcomes can be read from now on (None), or cannot."""
 
-    def decided(self, outcome: CommandOutcome) -> None:
-        """Take the outcome of the command."""
+    def on_outcome(self, outcome: CommandOutcome) -> None:
+        """Take the command's outcome."""
 
 
 class OutcomeWaiters(ClaimOwner):
-    """Delivers outcomes to the commands that wait, `waiters_max` at most."""
+    """The waiters of one proxy. It reads outcomes from the first command on that waits for one."""
 
     def __init__(
         self,
@@ -158,7 +159,7 @@ class OutcomeWaiters(ClaimOwner):
         self._later = later
         self._number = random.randrange(1 << 62)
         self._waiters: dict[int, tuple[OutcomeWaiter, OutcomeReader]] = {}
-        self._starting: list[OutcomeWaiter] = []
+        self._unready: list[OutcomeWaiter] = []
         self._reader: OutcomeReader | None = None
         self._next: OutcomeReader | None = None
         self._claims = QueueClaims(backend, self, clock.monotonic, load=False)
@@ -167,19 +168,19 @@ class OutcomeWaiters(ClaimOwner):
     # --- for commands
 
     def when_ready(self, waiter: OutcomeWaiter) -> None:
-        """`waiter.outcomes_ready` follows, nearly always at once."""
+        """Call `waiter.on_outcomes_ready`, nearly always at once."""
         if self._reader is not None:
-            waiter.outcomes_ready(None)
+            waiter.on_outcomes_ready(None)
             return
-        self._starting.append(waiter)
-        if len(self._starting) == 1:
-            self._topic.when_ready(self._topic_ready)
+        self._unready.append(waiter)
+        if len(self._unready) == 1:
+            self._topic.when_ready(self._on_topic_ready)
 
     def expect(self, waiter: OutcomeWaiter) -> tuple[int, int] | None:
-        """(reply queue, reply id) for a command about to be sent; None when too many wait already."""
+        """Return (reply queue, reply id) for a command to be sent; None when too many wait already."""
         reader = self._reader
         if reader is None or len(self._waiters) >= self._waiters_max:
-            self._counts.outcome("waiters_max")
+            self._counts.count_outcome("waiters_max")
             return None
         self._number += 1
         self._waiters[self._number] = (waiter, reader)
@@ -187,13 +188,13 @@ class OutcomeWaiters(ClaimOwner):
         return reader.queue.queue_id, self._number
 
     def forget(self, reply_id: int) -> None:
-        """The caller has been answered otherwise. Harmless when unknown."""
+        """Drop a waiter whose caller was answered otherwise; an unknown id is ignored."""
         entry = self._waiters.pop(reply_id, None)
         if entry is not None:
             self._leave(entry[1])
 
     def close(self) -> None:
-        """Hear nothing more. May be called twice."""
+        """Stop reading, and leave the group. May be called twice."""
         self._closed = True
         self._topic.close()
         for reader in (self._reader, self._next, *(reader for _, reader in self._waiters.values())):
@@ -201,16 +202,16 @@ class OutcomeWaiters(ClaimOwner):
                 reader.close()
         self._claims.leave()
 
-    # --- what is heard
+    # --- outcomes
 
-    def _on_outcome(self, outcome: CommandOutcome) -> None:
+    def _take_outcome(self, outcome: CommandOutcome) -> None:
         entry = self._waiters.pop(outcome.reply_id, None)
         if entry is None:
-            self._counts.outcome("nobody")
+            self._counts.count_outcome("nobody")
             return
-        self._counts.outcome("heard")
+        self._counts.count_outcome("heard")
         self._leave(entry[1])
-        entry[0].decided(outcome)
+        entry[0].on_outcome(outcome)
 
     def _leave(self, reader: OutcomeReader) -> None:
         reader.waiting -= 1
@@ -219,12 +220,12 @@ class OutcomeWaiters(ClaimOwner):
 
     # --- which queue
 
-    def _topic_ready(self, fault: SendRefusal | None) -> None:
+    def _on_topic_ready(self, fault: SendRefusal | None) -> None:
         if fault is not None or self._closed:
-            self._tell(fault)
+            self._notify_ready(fault)
             return
         self._move_to(
-            QueueRef(OUTCOME_TOPIC, self._topic_incarnation(), self._random.randrange(self._topic.queues))
+            QueueRef(OUTCOME_TOPIC, self._read_incarnation(), self._random.randrange(self._topic.queues))
         )
         self._join()
 
@@ -232,51 +233,51 @@ class OutcomeWaiters(ClaimOwner):
         if not self._closed:
             self._claims.join(Join(OUTCOME_GROUP, OUTCOME_TOPIC, sharing=Sharing.CONSISTENT_HASH))
 
-    def _topic_incarnation(self) -> int:
+    def _read_incarnation(self) -> int:
         info = self._backend.topic(OUTCOME_TOPIC)
         return 0 if info is None else info.incarnation
 
     def _move_to(self, queue: QueueRef) -> None:
-        """Hear this queue from its present end on, then ask for answers there."""
+        """Read this queue from its present end on, then name it in new commands."""
         if self._next is not None:
             self._next.close()
-        self._next = OutcomeReader(self._backend, self._clock, queue, self._on_outcome, self._later)
-        self._next.open(self._on_reader_opened)
+        self._next = OutcomeReader(self._backend, self._clock, queue, self._take_outcome, self._later)
+        self._next.open(self._on_reader_open)
 
-    def _on_reader_opened(self, reader: OutcomeReader) -> None:
+    def _on_reader_open(self, reader: OutcomeReader) -> None:
         if reader is not self._next or self._closed:
             reader.close()
             return
         before, self._reader, self._next = self._reader, reader, None
         if before is not None and not before.waiting:
             before.close()
-        self._tell(None)
+        self._notify_ready(None)
 
-    def _tell(self, fault: SendRefusal | None) -> None:
-        begun, self._starting = self._starting, []
-        for waiter in begun:
-            waiter.outcomes_ready(fault)
+    def _notify_ready(self, fault: SendRefusal | None) -> None:
+        waiters, self._unready = self._unready, []
+        for waiter in waiters:
+            waiter.on_outcomes_ready(fault)
 
     # --- ClaimOwner
 
     def assigned(self, assignment: Assignment) -> None:
-        self._choose_queue()
+        self._choose_reader()
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float, release: Release) -> None:
-        """Release the queues at once: a reader writes nothing that would have to be finished."""
+        """Release at once: this proxy writes nothing to the queues."""
         release(queues)
-        self._choose_queue()
+        self._choose_reader()
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
-        self._choose_queue()
+        self._choose_reader()
 
     def trouble(self, doing: str, error: Exception) -> None:
-        """Retry to join later; until then any queue will do."""
+        """Join again later; until then any queue is read."""
         self._later(RETRY_S, self._join)
 
-    def _choose_queue(self) -> None:
-        """Stay where we are if that is ours; with nothing of our own any queue will do."""
-        current = self._next or self._reader
-        owned = self._claims.held
-        if owned and (current is None or current.queue not in owned) and not self._closed:
-            self._move_to(min(owned))
+    def _choose_reader(self) -> None:
+        """Move to a queue that this proxy holds; without one the present queue stays."""
+        reader = self._next or self._reader
+        queues = self._claims.held
+        if queues and (reader is None or reader.queue not in queues) and not self._closed:
+            self._move_to(min(queues))

@@ -39,7 +39,7 @@ from proxy_producer.config import ProducerConfig
 from proxy_producer.core.delay_requests import (
     TIMESTAMP_S_MIN,
     DelayRequest,
-    Placed,
+    PlacedCommand,
     add_command,
     changing_command,
     echoed_id,
@@ -126,7 +126,7 @@ class DelaySends:
         if (
             not TIMESTAMP_S_MIN <= second <= born_ms // 1_000 + self._delay_s_max
             or content_fault(b"", tags, body, None, topic.limits) is not None
-            or self._presence.absent()
+            or self._presence.is_absent()
         ):
             return False
         shard, expire, name = crc32(uuid) % commands.queues, second + EXPIRE_AFTER_S, uuid.decode()
@@ -148,7 +148,7 @@ class DelaySends:
 
     def make_command(self, request: SendRequest, delay: DelayRequest) -> tuple[NewRecord, Destination]:
         """Give the request its command, and return the record of its message, and where the send goes."""
-        adds = request.adds
+        adds = request.adds_message
         if adds:
             properties = {**(request.properties or {}), **_CHRONOS}
             delivery = encode(request.key, request.body, request.tags, properties)
@@ -163,16 +163,16 @@ class DelaySends:
         due_ms = request.command.due_ms if request.ours else None
         return record, DelayDestination(delay_id, adds, due_ms)
 
-    def _place_command(self, request: SendRequest, delay: DelayRequest) -> Placed:
+    def _place_command(self, request: SendRequest, delay: DelayRequest) -> PlacedCommand:
         shards, name, now_ms = self._commands.queues, request.topic_name, request.now_ms
-        if not request.adds:
+        if not request.adds_message:
             return changing_command(delay, name, now_ms // 1_000 + self._delay_s_max, shards)
         uuid = delay.uuid.decode() or uuid_of(self._random.randbytes(16))
         if delay.schedule is None:
             return add_command(delay, name, uuid, shards)
         due_ms = first_due_ms(delay.schedule, now_ms) if delay.due_ms is None else delay.due_ms
         command = schedule_command(delay.schedule, due_ms or now_ms, name, uuid, shards, request.place)
-        return Placed(command, schedule_id(command))
+        return PlacedCommand(command, schedule_id(command))
 
 
 class DelayDestination(Destination):
@@ -188,15 +188,15 @@ class DelayDestination(Destination):
         self._adds = adds
         self._due_ms = due_ms
 
-    def answer(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
+    def answer_call(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
         """Answer when the command is durable."""
         if send.faults or not send.count_stored(results):
             topic = send.members[0].topic
             refuse_delay(send.flow, send.call, topic, send.faults[0], self._delay_id, self._adds)
         elif self._due_ms is None:
-            wire.delay_stored(send.call, self._delay_id)
+            wire.reply_delay_stored(send.call, self._delay_id)
         else:
-            send.call.reply(wire.delay_decided(self._delay_id, ADDED, self._due_ms, None))
+            send.call.reply(wire.delay_result(self._delay_id, ADDED, self._due_ms, None))
 
 
 class AwaitedDelay(Destination):
@@ -215,12 +215,12 @@ class AwaitedDelay(Destination):
         self._reply_id = 0
         self._send: PendingSend
 
-    def store(self, send: PendingSend) -> None:
+    def store_messages(self, send: PendingSend) -> None:
         """Wait until outcomes can be read, then store the command."""
         self._send = send
         self._context.outcomes.when_ready(self)
 
-    def outcomes_ready(self, fault: SendRefusal | None) -> None:
+    def on_outcomes_ready(self, fault: SendRefusal | None) -> None:
         """Store the command; where outcomes cannot be read its caller is answered "pending"."""
         send = self._send
         if send.answered:
@@ -232,18 +232,18 @@ class AwaitedDelay(Destination):
                 self._command, reply_queue=reply_queue, reply_id=self._reply_id
             )
         shards = self._context.commands.queues
-        send.store([command_record(send.members[0].record, self._command, shards)])
+        send.store_records([command_record(send.members[0].record, self._command, shards)])
 
     # --- the answer
 
-    def answer(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
+    def answer_call(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
         """Watch the stored command until its outcome comes or the time is up."""
         if send.faults:
-            self._forget()
+            self._forget_reply()
             topic = send.members[0].topic
             refuse_delay(send.flow, send.call, topic, send.faults[0], self._delay_id, self._adds)
         elif results[0].status is not AppendStatus.STORED:
-            send.refuse(failure_of(results[0]))
+            send.refuse_messages(failure_of(results[0]))
         else:
             send.trace_stored(results)
             if self._reply_id:
@@ -258,10 +258,10 @@ class AwaitedDelay(Destination):
 
     def expire(self) -> None:
         """Answer "pending": the command is durable, and its outcome did not come in time."""
-        self._forget()
+        self._forget_reply()
         self._reply(PENDING)
 
-    def decided(self, outcome: CommandOutcome) -> None:
+    def on_outcome(self, outcome: CommandOutcome) -> None:
         """Answer with the outcome, which may come before the append's own result."""
         self._reply_id = 0
         if not self._send.answered:
@@ -274,10 +274,10 @@ class AwaitedDelay(Destination):
         send.flow.unanswered.discard(self)
         send.count_stored((_COMMAND_STORED,), traced=True)
         if code == PENDING:
-            send.flow.counts.outcome("pending")
-        send.call.reply(wire.delay_decided(self._delay_id, code, self._command.due_ms, outcome))
+            send.flow.counts.count_outcome("pending")
+        send.call.reply(wire.delay_result(self._delay_id, code, self._command.due_ms, outcome))
 
-    def _forget(self) -> None:
+    def _forget_reply(self) -> None:
         self._context.outcomes.forget(self._reply_id)
         self._reply_id = 0
 
@@ -287,7 +287,7 @@ def refuse_delay(
 ) -> None:
     """Answer a sendDelaySync that is not stored, and count it; a refused change loses no message."""
     if adds:
-        flow.counts.refused(None if topic is None else topic.name, fault)
+        flow.counts.count_refused(None if topic is None else topic.name, fault)
     else:
-        flow.counts.change_refused(fault)
-    call.reply(wire.delay_refused(fault, echoed_id(fault.code, delay_id)))
+        flow.counts.count_refused_change(fault)
+    call.reply(wire.refused_delay_result(fault, echoed_id(fault.code, delay_id)))

@@ -1,7 +1,7 @@
 """Half records, op records and dead records of transactions (docs/formats-transactions.md). Pure.
 
-A half record is the message's own, as its consumers will get it, in another topic; where it goes stands in
-one system property. An op record's message id is the transaction's id, so that it can be found by it.
+A half record is the message's own record, as its consumers will get it, in another topic; one system property
+says where it goes. An op record has the transaction's id as its message id, so that it can be looked up.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ _ID = re.compile(rb"[0-9a-f]{12}7[0-9a-f]{3}[89ab][0-9a-f]{15}\Z")
 
 
 def parse_id(text: bytes) -> bytes | None:
-    """16 bytes of a transaction's id; None: it is not 32 hexadecimal digits of a UUID of version 7."""
+    """Return the 16 bytes of a transaction's id; None: it is no UUID of version 7 in 32 digits."""
     lower = text.lower()
     return bytes.fromhex(lower.decode()) if _ID.match(lower) else None
 
 
 def began_ms(transaction: bytes) -> int:
-    """When its id was made, epoch milliseconds by its maker's clock."""
+    """Return when the transaction's id was made, epoch milliseconds by its maker's clock."""
     return int.from_bytes(transaction[:6], "big")
 
 
 def shard_of(transaction: bytes, shards: int) -> int:
-    """The queue of the half topic, and of the op topic."""
+    """Return the transaction's queue of the half topic, and of the op topic."""
     return crc32(transaction) % shards
 
 
 class HalfMark(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a half record says of its transaction, and of where its message goes.
+    """The system property of a half record: its transaction, and where its message goes.
 
-    `id`: 32 digits. `queue`: of `topic`, chosen when it was prepared. `level`: of a delay; or `command`: what
-    the delay service is asked for, due `wait_ms` after the commit where that is not negative.
-    `check_after_ms`: after which the group is first asked, negative: as the proxy is set.
+    `id`: 32 digits. `queue`: of `topic`, chosen when it was prepared. `level`: of a delay; or `command`: for
+    the delay service, due `wait_ms` after the commit where that is not negative. `check_after_ms`: after
+    which the group is first asked; negative: after the proxy's own setting.
     """
 
     id: str
@@ -69,7 +69,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class HalfMessage(NamedTuple):
-    """A half record as its shard holds it; it has what `dead_record` asks for. `identity` "": it has none."""
+    """A half record as its shard holds it, with the fields that `dead_record` needs. `identity` "": none."""
 
     offset: int
     message_id: bytes
@@ -83,8 +83,10 @@ class HalfMessage(NamedTuple):
 
 
 def half_record(shard: int, record: NewRecord, mark: HalfMark) -> NewRecord:
-    """The record of the half topic; `record`: the message's own, with the IDENTITY that counts here. The
-    engine hears of no key: its shard knows it for as long as it counts, and it takes no room from others."""
+    """Return the record of the half topic; `record`: the message's own, with its IDENTITY in the transaction.
+
+    The engine is not given a key: the shard knows it as long as it counts, and it takes no room from others.
+    """
     system = {TRANSACTION: _encode(mark).decode()}
     if record.system:
         identity = record.system[IDENTITY]
@@ -113,7 +115,7 @@ class StoredHalf(dead.Dying, Protocol):
 
 
 def read_half(record: StoredHalf) -> HalfMessage:
-    """Raises DamagedError for what `half_record` does not write."""
+    """Read a half record. Raises DamagedError where `half_record` did not write it."""
     mark = parse_mark(record.system.get(TRANSACTION, ""))
     delivery, identity = bytes(record.delivery), record.system.get(IDENTITY) or record.system.get(KEY, "")
     key, tags = key_and_tags(delivery)
@@ -123,19 +125,22 @@ def read_half(record: StoredHalf) -> HalfMessage:
 
 
 def parse_mark(text: str | bytes) -> HalfMark:
-    """Raises DamagedError."""
+    """Read the system property of a half record. Raises DamagedError."""
     try:
         mark = _MARKS.decode(text)
     except msgspec.DecodeError as error:
         raise DamagedError(f"half record's mark {text[:80]!r} does not parse: {error}") from error
     if not _ID.match(mark.id.encode()):
-        raise DamagedError(f"half record's transaction is {mark.id[:80]!r}; a UUID of version 7 is wanted")
+        raise DamagedError(f"half record's transaction is {mark.id[:80]!r}; a UUID of version 7 is required")
     return mark
 
 
 def identity_in(identity: str, transaction: bytes) -> str:
-    """What a message is known by among half messages. A key counts once for each transaction and topic, so
-    that the key of one that was rolled back may be used again; a sequence is unique as it is."""
+    """Return a message's identity among half messages.
+
+    A key counts once for each transaction and topic, so that the key of a message that was rolled back may be
+    used again. A sequence is unique by itself.
+    """
     if not is_key(identity):
         return identity
     digest, checksum = parse_key(identity)
@@ -143,21 +148,22 @@ def identity_in(identity: str, transaction: bytes) -> str:
 
 
 def name_of(identity: str) -> str:
-    """What `identity_in` gave without what changes from one send to the next: the body's checksum, what its
-    sender has an answer for. "" has none."""
+    """Return the part of an identity that is the same in each send of the message; "" of "".
+
+    The body's checksum changes with the body, and the answered sequences with each send.
+    """
     return identity[:33] if is_key(identity) else sequence_name(identity)
 
 
 def checksum_of(identity: str) -> str:
-    """Of the body of a message with a key; "" of others."""
+    """Return the checksum of the body of a message with a key; "" for other messages."""
     return identity[33:] if is_key(identity) else ""
 
 
 def id_by(identity: str, transaction: bytes) -> bytes:
-    """The message id of whatever says that it is this one: a resend has the same, another transaction's has
-    another."""
-    named = transaction + name_of(identity).encode()
-    return blake2b(named, digest_size=16, person=b"transaction").digest()
+    """Return the id of a message with an identity: a resend has the same, in another transaction another."""
+    name = transaction + name_of(identity).encode()
+    return blake2b(name, digest_size=16, person=b"transaction").digest()
 
 
 def as_known(record: NewRecord, shard: int, stored: AppendResult, taken: HalfTaken) -> AppendResult:
@@ -169,13 +175,15 @@ def as_known(record: NewRecord, shard: int, stored: AppendResult, taken: HalfTak
 
 
 def is_elsewhere(record: NewRecord, stored: AppendResult) -> bool:
-    """Whether the engine took it for a message of another transaction: its sequence was used there."""
+    """Return whether the engine took it for a message of another transaction, which used its sequence."""
     return stored.first is not None and stored.first.message_id != record.message_id
 
 
 class Op(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a transaction ended: the body of an op record. `reason`: of a dead letter. `end`: half messages of
-    it at this offset or above came too late."""
+    """The body of an op record: the end of a transaction.
+
+    `reason`: of a dead letter. `end`: half messages of it at this offset or above came too late.
+    """
 
     outcome: int
     group: str
@@ -189,12 +197,12 @@ _OPS = msgspec.json.Decoder(Op)
 
 
 def op_record(shard: int, transaction: bytes, op: Op) -> NewRecord:
-    """The record of the op topic."""
+    """Return the record of the op topic."""
     return NewRecord(OP_TOPIC, shard, transaction, op.at_ms, encode(b"", _encode(op), b"", None))
 
 
 def read_op(delivery: bytes) -> Op:
-    """Raises DamagedError for what `op_record` does not write."""
+    """Read an op record. Raises DamagedError where `op_record` did not write it."""
     try:
         op = _OPS.decode(value_of(bytes(delivery)))
         TransactionOutcome(op.outcome)
@@ -204,7 +212,7 @@ def read_op(delivery: bytes) -> Op:
 
 
 def dead_half(half: HalfMessage, reason: str, checks: int, error: str, now_ms: int) -> NewRecord:
-    """Its record in the dead-letter topic of transactions."""
+    """Return the half message's record in the dead-letter topic of transactions."""
     mark = half.mark
     texts: dict[str, Any] = {
         dead.REASON: reason,
@@ -222,7 +230,7 @@ def dead_half(half: HalfMessage, reason: str, checks: int, error: str, now_ms: i
 
 
 def _delay_of(mark: HalfMark) -> str:
-    """For people; "" where its message was to be seen with the commit."""
+    """Describe the delay of a message; "" where it was to be delivered with the commit."""
     if mark.level:
         return f"level {mark.level}"
     if mark.command is None:
@@ -233,6 +241,6 @@ def _delay_of(mark: HalfMark) -> str:
 
 
 def dead_unreadable(record: StoredHalf, now_ms: int) -> NewRecord:
-    """The same of a half record that does not parse; its bytes stay as they are."""
+    """Return the dead record of a half record that does not parse; its bytes stay unchanged."""
     facts = {dead.REASON: "unreadable", dead.ATTEMPTS: "0", dead.TIME: str(now_ms)}
     return dead.dead_record(TRANSACTION_DEAD_TOPIC, record, facts, dict(record.system), bare=True)

@@ -1,4 +1,4 @@
-"""What the shards of one producer proxy share: the backend, bounds, counts, the topics that they need."""
+"""The context of the shards of one producer proxy: the backend, bounds, counts, the topics that they need."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class TransactionCounts:
         self.checks = metrics.cell(catalogue.TRANSACTIONS_CHECKS)
 
     def ended(self, outcome: TransactionOutcome, reason: str) -> None:
-        """One ended; `reason`: of a dead letter."""
+        """Count a transaction that ended. `reason`: of a dead letter."""
         cell = self._ended.get(outcome) or self._metrics.cell(catalogue.TRANSACTIONS_ENDED, reason)
         cell.value += 1
 
     def refused(self, reason: str) -> None:
-        """A call was answered with another code than 0, or a half message is no part of anything."""
+        """Count a call that was not answered 0, or a half message without a transaction."""
         self._metrics.cell(catalogue.TRANSACTIONS_REFUSED, reason).value += 1
 
 
 class TransactionTopics:
-    """The half topic and the op topic, made when they are first needed; they keep the queues they have."""
+    """The half topic and the op topic, created when they are first needed; their queues never change."""
 
     def __init__(self, backend: Backend, shards: int, clock: Clock, timeout_s: float) -> None:
         self._backend = backend
@@ -58,32 +58,32 @@ class TransactionTopics:
 
     @property
     def shards(self) -> int:
-        """Queues of the half topic; 0: it is not there."""
+        """Return the queues of the half topic; 0: the topics do not exist."""
         info = self._backend.topic(HALF_TOPIC)
         return 0 if info is None or self._backend.topic(OP_TOPIC) is None else info.queues
 
     def when_ready(self, call: Callable[[SendRefusal | None], None]) -> None:
-        """`call(None)` follows, at once when they are there; else a refusal follows."""
+        """Call `call(None)` when the topics exist, at once if they do; else call it with a refusal."""
         if self.shards:
             call(None)
         elif self._waiting is not None:
             self._waiting.append(call)
         else:
             self._waiting = [call]
-            self._make(HALF_TOPIC, self._half_made)
+            self._create_topic(HALF_TOPIC, self._on_half_created)
 
-    def _make(self, name: str, made: Callable[[Completion[TopicInfo]], None]) -> None:
+    def _create_topic(self, name: str, made: Callable[[Completion[TopicInfo]], None]) -> None:
         half = self._backend.topic(HALF_TOPIC)
         queues = self._shards if half is None else half.queues
         ready_topic(self._backend, name, queues, self._clock.monotonic() + self._timeout_s).then(made)
 
-    def _half_made(self, made: Completion[TopicInfo]) -> None:
+    def _on_half_created(self, made: Completion[TopicInfo]) -> None:
         if made.error is None:
-            self._make(OP_TOPIC, self._made)
+            self._create_topic(OP_TOPIC, self._on_created)
         else:
-            self._made(made)
+            self._on_created(made)
 
-    def _made(self, made: Completion[TopicInfo]) -> None:
+    def _on_created(self, made: Completion[TopicInfo]) -> None:
         fault = None if made.error is None else refusal_of(made.error)
         waiting, self._waiting = self._waiting or [], None
         for call in waiting:
@@ -91,9 +91,12 @@ class TransactionTopics:
 
 
 class TransactionContext(NamedTuple):
-    """`unsure()`: our claim to a shard is over, or nobody knows what became of a commit; the shard must be
-    claimed again. `shard_ready()`: a shard can be asked from now on. `commands`: the delay service's topic.
-    `commits`: the way of all commits. `steady`: the clock of checks and ages."""
+    """The surroundings of a shard.
+
+    `unsure()`: the claim to a shard is over, or the outcome of a commit is unknown; the shard must be claimed
+    again. `shard_ready()`: a shard accepts requests now. `commands`: the delay service's topic. `commits`:
+    gathers all commits. `steady`: the clock of checks and ages.
+    """
 
     backend: Backend
     config: ProducerConfig
@@ -107,7 +110,7 @@ class TransactionContext(NamedTuple):
     steady: SteadyClock
 
     def now_ms(self) -> int:
-        """The time now on the clock of the shards."""
+        """Return the time now on the clock of the shards."""
         return self.steady.read(self.clock.monotonic())
 
     @property
@@ -119,5 +122,5 @@ class TransactionContext(NamedTuple):
         )  # fmt: skip
 
     def deadline(self) -> float:
-        """Of one request to the backend, monotonic seconds."""
+        """Return the deadline of a request to the backend, in monotonic seconds."""
         return self.clock.monotonic() + self.config.timeout_ms_max / 1e3

@@ -1,8 +1,8 @@
-"""How the transactions of one shard end: what a caller, an operator or the time asks for becomes one commit.
+"""The ends of one shard's transactions: a request to end one becomes one commit.
 
-A transaction whose topic was deleted, or whose messages the engine never takes, becomes a dead letter as a
-whole, and whoever asked is told so. A topic that takes no messages for now keeps it open. One that is not
-known here may be new: its transaction is held for NEWS_MS, so that the one answer is final.
+A transaction whose topic was deleted, or whose messages the engine never accepts, becomes a dead letter as a
+whole, and the caller is answered so. It stays open while a topic of its accepts no messages. A topic that is
+not known here may be new: its transaction is held back for NEWS_MS, so that the one answer is final.
 """
 
 from __future__ import annotations
@@ -11,15 +11,23 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from backend.completion import Completion
-from backend.internal_topics import ready_topic
+from backend.internal_topics import ready_topic, schedule_record
+from backend.port import Backend
 from backend.records import AppendResult, NewRecord, QueueRef, TopicInfo
 from ddmq_client.idl.codes import TransactionOutcome
+from ddmq_common.delays.command import COMMAND_PROPERTY, DelayCommand, decode_command
+from ddmq_common.delays.levels import Levels
+from ddmq_common.delays.schedules import first_due_ms
 from ddmq_common.errors import CallerError, FencedError, TryLaterError, UnknownTopicError
 from ddmq_common.names import TRANSACTION_DEAD_TOPIC
+from proxy_producer import wire
+from proxy_producer.core.delay_requests import schedule_id
 from proxy_producer.core.refusals import SendRefusal, refusal_of
+from proxy_producer.delay.context import command_record
 from proxy_producer.transactions.codec import HalfMessage, Op, dead_half, op_record
-from proxy_producer.transactions.commits import Gone, NotWritable, plain, results_of, targets_fault, visible
 from proxy_producer.transactions.core.ended import Ended
 from proxy_producer.transactions.core.transaction import OpenTransaction
 from proxy_producer.transactions.held import HeldShard
@@ -28,15 +36,93 @@ from proxy_producer.transactions.reading import fetch
 
 log = logging.getLogger("ddmq.producer")
 TOPIC_GONE, REFUSED, DAMAGED = "topic gone", "refused", "damaged"  # why one becomes a dead letter
-NEWS_MS = 2_000  # in which every process has heard of a topic
+NEWS_MS = 2_000  # in which every process learns of a new topic
 _COMMITTED, _DEAD = TransactionOutcome.COMMITTED, TransactionOutcome.DEAD_LETTER
 
 
-class Came(NamedTuple):
-    """What came of an end that was asked for: how the transaction ended, or why it did not now.
+class NotWritable(NamedTuple):
+    """A topic takes no messages now."""
 
-    `reason`: of a dead letter, with what there is to say about it. `results`: of the commit; for the one who
-    asked for it.
+    topic: str
+
+
+class MissingTopic(NamedTuple):
+    """A topic is not there any more."""
+
+    topic: str
+
+
+def targets_fault(backend: Backend, halves: Sequence[HalfMessage]) -> MissingTopic | NotWritable | None:
+    """Return why these messages cannot be delivered to their topics, as far as this process knows."""
+    closed = None
+    for half in halves:
+        info = backend.topic(half.mark.topic)
+        if info is None:
+            return MissingTopic(half.mark.topic)
+        if not info.writable:
+            closed = NotWritable(half.mark.topic)
+    return closed
+
+
+def plain_record(half: HalfMessage, backend: Backend) -> NewRecord | None:
+    """Return the record of a message without a wait whose topic exists and is writable; else None."""
+    mark = half.mark
+    info = backend.topic(mark.topic)
+    if info is None or not info.writable or mark.level or mark.command is not None:
+        return None
+    return _in_topic(half, info.queues)
+
+
+def _in_topic(half: HalfMessage, queues: int) -> NewRecord:
+    """Return the record for the message's own topic, which may have been recreated with fewer queues."""
+    return NewRecord(
+        half.mark.topic, half.mark.queue % queues, half.message_id, half.born_ms, half.delivery, half.key,
+        half.tags, half.flags,
+    )  # fmt: skip
+
+
+def final_record(
+    half: HalfMessage, backend: Backend, levels: Levels, delay_shards: int, now_ms: int
+) -> NewRecord:
+    """Return the record that delivers a message, or delays it. `now_ms`: the wall clock at the commit."""
+    mark = half.mark
+    if mark.command is not None:
+        command = due_from(mark.command, mark.wait_ms, now_ms)
+        return command_record(_in_topic(half, mark.queue + 1), command, delay_shards)
+    info = backend.topic(mark.topic)
+    record = _in_topic(half, mark.queue + 1 if info is None else info.queues)
+    return schedule_record(record, mark.level, levels) if mark.level else record
+
+
+def due_from(command: DelayCommand, wait_ms: int, now_ms: int) -> DelayCommand:
+    """Return the command, due `wait_ms` after the commit; unchanged where `wait_ms` is negative."""
+    if wait_ms < 0:
+        return command
+    due_ms = now_ms + 1 + wait_ms  # the end of this millisecond: it is never early
+    if command.schedule is not None and command.schedule.cron:
+        due_ms = first_due_ms(command.schedule, now_ms + 1) or due_ms
+    return msgspec.structs.replace(command, due_ms=due_ms, timestamp_s=due_ms // 1_000)
+
+
+def results_of(
+    halves: Sequence[HalfMessage], records: Sequence[NewRecord], stored: Sequence[AppendResult]
+) -> list[Any]:
+    """Return a Result for each message, for the caller that committed."""
+    return [_result_of(*each) for each in zip(halves, records, stored, strict=False)]
+
+
+def _result_of(half: HalfMessage, record: NewRecord, stored: AppendResult) -> Any:
+    if half.mark.command is not None:
+        command = decode_command((record.system or {})[COMMAND_PROPERTY])
+        return wire.delayed_result(record, schedule_id(command))
+    return wire.scheduled_result(record, stored) if half.mark.level else wire.stored_result(record, stored)
+
+
+class TransactionEnd(NamedTuple):
+    """The result of a request to end a transaction: its end, or `fault`, why it stays open.
+
+    `reason`: of a dead letter, with details. `results`: of the commit's messages, for the caller that asked
+    for it.
     """
 
     ended: Ended | None
@@ -45,13 +131,13 @@ class Came(NamedTuple):
     fault: SendRefusal | None = None
 
 
-Then = Callable[[Came], None]
+Then = Callable[[TransactionEnd], None]
 _AGAIN = "the transaction is open; ask again"
 _MOVES = f"the shard moves to another proxy; {_AGAIN}"
 
 
 class Deciding:
-    """Belongs to one shard that is held."""
+    """Ends the transactions of one shard that this proxy owns."""
 
     def __init__(self, held: HeldShard) -> None:
         self._held = held
@@ -61,63 +147,70 @@ class Deciding:
         self._missing_since: dict[bytes, int] = {}  # of transactions to commit: when a topic was not known
         self.held_back: list[OpenTransaction] = []  # such transactions, until the next look
 
-    def wait(self, found: OpenTransaction, then: Then) -> None:
-        """It is being decided: `then` follows with what it came to."""
-        self._waiting.setdefault(found.id, []).append(then)
+    def wait(self, transaction: OpenTransaction, then: Then) -> None:
+        """Call `then` with the result of a transaction that is being decided."""
+        self._waiting.setdefault(transaction.id, []).append(then)
 
     def retry_held_back(self) -> None:
         """Commit again, each second, the transactions whose topic was not known."""
         held_back, self.held_back = self.held_back, []
-        for found in held_back:
-            self._fetch(found, _COMMITTED, "", 0)
+        for transaction in held_back:
+            self._fetch(transaction, _COMMITTED, "", 0)
 
     def stop(self) -> None:
-        """Give the shard up: nobody waits here for a topic any more."""
+        """Give the shard up: transactions that wait for a topic stay open."""
         held_back, self.held_back = self.held_back, []
-        for found in held_back:
-            self._not_now(found, refusal_of(TryLaterError(_MOVES)))
+        for transaction in held_back:
+            self._keep_open(transaction, refusal_of(TryLaterError(_MOVES)))
 
     def end(
         self,
-        found: OpenTransaction,
+        transaction: OpenTransaction,
         outcome: TransactionOutcome,
         then: Then | None,
         why: str = "",
         messages: int = 0,
     ) -> None:
-        """It ends like this, unless its messages cannot be visible; `then` follows. `why`: of a dead letter.
-        `messages`: so many it has, as who commits it knows; what is not among them was lost before this owner
-        had read it, and nothing else tells that it was there."""
-        held, lost = self._held, max(0, messages - len(found.offsets))
-        held.core.begin(found, outcome)
+        """End a transaction, unless its messages cannot be delivered; `then` follows with the result.
+
+        `why`: of a dead letter. `messages`: how many the committing caller sent. Messages that are missing
+        here were lost before this owner read them, and nothing else tells that they existed.
+        """
+        shard, lost = self._held, max(0, messages - len(transaction.offsets))
+        shard.core.begin(transaction, outcome)
         if then is not None:
-            self.wait(found, then)
+            self.wait(transaction, then)
         if outcome is TransactionOutcome.ROLLED_BACK:
-            self._commit(found, outcome, [], [])
+            self._commit(transaction, outcome, [], [])
             return
-        halves = held.kept.all_of(found.offsets)
-        if halves is not None and outcome is _COMMITTED and len(halves) == 1 and not (lost or found.beyond):
-            record = plain(halves[0], held.context.backend)
+        halves = shard.kept.all_of(transaction.offsets)
+        if (
+            halves is not None
+            and outcome is _COMMITTED
+            and len(halves) == 1
+            and not (lost or transaction.beyond)
+        ):
+            record = plain_record(halves[0], shard.context.backend)
             if record is not None:
-                self._commit(found, outcome, halves, [record])  # as nearly all are
+                self._commit(transaction, outcome, halves, [record])  # the fast path
                 return
         if halves is not None:
-            self._fetched(found, outcome, why, halves, lost)
+            self._on_fetched(transaction, outcome, why, halves, lost)
             return
 
-        self._fetch(found, outcome, why, lost)
+        self._fetch(transaction, outcome, why, lost)
 
-    def _fetch(self, found: OpenTransaction, outcome: TransactionOutcome, why: str, lost: int) -> None:
-        held = self._held
+    def _fetch(self, transaction: OpenTransaction, outcome: TransactionOutcome, why: str, lost: int) -> None:
+        shard = self._held
 
-        def fetched(halves: list[HalfMessage], missing: int, error: Exception | None) -> None:
-            self._fetched(found, outcome, why, halves, lost + missing, error)
+        def on_fetched(halves: list[HalfMessage], missing: int, error: Exception | None) -> None:
+            self._on_fetched(transaction, outcome, why, halves, lost + missing, error)
 
-        fetch(held.context.backend, held.queue, held.kept, found.offsets, fetched)
+        fetch(shard.context.backend, shard.queue, shard.kept, transaction.offsets, on_fetched)
 
-    def _fetched(
+    def _on_fetched(
         self,
-        found: OpenTransaction,
+        transaction: OpenTransaction,
         outcome: TransactionOutcome,
         why: str,
         halves: list[HalfMessage],
@@ -125,117 +218,129 @@ class Deciding:
         error: Exception | None = None,
     ) -> None:
         if error is not None or not self._held.running:
-            self._not_now(found, refusal_of(error or TryLaterError(_MOVES)))
+            self._keep_open(transaction, refusal_of(error or TryLaterError(_MOVES)))
         elif outcome is not _COMMITTED:
-            self._die(found, halves, why, "")
-        elif found.beyond:
-            more = f"{len(found.beyond)} messages more than one commit can hold; they follow as dead letters"
-            self._die(found, halves, LARGE, more)
+            self._make_dead_letter(transaction, halves, why, "")
+        elif transaction.beyond:
+            count = len(transaction.beyond)
+            more = f"{count} messages more than one commit can hold; they follow as dead letters"
+            self._make_dead_letter(transaction, halves, LARGE, more)
         elif missing:
             more = f"{missing} of {missing + len(halves)} messages are damaged"
-            self._die(found, halves, DAMAGED, more)
+            self._make_dead_letter(transaction, halves, DAMAGED, more)
         else:
-            self._publish(found, halves)
+            self._publish(transaction, halves)
 
     # --- a commit
 
-    def _publish(self, found: OpenTransaction, halves: list[HalfMessage]) -> None:
+    def _publish(self, transaction: OpenTransaction, halves: list[HalfMessage]) -> None:
         context = self._held.context
         fault = targets_fault(context.backend, halves)
-        if isinstance(fault, Gone):
-            self._wait_for_topic(found, halves, f"topic {fault.topic!r} does not exist (any more)")
+        if isinstance(fault, MissingTopic):
+            self._wait_for_topic(transaction, halves, f"topic {fault.topic!r} does not exist (any more)")
         elif isinstance(fault, NotWritable):
-            self._closed(found, fault.topic)
+            self._keep_open_for_topic(transaction, fault.topic)
         elif not context.levels.topic.ready and any(half.mark.level for half in halves):
-            context.levels.topic.when_ready(lambda fault: self._ready(found, halves, fault))
+            context.levels.topic.when_ready(lambda fault: self._on_internal_topic(transaction, halves, fault))
         elif not context.commands.ready and any(half.mark.command for half in halves):
-            context.commands.when_ready(lambda fault: self._ready(found, halves, fault))
+            context.commands.when_ready(lambda fault: self._on_internal_topic(transaction, halves, fault))
         else:
-            self._store(found, halves)
+            self._commit_messages(transaction, halves)
 
-    def _ready(self, found: OpenTransaction, halves: list[HalfMessage], fault: SendRefusal | None) -> None:
-        """An internal topic is there now, or cannot be had."""
+    def _on_internal_topic(
+        self, transaction: OpenTransaction, halves: list[HalfMessage], fault: SendRefusal | None
+    ) -> None:
+        """Publish again: an internal topic exists now. With a fault the transaction stays open."""
         if fault is not None or not self._held.running:
-            self._not_now(found, fault or refusal_of(TryLaterError(_MOVES)))
+            self._keep_open(transaction, fault or refusal_of(TryLaterError(_MOVES)))
         else:
-            self._publish(found, halves)
+            self._publish(transaction, halves)
 
-    def _store(self, found: OpenTransaction, halves: list[HalfMessage]) -> None:
+    def _commit_messages(self, transaction: OpenTransaction, halves: list[HalfMessage]) -> None:
         context = self._held.context
         backend, table, now_ms = context.backend, context.levels.table, context.clock.wall_ms()
-        records = [visible(half, backend, table, context.commands.queues, now_ms) for half in halves]
-        self._commit(found, _COMMITTED, halves, records)
+        records = [final_record(half, backend, table, context.commands.queues, now_ms) for half in halves]
+        self._commit(transaction, _COMMITTED, halves, records)
 
-    def _wait_for_topic(self, found: OpenTransaction, halves: list[HalfMessage], text: str) -> None:
+    def _wait_for_topic(self, transaction: OpenTransaction, halves: list[HalfMessage], text: str) -> None:
         """Hold a transaction back whose topic may be new; after NEWS_MS it is a dead letter."""
         now_ms = self._held.context.now_ms()
-        if now_ms - self._missing_since.setdefault(found.id, now_ms) >= NEWS_MS:
-            self._die(found, halves, TOPIC_GONE, text)
+        if now_ms - self._missing_since.setdefault(transaction.id, now_ms) >= NEWS_MS:
+            self._make_dead_letter(transaction, halves, TOPIC_GONE, text)
         else:
-            self.held_back.append(found)
+            self.held_back.append(transaction)
 
-    def _closed(self, found: OpenTransaction, topic: str) -> None:
+    def _keep_open_for_topic(self, transaction: OpenTransaction, topic: str) -> None:
         error = TryLaterError(f"topic {topic!r} takes no messages now; {_AGAIN} when it does")
-        self._not_now(found, refusal_of(error))
+        self._keep_open(transaction, refusal_of(error))
 
     # --- a dead letter
 
-    def _die(self, found: OpenTransaction, halves: list[HalfMessage], reason: str, text: str) -> None:
+    def _make_dead_letter(
+        self, transaction: OpenTransaction, halves: list[HalfMessage], reason: str, text: str
+    ) -> None:
         context = self._held.context
-        found.deciding = _DEAD
-        self._missing_since.pop(found.id, None)
-        made = ready_topic(context.backend, TRANSACTION_DEAD_TOPIC, 1, context.deadline())
+        transaction.deciding = _DEAD
+        self._missing_since.pop(transaction.id, None)
+        creation = ready_topic(context.backend, TRANSACTION_DEAD_TOPIC, 1, context.deadline())
 
-        def ready(made: Completion[TopicInfo]) -> None:
-            if made.error is not None or not self._held.running:
-                self._not_now(found, refusal_of(made.error or TryLaterError(_AGAIN)))
+        def on_ready(creation: Completion[TopicInfo]) -> None:
+            if creation.error is not None or not self._held.running:
+                self._keep_open(transaction, refusal_of(creation.error or TryLaterError(_AGAIN)))
                 return
             now_ms = context.clock.wall_ms()
-            records = [dead_half(half, reason, found.checks, text, now_ms) for half in halves]
-            self._commit(found, _DEAD, halves, records, reason, text)
+            records = [dead_half(half, reason, transaction.checks, text, now_ms) for half in halves]
+            self._commit(transaction, _DEAD, halves, records, reason, text)
 
-        made.then(ready)
+        creation.then(on_ready)
 
     # --- the one commit
 
     def _commit(
         self,
-        found: OpenTransaction,
+        transaction: OpenTransaction,
         outcome: TransactionOutcome,
         halves: list[HalfMessage],
         records: list[NewRecord],
         reason: str = "",
         text: str = "",
     ) -> None:
-        held = self._held
-        at_ms = held.context.backend.clock_ms()
-        end = found.late[0].offset if found.late else held.core.read_to
-        ended = Ended(outcome, found.group, at_ms, end)
-        messages = len(found.offsets) + len(found.beyond)
-        op = Op(int(outcome), found.group, at_ms, messages, reason, end)
+        shard = self._held
+        at_ms = shard.context.backend.clock_ms()
+        end = transaction.late[0].offset if transaction.late else shard.core.read_to
+        ended = Ended(outcome, transaction.group, at_ms, end)
+        messages = len(transaction.offsets) + len(transaction.beyond)
+        op = Op(int(outcome), transaction.group, at_ms, messages, reason, end)
 
-        def stored(results: Sequence[AppendResult], error: Exception | None) -> None:
+        def on_stored(results: Sequence[AppendResult], error: Exception | None) -> None:
             if error is not None:
-                self._failed(found, outcome, halves, error)
+                self._on_commit_failed(transaction, outcome, halves, error)
                 return
-            came = results_of(halves, records, results) if outcome is _COMMITTED else None
-            self._missing_since.pop(found.id, None)
-            for late in held.core.decided(found, ended):
-                held.context.counts.refused("half message: ended")
-                held.kept.drop(late.offset)
-            for offset in found.offsets:
-                held.kept.drop(offset)
-            held.context.counts.ended(outcome, reason)
+            answers = results_of(halves, records, results) if outcome is _COMMITTED else None
+            self._missing_since.pop(transaction.id, None)
+            for late in shard.core.decided(transaction, ended):
+                shard.context.counts.refused("half message: ended")
+                shard.kept.drop(late.offset)
+            for offset in transaction.offsets:
+                shard.kept.drop(offset)
+            shard.context.counts.ended(outcome, reason)
             if reason:
-                facts = {"transaction": found.id.hex(), "group": found.group, "reason": reason, "error": text}
+                facts = {
+                    "transaction": transaction.id.hex(),
+                    "group": transaction.group,
+                    "reason": reason,
+                    "error": text,
+                }
                 log.warning("a transaction became a dead letter", extra=facts)
-            self._tell(found, Came(ended, f"{reason}: {text}" if text else reason, came))
+            self._notify_waiting(
+                transaction, TransactionEnd(ended, f"{reason}: {text}" if text else reason, answers)
+            )
 
-        held.commit([*records, op_record(held.number, found.id, op)], found.offsets, stored)
+        shard.commit([*records, op_record(shard.number, transaction.id, op)], transaction.offsets, on_stored)
 
-    def _failed(
+    def _on_commit_failed(
         self,
-        found: OpenTransaction,
+        transaction: OpenTransaction,
         outcome: TransactionOutcome,
         halves: list[HalfMessage],
         error: Exception,
@@ -243,29 +348,32 @@ class Deciding:
         context, backend = self._held.context, self._held.context.backend
         if not isinstance(error, CallerError) or isinstance(error, FencedError) or not self._held.running:
             later = TryLaterError(f"{error}; it is not known here how the transaction ended, ask again")
-            self._not_now(found, refusal_of(later))
+            self._keep_open(transaction, refusal_of(later))
         elif outcome is not _COMMITTED:
             log.error(
-                "a transaction cannot be ended", extra={"transaction": found.id.hex(), "error": str(error)}
+                "a transaction cannot be ended",
+                extra={"transaction": transaction.id.hex(), "error": str(error)},
             )
-            self._not_now(found, refusal_of(TryLaterError(f"{error}; {_AGAIN}")))
+            self._keep_open(transaction, refusal_of(TryLaterError(f"{error}; {_AGAIN}")))
         else:
             fault = targets_fault(backend, halves)
             if isinstance(fault, NotWritable):
-                self._closed(found, fault.topic)
+                self._keep_open_for_topic(transaction, fault.topic)
             elif fault is None and isinstance(error, UnknownTopicError):
-                self._wait_for_topic(found, halves, str(error))
+                self._wait_for_topic(transaction, halves, str(error))
             else:
                 context.counts.refused("commit refused")
-                self._die(found, halves, REFUSED if fault is None else TOPIC_GONE, str(error))
+                self._make_dead_letter(
+                    transaction, halves, REFUSED if fault is None else TOPIC_GONE, str(error)
+                )
 
-    def _not_now(self, found: OpenTransaction, fault: SendRefusal) -> None:
-        self._missing_since.pop(found.id, None)
-        self._held.core.not_decided(found, self._held.context.now_ms())
-        self._tell(found, Came(None, fault=fault))
+    def _keep_open(self, transaction: OpenTransaction, fault: SendRefusal) -> None:
+        self._missing_since.pop(transaction.id, None)
+        self._held.core.not_decided(transaction, self._held.context.now_ms())
+        self._notify_waiting(transaction, TransactionEnd(None, fault=fault))
 
-    def _tell(self, found: OpenTransaction, came: Came) -> None:
-        for then in self._waiting.pop(found.id, ()):
+    def _notify_waiting(self, transaction: OpenTransaction, came: TransactionEnd) -> None:
+        for then in self._waiting.pop(transaction.id, ()):
             then(came)
 
 

@@ -1,7 +1,8 @@
-"""One accepted endTransaction: to the shard that this proxy owns, or to the proxy that does, and its answer.
+"""PendingEnd: one accepted endTransaction, at the shard that this proxy owns or at the proxy that owns it.
 
-It is answered once. Who ends what has ended is told how it did: code 0 where that is what was asked for, else
-11. What is not known is looked up among the op records before it is called never there, or no longer known.
+It is answered once. A call that ends an ended transaction is answered with its end: code 0 where it asked for
+that, else 11. An unknown transaction is looked up among the op records before the answer is "never there" or
+"no longer known".
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from proxy_producer.transactions.codec import began_ms, read_op, shard_of
 from proxy_producer.transactions.context import TransactionCounts
 from proxy_producer.transactions.core.ended import Ended, began_after
 from proxy_producer.transactions.core.transaction import HalfTaken, OpenTransaction
-from proxy_producer.transactions.deciding import Came, OwnedShard
+from proxy_producer.transactions.deciding import OwnedShard, TransactionEnd
 from proxy_producer.transactions.owners import Holders, Owners
 
 IDL = structs(producer)
@@ -42,8 +43,11 @@ TOLD = {
 
 
 class EndContext(NamedTuple):
-    """What ends need of the service. `owned(number)`: that shard, if this proxy owns it and is through.
-    `shards()`: how many there are, as far as it has heard."""
+    """The parts of the service that ends need.
+
+    `owned(number)`: that shard, if this proxy owns it and has read all of it. `shards()`: how many there are,
+    as far as is known.
+    """
 
     flow: Flow
     owners: Owners
@@ -53,7 +57,7 @@ class EndContext(NamedTuple):
 
 
 class PendingEnd:
-    """State of one; `accept` follows. `action`: None for what is none. `deadline`: monotonic seconds."""
+    """State of one call; `start` accepts it. `deadline`: monotonic seconds."""
 
     __slots__ = (
         "_began", "_service", "action", "answered", "call", "deadline", "group", "request", "transaction",
@@ -79,177 +83,181 @@ class PendingEnd:
         self.answered = False
 
     def start(self) -> None:
-        """It is accepted: to whom it belongs."""
+        """Accept the call, and end the transaction here or pass the call on."""
         service, flow = self._service, self._service.flow
         flow.inflight += 1
         flow.inflight_bytes += self.call.frame_bytes
         shards = service.shards()
         if not shards:
-            self._unheard_of()
+            self._answer_unknown()
             return
         number = shard_of(self.transaction, shards)
         owned = service.owned(number)
         if owned is not None:
             through = self.request.throughOffset
             if through is None:
-                owned.held.when_all_read(lambda error: self._read(owned, error))
+                owned.held.when_all_read(lambda error: self._on_shard_read(owned, error))
             elif owned.held.core.must_read(through):
-                owned.held.when_read(through, lambda error: self._read(owned, error))
+                owned.held.when_read(through, lambda error: self._on_shard_read(owned, error))
             else:
-                self._read(owned, None)
+                self._on_shard_read(owned, None)
         elif self.request.forwardedBy is not None:
-            self._nobody(number)
+            self._refuse_unowned(number)
         else:
-            service.owners.holders().then(lambda found: self._pass_on(number, found))
+            service.owners.holders().then(lambda holders: self._pass_on(number, holders))
         if not self.answered:
             flow.watch(self)
 
     def expire(self) -> None:
-        """Out of time: what was begun goes on."""
+        """Answer at the end of the call's time; a commit in flight is not stopped."""
         what = "no answer in time; the transaction may have ended"
-        self._refuse(refusal(Code.TIMED_OUT, "swept", what, "ask again"))
+        self._refuse_end(refusal(Code.TIMED_OUT, "swept", what, "ask again"))
 
     # --- elsewhere
 
-    def _unheard_of(self) -> None:
-        """There are no transactions, as far as this proxy has heard."""
+    def _answer_unknown(self) -> None:
+        """Answer where this proxy knows of no transactions at all."""
         if self.request.throughOffset is None and self.request.check is None:
-            self._answer(TransactionOutcome.NEVER_THERE)
+            self._answer_outcome(TransactionOutcome.NEVER_THERE)
         else:
             text = "the topics of transactions are not known here; ask again"
-            self._refuse(refusal_of(TryLaterError(text)))
+            self._refuse_end(refusal_of(TryLaterError(text)))
 
-    def _nobody(self, number: int) -> None:
+    def _refuse_unowned(self, number: int) -> None:
         self._service.owners.forget()
         text = f"shard {number} of transactions is between two owners; ask again"
-        self._refuse(refusal_of(TryLaterError(text)))
+        self._refuse_end(refusal_of(TryLaterError(text)))
 
-    def _pass_on(self, number: int, found: Completion[Holders]) -> None:
+    def _pass_on(self, number: int, holders: Completion[Holders]) -> None:
         if self.answered:
             return
         owners = self._service.owners
-        address = "" if found.error is not None else found.value.get(number, "")
+        address = "" if holders.error is not None else holders.value.get(number, "")
         if not address or address == owners.address:
-            self._nobody(number)
+            self._refuse_unowned(number)
             return
-        asked = self.request
+        original = self.request
         request = IDL.EndTransactionRequest(
-            **{name: getattr(asked, name) for name in PASSED_ON}, forwardedBy=owners.address or "-"
+            **{name: getattr(original, name) for name in PASSED_ON}, forwardedBy=owners.address or "-"
         )
-        owners.call(address, "endTransaction", request, self._passed_on)
+        owners.call(address, "endTransaction", request, self._on_owner_answer)
 
-    def _passed_on(self, answer: Any, error: Exception | None) -> None:
+    def _on_owner_answer(self, answer: Any, error: Exception | None) -> None:
         if self.answered:
             return
         if error is not None or answer is None or answer.code == Code.SHUTTING_DOWN:
             self._service.owners.forget()  # it may have moved
             again = TryLaterError("the proxy that owns the transaction is shutting down; ask again")
-            self._refuse(refusal_of(error or again))
+            self._refuse_end(refusal_of(error or again))
         else:
-            self._finish(answer)
+            self._reply_once(answer)
 
     # --- here
 
-    def _read(self, owned: OwnedShard, error: Exception | None) -> None:
+    def _on_shard_read(self, owned: OwnedShard, error: Exception | None) -> None:
         if self.answered:
             return
         if error is not None:
-            self._refuse(refusal_of(error))
+            self._refuse_end(refusal_of(error))
             return
         core = owned.held.core
-        found = core.open.get(self.transaction)
-        if found is not None:
-            self._end(owned, found)
+        transaction = core.open.get(self.transaction)
+        if transaction is not None:
+            self._end(owned, transaction)
             return
         ended = core.ended.get(self.transaction)
         if ended is not None:
-            self._told(ended)
+            self._answer_ended(ended)
         elif core.ended.covers(began_ms(self.transaction), self._service.flow.backend.clock_ms()):
-            self._answer(TransactionOutcome.NEVER_THERE)
+            self._answer_outcome(TransactionOutcome.NEVER_THERE)
         else:
             Lookup(self, self._service, owned.held.number, core.ended.damaged_ms).start()
 
-    def _end(self, owned: OwnedShard, found: OpenTransaction) -> None:
+    def _end(self, owned: OwnedShard, transaction: OpenTransaction) -> None:
         outcome = ASKED.get(self.action)
         check = self.request.check
-        if found.group != self.group:
-            self._refuse(foreign(self.group))
-        elif check is not None and not 1 <= check <= found.checks:
-            what = f"check is {check}, and {found.checks} checks of this transaction were handed out"
-            self._refuse(illegal("check_unknown", what, "allowed: the number of one of these"))
+        if transaction.group != self.group:
+            self._refuse_end(foreign_group_fault(self.group))
+        elif check is not None and not 1 <= check <= transaction.checks:
+            what = f"check is {check}, and {transaction.checks} checks of this transaction were handed out"
+            self._refuse_end(illegal("check_unknown", what, "allowed: the number of one of these"))
         elif outcome is None:
-            self._answer(TransactionOutcome.OPEN)
-        elif found.deciding is not None:
-            owned.deciding.wait(found, self._came)
+            self._answer_outcome(TransactionOutcome.OPEN)
+        elif transaction.deciding is not None:
+            owned.deciding.wait(transaction, self._on_result)
         else:
             self._began = True
-            owned.deciding.end(found, outcome, self._came, messages=self.request.messages or 0)
+            owned.deciding.end(transaction, outcome, self._on_result, messages=self.request.messages or 0)
 
-    def _came(self, came: Came) -> None:
+    def _on_result(self, result: TransactionEnd) -> None:
         if self.answered:
             return
-        if came.ended is None:
-            self._refuse(came.fault or refusal_of(TryLaterError("the transaction is open; ask again")))
+        if result.ended is None:
+            self._refuse_end(result.fault or refusal_of(TryLaterError("the transaction is open; ask again")))
         else:
-            self._told(came.ended, came.reason, came.results if self._began else None)
+            self._answer_ended(result.ended, result.reason, result.results if self._began else None)
 
     # --- the answer
 
-    def _told(self, ended: Ended, reason: str = "", results: list[Any] | None = None) -> None:
+    def _answer_ended(self, ended: Ended, reason: str = "", results: list[Any] | None = None) -> None:
         if ended.group != self.group:
-            self._refuse(foreign(self.group))
+            self._refuse_end(foreign_group_fault(self.group))
         elif self._is_short(ended):
             why = f"was committed before its message at offset {self.request.throughOffset} was stored"
-            self._refuse(late(self.transaction, why), ended.outcome)
+            self._refuse_end(late_message_fault(self.transaction, why), ended.outcome)
         else:
-            self._answer(ended.outcome, reason, results)
+            self._answer_outcome(ended.outcome, reason, results)
 
     def _is_short(self, ended: Ended) -> bool:
-        """Whether it was committed without a message that the caller has an answer for: by somebody else,
-        while this one came by a proxy that could not know."""
+        """Return whether it was committed without a message that the caller has an answer for.
+
+        Another caller committed it, while the message came through a proxy that could not know.
+        """
         through = self.request.throughOffset
         committed = ended.outcome is ASKED.get(self.action) is TransactionOutcome.COMMITTED
         return committed and through is not None and 0 <= ended.end <= through
 
-    def _answer(
+    def _answer_outcome(
         self, outcome: TransactionOutcome, reason: str = "", results: list[Any] | None = None
     ) -> None:
-        """Code 0 where it is as was asked for, else what it is instead."""
-        wanted = ASKED.get(self.action, TransactionOutcome.OPEN)
-        if outcome is wanted:
+        """Answer code 0 where the outcome is the requested one, else 11 with the real outcome."""
+        requested = ASKED.get(self.action, TransactionOutcome.OPEN)
+        if outcome is requested:
             text, code = OK_TEXT, 0
         else:
             why = f" ({reason})" if reason else ""
             code = int(Code.ILLEGAL_MESSAGE)
             text = f"{FAILED_PREFIX} transaction {self.transaction.hex()} {TOLD[outcome]}{why}"
             self._service.counts.refused(f"end: {outcome.name.lower().replace('_', ' ')}")
-        self._finish(IDL.EndTransactionResponse(code=code, msg=text, outcome=int(outcome), results=results))
+        self._reply_once(
+            IDL.EndTransactionResponse(code=code, msg=text, outcome=int(outcome), results=results)
+        )
 
-    def _refuse(self, fault: SendRefusal, outcome: TransactionOutcome | None = None) -> None:
+    def _refuse_end(self, fault: SendRefusal, outcome: TransactionOutcome | None = None) -> None:
         self._service.counts.refused(f"end: {fault.reason}")
         answer = IDL.EndTransactionResponse(code=int(fault.code), msg=fault.text)
         answer.outcome = None if outcome is None else int(outcome)
-        self._finish(answer)
+        self._reply_once(answer)
 
-    def _finish(self, response: Any) -> None:
+    def _reply_once(self, response: Any) -> None:
         self.answered = True
-        self._service.flow.settled(self, self.call.frame_bytes)
+        self._service.flow.leave(self, self.call.frame_bytes)
         self.call.reply(response)
 
-    # --- what Lookup says
+    # --- answers of Lookup
 
-    def found(self, ended: Ended, reason: str) -> None:
-        """An op record says how it ended."""
+    def on_op_found(self, ended: Ended, reason: str) -> None:
+        """Answer with the end that an op record states."""
         if not self.answered:
-            self._told(ended, reason)
+            self._answer_ended(ended, reason)
 
-    def not_found(self, outcome: TransactionOutcome) -> None:
+    def on_op_missing(self, outcome: TransactionOutcome) -> None:
         if not self.answered:
-            self._answer(outcome)
+            self._answer_outcome(outcome)
 
-    def not_looked_up(self, error: Exception) -> None:
+    def on_lookup_failed(self, error: Exception) -> None:
         if not self.answered:
-            self._refuse(refusal_of(error))
+            self._refuse_end(refusal_of(error))
 
 
 PASSED_ON = (
@@ -257,36 +265,40 @@ PASSED_ON = (
 )  # fmt: skip
 
 
-def foreign(group: str) -> SendRefusal:
-    """The transaction belongs to another producer group."""
+def foreign_group_fault(group: str) -> SendRefusal:
+    """Return the refusal for a transaction of another producer group."""
     what = f"the transaction is not one of producer group {group!r}"
     return illegal("producer_group", what, "allowed: the group that prepared it")
 
 
 def late_fault(taken: HalfTaken, transaction: bytes, group: str) -> SendRefusal | None:
-    """Why a message that was appended is no part of its transaction; None: it is."""
+    """Return why a message that was appended is no part of its transaction; None: it is one."""
     if taken is HalfTaken.FOREIGN:
-        return foreign(group)
+        return foreign_group_fault(group)
     if taken is HalfTaken.LARGE:
-        return late(transaction, "has as many messages as it can have, and can only be rolled back")
-    return late(transaction, "has ended") if taken is HalfTaken.ENDED else None
+        return late_message_fault(
+            transaction, "has as many messages as it can have, and can only be rolled back"
+        )
+    return late_message_fault(transaction, "has ended") if taken is HalfTaken.ENDED else None
 
 
-def late(transaction: bytes, why: str) -> SendRefusal:
-    """A message came for a transaction that takes no more."""
+def late_message_fault(transaction: bytes, why: str) -> SendRefusal:
+    """Return the refusal of a message for a transaction that accepts no more."""
     what = f"transaction {transaction.hex()} {why}"
     return illegal("transaction_ended", what, "allowed: messages of an open one, or of a new one")
 
 
-def used_elsewhere() -> SendRefusal:
-    """The engine knows the message: of another transaction."""
+def sequence_used_fault() -> SendRefusal:
+    """Return the refusal of a message whose sequence was used in another transaction."""
     what = "sequence names a message that was sent before, in another transaction"
     return illegal("sequence_used", what, "allowed: another number for each message")
 
 
 class Lookup:
-    """Looks among the op records of a shard for one that is not remembered any more. `damaged_ms`: such as
-    ended by then may be lost."""
+    """Looks among the op records of a shard for the end of one transaction that is not remembered any more.
+
+    `damaged_ms`: op records of transactions that ended by then may be lost.
+    """
 
     def __init__(self, end: PendingEnd, service: EndContext, number: int, damaged_ms: int) -> None:
         self._end = end
@@ -297,41 +309,45 @@ class Lookup:
 
     def start(self) -> None:
         if self._queue is None or not self._backend.capabilities.find_by_key:
-            self._end.not_found(TransactionOutcome.NO_LONGER_KNOWN)
+            self._end.on_op_missing(TransactionOutcome.NO_LONGER_KNOWN)
             return
-        self._backend.find(OP_TOPIC, message_id=self._end.transaction, count_max=1).then(self._looked)
+        self._backend.find(OP_TOPIC, message_id=self._end.transaction, count_max=1).then(self._on_op_records)
 
-    def _looked(self, answer: Completion[list[StoredRecord]]) -> None:
+    def _on_op_records(self, answer: Completion[list[StoredRecord]]) -> None:
         if answer.error is not None:
-            self._end.not_looked_up(answer.error)
+            self._end.on_lookup_failed(answer.error)
             return
         for record in answer.value:
             try:
                 op = read_op(bytes(record.delivery))
             except DamagedError as error:
-                self._end.not_looked_up(error)
+                self._end.on_lookup_failed(error)
                 return
             ended = Ended(TransactionOutcome(op.outcome), op.group, op.at_ms, op.end)
-            self._end.found(ended, op.reason)
+            self._end.on_op_found(ended, op.reason)
             return
         assert self._queue is not None
-        self._backend.bounds((self._queue,)).then(self._bounded)
+        self._backend.bounds((self._queue,)).then(self._on_bounds)
 
-    def _bounded(self, answer: Completion[list[Bounds | None]]) -> None:
+    def _on_bounds(self, answer: Completion[list[Bounds | None]]) -> None:
         bounds = None if answer.error is not None else answer.value[0]
         if bounds is None:
-            self._end.not_looked_up(answer.error or TryLaterError("the op topic is gone; ask again"))
+            self._end.on_lookup_failed(answer.error or TryLaterError("the op topic is gone; ask again"))
         elif (bounds.min == 0 and not self._damaged_ms) or self._queue is None:
-            self._end.not_found(TransactionOutcome.NEVER_THERE)
+            self._end.on_op_missing(TransactionOutcome.NEVER_THERE)
         else:
-            self._backend.read(self._queue, bounds.min, 1, 0).then(self._oldest)
+            self._backend.read(self._queue, bounds.min, 1, 0).then(self._on_oldest)
 
-    def _oldest(self, answer: Completion[ReadBatch]) -> None:
+    def _on_oldest(self, answer: Completion[ReadBatch]) -> None:
         if answer.error is not None:
-            self._end.not_looked_up(answer.error)
+            self._end.on_lookup_failed(answer.error)
             return
         batch = answer.value
         oldest_ms = batch.stored_ms(0) if len(batch.offsets) else 0
         since_ms = max(oldest_ms, self._damaged_ms)
-        known = oldest_ms and began_after(since_ms, began_ms(self._end.transaction), self._backend.clock_ms())
-        self._end.not_found(TransactionOutcome.NEVER_THERE if known else TransactionOutcome.NO_LONGER_KNOWN)
+        is_covered = oldest_ms and began_after(
+            since_ms, began_ms(self._end.transaction), self._backend.clock_ms()
+        )
+        self._end.on_op_missing(
+            TransactionOutcome.NEVER_THERE if is_covered else TransactionOutcome.NO_LONGER_KNOWN
+        )

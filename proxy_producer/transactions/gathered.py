@@ -23,7 +23,7 @@ Stored = Callable[[Sequence[AppendResult], Exception | None], None]
 
 
 class CommitPart(NamedTuple):
-    """What one transaction wants to be durable."""
+    """The records and progress of one transaction; `then` is called with their outcome."""
 
     records: Sequence[NewRecord]
     delta: ProgressDelta
@@ -31,7 +31,7 @@ class CommitPart(NamedTuple):
 
 
 class GatheredCommits:
-    """Of one producer proxy. `deadline()`: of a commit that begins now, monotonic seconds."""
+    """The commits of one producer proxy. `deadline()`: of a commit that begins now, monotonic seconds."""
 
     def __init__(self, backend: Backend, deadline: Callable[[], float]) -> None:
         self._backend = backend
@@ -40,7 +40,7 @@ class GatheredCommits:
         self._bytes = 0
 
     def add(self, part: CommitPart) -> None:
-        """`part.then(results, error)` follows once."""
+        """Commit a part with others; `part.then(results, error)` follows once."""
         size = sum([len(record.delivery) for record in part.records])
         if self._parts and self._bytes + size > BYTES_MAX:
             self._flush()
@@ -54,22 +54,22 @@ class GatheredCommits:
     def _flush(self) -> None:
         parts, self._parts, self._bytes = self._parts, [], 0
         if len(parts) == 1:
-            self._alone(parts[0])
+            self._commit_alone(parts[0])
         elif parts:
-            self._together(parts)
+            self._commit_together(parts)
 
-    def _alone(self, part: CommitPart) -> None:
-        def ended(answer: Completion[list[AppendResult]]) -> None:
+    def _commit_alone(self, part: CommitPart) -> None:
+        def on_commit(answer: Completion[list[AppendResult]]) -> None:
             part.then(answer.value if answer.error is None else (), answer.error)
 
-        self._commit(CommitBatch(part.records, (part.delta,)), ended)
+        self._commit(CommitBatch(part.records, (part.delta,)), on_commit)
 
-    def _together(self, parts: list[CommitPart]) -> None:
-        def ended(answer: Completion[list[AppendResult]]) -> None:
+    def _commit_together(self, parts: list[CommitPart]) -> None:
+        def on_commit(answer: Completion[list[AppendResult]]) -> None:
             error = answer.error
             if isinstance(error, CallerError):
                 for part in parts:
-                    self._alone(part)
+                    self._commit_alone(part)
                 return
             at = 0
             for part in parts:
@@ -78,27 +78,29 @@ class GatheredCommits:
                 at = end
 
         records = [record for part in parts for record in part.records]
-        self._commit(CommitBatch(records, merged([part.delta for part in parts])), ended)
+        self._commit(CommitBatch(records, merge_deltas([part.delta for part in parts])), on_commit)
 
-    def _commit(self, batch: CommitBatch, ended: Callable[[Completion[list[AppendResult]]], None]) -> None:
+    def _commit(
+        self, batch: CommitBatch, on_commit: Callable[[Completion[list[AppendResult]]], None]
+    ) -> None:
         try:
             answer = self._backend.commit(batch, self._deadline())
         except DdmqError as error:
             answer = Completion()
             answer.fail(error)
-        answer.then(ended)
+        answer.then(on_commit)
 
 
-def merged(deltas: Sequence[ProgressDelta]) -> list[ProgressDelta]:
-    """The same progress with one delta for each queue and epoch."""
+def merge_deltas(deltas: Sequence[ProgressDelta]) -> list[ProgressDelta]:
+    """Return the same progress with one delta for each queue and epoch."""
     whole: dict[tuple[object, int], list[ProgressDelta]] = {}
     for delta in deltas:
         whole.setdefault((delta.queue, delta.epoch), []).append(delta)
-    return [_one_of(parts) if len(parts) > 1 else parts[0] for parts in whole.values()]
+    return [_merge_queue(parts) if len(parts) > 1 else parts[0] for parts in whole.values()]
 
 
-def _one_of(parts: Sequence[ProgressDelta]) -> ProgressDelta:
-    """Of one queue and epoch."""
+def _merge_queue(parts: Sequence[ProgressDelta]) -> ProgressDelta:
+    """Merge the deltas of one queue and epoch."""
     first = parts[0]
     finished = [each for part in parts for each in part.finished]
     attempts = [each for part in parts for each in part.attempts]

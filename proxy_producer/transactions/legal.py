@@ -1,4 +1,4 @@
-"""What a call of a transaction may name: its transaction, its producer group."""
+"""Checks of the names in calls of a transaction: its id, its producer group."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from proxy_producer.transactions.codec import parse_id
 
 
 def legal_id(text: bytes | None) -> bytes | SendRefusal:
-    """16 bytes of a transaction's id."""
-    found = parse_id(text or b"")
-    if found is not None:
-        return found
+    """Return the 16 bytes of a transaction's id, or a refusal."""
+    transaction = parse_id(text or b"")
+    if transaction is not None:
+        return transaction
     what = f"transactionId is {shown(text or b'')}"
     return illegal("transaction_id", what, "allowed: 32 hexadecimal digits of a UUID of version 7")
 
 
 def legal_group(name: bytes | None) -> SendRefusal | None:
-    """A producer group is called as a consumer group may be."""
+    """Return why a producer group cannot have this name; the rules are those of consumer groups."""
     fault = group_fault((name or b"").decode("utf-8", "backslashreplace"))
     if fault is None:
         return None

@@ -52,7 +52,7 @@ from proxy_producer.core.delay_requests import (
     timestamp_fault,
     uuid_of,
 )
-from proxy_producer.core.dialects import dialect_of, dialects
+from proxy_producer.core.dialects import dialects, read_command
 from tests.delay_store_in_memory import MemoryDelayStore
 
 NOW = 1_795_000_000_000
@@ -113,7 +113,7 @@ def of_dialect(random: Random) -> Accepted | None:
         properties[known.encode()] = random.choice(pool).encode()
     seconds = random.choice((62 * 86_400, YEARS_100_S))
     limits = ScheduleLimits(seconds * 1_000, 1_000_000)
-    found = dialect_of(properties, dialects([name]), NOW + random.randint(0, 10**9), limits)
+    found = read_command(properties, dialects([name]), NOW + random.randint(0, 10**9), limits)
     if not isinstance(found, DelayCommand):
         return None
     uuid = uuid_of(random.randbytes(16))

@@ -51,7 +51,7 @@ from delay_service.service import DelayService
 from delay_service.store.opening import keep_to, standby_stores_in, stores_in
 from proxy_consumer.service import ConsumerService
 from proxy_producer.service import ProducerService
-from proxy_producer.starting import starting as refuse_sends
+from proxy_producer.starting import refuse_sends
 
 log = logging.getLogger("ddmq.server")
 DECLARE_WAIT_S = 15.0

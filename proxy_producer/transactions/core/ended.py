@@ -1,7 +1,7 @@
-"""How transactions ended, as far as it is remembered: the newest of one shard, oldest forgotten first.
+"""The ends of the newest ended transactions of one shard; the oldest are forgotten first.
 
 `covers` tells "never there" from "no longer known": every transaction that ended at or after
-`covered_from_ms` is here. When one began is what its id says, by the clock of whoever made it.
+`covered_from_ms` is here. A transaction's id says when it began, by the clock of its maker.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from typing import NamedTuple
 
 from ddmq_client.idl.codes import TransactionOutcome
 
-CLOCKS_APART_MS = 3_600_000  # that the clock of who made an id may be wrong by
+CLOCKS_APART_MS = 3_600_000  # by which the clock of an id's maker may be wrong
 
 
 class Ended(NamedTuple):
-    """How one ended. `at_ms`: when, on the store's clock. `end`: what is at this offset of the shard or above
-    came too late for it; -1: that is not known."""
+    """The end of one transaction. `at_ms`: when, on the store's clock.
+
+    `end`: half messages at this offset of the shard or above came too late for it; -1: that is unknown.
+    """
 
     outcome: TransactionOutcome
     group: str
@@ -25,8 +27,11 @@ class Ended(NamedTuple):
 
 
 class EndedTransactions:
-    """At most `count_max`. `covered_from_ms` 0: nothing was ever forgotten. `damaged_ms`: how one ended that
-    did so by then may be lost, and cannot be looked up; 0: none is."""
+    """At most `count_max` ended transactions.
+
+    `covered_from_ms` 0: none was ever forgotten. `damaged_ms`: ends up to then may be lost, and cannot be
+    looked up; 0: none is.
+    """
 
     def __init__(self, count_max: int, covered_from_ms: int = 0) -> None:
         self._count_max = count_max
@@ -41,7 +46,7 @@ class EndedTransactions:
         return self._known.get(transaction)
 
     def remember(self, transaction: bytes, ended: Ended) -> None:
-        """The first end of a transaction is the one that counts."""
+        """Remember the end of a transaction; its first end counts."""
         if transaction in self._known:
             return
         self._known[transaction] = ended
@@ -50,15 +55,15 @@ class EndedTransactions:
             self.covered_from_ms = max(self.covered_from_ms, oldest.at_ms + 1)
 
     def damaged(self, until_ms: int) -> None:
-        """How some ended that did so by then cannot be read."""
+        """Note that some ends up to then cannot be read."""
         self.damaged_ms = max(self.damaged_ms, until_ms)
         self.covered_from_ms = max(self.covered_from_ms, until_ms + 1)
 
     def covers(self, began_ms: int, now_ms: int) -> bool:
-        """Whether one that began then would be known here if it had ended."""
+        """Return whether a transaction that began then would be known here if it had ended."""
         return not self.covered_from_ms or began_after(self.covered_from_ms, began_ms, now_ms)
 
 
 def began_after(at_ms: int, began_ms: int, now_ms: int) -> bool:
-    """Whether what began then by its maker's clock did so at `at_ms` or later by the store's."""
+    """Return whether a transaction began at `at_ms` or later; `began_ms` is by its maker's clock."""
     return at_ms + CLOCKS_APART_MS <= began_ms <= now_ms + CLOCKS_APART_MS

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 
 def ranges_of(offsets: Sequence[int]) -> list[tuple[int, int]]:
-    """Offsets as ranges `[start, end)`, ascending and not touching."""
-    if len(offsets) == 1:  # as nearly all are
+    """Return offsets as ranges `[start, end)`, ascending and not touching."""
+    if len(offsets) == 1:  # nearly always
         return [(offsets[0], offsets[0] + 1)]
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for offset in sorted(offsets):
-        if found and found[-1][1] >= offset:
-            found[-1] = found[-1][0], max(found[-1][1], offset + 1)
+        if ranges and ranges[-1][1] >= offset:
+            ranges[-1] = ranges[-1][0], max(ranges[-1][1], offset + 1)
         else:
-            found.append((offset, offset + 1))
-    return found
+            ranges.append((offset, offset + 1))
+    return ranges

@@ -1,4 +1,4 @@
-"""What the owner of a shard of transactions allows, and when it asks. Pure."""
+"""Bounds and periods of the transactions in one shard. Pure."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class TransactionRules(NamedTuple):
 
     @property
     def group_max(self) -> int:
-        """Open transactions of one producer group."""
+        """Return how many transactions of one producer group may be open."""
         return max(1, self.open_max // 2)
 
     @property
     def commit_messages_max(self) -> int:
-        """Messages that one commit can hold: two owners in a row may each have let in `messages_max`."""
+        """Return how many messages one commit can hold: two owners in a row may each admit `messages_max`."""
         return 2 * self.messages_max
 
     @property
     def commit_bytes_max(self) -> int:
-        """Bytes that one commit can hold, likewise."""
+        """Return how many bytes one commit can hold, for the same reason."""
         return 2 * self.bytes_max
 
     @property

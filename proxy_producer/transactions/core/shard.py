@@ -44,7 +44,7 @@ ASKED_BYTES = 1_024  # of one message in a check, beside its own: what makes it 
 
 
 class Overdue(NamedTuple):
-    """One that becomes a dead letter."""
+    """A transaction that becomes a dead letter, and why."""
 
     transaction: OpenTransaction
     reason: str
@@ -54,7 +54,7 @@ UNANSWERED, TOO_OLD = "unanswered", "too old"  # why a transaction becomes a dea
 
 
 class TransactionShard:
-    """`attempts`: checks so far by the first offset; they and `acks` are what the progress held."""
+    """The transactions of one shard. `acks`: its progress when this proxy took it over."""
 
     def __init__(
         self, rules: TransactionRules, acks: AckMap, read_to: int, ended: EndedTransactions, now_ms: int
@@ -80,17 +80,17 @@ class TransactionShard:
 
     @property
     def position(self) -> int:
-        """Everything below it is finished."""
+        """Return the offset below which everything is finished."""
         return self._acks.committed
 
     @property
     def oldest_ms(self) -> int | None:
-        """When the one that is open for longest was prepared, by the store's clock."""
+        """Return when the oldest open transaction was prepared, by the store's clock."""
         return next((one.prepared_ms for one in self.open.values()), None)
 
     @property
     def timers(self) -> int:
-        """How many are set, also for transactions that have ended: bounded."""
+        """Return how many timers are set, also for ended transactions; the number is bounded."""
         return len(self._timers)
 
     def admit_prepare(self, transaction: bytes, group: str, messages: int, size: int) -> PrepareVerdict:
@@ -133,8 +133,10 @@ class TransactionShard:
         self.reserved.release_prepare(transaction, messages, size, self.open)
 
     def full_for(self, group: str) -> bool:
-        """Whether the group may begin no more here. What another group has beyond its bound takes no room
-        from it."""
+        """Return whether the group may begin no more transactions here.
+
+        Transactions of another group beyond its bound take no room from this one.
+        """
         reserved = self.reserved
         if len(self.open) - self._above + reserved.count_new() >= self._rules.open_max:
             return True
@@ -143,165 +145,166 @@ class TransactionShard:
     # --- half messages
 
     def must_read(self, through: int = -1) -> bool:
-        """Whether something up to the offset `through`, or known to be there, is not taken in."""
+        """Return whether a half message up to the offset `through`, or known to exist, is not taken in."""
         return self.read_to < max(self.known_end, through + 1)
 
     def ends_at(self, end: int) -> None:
-        """The queue has everything below `end`."""
+        """Note that the queue has records up to `end` (exclusive)."""
         self.known_end = max(self.known_end, end)
 
     def next_read(self) -> tuple[int, int]:
-        """What to read next, `[from, to)`: what is finished already is passed over."""
+        """Return the range to read next, `[from, to)`; finished offsets are passed over."""
         start, end = self._acks.unfinished_from(self.read_to, 1)[0]
         self.read_to = max(self.read_to, start)
         return self.read_to, end
 
     def stored(self, half: HalfSeen) -> HalfTaken:
-        """One that this proxy appended itself is durable."""
+        """Take in a durable half message that this proxy appended itself."""
         self.ends_at(half.offset + 1)
         if half.offset > self.read_to:
             return HalfTaken.AHEAD
         if half.offset == self.read_to:
             self.read_to += 1
-            return self._take(half)
-        return self._known(half)
+            return self._take_half(half)
+        return self._judge_again(half)
 
-    def _known(self, half: HalfSeen) -> HalfTaken:
-        """What one is that was taken in before."""
-        found = self.open.get(half.transaction)
-        if found is None:
+    def _judge_again(self, half: HalfSeen) -> HalfTaken:
+        """Judge a half message that was taken in before."""
+        transaction = self.open.get(half.transaction)
+        if transaction is None:
             return HalfTaken.ENDED
-        if half.offset in found.offsets:
+        if half.offset in transaction.offsets:
             return HalfTaken.PART
-        if half.offset in found.beyond:
+        if half.offset in transaction.beyond:
             return HalfTaken.LARGE
-        if any(one.offset == half.offset for one in found.late):
+        if any(one.offset == half.offset for one in transaction.late):
             return HalfTaken.LATE
-        return HalfTaken.FOREIGN if found.group != half.group else found.copy(half)
+        return HalfTaken.FOREIGN if transaction.group != half.group else transaction.copy(half)
 
     def read(self, halves: Sequence[HalfSeen], next_offset: int) -> list[tuple[HalfSeen, HalfTaken]]:
-        """What was read from `read_to` on, up to `next_offset`, ascending; gaps hold nothing any more."""
-        found = []
+        """Take in what was read from `read_to` up to `next_offset`, ascending; gaps are lost offsets."""
+        judged = []
         for half in halves:
             if half.offset < self.read_to:
                 continue
-            self._gap(half.offset)
+            self._skip_gap(half.offset)
             self.read_to = half.offset + 1
             if not self._acks.is_finished(half.offset):
-                found.append((half, self._take(half)))
-        self._gap(next_offset)
+                judged.append((half, self._take_half(half)))
+        self._skip_gap(next_offset)
         self.read_to = max(self.read_to, next_offset)
         self.ends_at(self.read_to)
-        return found
+        return judged
 
-    def _gap(self, until: int) -> None:
+    def _skip_gap(self, until: int) -> None:
         self._loose += [at for at in range(self.read_to, until) if not self._acks.is_finished(at)]
 
     def moved_on(self, oldest: int) -> int:
-        """The queue begins only at `oldest`; how many offsets are lost."""
+        """Skip to `oldest`, where the queue begins now; return how many offsets are lost."""
         lost = oldest - self.read_to
         self.read_to = oldest
         self.ends_at(oldest)
         self._acks.finish([(0, oldest)])
         return lost
 
-    def _take(self, half: HalfSeen) -> HalfTaken:
-        taken = self._judge(half)
-        if taken is HalfTaken.LATE:
+    def _take_half(self, half: HalfSeen) -> HalfTaken:
+        verdict = self._judge_half(half)
+        if verdict is HalfTaken.LATE:
             self.open[half.transaction].late.append(half)
-        elif taken is HalfTaken.LARGE:
+        elif verdict is HalfTaken.LARGE:
             self.open[half.transaction].beyond.append(half.offset)
-        elif taken is HalfTaken.LEFT_OVER:
+        elif verdict is HalfTaken.LEFT_OVER:
             self.left_over.append(half.offset)
-        elif taken is not HalfTaken.PART:
+        elif verdict is not HalfTaken.PART:
             self._loose.append(half.offset)
-        return taken
+        return verdict
 
-    def _judge(self, half: HalfSeen) -> HalfTaken:
-        found, rules = self.open.get(half.transaction), self._rules
-        if found is None:
+    def _judge_half(self, half: HalfSeen) -> HalfTaken:
+        transaction, rules = self.open.get(half.transaction), self._rules
+        if transaction is None:
             ended = self.ended.get(half.transaction)
             if ended is not None:
                 is_dead = ended.outcome is TransactionOutcome.DEAD_LETTER and half.offset < ended.end
                 return HalfTaken.LEFT_OVER if is_dead else HalfTaken.ENDED
-            found = self._begin(half)
-        elif found.group != half.group:
+            transaction = self._open_transaction(half)
+        elif transaction.group != half.group:
             return HalfTaken.FOREIGN
-        elif half.identity and half.identity in found.identities:
-            return found.copy(half)
-        elif found.deciding is not None:
+        elif half.identity and half.identity in transaction.identities:
+            return transaction.copy(half)
+        elif transaction.deciding is not None:
             return HalfTaken.LATE
         elif (
-            len(found.offsets) >= rules.commit_messages_max or found.size + half.size > rules.commit_bytes_max
+            len(transaction.offsets) >= rules.commit_messages_max
+            or transaction.size + half.size > rules.commit_bytes_max
         ):
             if half.identity:
-                found.identities[half.identity] = half.checksum
+                transaction.identities[half.identity] = half.checksum
             return HalfTaken.LARGE
-        found.offsets.append(half.offset)
-        found.size += half.size
+        transaction.offsets.append(half.offset)
+        transaction.size += half.size
         if half.identity:
-            found.identities[half.identity] = half.checksum
+            transaction.identities[half.identity] = half.checksum
         return HalfTaken.PART
 
-    def _begin(self, half: HalfSeen) -> OpenTransaction:
+    def _open_transaction(self, half: HalfSeen) -> OpenTransaction:
         rules = self._rules
-        found = OpenTransaction(half.transaction, half.group, half.stored_ms, half.prepared_ms)
-        self.open[half.transaction] = found
+        transaction = OpenTransaction(half.transaction, half.group, half.stored_ms, half.prepared_ms)
+        self.open[half.transaction] = transaction
         self.reserved.drop_new(half.transaction)
         self.by_group[half.group] += 1
         self._above += self.by_group[half.group] > self._group_max
         after_ms = rules.check_after_ms if half.check_after_ms < 0 else half.check_after_ms
-        found.checks = self._attempts.get(half.offset, 0)
-        if found.checks:  # nobody knows when that was
-            found.due_ms = self._began_at_ms + rules.check_interval_ms
+        transaction.checks = self._attempts.get(half.offset, 0)
+        if transaction.checks:  # nobody knows when that was
+            transaction.due_ms = self._began_at_ms + rules.check_interval_ms
         else:
-            found.due_ms = half.stored_ms + after_ms
-        self._due(found, found.due_ms)
-        return found
+            transaction.due_ms = half.stored_ms + after_ms
+        self._set_timer(transaction, transaction.due_ms)
+        return transaction
 
     # --- the end of one
 
-    def begin(self, found: OpenTransaction, outcome: TransactionOutcome) -> None:
-        """It is to end like this; `decided` or `not_decided` follows."""
-        if found.deciding is not None:
-            raise RuntimeError(f"transaction {found.id.hex()} is being decided already")
-        found.deciding = outcome
-        self._withdraw(found)
+    def begin(self, transaction: OpenTransaction, outcome: TransactionOutcome) -> None:
+        """Begin the end of a transaction; `decided` or `not_decided` follows."""
+        if transaction.deciding is not None:
+            raise RuntimeError(f"transaction {transaction.id.hex()} is being decided already")
+        transaction.deciding = outcome
+        self._withdraw_offer(transaction)
 
-    def decided(self, found: OpenTransaction, ended: Ended) -> list[HalfSeen]:
-        """It is durable that it ended; gives those that came too late."""
-        del self.open[found.id]
-        self._above -= self.by_group[found.group] > self._group_max
-        self.by_group[found.group] -= 1
-        if not self.by_group[found.group]:
-            del self.by_group[found.group]
-        self.ended.remember(found.id, ended)
-        self._acks.finish((offset, offset + 1) for offset in found.offsets)
-        self._loose += [half.offset for half in found.late]
+    def decided(self, transaction: OpenTransaction, ended: Ended) -> list[HalfSeen]:
+        """Remove a transaction whose end is durable; return the half messages that came too late."""
+        del self.open[transaction.id]
+        self._above -= self.by_group[transaction.group] > self._group_max
+        self.by_group[transaction.group] -= 1
+        if not self.by_group[transaction.group]:
+            del self.by_group[transaction.group]
+        self.ended.remember(transaction.id, ended)
+        self._acks.finish((offset, offset + 1) for offset in transaction.offsets)
+        self._loose += [half.offset for half in transaction.late]
         is_dead = ended.outcome is TransactionOutcome.DEAD_LETTER
-        (self.left_over if is_dead else self._loose).extend(found.beyond)
-        return found.late
+        (self.left_over if is_dead else self._loose).extend(transaction.beyond)
+        return transaction.late
 
-    def not_decided(self, found: OpenTransaction, now_ms: int) -> None:
-        """It is open as before, and due again soon."""
-        found.deciding = None
-        late, found.late = found.late, []
+    def not_decided(self, transaction: OpenTransaction, now_ms: int) -> None:
+        """Keep a transaction open, and make it due again soon."""
+        transaction.deciding = None
+        late, transaction.late = transaction.late, []
         for half in late:
-            self._take(half)
-        found.due_ms = max(found.due_ms, now_ms + AGAIN_MS)
-        self._due(found, found.due_ms)
+            self._take_half(half)
+        transaction.due_ms = max(transaction.due_ms, now_ms + AGAIN_MS)
+        self._set_timer(transaction, transaction.due_ms)
 
     def take_loose(self) -> list[tuple[int, int]]:
-        """Ranges to finish with the next commit; `loosed` or `put_back` follows."""
+        """Return the ranges to finish with the next commit; `loosed` or `put_back` follows."""
         loose, self._loose = self._loose, []
         return ranges_of(loose)
 
     def loosed(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """They are finished."""
+        """Note that the ranges are finished."""
         self._acks.finish(ranges)
 
     def put_back(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """They are not."""
+        """Keep the ranges for a later commit: they are not finished."""
         for start, end in ranges:
             self._loose += range(start, end)
 
@@ -318,78 +321,85 @@ class TransactionShard:
     # --- checks
 
     def look(self, now_ms: int) -> None:
-        """What is due by now is offered to its group, or overdue."""
+        """Offer the transactions that are due to their groups, or make them overdue."""
         while self._timers and self._timers[0][0] <= now_ms:
-            found = self.open.get(heappop(self._timers)[2])
-            if found is None or found.deciding is not None or found.asking or found.due_ms > now_ms:
+            transaction = self.open.get(heappop(self._timers)[2])
+            if (
+                transaction is None
+                or transaction.deciding is not None
+                or transaction.asking
+                or transaction.due_ms > now_ms
+            ):
                 continue
-            if found.id in self._offered.get(found.group, ()):
-                if self._too_old_ms(found) <= now_ms:
-                    self._overdue.append(Overdue(found, TOO_OLD))
-            elif found.checks >= self._rules.checks_max:
-                self._overdue.append(Overdue(found, UNANSWERED))
+            if transaction.id in self._offered.get(transaction.group, ()):
+                if self._too_old_ms(transaction) <= now_ms:
+                    self._overdue.append(Overdue(transaction, TOO_OLD))
+            elif transaction.checks >= self._rules.checks_max:
+                self._overdue.append(Overdue(transaction, UNANSWERED))
             else:
-                self._offer_transaction(found, now_ms)
+                self._offer_transaction(transaction, now_ms)
 
-    def _offer_transaction(self, found: OpenTransaction, now_ms: int) -> None:
-        """Its group is asked about it as soon as a member polls; nobody may ever."""
-        found.offered_ms = found.offered_ms or now_ms
-        self._offered.setdefault(found.group, {})[found.id] = found
-        self._due(found, max(self._too_old_ms(found), now_ms + AGAIN_MS))
+    def _offer_transaction(self, transaction: OpenTransaction, now_ms: int) -> None:
+        """Let the group be asked about a transaction as soon as a member polls, if one does."""
+        transaction.offered_ms = transaction.offered_ms or now_ms
+        self._offered.setdefault(transaction.group, {})[transaction.id] = transaction
+        self._set_timer(transaction, max(self._too_old_ms(transaction), now_ms + AGAIN_MS))
 
-    def _too_old_ms(self, found: OpenTransaction) -> int:
+    def _too_old_ms(self, transaction: OpenTransaction) -> int:
         rules = self._rules
-        return max(found.began_ms + rules.age_ms_max, found.offered_ms + rules.offer_ms_min)
+        return max(transaction.began_ms + rules.age_ms_max, transaction.offered_ms + rules.offer_ms_min)
 
     def overdue(self) -> Iterator[Overdue]:
-        """Those that become dead letters now; what could not is there again later."""
+        """Yield the transactions that become dead letters now; one that cannot is yielded again later."""
         while self._overdue:
             one = self._overdue.popleft()
             if self.open.get(one.transaction.id) is one.transaction and one.transaction.deciding is None:
                 yield one
 
     def offered(self, group: str) -> bool:
-        """Whether there is anything to ask this group."""
+        """Return whether there is a transaction to ask this group about."""
         return group in self._offered
 
     def ask(self, group: str, count: int, bytes_max: int) -> list[OpenTransaction]:
-        """Up to `count` to ask about, at least one, then until `bytes_max` of their messages; `asked` or
-        `not_asked` follows for each, once the attempt is durable."""
+        """Return up to `count` transactions to ask about: one of any size, then up to `bytes_max` together.
+
+        `asked` or `not_asked` follows for each, once the attempt is durable.
+        """
         offered = self._offered.get(group, {})
-        chosen: list[OpenTransaction] = []
+        transactions: list[OpenTransaction] = []
         size = 0
-        for found in islice(offered.values(), count):
-            size += found.size + ASKED_BYTES * len(found.offsets)
-            if chosen and size > bytes_max:
+        for transaction in islice(offered.values(), count):
+            size += transaction.size + ASKED_BYTES * len(transaction.offsets)
+            if transactions and size > bytes_max:
                 break
-            chosen.append(found)
-        for found in chosen:
-            self._withdraw(found)
-            found.asking = True
-        return chosen
+            transactions.append(transaction)
+        for transaction in transactions:
+            self._withdraw_offer(transaction)
+            transaction.asking = True
+        return transactions
 
-    def asked(self, found: OpenTransaction, now_ms: int) -> bool:
-        """Its next check counts; whether it still has to be asked about."""
-        found.asking, found.offered_ms = False, 0
-        found.checks += 1
-        found.due_ms = now_ms + self._rules.check_interval_ms
-        self._due(found, found.due_ms)
-        return self.open.get(found.id) is found and found.deciding is None
+    def asked(self, transaction: OpenTransaction, now_ms: int) -> bool:
+        """Count the check of a transaction, and return whether its group must still be asked."""
+        transaction.asking, transaction.offered_ms = False, 0
+        transaction.checks += 1
+        transaction.due_ms = now_ms + self._rules.check_interval_ms
+        self._set_timer(transaction, transaction.due_ms)
+        return self.open.get(transaction.id) is transaction and transaction.deciding is None
 
-    def not_asked(self, found: OpenTransaction, now_ms: int) -> None:
+    def not_asked(self, transaction: OpenTransaction, now_ms: int) -> None:
         """Offer it again: nothing became of the check."""
-        found.asking, found.offered_ms = False, 0
-        if self.open.get(found.id) is found and found.deciding is None:
-            self._offer_transaction(found, now_ms)
+        transaction.asking, transaction.offered_ms = False, 0
+        if self.open.get(transaction.id) is transaction and transaction.deciding is None:
+            self._offer_transaction(transaction, now_ms)
 
-    def _withdraw(self, found: OpenTransaction) -> None:
-        offered = self._offered.get(found.group)
-        if offered is not None and offered.pop(found.id, None) is not None and not offered:
-            del self._offered[found.group]
+    def _withdraw_offer(self, transaction: OpenTransaction) -> None:
+        offered = self._offered.get(transaction.group)
+        if offered is not None and offered.pop(transaction.id, None) is not None and not offered:
+            del self._offered[transaction.group]
 
-    def _due(self, found: OpenTransaction, at_ms: int) -> None:
+    def _set_timer(self, transaction: OpenTransaction, at_ms: int) -> None:
         if len(self._timers) > 4 * len(self.open) + TIMERS_MIN:  # most of it is of those that have ended
             self._timers = [one for one in self._timers if one[2] in self.open]
             heapify(self._timers)
         self._sequence += 1
-        heappush(self._timers, (at_ms, self._sequence, found.id))
+        heappush(self._timers, (at_ms, self._sequence, transaction.id))

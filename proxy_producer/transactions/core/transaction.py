@@ -1,6 +1,4 @@
-"""What a shard of transactions consists of: half messages as they are seen, and the transactions that they
-make up. Pure.
-"""
+"""The data of a shard of transactions: half messages, and the transactions that they make up. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +9,11 @@ from ddmq_client.idl.codes import TransactionOutcome
 
 
 class HalfSeen(NamedTuple):
-    """A half message as far as decisions need it. `stored_ms`: when it was stored, on the shard's clock;
-    `prepared_ms`: on the store's. `identity` "": it says nothing. `checksum`: of a key's body."""
+    """A half message as far as decisions need it.
+
+    `stored_ms`: when it was stored, on the shard's clock; `prepared_ms`: on the store's. `identity` "": it
+    has none. `checksum`: of the body of a message with a key.
+    """
 
     offset: int
     transaction: bytes
@@ -26,7 +27,7 @@ class HalfSeen(NamedTuple):
 
 
 class HalfTaken(Enum):
-    """What a half message is."""
+    """The part of a half message in its transaction, or why it has none."""
 
     PART = "part"
     COPY = "copy"  # of one that is a part already
@@ -40,10 +41,13 @@ class HalfTaken(Enum):
 
 
 class OpenTransaction:
-    """One that is not decided. `began_ms`: on the shard's clock, `prepared_ms` on the store's. `offsets`: of
-    its messages, ascending. `checks`: how often it was asked about. `offered_ms`: since when it waits to be
-    asked about; 0: it does not. `deciding`: what it is to become. `asking`: a check is being made durable.
-    `beyond`: offsets of messages that one commit has no room for."""
+    """An undecided transaction.
+
+    `began_ms`: on the shard's clock, `prepared_ms`: on the store's. `offsets`: of its messages, ascending.
+    `checks`: how often its group was asked. `offered_ms`: since when it waits for its group to poll; 0: it
+    does not. `deciding`: the outcome that is being committed. `asking`: a check is being made durable.
+    `beyond`: offsets of messages that one commit has no room for.
+    """
 
     __slots__ = (
         "asking", "began_ms", "beyond", "checks", "deciding", "due_ms", "group", "id", "identities", "late",
@@ -67,6 +71,6 @@ class OpenTransaction:
         self.beyond: list[int] = []
 
     def copy(self, half: HalfSeen) -> HalfTaken:
-        """What a second one of a message is."""
-        same = self.identities.get(half.identity, half.checksum) == half.checksum
-        return HalfTaken.COPY if same else HalfTaken.CHANGED
+        """Return whether a second half message of one message is an equal copy or a changed one."""
+        is_equal = self.identities.get(half.identity, half.checksum) == half.checksum
+        return HalfTaken.COPY if is_equal else HalfTaken.CHANGED

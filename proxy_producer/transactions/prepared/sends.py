@@ -10,7 +10,8 @@ One plain message of a transaction whose shard this proxy owns takes a fast path
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from ddmq_rpc.codec import structs
 from proxy_producer import wire
 from proxy_producer.admission import DRAINING, Admission
 from proxy_producer.batches import summarize_faults
-from proxy_producer.config import ProducerConfig
+from proxy_producer.config import ProducerConfig, TransactionLimits
 from proxy_producer.core.identity import identity_of
 from proxy_producer.core.refusals import SendRefusal, illegal, refusal, refusal_of, shown
 from proxy_producer.flow import Flow
@@ -42,10 +43,15 @@ from proxy_producer.transactions.codec import (
 )
 from proxy_producer.transactions.core.reservations import PrepareVerdict
 from proxy_producer.transactions.core.transaction import HalfTaken
-from proxy_producer.transactions.deciding import OwnedShard
-from proxy_producer.transactions.ends import used_elsewhere
+from proxy_producer.transactions.deciding import OwnedShard, TransactionEnd
+from proxy_producer.transactions.ends import (
+    TOLD,
+    foreign_group_fault,
+    late_fault,
+    late_message_fault,
+    sequence_used_fault,
+)
 from proxy_producer.transactions.legal import legal_id
-from proxy_producer.transactions.prepared.admitted import Admitted, long_fault, moved_fault, verdict_fault
 from proxy_producer.transactions.prepared.waiting import WaitingPrepare
 from proxy_producer.transactions.service import Transactions
 from proxy_producer.wire import RequestKind, SendRequest
@@ -53,6 +59,102 @@ from proxy_producer.wire import RequestKind, SendRequest
 IDL = structs(producer)
 IMMUNITY = b"CHECK_IMMUNITY_TIME_IN_SECONDS"
 PASSING_BYTES = 512  # of a call, for what passing it on adds: any proxy refuses what one could not pass on
+
+
+OnJudged = Callable[[Sequence[HalfTaken], SendRefusal | None], None]
+
+
+@dataclass(slots=True)
+class Admitted:
+    """The room that one prepare holds in its shard until `release`."""
+
+    owned: OwnedShard
+    transaction: bytes
+    group: str
+    messages: int
+    size: int
+    released: bool = False
+
+    def release(self) -> None:
+        """Give the room back: the backend has settled it, or it never got there. May be called again."""
+        if not self.released:
+            self.released = True
+            self.owned.held.release_prepare(self.transaction, self.messages, self.size)
+
+    def take_in(self, halves: Sequence[HalfMessage], then: OnJudged) -> None:
+        """Hand durable messages to the shard; `then(verdicts, refusal)` follows."""
+        shard = self.owned.held
+        if not shard.claimed:
+            then((), moved_fault())
+            return
+        verdicts = [shard.appended(half, self.transaction) for half in halves]
+        if HalfTaken.AHEAD not in verdicts:
+            self._judge_halves(verdicts, then)
+            return
+
+        def on_read(error: Exception | None) -> None:
+            if error is not None or not shard.claimed:
+                then((), moved_fault())
+            else:
+                self._judge_halves([shard.appended(half, self.transaction) for half in halves], then)
+
+        shard.when_read(max(half.offset for half in halves), on_read)
+
+    def _judge_halves(self, verdicts: Sequence[HalfTaken], then: OnJudged) -> None:
+        faults = [late_fault(verdict, self.transaction, self.group) for verdict in verdicts]
+        fault = next(filter(None, faults), None)
+        opened = self.owned.held.core.open.get(self.transaction)
+        if fault is not None or HalfTaken.LATE not in verdicts or opened is None:
+            then(verdicts, fault)
+            return
+
+        def on_decided(result: TransactionEnd) -> None:
+            """Count them as parts of the transaction if its end failed."""
+            then(
+                verdicts, None if result.ended is None else late_message_fault(self.transaction, "has ended")
+            )
+
+        self.owned.deciding.wait(opened, on_decided)
+
+
+def moved_fault() -> SendRefusal:
+    """Return code 12: a message is in the log, and another proxy owns its transaction now."""
+    what = "the transaction moved to another proxy while the message was being stored"
+    return refusal(Code.TIMED_OUT, "shard_moved", what, "it may or may not be a part of it; send it again")
+
+
+def verdict_fault(
+    verdict: PrepareVerdict, owned: OwnedShard, transaction: bytes, group: str
+) -> SendRefusal | None:
+    """Return why a shard takes no message, but for LARGE; None: it does."""
+    if verdict is PrepareVerdict.FOREIGN:
+        return foreign_group_fault(group)
+    if verdict is PrepareVerdict.ENDING:
+        return late_message_fault(transaction, "is being ended")
+    if verdict is PrepareVerdict.ENDED:
+        ended = owned.held.core.ended.get(transaction)
+        return late_message_fault(transaction, "has ended" if ended is None else TOLD[ended.outcome])
+    if verdict is PrepareVerdict.FULL:
+        what = f"producer group {group!r} or its shard has as many open transactions as it may"
+        allowed = "allowed: later, when some have ended (open_max)"
+        return refusal(Code.BUSY, "transactions_open", what, allowed)
+    if verdict is PrepareVerdict.CROWDED:
+        what = "with the messages that are on their way the transaction would be too large"
+        return refusal(Code.BUSY, "transaction_crowded", what, "send it again when those are answered")
+    return None
+
+
+def long_fault(
+    limits: TransactionLimits, before: int, before_bytes: int, messages: int, size: int
+) -> SendRefusal | None:
+    """Return why a transaction that has `before` messages takes no more of them; None: it does."""
+    if before + messages <= limits.messages_max and before_bytes + size <= limits.bytes_max:
+        return None
+    what = f"the transaction would have {before + messages} messages with {before_bytes + size} bytes"
+    if before:
+        what += f", {before} of them from before"
+    allowed = f"allowed: at most {limits.messages_max} messages and {limits.bytes_max} bytes together"
+    return illegal("transaction_long", what, allowed)
 
 
 class Prepare(NamedTuple):
@@ -80,7 +182,7 @@ class PreparedSends:
             return
         prepare = self._check_call(call)
         if isinstance(prepare, SendRefusal):
-            self._refuse(call, prepare)
+            self._refuse_call(call, prepare)
             return
         transactions = self._transactions
         is_owned = transactions.owned_of(prepare.transaction) is not None
@@ -90,8 +192,8 @@ class PreparedSends:
         members = self._check_messages(prepare)
         if isinstance(members, SendRefusal):
             again = partial(self.prepare, call, deadline)
-            if not self._flow.delay.presence.retries(members, again):
-                self._refuse(call, members)
+            if not self._flow.delay.presence.will_retry(members, again):
+                self._refuse_call(call, members)
         elif is_owned:
             destination = PreparedDestination(self, prepare)
             PendingSend(self._flow, call, deadline, members, destination).start()
@@ -132,8 +234,8 @@ class PreparedSends:
             record.message_id = id_by(identity, transaction)
         elif message.sequence is not None:
             return False
-        held, size = owned.held, len(record.delivery)
-        if held.core.admit_prepare(transaction, group, 1, size) is not PrepareVerdict.ADMITTED:
+        shard, size = owned.held, len(record.delivery)
+        if shard.core.admit_prepare(transaction, group, 1, size) is not PrepareVerdict.ADMITTED:
             return False
         admitted = Admitted(owned, transaction, group, 1, size)
         try:
@@ -146,7 +248,7 @@ class PreparedSends:
             destination = PreparedDestination(self, None, admitted, [(record, mark)])
             member = SendMember(0, record, body_bytes, partition_id, hash_id, topic, None)
             send = PendingSend(flow, call, deadline, [member], destination)
-            send.append((half_record(held.number, record, mark),))
+            send.append((half_record(shard.number, record, mark),))
         except BaseException:
             admitted.release()
             raise
@@ -157,10 +259,10 @@ class PreparedSends:
     def _wait_for_owner(self, call: Call, deadline: float, prepare: Prepare) -> None:
         """Pass a call on to the owner of its shard, as soon as there is one."""
         WaitingPrepare(
-            self._transactions, call, deadline, prepare.transaction, self.prepare, self._refuse
+            self._transactions, call, deadline, prepare.transaction, self.prepare, self._refuse_call
         ).start()
 
-    def _refuse(self, call: Call, fault: SendRefusal) -> None:
+    def _refuse_call(self, call: Call, fault: SendRefusal) -> None:
         """Answer that none of the call's messages is stored."""
         refuse_prepare(self._flow, call, fault, len(call.args.request.messages or ()))
 
@@ -215,7 +317,7 @@ class PreparedSends:
         if faults:
             return faults[0] if count == 1 else summarize_faults(faults, count, 0)
         for member in members:
-            _identify(member.record, messages[member.index], prepare.transaction)
+            _set_identity(member.record, messages[member.index], prepare.transaction)
             if member.request is not None:
                 member.request.identity = (member.record.system or {}).get(IDENTITY)
         return members
@@ -255,7 +357,7 @@ class PreparedSends:
         )  # fmt: skip
 
 
-def _identify(record: NewRecord, message: Any, transaction: bytes) -> None:
+def _set_identity(record: NewRecord, message: Any, transaction: bytes) -> None:
     """Give a message with a key or a sequence its identity among the half messages, and the id of it.
 
     The shard recognises it also where the engine itself recognises no message.
@@ -298,7 +400,7 @@ class PreparedDestination(Destination):
         self._admitted = admitted
         self._halves = halves
 
-    def store(self, send: PendingSend) -> None:
+    def store_messages(self, send: PendingSend) -> None:
         """Append or commit half records, where the shard has room for them."""
         members, prepare = send.members, self._prepare
         assert prepare is not None
@@ -317,30 +419,31 @@ class PreparedDestination(Destination):
                 (member.record, make_mark(prepare, member.record, member.request)) for member in members
             ]
             records = [half_record(shard, record, mark) for record, mark in self._halves]
-            send.store(records, atomic=len(records) > 1)
+            send.store_records(records, atomic=len(records) > 1)
         except BaseException:
             admitted.release()
             raise
 
-    def settle(self, send: PendingSend) -> None:
+    def settle_send(self, send: PendingSend) -> None:
         """Answer, unless the sweep has, and give the room in the shard back."""
-        super().settle(send)
+        super().settle_send(send)
         if self._admitted is not None:
             self._admitted.release()
 
-    def answer(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
+    def answer_call(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
         """Hand stored messages to the shard, which may not count them to the transaction; answer then."""
-        if not results or any(result.status is not AppendStatus.STORED for result in results):
-            self._reply(send, results, None)
-            return
         halves = []
-        for (record, mark), result in zip(self._halves, results, strict=True):
+        for (record, mark), result in zip(self._halves, results, strict=False):
+            if result.status is not AppendStatus.STORED:
+                break
             if is_elsewhere(record, result):
-                self._reply(send, results, used_elsewhere())
+                self._reply(send, results, sequence_used_fault())
                 return
             halves.append(_half_message(record, mark, result.offset))
-        assert self._admitted is not None
-        self._admitted.take_in(halves, partial(self._on_judged, send, results))
+        if self._admitted is None or not halves or len(halves) != len(results):
+            self._reply(send, results, None)
+        else:
+            self._admitted.take_in(halves, partial(self._on_judged, send, results))
 
     def _on_judged(
         self,
@@ -366,19 +469,20 @@ class PreparedDestination(Destination):
             topic = send.members[0].topic if send.size == 1 else None
             refuse_prepare(send.flow, send.call, fault, send.size, None if topic is None else topic.name)
             return
-        scheduled = [
-            wire.scheduled(record, result) for (record, _), result in zip(self._halves, results, strict=True)
-        ]
-        through = max([result.offset for result in results])
-        send.call.reply(IDL.PrepareResponse(code=0, msg=OK_TEXT, results=scheduled, throughOffset=through))
+        answers, through = [], -1
+        for (record, _), result in zip(self._halves, results, strict=True):
+            answers.append(wire.scheduled_result(record, result))
+            through = max(through, result.offset)
+        response = IDL.PrepareResponse(code=0, msg=OK_TEXT, results=answers, throughOffset=through)
+        send.call.reply(response)
 
 
 def refuse_prepare(
     flow: Flow, call: Call, fault: SendRefusal, messages: int, topic_name: str | None = None
 ) -> None:
     """Answer that none of a call's messages is stored, and count them."""
-    flow.counts.refused(topic_name, fault, max(messages, 1))
-    results = [wire.refused(fault)] * messages
+    flow.counts.count_refused(topic_name, fault, max(messages, 1))
+    results = [wire.refused_result(fault)] * messages
     call.reply(IDL.PrepareResponse(code=int(fault.code), msg=fault.text, results=results))
 
 

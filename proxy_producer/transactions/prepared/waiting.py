@@ -1,8 +1,8 @@
 """A sendPrepared at a proxy that does not own its shard: to the proxy that does, and its answer back.
 
 Only the owner knows what a transaction has and whether it is open, so only the owner's answer is true. Where
-nobody owns the shard for the moment, the call waits for half of its time, then it is to be sent again. A call
-that may have got there without an answer is answered 12: nobody knows.
+the shard has no owner for the moment, the call waits for half of its time, then its sender must send it
+again. A call that may have arrived there, and has no answer, is answered 12: the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class WaitingPrepare:
         """Leave the waiting calls, and what is in flight here."""
         self.answered = True
         self._transactions.waiting.discard(self)
-        self._transactions.flow.settled(self, self.call.frame_bytes)
+        self._transactions.flow.leave(self, self.call.frame_bytes)
 
 
 def not_owner_fault(number: int) -> SendRefusal:

@@ -111,7 +111,7 @@ class DelayProcesses(Rig):
         ends = {ref: bounds.next for ref, bounds in zip(info.refs(), self._bounds(info), strict=True)}
         shards = [shard for service in self.services for shard in service.shards.values()]
         return sum(shard.position or 0 for shard in shards) == sum(ends.values()) and all(
-            shard.idle for shard in shards
+            shard.is_idle for shard in shards
         )
 
     def _bounds(self, info: TopicInfo) -> list[Any]:

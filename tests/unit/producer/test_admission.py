@@ -181,7 +181,7 @@ def test_the_short_way_answers_as_the_table() -> None:
     admission, random, taken, refused = rig.proxy.admission, Random(11), 0, 0
     for _ in range(3_000):
         sent = message(**random_fields(random))
-        topic = rig.proxy.topics.find(sent.topic.decode())
+        topic = rig.proxy.topics.find_topic(sent.topic.decode())
         assert topic is not None
         record = admission.make_record(sent, topic, NOW_MS)
         if record is None:
@@ -195,9 +195,9 @@ def test_the_short_way_answers_as_the_table() -> None:
         assert admission.find_fault(request) is None
         assert (request.level, request.command, request.delay) == (0, None, None)
         assert not request.chronos
-        other = request.record(bytes(16))
+        other = request.make_record(bytes(16))
         for name in ("topic", "born_ms", "delivery", "key", "tags", "flags", "due_ms", "system"):
             assert getattr(record, name) == getattr(other, name), name
-        assert record.delivery == encode(sent.key, sent.body, sent.tags, request.kept)
+        assert record.delivery == encode(sent.key, sent.body, sent.tags, request.delivered_properties)
     assert taken > 300
     assert refused > 100

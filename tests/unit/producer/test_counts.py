@@ -11,7 +11,7 @@ from proxy_producer.counts import SendCounts
 def test_a_refused_cancel_is_no_send() -> None:
     metrics = Registry()
     counts = SendCounts(metrics)
-    counts.change_refused(SendRefusal(30, "delay id", "no such id"))
+    counts.count_refused_change(SendRefusal(30, "delay id", "no such id"))
     assert catalogue.SENDS.name not in metrics.snapshot() or not metrics.snapshot()[catalogue.SENDS.name]
     assert metrics.cell(catalogue.DELAY_OUTCOMES, "refused").value == 1
     assert metrics.cell(catalogue.SEND_REFUSED, "delay id").value == 1

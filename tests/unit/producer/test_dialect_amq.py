@@ -14,7 +14,7 @@ import pytest
 from ddmq_common.delays.command import DelayCommand
 from ddmq_common.delays.schedules import ScheduleLimits
 from delay_service.core.occurrences import next_after
-from proxy_producer.core.dialects import dialect_of, dialects
+from proxy_producer.core.dialects import dialects, read_command
 
 NOW = 1_795_289_273_456
 AMQ = dialects(["amq"])
@@ -22,7 +22,7 @@ AMQ = dialects(["amq"])
 
 def ask(now=NOW, **properties):
     given = {f"AMQ_SCHEDULED_{name}".encode(): str(value).encode() for name, value in properties.items()}
-    return dialect_of(given, AMQ, now, ScheduleLimits())
+    return read_command(given, AMQ, now, ScheduleLimits())
 
 
 def deliveries(command, count):
@@ -58,7 +58,7 @@ def test_ten_times_every_hour_one_second_apart():
 
 def test_a_message_that_was_scheduled_before_goes_at_once():
     given = {b"scheduledJobId": b"ID:1", b"AMQ_SCHEDULED_DELAY": b"60000"}
-    assert dialect_of(given, AMQ, NOW, ScheduleLimits()) is None
+    assert read_command(given, AMQ, NOW, ScheduleLimits()) is None
 
 
 def test_a_period_alone_is_the_first_wait():

@@ -6,7 +6,7 @@ import pytest
 
 from ddmq_common.delays.command import DelayCommand, Schedule
 from ddmq_common.delays.schedules import ScheduleLimits
-from proxy_producer.core.dialects import dialect_of, dialects
+from proxy_producer.core.dialects import dialects, read_command
 
 NOW = 1_795_289_273_456
 OURS = dialects(["ddmq"])
@@ -17,7 +17,7 @@ def ask(**properties):
         f"deliver-{name.replace('_', '-')}".encode(): str(value).encode()
         for name, value in properties.items()
     }
-    return dialect_of(given, OURS, NOW, ScheduleLimits())
+    return read_command(given, OURS, NOW, ScheduleLimits())
 
 
 @pytest.mark.parametrize(

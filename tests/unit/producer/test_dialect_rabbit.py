@@ -10,14 +10,14 @@ import pytest
 
 from ddmq_common.delays.command import DelayCommand
 from ddmq_common.delays.schedules import ScheduleLimits
-from proxy_producer.core.dialects import dialect_of, dialects
+from proxy_producer.core.dialects import dialects, read_command
 
 NOW = 1_795_289_273_456
 RABBIT = dialects(["rabbit"])
 
 
 def ask(value):
-    return dialect_of({b"x-delay": value}, RABBIT, NOW, ScheduleLimits())
+    return read_command({b"x-delay": value}, RABBIT, NOW, ScheduleLimits())
 
 
 def test_both_messages_of_the_readme():
@@ -26,7 +26,7 @@ def test_both_messages_of_the_readme():
 
 
 def test_without_the_header_nothing_is_delayed():
-    assert dialect_of({b"x-delayed-type": b"direct"}, RABBIT, NOW, ScheduleLimits()) is None
+    assert read_command({b"x-delayed-type": b"direct"}, RABBIT, NOW, ScheduleLimits()) is None
 
 
 @pytest.mark.parametrize("value", [b"0", b"-1", b"-5000", b"4294967296", b"999999999999999999", b"0.9"])

@@ -11,7 +11,7 @@ import pytest
 
 from ddmq_common.delays.command import DelayCommand
 from ddmq_common.delays.schedules import ScheduleLimits
-from proxy_producer.core.dialects import dialect_of, dialects
+from proxy_producer.core.dialects import dialects, read_command
 
 NOW = 1_795_289_273_456
 ROCKETMQ = dialects(["rocketmq"])
@@ -19,7 +19,7 @@ ROCKETMQ = dialects(["rocketmq"])
 
 def ask(**properties):
     given = {f"TIMER_{name}".encode(): str(value).encode() for name, value in properties.items()}
-    return dialect_of(given, ROCKETMQ, NOW, ScheduleLimits(delay_ms_max=3 * 86_400_000))
+    return read_command(given, ROCKETMQ, NOW, ScheduleLimits(delay_ms_max=3 * 86_400_000))
 
 
 def test_the_three_ways():

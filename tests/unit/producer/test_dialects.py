@@ -8,7 +8,7 @@ from ddmq_client.idl.codes import DELAY_DIALECT_PROPERTIES, Code
 from ddmq_common.delays.command import ADD, SCHEDULE, DelayCommand, Schedule
 from ddmq_common.delays.schedules import ScheduleLimits
 from ddmq_common.names import DELAY_DIALECTS
-from proxy_producer.core.dialects import dialect_of, dialects, without_dialects
+from proxy_producer.core.dialects import dialects, drop_dialects, read_command
 from proxy_producer.core.refusals import SendRefusal
 
 NOW = 1_795_289_273_456
@@ -18,7 +18,7 @@ NAMES = sorted(ALL.properties)
 
 
 def test_an_order_of_a_dialect_keeps_the_message_as_it_is():
-    found = dialect_of({b"x-delay": b"1500", b"mine": b"1"}, ALL, NOW, LIMITS)
+    found = read_command({b"x-delay": b"1500", b"mine": b"1"}, ALL, NOW, LIMITS)
     due = NOW + 1_500
     assert found == DelayCommand(
         ADD, "", kind=SCHEDULE, due_ms=due, timestamp_s=due // 1_000, schedule=Schedule(delay_ms=1_500)
@@ -28,11 +28,11 @@ def test_an_order_of_a_dialect_keeps_the_message_as_it_is():
 def test_what_no_topic_speaks_is_an_ordinary_property():
     properties = dict.fromkeys(NAMES, b"5000")
     nothing = dialects(())
-    assert dialect_of(properties, nothing, NOW, LIMITS) is None
-    assert without_dialects(properties, nothing) == properties
+    assert read_command(properties, nothing, NOW, LIMITS) is None
+    assert drop_dialects(properties, nothing) == properties
     rabbit = dialects(["rabbit"])
-    assert dialect_of({b"TIMER_DELAY_MS": b"x"}, rabbit, NOW, LIMITS) is None
-    assert without_dialects({b"TIMER_DELAY_MS": b"x", b"x-delay": b"0"}, rabbit) == {b"TIMER_DELAY_MS": b"x"}
+    assert read_command({b"TIMER_DELAY_MS": b"x"}, rabbit, NOW, LIMITS) is None
+    assert drop_dialects({b"TIMER_DELAY_MS": b"x", b"x-delay": b"0"}, rabbit) == {b"TIMER_DELAY_MS": b"x"}
 
 
 def test_the_client_knows_every_name():
@@ -41,23 +41,23 @@ def test_the_client_knows_every_name():
 
 def test_names_of_a_dialect_are_never_delivered():
     properties = {b"mine": b"1", b"scheduledJobId": b"7"} | dict.fromkeys(NAMES, b"1")
-    assert without_dialects(properties, ALL) == {b"mine": b"1", b"scheduledJobId": b"7"}
+    assert drop_dialects(properties, ALL) == {b"mine": b"1", b"scheduledJobId": b"7"}
 
 
 def test_two_dialects_are_refused_by_name():
-    refusal = dialect_of({b"x-delay": b"5", b"AMQ_SCHEDULED_DELAY": b"6"}, ALL, NOW, LIMITS)
+    refusal = read_command({b"x-delay": b"5", b"AMQ_SCHEDULED_DELAY": b"6"}, ALL, NOW, LIMITS)
     assert isinstance(refusal, SendRefusal)
     assert (refusal.code, refusal.reason) == (Code.ILLEGAL_MESSAGE, "delay_dialects_mixed")
     assert "AMQ_SCHEDULED_DELAY x-delay" in refusal.text
-    assert dialect_of({b"x-delay": b"5", b"AMQ_SCHEDULED_DELAY": b"6"}, dialects(["amq"]), NOW, LIMITS)
+    assert read_command({b"x-delay": b"5", b"AMQ_SCHEDULED_DELAY": b"6"}, dialects(["amq"]), NOW, LIMITS)
 
 
 def test_a_dialect_beside_a_level_is_refused():
-    refusal = dialect_of({b"x-delay": b"5", b"DELAY": b"3"}, ALL, NOW, LIMITS)
+    refusal = read_command({b"x-delay": b"5", b"DELAY": b"3"}, ALL, NOW, LIMITS)
     assert refusal.code == Code.ILLEGAL_MESSAGE
     assert "x-delay DELAY=3" in refusal.text
-    assert dialect_of({b"DELAY": b"3"}, ALL, NOW, LIMITS) is None
-    assert isinstance(dialect_of({b"x-delay": b"5", b"DELAY": b"0"}, ALL, NOW, LIMITS), DelayCommand)
+    assert read_command({b"DELAY": b"3"}, ALL, NOW, LIMITS) is None
+    assert isinstance(read_command({b"x-delay": b"5", b"DELAY": b"0"}, ALL, NOW, LIMITS), DelayCommand)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_dialect_beside_a_level_is_refused():
     ],
 )
 def test_limits_hold_for_every_dialect(properties, words):
-    refusal = dialect_of(properties, ALL, NOW, LIMITS)
+    refusal = read_command(properties, ALL, NOW, LIMITS)
     assert isinstance(refusal, SendRefusal)
     assert refusal.code == Code.ILLEGAL_MESSAGE
     assert refusal.text.startswith("FAILED: ")
@@ -81,7 +81,7 @@ def test_limits_hold_for_every_dialect(properties, words):
 
 def test_a_limit_of_years_is_a_limit_of_years():
     years = ScheduleLimits(delay_ms_max=10 * 366 * 86_400_000)
-    assert isinstance(dialect_of({b"deliver-after": b"3650d"}, ALL, NOW, years), DelayCommand)
+    assert isinstance(read_command({b"deliver-after": b"3650d"}, ALL, NOW, years), DelayCommand)
 
 
 def test_an_unknown_dialect_is_named():
@@ -92,7 +92,7 @@ def test_an_unknown_dialect_is_named():
 @given(st.dictionaries(st.sampled_from(NAMES), st.binary(min_size=1, max_size=40), min_size=1, max_size=3))
 def test_no_value_raises(properties):
     for name in DELAY_DIALECTS:
-        found = dialect_of(properties, dialects([name]), NOW, LIMITS)
+        found = read_command(properties, dialects([name]), NOW, LIMITS)
         assert found is None or isinstance(found, DelayCommand | SendRefusal)
 
 
@@ -108,7 +108,7 @@ def test_no_value_raises(properties):
 )
 def test_what_is_accepted_is_due_within_the_limits(properties):
     for name in DELAY_DIALECTS:
-        found = dialect_of(properties, dialects([name]), NOW, LIMITS)
+        found = read_command(properties, dialects([name]), NOW, LIMITS)
         if isinstance(found, DelayCommand):
             assert found.schedule is not None
             assert found.schedule.cron or found.due_ms <= NOW + LIMITS.delay_ms_max

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddmq_common.token_bucket import TokenBucket
-from proxy_producer.topics import RateLimiter, longest
+from proxy_producer.topics import RateLimiter, longest_wait
 
 
 @given(
@@ -63,17 +63,17 @@ def test_a_clock_that_steps_back_takes_nothing_away():
 
 def test_a_gate_waits_for_its_slower_bucket_and_names_its_limits():
     limiter = RateLimiter("topic 'x'", 10, 100, 1.0, 0.0)
-    limiter.take(10, 150)
+    limiter.take_tokens(10, 150)
     assert limiter.wait_s(1, 1, 0.0) == pytest.approx(0.51)
-    assert limiter.shown() == "topic 'x' is limited to 10 messages/s and 100 bytes/s"
+    assert limiter.describe() == "topic 'x' is limited to 10 messages/s and 100 bytes/s"
     assert RateLimiter("y", 0, 0, 1.0, 0.0).open_always
 
 
 def test_longest_names_the_gate_that_holds_back():
     fast, slow = RateLimiter("fast", 100, 0, 0.01, 0.0), RateLimiter("slow", 1, 0, 1.0, 0.0)
-    assert longest((fast, slow), 1, 1, 0.0) == (0.0, None)
+    assert longest_wait((fast, slow), 1, 1, 0.0) == (0.0, None)
     for limiter in (fast, slow):
-        limiter.take(1, 1)
-    wait, limiter = longest((fast, slow), 1, 1, 0.0)
+        limiter.take_tokens(1, 1)
+    wait, limiter = longest_wait((fast, slow), 1, 1, 0.0)
     assert wait == pytest.approx(1.0)
     assert limiter is slow

@@ -79,6 +79,23 @@ def test_a_rate_limit_that_held_it_is_named() -> None:
     assert "limited to 10 messages/s" in str(events[1][0].facts["held_by"])
 
 
+def test_a_rate_limit_that_held_a_batch_is_named_for_each_of_its_messages() -> None:
+    rig = TracedProducer(topic_rate=RateLimit(messages_per_s=10, burst_ms=100), defer_ms_max=1_000)
+    rig.trace(1)
+    rig.send(timeout=5_000)
+    rig.call("sendBatch", messages=[message(), message(key=b"other")], timeout=5_000)
+    rig.advance(0.3)
+    single, batch = rig.backend.sent
+    single.answer()
+    batch.answer()
+    told = rig.told()
+    assert "held_ms" not in told[single.records[0].message_id][0].facts
+    for record in batch.records:
+        facts = told[record.message_id][0].facts
+        assert facts["held_ms"] == 100
+        assert "limited to 10 messages/s" in str(facts["held_by"])
+
+
 def test_each_message_of_a_batch_is_told_of() -> None:
     rig = TracedProducer()
     rig.trace(1)

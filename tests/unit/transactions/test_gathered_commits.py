@@ -10,7 +10,7 @@ from backend.records import AppendResult, NewRecord, ProgressDelta, QueueRef, To
 from ddmq_common.clock import ManualClock
 from ddmq_common.delivery import encode
 from ddmq_common.errors import FencedError, RemoteError
-from proxy_producer.transactions.gathered import BYTES_MAX, CommitPart, GatheredCommits, merged
+from proxy_producer.transactions.gathered import BYTES_MAX, CommitPart, GatheredCommits, merge_deltas
 from tests.played_memory import PlayedMemory
 from tests.support.waits import until
 
@@ -102,7 +102,7 @@ def test_progress_of_a_queue_is_one_delta_for_each_epoch() -> None:
         ProgressDelta("g", QUEUE, 2, 0, [(4, 5)]),
         ProgressDelta("g", OTHER, 1, 0, [(0, 9)]),
     ]
-    found = merged(deltas)
+    found = merge_deltas(deltas)
     assert [(one.queue, one.epoch, list(one.finished)) for one in found] == [
         (QUEUE, 1, [(0, 1), (2, 3)]),
         (QUEUE, 2, [(4, 5)]),

@@ -15,7 +15,7 @@ from ddmq_common.names import HALF_TOPIC, OP_TOPIC, TRANSACTION_DEAD_TOPIC
 from ddmq_common.send_identity import IDENTITY, key_identity, sequence_identity
 from proxy_producer.transactions import codec
 from proxy_producer.transactions.codec import HalfMark, Op
-from proxy_producer.transactions.commits import due_from
+from proxy_producer.transactions.deciding import due_from
 
 ID = b"018bcfe568007000" + b"8000000000000001"
 TRANSACTION = bytes.fromhex(ID.decode())
