@@ -39,12 +39,12 @@ def context_of(name: QueueName) -> Any:
     return IDL.Context(groupId=name.group, topic=name.topic, qid=name.qid)
 
 
-def throw(call: Call, code: int, text: str) -> None:
+def throw_pull_error(call: Call, code: int, text: str) -> None:
     """Answer with a PullException."""
     call.throw(IDL.PullException(code=int(code), message=text))
 
 
-def answer(
+def answer_pull(
     call: Call,
     name: QueueName,
     delivery: Delivery,
@@ -66,7 +66,7 @@ def answer(
     parts: list[bytes] = [_END] * (2 * count + 2)
     parts[0] = name.head + list_header(count)
     parts[1:-1:2] = deliveries
-    parts[2:-1:2] = tails(delivery) if next_offset is None else own_tails(delivery, next_offset)
+    parts[2:-1:2] = plain_tails(delivery) if next_offset is None else extended_tails(delivery, next_offset)
     if next_offset is not None:
         parts[-1] = b"%b%b%b" % (_LEASE_MS, zigzag(round(delivery.lease.length_s * 1000)), _END)
     call.reply_encoded(b"".join(parts))
@@ -86,7 +86,7 @@ def list_header(count: int) -> bytes:
     return bytes([count << 4 | 12]) if count < 15 else b"\xfc" + varint(count)
 
 
-def tails(delivery: Delivery) -> Sequence[bytes]:
+def plain_tails(delivery: Delivery) -> Sequence[bytes]:
     """Per message: offset and stop byte, for old clients."""
     offsets = delivery.messages.offsets
     first, count = offsets[0], len(offsets)
@@ -110,7 +110,7 @@ def _block_tails(block: int) -> list[bytes]:
     return [low + rest for low in _LOWS]
 
 
-def own_tails(delivery: Delivery, next_offset: int) -> list[bytes]:
+def extended_tails(delivery: Delivery, next_offset: int) -> list[bytes]:
     """Per message: offset, fields 100 to 105, stop byte, for our own clients.
 
     What differs comes first (100, 103, 104), what the messages of an answer share last (101, 102, 105).
@@ -120,7 +120,9 @@ def own_tails(delivery: Delivery, next_offset: int) -> list[bytes]:
     times: dict[tuple[int, int], bytes] = {}
     shared: dict[int, bytes] = {}
     ends: list[bytes] = []
-    for index, plain, attempt in zip(messages.indexes, tails(delivery), delivery.attempts(), strict=True):
+    for index, plain, attempt in zip(
+        messages.indexes, plain_tails(delivery), delivery.attempt_numbers(), strict=True
+    ):
         stored = record(index)
         if stored.system:
             attempt += attempts_before(stored.system)
@@ -164,7 +166,7 @@ def _build_response(name: QueueName, delivery: Delivery, next_offset: int | None
             stored = messages.batch.record(index)
             tell_own(message, stored, next_offset)
             message.leaseId = delivery.lease.id
-            message.attempt = delivery.queue.table.attempt(offset) + attempts_before(stored.system)
+            message.attempt = delivery.queue.table.attempt_of(offset) + attempts_before(stored.system)
         messages_on_wire.append(message)
     lease_ms = None if next_offset is None else round(delivery.lease.length_s * 1000)
     return IDL.PullResponse(context=context_of(name), messages=messages_on_wire, leaseMs=lease_ms)

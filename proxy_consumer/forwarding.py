@@ -51,11 +51,11 @@ class Forwarding:
         self._nobody = runtime.metrics.cell(FORWARDED, "nobody holds it")
         self._between = runtime.metrics.cell(FORWARDED, "between two owners")
 
-    def takes(self, group: Group, context: Any) -> bool:
+    def may_be_elsewhere(self, group: Group, context: Any) -> bool:
         """Whether another proxy may hold the queue that a context names."""
-        return bool(self._runtime.address) and self.exists(group, context)
+        return bool(self._runtime.address) and self.queue_exists(group, context)
 
-    def exists(self, group: Group, context: Any) -> bool:
+    def queue_exists(self, group: Group, context: Any) -> bool:
         """Whether a context names a queue of the group, whoever holds it."""
         if context.topic not in group.subscriptions:
             return False
@@ -100,7 +100,7 @@ class Forwarding:
 
         self._find_holders(place).then(on_holders)
 
-    def moved(self) -> None:
+    def forget_holders(self) -> None:
         """Forget the known holders: one of them is the holder of its queue no longer."""
         self._known.clear()
 
@@ -178,7 +178,7 @@ class Forwarding:
             or self._fetches.pull_fault(group)
         ):
             return False
-        subscription.use(self._runtime.now())
+        subscription.on_use(self._runtime.now())
         return True
 
     def _submit_results(

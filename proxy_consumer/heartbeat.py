@@ -24,7 +24,7 @@ class Heartbeat:
         self._tick_s = tick_s
         self._clock = clock
         self._timers = timers
-        timers.woken = self.wake
+        timers.woken = self.wake_up
         self._timer = HubTimer(ref=False)
         self._tick: Callable[[], bool] = _nobody_waits
         self._resting = self._stopped = False
@@ -35,7 +35,7 @@ class Heartbeat:
         self._tick = tick
         self._timer.every(self._tick_s, self._run_tick)
 
-    def wake(self) -> None:
+    def wake_up(self) -> None:
         """Tick often from now on: a call waits."""
         if self._resting:
             self._go_on()

@@ -102,7 +102,9 @@ class PeerLink(CallLink[_Waiting | PassedReply]):
         return batch
 
     def call(self, connection: socket.socket, batch: list[_Waiting | PassedReply]) -> None:
-        head = linked([result for waiting in batch for result in waiting.results], self._runtime.address)
+        head = link_results(
+            [result for waiting in batch for result in waiting.results], self._runtime.address
+        )
         frame = encode_call(consumer, SERVICE, "submit", result=head)
         answer = exchanged(connection, consumer, SERVICE, frame, ANSWER_S, ANSWER_BYTES_MAX)
         if answer.error is not None:
@@ -144,7 +146,7 @@ class ReplyLink(PeerLink):
         passed.answer = exchanged(connection, consumer, SERVICE, frame, left_s, REPLY_BYTES_MAX).success
 
 
-def linked(results: Sequence[Any], forwarded_by: str) -> Any:
+def link_results(results: Sequence[Any], forwarded_by: str) -> Any:
     """The results as one linked list of their own, marked as passed on."""
     head = None
     for result in reversed(results):

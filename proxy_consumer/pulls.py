@@ -19,7 +19,7 @@ from proxy_consumer.config import start_fault
 from proxy_consumer.core.held_pulls import PULL_BYTES_MAX, HeldPull
 from proxy_consumer.core.steps import Delivery
 from proxy_consumer.fetches.service import Fetches
-from proxy_consumer.groups.consistency import Client, Consistency, length_fault, stated
+from proxy_consumer.groups.consistency import Client, Consistency, length_fault, stated_settings
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.results import Results
 from proxy_consumer.runtime import Runtime, log
@@ -47,7 +47,7 @@ class Pull(HeldPull):
 
     def deliver(self, delivery: Delivery) -> None:
         self._pulls.leave_line(self)
-        self._pulls.answer(self, delivery)
+        self._pulls.answer_pull(self, delivery)
 
 
 class Pulls:
@@ -80,13 +80,13 @@ class Pulls:
         pull = Pull(self, call, topic, request.maxBatchSize or (1 << 31), request.clientId is not None)
         if request.result is not None:
             try:
-                applied = self._results.apply(request.result)
+                applied = self._results.apply_results(request.result)
             except TryLaterError as error:
                 self._throw_error(call, code_of(error), f"the results are not stored: {error}")
                 return
             pull.late = applied.late if pull.ours else ()
             if applied.open:
-                self._results.store(applied, lambda error: self._on_stored(pull, error))
+                self._results.store_results(applied, lambda error: self._on_stored(pull, error))
                 return
         self._take_messages(pull)
 
@@ -153,7 +153,7 @@ class Pulls:
         try:
             name = request.groupId.decode()
             topic = request.topic.decode()
-            config = stated(request, self._runtime.config.defaults)
+            config = stated_settings(request, self._runtime.config.defaults)
             on_skipped = None if request.start else partial(self._report_skipped, pull, name, topic)
             subscription, creation = self._directory.subscribe_on_use(name, topic, config, on_skipped)
             creation.then(lambda creation: self._refuse_unmade(pull, creation.error))
@@ -186,9 +186,9 @@ class Pulls:
 
     def _take_from(self, pull: Pull, group: Group, subscription: Subscription | None) -> None:
         now, request = self._runtime.now(), pull.call.args.request
-        pull.client = self.consistency.seen(request, pull.call.peer)
+        pull.client = self.consistency.note_client(request, pull.call.peer)
         if request.filter:
-            fault = self.consistency.fault(request, group, pull.client)
+            fault = self.consistency.find_fault(request, group, pull.client)
             if fault is not None:
                 self._throw_error(pull.call, Code.ILLEGAL_MESSAGE, fault)
                 return
@@ -202,14 +202,14 @@ class Pulls:
             if subscription.pushed:
                 self._throw_error(pull.call, Code.TOPIC_REFUSED, pushed_text(group, subscription))
                 return
-            subscription.use(now)
+            subscription.on_use(now)
         else:
             for each in group.subscriptions.values():
-                each.use(now)
+                each.on_use(now)
         if group.waiting.count == 0:
-            delivery = (group if subscription is None else subscription).take(now, pull.count)
+            delivery = (group if subscription is None else subscription).take_batch(now, pull.count)
             if delivery is not None:
-                self.answer(pull, delivery)
+                self.answer_pull(pull, delivery)
                 return
             self._wait(pull, group, now)
         else:
@@ -228,7 +228,7 @@ class Pulls:
                 pull.call, Code.BUSY, f"{config.waiters_max} pulls are waiting; that is the bound"
             )
             return
-        group.waiting.enter(pull)
+        group.waiting.hold_pull(pull)
         self.wheel.add(pull, now + self._runtime.linger_s(pull.call.args.request.maxLingerTime))
         self._waiting.value = self.wheel.count
         pull.call.on_abandoned = lambda _: self.leave_line(pull)
@@ -240,15 +240,15 @@ class Pulls:
         if pull.group is not None:
             pull.group.waiting.leave(pull)
 
-    def sweep(self, now: float) -> None:
+    def expire_due(self, now: float) -> None:
         """Lingers that are over."""
-        for waiter in self.wheel.over(now):
+        for waiter in self.wheel.take_expired(now):
             waiter.give_up()
         self._waiting.value = self.wheel.count
 
     # --- answers
 
-    def answer(self, pull: Pull, delivery: Delivery) -> None:
+    def answer_pull(self, pull: Pull, delivery: Delivery) -> None:
         """Answer a pull with messages."""
         queue = delivery.queue
         if pull.client is not None:
@@ -257,7 +257,7 @@ class Pulls:
         if pull.ours and pull.group is not None:
             next_offset = pull.group.subscription_of(queue).next_offset(queue, self._runtime.now())
         self._with_messages.value += 1
-        answers.answer(pull.call, queue.name, delivery, next_offset, pull.late, self._take_notice(pull))
+        answers.answer_pull(pull.call, queue.name, delivery, next_offset, pull.late, self._take_notice(pull))
 
     def answer_empty(self, pull: Pull) -> None:
         self._empty.value += 1
@@ -282,7 +282,7 @@ class Pulls:
 
     def _throw_error(self, call: Call, code: int, text: str) -> None:
         self._refused.value += 1
-        answers.throw(call, code, text)
+        answers.throw_pull_error(call, code, text)
 
 
 def _find_fault(request: Any) -> str | None:

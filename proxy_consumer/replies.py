@@ -69,26 +69,26 @@ class ReplyHandling:
         answer = AnswerOnce(self, call, "" if group is None else group.name)
         fault = self._find_fault(request) or self._find_transfer(request.context)
         if fault is not None:
-            answer.refuse(*fault)
+            answer.refuse_ack(*fault)
             return
         queue = None if group is None else group.queues.get((request.context.topic, request.context.qid))
         if group is None or queue is None:
             self._not_held(answer, group, request)
             return
         ack = Ack(group.name, queue.ref, request.offset, request.lease)
-        earlier = self.replied.of(ack)
+        earlier = self.replied.earlier_reply(ack)
         if earlier is not None and earlier.lease_id == request.lease:
-            answer.tell(Code.OK, OK_TEXT, ReplyOutcome.STORED_BEFORE, earlier.results)
+            answer.report_outcome(Code.OK, OK_TEXT, ReplyOutcome.STORED_BEFORE, earlier.results)
             return
         taking = replying.take_up(queue, request.offset, request.lease)
         if taking is AckTaking.TAKEN_UP:
             PendingAck(self, answer, group.subscription_of(queue), queue, ack).begin()
         elif taking is AckTaking.BUSY:
-            answer.refuse(Code.BUSY, f"this acknowledgement is being committed; {MOVES}")
+            answer.refuse_ack(Code.BUSY, f"this acknowledgement is being committed; {MOVES}")
         elif taking is AckTaking.OVER:
             group.subscription_of(queue).buffer.tally.late.value += 1
             text = f"the lease {request.lease} of offset {request.offset} is over; nothing is stored"
-            answer.tell(Code.ILLEGAL_MESSAGE, text, ReplyOutcome.LEASE_OVER)
+            answer.report_outcome(Code.ILLEGAL_MESSAGE, text, ReplyOutcome.LEASE_OVER)
         else:
             self._answer_finished(answer, ack, earlier)
 
@@ -129,28 +129,28 @@ class ReplyHandling:
     def _not_held(self, answer: AnswerOnce, group: Group | None, request: Any) -> None:
         """Another proxy may hold the queue: it is passed on, once."""
         context = request.context
-        if group is None or not self._forwarding.exists(group, context):
+        if group is None or not self._forwarding.queue_exists(group, context):
             what = "the context names no queue of the group"
-            answer.refuse(Code.ILLEGAL_MESSAGE, f"{what}; allowed: a message's")
+            answer.refuse_ack(Code.ILLEGAL_MESSAGE, f"{what}; allowed: a message's")
             return
-        if request.forwardedBy is not None or not self._forwarding.takes(group, context):
-            answer.refuse(Code.BUSY, f"this proxy does not hold the queue; {MOVES}")
+        if request.forwardedBy is not None or not self._forwarding.may_be_elsewhere(group, context):
+            answer.refuse_ack(Code.BUSY, f"this proxy does not hold the queue; {MOVES}")
             return
 
         def on_passed(error: Exception | None) -> None:
             if error is None and passed.answer is not None:
                 if passed.answer.code == Code.BUSY:
-                    self._forwarding.moved()
-                answer.relay(passed.answer)
+                    self._forwarding.forget_holders()
+                answer.relay_answer(passed.answer)
                 return
-            self._forwarding.moved()
+            self._forwarding.forget_holders()
             code = Code.TIMED_OUT if passed.sent else Code.BUSY
-            answer.refuse(code, f"{error}; {MOVES}")
+            answer.refuse_ack(code, f"{error}; {MOVES}")
 
-        passed = PassedReply(request, self.until(answer.call), on_passed)
+        passed = PassedReply(request, self.deadline_of(answer.call), on_passed)
         self._forwarding.pass_on(group, context, passed)
 
-    def until(self, call: Call) -> float:
+    def deadline_of(self, call: Call) -> float:
         """Return until when a caller waits, monotonic seconds."""
         asked_ms, cap_ms = call.args.request.timeout, self.runtime.config.commit_timeout_ms
         timeout_ms = asked_ms if asked_ms and 0 < asked_ms < cap_ms else cap_ms
@@ -163,10 +163,10 @@ class ReplyHandling:
             text = (
                 f"the lease {ack.lease_id} is over, and the message finished under another; nothing is stored"
             )
-            answer.tell(Code.ILLEGAL_MESSAGE, text, ReplyOutcome.LEASE_OVER)
+            answer.report_outcome(Code.ILLEGAL_MESSAGE, text, ReplyOutcome.LEASE_OVER)
             return
         if self._looks >= LOOKS_MAX:
-            answer.refuse(Code.BUSY, f"{LOOKS_MAX} acknowledgements of before are looked for; {MOVES}")
+            answer.refuse_ack(Code.BUSY, f"{LOOKS_MAX} acknowledgements of before are looked for; {MOVES}")
             return
         can = self.runtime.backend.capabilities
         first = answer.call.args.request.messages[0].topic or b""
@@ -182,18 +182,20 @@ class ReplyHandling:
         if not topics:
             self._looks -= 1
             text = "the message is finished; whether by this acknowledgement is not known here"
-            answer.tell(Code.ILLEGAL_MESSAGE, text, ReplyOutcome.FINISHED)
+            answer.report_outcome(Code.ILLEGAL_MESSAGE, text, ReplyOutcome.FINISHED)
             return
 
         def on_found(answered: Completion[list[StoredRecord]]) -> None:
             if answered.error is None and answered.value:
                 self._looks -= 1
-                answer.tell(Code.OK, OK_TEXT, ReplyOutcome.STORED_BEFORE)
+                answer.report_outcome(Code.OK, OK_TEXT, ReplyOutcome.STORED_BEFORE)
             elif answered.error is None or isinstance(answered.error, UnknownTopicError):
                 self._search_reply(answer, message_id, topics[1:])
             else:
                 self._looks -= 1
-                answer.refuse(Code.BUSY, f"whether it is stored cannot be seen: {answered.error}; {MOVES}")
+                answer.refuse_ack(
+                    Code.BUSY, f"whether it is stored cannot be seen: {answered.error}; {MOVES}"
+                )
 
         backend.find(topics[0], message_id=message_id, count_max=1).then(on_found)
 
@@ -217,18 +219,20 @@ class AnswerOnce:
         self._group = group
         self._told = False
 
-    def refuse(self, code: int, text: str) -> None:
+    def refuse_ack(self, code: int, text: str) -> None:
         """Reject the call: nothing is stored by it, or (codes 10, 12) the outcome is unknown. It may be
         retried."""
         kind = "again" if code in _AGAIN else "unknown" if code in _UNKNOWN else "refused"
         self._give_answer(kind, IDL.ReplyResponse(code=int(code), msg=text))
 
-    def tell(self, code: int, text: str, outcome: ReplyOutcome, results: Sequence[Any] | None = None) -> None:
+    def report_outcome(
+        self, code: int, text: str, outcome: ReplyOutcome, results: Sequence[Any] | None = None
+    ) -> None:
         """Answer with the outcome of the acknowledgement."""
         response = IDL.ReplyResponse(code=int(code), msg=text, outcome=int(outcome), results=results)
         self._give_answer(_OUTCOMES[outcome], response)
 
-    def relay(self, response: Any) -> None:
+    def relay_answer(self, response: Any) -> None:
         """Pass on the answer of another proxy, which has counted it."""
         if not self._told:
             self._told = True
@@ -262,7 +266,7 @@ class PendingAck:
     @property
     def _is_held(self) -> bool:
         """Whether the queue is still this proxy's."""
-        return self._subscription.buffer.holds(self._queue)
+        return self._subscription.buffer.holds_queue(self._queue)
 
     @property
     def _offset(self) -> int:
@@ -274,7 +278,7 @@ class PendingAck:
         assert sender is not None
         runtime.open_commits += 1
         id_of = partial(reply_id, self._ack)
-        sender.begin(call, call.args.request, id_of, self._replies.until(call), self)
+        sender.begin(call, call.args.request, id_of, self._replies.deadline_of(call), self)
 
     # --- ReplyKeeper
 
@@ -289,10 +293,10 @@ class PendingAck:
 
     def refused(self, code: int, text: str) -> None:
         self._put_down()
-        self._answer.refuse(code, text)
+        self._answer.refuse_ack(code, text)
 
     def late(self, code: int, text: str) -> None:
-        self._answer.refuse(code, text)
+        self._answer.refuse_ack(code, text)
 
     def stored(self, results: Sequence[Any]) -> None:
         wire_results = [
@@ -305,18 +309,18 @@ class PendingAck:
             )
             for one in results
         ]
-        self._replies.replied.note(self._ack, wire_results)
+        self._replies.replied.note_reply(self._ack, wire_results)
         offset, subscription = self._offset, self._subscription
         if self._is_held:
             tally = subscription.buffer.tally
             job = self._queue.table.jobs.get(offset)
-            lease = replying.finish(self._queue, offset)
+            lease = replying.finish_taken_up(self._queue, offset)
             tally.acked.value += 1
             tally.process.observe((self._runtime.now() - lease.since) * 1e6)
             if job is not None:
-                subscription.retries.finished(job)
+                subscription.retries.on_finished(job)
         self._release_message()
-        self._answer.tell(Code.OK, OK_TEXT, ReplyOutcome.STORED, wire_results)
+        self._answer.report_outcome(Code.OK, OK_TEXT, ReplyOutcome.STORED, wire_results)
 
     def failed(self, error: Exception, code: int, text: str) -> None:
         self._runtime.progress_failed(error)
@@ -325,7 +329,7 @@ class PendingAck:
             if self._is_held:
                 subscription.start_anew()
             self._release_message()
-            self._answer.refuse(Code.TIMED_OUT, f"{text}; whether it is stored the next answer tells")
+            self._answer.refuse_ack(Code.TIMED_OUT, f"{text}; whether it is stored the next answer tells")
         elif isinstance(error, FencedError):
             subscription.refence(self._queue, lambda: self.refused(Code.BUSY, f"{error}; {MOVES}"))
         else:
@@ -342,6 +346,6 @@ class PendingAck:
         """The message is taken up no longer: what waited for that goes on."""
         self._runtime.open_commits -= 1
         if self._is_held:
-            self._subscription.buffer.heard(self._queue)
+            self._subscription.buffer.on_news(self._queue)
             self._subscription.after_results((self._queue,))
             self._subscription.serve()

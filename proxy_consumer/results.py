@@ -48,10 +48,10 @@ class Results:
         self._groups = groups
         self._fetches = fetches
         self.forwarding = Forwarding(runtime, fetches)
-        self._unknown_group = runtime.ignored("", "unknown group")
-        self._too_many = runtime.ignored("", "over the bound of one call")
+        self._unknown_group = runtime.ignored_cell("", "unknown group")
+        self._too_many = runtime.ignored_cell("", "over the bound of one call")
 
-    def apply(self, result: Any) -> Applied:
+    def apply_results(self, result: Any) -> Applied:
         """Take in a whole linked list.
 
         Raises TryLaterError, and changes nothing, when a queue was lost a moment ago: until it is known
@@ -103,7 +103,7 @@ class Results:
                 raise TryLaterError("this proxy does not hold the queue any more; send the results again")
             result = result.nextResult
 
-    def store(self, applied: Applied, done: Done) -> None:
+    def store_results(self, applied: Applied, done: Done) -> None:
         """Make its shares durable and pass on what others hold; `done` with the first error, or None.
 
         What is passed on may turn out to be ours: then `applied.late` has become longer when `done` runs.
@@ -150,13 +150,13 @@ class Results:
         context = result.context
         group = None if context is None else self._groups.get(context.groupId)
         if group is None:
-            if context is None or not self._fetches.instances.result(result):
+            if context is None or not self._fetches.instances.take_result(result):
                 self._unknown_group.value += given
             return None
         queue = group.queues.get((context.topic, context.qid))
         if queue is not None:
             return group.subscription_of(queue), queue
-        if self.forwarding.takes(group, context):
+        if self.forwarding.may_be_elsewhere(group, context):
             foreign.append((group, result))
         else:
             group.unknown_queue.value += given
@@ -169,7 +169,7 @@ class Results:
         missed: list[Missed] = []
         if result.successOffsets:
             offsets, leases = result.successOffsets, result.successLeases
-            finished = queue.finish(offsets, leases, now)
+            finished = queue.finish_messages(offsets, leases, now)
             if finished < len(offsets) and leases:
                 missed += _missed_acks(queue, offsets, leases, finished)
         if result.failOffsets:
@@ -210,7 +210,7 @@ class Results:
         groups: dict[Group, None] = {}
         for queue, subscription in touched.items():
             shares += collect_progress(subscription, (queue,))
-            subscription.buffer.heard(queue)
+            subscription.buffer.on_news(queue)
             subscription.after_results((queue,))
             groups[subscription.group] = None
         for group in groups:

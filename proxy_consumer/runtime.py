@@ -75,7 +75,7 @@ class Runtime:
 
     def linger_wheel(self) -> LingerWheel:
         """One that the heartbeat turns."""
-        return LingerWheel(self.config.tick_ms / 1000, self.now(), self.heartbeat.wake)
+        return LingerWheel(self.config.tick_ms / 1000, self.now(), self.heartbeat.wake_up)
 
     def qid(self, queue: QueueRef) -> str:
         """The queue's name on the wire."""
@@ -90,7 +90,7 @@ class Runtime:
             return config.read_ahead_count // wanted * wanted, config.read_ahead_bytes
         return wanted, max(config.read_ahead_bytes, config.answer_bytes_max)
 
-    def tally(self, group: str, topic: str) -> Tally:
+    def build_tally(self, group: str, topic: str) -> Tally:
         """Metric cells of one subscription. Where an engine is not gapless, an offset without a message is no
         missing one: a transaction ended there, or compaction took what was there."""
         cell = self.metrics.cell
@@ -99,8 +99,8 @@ class Runtime:
             acked=cell(catalogue.ACKED, group, topic),
             failed=cell(catalogue.FAILED, group, topic),
             timed_out=cell(catalogue.LEASE_TIMEOUTS, group, topic),
-            late=self.ignored(group, "late"),
-            unknown=self.ignored(group, "unknown offset"),
+            late=self.ignored_cell(group, "late"),
+            unknown=self.ignored_cell(group, "unknown offset"),
             pressure=cell(catalogue.SKIPPED, group, topic, "pressure"),
             others=cell(catalogue.SKIPPED, group, topic, "resent to another group"),
             missing=cell(catalogue.SKIPPED, group, topic, "missing") if self.backend.gapless else Count(),
@@ -117,7 +117,7 @@ class Runtime:
         wait = FirstUse(lambda: self.metrics.histogram(catalogue.QUEUE_WAIT, group, topic))
         return HandedOut(wait, tally.redelivered)
 
-    def ignored(self, group: str, reason: str) -> MetricCell:
+    def ignored_cell(self, group: str, reason: str) -> MetricCell:
         """Results that changed nothing."""
         return self.metrics.cell(catalogue.RESULTS_IGNORED, group, reason)
 
@@ -152,7 +152,7 @@ class HandedOut:
         self._wait = wait
         self._redelivered = redelivered
 
-    def note(self, delivery: Delivery, wall_ms: int) -> None:
+    def note_delivery(self, delivery: Delivery, wall_ms: int) -> None:
         """Messages were handed out at `wall_ms` of the wall clock."""
         messages = delivery.messages
         if delivery.queue.retry_queue:
@@ -168,4 +168,4 @@ class HandedOut:
 
 def _first_time(delivery: Delivery) -> int | None:
     """The place of the first message that was never handed out before; None: there is none."""
-    return next((at for at, attempt in enumerate(delivery.attempts()) if attempt == 1), None)
+    return next((at for at, attempt in enumerate(delivery.attempt_numbers()) if attempt == 1), None)

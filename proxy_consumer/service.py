@@ -78,7 +78,9 @@ class ConsumerService:
         self._pushers = Pushers(self._runtime, self._directory, random)
         self._pulls = Pulls(self._runtime, self._directory, self._results, self._fetches)
         self._retry_paths = RetryPaths(self._runtime)
-        self._gauges = Gauges(self._runtime, self._directory, self._retry_paths, self._fetches.committed)
+        self._gauges = Gauges(
+            self._runtime, self._directory, self._retry_paths, self._fetches.committed_offsets
+        )
         self._drained: Completion[None] | None = None
         self._drain_until = 0.0
 
@@ -98,10 +100,10 @@ class ConsumerService:
 
     def start(self, *, timer: bool = True) -> None:
         """Load groups and begin to serve; without `timer` the caller calls `tick`."""
-        self._directory.start(follow=self._pushers.changed)
+        self._directory.start(follow=self._pushers.on_change)
         self._fetches.start()
         self._pushers.start()
-        self._runtime.metrics.add_collector(self._gauges.fill)
+        self._runtime.metrics.add_collector(self._gauges.fill_gauges)
         self._gauges.stalled.start()
         if timer:
             self._runtime.heartbeat.start(self._beat)
@@ -115,15 +117,15 @@ class ConsumerService:
 
     def _beat(self) -> bool:
         self.tick()
-        waiting = self._pulls.wheel.count + self._fetches.waiting
+        waiting = self._pulls.wheel.count + self._fetches.waiting_count
         return waiting > 0 or bool(self._runtime.traced) or self._drained is not None
 
     def tick(self) -> None:
         """Do what is due now."""
         now = self._runtime.now()
         self._runtime.timers.run_due(now)
-        self._pulls.sweep(now)
-        self._fetches.sweep(now)
+        self._pulls.expire_due(now)
+        self._fetches.expire_due(now)
         for trace in list(self._runtime.traced):
             trace.look()
         if self._drained is not None:
@@ -145,14 +147,14 @@ class ConsumerService:
             for group in list(self._directory.groups.values()):
                 group.answer_empty()
             self._drain_on(now)
-            self._runtime.heartbeat.wake()
+            self._runtime.heartbeat.wake_up()
         return self._drained
 
     def _drain_on(self, now: float) -> None:
         drained = self._drained
         if drained is None or drained.done:
             return
-        leased = any(each.buffer.budget.leased for each in self._directory.subscriptions())
+        leased = any(each.buffer.budget.leased for each in self._directory.all_subscriptions())
         if leased and now < self._drain_until:
             return
         self._runtime.stopping = True
@@ -186,9 +188,9 @@ class ConsumerService:
     def _store(self, call: Call, result: Any, answer: Callable[[Sequence[Any]], None]) -> None:
         """Take results in; `answer` with the LateResults once the others are durable."""
         try:
-            applied = self._results.apply(result)
+            applied = self._results.apply_results(result)
         except TryLaterError as error:
-            answers.throw(call, code_of(error), f"the results are not stored: {error}")
+            answers.throw_pull_error(call, code_of(error), f"the results are not stored: {error}")
             return
         if not applied.open:
             answer(applied.late)
@@ -198,9 +200,9 @@ class ConsumerService:
             if error is None:
                 answer(applied.late)
             else:
-                answers.throw(call, code_of(error), f"the results are not stored: {error}")
+                answers.throw_pull_error(call, code_of(error), f"the results are not stored: {error}")
 
-        self._results.store(applied, stored)
+        self._results.store_results(applied, stored)
 
     def get_consume_stats(self, call: Call) -> None:
         """Committed and next offset per queue; an unknown group or topic gives an empty list."""
@@ -213,7 +215,9 @@ class ConsumerService:
 
         def answer(found: Completion[list[SubscriptionStats]]) -> None:
             if found.error is not None:
-                answers.throw(call, code_of(found.error), f"stats are not available: {found.error}")
+                answers.throw_pull_error(
+                    call, code_of(found.error), f"stats are not available: {found.error}"
+                )
             else:
                 call.reply([_wire_stats(each) for each in found.value if each.queues])
 
@@ -226,7 +230,7 @@ class ConsumerService:
 
         A change of settings does not move offsets. Fails with the first error; the others still apply.
         """
-        return self._changes.declare(file, source)
+        return self._changes.declare_groups(file, source)
 
     def reconfigure(self, fresh: ConsumerConfig) -> Reloaded:
         """Other limits and defaults while clients are connected; says what waits for the next start."""
@@ -234,7 +238,7 @@ class ConsumerService:
         self._runtime.config = reload.config
         if "defaults" in reload.changed:
             self._directory.defaults_changed()
-        self._pushers.look_at_all()
+        self._pushers.check_all()
         return reload
 
     def groups(self) -> list[GroupSummary]:
@@ -252,13 +256,13 @@ class ConsumerService:
 
     def push_fault(self, group: str, topic: str) -> str:
         """Return why this proxy does not push what it should; "" when it does, or has nothing to push."""
-        subscription = self._directory.subscription(group, topic)
-        return "" if subscription is None else self._pushers.fault(subscription)
+        subscription = self._directory.find_subscription(group, topic)
+        return "" if subscription is None else self._pushers.find_fault(subscription)
 
     def counts(self) -> dict[tuple[str, str], tuple[float, float]]:
         """(group, topic) → messages delivered and acknowledged since the start, of what is in use here."""
         counts = {}
-        for each in self._directory.subscriptions():
+        for each in self._directory.all_subscriptions():
             if each.joined:
                 tally = each.buffer.tally
                 counts[each.group.name, each.topic] = (tally.delivered.value, tally.acked.value)
@@ -266,11 +270,11 @@ class ConsumerService:
 
     def group_stats(self, group: str) -> Completion[list[SubscriptionStats]]:
         """Every subscription of a group. Raises CallerError when there is no such group."""
-        return stats.group_stats(self._runtime, self._directory.named(group), None)
+        return stats.group_stats(self._runtime, self._directory.group_named(group), None)
 
     def retry_paths(self) -> Completion[RetryPath]:
         """Count what waits in the delay levels for its retry, by group and topic; the same at every proxy."""
-        return self._retry_paths.look()
+        return self._retry_paths.count_waiting()
 
     def subscribe(
         self, group: str, topic: str, config: SubscriptionDefaults | None = None
@@ -289,48 +293,50 @@ class ConsumerService:
 
         Offsets do not move. Raises CallerError (also for what a file owns) or BoundReachedError.
         """
-        return self._changes.change(group, topic, settings, unset)
+        return self._changes.change_settings(group, topic, settings, unset)
 
     def differences(self, group: str) -> list[Difference]:
         """Clients of a group that subscribe differently, as far as this proxy has seen."""
-        return self._pulls.consistency.differences(group)
+        return self._pulls.consistency.list_differences(group)
 
     def is_used(self, group: str, topic: str) -> bool:
         """Whether a client has pulled or fetched a topic for a group here within USED_S, or it is pushed."""
-        subscription = self._directory.subscription(group, topic)
+        subscription = self._directory.find_subscription(group, topic)
         if subscription is None:
             return False
         pulled = self._runtime.now() < subscription.last_used + USED_S
-        return pulled or subscription.pushed or bool(self._fetches.committed(group, topic))
+        return pulled or subscription.pushed or bool(self._fetches.committed_offsets(group, topic))
 
     def stalled(self, group: str) -> list[Stall]:
         """Queues of a group that stand still though clients wait, as of the last look."""
-        return self._gauges.stalled.of(group, self._directory.named(group).subscriptions.values())
+        return self._gauges.stalled.stalls_of(
+            group, self._directory.group_named(group).subscriptions.values()
+        )
 
     def clients(self, group: str) -> list[GroupClient]:
         """List the clients that pull for a group at this proxy, with what each has in flight."""
-        return self._pulls.consistency.clients(group)
+        return self._pulls.consistency.list_clients(group)
 
     def subscription_source(self, group: str, topic: str) -> Stored:
         """Return what a subscription sets itself and who owns it: `log`, or the name of a file."""
-        return self._changes.stored(group, topic) or Stored({}, 0, SOURCE_LOG)
+        return self._changes.stored_settings(group, topic) or Stored({}, 0, SOURCE_LOG)
 
     def message_state(self, group: str, topic: str, queue: QueueRef, offset: int) -> LiveState | None:
         """Return what this proxy knows of an unfinished message; None when it does not hold the queue."""
-        subscription = self._directory.subscription(group, topic)
+        subscription = self._directory.find_subscription(group, topic)
         return None if subscription is None else live_state(subscription, queue, offset)
 
     def waits(self, group: str, topic: str, queue: QueueRef, since_ms: int) -> HeldUp | None:
         """Return what holds up a group's deliveries from a queue since a moment; None where it is not noted
         here."""
-        subscription = self._directory.subscription(group, topic)
+        subscription = self._directory.find_subscription(group, topic)
         trace = None if subscription is None else subscription.trace
         return None if trace is None else trace.held_up(queue, since_ms)
 
     def order_keys(self, group: str) -> GroupOrdering:
         """Return a group's order keys as operators see and change them: park, skip, replay. Raises
         CallerError when there is no such group."""
-        return self._directory.ordering(self._directory.named(group))
+        return self._directory.ordering_of(self._directory.group_named(group))
 
     def delete_group(self, group: str, topic: str | None = None) -> Completion[list[AppendResult]]:
         """Delete a group and its subscriptions, or one of them; clients that wait are answered empty."""

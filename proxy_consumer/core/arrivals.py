@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from backend.records import FLAG_PRESSURE, ReadBatch, ReadStatus, is_for_group
 from proxy_consumer.core.jobs import JobState
-from proxy_consumer.core.progress import Range, ascending_ranges, between
-from proxy_consumer.core.queue_feed import FeedState, Filter, Slice, gather
+from proxy_consumer.core.progress import Range, ascending_ranges, gaps_between
+from proxy_consumer.core.queue_feed import FeedState, Filter, Slice, gather_slice
 from proxy_consumer.core.steps import Loaded, Purpose, ReadRequest
 from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.core.tally import Tally
@@ -35,7 +35,7 @@ class Arrivals:
 
     # --- new messages
 
-    def loaded(
+    def take_new(
         self, queue: SubscribedQueue, batch: ReadBatch, message_filter: Filter | None, refuse_pressure: bool
     ) -> Loaded:
         """A read of new messages."""
@@ -43,7 +43,7 @@ class Arrivals:
             return self._take_no_data(queue, batch, message_filter)
         feed = queue.feed
         is_handled = _handled_offsets(queue) if feed.cursor < feed.finished_until else None
-        picked = pick(batch, feed.cursor, refuse_pressure, is_handled, message_filter, self._group)
+        picked = pick_messages(batch, feed.cursor, refuse_pressure, is_handled, message_filter, self._group)
         if picked.skipped:
             rest = sum(end - start for start, end in picked.skipped) - picked.pressure - picked.others
             by_tag = message_filter is not None and message_filter.tags is not None
@@ -68,7 +68,9 @@ class Arrivals:
         for offset in picked.faulty:
             queue.table.release(offset)
         queue.feed.finished_until = max(queue.feed.finished_until, picked.faulty[-1] + 1)
-        return messages.chosen([at for at, offset in enumerate(messages.offsets) if offset not in faulty])
+        return messages.pick_messages(
+            [at for at, offset in enumerate(messages.offsets) if offset not in faulty]
+        )
 
     def _take_no_data(
         self, queue: SubscribedQueue, batch: ReadBatch, message_filter: Filter | None
@@ -93,10 +95,10 @@ class Arrivals:
 
     # --- read again; what was read lies in SubscribedQueue.reread
 
-    def due(self, queue: SubscribedQueue, room: int) -> Slice | ReadRequest | None:
+    def gather_due(self, queue: SubscribedQueue, room: int) -> Slice | ReadRequest | None:
         """Up to `room` messages that are due, or the read that is needed; call `move_due` first."""
         reread = queue.reread
-        due_offsets = queue.table.due(room)
+        due_offsets = queue.table.due_offsets(room)
         offsets: list[int] = []
         size = 0
         for offset in due_offsets:
@@ -109,7 +111,7 @@ class Arrivals:
             offsets.append(offset)
         full = len(offsets) == len(due_offsets) or size >= self._bytes_max
         if offsets and full:
-            return gather(offsets, [reread.pop(offset) for offset in offsets])
+            return gather_slice(offsets, [reread.pop(offset) for offset in offsets])
         return self._request_reread(queue, due_offsets[len(offsets) :], room) if due_offsets else None
 
     def _request_reread(self, queue: SubscribedQueue, missing: list[int], room: int) -> ReadRequest:
@@ -122,7 +124,7 @@ class Arrivals:
             }
         return ReadRequest(queue, first, last - first + 1, self._bytes_max, Purpose.REDELIVERY)
 
-    def reread(
+    def take_reread(
         self, request: ReadRequest, batch: ReadBatch, message_filter: Filter | None, now: float
     ) -> None:
         """Take in the messages that were read again."""
@@ -149,10 +151,10 @@ class Arrivals:
             refusal = None if message_filter is None else message_filter.judge(batch.deliveries[index])
             if refusal is None:
                 queue.reread[offset] = (batch, index)
-            elif refusal.fault and not (queue.stream is None or queue.stream.leads(offset)):
+            elif refusal.fault and not (queue.stream is None or queue.stream.is_first(offset)):
                 queue.step_back(offset)  # it fails when its turn comes; those behind it must not go before
             elif refusal.fault:
-                queue.refuse(offset, now, refusal.fault)
+                queue.fail_undelivered(offset, now, refusal.fault)
             else:
                 self._tally.filtered.value += 1
                 queue.skip([(offset, offset + 1)])
@@ -184,7 +186,7 @@ class PickedMessages(NamedTuple):
     others: int = 0  # resent to another group
 
 
-def pick(
+def pick_messages(
     batch: ReadBatch,
     cursor: int,
     refuse_pressure: bool,
@@ -203,7 +205,7 @@ def pick(
         covered = ascending_ranges(offsets)
         if covered and covered[0] == (cursor, batch.next_offset):
             return PickedMessages(whole, [], 0, 0, [])
-        return PickedMessages(whole, between(cursor, batch.next_offset, covered), 0, 0, [])
+        return PickedMessages(whole, gaps_between(cursor, batch.next_offset, covered), 0, 0, [])
     fresh = [index for index, offset in enumerate(offsets) if known is None or not known(offset)]
     indexes = [index for index in fresh if is_for_group(batch, index, group)] if flagged else fresh
     others = len(fresh) - len(indexes)
@@ -215,7 +217,7 @@ def pick(
     handled = [offset for offset in offsets if known is not None and known(offset)]
     covered = ascending_ranges(sorted([*deliverable, *handled]))
     deliveries = [batch.deliveries[index] for index in indexes]
-    skipped = between(cursor, batch.next_offset, covered)
+    skipped = gaps_between(cursor, batch.next_offset, covered)
     filtered = len(fresh) - others - pressure - len(indexes)
     messages = Slice(batch, deliverable, deliveries, indexes)
     return PickedMessages(messages, skipped, pressure, filtered, faulty, others)

@@ -81,7 +81,7 @@ class HeldPulls:
         """All of them, no particular order; a copy."""
         return iter([pull for line in self._by_topic.values() for pull in line])
 
-    def enter(self, pull: HeldPull) -> None:
+    def hold_pull(self, pull: HeldPull) -> None:
         """Wait behind those held already."""
         pull.sequence = next(_SEQUENCE)
         line = self._by_topic.get(pull.topic)
@@ -99,7 +99,7 @@ class HeldPulls:
             if not line:
                 del self._by_topic[pull.topic]
 
-    def oldest(self, topic: str) -> HeldPull | None:
+    def oldest_pull(self, topic: str) -> HeldPull | None:
         """The pull held longest for messages of `topic`."""
         own, anyone = self._first_in_line(topic), self._first_in_line(None)
         if own is None or anyone is None:
@@ -147,7 +147,7 @@ class LingerWheel:
             bucket.discard(call)
             self.count -= 1
 
-    def over(self, now: float) -> list[Lingering]:
+    def take_expired(self, now: float) -> list[Lingering]:
         """Remove and return the calls whose deadline has come, in order of arrival."""
         slot = int(now / self._tick_s)
         if slot - self._done > len(self._buckets):

@@ -164,7 +164,7 @@ class UpstreamJob:
         self.final = False  # given up: no further retry
 
     @property
-    def tried(self) -> bool:
+    def was_tried(self) -> bool:
         """Whether it was delivered, and came back, at least once."""
         return bool(self.fails or self.timeouts)
 
@@ -174,12 +174,12 @@ class UpstreamJob:
         return bool(self.fails or self.timeouts or self.replays)
 
     @property
-    def attempt(self) -> int:
+    def attempt_number(self) -> int:
         """The number of the next (or present) delivery, from 1."""
         return self.fails + self.timeouts + 1
 
     @property
-    def packed(self) -> int:
+    def packed_attempts(self) -> int:
         """All counters in the one number that progress keeps."""
         return pack_attempts(self.fails, self.timeouts, self.replays, final=self.final)
 
@@ -207,7 +207,7 @@ _BEFORE = (JobState.RECORDED, JobState.RELEASED)
 
 def may_return(job: UpstreamJob) -> bool:
     """Whether an acknowledgement without a lease finishes it: it waits for redelivery, or was delivered."""
-    return job.state in _RETURNABLE or (job.tried and job.state in _BEFORE)
+    return job.state in _RETURNABLE or (job.was_tried and job.state in _BEFORE)
 
 
 _REPLAYABLE = (JobState.PARKED, JobState.EXHAUSTED, JobState.WAITING)
@@ -257,10 +257,10 @@ class JobTable:
 
     # --- looking
 
-    def attempt(self, offset: int) -> int:
+    def attempt_of(self, offset: int) -> int:
         """The number of the present (or next) delivery of `offset`, from 1."""
         job = self.jobs.get(offset)
-        return 1 if job is None else job.attempt
+        return 1 if job is None else job.attempt_number
 
     def is_due(self, offset: int) -> bool:
         """Whether `offset` is to be read and delivered now."""
@@ -272,7 +272,7 @@ class JobTable:
         job = self.jobs.get(offset)
         return job is not None and job.state is JobState.SPENT
 
-    def due(self, count: int) -> list[int]:
+    def due_offsets(self, count: int) -> list[int]:
         """Up to `count` offsets that are due, ascending; call `move_due` first."""
         offsets: list[int] = []
         for offset in self.ready:
@@ -282,7 +282,7 @@ class JobTable:
                     break
         return offsets
 
-    def within(self, start: int, end: int) -> list[UpstreamJob]:
+    def jobs_within(self, start: int, end: int) -> list[UpstreamJob]:
         """The jobs of `[start, end)`."""
         jobs = self.jobs
         if end - start < len(jobs):
@@ -371,7 +371,7 @@ class JobTable:
         if self._observer is not None:
             self._observer.on_change(JobNews.PARKED, offset)
 
-    def exhaust(self, job: UpstreamJob, reason: str) -> None:
+    def exhaust_job(self, job: UpstreamJob, reason: str) -> None:
         """Mark a job whose tries are used up: it stays where it is, not delivered until it is replayed."""
         self.change(job, JobEvent.EXHAUSTED)
         job.reason = reason
@@ -384,7 +384,7 @@ class JobTable:
             return False
         reason = job.why_used_up(policy)
         if reason:
-            self.exhaust(job, reason)
+            self.exhaust_job(job, reason)
         return bool(reason)
 
     def replay(self, offset: int) -> UpstreamJob | None:
@@ -393,14 +393,14 @@ class JobTable:
         job = self.jobs.get(offset)
         if job is None or job.state not in _REPLAYABLE:
             return None
-        if job.tried:
+        if job.was_tried:
             job.fails = job.timeouts = 0
             job.replays += 1
         job.reason, job.final = "", False
         self.make_ready(job, JobEvent.REPLAYED)
         return job
 
-    def spend(self, job: UpstreamJob, reason: str) -> None:
+    def spend_job(self, job: UpstreamJob, reason: str) -> None:
         """Its tries are used up, or it was given up: the shell moves it to its next topic."""
         self.change(job, JobEvent.SPENT)
         job.reason = reason

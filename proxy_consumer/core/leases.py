@@ -69,7 +69,7 @@ class Lease:
         twin.length_s = self.length_s
         return twin
 
-    def part(self, now: float) -> Lease:
+    def renewed_copy(self, now: float) -> Lease:
         """Return the same right with a deadline of its own, a whole length from now."""
         part = Lease(self.id, now + self.length_s, self.since)
         part.length_s = self.length_s
@@ -77,7 +77,7 @@ class Lease:
         return part
 
     @property
-    def extended(self) -> bool:
+    def is_extended(self) -> bool:
         """Whether the deadline has been moved since the messages were handed out."""
         return self.deadline > self.since + self.length_s + EXTENSION_MIN_S
 
@@ -152,12 +152,12 @@ class LeaseTable:
         lease = self.lease_of(offset)
         if lease is None or lease.id != lease_id or offset in self.taken_up:
             return False
-        ((_, _, size),) = self.take(offset, offset + 1, lease_id)
+        ((_, _, size),) = self.take_leased(offset, offset + 1, lease_id)
         self._add_to_budget(lease, 1, size)
         self.taken_up[offset] = TakenUp(lease, size)
         return True
 
-    def turn(self, offset: int) -> bool:
+    def turn_back(self, offset: int) -> bool:
         """Its chain turns back; True when it is taken up, and goes back only if it is put down unfinished."""
         pending = self.taken_up.get(offset)
         if pending is not None:
@@ -170,7 +170,7 @@ class LeaseTable:
         self._give_back(pending.lease, 1, pending.size)
         return pending
 
-    def take(self, start: int, end: int, lease_id: int | None) -> list[Piece]:
+    def take_leased(self, start: int, end: int, lease_id: int | None) -> list[Piece]:
         """Remove what of `[start, end)` is leased (under `lease_id`, unless None); returns the pieces."""
         index = bisect_right(self._starts, start) - 1
         if index < 0:
@@ -255,8 +255,10 @@ class LeaseTable:
         parts = self._leases.get(lease_id)
         if parts is None:
             return []
-        part = parts[0].part(now)
-        pieces = [piece for start, end in ranges_of(offsets) for piece in self.take(start, end, lease_id)]
+        part = parts[0].renewed_copy(now)
+        pieces = [
+            piece for start, end in ranges_of(offsets) for piece in self.take_leased(start, end, lease_id)
+        ]
         for start, end, size in pieces:
             self.add(start, end, size, part)
         extended = [offset for start, end, _ in pieces for offset in range(start, end)]
@@ -278,13 +280,13 @@ class LeaseTable:
         lease = self.lease_of(offset)
         if lease is None or offset in self.taken_up:
             return False
-        part = lease.part(now)
+        part = lease.renewed_copy(now)
         part.deadline = now
-        for start, end, size in self.take(offset, offset + 1, None):
+        for start, end, size in self.take_leased(offset, offset + 1, None):
             self.add(start, end, size, part)
         return True
 
-    def expire(self, now: float) -> list[Piece]:
+    def take_expired(self, now: float) -> list[Piece]:
         """Remove every run whose deadline has come; returns the pieces, ascending."""
         if now < self.next_deadline:
             return []
@@ -297,7 +299,7 @@ class LeaseTable:
         self.next_deadline = min((run.lease.deadline for run in self._runs), default=NEVER)
         return [(run.start, run.end, run.size) for run in expired]
 
-    def leased(self) -> list[tuple[int, int, int, Lease]]:
+    def leased_runs(self) -> list[tuple[int, int, int, Lease]]:
         """Every run as (start, end, bytes, lease), ascending, and what is taken up; leases as copies that
         nobody counts yet."""
         runs = [(run.start, run.end, run.size, run.lease) for run in self._runs]

@@ -45,7 +45,7 @@ def ascending_ranges(offsets: Sequence[int]) -> list[Range]:
     return ranges
 
 
-def between(start: int, end: int, kept: Sequence[Range]) -> list[Range]:
+def gaps_between(start: int, end: int, kept: Sequence[Range]) -> list[Range]:
     """Return the parts of `[start, end)` outside `kept`, which are ascending disjoint ranges inside it."""
     gaps: list[Range] = []
     for first, after in kept:
@@ -76,21 +76,21 @@ class UncommittedProgress:
         """Whether a collected delta is still under way."""
         return self._in_commit > 0
 
-    def finish(self, start: int, end: int) -> None:
+    def add_finished(self, start: int, end: int) -> None:
         """`[start, end)` is finished."""
         self._finished.append((start, end))
 
-    def mark(self, offset: int, packed: int) -> None:
+    def mark_attempts(self, offset: int, packed: int) -> None:
         """`offset` has so many attempts, as UpstreamJob.packed."""
         self._marks.append((offset, packed))
 
-    def repeat(self, start: int, end: int, ack_map: AckMap) -> None:
+    def repeat_acks(self, start: int, end: int, ack_map: AckMap) -> None:
         """Someone repeats an acknowledgement that an open commit may hold: it is not durable yet."""
         if start < self._open_end and end > self._open_start:
             open_range = range(max(start, self._open_start), min(end, self._open_end))
             self._finished.extend(ranges_of([offset for offset in open_range if ack_map.is_finished(offset)]))
 
-    def acked(self, ack_map: AckMap) -> list[Range]:
+    def uncertain_acks(self, ack_map: AckMap) -> list[Range]:
         """Finished ranges that are not certainly durable; what lies between those under way comes too."""
         ranges = list(self._finished)
         if self._in_commit and self._open_start < ack_map.committed:
@@ -100,7 +100,7 @@ class UncommittedProgress:
             ranges += [(start, min(end, self._open_end)) for start, end in above]
         return ranges
 
-    def collect(self, group: str, queue: QueueRef, epoch: int, generation: int) -> ProgressDelta | None:
+    def collect_delta(self, group: str, queue: QueueRef, epoch: int, generation: int) -> ProgressDelta | None:
         """Take everything as one delta, which is in flight then; None when there is nothing."""
         if not (self._finished or self._marks):
             return None
@@ -112,7 +112,7 @@ class UncommittedProgress:
         self._in_commit += 1
         return delta
 
-    def committed(self) -> None:
+    def on_committed(self) -> None:
         """A collected delta is durable."""
         self._in_commit -= 1
         if self._in_commit == 0:
@@ -120,7 +120,7 @@ class UncommittedProgress:
 
     def restore(self, delta: ProgressDelta, unfinished: Container[int]) -> None:
         """A collected delta is not (or not certainly) durable: it has to be committed again."""
-        self.committed()
+        self.on_committed()
         merged = sorted([*delta.finished, *self._finished])
         self._finished = []
         for start, end in merged:

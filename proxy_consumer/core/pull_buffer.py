@@ -28,7 +28,7 @@ from proxy_consumer.core.jobs import JobObserver
 from proxy_consumer.core.leases import Lease
 from proxy_consumer.core.order.chains import KeyReader, QueueStream
 from proxy_consumer.core.order.scope import EndsRequest, OrderScope
-from proxy_consumer.core.queue_feed import FeedState, Filter, Slice, gather
+from proxy_consumer.core.queue_feed import FeedState, Filter, Slice, gather_slice
 from proxy_consumer.core.retry_policy import policy_of
 from proxy_consumer.core.steps import Delivery, Loaded, Purpose, ReadRequest, read_new
 from proxy_consumer.core.subscribed_queue import ReadPlan, SubscribedQueue
@@ -75,7 +75,7 @@ class PullBuffer:
         self._set_rate(config.rate_max)
         self.config = config
 
-    def configure(self, config: SubscriptionDefaults) -> None:
+    def apply_config(self, config: SubscriptionDefaults) -> None:
         """New settings, effective from the next decision on; nothing is taken back."""
         self.config = config
         self._plan.ack_span_max = config.ack_span_max
@@ -83,8 +83,8 @@ class PullBuffer:
         for queue in self.queues.values():
             queue.policy = policy_of(config, retry_queue=queue.retry_queue)
             if queue.stream is not None:
-                self._scopes[queue].batch(queue.stream, config.chain_batch)
-            self.heard(queue)
+                self._scopes[queue].set_batch(queue.stream, config.chain_batch)
+            self.on_news(queue)
 
     def filter_by(self, message_filter: Filter | None) -> None:
         """Another filter: what was read and not delivered is read again, and judged by it."""
@@ -93,7 +93,7 @@ class PullBuffer:
             queue.feed.drop_read_ahead()
             queue.reread.clear()
             queue.forget_bytes()
-            self.heard(queue)
+            self.on_news(queue)
 
     def _set_rate(self, rate_max: int) -> None:
         """Limit how many messages go out a second; 0: no limit."""
@@ -108,7 +108,7 @@ class PullBuffer:
 
     # --- queues
 
-    def assign(
+    def assign_queue(
         self,
         ref: QueueRef,
         view: ProgressView,
@@ -138,25 +138,25 @@ class PullBuffer:
             stream = queue.stream = QueueStream(scope.ledger, ref, queue.feed, key_of, self.tally.unkeyed)
             self._scopes[queue] = scope
             scope.add(stream, queue, self.config.chain_batch, empty=start >= bounds.next)
-        self.heard(queue)
+        self.on_news(queue)
         return queue
 
-    def revoke(self, ref: QueueRef) -> SubscribedQueue | None:
+    def revoke_queue(self, ref: QueueRef) -> SubscribedQueue | None:
         """The queue is not ours any more; its leases and retries are dropped."""
         queue = self.queues.pop(ref, None)
         if queue is None:
             return None
         stream, queue.stream = queue.stream, None
-        queue.revoke()
+        queue.release_all()
         self._timed.pop(queue, None)
         scope = self._scopes.pop(queue, None)
         if scope is not None and stream is not None:
-            scope.drop(stream)  # its chains go on without it
+            scope.drop_queue(stream)  # its chains go on without it
         if queue.in_ready:
             self._stand_back(queue)
         return queue
 
-    def holds(self, queue: SubscribedQueue) -> bool:
+    def holds_queue(self, queue: SubscribedQueue) -> bool:
         """Whether `queue` is still what this subscription has of its queue."""
         return self.queues.get(queue.ref) is queue
 
@@ -164,15 +164,15 @@ class PullBuffer:
         """The ordered scope of a queue; None without one."""
         return self._scopes.get(queue)
 
-    def scopes(self) -> list[OrderScope]:
+    def ordered_scopes(self) -> list[OrderScope]:
         """The ordered scopes of all queues, each once."""
         return list(dict.fromkeys(self._scopes.values()))
 
     # --- delivery
 
-    def take(self, now: float, count: int) -> Step | None:
+    def next_step(self, now: float, count: int) -> Step | None:
         """The next thing to do for a client that wants up to `count` messages."""
-        if not self.may_have:
+        if not self.can_deliver:
             return None
         config, ready, bucket = self.config, self._ready, self._bucket
         room = min(count, config.batch_max, config.concurrency - self.budget.leased)
@@ -201,7 +201,7 @@ class PullBuffer:
         return None
 
     @property
-    def may_have(self) -> bool:
+    def can_deliver(self) -> bool:
         """False: `take` is certain to give None until something happens."""
         config, budget = self.config, self.budget
         return (
@@ -211,14 +211,14 @@ class PullBuffer:
         )
 
     @property
-    def has_some(self) -> bool:
+    def has_ready(self) -> bool:
         """Whether something lies ready for the next who asks."""
-        return self.may_have and any(
+        return self.can_deliver and any(
             queue.stream is not None and queue.stream.deliverable for queue in self._ready
         )
 
     @property
-    def short(self) -> bool:
+    def stopped_early(self) -> bool:
         """Whether `take` stopped to let others go on, and should be called again soon."""
         return any(scope.short for scope in self._short)
 
@@ -239,7 +239,7 @@ class PullBuffer:
         if stream is not None and scope is not None:
             step = self._step_in_order(queue, stream, scope, now, room)
             return self._step_again(queue, now, room) if step is None else step
-        messages = queue.feed.take(room, self._answer_bytes_max) if queue.has_span() else None
+        messages = queue.feed.take_messages(room, self._answer_bytes_max) if queue.has_span() else None
         if messages is None:
             return read_new(queue, room)
         return self._build_delivery(queue, messages, now, redelivered=queue.table.recorded > 0)
@@ -249,7 +249,7 @@ class PullBuffer:
         table = queue.table
         if not (table.retrying or table.released) or queue.rereading or not table.move_due(now):
             return None
-        step = self._arrivals.due(queue, room)
+        step = self._arrivals.gather_due(queue, room)
         if not isinstance(step, Slice):
             return step
         late = set() if queue.stream is None else queue.close(queue.stream, list(step.offsets))
@@ -257,14 +257,14 @@ class PullBuffer:
             remaining = [at for at, offset in enumerate(step.offsets) if offset not in late]
             if not remaining:
                 return self._step_again(queue, now, room)
-            step = step.chosen(remaining)
+            step = step.pick_messages(remaining)
         return self._build_delivery(queue, step, now, redelivered=True)
 
     def _step_in_order(
         self, queue: SubscribedQueue, stream: QueueStream, scope: OrderScope, now: float, room: int
     ) -> Step | None:
         if len(stream.deliverable) < room:
-            request = scope.advance(stream, room - len(stream.deliverable))
+            request = scope.read_on(stream, room - len(stream.deliverable))
             if scope.short:
                 self._short[scope] = None  # `sweep` lets it go on
             if request is not None:
@@ -277,7 +277,7 @@ class PullBuffer:
         if not ready_messages:
             return self._step_in_order(queue, stream, scope, now, room)
         offsets = [message.offset for message in ready_messages]
-        messages = gather(offsets, [(message.batch, message.at) for message in ready_messages])
+        messages = gather_slice(offsets, [(message.batch, message.at) for message in ready_messages])
         return self._build_delivery(queue, messages, now, redelivered=queue.table.recorded > 0)
 
     def _build_delivery(
@@ -295,25 +295,25 @@ class PullBuffer:
 
     # --- what was read
 
-    def loaded(self, request: ReadRequest, batch: ReadBatch, now: float) -> Loaded:
+    def on_loaded(self, request: ReadRequest, batch: ReadBatch, now: float) -> Loaded:
         """A read came back."""
         queue = request.queue
         if queue.feed.state is FeedState.GONE or batch.status is ReadStatus.GONE:
             return Loaded.GONE
         if request.purpose is Purpose.NEW:
-            loaded = self._arrivals.loaded(queue, batch, self._filter, not self.config.pressure_traffic)
+            loaded = self._arrivals.take_new(queue, batch, self._filter, not self.config.pressure_traffic)
             if queue.stream is not None:
-                self._scopes[queue].answered(queue.stream)
+                self._scopes[queue].on_read(queue.stream)
         elif request.purpose is Purpose.REDELIVERY:
-            self._arrivals.reread(request, batch, self._filter, now)
+            self._arrivals.take_reread(request, batch, self._filter, now)
             loaded = Loaded.DATA
         else:
-            self._scopes[queue].looked_back(request, batch)
+            self._scopes[queue].on_rescan_read(request, batch)
             loaded = Loaded.DATA
         self._on_scope_news(queue)
         return loaded
 
-    def read_failed(self, request: ReadRequest) -> None:
+    def on_read_failed(self, request: ReadRequest) -> None:
         """The read gave an error; the queue is tried again when the shell calls `data_arrived`."""
         queue = request.queue
         if request.purpose is Purpose.REDELIVERY:
@@ -321,11 +321,11 @@ class PullBuffer:
         elif request.purpose is Purpose.NEW and queue.feed.state is FeedState.READING:
             queue.feed.state = FeedState.STALLED
         elif queue in self._scopes:
-            self._scopes[queue].read_failed()
+            self._scopes[queue].on_rescan_failed()
 
     # --- what clients say
 
-    def heard(self, queue: SubscribedQueue) -> None:
+    def on_news(self, queue: SubscribedQueue) -> None:
         """Something was heard of a queue: what follows from it is done, and it is looked at again."""
         self._timed[queue] = None
         if queue.overtaken:
@@ -334,14 +334,14 @@ class PullBuffer:
             scope, ledger = self._scopes[queue], queue.stream.ledger
             if ledger.let_out or ledger.made_room:
                 scope.go_on()
-            scope.hear(queue.stream)
-        queue.wake()
+            scope.note_news(queue.stream)
+        queue.wake_up()
 
     def _on_scope_news(self, queue: SubscribedQueue) -> None:
         """Act on news of a queue, and let its ordered scope read on, which may have waited for it."""
-        self.heard(queue)
+        self.on_news(queue)
         if queue in self._scopes:
-            self._scopes[queue].wake()
+            self._scopes[queue].wake_drivers()
 
     def take_back(self, queue: SubscribedQueue, offsets: Sequence[int], lease_ids: Sequence[int]) -> int:
         """Messages that nobody looked at, the last first: others may have them at once."""
@@ -349,22 +349,22 @@ class PullBuffer:
         back = sum(queue.take_back(offset, lease_id) for offset, lease_id in pairs)
         if self._bucket is not None:
             self._bucket.take(-back)
-        self.heard(queue)
+        self.on_news(queue)
         return back
 
     # --- time and news
 
-    def sweep(self, now: float) -> None:
+    def expire_due(self, now: float) -> None:
         """Leases that ran out, retries that are due."""
         for queue in list(self._timed):
             if queue.next_event() <= now:
-                queue.expire(now)
+                queue.expire_leases(now)
                 queue.table.move_due(now)
-                self.heard(queue)
+                self.on_news(queue)
         short, self._short = self._short, {}
         for scope in short:
             scope.short = False
-            scope.wake()
+            scope.wake_drivers()
 
     def next_event(self) -> float:
         """Return when `expire_due` has something to do; may be early, never late. NEVER: nothing."""
@@ -376,7 +376,7 @@ class PullBuffer:
             soonest = min(soonest, event)
         return soonest
 
-    def data_arrived(self, queue: SubscribedQueue) -> None:
+    def on_data_arrived(self, queue: SubscribedQueue) -> None:
         """Read on: there may be messages past the last known end, or a failed read may work now."""
         if queue.feed.state in (FeedState.TAIL, FeedState.STALLED):
             queue.feed.state = FeedState.READABLE

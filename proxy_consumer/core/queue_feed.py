@@ -71,13 +71,13 @@ class Slice:
         self.indexes = indexes
         self.size = sum(map(len, deliveries))
 
-    def part(self, first: int, after: int) -> Slice:
+    def part_of(self, first: int, after: int) -> Slice:
         """The messages `[first, after)` of this slice."""
         return Slice(
             self.batch, self.offsets[first:after], self.deliveries[first:after], self.indexes[first:after]
         )
 
-    def chosen(self, places: Sequence[int]) -> Slice:
+    def pick_messages(self, places: Sequence[int]) -> Slice:
         """The messages at these places of the columns."""
         return Slice(
             self.batch,
@@ -86,7 +86,7 @@ class Slice:
             [self.indexes[at] for at in places],
         )
 
-    def fitting(self, bytes_max: int) -> Slice:
+    def fit_bytes(self, bytes_max: int) -> Slice:
         """Return as many messages as fit, at least one."""
         if self.size <= bytes_max:
             return self
@@ -95,7 +95,7 @@ class Slice:
         while count < len(self.deliveries) and size + len(self.deliveries[count]) <= bytes_max:
             size += len(self.deliveries[count])
             count += 1
-        return self.part(0, count)
+        return self.part_of(0, count)
 
 
 class QueueFeed:
@@ -113,7 +113,7 @@ class QueueFeed:
         self._at = 0
 
     @property
-    def buffered(self) -> bool:
+    def has_messages(self) -> bool:
         return self._read is not None
 
     def put(self, read: Slice | None, next_offset: int) -> None:
@@ -129,29 +129,29 @@ class QueueFeed:
         """The first offset not yet delivered."""
         return self.cursor if self._read is None else self._read.offsets[self._at]
 
-    def take(self, count: int, bytes_max: int) -> Slice | None:
+    def take_messages(self, count: int, bytes_max: int) -> Slice | None:
         """Up to `count` messages; None when nothing is buffered."""
         read = self._read
         if read is None:
             return None
         first, last = self._at, len(read.offsets)
         if first == 0 and last <= count:
-            messages = read.fitting(bytes_max)
+            messages = read.fit_bytes(bytes_max)
         else:
-            messages = read.part(first, min(first + count, last)).fitting(bytes_max)
+            messages = read.part_of(first, min(first + count, last)).fit_bytes(bytes_max)
         self._at = first + len(messages.offsets)
         if self._at >= last:
             self._drop_slice(read)
         return messages
 
-    def current(self) -> tuple[Slice, int]:
+    def current_slice(self) -> tuple[Slice, int]:
         """Return the buffered slice and the index of its first message not taken. Requires `has_messages`."""
         assert self._read is not None
         return self._read, self._at
 
-    def consume(self, count: int) -> None:
+    def consume_messages(self, count: int) -> None:
         """`count` messages of `current` are taken."""
-        read, at = self.current()
+        read, at = self.current_slice()
         self._at = at + count
         if self._at >= len(read.offsets):
             self._drop_slice(read)
@@ -192,7 +192,7 @@ class Gathered(ReadBatch):
         return batch.stored_ms(at)
 
 
-def gather(offsets: Sequence[int], parts: Sequence[tuple[ReadBatch, int]]) -> Slice:
+def gather_slice(offsets: Sequence[int], parts: Sequence[tuple[ReadBatch, int]]) -> Slice:
     """A slice of `parts`, ascending by offset; no copy when all are of one batch."""
     first = parts[0][0]
     if all(batch is first for batch, _ in parts):

@@ -44,11 +44,11 @@ def take_up(queue: SubscribedQueue, offset: int, lease_id: int) -> AckTaking:
     return AckTaking.TAKEN_UP if queue.leases.take_up(offset, lease_id) else AckTaking.OVER
 
 
-def finish(queue: SubscribedQueue, offset: int) -> Lease:
+def finish_taken_up(queue: SubscribedQueue, offset: int) -> Lease:
     """Finish a message whose finish is durable, with its replies; return the lease it was finished under."""
     pending = queue.leases.put_down(offset)
-    queue.back(offset, offset + 1)
-    queue.published(offset, acked=True)
+    queue.drop_adopted(offset, offset + 1)
+    queue.on_published(offset, acked=True)
     return pending.lease
 
 
@@ -91,7 +91,7 @@ class Replied:
         self._results = 0
         self._known: OrderedDict[tuple[str, QueueRef, int], KnownReply] = OrderedDict()
 
-    def note(self, ack: Ack, results: Sequence[Any]) -> None:
+    def note_reply(self, ack: Ack, results: Sequence[Any]) -> None:
         """Remember an acknowledgement that was stored."""
         before = self._known.pop(ack[:3], None)
         self._known[ack[:3]] = KnownReply(ack.lease_id, results)
@@ -99,7 +99,7 @@ class Replied:
         while len(self._known) > self._count_max or self._results > self._results_max:
             self._results -= len(self._known.popitem(last=False)[1].results)
 
-    def of(self, ack: Ack) -> KnownReply | None:
+    def earlier_reply(self, ack: Ack) -> KnownReply | None:
         """Return how a message was acknowledged; None: not known here (any more)."""
         return self._known.get(ack[:3])
 

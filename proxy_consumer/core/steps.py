@@ -53,12 +53,12 @@ class Delivery(NamedTuple):
     lease: Lease
     redelivered: bool
 
-    def attempts(self) -> Iterable[int]:
+    def attempt_numbers(self) -> Iterable[int]:
         """Per message, the number of this delivery, from 1."""
         table = self.queue.table
         if not self.redelivered:
             return (1,) * len(self.messages.offsets)
-        return [table.attempt(offset) for offset in self.messages.offsets]
+        return [table.attempt_of(offset) for offset in self.messages.offsets]
 
 
 class Loaded(Enum):

@@ -135,7 +135,7 @@ class SubscribedQueue:
         self._tally = tally
         self._load_attempts(view)
         if view.committed is None and first > 0:
-            self.uncommitted.finish(0, first)
+            self.uncommitted.add_finished(0, first)
         start = self.ack_map.committed
         finished_ends = [end for _, end in view.finished]
         job_ends = [offset + 1 for offset in self.table.jobs]
@@ -150,18 +150,18 @@ class SubscribedQueue:
             if reason and self.policy.parks:
                 self.used_up.add(offset)
             elif reason:
-                self.table.spend(job, reason)
+                self.table.spend_job(job, reason)
 
     # --- reading on
 
-    def wake(self) -> None:
+    def wake_up(self) -> None:
         """Stand among the ready queues, if there may be something to do."""
         if self.in_ready or self.feed.state is FeedState.GONE:
             return
         if (
             self.stream is not None
             or self.table.ready
-            or self.feed.buffered
+            or self.feed.has_messages
             or self.feed.state is FeedState.READABLE
         ):
             self.in_ready = True
@@ -186,7 +186,7 @@ class SubscribedQueue:
     def forget_bytes(self) -> None:
         """Deliver what lies ready by reading it again (a filter changed, or others need the room)."""
         if self.stream is not None:
-            for offset in self.stream.unready_all():
+            for offset in self.stream.drop_all_ready():
                 self.table.release(offset)
 
     # --- delivery
@@ -205,7 +205,7 @@ class SubscribedQueue:
             for first, after in ranges_of(unfinished):
                 self.leases.add(first, after, size * (after - first) // (end - start), lease)
                 last = max(last, after)
-                for job in self.table.within(first, after):
+                for job in self.table.jobs_within(first, after):
                     self.table.change(job, JobEvent.DELIVERED)
             self.out.update(unfinished)
         self.feed.finished_until = max(self.feed.finished_until, last)
@@ -224,7 +224,7 @@ class SubscribedQueue:
 
     def take_in_order(self, stream: QueueStream, count: int, bytes_max: int) -> list[ReadyMessage]:
         """Up to `count` messages in order, as many as fit; none when all had to wait for their heads."""
-        messages = stream.take(count, bytes_max)
+        messages = stream.take_messages(count, bytes_max)
         if stream.ledger.table.batch == 1:
             return messages
         late = self.close(stream, [message.offset for message in messages])
@@ -235,18 +235,18 @@ class SubscribedQueue:
         others."""
         behind = stream.close(offsets)
         for offset in behind:
-            if not self.leases.turn(offset):
+            if not self.leases.turn_back(offset):
                 self.send_back(offset)
         return set(behind).intersection(offsets) if behind else set()
 
     def _lease_run(self, start: int, end: int, size: int, lease: Lease) -> None:
         self.leases.add(start, end, size, lease)
         if self.table.jobs:
-            for job in self.table.within(start, end):
-                self._tally.redelivered.value += job.tried
+            for job in self.table.jobs_within(start, end):
+                self._tally.redelivered.value += job.was_tried
                 self.table.change(job, JobEvent.DELIVERED)
 
-    def back(self, start: int, end: int) -> None:
+    def drop_adopted(self, start: int, end: int) -> None:
         """Note that clients have none of these any more, of those that they had before the queue came
         here."""
         returned = [offset for offset in range(start, end) if offset in self.out] if self.out else ()
@@ -273,7 +273,7 @@ class SubscribedQueue:
         """Deliver a parked, exhausted or waiting job now, its attempts counted anew, also after a restart."""
         job = self.table.replay(offset)
         if job is not None and job.is_recorded:
-            self.uncommitted.mark(offset, job.packed)
+            self.uncommitted.mark_attempts(offset, job.packed_attempts)
         return job is not None
 
     def park(self, offset: int) -> None:
@@ -288,7 +288,7 @@ class SubscribedQueue:
 
     def _withdraw_ready(self, offset: int) -> None:
         """Take a job out of what lies ready; it would be read again."""
-        if self.stream is not None and self.stream.unready(offset):
+        if self.stream is not None and self.stream.drop_ready(offset):
             self.table.release(offset)
 
     def send_back(self, offset: int) -> None:
@@ -305,21 +305,21 @@ class SubscribedQueue:
         """Dead letter at once, whatever the job's state; a client that has it is late from now on. What is
         taken up is one if its acknowledgement is not stored. Its chain goes on when it is moved."""
         self._withdraw_ready(offset)
-        self.leases.take(offset, offset + 1, None)
-        self.back(offset, offset + 1)
+        self.leases.take_leased(offset, offset + 1, None)
+        self.drop_adopted(offset, offset + 1)
         is_taken_up = offset in self.leases.taken_up
         state = JobState.LEASED if is_taken_up else JobState.PLAIN
         job = self.table.jobs.get(offset) or self.table.add(offset, state)
         if job.state is not JobState.SPENT:
             job.final, job.reason = True, reason
             if not is_taken_up:
-                self.table.spend(job, reason)
+                self.table.spend_job(job, reason)
         if self.observer is not None:
             self.observer.on_change(JobNews.SPENT, offset, f"{reason}: {job.error}" if job.error else reason)
 
     # --- results
 
-    def finish(self, offsets: Sequence[int], lease_ids: Sequence[int] | None, now: float) -> int:
+    def finish_messages(self, offsets: Sequence[int], lease_ids: Sequence[int] | None, now: float) -> int:
         """Acknowledge, each under the lease id at the same place (absent or 0: without one); returns how many
         were finished by it."""
         finished = 0
@@ -337,8 +337,8 @@ class SubscribedQueue:
 
     def _finish_range(self, start: int, end: int, lease_id: int | None) -> int:
         finished = 0
-        for first, after, _ in self.leases.take(start, end, lease_id):
-            self.back(first, after)
+        for first, after, _ in self.leases.take_leased(start, end, lease_id):
+            self.drop_adopted(first, after)
             self._finish_run(first, after)
             finished += after - first
         if lease_id is None and self.table.jobs and finished < end - start:
@@ -346,22 +346,22 @@ class SubscribedQueue:
         if lease_id is None and start < self.delivered_until and finished < end - start:
             finished += self.finish_handed_out(start, min(end, self.delivered_until))
         if finished < end - start and self.uncommitted.in_commit:
-            self.uncommitted.repeat(start, end, self.ack_map)
+            self.uncommitted.repeat_acks(start, end, self.ack_map)
         return finished
 
     def _finish_run(self, start: int, end: int, *, durable: bool = False) -> None:
         self.ack_map.finish(((start, end),))
         if not durable:
-            self.uncommitted.finish(start, end)
+            self.uncommitted.add_finished(start, end)
         if self.table.jobs:
-            for job in self.table.within(start, end):
+            for job in self.table.jobs_within(start, end):
                 self.table.change(job, JobEvent.FINISHED)
                 self.used_up.discard(job.offset)
         if self.stream is not None:
-            self.stream.finished(start, end)
+            self.stream.on_finished(start, end)
 
     def _finish_retrying(self, start: int, end: int) -> int:
-        waiting = list(filter(may_return, self.table.within(start, end)))
+        waiting = list(filter(may_return, self.table.jobs_within(start, end)))
         recorded = [job.offset for job in waiting if job.state is JobState.RECORDED]
         if recorded:
             self.overtaken = True
@@ -393,14 +393,14 @@ class SubscribedQueue:
         job = self._take_job(offset, lease_id)
         if job is None:
             if self.uncommitted.in_commit and (waiting_job := self.table.jobs.get(offset)) is not None:
-                self.uncommitted.mark(offset, waiting_job.packed)
+                self.uncommitted.mark_attempts(offset, waiting_job.packed_attempts)
             return False
         self._apply_failure(job, delay_ms, now, error)
         return True
 
     def _take_job(self, offset: int, lease_id: int | None) -> UpstreamJob | None:
         """The job of a message that a client gives back; None, and counted, where it does not have it."""
-        pieces = self.leases.take(offset, offset + 1, lease_id)
+        pieces = self.leases.take_leased(offset, offset + 1, lease_id)
         if pieces:
             return self._returned_job(offset, pieces[0][2])
         self._count_ignored(1, lease_id)
@@ -426,7 +426,7 @@ class SubscribedQueue:
             self.dead_letter(offset, REASON_GIVEN_UP)
         return True
 
-    def refuse(self, offset: int, now: float, error: str) -> None:
+    def fail_undelivered(self, offset: int, now: float, error: str) -> None:
         """A job that is due fails before it is delivered."""
         self._apply_failure(self.table.jobs[offset], None, now, error)
 
@@ -434,7 +434,7 @@ class SubscribedQueue:
         self._tally.failed.value += 1
         job.fails += 1
         job.error = error or job.error
-        self.uncommitted.mark(job.offset, job.packed)
+        self.uncommitted.mark_attempts(job.offset, job.packed_attempts)
 
     def _apply_failure(self, job: UpstreamJob, delay_ms: int | None, now: float, error: str) -> None:
         self._count_failure(job, error)
@@ -453,7 +453,7 @@ class SubscribedQueue:
 
     def _wait_in_place(self, job: UpstreamJob, wait_ms: int, now: float) -> None:
         """A job waits for its retry, or with its key that an operator has set aside."""
-        if self.stream is not None and self.stream.parked(job.offset):
+        if self.stream is not None and self.stream.is_parked(job.offset):
             self.table.change(job, JobEvent.PARKED)
         else:
             self.table.wait(job, now + wait_ms / 1000)
@@ -463,10 +463,10 @@ class SubscribedQueue:
         waits in its chain again. A message without a key keeps nothing in order, and is moved."""
         if self.policy.parks and in_chain:
             self.used_up.add(job.offset)
-        elif self.policy.parks and self.stream is not None and self.stream.key(job.offset) is not None:
-            self.table.exhaust(job, reason)
+        elif self.policy.parks and self.stream is not None and self.stream.key_of_job(job.offset) is not None:
+            self.table.exhaust_job(job, reason)
         else:
-            self.table.spend(job, reason)
+            self.table.spend_job(job, reason)
 
     def step_back(self, offset: int) -> bool:
         """Jobs behind one that cannot go on return into the chain; True when it returned itself."""
@@ -475,14 +475,16 @@ class SubscribedQueue:
             self.out.discard(offset)
             return False
         if offset in self.out:
-            self.back(offset, offset + 1)  # it was not placed yet, or waits in its chain: its turn comes
+            self.drop_adopted(
+                offset, offset + 1
+            )  # it was not placed yet, or waits in its chain: its turn comes
             self.table.go_back(self.table.jobs[offset])
             return True
-        for follower in stream.failing(offset):
-            if not self.leases.turn(follower):
-                self.leases.take(follower, follower + 1, None)
+        for follower in stream.on_failing(offset):
+            if not self.leases.turn_back(follower):
+                self.leases.take_leased(follower, follower + 1, None)
                 self.send_back(follower)
-        if stream.leads(offset):
+        if stream.is_first(offset):
             return False
         self.send_back(offset)
         return True
@@ -510,7 +512,7 @@ class SubscribedQueue:
             return False
         self._tally.returned.value += 1
         if not self.step_back(offset):
-            if self.stream is not None and self.stream.parked(offset):
+            if self.stream is not None and self.stream.is_parked(offset):
                 self.table.change(job, JobEvent.PARKED)
             else:
                 self.table.release(offset)
@@ -518,9 +520,9 @@ class SubscribedQueue:
             self.observer.on_change(JobNews.RETURNED, offset)
         return True
 
-    def expire(self, now: float) -> None:
+    def expire_leases(self, now: float) -> None:
         """Take back leases past their deadline."""
-        for start, end, size in self.leases.expire(now):
+        for start, end, size in self.leases.take_expired(now):
             self._tally.timed_out.value += end - start
             share, rest = divmod(size, end - start)
             for offset in range(start, end):
@@ -529,17 +531,19 @@ class SubscribedQueue:
                     self.observer.on_change(JobNews.TIMED_OUT, offset)
 
     def _time_out(self, offset: int, size: int, now: float) -> None:
-        if self.stream is not None and not self.stream.leads(offset):
+        if self.stream is not None and not self.stream.is_first(offset):
             self.send_back(offset)
             return
         if self.stream is not None:
-            for follower in self.stream.failing(offset):
-                if not self.leases.turn(follower) and self.leases.take(follower, follower + 1, None):
+            for follower in self.stream.on_failing(offset):
+                if not self.leases.turn_back(follower) and self.leases.take_leased(
+                    follower, follower + 1, None
+                ):
                     self.send_back(follower)  # extended for itself
         job = self._returned_job(offset, size)
         job.timeouts += 1
         job.since = job.since or now
-        self.uncommitted.mark(offset, job.packed)
+        self.uncommitted.mark_attempts(offset, job.packed_attempts)
         wait_ms = self.policy.after_timeout(job.fails, job.timeouts)
         in_chain = offset in self.out and self.step_back(offset)
         if wait_ms is None:
@@ -548,7 +552,7 @@ class SubscribedQueue:
             return
         elif wait_ms:
             self._wait_in_place(job, wait_ms, now)
-        elif self.stream is not None and self.stream.parked(offset):
+        elif self.stream is not None and self.stream.is_parked(offset):
             self.table.change(job, JobEvent.PARKED)
         else:
             self.table.make_ready(job, JobEvent.TIMED_OUT)
@@ -558,7 +562,7 @@ class SubscribedQueue:
         for start, end in ranges:
             for offset in [offset for offset in self.out if start <= offset < end]:
                 self.out.discard(offset)
-                self.leases.take(offset, offset + 1, None)
+                self.leases.take_leased(offset, offset + 1, None)
             self._finish_run(start, end)
             if self.observer is not None:
                 self.observer.on_skip(start, end)
@@ -577,18 +581,18 @@ class SubscribedQueue:
         """Return the progress to commit together with what a message leaves in other topics."""
         return ProgressDelta(group, self.ref, self.epoch, self.generation, ((offset, offset + 1),))
 
-    def published(self, offset: int, *, acked: bool = False) -> None:
+    def on_published(self, offset: int, *, acked: bool = False) -> None:
         """Finish a message whose finish is durable, with what it leaves in other topics. `acked`: a client's
         finish."""
         self._finish_run(offset, offset + 1, durable=True)
         if self.observer is not None:
             self.observer.on_change(JobNews.ACKED if acked else JobNews.MOVED, offset)
 
-    def collect(self, group: str) -> ProgressDelta | None:
+    def collect_progress(self, group: str) -> ProgressDelta | None:
         """Uncommitted progress as one delta, which is then under way; None when there is none."""
-        return self.uncommitted.collect(group, self.ref, self.epoch, self.generation)
+        return self.uncommitted.collect_delta(group, self.ref, self.epoch, self.generation)
 
-    def revoke(self) -> None:
+    def release_all(self) -> None:
         """The queue is not ours any more: give everything back to the subscription's budget."""
         if self.observer is not None:
             self.observer.on_loss()

@@ -35,7 +35,7 @@ class Acks:
         self._runtime = runtime
         self._directory = directory
         self._groups = groups
-        self._unknown_group = runtime.ignored("", "unknown group")
+        self._unknown_group = runtime.ignored_cell("", "unknown group")
 
     def ack(self, call: Call) -> None:
         """Handle a call of `ack`."""
@@ -47,7 +47,7 @@ class Acks:
             return
         fetched = self._groups.get(result.groupId)
         if fetched is None:
-            self._runtime.ignored(group.name, "unknown queue").value += 1
+            self._runtime.ignored_cell(group.name, "unknown queue").value += 1
             call.reply_encoded(answers.TRUE[call.wire])
             return
         positions = self._find_assigned(fetched, result)
@@ -65,7 +65,7 @@ class Acks:
         """Return the positions of the caller's own queues that the ack names; None when one was just lost."""
         own = {
             (position.queue.topic.encode(), position.qid.encode()): position
-            for position in fetched.share(result.consumerId)
+            for position in fetched.positions_of(result.consumerId)
         }
         ignored = 0
         positions: list[tuple[Position, int]] = []
@@ -82,7 +82,7 @@ class Acks:
                 else:
                     ignored += 1
         if ignored:
-            self._runtime.ignored(fetched.group.name, "unknown queue").value += ignored
+            self._runtime.ignored_cell(fetched.group.name, "unknown queue").value += ignored
         return positions
 
     def _store_positions(
@@ -103,7 +103,7 @@ class Acks:
                 parts.append(_Part(position, finished, position.generation))
         late = len(wanted) - len(parts)
         if late:
-            self._runtime.ignored(fetched.group.name, "late").value += late
+            self._runtime.ignored_cell(fetched.group.name, "late").value += late
         if parts:
             self._commit(call, fetched, parts)
         else:
@@ -112,7 +112,7 @@ class Acks:
     def _commit(self, call: Call, fetched: FetchedGroup, parts: list[_Part]) -> None:
         runtime, name = self._runtime, fetched.group.name
         runtime.open_commits += 1
-        batch = CommitBatch(progress=[part.position.delta(name, part.finished) for part in parts])
+        batch = CommitBatch(progress=[part.position.build_delta(name, part.finished) for part in parts])
 
         def on_stored(committed: Completion[list[AppendResult]]) -> None:
             runtime.open_commits -= 1
@@ -123,7 +123,7 @@ class Acks:
             runtime.progress_failed(committed.error)
             if isinstance(committed.error, FencedError):
                 for topic in {part.position.queue.topic for part in parts} & fetched.topics.keys():
-                    fetched.topics[topic].reread()
+                    fetched.topics[topic].reread_progress()
             call.reply_encoded(answers.FALSE[call.wire])
 
         runtime.backend.commit(batch, runtime.commit_deadline()).then(on_stored)
@@ -131,6 +131,6 @@ class Acks:
     def _count_stored(self, group: str, parts: list[_Part]) -> None:
         for part in parts:
             before = part.position.committed
-            part.position.stored(part.finished, part.generation)
+            part.position.on_stored(part.finished, part.generation)
             finished = part.finished[1] - (part.finished[0] if before is None else before)
             self._runtime.metrics.cell(ACKED, group, part.position.queue.topic).value += max(finished, 0)

@@ -59,12 +59,12 @@ class Target:
         self.failed = False  # it could not be read
 
     @property
-    def moved(self) -> bool:
+    def has_moved(self) -> bool:
         """The client has something new to hear of this queue."""
         return bool(self.deliveries) or self.next_offset != self.offset
 
 
-def answer(call: Call, targets: Sequence[Target], next_offsets: dict[Any, int] | None) -> None:
+def answer_fetch(call: Call, targets: Sequence[Target], next_offsets: dict[Any, int] | None) -> None:
     """Hand out what was gathered. `next_offsets` of the queues: for our own clients, None for others."""
     if not targets:
         call.reply_encoded(NOTHING[call.wire])
@@ -79,7 +79,9 @@ def answer(call: Call, targets: Sequence[Target], next_offsets: dict[Any, int] |
         call.reply(IDL.FetchResponse(results=results))
 
 
-def pulled(call: Call, group: bytes, target: Target, next_offsets: dict[Any, int] | None) -> None:
+def answer_instance_pull(
+    call: Call, group: bytes, target: Target, next_offsets: dict[Any, int] | None
+) -> None:
     """Answer a pull of `group` with what was gathered from one queue."""
     name = QueueName(group.decode(), target.queue.topic, target.qid)
     if call.wire is Wire.COMPACT:
@@ -88,7 +90,7 @@ def pulled(call: Call, group: bytes, target: Target, next_offsets: dict[Any, int
         call.reply(IDL.PullResponse(context=context_of(name), messages=_build_messages(target, next_offsets)))
 
 
-def refuse(call: Call, code: int, text: str) -> None:
+def refuse_fetch(call: Call, code: int, text: str) -> None:
     """Answer that nothing can be fetched; only extended clients learn why."""
     if call.args.request.clientId is None:
         call.reply_encoded(NOTHING[call.wire])

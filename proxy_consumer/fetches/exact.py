@@ -65,7 +65,7 @@ class ExactFetches:
         if any(
             group.subscriptions[topic].creating for topic in request.topics if topic in group.subscriptions
         ):
-            answers.refuse(call, Code.BUSY, f"group {group.name} is being made; fetch again")
+            answers.refuse_fetch(call, Code.BUSY, f"group {group.name} is being made; fetch again")
             return
         if not request.fetchOffset:
             self._tell_bounds(call, group)
@@ -109,7 +109,7 @@ class ExactFetches:
                 for queue, bounds in zip(queues, found.value, strict=True)
                 if bounds is not None
             ]
-            answers.answer(call, targets, {})
+            answers.answer_fetch(call, targets, {})
 
         self._runtime.backend.bounds(queues).then(on_bounds)
 
@@ -119,7 +119,7 @@ class ExactFetches:
 
 
 def _answer_later(call: Call, error: Exception) -> None:
-    answers.refuse(call, Code.BUSY, f"the bounds of the queues cannot be told now: {error}")
+    answers.refuse_fetch(call, Code.BUSY, f"the bounds of the queues cannot be told now: {error}")
 
 
 def _bounds_target(runtime: Runtime, queue: QueueRef, bounds: Bounds) -> Target:

@@ -20,7 +20,7 @@ from ddmq_common.errors import DdmqError
 from ddmq_common.metrics.catalogue import FETCHED
 from ddmq_rpc.api import Call
 from proxy_consumer.core.held_pulls import FETCH_BYTES_MAX, Lingering, LingerWheel
-from proxy_consumer.fetches.answers import Target, answer
+from proxy_consumer.fetches.answers import Target, answer_fetch
 from proxy_consumer.runtime import Runtime, log
 
 ROUNDS_MAX = 8  # reads of one queue that brought only messages to pass over
@@ -98,7 +98,7 @@ class FetchGathering:
             self._take_messages(target, batch)
             return not target.deliveries and self._left > 0
         if batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds is not None:
-            target.next_offset = nearest(target.next_offset, batch.bounds)
+            target.next_offset = nearest_valid(target.next_offset, batch.bounds)
             return not target.asked
         if batch.status is ReadStatus.NONE:
             target.next_offset = max(target.next_offset, batch.next_offset)  # behind what the tags left out
@@ -126,7 +126,7 @@ class FetchGathering:
         target.next_offset = batch.next_offset
 
 
-def nearest(offset: int, bounds: Bounds) -> int:
+def nearest_valid(offset: int, bounds: Bounds) -> int:
     """The valid offset that is nearest to `offset`."""
     return min(max(offset, bounds.min), bounds.next)
 
@@ -146,7 +146,7 @@ class _Wake(Wait):
 
     def settled(self) -> None:
         if not self.cancelled:
-            self.fetch.woken()
+            self.fetch.on_woken()
 
 
 class Fetch(Lingering):
@@ -191,7 +191,7 @@ class Fetch(Lingering):
     def start(self) -> None:
         """Begin, and wait until the deadline at most, while the client is there."""
         self._wheel.add(self, self.deadline)
-        self.call.on_abandoned = lambda _: self.abandoned()
+        self.call.on_abandoned = lambda _: self.on_abandoned()
         self.begin()
 
     def begin(self) -> None:
@@ -220,7 +220,7 @@ class Fetch(Lingering):
     def _on_gathered(self) -> None:
         if self.closed:
             return
-        if any(target.moved for target in self._targets):
+        if any(target.has_moved for target in self._targets):
             self._finish_fetch(self._targets)
         else:
             self._wait_or_end()
@@ -248,7 +248,7 @@ class Fetch(Lingering):
         except DdmqError:  # no more waits there: the client asks again
             self.give_up()
 
-    def woken(self) -> None:
+    def on_woken(self) -> None:
         """Plan again: there may be something else to read."""
         if self._parked:
             self._end_waits()
@@ -264,7 +264,7 @@ class Fetch(Lingering):
         if self._parked:
             self._finish_fetch(self._targets)
 
-    def abandoned(self) -> None:
+    def on_abandoned(self) -> None:
         """The client has gone."""
         if not self.closed:
             self._close([])
@@ -295,7 +295,7 @@ class Fetch(Lingering):
             self._reply(shown, next_offsets)
 
     def _reply(self, shown: Sequence[Target], next_offsets: dict[QueueRef, int] | None) -> None:
-        answer(self.call, shown, next_offsets)
+        answer_fetch(self.call, shown, next_offsets)
 
     def _close(self, shown: Sequence[Target]) -> None:
         self.closed = True

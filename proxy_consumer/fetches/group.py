@@ -50,7 +50,7 @@ class Roster:
         return consumer in self._members
 
     @property
-    def ids(self) -> Sequence[bytes]:
+    def consumer_ids(self) -> Sequence[bytes]:
         """Return the ids in the order that counts for sharing."""
         return self._order
 
@@ -82,7 +82,7 @@ class Roster:
         if member is not None:
             member.left = True
 
-    def expire(self, now: float) -> list[bytes]:
+    def expire_ids(self, now: float) -> list[bytes]:
         """Release the ids whose last fetch is too long ago; gives them."""
         over = [
             consumer
@@ -95,7 +95,7 @@ class Roster:
             self._order = sorted(self._members)
         return over
 
-    def share(self, consumer: bytes, queues: Sequence[T]) -> Sequence[T]:
+    def share_of(self, consumer: bytes, queues: Sequence[T]) -> Sequence[T]:
         """The part of `queues` (in an order that all calls share) that is this id's."""
         if consumer not in self._members:
             return ()
@@ -117,7 +117,7 @@ class FetchedGroup:
 
     # --- use
 
-    def use(self) -> None:
+    def on_use(self) -> None:
         """Someone fetches: be a member of every topic that is shared out."""
         usable = {
             each.topic: each for each in self._usable_subscriptions() if each.config.model != BROADCASTING
@@ -126,8 +126,8 @@ class FetchedGroup:
             self.topics.pop(topic).leave()
         for topic, subscription in usable.items():
             if topic not in self.topics:
-                self.topics[topic] = HeldTopic(self._runtime, self.group.name, topic, self.changed)
-            self.topics[topic].use(subscription.config)
+                self.topics[topic] = HeldTopic(self._runtime, self.group.name, topic, self.on_change)
+            self.topics[topic].on_use(subscription.config)
 
     def leave(self) -> None:
         """Give up every queue; open fetches are answered."""
@@ -137,28 +137,28 @@ class FetchedGroup:
         for fetch in list(self.fetches):
             fetch.give_up()
 
-    def changed(self) -> None:
+    def on_change(self) -> None:
         """Wake the fetches: the clients, or what there is to fetch, changed."""
         for fetch in list(self.fetches):
-            fetch.woken()
+            fetch.on_woken()
 
-    def released(self, consumers: list[bytes]) -> None:
+    def on_released(self, consumers: list[bytes]) -> None:
         """Share out the queues of clients that are gone."""
         for topic in self.topics.values():
             for position in topic.positions.values():
-                position.forget(consumers)
-        self.changed()
+                position.forget_consumers(consumers)
+        self.on_change()
 
     def _usable_subscriptions(self) -> Iterable[Subscription]:
         return [each for each in self.group.subscriptions.values() if each.readable and not each.creating]
 
     # --- what a fetch may read
 
-    def plan(self, fetch: Fetch, newest: dict[QueueRef, int]) -> tuple[list[Target], list[QueueRef]]:
+    def plan_targets(self, fetch: Fetch, newest: dict[QueueRef, int]) -> tuple[list[Target], list[QueueRef]]:
         """Targets in the order of topic and queue; see fetch.FetchPlan."""
         offsets: Offsets = fetch.call.args.request.fetchOffset or {}
         targets: list[Target] = []
-        for position in self.share(fetch.consumer):
+        for position in self.positions_of(fetch.consumer):
             offset = offsets.get(position.queue.topic.encode(), {}).get(position.qid.encode())
             start = position.start(fetch.consumer, offset)
             targets.append(self._build_target(fetch, position.queue, start.offset, start.asked))
@@ -177,18 +177,18 @@ class FetchedGroup:
         targets.sort(key=_by_queue)
         return targets, wanting
 
-    def share(self, consumer: bytes) -> list[Position]:
+    def positions_of(self, consumer: bytes) -> list[Position]:
         """The queues of this proxy that are assigned to `consumer`."""
         positions = [position for topic in self.topics.values() for position in topic.positions.values()]
-        return list(self.roster.share(consumer, sorted(positions, key=lambda position: position.queue)))
+        return list(self.roster.share_of(consumer, sorted(positions, key=lambda position: position.queue)))
 
-    def answered(self, fetch: Fetch, targets: Iterable[Target]) -> None:
+    def on_answered(self, fetch: Fetch, targets: Iterable[Target]) -> None:
         """Note what `fetch` was answered."""
         for target in targets:
             topic = self.topics.get(target.queue.topic)
             position = None if topic is None else topic.positions.get(target.qid)
             if position is not None and position.queue == target.queue:
-                position.answered(fetch.consumer)
+                position.on_answered(fetch.consumer)
 
     def _build_target(self, fetch: Fetch, queue: QueueRef, offset: int, asked: bool) -> Target:
         batch_size = fetch.call.args.request.maxBatchSize

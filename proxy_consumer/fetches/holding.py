@@ -55,12 +55,12 @@ class Position:
             return Start(asked, True)
         return Start(self.newest if self.committed is None else self.committed, False)
 
-    def answered(self, consumer: bytes) -> None:
+    def on_answered(self, consumer: bytes) -> None:
         """A fetch of `consumer` was answered from here: what it says from now on counts."""
         if self.resets:
             self._fetched[consumer] = self.resets
 
-    def forget(self, consumers: Sequence[bytes]) -> None:
+    def forget_consumers(self, consumers: Sequence[bytes]) -> None:
         """Forget clients whose ids were released."""
         for consumer in consumers:
             self._fetched.pop(consumer, None)
@@ -72,16 +72,16 @@ class Position:
         first, end = self.committed or 0, min(offset, next_offset)
         return (first, end) if end > first else None
 
-    def delta(self, group: str, finished: tuple[int, int]) -> ProgressDelta:
+    def build_delta(self, group: str, finished: tuple[int, int]) -> ProgressDelta:
         """The range as the backend takes it."""
         return ProgressDelta(group, self.queue, self.epoch, self.generation, finished=(finished,))
 
-    def stored(self, finished: tuple[int, int], generation: int) -> None:
+    def on_stored(self, finished: tuple[int, int], generation: int) -> None:
         """Note that an acknowledged range is durable."""
         if generation == self.generation:
             self.committed = max(self.committed or 0, finished[1])
 
-    def reread(self, committed: int | None, generation: int, newest: int) -> bool:
+    def on_reread(self, committed: int | None, generation: int, newest: int) -> bool:
         """The stored progress was read again; True when it had been reset."""
         reset = generation != self.generation
         if reset:
@@ -108,7 +108,7 @@ class HeldTopic(ClaimOwner):
         """Return when `on_use` must be called again, after a refusal of the backend; monotonic seconds."""
         return self._claims.retry_at
 
-    def use(self, config: SubscriptionDefaults) -> None:
+    def on_use(self, config: SubscriptionDefaults) -> None:
         """Someone fetches: join, and load what could not be loaded."""
         sharing, address = Sharing(config.assignment), self._runtime.address
         self._claims.join(Join(self.group, self.topic, sharing, address=address))
@@ -122,7 +122,7 @@ class HeldTopic(ClaimOwner):
         """Whether the queue was lost and is not back: acks for it can be neither stored nor ignored."""
         return any(self._runtime.qid(queue) == qid for queue in self._claims.lost_lately())
 
-    def committed(self) -> dict[QueueRef, int]:
+    def committed_offsets(self) -> dict[QueueRef, int]:
         """Return for each queue held the offset below which all is finished, or was there before the
         group."""
         return {
@@ -130,7 +130,7 @@ class HeldTopic(ClaimOwner):
             for one in self.positions.values()
         }
 
-    def reread(self) -> None:
+    def reread_progress(self) -> None:
         """Offsets may have been reset, or a commit was fenced: see what is stored now."""
         self._claims.reread(self._claims.held)
 
@@ -167,7 +167,7 @@ class HeldTopic(ClaimOwner):
             self.positions.pop(self._runtime.qid(queue), None)
         else:
             position = self.positions[self._runtime.qid(queue)]
-            position.reread(view.committed, view.generation, bounds.next)
+            position.on_reread(view.committed, view.generation, bounds.next)
 
     def trouble(self, doing: str, error: Exception) -> None:
         text = "cannot join" if doing == "join" else "progress not read"

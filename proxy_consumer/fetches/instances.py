@@ -22,7 +22,7 @@ from ddmq_common.names import group_fault
 from ddmq_rpc.api import Call
 from proxy_consumer import answers
 from proxy_consumer.core.held_pulls import LingerWheel
-from proxy_consumer.fetches.answers import Target, pulled
+from proxy_consumer.fetches.answers import Target, answer_instance_pull
 from proxy_consumer.fetches.fetch import Fetch, FetchPlan
 from proxy_consumer.fetches.group import broadcast_queues
 from proxy_consumer.filters.message_filters import filter_for
@@ -54,30 +54,30 @@ class Instance:
         self.outstanding = 0
         self._batches: dict[Place, deque[_Batch]] = {}
 
-    def place(self, newest: dict[QueueRef, int]) -> None:
+    def set_ends(self, newest: dict[QueueRef, int]) -> None:
         """Start at the ends that the queues had in the first moment."""
         for queue, offset in newest.items():
             self.cursors.setdefault(queue, offset)
         self.placed = True
 
-    def cursor(self, queue: QueueRef) -> int:
+    def next_offset(self, queue: QueueRef) -> int:
         """The next offset to deliver."""
         return self.cursors.setdefault(queue, 0)
 
-    def claim(self, queue: QueueRef, first: int, after: int) -> bool:
+    def claim_range(self, queue: QueueRef, first: int, after: int) -> bool:
         """Take `[first, after)` for one answer; False when another pull was quicker."""
         if self.cursors.get(queue) != first:
             return False
         self.cursors[queue] = after
         return True
 
-    def delivered(self, place: Place, offsets: Iterable[int], deadline: float) -> None:
+    def on_delivered(self, place: Place, offsets: Iterable[int], deadline: float) -> None:
         """Handed out; to be acknowledged by `deadline`."""
         batch = _Batch(deadline, offsets)
         self._batches.setdefault(place, deque()).append(batch)
         self.outstanding += len(batch.left)
 
-    def settle(self, place: Place, offsets: Iterable[int]) -> int:
+    def settle_results(self, place: Place, offsets: Iterable[int]) -> int:
         """Results that came in; how many of them were waited for."""
         batches = self._batches.get(place)
         if not batches:
@@ -93,7 +93,7 @@ class Instance:
         self.outstanding -= settled
         return settled
 
-    def expire(self, now: float) -> int:
+    def expire_deliveries(self, now: float) -> int:
         """Deliveries whose time is over; they are forgotten."""
         lost = 0
         for place, batches in list(self._batches.items()):
@@ -137,18 +137,18 @@ class InstancePull(Fetch):
             return
         first = next((target for target in self._targets if target.deliveries), None)
         if first is not None:
-            if self.instance.claim(first.queue, first.offset, first.next_offset):
+            if self.instance.claim_range(first.queue, first.offset, first.next_offset):
                 self._finish_fetch([first])
             else:
                 self.begin()  # another pull of this instance was quicker
             return
         for target in self._targets:
-            self.instance.claim(target.queue, target.offset, target.next_offset)
+            self.instance.claim_range(target.queue, target.offset, target.next_offset)
         self._wait_or_end()
 
     def _reply(self, shown: Sequence[Target], next_offsets: dict[QueueRef, int] | None) -> None:
         if shown and shown[0].deliveries:
-            pulled(self.call, self.consumer, shown[0], next_offsets)
+            answer_instance_pull(self.call, self.consumer, shown[0], next_offsets)
         else:
             self.call.reply_encoded(answers.EMPTY[self.call.wire])
 
@@ -163,10 +163,10 @@ class Served:
         self.instance = Instance(now)
         self.pulls: set[Fetch] = set()
 
-    def changed(self) -> None:
+    def on_change(self) -> None:
         """Wake the pulls that wait: there is room again, or something else to read."""
         for pull in list(self.pulls):
-            pull.woken()
+            pull.on_woken()
 
 
 class Instances:
@@ -193,11 +193,11 @@ class Instances:
         if served is None or served.group is not group:
             fault = group_fault(request.groupId.decode("utf-8", "replace"))
             if fault is not None:
-                answers.throw(call, Code.ILLEGAL_MESSAGE, fault)
+                answers.throw_pull_error(call, Code.ILLEGAL_MESSAGE, fault)
                 return True
             if len(self._served) >= INSTANCES_MAX:
                 text = f"{INSTANCES_MAX} instances of broadcasting groups pull here; that is the bound"
-                answers.throw(call, Code.BUSY, text)
+                answers.throw_pull_error(call, Code.BUSY, text)
                 return True
             served = self._served[request.groupId] = Served(group, now)
         served.instance.seen_at = now
@@ -223,14 +223,14 @@ class Instances:
             wanting = [queue for queue in queues if queue not in newest]
             if wanting:
                 return [], wanting
-            instance.place({queue: offset for queue, offset in newest.items() if offset >= 0})
+            instance.set_ends({queue: offset for queue, offset in newest.items() if offset >= 0})
         targets: list[Target] = []
         count_max = pull.call.args.request.maxBatchSize or (1 << 31)
         for queue in queues:
             config = served.group.subscriptions[queue.topic.encode()].config
             count = min(count_max, config.batch_max, config.concurrency - instance.outstanding)
             if count > 0 and pull.topic_wanted in (None, queue.topic.encode()):
-                qid, cursor = self._runtime.qid(queue), instance.cursor(queue)
+                qid, cursor = self._runtime.qid(queue), instance.next_offset(queue)
                 message_filter = filter_for(config.tags, config.sql)
                 pressure, group = config.pressure_traffic, served.group.name
                 targets.append(Target(queue, qid, cursor, False, count, pressure, message_filter, group))
@@ -244,13 +244,13 @@ class Instances:
             if target.deliveries and subscription is not None:
                 place = (target.queue.topic.encode(), target.qid.encode())
                 until = now + subscription.config.ack_timeout_ms / 1000
-                served.instance.delivered(place, target.offsets, until)
+                served.instance.on_delivered(place, target.offsets, until)
                 cell = self._runtime.metrics.cell(FETCHED, served.group.name, target.queue.topic)
                 cell.value += len(target.deliveries)
 
     # --- results and time
 
-    def result(self, result: Any) -> bool:
+    def take_result(self, result: Any) -> bool:
         """Take one element of a ConsumeResult; False when it names no instance of ours."""
         served = self._served.get(result.context.groupId)
         if served is None:
@@ -258,28 +258,28 @@ class Instances:
         cell, name = self._runtime.metrics.cell, served.group.name
         place = (result.context.topic, result.context.qid)
         topic = (result.context.topic or b"").decode("utf-8", "replace")
-        acked = served.instance.settle(place, result.successOffsets or ())
-        failed = served.instance.settle(place, result.failOffsets or ())
+        acked = served.instance.settle_results(place, result.successOffsets or ())
+        failed = served.instance.settle_results(place, result.failOffsets or ())
         if acked:
             cell(ACKED, name, topic).value += acked
         if failed:
             cell(FAILED, name, topic).value += failed
             cell(BROADCAST_DROPPED, name, "failed").value += failed
         if acked or failed:
-            served.changed()
+            served.on_change()
         return True
 
-    def sweep(self, now: float) -> None:
+    def expire_due(self, now: float) -> None:
         """Deliveries that were not acknowledged in time; instances that pull no more."""
         if now < self._sweep_at or not self._served:
             return
         self._sweep_at = now + SWEEP_S
         for name, served in list(self._served.items()):
-            lost = served.instance.expire(now)
+            lost = served.instance.expire_deliveries(now)
             if lost:
                 cell = self._runtime.metrics.cell(BROADCAST_DROPPED, served.group.name, "timed out")
                 cell.value += lost
-                served.changed()
+                served.on_change()
             if not served.pulls and served.instance.seen_at + IDLE_S <= now:
                 del self._served[name]
             elif self._directory.groups.get(served.group.name.encode()) is not served.group:
@@ -289,7 +289,7 @@ class Instances:
     def topics_changed(self) -> None:
         """Queues may have come."""
         for served in self._served.values():
-            served.changed()
+            served.on_change()
 
     def drain(self) -> None:
         """Answer the pulls that wait."""

@@ -62,11 +62,11 @@ class Fetches:
         """Follow resets of offsets and changes of topics."""
         self._stop_watching = self._runtime.backend.watch_settings(self._setting_changed)
 
-    def committed(self, group: str, topic: str) -> dict[QueueRef, int]:
+    def committed_offsets(self, group: str, topic: str) -> dict[QueueRef, int]:
         """The queues of a topic that are fetched from at this proxy, and their committed offsets."""
         fetched = self.groups.get(group.encode())
         topic_positions = None if fetched is None else fetched.topics.get(topic)
-        return {} if topic_positions is None else topic_positions.committed()
+        return {} if topic_positions is None else topic_positions.committed_offsets()
 
     def drain(self) -> None:
         """Answer what waits, give up every queue, assign nothing any more."""
@@ -80,15 +80,15 @@ class Fetches:
             self._drop_group(fetched)
 
     @property
-    def waiting(self) -> int:
+    def waiting_count(self) -> int:
         """Return how many fetches wait."""
         return self._wheel.count
 
-    def sweep(self, now: float) -> None:
+    def expire_due(self, now: float) -> None:
         """Lingers that are over; ids whose last fetch is too long ago."""
-        for waiter in self._wheel.over(now):
+        for waiter in self._wheel.take_expired(now):
             waiter.give_up()
-        self.instances.sweep(now)
+        self.instances.expire_due(now)
         if now < self._sweep_at or not self.groups:
             return
         self._sweep_at = now + SWEEP_S
@@ -97,16 +97,16 @@ class Fetches:
         self._fetchers.value = sum(len(fetched.roster) for fetched in self.groups.values())
 
     def _sweep_group(self, fetched: FetchedGroup, now: float) -> None:
-        expired = fetched.roster.expire(now)
+        expired = fetched.roster.expire_ids(now)
         if self._directory.groups.get(fetched.group.name.encode()) is not fetched.group or not len(
             fetched.roster
         ):
             self._drop_group(fetched)
             return
         if expired:
-            fetched.released(expired)
+            fetched.on_released(expired)
         if any(topic.retry_at is not None for topic in fetched.topics.values()):
-            fetched.use()
+            fetched.on_use()
 
     def _drop_group(self, fetched: FetchedGroup) -> None:
         self.groups.pop(fetched.group.name.encode(), None)
@@ -118,11 +118,11 @@ class Fetches:
         if kind == "reset" and name.encode() in self.groups:
             topic_positions = self.groups[name.encode()].topics.get(topic)
             if topic_positions is not None:
-                topic_positions.reread()
+                topic_positions.reread_progress()
         elif kind == "subscription" and name.encode() in self.groups:
             fetched = self.groups[name.encode()]
-            fetched.use()
-            fetched.changed()
+            fetched.on_use()
+            fetched.on_change()
         elif kind == "group" and rest.encode() in self.groups:
             fetched = self.groups[rest.encode()]
             if self._directory.groups.get(rest.encode()) is not fetched.group:
@@ -130,13 +130,13 @@ class Fetches:
         elif kind == "topic":
             self.instances.topics_changed()
             for fetched in self.groups.values():
-                fetched.changed()
+                fetched.on_change()
 
     # --- who may
 
     def pull_fault(self, group: Group) -> str | None:
         """Return why a group may not be pulled from now, or None."""
-        if group.broadcasting:
+        if group.is_broadcasting:
             return (
                 f"group {group.name} is broadcasting: every instance gets everything, from its own place; "
                 f"fetch, or pull as group {group.name}%INSTANCE (any name of your own for INSTANCE)"
@@ -144,7 +144,7 @@ class Fetches:
         fetched = self.groups.get(group.name.encode())
         if fetched is None:
             return None
-        who = b", ".join(list(fetched.roster.ids)[:3]).decode("utf-8", "replace")
+        who = b", ".join(list(fetched.roster.consumer_ids)[:3]).decode("utf-8", "replace")
         return (
             f"group {group.name} is fetched from at this proxy (consumer ids {who}); it can be pulled from "
             "30 s after the last fetch, or through another proxy"
@@ -256,9 +256,9 @@ class Fetches:
                 call, Code.BUSY, f"group {group.name} has {IDS_MAX} consumer ids; that is the bound"
             )
             return
-        fetched.use()
+        fetched.on_use()
         if fresh:
-            fetched.changed()
+            fetched.on_change()
         self._run(call, fetched)
 
     def _run(self, call: Call, fetched: FetchedGroup) -> None:
@@ -266,14 +266,14 @@ class Fetches:
             self._on_fetch_done(fetched, fetch, targets)
 
         consumer: bytes = call.args.request.consumerId
-        fetch = Fetch(self._runtime, call, consumer, fetched.plan, self._wheel, on_done)
+        fetch = Fetch(self._runtime, call, consumer, fetched.plan_targets, self._wheel, on_done)
         fetched.fetches.add(fetch)
         fetch.start()
 
     def _on_fetch_done(self, fetched: FetchedGroup, fetch: Fetch, targets: Sequence[Target]) -> None:
         fetched.fetches.discard(fetch)
         fetched.roster.end(fetch.consumer, self._runtime.now())
-        fetched.answered(fetch, targets)
+        fetched.on_answered(fetch, targets)
         self._count_delivered(count_fetched(self._runtime, fetched.group.name, targets))
 
     def _count_delivered(self, messages: int) -> None:
@@ -287,7 +287,7 @@ class Fetches:
         if kind not in self._said and len(self._said) < IDS_MAX:
             self._said[kind] = now + SAY_AGAIN_S
             log.warning("fetch refused", extra={"peer": call.peer, "reason": text})
-        answers.refuse(call, code, text)
+        answers.refuse_fetch(call, code, text)
 
 
 def _find_fault(request: Any) -> str | None:

@@ -15,7 +15,7 @@ from backend.records import tag_hash
 from ddmq_common.delivery import key_of, properties_of, tag_of
 from ddmq_common.errors import CallerError, DamagedError
 from proxy_consumer.core.queue_feed import FILTERED, Filter, Refusal
-from proxy_consumer.filters.sql_matcher import Matcher, matcher, names_in
+from proxy_consumer.filters.sql_matcher import Matcher, build_matcher, names_in
 from proxy_consumer.filters.sql_parser import ExpressionError, check_size, parse_sql
 
 ALLOWED = "allowed: TAG || TAG …, or * for all"
@@ -53,7 +53,7 @@ class Compiled(NamedTuple):
 def compile_sql(sql: str) -> Compiled:
     """Raises ExpressionError."""
     condition = parse_sql(sql)
-    return Compiled(matcher(condition), frozenset(names_in(condition)))
+    return Compiled(build_matcher(condition), frozenset(names_in(condition)))
 
 
 def expression_fault(tags: str, sql: str) -> str | None:

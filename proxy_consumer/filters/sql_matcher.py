@@ -36,14 +36,14 @@ _SIGNS: dict[str, Callable[[Any, Any], bool]] = {
 }  # fmt: skip
 
 
-def matcher(condition: Condition) -> Matcher:
+def build_matcher(condition: Condition) -> Matcher:
     """A function of the properties."""
     if isinstance(condition, Both):
-        return _match_together([matcher(part) for part in condition.parts], decisive=False)
+        return _match_together([build_matcher(part) for part in condition.parts], decisive=False)
     if isinstance(condition, Either):
-        return _match_together([matcher(part) for part in condition.parts], decisive=True)
+        return _match_together([build_matcher(part) for part in condition.parts], decisive=True)
     if isinstance(condition, Not):
-        return _negate_matcher(matcher(condition.inner))
+        return _negate_matcher(build_matcher(condition.inner))
     if isinstance(condition, Compare):
         return _compile_comparison(condition)
     if isinstance(condition, Between):

@@ -73,7 +73,7 @@ class Token(NamedTuple):
     shown: str
 
 
-def tokens(text: str) -> list[Token]:
+def split_tokens(text: str) -> list[Token]:
     """All of them, an END last. Raises ExpressionError."""
     tokens_read: list[Token] = []
     at = 0
@@ -202,8 +202,8 @@ Condition = Compare | Between | In | IsNull | Not | Both | Either | Property | L
 def parse_sql(text: str, *, strict: bool = False) -> Condition:
     """The whole expression; `strict`: without NULL as a value. Raises ExpressionError."""
     check_size(text)
-    parser = _Parser(tokens(text), strict=strict)
-    expression = parser.expression(0)
+    parser = _Parser(split_tokens(text), strict=strict)
+    expression = parser.parse_expression(0)
     parser.end()
     return expression
 
@@ -247,7 +247,7 @@ class _Parser:
 
     # --- conditions
 
-    def expression(self, depth: int) -> Condition:
+    def parse_expression(self, depth: int) -> Condition:
         return self._parse_several(
             "OR", lambda: self._parse_several("AND", lambda: self._parse_negation(depth), Both), Either
         )
@@ -266,7 +266,7 @@ class _Parser:
         if self._take_if("NOT"):
             return Not(self._parse_negation(depth + 1))
         if self._take_if("("):
-            inner = self.expression(depth + 1)
+            inner = self.parse_expression(depth + 1)
             if not self._take_if(")"):
                 raise self._expected_error("AND, OR or )")
             return inner

@@ -88,9 +88,9 @@ class KeyHead:
     def was_tried(self) -> bool:
         """Whether it failed or timed out, or an operator has set its key aside or skipped it."""
         job = self.job
-        return job is not None and (job.tried or job.state in (JobState.PARKED, JobState.SPENT))
+        return job is not None and (job.was_tried or job.state in (JobState.PARKED, JobState.SPENT))
 
-    def since(self, now: float) -> float:
+    def blocked_since(self, now: float) -> float:
         """Monotonic seconds of its first delivery as far as it is known; `now` before it."""
         since = self.job.since if self.job is not None and self.job.since else now
         return since if self.lease is None else min(since, self.lease.since)
@@ -111,8 +111,8 @@ class KeyHead:
             topic=ref.topic,
             queue_id=ref.queue_id,
             offset=self.offset,
-            since_ms=0 if state is READY else now.wall_ms(self.since(now.at)),
-            attempts=self.queue.table.attempt(self.offset) - (0 if lease is not None else 1),
+            since_ms=0 if state is READY else now.wall_ms(self.blocked_since(now.at)),
+            attempts=self.queue.table.attempt_of(self.offset) - (0 if lease is not None else 1),
             state=state,
             error="" if job is None else job.error or ("" if reason else job.reason) or _explain_silence(job),
             waiting=len(chain.kept),
@@ -122,7 +122,7 @@ class KeyHead:
             address=address,
             leased_ms=0 if lease is None else now.wall_ms(lease.since),
             until_ms=0 if lease is None else now.wall_ms(lease.deadline),
-            extended=lease is not None and lease.extended,
+            extended=lease is not None and lease.is_extended,
         )
 
 

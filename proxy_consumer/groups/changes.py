@@ -41,7 +41,7 @@ class SubscriptionChange(NamedTuple):
     given: Mapping[str, Any]
 
 
-def where(group: str, topic: str) -> ConfigPlace:
+def subscription_place(group: str, topic: str) -> ConfigPlace:
     """Return the place by which errors name a subscription."""
     return ConfigPlace(f"group {group}, topic {topic}", "")
 
@@ -54,7 +54,7 @@ class Changes:
         self._directory = directory
         self._busy: set[str] = set()  # settings being changed: a second change would undo the first
 
-    def change(
+    def change_settings(
         self, group: str, topic: str, settings: Mapping[str, Any], unset: Sequence[str] = ()
     ) -> Completion[SubscriptionChange]:
         """Set what is named and put `unset` back to the defaults; makes the subscription when it is missing.
@@ -62,16 +62,18 @@ class Changes:
         Raises CallerError (also for what a file owns) or TryLaterError.
         """
         _check_unset(settings, unset)
-        stored = self.stored(group, topic)
+        stored = self.stored_settings(group, topic)
         if stored is None:
-            wanted = overlay(SubscriptionDefaults, settings, where(group, topic))
+            wanted = overlay(SubscriptionDefaults, settings, subscription_place(group, topic))
             _check_size(group, topic, wanted.given)
-            return self._make(group, topic, wanted, lambda: self.change(group, topic, settings, unset))
+            return self._make(
+                group, topic, wanted, lambda: self.change_settings(group, topic, settings, unset)
+            )
         if stored.source != SOURCE_LOG:
-            raise CallerError(owned(group, topic, stored.source))
+            raise CallerError(ownership_text(group, topic, stored.source))
         retained = {name: value for name, value in stored.given.items() if name not in unset}
         before = self._settings_before(stored)
-        wanted = overlay(SubscriptionDefaults, retained | dict(settings), where(group, topic))
+        wanted = overlay(SubscriptionDefaults, retained | dict(settings), subscription_place(group, topic))
         _check_size(group, topic, wanted.given)
         after = wanted.over(self._runtime.config.defaults)
         check_stated(after, before)
@@ -89,7 +91,7 @@ class Changes:
         config = wanted.over(self._runtime.config.defaults)
 
         def on_made() -> Completion[SubscriptionChange]:
-            stored = self.stored(group, topic)
+            stored = self.stored_settings(group, topic)
             if stored is None or stored.given == _as_stored(wanted.given):
                 return succeeded(SubscriptionChange(None, config, wanted.given))
             return change()
@@ -104,7 +106,7 @@ class Changes:
         except ConfigError:
             return defaults
 
-    def stored(self, group: str, topic: str) -> Stored | None:
+    def stored_settings(self, group: str, topic: str) -> Stored | None:
         """Return what a subscription sets itself; None when there is no such subscription."""
         key = subscription_key(group, topic)
         value = self._runtime.backend.setting(key)
@@ -127,7 +129,7 @@ class Changes:
 
     # --- conf/groups.yaml
 
-    def declare(self, file: GroupsFile, source: str) -> Completion[None]:
+    def declare_groups(self, file: GroupsFile, source: str) -> Completion[None]:
         """Every subscription of the file made or brought up to date; those it no longer names are released.
 
         A released one keeps its settings and may be changed by the command line.
@@ -149,11 +151,11 @@ class Changes:
         self, group: str, topic: str, wanted: Overlay[SubscriptionDefaults], source: str
     ) -> Completion[Any]:
         config = wanted.over(self._runtime.config.defaults)
-        stored = self.stored(group, topic)
+        stored = self.stored_settings(group, topic)
         if stored is None:
             creation = self._directory.subscribe(group, topic, config, source, wanted.given)[1]
             return followed(creation, lambda: self._declare_made(group, topic, wanted, source))
-        was = overlay(SubscriptionDefaults, stored.given, where(group, topic))
+        was = overlay(SubscriptionDefaults, stored.given, subscription_place(group, topic))
         if was == wanted and stored.source == source:
             return succeeded(None)
         check_stated(config, was.over(self._runtime.config.defaults))
@@ -163,7 +165,7 @@ class Changes:
         self, group: str, topic: str, wanted: Overlay[SubscriptionDefaults], source: str
     ) -> Completion[Any]:
         """A client's pull may have made it otherwise at the same moment."""
-        if self.stored(group, topic) is None:
+        if self.stored_settings(group, topic) is None:
             return succeeded(None)
         return self._declare_one(group, topic, wanted, source)
 
@@ -180,7 +182,7 @@ class Changes:
                 yield group, topic, stored
 
 
-def owned(group: str, topic: str, source: str) -> str:
+def ownership_text(group: str, topic: str, source: str) -> str:
     """Say why the command line may not change a subscription."""
     return (
         f"group {group!r} on topic {topic!r} stands in {source} under groups.{group}.topics.{topic}; "

@@ -94,7 +94,7 @@ class Consistency:
 
     # --- pulls
 
-    def seen(self, request: Any, address: str) -> Client | None:
+    def note_client(self, request: Any, address: str) -> Client | None:
         """The client of a pull that came from `address`, HOST:PORT; None where no more are remembered."""
         host = address.rpartition(":")[0]
         client = self._find_client(
@@ -139,7 +139,7 @@ class Consistency:
                 self._by_connection.pop(peer, None)
         client.connections.clear()
 
-    def fault(self, request: Any, group: Group, client: Client | None) -> str | None:
+    def find_fault(self, request: Any, group: Group, client: Client | None) -> str | None:
         """Return why this pull, which states a filter, would lose messages, or None."""
         who: bytes = request.clientId or b""
         for each in _subscriptions_named(group, request.topic or b""):
@@ -213,7 +213,7 @@ class Consistency:
 
     # --- for people
 
-    def clients(self, group: str) -> list[GroupClient]:
+    def list_clients(self, group: str) -> list[GroupClient]:
         """List the clients that pull for a group at this proxy, those with most in flight first."""
         now = self._runtime.now()
         group_clients = [
@@ -226,7 +226,7 @@ class Consistency:
         ]  # fmt: skip
         return sorted(group_clients, key=lambda each: (-each.in_flight, each.client_id))
 
-    def differences(self, group: str) -> list[Difference]:
+    def list_differences(self, group: str) -> list[Difference]:
         """List the clients of a group that subscribe differently, the longest first. `topic` "": in the
         topics it reads."""
         now = self._runtime.now()
@@ -235,7 +235,7 @@ class Consistency:
         return sorted(rows, key=lambda each: (each.since_ms, each.client_id, each.topic))
 
 
-def stated(request: Any, defaults: SubscriptionDefaults) -> SubscriptionDefaults:
+def stated_settings(request: Any, defaults: SubscriptionDefaults) -> SubscriptionDefaults:
     """The settings of a subscription that this pull makes: with the start and the filter it states.
 
     Raises ValueError that says what is wrong with the filter.
@@ -262,13 +262,13 @@ def length_fault(request: Any) -> str | None:
 
 def _find_difference(kind: bytes, text: bytes, tags: str, sql: str) -> str | None:
     try:
-        return difference(*_split_filter(kind, text), tags, sql)
+        return find_difference(*_split_filter(kind, text), tags, sql)
     except ValueError as error:  # not kept: only filters that can be used are
         return str(error)
 
 
 @lru_cache(maxsize=COMPARED_MAX)
-def difference(own_tags: str, own_sql: str, tags: str, sql: str) -> str | None:
+def find_difference(own_tags: str, own_sql: str, tags: str, sql: str) -> str | None:
     """Describe how a stated filter differs from a subscription's, or return None. Raises ValueError for one
     that is none."""
     fault = expression_fault(own_tags, own_sql)

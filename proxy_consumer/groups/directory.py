@@ -24,8 +24,8 @@ from proxy_consumer.groups.group import (
     SOURCE_LOG,
     SUBSCRIPTION_PREFIX,
     Stored,
+    changed_settings,
     decode_group,
-    differences,
     encode_group,
     encode_subscription,
     group_key,
@@ -69,23 +69,23 @@ class Directory:
         backend = self._runtime.backend
         for prefix in (GROUP_PREFIX, SUBSCRIPTION_PREFIX, PARKED_PREFIX):
             for key in backend.settings(prefix):
-                self.changed(key)
+                self.on_setting_changed(key)
         self._follow = follow
-        self._stop_watching = backend.watch_settings(self.changed)
+        self._stop_watching = backend.watch_settings(self.on_setting_changed)
 
     def stop(self) -> None:
         """Follow no longer; give up every queue."""
         if self._stop_watching is not None:
             self._stop_watching()
             self._stop_watching = None
-        for subscription in self.subscriptions():
+        for subscription in self.all_subscriptions():
             subscription.leave()
 
-    def subscriptions(self) -> Iterable[Subscription]:
+    def all_subscriptions(self) -> Iterable[Subscription]:
         """Return the subscriptions of all groups."""
         return [each for group in self.groups.values() for each in group.subscriptions.values()]
 
-    def subscription(self, group: str, topic: str) -> Subscription | None:
+    def find_subscription(self, group: str, topic: str) -> Subscription | None:
         """The subscription of a group to a topic."""
         found = self.groups.get(group.encode())
         return None if found is None else found.subscriptions.get(topic.encode())
@@ -95,19 +95,19 @@ class Directory:
         at = name.find(b"%", 1)
         while at > 0:
             group = self.groups.get(name[:at])
-            if group is not None and group.broadcasting:
+            if group is not None and group.is_broadcasting:
                 return group
             at = name.find(b"%", at + 1)
         return None
 
-    def named(self, name: str) -> Group:
+    def group_named(self, name: str) -> Group:
         """One group. Raises CallerError when there is none."""
         group = self.groups.get(name.encode())
         if group is None:
             raise CallerError(f"group {name!r} does not exist")
         return group
 
-    def ordering(self, group: Group) -> GroupOrdering:
+    def ordering_of(self, group: Group) -> GroupOrdering:
         """The order keys of a group."""
         ordering = self._orderings.get(group)
         if ordering is None:
@@ -116,7 +116,7 @@ class Directory:
 
     # --- settings
 
-    def changed(self, key: str) -> None:
+    def on_setting_changed(self, key: str) -> None:
         """A setting (or a topic) changed, here or elsewhere."""
         kind, _, rest = key.partition("/")
         name, _, topic = rest.partition("/")
@@ -128,7 +128,7 @@ class Directory:
             if self._follow is not None:
                 self._follow(name, topic)
         elif kind == "trace":
-            for subscription in self.subscriptions():
+            for subscription in self.all_subscriptions():
                 if subscription.topic == rest and subscription.switch_trace():
                     subscription.start_anew()
         elif kind in ("topic", "retry"):
@@ -136,7 +136,7 @@ class Directory:
         elif group is None:
             return
         elif kind == "parked":
-            self.ordering(group).parked_changed(key)
+            self.ordering_of(group).on_parked_changed(key)
         elif kind == "leases":
             for subscription in group.subscriptions.values():
                 subscription.on_lease_note(key)
@@ -159,52 +159,52 @@ class Directory:
         if value is None:
             group = self.groups.get(name.encode())
             if group is not None and not any(each.creating for each in group.subscriptions.values()):
-                self.drop(group)
+                self.drop_group(group)
             return
         try:
             members = decode_group(value)
         except ConfigError as error:
             log.error("group not loaded", extra={"error": str(error)})
             return
-        group = self.group(name)
+        group = self.ready_group(name)
         group.source = str(members.get("source", SOURCE_LOG))
         group.created_ms = int(members.get("created_ms", 0))
 
     def _subscription_changed(self, key: str, name: str, topic: str) -> None:
         value = self._runtime.backend.setting(key)
-        subscription = self.subscription(name, topic)
+        subscription = self.find_subscription(name, topic)
         if value is None:
             if subscription is not None and not subscription.creating:
                 self.groups[name.encode()].remove(topic)
             return
         try:
             stored = stored_subscription(key, value)
-            config = stored.over(self._runtime.config.defaults, key)
+            config = stored.settings_over(self._runtime.config.defaults, key)
         except ConfigError as error:
             log.error("subscription not loaded", extra={"error": str(error)})
             return
         is_new = subscription is None
         if subscription is None:
-            subscription = self.group(name).add(topic, config)
+            subscription = self.ready_group(name).add(topic, config)
         subscription.created_ms = stored.created_ms
         if is_new:
             subscription.come_along()
         elif subscription.config != config:
-            subscription.configure(config)
+            subscription.apply_config(config)
 
     def defaults_changed(self) -> None:
         """The proxy's `defaults` are others: they hold where a subscription sets nothing itself."""
         for key in self._runtime.backend.settings(SUBSCRIPTION_PREFIX):
-            self.changed(key)
+            self.on_setting_changed(key)
 
-    def group(self, name: str) -> Group:
+    def ready_group(self, name: str) -> Group:
         """The group of that name, new if need be."""
         found = self.groups.get(name.encode())
         if found is None:
             found = self.groups[name.encode()] = Group(self._runtime, name, SOURCE_LOG)
         return found
 
-    def drop(self, group: Group) -> None:
+    def drop_group(self, group: Group) -> None:
         """A group was deleted: answer who waits, forget it."""
         for subscription in list(group.subscriptions.values()):
             group.remove(subscription.topic)
@@ -214,7 +214,7 @@ class Directory:
 
     # --- making
 
-    def check(self, name: str, topic: str) -> None:
+    def check_creation(self, name: str, topic: str) -> None:
         """Raises CallerError or BoundReachedError when the subscription may not be made."""
         fault = group_fault(name) or topic_fault(topic)
         if fault is not None:
@@ -241,9 +241,9 @@ class Directory:
 
         `on_skipped`: called once this call has made a subscription that starts after so many messages.
         """
-        is_new = self.subscription(name, topic) is None
+        is_new = self.find_subscription(name, topic) is None
         if is_new:
-            self.check(name, topic)
+            self.check_creation(name, topic)
             if self._creation_rate.wait_s(1, self._runtime.now()):
                 raise BoundReachedError(
                     f"group {name} does not consume {topic} yet, and clients have made many subscriptions "
@@ -270,13 +270,13 @@ class Directory:
         `given`: what it sets itself (None: what of `config` differs from the defaults).
         Raises as `check` does. One that exists already, or is being made, is given back as it is.
         """
-        existing = self.subscription(name, topic)
+        existing = self.find_subscription(name, topic)
         creation: Completion[int] = Completion()
         if existing is not None:
             return existing, self._making.get(existing) or succeeded(0)
-        self.check(name, topic)
+        self.check_creation(name, topic)
         check_stated(config)
-        group = self.group(name)
+        group = self.ready_group(name)
         subscription = group.add(topic, config)
         subscription.creating = True
         self._making[subscription] = creation
@@ -291,7 +291,7 @@ class Directory:
                 error = None if self._setting_exists(name, topic) else TryLaterError(text)
             if error is None:
                 if group.waiting.waiting_for(topic):
-                    subscription.use(self._runtime.now())
+                    subscription.on_use(self._runtime.now())
                 subscription.come_along()
                 creation.succeed(skipped)
                 return
@@ -299,8 +299,10 @@ class Directory:
             self._undo_creation(group, subscription)
 
         if given is None:
-            given = differences(config, self._runtime.config.defaults)
-        created(self._runtime, name, topic, config.start, Stored(given, 0, source)).then(on_stored)
+            given = changed_settings(config, self._runtime.config.defaults)
+        create_subscription(self._runtime, name, topic, config.start, Stored(given, 0, source)).then(
+            on_stored
+        )
         return subscription, creation
 
     def _setting_exists(self, name: str, topic: str) -> bool:
@@ -310,12 +312,12 @@ class Directory:
         if group.subscriptions.get(subscription.topic.encode()) is subscription:
             group.remove(subscription.topic)
         if not group.subscriptions and self._runtime.backend.setting(group_key(group.name)) is None:
-            self.drop(group)
+            self.drop_group(group)
 
     def delete(self, name: str, topic: str | None = None) -> Completion[list[AppendResult]]:
         """Delete a group and its subscriptions, or the one to `topic`; one made later starts anew."""
         try:
-            group = self.named(name)
+            group = self.group_named(name)
         except CallerError as error:
             return failed(error)
         if topic is not None and topic.encode() not in group.subscriptions:
@@ -334,7 +336,9 @@ class Directory:
         return runtime.backend.commit(CommitBatch(settings=settings), runtime.commit_deadline())
 
 
-def created(runtime: Runtime, group: str, topic: str, start: str, wanted: Stored) -> Completion[int]:
+def create_subscription(
+    runtime: Runtime, group: str, topic: str, start: str, wanted: Stored
+) -> Completion[int]:
     """Ask where the queues start, then store the settings of the subscription, and of its group if need be.
 
     Succeeds with the number of readable messages before the start, which is 0 for a moment in time. Fails

@@ -91,7 +91,7 @@ class Gauges:
         self._cells: dict[Name, tuple[MetricCell, ...]] = {}
         self._oldest = Oldest(runtime, self._on_age)
         self._unheld = Unheld(runtime, self._on_unheld)
-        self.stalled = Stalled(runtime, directory.subscriptions, fetched)
+        self.stalled = Stalled(runtime, directory.all_subscriptions, fetched)
         self._shares: dict[Name, Share] = {}
         self._looked_at = float("-inf")
         self._asking = False
@@ -100,13 +100,13 @@ class Gauges:
         """Tell of nothing any more but what is held."""
         self._unheld.leave()
 
-    def fill(self) -> None:
+    def fill_gauges(self) -> None:
         """Set every gauge; what the backend answers later is set then."""
         now = self._runtime.now()
         if self._asking or now < self._looked_at + LOOK_S:
             return
         self._looked_at, self._asking = now, True
-        subscriptions = self._directory.subscriptions()
+        subscriptions = self._directory.all_subscriptions()
         queues = list({queue for each in subscriptions for queue in self._committed_offsets(each)})
         try:
             lookup = self._runtime.backend.bounds(queues)
@@ -123,7 +123,7 @@ class Gauges:
         nexts = {queue: bounds.next for queue, bounds in limits if bounds is not None}
         shares: dict[Name, Share] = {}
         others: dict[Name, Subscription] = {}
-        for each in self._directory.subscriptions():
+        for each in self._directory.all_subscriptions():
             committed = self._committed_offsets(each)
             if committed:
                 span = max((state.ack_map.span for state in own_states(each).values()), default=0)
@@ -131,13 +131,13 @@ class Gauges:
             else:
                 others[_name_of(each)] = each
         unknown = set()
-        for name, rows in self._unheld.look(others.values()).items():
+        for name, rows in self._unheld.find_unheld(others.values()).items():
             if rows is None:
                 unknown.add(name)
             elif rows:
                 shares[name] = Share(others[name], rows)
-        if self._unheld.reports:
-            self._retry_paths.look().then(self._show_retry_paths)
+        if self._unheld.is_reporter:
+            self._retry_paths.count_waiting().then(self._show_retry_paths)
         else:
             self._clear_retry_paths(())
         self._shares = shares
@@ -151,7 +151,7 @@ class Gauges:
             return  # it is held here meanwhile: the next look tells of it
         if rows:
             share = self._shares[name] = Share(subscription, rows)
-            self._oldest.more(_late_queues(share))
+            self._oldest.look_up_more(_late_queues(share))
             self._set(name, self._build_values(share))
         else:
             self._shares.pop(name, None)
@@ -177,10 +177,10 @@ class Gauges:
     def _show_retry_paths(self, found: Completion[RetryPath]) -> None:
         """Show what waits in the delay levels, at the one proxy that also reports subscriptions no proxy
         holds."""
-        if found.error is not None or not self._unheld.reports:
+        if found.error is not None or not self._unheld.is_reporter:
             return  # the gauges keep their last values
         now_ms = self._runtime.clock.wall_ms()
-        subscribed = {_name_of(each) for each in self._directory.subscriptions()}
+        subscribed = {_name_of(each) for each in self._directory.all_subscriptions()}
         rows = {name: row for name, row in found.value.waiting.items() if name in subscribed}
         for name, row in rows.items():
             if name not in self._retry_cells:
@@ -204,7 +204,7 @@ class Gauges:
 
     def _build_values(self, share: Share) -> GaugeValues:
         subscription = share.subscription
-        keys = blocked(subscription, self._runtime.now())
+        keys = count_blocked_keys(subscription, self._runtime.now())
         budget = subscription.buffer.budget
         return GaugeValues(
             lag=sum(row.next - row.committed for row in share.late),
@@ -264,16 +264,16 @@ class BlockedKeys(NamedTuple):
 _PARKED = (JobState.PARKED, JobState.EXHAUSTED)
 
 
-def blocked(subscription: Subscription, now: float) -> BlockedKeys:
+def count_blocked_keys(subscription: Subscription, now: float) -> BlockedKeys:
     """Count the order keys that stand still here because their head failed or was set aside. A head that is
     in flight for the first time blocks nothing yet."""
     count, longest, parked = 0, 0.0, 0
-    for state, stream in subscription.streams():
+    for state, stream in subscription.ordered_streams():
         if not stream.busy:
             continue
         for offset, job in state.table.jobs.items():
             stopped = job.fails or job.timeouts or job.state in (JobState.PARKED, JobState.SPENT)
-            if stopped and offset in stream.busy and stream.leads(offset):
+            if stopped and offset in stream.busy and stream.is_first(offset):
                 count += 1
                 longest = max(longest, now - job.since if job.since else 0.0)
                 parked += job.state in _PARKED
@@ -311,9 +311,9 @@ class Oldest:
         lagging = {(group, queue) for group, queue, _ in late}
         self._heads = {key: head for key, head in self._heads.items() if key in lagging}
         self._reads_left = self._reads_max
-        self.more(late)
+        self.look_up_more(late)
 
-    def more(self, late: Iterable[Late]) -> None:
+    def look_up_more(self, late: Iterable[Late]) -> None:
         """Look up more queues with a lag, within the same look."""
         lagging = {(group, queue): offset for group, queue, offset in late}
         for key in lagging:

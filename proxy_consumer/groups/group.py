@@ -44,7 +44,7 @@ def encode_subscription(given: Mapping[str, Any], created_ms: int, source: str) 
     return msgspec.json.encode({"created_ms": created_ms, "source": source, "settings": dict(given)})
 
 
-def differences(config: SubscriptionDefaults, defaults: SubscriptionDefaults) -> dict[str, Any]:
+def changed_settings(config: SubscriptionDefaults, defaults: SubscriptionDefaults) -> dict[str, Any]:
     """Return the settings of `config` that differ from `defaults`."""
     values, base = dataclasses.asdict(config), dataclasses.asdict(defaults)
     return {name: value for name, value in values.items() if value != base[name]}
@@ -62,7 +62,7 @@ class Stored(NamedTuple):
     created_ms: int
     source: str
 
-    def over(self, defaults: SubscriptionDefaults, key: str) -> SubscriptionDefaults:
+    def settings_over(self, defaults: SubscriptionDefaults, key: str) -> SubscriptionDefaults:
         """The settings in force. Raises ConfigError that names the key and the value."""
         settings = dataclasses.asdict(defaults) | dict(self.given)
         return build(SubscriptionDefaults, settings, ConfigPlace(f"setting {key}", ""))

@@ -22,7 +22,7 @@ class RetryWaiting(NamedTuple):
     since_ms: int
     due_ms: int
 
-    def plus(self, other: RetryWaiting) -> RetryWaiting:
+    def added_to(self, other: RetryWaiting) -> RetryWaiting:
         """Return the sum of both, as of the earlier moment."""
         return RetryWaiting(
             self.messages + other.messages, min(self.since_ms, other.since_ms), min(self.due_ms, other.due_ms)
@@ -60,7 +60,7 @@ class LevelTally:
         self._finished: Sequence[tuple[int, int]] = ()
         self._next = 0
 
-    def look(self, committed: int, finished: Sequence[tuple[int, int]], next_offset: int) -> None:
+    def take_progress(self, committed: int, finished: Sequence[tuple[int, int]], next_offset: int) -> None:
         """The scheduler has finished all below `committed` and the ranges `finished` above it; the level
         ends before `next_offset`. Counts that this makes untrue are dropped."""
         self._finished = [(0, committed), *finished]
@@ -75,7 +75,7 @@ class LevelTally:
                 block.begin(max(block.start, committed))
                 block.left = self._count_unfinished(block)
 
-    def missing(self) -> OffsetSpan | None:
+    def missing_span(self) -> OffsetSpan | None:
         """The next offsets to read; None when all is counted."""
         for number, block in self._blocks.items():
             end = min((number + 1) * BLOCK, self._next)
@@ -91,17 +91,17 @@ class LevelTally:
         for offset, name, waiting in rows:
             if not any(start <= offset < end for start, end in self._finished):
                 row = block.rows.get(name)
-                block.rows[name] = waiting if row is None else row.plus(waiting)
+                block.rows[name] = waiting if row is None else row.added_to(waiting)
         block.counted = span.end
         block.left = self._count_unfinished(block)
 
-    def waiting(self) -> Mapping[Name, RetryWaiting]:
+    def count_waiting(self) -> Mapping[Name, RetryWaiting]:
         """Return the counts so far."""
         rows: dict[Name, RetryWaiting] = {}
         for block in self._blocks.values():
             for name, waiting in block.rows.items():
                 row = rows.get(name)
-                rows[name] = waiting if row is None else row.plus(waiting)
+                rows[name] = waiting if row is None else row.added_to(waiting)
         return rows
 
     def _count_unfinished(self, block: _Block) -> int:

@@ -72,13 +72,13 @@ class GroupOrdering:
         self._aside: dict[str, str] = {}  # setting → key
 
     @property
-    def parked(self) -> frozenset[str]:
+    def parked_keys(self) -> frozenset[str]:
         """Keys that are set aside, at every proxy."""
         return self._shared.parked
 
     # --- keys set aside
 
-    def parked_changed(self, setting: str) -> None:
+    def on_parked_changed(self, setting: str) -> None:
         """A key was set aside, or goes on."""
         value = self._runtime.backend.setting(setting)
         if value is None:
@@ -94,7 +94,7 @@ class GroupOrdering:
                 if chain.key in parked and chain.key not in before:
                     queue.park(offset)
                 elif chain.key in before and chain.key not in parked and queue.replay(offset):
-                    queue.wake()
+                    queue.wake_up()
                     self._group.subscription_of(queue).store_later()
         self._group.serve()
 
@@ -105,7 +105,7 @@ class GroupOrdering:
         Raises CallerError without an order key, BoundReachedError at 1,000 parked keys.
         """
         limit = self._parked_limit()
-        if key not in self.parked and len(self.parked) >= limit.count_max:
+        if key not in self.parked_keys and len(self.parked_keys) >= limit.count_max:
             raise BoundReachedError(limit.rejection)
         if not self.order_keys:
             raise CallerError(f"no subscription of group {self._group.name} has an order key")
@@ -127,7 +127,7 @@ class GroupOrdering:
         Raises CallerError when the key is not blocked or parked here.
         """
         heads = self._find_heads(key)
-        if key not in self.parked and not heads:
+        if key not in self.parked_keys and not heads:
             raise self._not_here(key)
         outcomes = [
             KeyOutcome(row, self._replay(head, take_away=take_away))
@@ -135,7 +135,7 @@ class GroupOrdering:
         ]
         stored = [commit for head in heads for commit in self._store_attempts(head.queue)]
         self._group.serve()
-        if key in self.parked:
+        if key in self.parked_keys:
             stored.append(self._store_parked(key, None))
         return followed(all_of(stored), lambda: succeeded(outcomes))
 
@@ -146,7 +146,7 @@ class GroupOrdering:
         if head.lease is not None:
             return self._take_away(head) if take_away else LEFT_IN_FLIGHT
         if queue.replay(head.offset):
-            queue.wake()
+            queue.wake_up()
             return REPLAYED
         return DYING if job is not None and job.state is JobState.SPENT else NOTHING_TO_DO
 
@@ -154,7 +154,7 @@ class GroupOrdering:
         queue, owner = head.queue, self._group.subscription_of(head.queue)
         operators.take_away(queue, head.offset, self._runtime.now())
         outcome = DYING if queue.table.is_spent(head.offset) else TAKEN_AWAY  # before it is moved
-        owner.buffer.heard(queue)
+        owner.buffer.on_news(queue)
         owner.after_results((queue,))
         return outcome
 
@@ -184,7 +184,7 @@ class GroupOrdering:
         for head in heads:
             head.queue.dead_letter(head.offset, REASON_SKIPPED)
             job = head.queue.table.jobs[head.offset]
-            moves.append(self._group.subscription_of(head.queue).retries.watch(job))
+            moves.append(self._group.subscription_of(head.queue).retries.watch_move(job))
         for queue in dict.fromkeys(head.queue for head in heads):
             self._group.subscription_of(queue).after_results((queue,))
         return followed(
@@ -221,11 +221,11 @@ class GroupOrdering:
 
     def _ordered_streams(self) -> Iterator[tuple[SubscribedQueue, QueueStream]]:
         for subscription in self._group.subscriptions.values():
-            yield from subscription.streams()
+            yield from subscription.ordered_streams()
 
     def _ordered_scopes(self) -> Iterable[OrderScope]:
         buffers = (subscription.buffer for subscription in self._group.subscriptions.values())
-        return dict.fromkeys(scope for buffer in buffers for scope in buffer.scopes())
+        return dict.fromkeys(scope for buffer in buffers for scope in buffer.ordered_scopes())
 
     def _find_heads(self, key: str) -> list[KeyHead]:
         """The first unfinished message of a key, in each scope that has some of it."""
@@ -241,7 +241,7 @@ class GroupOrdering:
         now = Now(self._runtime.now(), self._runtime.clock.wall_ms())
         return [head.as_blocked_key(now, self._group.subscription_of(head.queue).config) for head in heads]
 
-    def blocked(self, limit: int) -> list[BlockedKey]:
+    def blocked_keys(self, limit: int) -> list[BlockedKey]:
         """Keys whose head failed, is parked or has others behind it; longest first, ready ones last."""
         now = self._runtime.now()
         heads = [
@@ -250,6 +250,6 @@ class GroupOrdering:
             for offset, chain in stream.busy.items()
             if chain.heads[:1] == [(queue.stream, offset)]
         ]
-        rows = [(head.since(now), head) for head in heads if head.was_tried or head.chain.waits]
+        rows = [(head.blocked_since(now), head) for head in heads if head.was_tried or head.chain.has_waiting]
         rows.sort(key=itemgetter(0))  # those that nobody got yet are as old as `now`
         return self._describe_heads(head for _, head in rows[:limit])

@@ -48,7 +48,7 @@ class RetryPaths:
         self._asked: Completion[RetryPath] | None = None
         self._reads_left = 0
 
-    def look(self) -> Completion[RetryPath]:
+    def count_waiting(self) -> Completion[RetryPath]:
         """Count what is new. Fails when the backend cannot be read."""
         info = self._runtime.backend.topic(SCHEDULE_TOPIC)
         if self._asked is not None:
@@ -77,12 +77,12 @@ class RetryPaths:
         for queue, view, limits in zip(queues, views.value, bounds.value, strict=True):
             if limits is not None:
                 committed = limits.min if view.committed is None else view.committed
-                self._tallies[queue].look(committed, view.finished, limits.next)
+                self._tallies[queue].take_progress(committed, view.finished, limits.next)
         self._read_on()
 
     def _read_on(self) -> None:
         for queue, tally in self._tallies.items():
-            span = tally.missing()
+            span = tally.missing_span()
             if span is not None and self._reads_left > 0:
                 count = min(PAGE, span.end - span.offset)
                 read = self._runtime.backend.read(queue, span.offset, count, PAGE_BYTES)
@@ -111,14 +111,14 @@ class RetryPaths:
     ) -> None:
         lookup, self._asked = self._asked, None
         rows: dict[Name, RetryWaiting] = {}
-        parts = [tally.waiting() for tally in self._tallies.values()]
+        parts = [tally.count_waiting() for tally in self._tallies.values()]
         if due is not None and error is None:
             parts.append(due.value)
         for part in parts:
             for name, waiting in part.items():
                 row = rows.get(name)
-                rows[name] = waiting if row is None else row.plus(waiting)
-        whole = error is None and all(tally.missing() is None for tally in self._tallies.values())
+                rows[name] = waiting if row is None else row.added_to(waiting)
+        whole = error is None and all(tally.missing_span() is None for tally in self._tallies.values())
         self._found = RetryPath(rows, whole)
         if lookup is not None and error is not None:
             lookup.fail(error)

@@ -103,7 +103,7 @@ class Stalled:
             self._known[name].looked_at = now
             self._check(here[name])
 
-    def of(self, group: str, subscriptions: Iterable[Subscription]) -> list[Stall]:
+    def stalls_of(self, group: str, subscriptions: Iterable[Subscription]) -> list[Stall]:
         """Return the queues of a group that stand still, as of the last check."""
         now, stalls = self._runtime.now(), []
         for each in subscriptions:
@@ -181,7 +181,7 @@ class Stalled:
             return ()
         group, now = subscription.group, self._runtime.now()
         topics = []
-        for each in group.members():
+        for each in group.sharing_members():
             watch = self._known.get((group.name, each.topic))
             if watch is not None and watch.lag and watch.waited_at + WAITED_S < now:
                 topics.append(each.topic)
@@ -217,7 +217,7 @@ def is_waited_for(subscription: Subscription) -> bool:
     if subscription.creating or not subscription.readable or subscription.config.model == "broadcasting":
         return False
     if subscription.pushed:
-        pusher = group.pusher(subscription.topic)
+        pusher = group.pusher_of(subscription.topic)
         return pusher is not None and pusher.count > 0
     return group.waiting.waiting_for(subscription.topic) > 0
 

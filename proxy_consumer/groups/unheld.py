@@ -59,20 +59,20 @@ class Unheld(ClaimOwner):
         self._claims.leave()
 
     @property
-    def reports(self) -> bool:
+    def is_reporter(self) -> bool:
         """Whether this is the proxy that tells of what nobody holds."""
         return bool(self._claims.held)
 
     def trouble(self, doing: str, error: Exception) -> None:
         log.warning("lags that no proxy holds are not told yet", extra={"error": str(error)})
 
-    def look(self, others: Iterable[Subscription]) -> Mapping[Name, list[Behind] | None]:
+    def find_unheld(self, others: Iterable[Subscription]) -> Mapping[Name, list[Behind] | None]:
         """The queues of those among `others` that no proxy holds, as far as it is known, None: not yet; {}
         where another proxy tells of them."""
         if not self._left and self._runtime.backend.topic(SCHEDULE_TOPIC) is not None:
             address = self._runtime.address
             self._claims.join(Join(LAG_GROUP, SCHEDULE_TOPIC, queues=frozenset({0}), address=address))
-        if not self.reports:
+        if not self.is_reporter:
             self._known.clear()
             return {}
         now = self._runtime.now()

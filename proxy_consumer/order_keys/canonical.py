@@ -44,7 +44,7 @@ class Allowance:
     def __init__(self) -> None:
         self._left = VALUES_MAX
 
-    def take(self, values: int) -> None:
+    def spend_values(self, values: int) -> None:
         """Raises TooMuchWork."""
         self._left -= values
         if self._left < 0:
@@ -58,17 +58,17 @@ class WrittenFloat(float):
     text: str
 
 
-def written(text: str) -> WrittenFloat:
+def parse_written_float(text: str) -> WrittenFloat:
     """The float of a number's text, with the text."""
     number = WrittenFloat(text)
     number.text = text
     return number
 
 
-decode = msgspec.json.Decoder(float_hook=written).decode
+decode = msgspec.json.Decoder(float_hook=parse_written_float).decode
 
 
-def bounded(text: str) -> str:
+def bound_text(text: str) -> str:
     """The text, or what stands for it where it is long."""
     if len(text) <= TEXT_CHARS_MAX:
         return text
@@ -108,7 +108,7 @@ def _canonical_text(value: Any, allowance: Allowance) -> str:
         return number_text(value.text)
     if isinstance(value, int):
         return number_text(str(value))
-    allowance.take(len(value))
+    allowance.spend_values(len(value))
     if isinstance(value, dict):
         members = [
             f"{_dump(name).decode()}:{_canonical_text(value[name], allowance)}" for name in sorted(value)

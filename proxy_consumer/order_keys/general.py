@@ -17,7 +17,7 @@ from jsonpath_ng.ext.iterable import Len
 from jsonpath_ng.ext.parser import parse
 
 from proxy_consumer.order_keys.canonical import check_work, decode, text_of
-from proxy_consumer.order_keys.path import PathError, PathKind, PathStep, descents
+from proxy_consumer.order_keys.path import PathError, PathKind, PathStep, count_descents
 
 _SET_OPERATORS = ("_Intersect", "_Union")  # what & and | mean between paths; importing them warns
 
@@ -45,8 +45,8 @@ class Members(JSONPath):
 def general_reader(steps: tuple[PathStep, ...]) -> Callable[[bytes], str | None]:
     """Return the canonical text of the key in a body. Raises ValueError, RecursionError for unreadable
     bodies."""
-    find = expression(steps).find
-    deep = max(1, descents(steps))
+    find = build_expression(steps).find
+    deep = max(1, count_descents(steps))
 
     def read(body: bytes) -> str | None:
         check_work(body, deep)
@@ -58,7 +58,7 @@ def general_reader(steps: tuple[PathStep, ...]) -> Callable[[bytes], str | None]
     return read
 
 
-def expression(steps: tuple[PathStep, ...]) -> JSONPath:
+def build_expression(steps: tuple[PathStep, ...]) -> JSONPath:
     """Build the library's expression for the steps. Raises PathError for a filter that it does not know."""
     path: JSONPath = Root()
     for step in steps:

@@ -67,18 +67,18 @@ def parse_path(text: str) -> tuple[PathStep, ...]:
     """The steps; none for `$` alone. Raises PathError."""
     if len(text) > PATH_CHARS_MAX:
         raise PathError(f"it has {len(text)} characters; allowed: at most {PATH_CHARS_MAX}", 1)
-    steps = tuple(_PathParser(text).steps())
+    steps = tuple(_PathParser(text).parse_steps())
     if len(steps) > STEPS_MAX:
         raise PathError(f"it has {len(steps)} steps; allowed: at most {STEPS_MAX}", steps[STEPS_MAX].at)
-    if descents(steps) > DESCENTS_MAX:
-        raise PathError(f"it has {descents(steps)} times `..`; allowed: at most {DESCENTS_MAX}", 1)
+    if count_descents(steps) > DESCENTS_MAX:
+        raise PathError(f"it has {count_descents(steps)} times `..`; allowed: at most {DESCENTS_MAX}", 1)
     for step in steps[:-1]:
         if step.kind is PathKind.SIZE:
             raise PathError("nothing may follow .size()", step.at)
     return steps
 
 
-def descents(steps: tuple[PathStep, ...]) -> int:
+def count_descents(steps: tuple[PathStep, ...]) -> int:
     """Count how often the steps go through everything below, filters included."""
     return sum(step.deep + step.text.count("..") for step in steps)
 
@@ -88,7 +88,7 @@ class _PathParser:
         self._text = text
         self._at = 0
 
-    def steps(self) -> list[PathStep]:
+    def parse_steps(self) -> list[PathStep]:
         text = self._text
         path_steps: list[PathStep] = []
         if text.startswith("$") and text[1:2] in ("", ".", "/", "["):

@@ -21,7 +21,7 @@ import msgspec
 
 from ddmq_common.delivery import key_of, value_of
 from ddmq_common.errors import DamagedError
-from proxy_consumer.order_keys.canonical import bounded, text_of, text_of_raw
+from proxy_consumer.order_keys.canonical import bound_text, text_of, text_of_raw
 from proxy_consumer.order_keys.path import PathError, PathKind, PathStep, parse_path
 
 QID, KEY = "QID", "KEY"
@@ -61,7 +61,7 @@ def key_reader(order_key: str) -> KeyReader:
             text = read_body(value_of(delivery))
         except (ValueError, RecursionError, DamagedError):
             return None
-        return None if text is None else bounded(text)
+        return None if text is None else bound_text(text)
 
     return read
 
@@ -79,7 +79,7 @@ def message_key(delivery: bytes) -> str | None:
     if not key:
         return None
     text = key.decode("utf-8", "backslashreplace")
-    return bounded(f'"{text}"' if text.isalnum() else text_of(text))  # then nothing is to be escaped
+    return bound_text(f'"{text}"' if text.isalnum() else text_of(text))  # then nothing is to be escaped
 
 
 @lru_cache(maxsize=READERS_MAX)

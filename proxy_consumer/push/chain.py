@@ -22,7 +22,7 @@ from proxy_consumer.push.actions.config import (
     PUSH_SINKS,
     SINKS,
     PushConfig,
-    unknown,
+    unknown_action_text,
 )
 from proxy_consumer.push.actions.job import (
     ASYNCHRONIZED,
@@ -33,8 +33,8 @@ from proxy_consumer.push.actions.job import (
     fail,
     job_of,
 )
-from proxy_consumer.push.actions.script import Heavy, Script, script
-from proxy_consumer.push.actions.steps import form_params, form_params2, parse, query_params, transit
+from proxy_consumer.push.actions.script import Heavy, Script, build_script
+from proxy_consumer.push.actions.steps import build_transit, form_params, form_params2, parse, query_params
 from proxy_consumer.push.actions.targets import check_http
 from proxy_consumer.push.sinks.file import check_file
 from proxy_consumer.push.sinks.redis import Commands
@@ -54,7 +54,7 @@ class ActionChain:
         self.sink = sink
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether nothing happens before the sink."""
         return not self._steps
 
@@ -92,7 +92,7 @@ def build_chain(actions: Sequence[str], push: PushConfig, heavy: Heavy | None = 
 def _check_names(actions: Sequence[str]) -> None:
     for index, name in enumerate(actions):
         if name not in KNOWN:
-            raise ValueError(f"actions: {unknown(name)}")
+            raise ValueError(f"actions: {unknown_action_text(name)}")
         if name in actions[:index]:
             raise ValueError(f"actions: {name} stands twice; keep one")
     if {"Script", "Groovy"} <= set(actions) or {"FormParams", "FormParams2"} <= set(actions):
@@ -116,14 +116,14 @@ def _build_step(name: str, push: PushConfig, heavy: Heavy | None, *, after_json:
     if name == "Json":
         return parse
     if name == "Transit":
-        return transit(push.transit)
+        return build_transit(push.transit)
     if name == "QueryParams":
         return query_params(push.query_params)
     if name == "FormParams":
         return form_params(push.form)
     if name == "FormParams2":
         return form_params2(push.form)
-    return script(push.script, after_json=after_json, heavy=heavy)
+    return build_script(push.script, after_json=after_json, heavy=heavy)
 
 
 def _check_sink(sink: str, push: PushConfig, *, after_json: bool) -> None:
@@ -177,4 +177,4 @@ def filter_for_actions(actions: tuple[str, ...], push: PushConfig) -> Filter | N
     if not actions or actions[-1] in PUSH_SINKS:
         return None
     chain = build_chain(actions, push)
-    return None if chain.idle else ActionFilter(chain)
+    return None if chain.is_idle else ActionFilter(chain)

@@ -53,7 +53,7 @@ class Pushers:
     def start(self) -> None:
         """Run what is to be pushed."""
         self._started = True
-        self.look_at_all()
+        self.check_all()
 
     def stop(self) -> None:
         """Take nothing new; what is under way ends by itself."""
@@ -63,21 +63,21 @@ class Pushers:
         if self._scripts is not None:
             self._scripts.close()
 
-    def fault(self, subscription: Subscription) -> str:
+    def find_fault(self, subscription: Subscription) -> str:
         """Return why a push subscription does not run here; "" when it does."""
         return self._faults.get(subscription, "")
 
-    def look_at_all(self) -> None:
+    def check_all(self) -> None:
         """Settings, defaults or the proxy's own configuration may have changed."""
-        pushed = {each for each in self._directory.subscriptions() if each.pushed}
+        pushed = {each for each in self._directory.all_subscriptions() if each.pushed}
         for subscription in pushed | set(self._runners) | set(self._faults):
             self._check_subscription(subscription, there=subscription in pushed)
 
-    def changed(self, name: str, topic: str) -> None:
+    def on_change(self, name: str, topic: str) -> None:
         """The subscription of group `name` to `topic` was made, changed or removed."""
         if not self._started or self._stopped:
             return
-        now = self._directory.subscription(name, topic)
+        now = self._directory.find_subscription(name, topic)
         for running in [*self._runners, *self._faults]:
             if running is not now and (running.group.name, running.topic) == (name, topic):
                 self._check_subscription(running, there=False)
@@ -125,7 +125,7 @@ class Pushers:
         if fault is not None:
             self._hold_back(subscription, fault)
             return
-        group = self._directory.named(subscription.group_name)
+        group = self._directory.group_named(subscription.group_name)
         runner = PushRunner(self._runtime, group, subscription, chain, sink, self._source)
         self._runners[subscription] = made, runner
         runner.start()

@@ -104,7 +104,7 @@ class PushRunner(Pusher):
         self.group.pushers.setdefault(self.subscription.topic, []).append(self)
         self._update_line()
         if not self.subscription.creating:
-            self.subscription.use(self._runtime.now())
+            self.subscription.on_use(self._runtime.now())
         self.group.serve()
 
     def stop(self) -> None:
@@ -122,7 +122,9 @@ class PushRunner(Pusher):
         lease, count = delivery.lease, len(messages.offsets)
         self._leases[lease.id] = HeldLease(queue, count, lease.length_s)
         self.here += count
-        rows = zip(messages.indexes, messages.deliveries, messages.offsets, delivery.attempts(), strict=True)
+        rows = zip(
+            messages.indexes, messages.deliveries, messages.offsets, delivery.attempt_numbers(), strict=True
+        )
         for index, raw, offset, attempt in rows:
             if queue.retry_queue:
                 attempt += attempts_before(messages.batch.record(index).system)
@@ -136,7 +138,7 @@ class PushRunner(Pusher):
         room = max(0, self.subscription.config.concurrency - self.here)
         self.count = 0 if self.stopped or self._moving else room
         if self.count and not self._in_line:
-            self._room.enter(self)
+            self._room.hold_pull(self)
         elif not self.count and self._in_line:
             self._room.leave(self)
         self._in_line = bool(self.count)
@@ -213,7 +215,7 @@ class PushRunner(Pusher):
             self._outcomes["again"].value += 1
         queue = pushed.queue
         moves = any(queue.ref in move.queues for move in self._moving)
-        if self.stopped or moves or not self.subscription.buffer.holds(queue):
+        if self.stopped or moves or not self.subscription.buffer.holds_queue(queue):
             self._let_go(pushed)
             return
         heappush(self._parked, (verdict.again_at, next(self._sequence), pushed))
@@ -223,7 +225,7 @@ class PushRunner(Pusher):
 
     def _conclude_push(self, pushed: Pushed, verdict: Verdict, outcome: str = "failed") -> None:
         queue = pushed.queue
-        if not self.subscription.buffer.holds(queue):
+        if not self.subscription.buffer.holds_queue(queue):
             self._outcomes["late"].value += 1
             self._leave(pushed.lease_id)
             return
@@ -234,7 +236,7 @@ class PushRunner(Pusher):
         now = self._runtime.now()
         if verdict.kind is VerdictKind.DONE:
             self._forget_tries(pushed)
-            accepted = bool(queue.finish([pushed.offset], [pushed.lease_id], now))
+            accepted = bool(queue.finish_messages([pushed.offset], [pushed.lease_id], now))
         else:
             self._remember_tries(pushed)
             accepted = queue.fail(pushed.offset, pushed.lease_id, None, now, verdict.error)
@@ -252,7 +254,7 @@ class PushRunner(Pusher):
         """Hand it back, uncounted, unless its queue has gone: it comes again at once, here or elsewhere."""
         queue = pushed.queue
         self._remember_tries(pushed)
-        if self.subscription.buffer.holds(queue):
+        if self.subscription.buffer.holds_queue(queue):
             self.subscription.buffer.take_back(queue, [pushed.offset], [pushed.lease_id])
             self._settle_later(queue)
         self._leave(pushed.lease_id)
@@ -276,7 +278,7 @@ class PushRunner(Pusher):
             self.sink.close()
 
     def _settle_later(self, queue: SubscribedQueue) -> None:
-        self.subscription.buffer.heard(queue)
+        self.subscription.buffer.on_news(queue)
         if not self._touched:
             gevent.get_hub().loop.run_callback(self._store_touched)
         self._touched[id(queue)] = queue
@@ -284,7 +286,7 @@ class PushRunner(Pusher):
     def _store_touched(self) -> None:
         """Store what this turn of the hub has brought, and take what there is room for."""
         subscription = self.subscription
-        states = [queue for queue in self._touched.values() if subscription.buffer.holds(queue)]
+        states = [queue for queue in self._touched.values() if subscription.buffer.holds_queue(queue)]
         self._touched.clear()
         shares = collect_progress(subscription, states)
         subscription.after_results(states)
@@ -319,7 +321,7 @@ class PushRunner(Pusher):
             self._move_queues(now)
         while self._parked and self._parked[0][0] <= now:
             pushed = heappop(self._parked)[2]
-            if self.subscription.buffer.holds(pushed.queue):
+            if self.subscription.buffer.holds_queue(pushed.queue):
                 gevent.spawn(self._try_sink, pushed)
             else:
                 self._let_go(pushed)
@@ -334,7 +336,7 @@ class PushRunner(Pusher):
         for lease_id, lease in self._leases.items():
             by_state.setdefault(id(lease.queue), (lease.queue, []))[1].append(lease_id)
         for queue, lease_ids in by_state.values():
-            if self.subscription.buffer.holds(queue):
+            if self.subscription.buffer.holds_queue(queue):
                 queue.extend(lease_ids, now)
         self._extend_at = NEVER
         self._extend_later(min((lease.length_s for lease in self._leases.values()), default=NEVER))

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from proxy_consumer.push.actions.config import ScriptConfig
-from proxy_consumer.push.actions.job import ABSENT, ActionJob, Ending, compact
+from proxy_consumer.push.actions.job import ABSENT, ActionJob, Ending, compact_json
 from proxy_consumer.push.actions.script import Script, ScriptError
 from proxy_consumer.push.actions.steps import parse
 
@@ -48,12 +48,12 @@ class ScriptAnswer(msgspec.Struct):
     json: bytes | None = None
 
 
-def evaluate(task: ScriptTask, known: dict[tuple[str, str, bool], Script]) -> ScriptAnswer:
+def run_task(task: ScriptTask, known: dict[tuple[str, str, bool], Script]) -> ScriptAnswer:
     """Run the script on the message. Raises MemoryError, which ends the process."""
     job = ActionJob(task.key, task.tag, task.body, task.properties)
     try:
         if task.json is not None:
-            job.json = parsed(task.json)
+            job.json = parse_json(task.json)
         name = (task.filter, task.transform, task.after_json)
         if name not in known:
             if len(known) >= SCRIPTS_MAX:
@@ -61,20 +61,20 @@ def evaluate(task: ScriptTask, known: dict[tuple[str, str, bool], Script]) -> Sc
             config = ScriptConfig(filter=task.filter, transform=task.transform)
             known[name] = Script(config, after_json=task.after_json)
         continues = known[name].run(job).ending is Ending.CONTINUE
-        transformed = compact(job.json).encode() if continues and task.transform else None
+        transformed = compact_json(job.json).encode() if continues and task.transform else None
     except (ScriptError, ValueError, RecursionError) as error:
         return ScriptAnswer(error=str(error))
     return ScriptAnswer(continues, "", transformed)
 
 
-def parsed(text: bytes) -> Any:
+def parse_json(text: bytes) -> Any:
     """A JSON text that crossed between the processes, as the action Json has it."""
     holder = ActionJob(b"", b"", text, {})
     parse(holder)
     return None if holder.json is ABSENT else holder.json
 
 
-def serve(connection: socket.socket) -> None:
+def serve_connection(connection: socket.socket) -> None:
     """Answer tasks until the other side closes."""
     tasks, encode = msgspec.msgpack.Decoder(ScriptTask), msgspec.msgpack.encode
     scripts: dict[tuple[str, str, bool], Script] = {}
@@ -82,7 +82,7 @@ def serve(connection: socket.socket) -> None:
     while len(head := stream.read(LENGTH.size)) == LENGTH.size:
         task = tasks.decode(stream.read(LENGTH.unpack(head)[0]))
         signal.setitimer(signal.ITIMER_PROF, CPU_S_MAX)
-        answer = encode(evaluate(task, scripts))
+        answer = encode(run_task(task, scripts))
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         stream.write(LENGTH.pack(len(answer)) + answer)
         stream.flush()
@@ -96,7 +96,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.setblocking(True)
-    serve(connection)
+    serve_connection(connection)
 
 
 if __name__ == "__main__":

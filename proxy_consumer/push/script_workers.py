@@ -22,7 +22,7 @@ from gevent.lock import BoundedSemaphore
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
 from proxy_consumer.push.actions.config import ScriptConfig
-from proxy_consumer.push.actions.job import ABSENT, CONTINUE, ActionJob, ActionOutcome, compact
+from proxy_consumer.push.actions.job import ABSENT, CONTINUE, ActionJob, ActionOutcome, compact_json
 from proxy_consumer.push.actions.script import FILTERED, ScriptError
 from proxy_consumer.push.script_worker import (
     CPU_S_MAX,
@@ -30,7 +30,7 @@ from proxy_consumer.push.script_worker import (
     MEMORY_BYTES_MAX,
     ScriptAnswer,
     ScriptTask,
-    parsed,
+    parse_json,
 )
 
 WORKERS_MAX = 2
@@ -53,7 +53,7 @@ class _Worker:
         )
         theirs.close()
 
-    def ask(self, task: bytes) -> ScriptAnswer:
+    def run_task(self, task: bytes) -> ScriptAnswer:
         """Raises OSError or EOFError when it ended."""
         self.sock.sendall(LENGTH.pack(len(task)) + task)
         return _ANSWERS.decode(self._read(LENGTH.unpack(self._read(LENGTH.size))[0]))
@@ -96,7 +96,7 @@ class ScriptWorkers:
 
     def run(self, config: ScriptConfig, job: ActionJob, after_json: bool) -> ActionOutcome:
         """Filter and transform a message. Raises ScriptError. Waits in its greenlet."""
-        json = None if job.json is ABSENT else compact(job.json).encode()
+        json = None if job.json is ABSENT else compact_json(job.json).encode()
         task = ScriptTask(
             config.filter,
             config.transform,
@@ -114,7 +114,7 @@ class ScriptWorkers:
         if not answer.kept:
             return FILTERED
         if answer.json is not None:
-            job.json = parsed(answer.json)
+            job.json = parse_json(answer.json)
         return CONTINUE
 
     def _run_task(self, task: bytes) -> ScriptAnswer:
@@ -130,7 +130,7 @@ class ScriptWorkers:
         sound = False
         try:
             with gevent.Timeout(ANSWER_S_MAX):
-                answer = worker.ask(task)
+                answer = worker.run_task(task)
             sound = True
             return answer
         except gevent.Timeout:

@@ -53,7 +53,7 @@ class RetryHeaders(NamedTuple):
     since_ms: int
     error: str
 
-    def system(self) -> dict[str, str]:
+    def as_system(self) -> dict[str, str]:
         """Return the headers as system properties."""
         entries = {
             STEPS: str(self.steps),
@@ -121,7 +121,7 @@ def retry_record(
         key,
         tags,
         record.flags & ~FLAG_ONE_GROUP,
-        system=foreign_system(record) | headers.system() | life,
+        system=foreign_system(record) | headers.as_system() | life,
     )
 
 

@@ -166,7 +166,7 @@ class MessageMove:
             retried = retry_record(grant.value, record, headers, created_ms)
             self._store_record(schedule_record(retried, level_of(self.step), levels), len(levels))
 
-        self._retry_queues.of(headers.topic).then(on_granted)
+        self._retry_queues.ready_queue(headers.topic).then(on_granted)
 
     def _to_dead_letters(self, record: StoredRecord, headers: RetryHeaders) -> None:
         wall_ms, reason = self._runtime.clock.wall_ms(), self.job.reason
@@ -265,11 +265,11 @@ class RetryPublisher:
         self._again_at = 0.0
         self._watched: dict[UpstreamJob, Completion[MoveEnd]] = {}  # by who waits for their end
 
-    def watch(self, job: UpstreamJob) -> Completion[MoveEnd]:
+    def watch_move(self, job: UpstreamJob) -> Completion[MoveEnd]:
         """Succeeds when this job has been moved, or need not or cannot be any more."""
         return self._watched.setdefault(job, Completion())
 
-    def finished(self, job: UpstreamJob) -> None:
+    def on_finished(self, job: UpstreamJob) -> None:
         """Note that a job need not be moved any more."""
         self._no_longer_watched(job, MoveEnd.FINISHED)
 
@@ -278,7 +278,7 @@ class RetryPublisher:
         if watched is not None:
             watched.succeed(end)
 
-    def take(self, queue: SubscribedQueue) -> None:
+    def take_spent(self, queue: SubscribedQueue) -> None:
         """Take over what this queue decided to move."""
         for job in queue.table.take_spent():
             move = MessageMove(self._runtime, self._group, self._retry_queues, queue, job, self._on_try_done)
@@ -289,7 +289,7 @@ class RetryPublisher:
         """Start what may start now."""
         while self._waiting and now >= self._again_at and self._has_room():
             move = self._waiting.popleft()
-            if self._owner.buffer.holds(move.queue):
+            if self._owner.buffer.holds_queue(move.queue):
                 self._busy += 1
                 self._busy_bytes += move.size
                 move.start(MoveSettings(self._owner.config, self._owner.created_ms))

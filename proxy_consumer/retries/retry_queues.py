@@ -165,7 +165,7 @@ class RetryQueues:
         self._group = group
         self._grants: dict[str, RetryQueueGrant] = {}
 
-    def of(self, topic: str) -> Completion[QueueRef]:
+    def ready_queue(self, topic: str) -> Completion[QueueRef]:
         """The retry queue of `topic`, given if need be."""
         existing = retry_queue_of(self._runtime, self._group, topic)
         if existing is not None:

@@ -123,7 +123,7 @@ def collect_progress(owner: QueueOwner, queues: Iterable[SubscribedQueue]) -> li
     """Take all progress of these queues that is not committed; it has to be committed then."""
     shares = []
     for queue in queues:
-        delta = queue.collect(owner.group_name)
+        delta = queue.collect_progress(owner.group_name)
         if delta is not None:
             shares.append(QueueProgress(owner, queue, delta))
     return shares
@@ -184,7 +184,7 @@ class ProgressCommit(Completion[list[AppendResult]]):
         error = self.error
         if error is None:
             for share in self._shares:
-                share.queue.uncommitted.committed()
+                share.queue.uncommitted.on_committed()
             self._report_end(None)
             return
         for share in self._shares:
@@ -223,7 +223,7 @@ class ProgressCommit(Completion[list[AppendResult]]):
             return
         shares: list[QueueProgress] = []
         for share in self._shares:
-            if share.owner.buffer.holds(share.queue):
+            if share.owner.buffer.holds_queue(share.queue):
                 shares += collect_progress(share.owner, (share.queue,))
         if shares:
             ProgressCommit(self._runtime, shares, self._done, self._tries - 1).start()

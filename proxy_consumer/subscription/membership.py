@@ -58,8 +58,8 @@ def leases_key(group: str, queue: QueueRef) -> str:
 
 def carried_of(queue: SubscribedQueue, *, pushed: bool) -> Inherited:
     """Return what is leased of a queue now, and acknowledged; what was being pushed is nobody's."""
-    runs = [] if pushed else queue.leases.leased()
-    return Inherited(queue.epoch, queue.generation, runs, queue.uncommitted.acked(queue.ack_map))
+    runs = [] if pushed else queue.leases.leased_runs()
+    return Inherited(queue.epoch, queue.generation, runs, queue.uncommitted.uncertain_acks(queue.ack_map))
 
 
 def note_of(queue: SubscribedQueue, now: float, wall_ms: int, *, pushed: bool) -> bytes:
@@ -176,7 +176,7 @@ class SubscriptionMembership(ClaimOwner):
 
     # --- what goes with a queue from one holder to the next
 
-    def remember(self, queue: SubscribedQueue) -> None:
+    def remember_lost(self, queue: SubscribedQueue) -> None:
         """The queue is lost: what clients hold of it may still be acknowledged when it comes back."""
         runtime, owner = self._runtime, self._owner
         queue.is_lost = True
@@ -248,7 +248,7 @@ class SubscriptionMembership(ClaimOwner):
             return
         if view.epoch > installed.epoch:
             self._log_queues("queues lost", (queue,))
-            self.remember(installed)
+            self.remember_lost(installed)
             self._owner.suspend(queue)
         elif bounds is None:
             self._owner.suspend(queue)
@@ -278,7 +278,7 @@ class SubscriptionMembership(ClaimOwner):
 
         def on_pushes_ended() -> None:
             self._hand_over(
-                [queue for queue in installed if owner.buffer.holds(queue)], lambda: release(queues)
+                [queue for queue in installed if owner.buffer.holds_queue(queue)], lambda: release(queues)
             )
 
         owner.end_pushes(queues, deadline - HAND_OVER_S, on_pushes_ended)
@@ -310,7 +310,7 @@ class SubscriptionMembership(ClaimOwner):
         installed = self._installed_queues(queues)
         store_settings(self._runtime, handover_notes(self._owner, installed))
         for queue in installed:
-            self.remember(queue)
+            self.remember_lost(queue)
             self._owner.suspend(queue.ref)
 
     def _installed_queues(self, refs: Sequence[QueueRef]) -> list[SubscribedQueue]:

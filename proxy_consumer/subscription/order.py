@@ -55,7 +55,7 @@ class SubscriptionOrder:
         self.open_at = 0.0  # monotonic seconds; a dead proxy's leases are waited out until then
         self.torn_until = 0.0  # monotonic seconds; a queue that left is expected back until then
 
-    def of(self, queue: QueueRef) -> tuple[OrderScope, KeyReader] | None:
+    def scope_of(self, queue: QueueRef) -> tuple[OrderScope, KeyReader] | None:
         """The scope of a queue and the reader of its keys; None without an order key."""
         config = self.config
         if not config.scope:
@@ -81,7 +81,7 @@ class SubscriptionOrder:
         scope.ledger.parked_keys = self._shared.parked
         return scope
 
-    def forget(self) -> None:
+    def drop_scope(self) -> None:
         """The subscription gave up its queues."""
         self._own = None
 

@@ -49,10 +49,10 @@ class Reading:
 
         def on_ends(found: Completion[list[Bounds | None]]) -> None:
             if found.error is not None:
-                request.scope.ends_failed()
+                request.scope.on_ends_failed()
                 self._note_stall(request.queues[0], found.error)
                 return
-            request.scope.ends(request, found.value)
+            request.scope.on_ends(request, found.value)
             if not inline:
                 self._owner.serve()
 
@@ -72,20 +72,20 @@ class Reading:
             ids=self._owner.trace is not None,
         )
         if read.done:
-            self.read_done(read)
+            self.on_read(read)
         else:
             read.inline = False
 
-    def read_done_later(self, read: QueueRead) -> None:
+    def on_read_later(self, read: QueueRead) -> None:
         """A read came back when nobody waited for it in a call any more."""
-        if self.read_done(read) is Loaded.DATA or self._buffer.may_have:
+        if self.on_read(read) is Loaded.DATA or self._buffer.can_deliver:
             self._owner.serve()
 
-    def read_done(self, read: QueueRead) -> Loaded:
+    def on_read(self, read: QueueRead) -> Loaded:
         """A read came back, at once or later."""
         queue, owner = read.request.queue, self._owner
         if read.error is not None:
-            self._buffer.read_failed(read.request)
+            self._buffer.on_read_failed(read.request)
             self._note_stall(queue, read.error)
             return Loaded.TAIL
         if queue.retry_queue and read.request.purpose is Purpose.NEW:
@@ -94,12 +94,12 @@ class Reading:
         if read.request.purpose is Purpose.NEW and bounds is not None:
             self.tell_gone(queue.ref, queue.feed.cursor, bounds.min)
         if self._owner.trace is not None:
-            self._owner.trace.read(queue, read.value)
+            self._owner.trace.on_read(queue, read.value)
         now = self._runtime.now()
-        loaded = self._buffer.loaded(read.request, read.value, now)
+        loaded = self._buffer.on_loaded(read.request, read.value, now)
         if queue.feed.state is FeedState.TAIL:
             self._arm_wait(queue)
-        elif loaded is Loaded.GONE and self._buffer.holds(queue):
+        elif loaded is Loaded.GONE and self._buffer.holds_queue(queue):
             owner.drop(queue.ref)
             owner.wake(now + SOON_S)  # what waited behind its messages goes on
         if queue.uncommitted:  # finished undelivered: no client will have it stored
@@ -143,15 +143,15 @@ class Reading:
                     "error": str(error),
                 },
             )
-        if self._buffer.holds(queue):
+        if self._buffer.holds_queue(queue):
             self._stalled.append(queue)
             owner.wake(self._runtime.now() + RETRY_S)
 
-    def go_on(self) -> None:
+    def retry_stalled(self) -> None:
         """Try again what could not be read."""
         stalled, self._stalled = self._stalled, []
         for queue in stalled:
-            self._buffer.data_arrived(queue)
+            self._buffer.on_data_arrived(queue)
 
     # --- at a queue's end
 
@@ -162,16 +162,16 @@ class Reading:
         runtime = self._runtime
         runtime.backend.wait(queue.ref, queue.feed.cursor, runtime.now() + WAIT_S, into=wait)
 
-    def wait_done(self, wait: DataWait) -> None:
+    def on_wait_done(self, wait: DataWait) -> None:
         """Read on where there is data, or arm another wait."""
         queue, owner = wait.queue, self._owner
         self._waits.pop(queue.ref, None)
-        if not self._buffer.holds(queue):
+        if not self._buffer.holds_queue(queue):
             return
         if wait.error is not None:
             self._note_stall(queue, wait.error)
         elif wait.value:
-            self._buffer.data_arrived(queue)
+            self._buffer.on_data_arrived(queue)
             owner.serve()
         else:
             self._arm_wait(queue)
@@ -196,7 +196,7 @@ class Reading:
         """Note the end of a queue that is known from elsewhere."""
         self._ends[queue] = (self._runtime.now(), offset)
 
-    def forget(self, queue: QueueRef) -> None:
+    def drop_queue(self, queue: QueueRef) -> None:
         """A queue is not ours any more."""
         self._ends.pop(queue, None)
         wait = self._waits.pop(queue, None)
@@ -251,7 +251,7 @@ class QueueRead(Completion[ReadBatch]):
 
     def settled(self) -> None:
         if not self.inline:
-            self.reading.read_done_later(self)
+            self.reading.on_read_later(self)
 
 
 class DataWait(Wait):
@@ -266,4 +266,4 @@ class DataWait(Wait):
 
     def settled(self) -> None:
         if not self.cancelled:
-            self.reading.wait_done(self)
+            self.reading.on_wait_done(self)

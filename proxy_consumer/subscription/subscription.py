@@ -49,7 +49,7 @@ class Subscription(QueueOwner):
     def __init__(self, runtime: Runtime, group: Group, topic: str, config: SubscriptionDefaults) -> None:
         buffer = PullBuffer(
             config, runtime.config.answer_bytes_max, runtime.read_ahead, runtime.lease_ids,
-            runtime.tally(group.name, topic), runtime.held, filter_of(config), group.name,
+            runtime.build_tally(group.name, topic), runtime.held, filter_of(config), group.name,
         )  # fmt: skip
         super().__init__(runtime, group.name, topic, config, buffer)
         self.group = group
@@ -76,7 +76,7 @@ class Subscription(QueueOwner):
         self.pushed = config.pushed  # both are asked for with every pull
         self.group_wide = config.scope == "group"
 
-    def configure(self, config: SubscriptionDefaults) -> None:
+    def apply_config(self, config: SubscriptionDefaults) -> None:
         """Apply new settings. Limits hold at once; another filter judges anew what is not delivered.
 
         Another order key starts the queues anew, and those of all topics that share its chains.
@@ -84,7 +84,7 @@ class Subscription(QueueOwner):
         before = self.config
         self._set_config(config)
         self.order.config = config
-        self.buffer.configure(config)
+        self.buffer.apply_config(config)
         if not same_filter(before, config):
             self.buffer.filter_by(filter_of(config))
         if self.switch_trace() or not same_order(before, config):
@@ -95,7 +95,7 @@ class Subscription(QueueOwner):
     def start_anew(self) -> None:
         """Have its queues anew, with those that share its chains; clients keep what they have. Under the new
         epoch no commit of before can come any more."""
-        self.group.start_anew(self.group.members() if self.group_wide else [self])
+        self.group.start_anew(self.group.sharing_members() if self.group_wide else [self])
 
     # --- use and membership
 
@@ -103,21 +103,21 @@ class Subscription(QueueOwner):
     def joined(self) -> bool:
         return self.membership.claims.joined
 
-    def use(self, now: float) -> None:
+    def on_use(self, now: float) -> None:
         """Take part in the group, because a client pulls."""
         self.last_used = now
         if not self.joined and not self.creating:
             self.join()
         if self.group_wide and self.group.shared.used_at != now:
             self.group.shared.used_at = now
-            for other in self.group.members():
+            for other in self.group.sharing_members():
                 other.last_used = now
                 if not other.joined and not other.creating:
                     other.join_alone()
 
     def come_along(self) -> None:
         """Take part at once where topics that share its chains deliver already."""
-        members = self.group.members()
+        members = self.group.sharing_members()
         if self in members and not self.creating and any(each.joined for each in members):
             if not self.joined:
                 self.join()
@@ -151,7 +151,7 @@ class Subscription(QueueOwner):
     def give_up(self) -> None:
         """Leave, to join again at once."""
         for queue in self.buffer.queues.values():
-            self.membership_of(queue.ref).remember(queue)
+            self.membership_of(queue.ref).remember_lost(queue)
         self.leave()
 
     def remove(self) -> None:
@@ -168,23 +168,23 @@ class Subscription(QueueOwner):
             self.drop(ref)
         self.membership.leave()
         self.retry_membership.leave()
-        self.order.forget()
+        self.order.drop_scope()
 
     def update_order(self) -> None:
         """Open the scopes that are complete; at `order.open_at` the timer queue calls again."""
         if self.group_wide:
             self.group.open_shared()
-        elif not self.halted and self.order.open_scopes(self.buffer.scopes(), ready=self.ready):
+        elif not self.halted and self.order.open_scopes(self.buffer.ordered_scopes(), ready=self.is_ready):
             self.group.start_anew([self])
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether every queue that takes part is here and may deliver."""
         loaded = self.membership.claims.complete
         topic_exists = self.runtime.backend.topic(self.topic) is not None
         return not topic_exists or (loaded and self.runtime.now() >= self.order.open_at)
 
-    def streams(self) -> Iterator[tuple[SubscribedQueue, QueueStream]]:
+    def ordered_streams(self) -> Iterator[tuple[SubscribedQueue, QueueStream]]:
         """The queues that are in an ordered scope."""
         for queue in self.buffer.queues.values():
             if queue.stream is not None:
@@ -207,9 +207,9 @@ class Subscription(QueueOwner):
         if view.committed is not None and inherited is None and epoch > 1 and self.config.scope:
             wait_s = self.config.handover_wait_ms / 1000
             self.order.open_at = max(self.order.open_at, runtime.now() + wait_s)
-        order = None if retry else self.order.of(ref)
-        observer = None if self.trace is None else self.trace.follow(ref)
-        queue = self.buffer.assign(ref, view, bounds, order, retry_queue=retry, observer=observer)
+        order = None if retry else self.order.scope_of(ref)
+        observer = None if self.trace is None else self.trace.follow_queue(ref)
+        queue = self.buffer.assign_queue(ref, view, bounds, order, retry_queue=retry, observer=observer)
         if observer is not None:
             observer.queue = queue
         queue.epoch = epoch
@@ -221,7 +221,7 @@ class Subscription(QueueOwner):
         queue.delivered_until = membership.delivered_until(ref, view.generation)
         if inherited is not None and inherited.generation == view.generation:
             queue.adopt_leases(inherited.runs, inherited.acked, runtime.now())
-            self.buffer.heard(queue)
+            self.buffer.on_news(queue)
             if queue.uncommitted:
                 self.wake(runtime.now() + FLUSH_S)
         runtime.lost.pop((self.group_name.encode(), *queue.name.key), None)
@@ -241,10 +241,10 @@ class Subscription(QueueOwner):
 
     def drop(self, ref: QueueRef) -> None:
         """A queue is not ours any more."""
-        queue = self.buffer.revoke(ref)
+        queue = self.buffer.revoke_queue(ref)
         if queue is not None and self.group.queues.get(queue.name.key) is queue:
             del self.group.queues[queue.name.key]
-        self.reading.forget(ref)
+        self.reading.drop_queue(ref)
 
     def suspend(self, ref: QueueRef) -> None:
         """A queue leaves and may come back: what shares its chains waits until that is known."""
@@ -252,7 +252,7 @@ class Subscription(QueueOwner):
         scope = None if queue is None else self.buffer.scope_of(queue)
         if scope is not None:
             if self.runtime.topic_lives(ref):
-                scope.invalidate()
+                scope.mark_invalid()
                 self.order.torn_until = now + LOST_S
             self.wake(max(now + SOON_S, self.order.torn_until))
         self.drop(ref)
@@ -267,27 +267,27 @@ class Subscription(QueueOwner):
 
     # --- delivery
 
-    def take(self, now: float, count: int) -> Delivery | None:
+    def take_batch(self, now: float, count: int) -> Delivery | None:
         """Messages for one client, if there are any now."""
         buffer = self.buffer
-        if self.halted or not (self.readable and buffer.may_have):
+        if self.halted or not (self.readable and buffer.can_deliver):
             return None
         for _ in range(READS_MAX):
-            step = buffer.take(now, count)
+            step = buffer.next_step(now, count)
             if isinstance(step, Delivery):
                 self.wake(step.lease.deadline)
-                self.handed.note(step, self.runtime.clock.wall_ms())
+                self.handed.note_delivery(step, self.runtime.clock.wall_ms())
                 if self.trace is not None:
                     self.trace.on_handed_out(step)
                 return step
             if step is None:
                 soon = now + SOON_S
-                self.wake(soon if buffer.short else max(soon, buffer.next_event()))
+                self.wake(soon if buffer.stopped_early else max(soon, buffer.next_event()))
                 return None
             if isinstance(step, EndsRequest):
                 self.reading.ask_ends(step)
                 continue
-            owner = self if buffer.holds(step.queue) else self.group.subscription_of(step.queue)
+            owner = self if buffer.holds_queue(step.queue) else self.group.subscription_of(step.queue)
             owner.reading.read(step)
         self.wake(now + SOON_S)
         return None
@@ -305,7 +305,7 @@ class Subscription(QueueOwner):
         """After results or a sweep: dead letters on their way, and the next wake-up."""
         for queue in queues:
             if queue.table.spent:
-                self.retries.take(queue)
+                self.retries.take_spent(queue)
             if queue.table.exhausted:
                 store_notes(self.runtime, self.group_name, queue)
             self.wake(queue.next_event())
@@ -321,14 +321,14 @@ class Subscription(QueueOwner):
             queue.skip([(job.offset, job.offset + 1)])
             self.buffer.tally.expired.value += 1
             self.store_later()
-        if self.buffer.holds(queue):
-            queue.published(job.offset)
-            self.buffer.heard(queue)
+        if self.buffer.holds_queue(queue):
+            queue.on_published(job.offset)
+            self.buffer.on_news(queue)
             self.group.serve()
 
     def on_not_moved(self, queue: SubscribedQueue, error: Exception, retry_at: float) -> None:
         self.wake(retry_at)
-        if isinstance(error, FencedError) and self.buffer.holds(queue):
+        if isinstance(error, FencedError) and self.buffer.holds_queue(queue):
             self.refence(queue, lambda: None)
 
     # --- tracing
@@ -349,7 +349,7 @@ class Subscription(QueueOwner):
         else:
             self.trace = SubscriptionTrace(runtime, self.topic, self.buffer, runtime.traces, limit)
             runtime.traced[self] = None
-            runtime.heartbeat.wake()
+            runtime.heartbeat.wake_up()
         return True
 
     def look(self) -> None:
@@ -388,9 +388,9 @@ class Subscription(QueueOwner):
         if self.removed:
             self.retries.go_on(now)  # nothing is moved any more: whoever waits for it is told
             return
-        self.buffer.sweep(now)
+        self.buffer.expire_due(now)
         self.flush()
-        self.reading.go_on()
+        self.reading.retry_stalled()
         self.membership.load()
         self.retry_membership.load()
         self.retry_membership.join_again()
@@ -405,7 +405,7 @@ class Subscription(QueueOwner):
             self.group.serve()
 
     def _leave_when_idle(self, now: float) -> bool:
-        together = self.group.members() if self.group_wide else (self,)
+        together = self.group.sharing_members() if self.group_wide else (self,)
         waited_for = any(self.group.waiting.waiting_for(each.topic) for each in together)
         if not self.joined:
             if waited_for and not self.creating:
@@ -432,7 +432,7 @@ class Group:
         self.subscriptions: dict[bytes, Subscription] = {}
         self.queues: dict[tuple[bytes, bytes], SubscribedQueue] = {}
         self.pushers: dict[str, list[Pusher]] = {}  # by topic: the last one, and before it those that end
-        self.unknown_queue = runtime.ignored(name, "unknown queue")
+        self.unknown_queue = runtime.ignored_cell(name, "unknown queue")
         self.source = source
         self.created_ms = 0
         self.shared = SharedOrder()
@@ -460,13 +460,13 @@ class Group:
         return self.subscriptions[queue.name.key[0]]
 
     @property
-    def broadcasting(self) -> bool:
+    def is_broadcasting(self) -> bool:
         """Whether any of its topics is broadcast."""
         return any(each.config.model == BROADCASTING for each in self.subscriptions.values())
 
     # --- what is pushed
 
-    def pusher(self, topic: str) -> Pusher | None:
+    def pusher_of(self, topic: str) -> Pusher | None:
         """Return the runner that takes what is pushed of a topic."""
         pushers = self.pushers.get(topic)
         return pushers[-1] if pushers else None
@@ -497,13 +497,13 @@ class Group:
 
     # --- chains that reach over the group
 
-    def members(self) -> list[Subscription]:
+    def sharing_members(self) -> list[Subscription]:
         """Return the subscriptions that share one scope (order.py)."""
         return [each for each in self.subscriptions.values() if each.group_wide]
 
     def open_shared(self) -> None:
         """Open the shared scope when all of it is here, close it when something is missing."""
-        scope, members = self.shared.scope, self.members()
+        scope, members = self.shared.scope, self.sharing_members()
         if any(each.halted for each in members):
             return
         if scope is None or not scope.queues:
@@ -511,7 +511,7 @@ class Group:
         elif all(each.order.starts_anew(scope) for each in members):
             self.start_anew(members)
         else:
-            set_open(scope, all(each.ready for each in members))
+            set_open(scope, all(each.is_ready for each in members))
 
     def start_anew(self, subscriptions: Sequence[Subscription]) -> None:
         """Load all their queues again; they keep what clients have of them.
@@ -538,13 +538,13 @@ class Group:
 
     # --- delivery
 
-    def take(self, now: float, count: int) -> Delivery | None:
+    def take_batch(self, now: float, count: int) -> Delivery | None:
         """Messages from the next subscription that has some."""
         rotation = self._rotation
         for _ in range(len(rotation)):
             candidate = rotation[0]
             rotation.rotate(-1)
-            delivery = None if candidate.pushed else candidate.take(now, count)
+            delivery = None if candidate.pushed else candidate.take_batch(now, count)
             if delivery is not None:
                 return delivery
         return None
@@ -564,7 +564,7 @@ class Group:
             last_chance = not served
             served = False
             for subscription in list(self._rotation):
-                if subscription.buffer.may_have and self._serve_one(subscription, now):
+                if subscription.buffer.can_deliver and self._serve_one(subscription, now):
                     served = True
                     self._rotation.remove(subscription)  # the others come first next time
                     self._rotation.append(subscription)
@@ -577,18 +577,18 @@ class Group:
 
     def _can_serve(self, subscription: Subscription) -> bool:
         """Whether something lies ready that a waiter here wants."""
-        return subscription.buffer.has_some and self._find_waiter(subscription) is not None
+        return subscription.buffer.has_ready and self._find_waiter(subscription) is not None
 
     def _find_waiter(self, subscription: Subscription) -> HeldPull | None:
         """Return the pull that gets the next messages of a subscription."""
         if subscription.pushed:
-            pusher = self.pusher(subscription.topic)
+            pusher = self.pusher_of(subscription.topic)
             return pusher if pusher is not None and pusher.count else None
-        return self.waiting.oldest(subscription.topic)
+        return self.waiting.oldest_pull(subscription.topic)
 
     def _serve_one(self, subscription: Subscription, now: float) -> bool:
         waiter = self._find_waiter(subscription)
-        delivery = None if waiter is None else subscription.take(now, waiter.count)
+        delivery = None if waiter is None else subscription.take_batch(now, waiter.count)
         if waiter is None or delivery is None:
             return False
         waiter.deliver(delivery)

@@ -52,17 +52,17 @@ class QueueTrace(JobObserver):
         self._retry = ref.topic != owner.topic
         self.queue: SubscribedQueue | None = None
 
-    def place(self, offset: int) -> Facts:
+    def place_of(self, offset: int) -> Facts:
         facts: Facts = {"queue": self._ref.queue_id, "offset": offset}
         return facts | {"retry": 1} if self._retry else facts
 
-    def tell(self, offset: int, kind: TraceKind, **facts: Fact) -> None:
+    def write_event(self, offset: int, kind: TraceKind, **facts: Fact) -> None:
         """Write an event of a followed message."""
         owner, message_id = self._owner, self.offsets.get(offset)
         if message_id is not None:
-            owner.writer.add(message_id, kind, owner.group, self.place(offset) | facts)
+            owner.writer.add(message_id, kind, owner.group, self.place_of(offset) | facts)
 
-    def read(self, batch: ReadBatch) -> None:
+    def follow_read(self, batch: ReadBatch) -> None:
         """Messages were read: those that are traced are followed from now on."""
         queue, limit = self.queue, self._owner.limit
         if queue is None:
@@ -76,12 +76,12 @@ class QueueTrace(JobObserver):
                 self._owner.writer.dropped("messages")
                 continue
             self.offsets[offset] = message_id
-            self.tell(offset, TraceKind.READ)
+            self.write_event(offset, TraceKind.READ)
 
-    def key(self, offset: int) -> str:
+    def key_of(self, offset: int) -> str:
         """Its order key, where it has one and is not behind others."""
         stream = None if self.queue is None else self.queue.stream
-        return ("" if stream is None else stream.key(offset) or "")[:KEY_CHARS]
+        return ("" if stream is None else stream.key_of_job(offset) or "")[:KEY_CHARS]
 
     # --- what its queue reports
 
@@ -99,13 +99,13 @@ class QueueTrace(JobObserver):
         elif news is JobNews.SENT_BACK:
             self._note_return(offset, TraceKind.RETURNED, NEXT_CHAIN)
         elif news is JobNews.EXTENDED:
-            self.tell(offset, TraceKind.EXTENDED)
+            self.write_event(offset, TraceKind.EXTENDED)
         elif news is JobNews.RELEASED:
-            self.tell(offset, TraceKind.RELEASED, key=self.key(offset))
+            self.write_event(offset, TraceKind.RELEASED, key=self.key_of(offset))
         elif news is JobNews.PARKED:
-            self.tell(offset, TraceKind.PARKED, key=self.key(offset))
+            self.write_event(offset, TraceKind.PARKED, key=self.key_of(offset))
         elif news is JobNews.SPENT:
-            self.tell(offset, TraceKind.SPENT, reason=detail)
+            self.write_event(offset, TraceKind.SPENT, reason=detail)
         elif news is JobNews.ACKED:
             self._end(offset, TraceKind.ACKED)
         else:  # it stands in its next topic; its copy there tells that
@@ -122,7 +122,7 @@ class QueueTrace(JobObserver):
         for offset in self.offsets:
             lease = None if self.queue is None else self.queue.leases.lease_of(offset)
             if lease is not None and lease.id in extended:
-                self.tell(offset, TraceKind.EXTENDED)
+                self.write_event(offset, TraceKind.EXTENDED)
 
     def on_skip(self, start: int, end: int) -> None:
         for offset in [offset for offset in self.offsets if start <= offset < end]:
@@ -130,7 +130,7 @@ class QueueTrace(JobObserver):
 
     def on_loss(self) -> None:
         for offset in self.offsets:
-            self.tell(offset, TraceKind.LEFT)
+            self.write_event(offset, TraceKind.LEFT)
         self.offsets.clear()
         self.back_ms.clear()
 
@@ -143,10 +143,10 @@ class QueueTrace(JobObserver):
         self, offset: int, kind: TraceKind, following: str, due: float = 0.0, error: str = ""
     ) -> None:
         self.back_ms[offset] = self._owner.writer.now_ms()
-        self.tell(offset, kind, error=error, next=following, again_ms=self._owner.store_ms(due))
+        self.write_event(offset, kind, error=error, next=following, again_ms=self._owner.store_ms(due))
 
     def _end(self, offset: int, kind: TraceKind) -> None:
-        self.tell(offset, kind)
+        self.write_event(offset, kind)
         self._forget_message(offset)
 
     def _forget_message(self, offset: int) -> None:
@@ -181,28 +181,28 @@ class SubscriptionTrace:
         left_s = due - self._runtime.now() if 0 < due < NEVER else 0.0
         return self.writer.now_ms() + round(left_s * 1000)
 
-    def follow(self, ref: QueueRef) -> QueueTrace:
+    def follow_queue(self, ref: QueueRef) -> QueueTrace:
         """Return the observer of a queue that has come here."""
         return QueueTrace(self, ref)
 
-    def read(self, queue: SubscribedQueue, batch: ReadBatch) -> None:
+    def on_read(self, queue: SubscribedQueue, batch: ReadBatch) -> None:
         """A read came back."""
         trace = trace_of(queue)
         if trace is not None and batch.status is ReadStatus.DATA:
-            trace.read(batch)
+            trace.follow_read(batch)
 
     # --- what holds up deliveries
 
     def note_wait(self, reason: str) -> None:
         """Note what holds them up now (waits.py)."""
-        self._waits.note(reason, self.writer.now_ms())
+        self._waits.note_reason(reason, self.writer.now_ms())
 
-    def waited(self, queue: SubscribedQueue | None, since_ms: int, until_ms: int) -> list[Wait]:
+    def waits_between(self, queue: SubscribedQueue | None, since_ms: int, until_ms: int) -> list[Wait]:
         """Return what held up a message between two moments, as far as it was noted here.
 
         Before its queue came here, only that nobody pulled or could, or that it was on its way.
         """
-        noted_waits = self._waits.between(since_ms, until_ms)
+        noted_waits = self._waits.waits_between(since_ms, until_ms)
         trace = None if queue is None else trace_of(queue)
         if trace is None or trace.installed_ms <= since_ms:
             return noted_waits
@@ -219,7 +219,7 @@ class SubscriptionTrace:
     def held_up(self, ref: QueueRef, since_ms: int) -> HeldUp:
         """Return what held up a message of that queue from `since_ms` up to now."""
         queue = self._buffer.queues.get(ref)
-        noted_waits = self.waited(queue, since_ms, self.writer.now_ms())
+        noted_waits = self.waits_between(queue, since_ms, self.writer.now_ms())
         if queue is None:
             noted_waits = [wait for wait in noted_waits if wait[0] in waits.EVERYWHERE]
         return HeldUp(noted_waits, here=queue is not None)
@@ -232,7 +232,7 @@ class SubscriptionTrace:
         trace = trace_of(delivery.queue)
         if trace is None or trace.offsets.keys().isdisjoint(messages.offsets):
             return
-        now_ms, attempts = self.writer.now_ms(), list(delivery.attempts())
+        now_ms, attempts = self.writer.now_ms(), list(delivery.attempt_numbers())
         followed = trace.offsets
         for at in [at for at, offset in enumerate(messages.offsets) if offset in followed]:
             self._handed_out(trace, delivery, at, attempts[at], now_ms)
@@ -243,12 +243,12 @@ class SubscriptionTrace:
         if queue.retry_queue:
             attempt += attempts_before(messages.batch.record(index).system)
         since_ms = trace.back_ms.get(offset) or messages.batch.stored_ms(index)
-        noted_waits = self.waited(queue, since_ms, now_ms)
-        facts = trace.place(offset) | {
+        noted_waits = self.waits_between(queue, since_ms, now_ms)
+        facts = trace.place_of(offset) | {
             "attempt": attempt,
             "lease": str(lease.id),
             "until_ms": self.store_ms(lease.deadline),
-            "key": trace.key(offset),
+            "key": trace.key_of(offset),
             "waits": noted_waits,
         }
         self.writer.add(

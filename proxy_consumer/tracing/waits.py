@@ -37,7 +37,7 @@ class WaitLog:
     def __len__(self) -> int:
         return len(self._changes)
 
-    def note(self, reason: str, at_ms: int) -> None:
+    def note_reason(self, reason: str, at_ms: int) -> None:
         """Note the reason at `at_ms` of the store's clock."""
         if not self._changes or self._changes[-1][1] != reason:
             self._changes.append((at_ms, reason))
@@ -59,7 +59,7 @@ class WaitLog:
                 retained.append((at_ms, FORGOTTEN))
         self._changes = retained + newer
 
-    def between(self, start_ms: int, end_ms: int) -> list[Wait]:
+    def waits_between(self, start_ms: int, end_ms: int) -> list[Wait]:
         """Return the waits noted in `[start_ms, end_ms)`, ascending; the longest where they are many."""
         spans, until = list[Wait](), end_ms
         for at_ms, reason in reversed(self._changes):

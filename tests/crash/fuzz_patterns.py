@@ -98,7 +98,7 @@ def fuzz(seconds: float, seed: int, nanoseconds_max: float = NANOSECONDS_MAX) ->
         if cost is None:
             unknown += 1
             continue
-        if cost.work(len(text.encode())) > 64 << 20:
+        if cost.search_cost(len(text.encode())) > 64 << 20:
             text = text[:3_000]
         spent = measure(pattern, text)
         if spent is None:
@@ -106,7 +106,7 @@ def fuzz(seconds: float, seed: int, nanoseconds_max: float = NANOSECONDS_MAX) ->
             continue
         tried += 1
         proven += cost.steps is not None
-        work = cost.work(len(text.encode()))
+        work = cost.search_cost(len(text.encode()))
         rate = (spent - OVERHEAD_S) * 1e9 / work
         highest = max(highest, rate)
         if rate > nanoseconds_max:

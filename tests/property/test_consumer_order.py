@@ -30,7 +30,7 @@ from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.queue_feed import FILTERED, Refusal
 from proxy_consumer.core.steps import Delivery, Loaded, ReadRequest
 from proxy_consumer.core.tally import Tally
-from proxy_consumer.groups.gauges import blocked
+from proxy_consumer.groups.gauges import count_blocked_keys
 from tests.examples import examples
 
 EXAMPLES = os.environ.get("DDMQ_PROPERTY_EXAMPLES")
@@ -269,7 +269,7 @@ class OrderMachine(RuleBasedStateMachine):
     def read(self, request: ReadRequest | EndsRequest) -> None:
         if isinstance(request, EndsRequest):
             ends = [len(self.queues[state.ref.queue_id]) for state in request.queues]
-            self.scope.ends(request, [Bounds(0, end) for end in ends])
+            self.scope.on_ends(request, [Bounds(0, end) for end in ends])
             return
         queue = self.queues[request.queue.ref.queue_id]
         found = queue[request.offset : request.offset + request.count_max]
@@ -312,7 +312,7 @@ class OrderMachine(RuleBasedStateMachine):
             assert all(other in given for other in before), (message, before)
             of_key = [other for other in given if other.key == message.key]
             assert len(of_key) <= self.batch or not message.key
-        for message, attempt in zip(given, delivery.attempts(), strict=True):
+        for message, attempt in zip(given, delivery.attempt_numbers(), strict=True):
             assert attempt == message.tries + 1
             message.state, message.lease = "leased", delivery.lease.id
             message.deadline = self.now + TIMEOUT_S
@@ -454,7 +454,7 @@ class OrderMachine(RuleBasedStateMachine):
     def a_queue_is_lost_and_comes_back(self, number: int) -> None:
         """Until all start anew nothing goes out: what the others have placed waits for what it had."""
         self.commit()
-        self.scope.invalidate()
+        self.scope.mark_invalid()
         self.buffer.revoke(self.refs[number])
         for _ in range(QUEUES):
             assert self.buffer.take(self.now, BATCH) is None
@@ -505,8 +505,8 @@ class OrderMachine(RuleBasedStateMachine):
         }
         pairs = [(state, stream) for stream, state in self.scope.queues.items()]
         streams: Any = SimpleNamespace(streams=lambda: pairs)
-        assert blocked(streams, self.now)[0] == len(stopped)
-        assert blocked(streams, self.now)[1] <= self.now - 100.0
+        assert count_blocked_keys(streams, self.now)[0] == len(stopped)
+        assert count_blocked_keys(streams, self.now)[1] <= self.now - 100.0
 
     def teardown(self) -> None:
         """Whatever happened: who acknowledges everything gets everything, once more each."""
@@ -635,33 +635,33 @@ class TwoBuffers:
 
     @property
     def short(self) -> bool:
-        return any(buffer.short for buffer in self.buffers.values())
+        return any(buffer.stopped_early for buffer in self.buffers.values())
 
     def take(self, now: float, count: int) -> Any:
-        return self.buffers[self.asked].take(now, count)
+        return self.buffers[self.asked].next_step(now, count)
 
     def sweep(self, now: float) -> None:
         for buffer in self.buffers.values():
-            buffer.sweep(now)
+            buffer.expire_due(now)
 
     def filter_by(self, message_filter: KindFilter) -> None:
         for buffer in self.buffers.values():
             buffer.filter_by(message_filter)
 
     def assign(self, queue: QueueRef, *given: Any) -> None:
-        self.buffers[queue.topic].assign(queue, *given)
+        self.buffers[queue.topic].assign_queue(queue, *given)
 
     def revoke(self, queue: QueueRef) -> None:
-        self.buffers[queue.topic].revoke(queue)
+        self.buffers[queue.topic].revoke_queue(queue)
 
     def loaded(self, request: ReadRequest, *given: Any) -> Any:
-        return self.buffers[request.queue.ref.topic].loaded(request, *given)
+        return self.buffers[request.queue.ref.topic].on_loaded(request, *given)
 
     def heard(self, state: Any) -> None:
-        self.buffers[state.ref.topic].heard(state)
+        self.buffers[state.ref.topic].on_news(state)
 
     def data_arrived(self, state: Any) -> None:
-        self.buffers[state.ref.topic].data_arrived(state)
+        self.buffers[state.ref.topic].on_data_arrived(state)
 
 
 class OrderOfTopicsMachine(OrderMachine):

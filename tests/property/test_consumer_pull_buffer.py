@@ -159,7 +159,7 @@ class PullBufferMachine(RuleBasedStateMachine):
         self.open_commits = []
         for number, log in enumerate(self.logs):
             view = self.durable[number].view()
-            self.buffer.assign(self.refs[number], view, Bounds(log.min, len(log.flags)))
+            self.buffer.assign_queue(self.refs[number], view, Bounds(log.min, len(log.flags)))
             committed = log.min if view.committed is None else view.committed
             done = set(range(committed)) | {o for start, end in view.finished for o in range(start, end)}
             fresh: dict[int, Job] = {}
@@ -193,7 +193,7 @@ class PullBufferMachine(RuleBasedStateMachine):
             self.logs[number].flags.append(flags)
         if kinds and number in self.tails:
             self.tails.discard(number)
-            self.buffer.data_arrived(self.state(number))
+            self.buffer.on_data_arrived(self.state(number))
 
     @rule(wanted=st.integers(1, 9))
     def pull_one(self, wanted: int) -> None:
@@ -207,11 +207,11 @@ class PullBufferMachine(RuleBasedStateMachine):
     def pull(self, wanted: int) -> None:
         retrying = self.count(*RETRYING)
         while True:
-            step = self.buffer.take(self.now, wanted)
+            step = self.buffer.next_step(self.now, wanted)
             if not isinstance(step, ReadRequest):
                 break
             number = step.queue.ref.queue_id
-            self.buffer.loaded(step, self.logs[number].read(step.offset, step.count_max), self.now)
+            self.buffer.on_loaded(step, self.logs[number].read(step.offset, step.count_max), self.now)
             if step.queue.feed.state is FeedState.TAIL:
                 self.tails.add(number)
         if step is None:
@@ -240,7 +240,7 @@ class PullBufferMachine(RuleBasedStateMachine):
         assert delivery.lease.id not in self.leases_seen
         self.leases_seen.append(delivery.lease.id)
         for offset, attempt, raw in zip(
-            offsets, delivery.attempts(), delivery.messages.deliveries, strict=True
+            offsets, delivery.attempt_numbers(), delivery.messages.deliveries, strict=True
         ):
             job = jobs[offset]
             assert job.state in ("new", "ready", "back"), (offset, job)
@@ -273,7 +273,7 @@ class PullBufferMachine(RuleBasedStateMachine):
                 job.state = "done"
                 self.acked[number].add(offset)
         finished = self.state(number).finish(offsets, leases, self.now)
-        self.buffer.heard(self.state(number))
+        self.buffer.on_news(self.state(number))
         assert sorted(self.process_times) == pytest.approx(sorted(self.expected_times))
         assert finished == self.done(number) - before
 
@@ -304,9 +304,9 @@ class PullBufferMachine(RuleBasedStateMachine):
                 wait_ms = delay if delay >= 0 else INTERVALS_MS[job.fails - 1]
                 job.state, job.due = "waiting", self.now + wait_ms / 1000
         assert told == failed
-        self.buffer.heard(self.state(number))
+        self.buffer.on_news(self.state(number))
         self.make_due()
-        self.buffer.sweep(self.now)
+        self.buffer.expire_due(self.now)
 
     @rule(number=st.integers(0, QUEUES - 1), data=st.data())
     def extend(self, number: int, data: st.DataObject) -> None:
@@ -353,7 +353,7 @@ class PullBufferMachine(RuleBasedStateMachine):
                     job.state = "burying" if job.timeouts > TIMEOUTS_MAX else "ready"
         self.make_due()
         assert self.buffer.next_event() <= self.earliest()
-        self.buffer.sweep(self.now)
+        self.buffer.expire_due(self.now)
         assert self.buffer.next_event() > self.now
 
     def make_due(self) -> None:
@@ -375,7 +375,7 @@ class PullBufferMachine(RuleBasedStateMachine):
             if stored:
                 self.durable[number].apply(state.finish_of("G", job.offset))
                 state.published(job.offset)
-                self.buffer.heard(state)
+                self.buffer.on_news(state)
                 self.jobs[number][job.offset].state = "done"
             else:
                 state.table.spent.append(job)

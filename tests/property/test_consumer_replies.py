@@ -70,13 +70,13 @@ class RepliesMachine(PullBufferMachine):
         if end == "put down":
             replying.put_down(state, offset)
             self.jobs[number][offset].state = "leased"
-            self.buffer.heard(state)
+            self.buffer.on_news(state)
             self.advance(0.0)
             return
         self.durable[number].apply(state.finish_of("G", offset))
         if end == "stored":
-            assert replying.finish(state, offset).id == self.jobs[number][offset].lease
-            self.buffer.heard(state)
+            assert replying.finish_taken_up(state, offset).id == self.jobs[number][offset].lease
+            self.buffer.on_news(state)
             assert state.ack_map.is_finished(offset)
             self.jobs[number][offset].state = "done"
         else:
@@ -199,7 +199,7 @@ class OrderedRepliesMachine(OrderMachine):
         self.durable[message.queue].apply(state.finish_of("G", message.offset))
         message.state = "done"
         if end == "stored":
-            replying.finish(state, message.offset)
+            replying.finish_taken_up(state, message.offset)
             self.buffer.heard(state)
         else:
             self.crash()

@@ -27,11 +27,11 @@ def test_shares_are_whole_disjoint_consecutive_and_even(ids: set[bytes], queues:
     for consumer in ids:
         roster.begin(consumer, 0.0)
     held = list(range(queues))
-    shares = [list(roster.share(consumer, held)) for consumer in sorted(ids)]
+    shares = [list(roster.share_of(consumer, held)) for consumer in sorted(ids)]
     assert [queue for share in shares for queue in share] == held
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     assert sorted(map(len, shares), reverse=True) == list(map(len, shares))
-    assert not roster.share(b"stranger", held)
+    assert not roster.share_of(b"stranger", held)
 
 
 class RosterMachine(RuleBasedStateMachine):
@@ -70,13 +70,13 @@ class RosterMachine(RuleBasedStateMachine):
             for consumer, seen in self.seen.items()
             if not self.open[consumer] and seen + RELEASE_S <= self.now
         }
-        assert set(self.roster.expire(self.now)) == over
+        assert set(self.roster.expire_ids(self.now)) == over
         for consumer in over:
             del self.seen[consumer], self.open[consumer]
 
     @invariant()
     def same_ids(self) -> None:
-        assert list(self.roster.ids) == sorted(self.seen)
+        assert list(self.roster.consumer_ids) == sorted(self.seen)
 
 
 class PositionMachine(RuleBasedStateMachine):
@@ -103,7 +103,7 @@ class PositionMachine(RuleBasedStateMachine):
         else:
             committed = self.stored.view().committed
             assert start == (self.newest if committed is None else committed, False)
-        self.position.answered(consumer)
+        self.position.on_answered(consumer)
         self.knows.add(consumer)
 
     @rule(consumer=CONSUMERS, offset=st.integers(0, 40), durable=st.booleans())
@@ -115,8 +115,8 @@ class PositionMachine(RuleBasedStateMachine):
         elif finished is None:
             assert min(offset, self.end) <= before
         if finished is not None and durable:
-            self.stored.apply(self.position.delta("G", finished))
-            self.position.stored(finished, self.position.generation)
+            self.stored.apply(self.position.build_delta("G", finished))
+            self.position.on_stored(finished, self.position.generation)
             assert self.stored.view().committed == min(offset, self.end) > before
 
     @rule(to=st.integers(0, 20))
@@ -125,13 +125,13 @@ class PositionMachine(RuleBasedStateMachine):
         self.stored.started = True
         generation = self.position.generation + 1
         self.stored.fence = self.stored.fence._replace(generation=generation)
-        assert self.position.reread(to, generation, self.end)
+        assert self.position.on_reread(to, generation, self.end)
         self.reset_seen, self.newest = True, self.end
         self.knows.clear()
 
     @rule(consumer=CONSUMERS)
     def release(self, consumer: bytes) -> None:
-        self.position.forget([consumer])
+        self.position.forget_consumers([consumer])
         if self.reset_seen:
             self.knows.discard(consumer)
 
@@ -144,32 +144,32 @@ class PositionMachine(RuleBasedStateMachine):
 @given(data=st.data())
 def test_an_instance_hands_out_each_offset_once_and_counts_what_is_lost(data: Any) -> None:
     instance, now = Instance(0.0), 0.0
-    instance.place({QUEUE: 5})
+    instance.set_ends({QUEUE: 5})
     handed: list[int] = []
     waiting: dict[int, float] = {}
     for _ in range(data.draw(st.integers(1, 30))):
         act = data.draw(st.sampled_from(["take", "race", "settle", "wait"]))
-        first = instance.cursor(QUEUE)
+        first = instance.next_offset(QUEUE)
         if act == "take":
             after = first + data.draw(st.integers(1, 5))
-            assert instance.claim(QUEUE, first, after)
+            assert instance.claim_range(QUEUE, first, after)
             handed += range(first, after)
             waiting.update(dict.fromkeys(range(first, after), now + 10))
-            instance.delivered((b"T", b"q"), range(first, after), now + 10)
+            instance.on_delivered((b"T", b"q"), range(first, after), now + 10)
         elif act == "race":
-            assert not instance.claim(QUEUE, first + data.draw(st.integers(1, 3)), first + 9)
+            assert not instance.claim_range(QUEUE, first + data.draw(st.integers(1, 3)), first + 9)
         elif act == "settle":
             offsets = data.draw(st.lists(st.integers(0, 40), unique=True))
-            assert instance.settle((b"T", b"q"), offsets) == len(waiting.keys() & set(offsets))
-            assert instance.settle((b"T", b"other"), offsets) == 0
+            assert instance.settle_results((b"T", b"q"), offsets) == len(waiting.keys() & set(offsets))
+            assert instance.settle_results((b"T", b"other"), offsets) == 0
             waiting = {offset: until for offset, until in waiting.items() if offset not in offsets}
         else:
             now += data.draw(st.integers(0, 12))
             over = [offset for offset, until in waiting.items() if until <= now]
-            assert instance.expire(now) == len(over)
+            assert instance.expire_deliveries(now) == len(over)
             waiting = {offset: until for offset, until in waiting.items() if until > now}
         assert instance.outstanding == len(waiting)
-    assert handed == list(range(5, instance.cursor(QUEUE)))
+    assert handed == list(range(5, instance.next_offset(QUEUE)))
 
 
 @given(data=st.data())

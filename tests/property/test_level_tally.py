@@ -52,8 +52,8 @@ def run(steps: list[tuple[str, Any]]) -> None:
 
 def look(tally: LevelTally, names: list, finished: set[int], page: int) -> None:
     committed, above = ranges(finished)
-    tally.look(committed, above, len(names))
-    while (span := tally.missing()) is not None:
+    tally.take_progress(committed, above, len(names))
+    while (span := tally.missing_span()) is not None:
         span = OffsetSpan(span.offset, min(span.end, span.offset + page))
         rows = [
             (offset, names[offset], RetryWaiting(1, offset, -offset))
@@ -66,4 +66,4 @@ def look(tally: LevelTally, names: list, finished: set[int], page: int) -> None:
         if name is not None and offset not in finished:
             row = RetryWaiting(1, offset, -offset)
             expected[name] = row if name not in expected else expected[name].plus(row)
-    assert tally.waiting() == expected
+    assert tally.count_waiting() == expected

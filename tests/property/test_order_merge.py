@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from backend.records import ProgressView, QueueRef
 from ddmq_common.metrics.cells import MetricCell
 from proxy_consumer.core.order.chains import ChainTable, QueueStream, ScopeLedger
-from proxy_consumer.core.order.placing import ReadAhead, merged
+from proxy_consumer.core.order.placing import ReadAhead, merge_rows
 from proxy_consumer.core.queue_feed import Slice
 from proxy_consumer.core.retry_policy import RetryPolicy
 from proxy_consumer.core.subscribed_queue import ReadPlan, SubscribedQueue
@@ -33,7 +33,7 @@ def read_ahead(found: list[int], skipped: int) -> ReadAhead:
         QUEUE, view, 0, RetryPolicy((), -1), Budget(), Tally(), plan, MetricCell(), deque()
     )
     queue.feed.put(Slice(batch, offsets, deliveries, range(1, len(found) + 1)), len(found) * 2)
-    queue.feed.consume(skipped)
+    queue.feed.consume_messages(skipped)
     stream = QueueStream(ScopeLedger(ChainTable()), QUEUE, queue.feed, message_key, MetricCell())
     return ReadAhead(stream, queue)
 
@@ -49,7 +49,7 @@ def test_pieces_are_the_beginning_of_all_in_order(whole: set[int], count: int, d
     expected = sorted(p for column, skip in zip(columns, skips, strict=True) for p in column[skip:])
     seen: list[int] = []
     while all(part.at < part.end for part in parts):
-        rows = merged(parts, count)
+        rows = merge_rows(parts, count)
         assert rows
         per_part = [sum(row[1] == number for row in rows) for number in range(len(parts))]
         assert max(per_part) <= count

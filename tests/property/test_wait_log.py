@@ -20,14 +20,14 @@ def test_between_two_moments(told: list[tuple[int, str]], start: int, length: in
     seen: list[tuple[int, str]] = []
     for later, reason in told:
         at_ms += later
-        log.note(reason, at_ms)
+        log.note_reason(reason, at_ms)
         seen.append((at_ms, reason))
     end = start + length
     model: dict[int, str] = {}
     for at, reason in seen:
         model |= dict.fromkeys(range(at, max(end, at)), reason)
     wanted = {at: reason for at, reason in model.items() if start <= at < end}
-    found = log.between(start, end)
+    found = log.waits_between(start, end)
     assert all(one[2] <= two[1] for one, two in pairwise(found))
     assert all(until > since for _, since, until in found)
     said = {at: reason for reason, since, until in found for at in range(since, until)}
@@ -45,13 +45,13 @@ def test_of_very_many_changes_the_longest_are_known(long: set[int], tail: int) -
     wanted: list[tuple[str, int, int]] = []
     for number in range(5_000 + tail):
         reason = ("no_pull", "turn")[number % 2]
-        log.note(reason, at_ms)
+        log.note_reason(reason, at_ms)
         until = at_ms + (10_000 if number in long else 5)
         if number in long:
             wanted.append((reason, at_ms, until))
         at_ms = until
         assert len(log) <= CHANGES_MAX
-    found = log.between(0, at_ms)
+    found = log.waits_between(0, at_ms)
     assert len(found) <= WAITS_MAX
     assert all(one[2] <= two[1] for one, two in pairwise(found))
     assert set(wanted) <= set(found)

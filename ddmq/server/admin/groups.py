@@ -28,7 +28,7 @@ from ddmq_common.errors import CallerError, DdmqError
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.groups.changes import SubscriptionChange, owned
+from proxy_consumer.groups.changes import SubscriptionChange, ownership_text
 from proxy_consumer.groups.group import SOURCE_LOG
 from proxy_consumer.groups.retry_waiting import RetryPath
 from proxy_consumer.groups.stats import QueueStats, SubscriptionStats
@@ -256,7 +256,7 @@ class AdminGroups:
         for each in summary.topics if topic is None else (topic,):
             source = self._consumer.subscription_source(group, each).source
             if source != SOURCE_LOG:
-                raise CallerError(owned(group, each, source))
+                raise CallerError(ownership_text(group, each, source))
         self._consumer.delete_group(group, topic).wait(WAIT_S)
 
     def _oldest_s(self, each: SubscriptionStats) -> float | None:

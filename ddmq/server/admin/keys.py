@@ -25,7 +25,7 @@ from ddmq_common.errors import CallerError
 from proxy_consumer.groups.blocked_keys import REASON_OPERATOR, BlockedKey
 from proxy_consumer.groups.ordering import GroupOrdering, KeyOutcome
 from proxy_consumer.groups.stats import GroupSummary
-from proxy_consumer.order_keys.canonical import bounded, text_of_raw
+from proxy_consumer.order_keys.canonical import bound_text, text_of_raw
 from proxy_consumer.service import ConsumerService
 
 LIMIT_DEFAULT = 20
@@ -52,7 +52,7 @@ def readings(text: str) -> list[str]:
 def _canonical(text: str) -> str:
     """Return a key as the proxies compare keys. Raises ValueError."""
     try:
-        return bounded(text_of_raw(text.encode()) or "null")
+        return bound_text(text_of_raw(text.encode()) or "null")
     except (UnicodeEncodeError, msgspec.DecodeError) as error:
         raise ValueError(str(error)) from error
 
@@ -80,7 +80,7 @@ def act(
     shown = {internal: shown_key(queue) for internal, queue in whole_queues(ordering).items()}
     inside = {chain: internal for internal, chain in shown.items()}
     internal = inside.get(key, key)
-    parked = internal in ordering.parked
+    parked = internal in ordering.parked_keys
     outcomes = does[action](internal).wait(WAIT_S)
     heads = [
         dataclasses.asdict(each.head) | {"key": shown.get(key, key), "outcome": each.outcome}
@@ -114,7 +114,7 @@ def meant(ordering: GroupOrdering, candidates: list[str]) -> str:
     """The first that is blocked or parked; else text where the order key is KEY, and so always text."""
     if len(candidates) == 1:
         return candidates[0]
-    there = {each.key for each in ordering.blocked(LIMIT_MAX)} | ordering.parked
+    there = {each.key for each in ordering.blocked_keys(LIMIT_MAX)} | ordering.parked_keys
     for key in candidates:
         if key in there:
             return key
@@ -130,11 +130,13 @@ def rows(consumer: ConsumerService, group: str, limit: int) -> list[dict[str, An
         raise CallerError(f"limit is {limit}; allowed: 1 to {LIMIT_MAX}")
     known(consumer, group)
     ordering = consumer.order_keys(group)
-    found = sorted(ordering.blocked(limit), key=lambda each: (not each.since_ms, each.since_ms, each.key))
+    found = sorted(
+        ordering.blocked_keys(limit), key=lambda each: (not each.since_ms, each.since_ms, each.key)
+    )
     there = {each.key for each in found}
     found += [
         BlockedKey(key, "", -1, -1, 0, 0, "parked", "", 0, False, REASON_OPERATOR)
-        for key in sorted(ordering.parked - there)
+        for key in sorted(ordering.parked_keys - there)
     ]
     queues = whole_queues(ordering)
     ends = _next_offsets(consumer, group) if queues and found else {}

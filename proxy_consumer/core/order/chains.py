@@ -47,7 +47,7 @@ class Chain:
         self.mark = 0  # the rescan that has left one of its spots unindexed
 
     @property
-    def waits(self) -> bool:
+    def has_waiting(self) -> bool:
         """Whether anything stands behind the heads, as far as is known."""
         return bool(self.kept or self.unindexed)
 
@@ -76,7 +76,7 @@ class ChainTable:
         """The chain of a key that is busy."""
         return self.chains.get(key)
 
-    def arrive(self, key: str, stream: QueueStream, offset: int) -> Chain | None:
+    def add_arrival(self, key: str, stream: QueueStream, offset: int) -> Chain | None:
         """The next job of `key`: its chain when it is let out now, None when it has to wait."""
         chain = self.chains.get(key)
         if chain is None:
@@ -94,7 +94,7 @@ class ChainTable:
     def _may_follow(self, chain: Chain, stream: QueueStream) -> bool:
         heads = chain.heads
         most = self.batches.get(stream, self.batch)
-        return chain.open and 0 < len(heads) < most and heads[0][0] is stream and not chain.waits
+        return chain.open and 0 < len(heads) < most and heads[0][0] is stream and not chain.has_waiting
 
     def _has_room(self, chain: Chain) -> bool:
         return len(chain.kept) < self._kept_per_chain and self.kept < self._kept_in_all
@@ -106,7 +106,7 @@ class ChainTable:
             chain.kept = [(stream, offset)]
         self.kept += 1
 
-    def finish(self, chain: Chain, stream: QueueStream, offset: int) -> Iterable[tuple[QueueStream, int]]:
+    def finish_job(self, chain: Chain, stream: QueueStream, offset: int) -> Iterable[tuple[QueueStream, int]]:
         """A job that was let out is done for good: the spots let out next (their heads are set)."""
         heads = chain.heads
         if len(heads) > 1:
@@ -136,11 +136,11 @@ class ChainTable:
             self.starving.pop(chain.key, None)
         return ()
 
-    def leads(self, chain: Chain, stream: QueueStream, offset: int) -> bool:
+    def is_first(self, chain: Chain, stream: QueueStream, offset: int) -> bool:
         """Whether no unfinished job of the chain stands before this one."""
         return bool(chain.heads) and chain.heads[0] == (stream, offset)
 
-    def after(self, chain: Chain, stream: QueueStream, offset: int) -> list[int]:
+    def offsets_behind(self, chain: Chain, stream: QueueStream, offset: int) -> list[int]:
         """Offsets let out together with this one and behind it."""
         return [other for where, other in chain.heads if where is stream and other > offset]
 
@@ -155,7 +155,7 @@ class ChainTable:
 
     # --- for the rescan
 
-    def index(self, chain: Chain, stream: QueueStream, offset: int, scan: int) -> None:
+    def index_found(self, chain: Chain, stream: QueueStream, offset: int, scan: int) -> None:
         """A waiting job found again: keep it, or leave it and all after it for the next rescan."""
         if chain.unindexed.get(stream, offset + 1) > offset or chain.mark == scan:
             return
@@ -166,7 +166,7 @@ class ChainTable:
             chain.unindexed[stream] = offset
             chain.mark = scan
 
-    def scanned(self, chain: Chain, stream: QueueStream, until: int, end: int, scan: int) -> None:
+    def on_scanned(self, chain: Chain, stream: QueueStream, until: int, end: int, scan: int) -> None:
         """A rescan has seen all of `stream` below `until`; nothing waits at or above `end`."""
         if chain.mark == scan or stream not in chain.unindexed:
             return
@@ -187,7 +187,7 @@ class ChainTable:
             chain.unindexed.pop(stream, None)
             had = bool(chain.heads)
             chain.heads = [spot for spot in chain.heads if spot[0] is not stream]
-            if not chain.heads and (had or not chain.waits) and self.let_out(chain):
+            if not chain.heads and (had or not chain.has_waiting) and self.let_out(chain):
                 going.append(chain)
         return going
 
@@ -223,7 +223,7 @@ class ScopeLedger:
         self.let_out: list[tuple[Chain, list[tuple[QueueStream, int]]]] = []
         self.made_room = False
 
-    def taken(self, count: int) -> None:
+    def take_ready(self, count: int) -> None:
         """Note that so many messages do not lie ready any more."""
         self.made_room |= self.ready >= self.ready_max
         self.ready -= count
@@ -264,7 +264,7 @@ class QueueStream:
 
     # --- what the queue's jobs tell and ask
 
-    def finished(self, start: int, end: int) -> None:
+    def on_finished(self, start: int, end: int) -> None:
         """`[start, end)` is finished: their chains go on."""
         busy = self.busy
         if not busy:
@@ -280,36 +280,36 @@ class QueueStream:
             if chain is None:
                 continue
             if chain.kept or chain.unindexed or len(chain.heads) > 1:
-                ledger.let_out.append((chain, list(ledger.table.finish(chain, self, offset))))
+                ledger.let_out.append((chain, list(ledger.table.finish_job(chain, self, offset))))
             else:
                 del chains[chain.key]  # nobody waits: the chain ends here
 
-    def key(self, offset: int) -> str | None:
+    def key_of_job(self, offset: int) -> str | None:
         """The order key of a job that is out."""
         chain = self.busy.get(offset)
         return None if chain is None else chain.key
 
-    def parked(self, offset: int) -> bool:
+    def is_parked(self, offset: int) -> bool:
         """Whether an operator has set the job's key aside."""
         chain = self.busy.get(offset)
         return chain is not None and chain.key in self.ledger.parked_keys
 
-    def leads(self, offset: int) -> bool:
+    def is_first(self, offset: int) -> bool:
         """Whether nothing unfinished stands before this job in its chain."""
         chain = self.busy.get(offset)
-        return chain is None or self.ledger.table.leads(chain, self, offset)
+        return chain is None or self.ledger.table.is_first(chain, self, offset)
 
-    def failing(self, offset: int) -> list[int]:
+    def on_failing(self, offset: int) -> list[int]:
         """A job failed: those that went out with it and stand behind it, last first; nobody joins them."""
         chain = self.busy.get(offset)
         if chain is None:
             return []
         chain.open = False
-        return self.ledger.table.after(chain, self, offset)[::-1]
+        return self.ledger.table.offsets_behind(chain, self, offset)[::-1]
 
     def put_back(self, offset: int) -> None:
         """A job waits in its chain again, whose next one is let out where this was the last that was out."""
-        self.unready(offset)
+        self.drop_ready(offset)
         chain, table = self.busy.pop(offset), self.ledger.table
         table.put_back(chain, self, offset)
         if not chain.heads:
@@ -319,12 +319,12 @@ class QueueStream:
         """Drop finished messages from those that lie ready; they were finished without a lease."""
         finished = set(offsets)
         remaining = deque(message for message in self.deliverable if message.offset not in finished)
-        self.ledger.taken(len(self.deliverable) - len(remaining))
+        self.ledger.take_ready(len(self.deliverable) - len(remaining))
         self.deliverable = remaining
 
     # --- delivery
 
-    def take(self, count: int, bytes_max: int) -> list[ReadyMessage]:
+    def take_messages(self, count: int, bytes_max: int) -> list[ReadyMessage]:
         """Up to `count` messages in order, as many as fit; `close` says which of them may go."""
         deliverable, size = self.deliverable, 0
         messages: list[ReadyMessage] = []
@@ -333,7 +333,7 @@ class QueueStream:
             if messages and size > bytes_max:
                 break
             messages.append(deliverable.popleft())
-        self.ledger.taken(len(messages))
+        self.ledger.take_ready(len(messages))
         return messages
 
     def close(self, offsets: Sequence[int]) -> list[int]:
@@ -353,7 +353,7 @@ class QueueStream:
             behind += [offset for _, offset in reversed(chain.heads[max(going, 1) :])]
         return behind
 
-    def unready(self, offset: int) -> bool:
+    def drop_ready(self, offset: int) -> bool:
         """Take a job out of what lies ready; False when it did not."""
         remaining = deque(message for message in self.deliverable if message.offset != offset)
         if len(remaining) == len(self.deliverable):
@@ -362,7 +362,7 @@ class QueueStream:
         self.deliverable = remaining
         return True
 
-    def unready_all(self) -> list[int]:
+    def drop_all_ready(self) -> list[int]:
         """Take everything out of what lies ready: its offsets."""
         messages, self.deliverable = self.deliverable, deque()
         self.ledger.ready -= len(messages)

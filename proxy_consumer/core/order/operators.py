@@ -21,19 +21,19 @@ def take_away(queue: SubscribedQueue, offset: int, now: float) -> bool:
     where `on_dead_letter` is park. Messages of the same key that the client got with it wait in their chain
     again, untried. A message whose acknowledgement is being stored is left alone.
     """
-    if queue.stream is not None and not queue.stream.leads(offset):
+    if queue.stream is not None and not queue.stream.is_first(offset):
         return False
     if not queue.leases.cut_short(offset, now):
         return False
     earlier = queue.table.jobs.get(offset)
-    if earlier is not None and earlier.tried:
+    if earlier is not None and earlier.was_tried:
         earlier.fails = earlier.timeouts = 0
         earlier.replays += 1
-    queue.expire(now)
+    queue.expire_leases(now)
     job = queue.table.jobs[offset]
     used_up = job.state is JobState.EXHAUSTED
     if queue.replay(offset) and not used_up:  # it waits for nothing
         job.timeouts = 1
-        queue.uncommitted.mark(offset, job.packed)
+        queue.uncommitted.mark_attempts(offset, job.packed_attempts)
     job.error = TAKEN_AWAY
     return True

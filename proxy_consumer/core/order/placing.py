@@ -39,7 +39,7 @@ class ReadAhead:
     )  # fmt: skip
 
     def __init__(self, stream: QueueStream, queue: SubscribedQueue) -> None:
-        self.run, self._first = stream.feed.current()
+        self.run, self._first = stream.feed.current_slice()
         self.stream = stream
         self.queue = queue
         self.batch = self.run.batch
@@ -52,7 +52,7 @@ class ReadAhead:
         self.at = self._first
         self.end = len(self.run.offsets)
 
-    def rows(self, number: int, stop: int) -> list[Row]:
+    def rows_until(self, number: int, stop: int) -> list[Row]:
         """The messages from `at` up to the place `stop`."""
         run, part = self.run, slice(self.at, stop)
         positions = map(self.batch.positions.__getitem__, run.indexes[part])
@@ -60,7 +60,7 @@ class ReadAhead:
             zip(positions, repeat(number), run.offsets[part], run.deliveries[part], run.indexes[part])
         )
 
-    def position(self, at: int) -> int:
+    def log_position(self, at: int) -> int:
         """Return the log position of the message at an index."""
         return self.batch.positions[self.run.indexes[at]]
 
@@ -73,27 +73,27 @@ class ReadAhead:
     def consume_placed(self) -> None:
         """Take what was placed out of the feed."""
         if self.at > self._first:
-            self.stream.feed.consume(self.at - self._first)
+            self.stream.feed.consume_messages(self.at - self._first)
 
 
-def alone(part: ReadAhead, count: int) -> list[Row]:
+def rows_alone(part: ReadAhead, count: int) -> list[Row]:
     """The next rows of a single stream; its log positions are not looked at."""
     run, piece = part.run, slice(part.at, part.at + count)
     return list(zip(repeat(0), repeat(0), run.offsets[piece], run.deliveries[piece], run.indexes[piece]))
 
 
-def merged(ahead: Sequence[ReadAhead], count: int) -> list[Row]:
+def merge_rows(ahead: Sequence[ReadAhead], count: int) -> list[Row]:
     """The next rows in order: at most `count` of each stream, all of them of at least one."""
     lasts = [min(part.at + count, part.end) - 1 for part in ahead]
-    horizon = min(part.position(last) for part, last in zip(ahead, lasts, strict=True))
+    horizon = min(part.log_position(last) for part, last in zip(ahead, lasts, strict=True))
     rows: list[Row] = []
     for number, (part, last) in enumerate(zip(ahead, lasts, strict=True)):
-        rows += part.rows(number, part.stop(horizon, last))
+        rows += part.rows_until(number, part.stop(horizon, last))
     rows.sort()
     return rows
 
 
-def place(
+def place_rows(
     ledger: ScopeLedger,
     rows: Iterable[Row],
     ahead: Sequence[ReadAhead],
@@ -116,7 +116,7 @@ def place(
         elif key not in chains:
             part.busy[offset] = chain = chains[key] = Chain(key, part.stream, offset)
             part.ready.append(message(ReadyMessage, (offset, delivery, part.batch, index, chain)))
-        elif (existing := table.arrive(key, part.stream, offset)) is not None:
+        elif (existing := table.add_arrival(key, part.stream, offset)) is not None:
             part.busy[offset] = existing
             part.ready.append(message(ReadyMessage, (offset, delivery, part.batch, index, existing)))
         if len(lying) >= enough:
@@ -132,7 +132,7 @@ def _place_with_care(ledger: ScopeLedger, part: ReadAhead, message: ReadyMessage
     if key is None:
         part.stream.unkeyed.value += 1
     else:
-        chain = ledger.table.arrive(key, part.stream, offset)
+        chain = ledger.table.add_arrival(key, part.stream, offset)
         if chain is None:
             return
         part.busy[offset] = chain

@@ -60,7 +60,7 @@ class Rescan:
         self._eligible: dict[str, bool] = {}
         self.done = False
 
-    def advance(self, look_max: int) -> LookedBack:
+    def read_on(self, look_max: int) -> LookedBack:
         """Look at up to `look_max` messages."""
         chains: list[Chain] = []
         looked = 0
@@ -109,7 +109,7 @@ class Rescan:
         count = min(READ_COUNT, end - start)
         return ReadRequest(self._queues[stream], start, count, READ_BYTES, Purpose.RESCAN)
 
-    def loaded(self, stream: QueueStream, batch: ReadBatch) -> None:
+    def on_loaded(self, stream: QueueStream, batch: ReadBatch) -> None:
         """Take in the page that was read."""
         self._reading = False
         if stream not in self._cursors:
@@ -143,7 +143,7 @@ class Rescan:
         chain = None if key is None else self._table.get(key)
         if chain is None or not self._covers_chain(chain):
             return []
-        self._table.index(chain, stream, offset, self._number)
+        self._table.index_found(chain, stream, offset, self._number)
         if chain.mark == self._number:
             self._goal.discard(chain.key)
         return [chain]
@@ -165,4 +165,4 @@ class Rescan:
         for chain in self._table:
             if chain.unindexed and self._covers_chain(chain):
                 for stream, end in self._ends.items():
-                    self._table.scanned(chain, stream, end, stream.feed.next_offset(), self._number)
+                    self._table.on_scanned(chain, stream, end, stream.feed.next_offset(), self._number)

@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 from backend.records import Bounds, ReadBatch
 from proxy_consumer.core.order.chains import Chain, ChainTable, QueueStream, ScopeLedger
-from proxy_consumer.core.order.placing import ReadAhead, alone, merged, place
+from proxy_consumer.core.order.placing import ReadAhead, merge_rows, place_rows, rows_alone
 from proxy_consumer.core.order.rescan import Rescan
 from proxy_consumer.core.queue_feed import FeedState
 from proxy_consumer.core.steps import ReadRequest, read_new
@@ -95,14 +95,14 @@ class OrderScope:
         if not self.queues:
             self._begun = self.invalid = False
         elif self._begun and not empty:
-            self.invalidate()
+            self.mark_invalid()
         self.returned = self.invalid
         self.queues[stream] = queue
         self._drivers.setdefault(stream.ref.topic, stream)
-        self.hear(stream)
-        self.batch(stream, batch)
+        self.note_news(stream)
+        self.set_batch(stream, batch)
 
-    def batch(self, stream: QueueStream, batch: int) -> None:
+    def set_batch(self, stream: QueueStream, batch: int) -> None:
         """Allow so many consecutive messages of one key in one answer; those out together stay so."""
         self.table.batches[stream] = batch
         if batch > self.table.batch == 1:
@@ -110,12 +110,12 @@ class OrderScope:
                 chain.open = False  # with one message each, nobody noted which of them are in an answer
         self.table.batch = max(self.table.batch, batch)
 
-    def invalidate(self) -> None:
+    def mark_invalid(self) -> None:
         """A queue left, or came late: nothing goes out until all are loaded anew, into another scope."""
         self.invalid = True
         self.open = False
 
-    def drop(self, stream: QueueStream) -> None:
+    def drop_queue(self, stream: QueueStream) -> None:
         """A queue is not ours any more; chains go on without it."""
         self.go_on()
         del self.queues[stream]
@@ -128,20 +128,20 @@ class OrderScope:
             if other is not None:
                 self._drivers[topic] = other
         self.table.batches.pop(stream, None)
-        stream.unready_all()
+        stream.drop_all_ready()
         stream.busy.clear()
         self._rescan = None
         for chain in self.table.drop_stream(stream):
             self._let_out(chain, list(chain.heads))
-        self.wake()
+        self.wake_drivers()
 
-    def wake(self) -> None:
+    def wake_drivers(self) -> None:
         """Something changed that may let the scope read on."""
         self._idle = False
         waiting, self.waiting_streams = self.waiting_streams, []
         for stream in (*self._drivers.values(), *waiting):
             if stream in self.queues:
-                self.queues[stream].wake()
+                self.queues[stream].wake_up()
 
     def set_open(self, is_open: bool) -> None:
         """Whether all queues are there, so that messages may go out."""
@@ -149,9 +149,9 @@ class OrderScope:
         if is_open:
             self._idle = False
             for queue in self.queues.values():
-                queue.wake()
+                queue.wake_up()
 
-    def hear(self, stream: QueueStream) -> None:
+    def note_news(self, stream: QueueStream) -> None:
         """Note that this queue may have messages, or room for some."""
         self._news[stream] = None
         self._idle = False
@@ -167,17 +167,17 @@ class OrderScope:
                 if spots:
                     self._let_out(chain, spots)
                 elif self.table.starving:
-                    self.wake()
+                    self.wake_drivers()
         if ledger.made_room:
             ledger.made_room = False
-            self.wake()
+            self.wake_drivers()
 
     def _let_out(self, chain: Chain, spots: list[tuple[QueueStream, int]]) -> None:
         while spots:
             stream, offset = spots.pop(0)
             queue = self.queues[stream]
             if queue.ack_map.is_finished(offset) or queue.table.is_spent(offset):
-                spots += self.table.finish(chain, stream, offset)
+                spots += self.table.finish_job(chain, stream, offset)
                 continue
             stream.busy[offset] = chain
             if offset in queue.out:
@@ -188,11 +188,11 @@ class OrderScope:
                 queue.table.release(offset)
                 if chain.key in self.ledger.parked_keys:
                     queue.park_unread(offset)
-            queue.wake()
+            queue.wake_up()
 
     # --- reading on
 
-    def advance(self, stream: QueueStream, want: int) -> ReadRequest | EndsRequest | None:
+    def read_on(self, stream: QueueStream, want: int) -> ReadRequest | EndsRequest | None:
         """Place messages until `want` more of `stream` may be delivered; or the read needed before."""
         self.short = False
         if not self.open:
@@ -234,7 +234,7 @@ class OrderScope:
     def made_room(self) -> None:
         """Something was taken: the scope reads on where it was `full`."""
         self.full = False
-        self.wake()
+        self.wake_drivers()
 
     def _choose_streams(self, want: int) -> list[QueueStream] | ReadRequest | EndsRequest | None:
         """The streams to merge now; or what has to be read or asked first."""
@@ -263,7 +263,7 @@ class OrderScope:
         self._some.pop(stream, None)
         self._blind.pop(stream, None)
         feed = stream.feed
-        if feed.buffered:
+        if feed.has_messages:
             self._some[stream] = None
         elif feed.state is FeedState.TAIL:
             self._quiet_at = min(self._quiet_at, stream.tail_at)
@@ -278,7 +278,7 @@ class OrderScope:
         quiet = [queue for stream, queue in self.queues.items() if stream not in self._some]
         return EndsRequest(self, quiet, self._reads)
 
-    def ends(self, request: EndsRequest, found: Sequence[Bounds | None]) -> None:
+    def on_ends(self, request: EndsRequest, found: Sequence[Bounds | None]) -> None:
         """The ends that were asked for; None where a queue is gone, which the next read tells."""
         self._asking = False
         self._quiet_at = request.number
@@ -287,10 +287,10 @@ class OrderScope:
             if feed.state is FeedState.TAIL and (bounds is None or bounds.next > feed.cursor):
                 feed.state = FeedState.READABLE
                 if queue.stream is not None:
-                    self.hear(queue.stream)
-        self.wake()
+                    self.note_news(queue.stream)
+        self.wake_drivers()
 
-    def ends_failed(self) -> None:
+    def on_ends_failed(self) -> None:
         """Note that the ends could not be read; `retry_failed` asks for them again."""
         self._ends_failed = True
 
@@ -299,7 +299,7 @@ class OrderScope:
         for _ in range(len(streams)):
             self._turn = (self._turn + 1) % len(streams)
             stream = streams[self._turn]
-            if stream.feed.buffered:
+            if stream.feed.has_messages:
                 return [stream]
         count = len(streams)
         for step in range(1, count + 1):
@@ -315,10 +315,10 @@ class OrderScope:
             stream.asked_at = self._reads
         return request
 
-    def answered(self, stream: QueueStream) -> None:
+    def on_read(self, stream: QueueStream) -> None:
         """A read of new messages of this stream came back."""
         self._reads += 1
-        if stream.feed.buffered:
+        if stream.feed.has_messages:
             stream.read_at = self._reads
         else:
             stream.tail_at = stream.asked_at
@@ -335,9 +335,9 @@ class OrderScope:
             if self._single and len(self.table) and not self._may_follow():
                 break
             count = 1 if self._single else min(enough - len(lying), look_max - placed)
-            rows = merged(ahead, count) if len(ahead) > 1 else alone(ahead[0], count)
+            rows = merge_rows(ahead, count) if len(ahead) > 1 else rows_alone(ahead[0], count)
             del rows[look_max - placed :]
-            placed_now = place(self.ledger, rows, ahead, lying, enough)
+            placed_now = place_rows(self.ledger, rows, ahead, lying, enough)
             placed += placed_now
             for number in map(itemgetter(1), rows[:placed_now]):
                 ahead[number].at += 1
@@ -346,10 +346,10 @@ class OrderScope:
         for part, had in zip(ahead, before, strict=True):
             part.consume_placed()
             if part.at == part.end:
-                self.hear(part.stream)
+                self.note_news(part.stream)
             if len(part.ready) > had:
                 self.ledger.ready += len(part.ready) - had
-                part.queue.wake()
+                part.queue.wake_up()
         return placed
 
     def _may_follow(self) -> bool:
@@ -362,7 +362,7 @@ class OrderScope:
         if self._rescan is None:
             self._rescans += 1
             self._rescan = Rescan(self.table, self.queues, self._merged, self._rescans)
-        looked = self._rescan.advance(self._look_max)
+        looked = self._rescan.read_on(self._look_max)
         self.short = looked.more
         for chain in looked.chains:
             self._resume_chain(chain)
@@ -377,12 +377,12 @@ class OrderScope:
         if not chain.heads:
             self._let_out(chain, list(self.table.let_out(chain)))
 
-    def looked_back(self, request: ReadRequest, batch: ReadBatch) -> None:
+    def on_rescan_read(self, request: ReadRequest, batch: ReadBatch) -> None:
         """A read of the rescan came back."""
         if self._rescan is not None and request.queue.stream is not None:
-            self._rescan.loaded(request.queue.stream, batch)
+            self._rescan.on_loaded(request.queue.stream, batch)
 
-    def read_failed(self) -> None:
+    def on_rescan_failed(self) -> None:
         """A read of the rescan gave an error; `retry` lets it be tried again."""
         self._rescan = None
         self._rescan_failed = True

@@ -116,7 +116,7 @@ class PushConfig:
     file: FileConfig = FileConfig()
 
 
-def unknown(name: str) -> str:
+def unknown_action_text(name: str) -> str:
     """Say why `name` is not an action, and what to use instead."""
     if name in REFUSED:
         return f"action {name!r} is not built here; {REFUSED[name]}"

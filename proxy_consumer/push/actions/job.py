@@ -32,17 +32,17 @@ class Work:
         self._values_left = VALUES_MAX
         self._bytes_left = self._bytes_max = RESULT_BYTES_MAX + 2 * body_bytes
 
-    def look(self, values: int) -> None:
+    def count_values(self, values: int) -> None:
         """Count values that are looked through. Raises TooMuchWork."""
         self._values_left -= values
         if self._values_left < 0:
             raise TooMuchWork(f"all paths together look through more than {VALUES_MAX} values")
 
-    def found(self, value: Any) -> None:
+    def count_match(self, value: Any) -> None:
         """Count a value that a path led to. Raises TooMuchWork."""
-        self.made(_size_of(value))
+        self.count_bytes(_size_of(value))
 
-    def made(self, size: int) -> None:
+    def count_bytes(self, size: int) -> None:
         """Count bytes that go into what leaves. Raises TooMuchWork."""
         self._bytes_left -= size
         if self._bytes_left < 0:
@@ -100,7 +100,7 @@ CONTINUE = ActionOutcome(Ending.CONTINUE)
 ASYNCHRONIZED = ActionOutcome(Ending.ASYNCHRONIZED)
 
 
-def finish(reason: str) -> ActionOutcome:
+def finish_job(reason: str) -> ActionOutcome:
     """The message is done here and goes no further."""
     return ActionOutcome(Ending.FINISH, reason)
 
@@ -149,13 +149,13 @@ class ActionJob:
         self.script_failed = False
         self.work = Work(len(body))
 
-    def text(self) -> str:
+    def text_for_sink(self) -> str:
         """Return what the sinks write: the current JSON, compact, or the body as readable text."""
-        return readable(self.body) if self.json is ABSENT else compact(self.json)
+        return readable_text(self.body) if self.json is ABSENT else compact_json(self.json)
 
     def properties_text(self) -> dict[str, str]:
         """The properties as text."""
-        return {readable(name): readable(value) for name, value in self.properties.items()}
+        return {readable_text(name): readable_text(value) for name, value in self.properties.items()}
 
 
 def job_of(content: Content, place: MessagePlace = NOWHERE) -> ActionJob:
@@ -163,20 +163,20 @@ def job_of(content: Content, place: MessagePlace = NOWHERE) -> ActionJob:
     return ActionJob(content.key, content.tag, content.value, content.properties, place)
 
 
-def readable(raw: bytes) -> str:
+def readable_text(raw: bytes) -> str:
     """UTF-8, with U+FFFD for what is none."""
     return raw.decode("utf-8", "replace")
 
 
-def compact(value: Any) -> str:
+def compact_json(value: Any) -> str:
     """JSON text without blanks, nulls kept, numbers as they came."""
     return _ENCODER.encode(value).decode()
 
 
-def plain(value: Any) -> str:
+def plain_value(value: Any) -> str:
     """A value inside a form, a URL or a command: text and numbers plain, others as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
         return str(value)
-    return compact(value)
+    return compact_json(value)

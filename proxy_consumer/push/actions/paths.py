@@ -10,9 +10,9 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-from proxy_consumer.order_keys.canonical import TooMuchWork, WrittenFloat, written
-from proxy_consumer.order_keys.general import expression
-from proxy_consumer.order_keys.path import PathKind, PathStep, descents, parse_path
+from proxy_consumer.order_keys.canonical import TooMuchWork, WrittenFloat, parse_written_float
+from proxy_consumer.order_keys.general import build_expression
+from proxy_consumer.order_keys.path import PathKind, PathStep, count_descents, parse_path
 from proxy_consumer.push.actions.job import ABSENT, ActionJob
 
 VALUES_MAX = 16_384  # that a path that is not plain may go through, to the power of `..`
@@ -43,7 +43,7 @@ def compile_path(text: str) -> Lookup:
             value = _walk_tokens(job.json, tokens)
         except _Unshaped:
             return general(job)
-        job.work.found(value)
+        job.work.count_match(value)
         return value
 
     return find_value
@@ -71,21 +71,21 @@ def _walk_tokens(value: Any, tokens: list[str | int]) -> Any:
 
 
 def _compile_general(steps: tuple[PathStep, ...]) -> Lookup:
-    find = expression(steps).find
-    deep = max(1, descents(steps))
+    find = build_expression(steps).find
+    deep = max(1, count_descents(steps))
     values_max = int(VALUES_MAX ** (1 / deep))
     compares = any(step.kind is PathKind.FILTER for step in steps)
 
     def find_general(job: ActionJob) -> Any:
         value = job.json
-        job.work.look(_check_size(value, values_max))
+        job.work.count_values(_check_size(value, values_max))
         hits = [hit.value for hit in find(_with_floats(value) if compares else value)]
         if compares:
             hits = _with_decimals(hits)
         if not hits:
             return ABSENT
         match = hits[0] if len(hits) == 1 else hits
-        job.work.found(match)
+        job.work.count_match(match)
         return match
 
     return find_general
@@ -110,7 +110,7 @@ def _check_size(value: Any, values_max: int) -> int:
 def _with_floats(value: Any) -> Any:
     """A copy with decimals as floats, which alone the library compares by size."""
     if isinstance(value, Decimal):
-        return written(str(value))
+        return parse_written_float(str(value))
     if isinstance(value, dict):
         return {name: _with_floats(inner) for name, inner in value.items()}
     return [_with_floats(inner) for inner in value] if isinstance(value, list) else value

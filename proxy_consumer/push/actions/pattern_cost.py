@@ -41,7 +41,7 @@ class PatternCost(NamedTuple):
     instructions: int
     steps: int | None
 
-    def work(self, size: int) -> int:
+    def search_cost(self, size: int) -> int:
         """Return what a search in `size` bytes may go through, in bytes, with the compilation."""
         search = size * self.instructions
         if self.steps is not None:

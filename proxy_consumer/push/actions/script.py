@@ -28,7 +28,15 @@ from cel_expr_python.ext import ext_math, ext_strings
 
 from proxy_consumer.push.actions.cel_source import CelSource
 from proxy_consumer.push.actions.config import ScriptConfig
-from proxy_consumer.push.actions.job import ABSENT, CONTINUE, ActionJob, ActionOutcome, fail, finish, readable
+from proxy_consumer.push.actions.job import (
+    ABSENT,
+    CONTINUE,
+    ActionJob,
+    ActionOutcome,
+    fail,
+    finish_job,
+    readable_text,
+)
 from proxy_consumer.push.actions.pattern_cost import PatternCost, pattern_cost
 
 EXPRESSION_CHARS_MAX = 8192
@@ -45,13 +53,13 @@ SEARCHED_AT_ONCE = 64  # bytes compared in the time of one that is gone through
 ITERATIONS_MAX = 10_000
 RESULT_BYTES_MAX = 4 << 20
 WITHOUT_BOUND = 1 << 62
-FILTERED = finish("filtered by script")
-SCRIPT_ERROR = finish("script error")
+FILTERED = finish_job("filtered by script")
+SCRIPT_ERROR = finish_job("script error")
 _GROOVY = re.compile(r"\b(def|return|import|println|new)\b|;|->|\?\.|\?:|=~|==~|(?<![=!<>])=(?!=)")
 _VARIABLES: dict[str, Callable[[ActionJob], Any]] = {
-    "text": lambda job: readable(job.body),
-    "key": lambda job: readable(job.key),
-    "tag": lambda job: readable(job.tag),
+    "text": lambda job: readable_text(job.body),
+    "key": lambda job: readable_text(job.key),
+    "tag": lambda job: readable_text(job.tag),
     "properties": lambda job: job.properties_text(),
 }
 _USES = "body|text|key|tag|properties"
@@ -106,7 +114,7 @@ class Expression:
                 "its result has no bound else"
             )
 
-    def work(self, job: ActionJob) -> int:
+    def evaluation_cost(self, job: ActionJob) -> int:
         """Return how many bytes an evaluation may go through at most. WITHOUT_BOUND: the message decides."""
         if self._formats or None in self._costs:
             return WITHOUT_BOUND
@@ -118,7 +126,7 @@ class Expression:
             grown *= 1 + size // SEARCHED_AT_ONCE
         taken_in = _conversion_cost(job.body) if "body" in self._names else 0
         through = self._through * (size + TURN_BYTES)
-        through += sum(cost.work(size) for cost in self._costs if cost is not None)
+        through += sum(cost.search_cost(size) for cost in self._costs if cost is not None)
         if not self._macros:
             return min(WITHOUT_BOUND, taken_in + grown * through)
         elements = max(size if self._splits else _widest_value(job), self._literals)
@@ -135,7 +143,7 @@ class Expression:
                 return f"{self._field}: {fault}"
         return None
 
-    def evaluate(self, job: ActionJob) -> Any:
+    def evaluate_for(self, job: ActionJob) -> Any:
         """The value for this message. Raises ScriptError."""
         values = {
             name: _for_cel(job.json if name == "body" else _VARIABLES[name](job)) for name in self._names
@@ -162,10 +170,10 @@ class Script:
         if config.transform:
             self._made = Expression("push.script.transform", config.transform, with_body=after_json)
 
-    def work(self, job: ActionJob) -> int:
+    def cost_for(self, job: ActionJob) -> int:
         """Return how many bytes it may go through with this message at most."""
-        cost = 0 if self._kept is None else self._kept.work(job)
-        return cost + (0 if self._made is None else self._made.work(job))
+        cost = 0 if self._kept is None else self._kept.evaluation_cost(job)
+        return cost + (0 if self._made is None else self._made.evaluation_cost(job))
 
     def fault_before_pull(self, size: int) -> str | None:
         """Return why it may not decide about messages of up to `size` bytes in the proxy, or None."""
@@ -174,14 +182,14 @@ class Script:
 
     def run(self, job: ActionJob) -> ActionOutcome:
         """Filter, then transform. Raises ScriptError."""
-        if self._kept is not None and self._kept.evaluate(job).value() is not True:
+        if self._kept is not None and self._kept.evaluate_for(job).value() is not True:
             return FILTERED
         if self._made is not None:
-            job.json = _as_json(self._made.evaluate(job), [RESULT_BYTES_MAX])
+            job.json = _as_json(self._made.evaluate_for(job), [RESULT_BYTES_MAX])
         return CONTINUE
 
 
-def script(
+def build_script(
     config: ScriptConfig, *, after_json: bool, heavy: Heavy | None = None
 ) -> Callable[[ActionJob], ActionOutcome]:
     """The action. `heavy` evaluates what may take long. Raises ValueError for expressions that are none."""
@@ -191,7 +199,7 @@ def script(
         size = len(job.body)
         if size > config.body_bytes_max:
             raise ScriptError(f"the body has {size} bytes; body_bytes_max is {config.body_bytes_max}")
-        work = action.work(job)
+        work = action.cost_for(job)
         if work <= (CHEAP_WORK_MAX if heavy is not None else FILTER_WORK_MAX):
             return action.run(job)
         if heavy is None:
@@ -294,10 +302,10 @@ def _pattern_fault(pattern: str | None, cost: PatternCost | None, size: int) -> 
             f"the pattern {quoted} cannot be judged in front of a pull; write it without named groups, "
             "escapes by number, classes such as [:alpha:] and flags other than i, s, U, or use push"
         )
-    work = cost.work(size)
+    work = cost.search_cost(size)
     if work <= FILTER_WORK_MAX:
         return None
-    fitting = (FILTER_WORK_MAX - cost.work(0)) // cost.instructions
+    fitting = (FILTER_WORK_MAX - cost.search_cost(0)) // cost.instructions
     less = f"lower push.script.body_bytes_max to {fitting}, " if fitting > 0 else ""
     return (
         f"the pattern {quoted} may take {work} steps with a body of {size} bytes "

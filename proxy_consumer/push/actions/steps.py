@@ -28,11 +28,11 @@ from proxy_consumer.push.actions.job import (
     ActionJob,
     ActionOutcome,
     Work,
-    compact,
+    compact_json,
     fail,
-    finish,
-    plain,
-    readable,
+    finish_job,
+    plain_value,
+    readable_text,
 )
 from proxy_consumer.push.actions.paths import compile_path
 
@@ -44,7 +44,7 @@ BODY_FIELD = "params"
 def parse(job: ActionJob) -> ActionOutcome:
     """The action Json: parse the stored body. Not JSON = failed; empty or `null` = done."""
     if not job.body.strip(b" \t\r\n"):
-        return finish("empty body")
+        return finish_job("empty body")
     try:
         value = _DECODER.decode(job.body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -54,12 +54,12 @@ def parse(job: ActionJob) -> ActionOutcome:
     except RecursionError:
         return fail("Json: the body is nested too deeply")
     if value is None:
-        return finish("body is null")
+        return finish_job("body is null")
     job.json = value
     return CONTINUE
 
 
-def transit(mapping: Mapping[str, str]) -> Callable[[ActionJob], ActionOutcome]:
+def build_transit(mapping: Mapping[str, str]) -> Callable[[ActionJob], ActionOutcome]:
     """The action Transit. Raises ValueError that names the bad path."""
     if not mapping:
         raise ValueError("push.transit is empty; give it target: source, or take Transit out of actions")
@@ -110,7 +110,7 @@ class _Made:
         node[names[-1]] = value
 
     def _copy(self, node: dict[str, Any]) -> dict[str, Any]:
-        self._work.look(len(node))
+        self._work.count_values(len(node))
         own = dict(node)
         self._own[id(own)] = own  # kept, so that no other object takes its identity
         return own
@@ -128,7 +128,7 @@ def query_params(mapping: Mapping[str, str]) -> Callable[[ActionJob], ActionOutc
             value = lookup(job)
             if value is ABSENT or value is None:
                 return fail(f"QueryParams: {name} has no value: there is nothing at {path}")
-            pairs.append((name, plain(value)))
+            pairs.append((name, plain_value(value)))
         job.query += pairs
         return CONTINUE
 
@@ -139,7 +139,7 @@ def form_params(config: FormConfig) -> Callable[[ActionJob], ActionOutcome]:
     """The action FormParams: one field with the whole body or JSON, then the context."""
 
     def run_form_params(job: ActionJob) -> ActionOutcome:
-        job.params.append((BODY_FIELD, job.text()))
+        job.params.append((BODY_FIELD, job.text_for_sink()))
         job.params += context_fields(job, config)
         return CONTINUE
 
@@ -154,9 +154,9 @@ def form_params2(config: FormConfig) -> Callable[[ActionJob], ActionOutcome]:
         if value is ABSENT and parse(job) == CONTINUE:
             value, job.json = job.json, ABSENT
         if not isinstance(value, dict):
-            job.params.append((BODY_FIELD, job.text()))
+            job.params.append((BODY_FIELD, job.text_for_sink()))
             return CONTINUE
-        job.params += [(name, plain(inner)) for name, inner in value.items()]
+        job.params += [(name, plain_value(inner)) for name, inner in value.items()]
         job.params += context_fields(job, config)
         return CONTINUE
 
@@ -165,7 +165,7 @@ def form_params2(config: FormConfig) -> Callable[[ActionJob], ActionOutcome]:
 
 def context_fields(job: ActionJob, config: FormConfig) -> list[tuple[str, str | None]]:
     """The fields of `append_context`, in its order. TOKEN brings carrera_msg_key unless it is there."""
-    key = readable(job.key) if job.key else None
+    key = readable_text(job.key) if job.key else None
     place = job.place
     plain_fields: dict[str, tuple[str, str | None]] = {
         "TOPIC": ("carrera_topic", place.topic),
@@ -181,15 +181,15 @@ def context_fields(job: ActionJob, config: FormConfig) -> list[tuple[str, str | 
     fields: list[tuple[str, str | None]] = []
     for name in names:
         if name == "TOKEN":
-            fields.append(("carrera_token", token(key, config.token_key)))
+            fields.append(("carrera_token", sign_token(key, config.token_key)))
         elif name == "PROPERTIES":
-            fields.append(("carrera_properties", compact(job.properties_text() or None)))
+            fields.append(("carrera_properties", compact_json(job.properties_text() or None)))
         else:
             fields.append(plain_fields[name])
     return fields
 
 
-def token(key: str | None, token_key: str) -> str:
+def sign_token(key: str | None, token_key: str) -> str:
     """Return the token by which a receiver can check a push; an absent key counts as `null`."""
     text = ("null" if key is None else key) + token_key
     return md5(text.encode(), usedforsecurity=False).hexdigest()

@@ -34,12 +34,12 @@ class Url(NamedTuple):
     target: str
 
     @property
-    def origin(self) -> tuple[str, str, int]:
+    def pool_key(self) -> tuple[str, str, int]:
         """Return the key of the connection pool that serves this URL."""
         return self.scheme, self.host, self.port
 
     @property
-    def shown(self) -> str:
+    def shown_url(self) -> str:
         """Scheme, host and port: what may be logged."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}"
@@ -113,7 +113,7 @@ class AllowList:
         self._entries = [_parse_entry(text.strip()) for text in entries]
         self._known: dict[tuple[str, int], list[_Entry]] = {}
 
-    def allows(self, host: str, port: int) -> bool:
+    def allows_target(self, host: str, port: int) -> bool:
         """Whether the list has an entry for it, whatever is asked for there."""
         return not all(entry.scheme for entry in self._matching_entries(host, port))
 
@@ -138,9 +138,9 @@ class AllowList:
             )
         ]
 
-    def fault(self, host: str, port: int) -> str | None:
+    def find_fault(self, host: str, port: int) -> str | None:
         """Return why a target may not be connected to, and what to do; None when it may."""
-        return None if self.allows(host, port) else _not_among(f"{host}:{port}")
+        return None if self.allows_target(host, port) else _not_among(f"{host}:{port}")
 
     def url_fault(self, url: Url) -> str | None:
         """Return the same as `find_fault` for a URL."""

@@ -45,7 +45,7 @@ class Receiving:
         """Bytes came that nobody has taken."""
         return bool(self._buffer)
 
-    def line(self, length_max: int) -> bytes:
+    def read_line(self, length_max: int) -> bytes:
         """The next line, without its end."""
         self._read_piece()
         looked_at = 0
@@ -58,7 +58,7 @@ class Receiving:
             raise UnboundedError(f"a line of the answer is over {length_max} bytes")
         return self._take_buffered(end + 1).rstrip(b"\r\n")
 
-    def exactly(self, count: int) -> bytes:
+    def read_exactly(self, count: int) -> bytes:
         """The next `count` bytes."""
         self._read_piece()
         while len(self._buffer) < count:
@@ -154,7 +154,7 @@ class KeptConnections(Generic[C]):
         self._closed = False
 
     @contextmanager
-    def use(self, make: Callable[[], C]) -> Iterator[C]:
+    def use_connection(self, make: Callable[[], C]) -> Iterator[C]:
         """A connection that nobody else uses meanwhile. It is closed at the end unless it was found sound."""
         self.users += 1
         try:

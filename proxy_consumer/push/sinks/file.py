@@ -29,7 +29,7 @@ from gevent.threadpool import ThreadPool
 
 from ddmq_common.clock import Clock
 from proxy_consumer.push.actions.config import FileConfig
-from proxy_consumer.push.actions.job import ABSENT, ActionJob, compact, readable
+from proxy_consumer.push.actions.job import ABSENT, ActionJob, compact_json, readable_text
 from proxy_consumer.push.verdict import DONE, Pushed, Verdict, VerdictKind
 
 NAME_CHARS_MAX = 128
@@ -66,11 +66,11 @@ def file_name(config: FileConfig, job: ActionJob, date: str) -> str:
     )
 
 
-def line(config: FileConfig, job: ActionJob) -> bytes:
+def encode_line(config: FileConfig, job: ActionJob) -> bytes:
     """One line with its end. Raises NotALineError for a body with a line break of its own."""
     if config.content == "record":
-        return compact(_build_record(job)).encode() + b"\n"
-    body = job.body if job.json is ABSENT else job.text().encode()
+        return compact_json(_build_record(job)).encode() + b"\n"
+    body = job.body if job.json is ABSENT else job.text_for_sink().encode()
     if b"\n" in body:
         raise NotALineError(
             "the body has a line break; set push.file.content: record, or put Json before File"
@@ -82,9 +82,9 @@ def _build_record(job: ActionJob) -> dict[str, object]:
     place = job.place
     record: dict[str, object] = {"topic": place.topic, "qid": place.qid, "offset": place.offset}
     if job.key:
-        record["key"] = readable(job.key)
+        record["key"] = readable_text(job.key)
     if job.tag:
-        record["tag"] = readable(job.tag)
+        record["tag"] = readable_text(job.tag)
     if job.properties:
         record["properties"] = job.properties_text()
     if job.json is not ABSENT:
@@ -241,7 +241,7 @@ class FileSink:
         """Wait until the message's line is durable."""
         pushed.requests += 1
         try:
-            text = line(self._config, pushed.job)
+            text = encode_line(self._config, pushed.job)
         except NotALineError as error:
             return Verdict(VerdictKind.GIVE_UP, f"File: {error}")
         date = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC).strftime("%Y-%m-%d")

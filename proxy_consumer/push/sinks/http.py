@@ -27,7 +27,7 @@ import msgspec
 
 from ddmq_common.metrics import catalogue
 from proxy_consumer.push.actions.config import PushConfig
-from proxy_consumer.push.actions.job import ActionJob, plain, readable
+from proxy_consumer.push.actions.job import ActionJob, plain_value, readable_text
 from proxy_consumer.push.actions.targets import AllowList, Url, parse_url
 from proxy_consumer.push.sinks.http_pool import HttpPool, NoAnswerError
 from proxy_consumer.push.verdict import DONE, Pushed, Verdict, VerdictKind
@@ -63,7 +63,7 @@ OUR_HEADERS = {
 }
 
 
-def form(params: Sequence[tuple[str, str | None]], requests: int) -> bytes:
+def encode_form(params: Sequence[tuple[str, str | None]], requests: int) -> bytes:
     """The body; `requests`: what carrera_req_cnt says."""
     fields = [
         _encode_plus(name) if value is None else f"{_encode_plus(name)}={_encode_plus(value)}"
@@ -93,7 +93,7 @@ def request_target(url: Url, query: Sequence[tuple[str, str]]) -> str:
     return url.target + ("" if url.target.endswith(("?", "&")) else "&") + added
 
 
-def signature(key: str, at_s: int, body: bytes) -> str:
+def sign_body(key: str, at_s: int, body: bytes) -> str:
     """Return the Ddmq-Signature header: the time, and HMAC-SHA256 over `at_s.body`."""
     digest = hmac.new(key.encode(), b"%d." % at_s + body, hashlib.sha256).hexdigest()
     return f"t={at_s},v1={digest}"
@@ -119,7 +119,7 @@ def given_headers(job: ActionJob) -> tuple[dict[str, str], int]:
         return {}, 1
     if not isinstance(headers, Mapping):
         return {}, 1
-    accepted = {name: plain(value) for name, value in headers.items() if _may_be_sent(name, value)}
+    accepted = {name: plain_value(value) for name, value in headers.items() if _may_be_sent(name, value)}
     accepted = dict(list(accepted.items())[:HEADERS_MAX])
     return accepted, len(headers) - len(accepted)
 
@@ -127,13 +127,13 @@ def given_headers(job: ActionJob) -> tuple[dict[str, str], int]:
 def _may_be_sent(name: str, value: Any) -> bool:
     if value is None or name.lower() in OURS or not _TOKEN.match(name):
         return False
-    text = plain(value)
+    text = plain_value(value)
     return len(text) <= HEADER_CHARS_MAX and _VALUE.match(text) is not None
 
 
 def callback_urls(job: ActionJob) -> list[str]:
     """The targets that the message names itself, at most CALLBACK_URLS_MAX; empty: none."""
-    raw = readable(job.properties.get(CALLBACK_PROPERTY, b""))
+    raw = readable_text(job.properties.get(CALLBACK_PROPERTY, b""))
     return [url.strip() for url in raw.split("<>") if url.strip()][:CALLBACK_URLS_MAX]
 
 
@@ -205,7 +205,7 @@ class Permits:
         self._seen = 0
         self._seen_before = 0
 
-    def slot(self, now: float) -> float:
+    def next_slot(self, now: float) -> float:
         """The moment of one more send; never before now."""
         self._roll_window(now)
         self._seen += 1
@@ -268,7 +268,7 @@ class HttpSink:
         """One request, if it is its turn."""
         now = self._now()
         if pushed.slot is None:
-            pushed.slot = self._permits.slot(now)
+            pushed.slot = self._permits.next_slot(now)
         if pushed.slot > now:
             return Verdict(VerdictKind.AGAIN, "", pushed.slot)
         pushed.slot = None
@@ -294,20 +294,20 @@ class HttpSink:
 
     def _send(self, pushed: Pushed, url: Url) -> HttpReading:
         job, config = pushed.job, self._config
-        body = form(job.params, request_count(job, pushed.requests))
+        body = encode_form(job.params, request_count(job, pushed.requests))
         target = request_target(url, job.query)
         headers = self._build_headers(job)
         if config.signing_key:
             at_s = self._clock.wall_ms() // 1000
-            headers["Ddmq-Signature"] = signature(config.signing_key, at_s, body)
+            headers["Ddmq-Signature"] = sign_body(config.signing_key, at_s, body)
         try:
-            status, answer = self._pool.request(
+            status, answer = self._pool.send_request(
                 url, config.method, target, body, headers, config.timeout_ms / 1000
             )
         except NoAnswerError as error:
             return HttpReading(Meaning.ERROR, str(error))
         reading = read_answer(status, answer)
-        return reading._replace(text=f"{url.shown}: {reading.text}") if reading.text else reading
+        return reading._replace(text=f"{url.shown_url}: {reading.text}") if reading.text else reading
 
     def _build_headers(self, job: ActionJob) -> dict[str, str]:
         own_headers: dict[str, str] = {}

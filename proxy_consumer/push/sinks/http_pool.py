@@ -42,7 +42,7 @@ class NoAnswerError(Exception):
 class _HttpConnection(Connection):
     """A request leaves with one send, then its answer is read."""
 
-    def exchange(
+    def send_request(
         self, url: Url, method: str, target: str, body: bytes, headers: dict[str, str], bytes_max: int,
         until: float,
     ) -> HttpAnswer:  # fmt: skip
@@ -73,21 +73,21 @@ class HttpPool:
         for origin in self._origins.values():
             origin.close()
 
-    def request(
+    def send_request(
         self, url: Url, method: str, target: str, body: bytes, headers: dict[str, str], timeout_s: float
     ) -> tuple[int, bytes]:
         """Status and body. Raises NoAnswerError. The time-out begins when there is a connection to use."""
-        with self._find_origin(url).use(lambda: self._open_connection(url)) as connection:
+        with self._find_origin(url).use_connection(lambda: self._open_connection(url)) as connection:
             try:
                 with gevent.Timeout(timeout_s):
                     until, bytes_max = time.monotonic() + timeout_s, self._response_bytes_max
-                    answer = connection.exchange(url, method, target, body, headers, bytes_max, until)
+                    answer = connection.send_request(url, method, target, body, headers, bytes_max, until)
             except gevent.Timeout:
-                raise NoAnswerError(f"no answer from {url.shown} within {timeout_s:g} s") from None
+                raise NoAnswerError(f"no answer from {url.shown_url} within {timeout_s:g} s") from None
             except (BadAnswerError, UnboundedError, EOFError) as error:
-                raise NoAnswerError(f"{url.shown}: {error}") from error
+                raise NoAnswerError(f"{url.shown_url}: {error}") from error
             except (OSError, ValueError) as error:
-                raise NoAnswerError(f"{url.shown}: {type(error).__name__}: {error}") from error
+                raise NoAnswerError(f"{url.shown_url}: {type(error).__name__}: {error}") from error
             connection.sound = answer.whole
             return answer.status, answer.body
 
@@ -99,11 +99,11 @@ class HttpPool:
         return _HttpConnection(url.host, url.port, self._tls)
 
     def _find_origin(self, url: Url) -> _Origin:
-        pooled = self._origins.pop(url.origin, None)
+        pooled = self._origins.pop(url.pool_key, None)
         if pooled is None:
             self._make_room()
             pooled = _Origin(self._connections_max, IDLE_S)
-        self._origins[url.origin] = pooled  # used last
+        self._origins[url.pool_key] = pooled  # used last
         return pooled
 
     def _make_room(self) -> None:
@@ -150,7 +150,7 @@ def read_http(sock: Any, body_bytes_max: int, until: float) -> HttpAnswer:
     elif head.length is not None:
         if head.length > body_bytes_max:
             raise BadAnswerError(f"the answer is over {body_bytes_max} bytes")
-        body, delimited = receiving.exactly(head.length), True
+        body, delimited = receiving.read_exactly(head.length), True
     else:
         body, delimited = receiving.to_the_end(), False
         if len(body) > body_bytes_max:
@@ -170,7 +170,7 @@ def _final_head(receiving: Receiving) -> _AnswerHead:
 
 
 def _read_head(receiving: Receiving) -> _AnswerHead:
-    line = receiving.line(LINE_BYTES_MAX)
+    line = receiving.read_line(LINE_BYTES_MAX)
     match = _STATUS.match(line)
     if match is None:
         raise BadAnswerError(f"{line[:60]!r} is no status line of HTTP/1.1")
@@ -209,7 +209,7 @@ def _read_fields(receiving: Receiving) -> tuple[list[tuple[bytes, bytes]], bool]
     fields: list[tuple[bytes, bytes]] = []
     size, well_formed = 0, True
     for _ in range(HEAD_LINES_MAX):
-        line = receiving.line(LINE_BYTES_MAX)
+        line = receiving.read_line(LINE_BYTES_MAX)
         if not line:
             return fields, well_formed
         well_formed = well_formed and _FIELD.match(line) is not None
@@ -226,7 +226,7 @@ def _read_chunks(receiving: Receiving, bytes_max: int) -> bytes:
     pieces: list[bytes] = []
     size = 0
     for _ in range(CHUNKS_MAX):
-        line = receiving.line(LINE_BYTES_MAX)
+        line = receiving.read_line(LINE_BYTES_MAX)
         match = _SIZE.match(line)
         if match is None:
             raise BadAnswerError(f"{line[:40]!r} is no size of a chunk")
@@ -237,7 +237,7 @@ def _read_chunks(receiving: Receiving, bytes_max: int) -> bytes:
         size += length
         if size > bytes_max:
             raise BadAnswerError(f"the answer is over {bytes_max} bytes")
-        pieces.append(receiving.exactly(length))
-        if receiving.line(2):
+        pieces.append(receiving.read_exactly(length))
+        if receiving.read_line(2):
             raise BadAnswerError("a chunk does not end where it should")
     raise BadAnswerError(f"the answer is in over {CHUNKS_MAX} chunks")

@@ -17,7 +17,7 @@ import gevent
 
 from proxy_consumer.order_keys.canonical import TooMuchWork
 from proxy_consumer.push.actions.config import RedisConfig
-from proxy_consumer.push.actions.job import ABSENT, ActionJob, plain
+from proxy_consumer.push.actions.job import ABSENT, ActionJob, plain_value
 from proxy_consumer.push.actions.paths import compile_path
 from proxy_consumer.push.actions.targets import AllowList, parse_address
 from proxy_consumer.push.sinks.connections import Connection, KeptConnections, Receiving, UnboundedError
@@ -58,7 +58,7 @@ class Commands:
             )
         self._templates = [_parse_template(command, after_json) for command in config.commands]
 
-    def fill(self, job: ActionJob) -> list[list[bytes]]:
+    def fill_commands(self, job: ActionJob) -> list[list[bytes]]:
         """The commands for one message. Raises NoValueError."""
         try:
             return [[filler(job) for filler in template] for template in self._templates]
@@ -143,14 +143,14 @@ def _parse_piece(what: str, after_json: bool) -> Filler:
         value = lookup(job)
         if value is ABSENT or value is None:
             raise NoValueError(f"there is nothing at {what}")
-        return plain(value).encode()
+        return plain_value(value).encode()
 
     return find_value
 
 
 def _body_of(job: ActionJob) -> bytes:
-    body = job.body if job.json is ABSENT else job.text().encode()
-    job.work.made(len(body))
+    body = job.body if job.json is ABSENT else job.text_for_sink().encode()
+    job.work.count_bytes(len(body))
     return body
 
 
@@ -172,14 +172,14 @@ def encode_command(words: Sequence[bytes]) -> bytes:
 
 def read_reply(receiving: Receiving) -> None:
     """Read one reply to its end. Raises RefusedError, WrongReplyError, UnboundedError, EOFError, OSError."""
-    line = receiving.line(LINE_BYTES_MAX)
+    line = receiving.read_line(LINE_BYTES_MAX)
     kind, rest = line[:1], line[1:]
     if kind == b"-":
         raise RefusedError(rest.decode("utf-8", "replace"))
     if kind == b"$" and rest != b"-1":
         if not rest.isdigit() or len(rest) > 9 or int(rest) > BULK_BYTES_MAX:
             raise WrongReplyError(f"a text of {rest[:20]!r} bytes; allowed: {BULK_BYTES_MAX}")
-        receiving.exactly(int(rest) + 2)
+        receiving.read_exactly(int(rest) + 2)
     elif kind not in (b"+", b":", b"$"):
         raise WrongReplyError(f"{line[:40]!r} is no reply to a command of ours")
     if receiving.left_over:
@@ -225,7 +225,7 @@ class RedisPool:
     def run(self, address: Address, commands: Sequence[Sequence[bytes]]) -> None:
         """The commands in order, until the first error. Raises CommandError."""
         connections = self._hosts.setdefault(address, KeptConnections(self._connections_max))
-        with connections.use(lambda: _RedisConnection(*address)) as connection:
+        with connections.use_connection(lambda: _RedisConnection(*address)) as connection:
             try:
                 with gevent.Timeout(self._timeout_s):
                     connection.run(commands, self._password, time.monotonic() + self._timeout_s)
@@ -260,7 +260,7 @@ class RedisSink:
     @property
     def fault(self) -> str | None:
         """The first of its hosts that the proxy may not connect to, as push_targets are now."""
-        faults = (self._allowed().fault(*host) for host in self._commands.hosts)
+        faults = (self._allowed().find_fault(*host) for host in self._commands.hosts)
         return next((fault for fault in faults if fault is not None), None)
 
     def close(self) -> None:
@@ -271,11 +271,11 @@ class RedisSink:
         """All commands of the message."""
         pushed.requests += 1
         try:
-            commands = self._commands.fill(pushed.job)
+            commands = self._commands.fill_commands(pushed.job)
         except NoValueError as error:
             return Verdict(VerdictKind.FAIL, f"Redis: {error}")
         host = self._random.choice(self._commands.hosts)
-        fault = self._allowed().fault(*host)
+        fault = self._allowed().find_fault(*host)
         if fault is not None:
             return Verdict(VerdictKind.FAIL, f"Redis: {fault}")
         try:

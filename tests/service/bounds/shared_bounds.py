@@ -163,10 +163,11 @@ class Subscriptions(SharedBound):
         _, group, topic = key.split("/")
         directories = [directory(proxy.service) for proxy in self.proxies]
         until(
-            lambda: all(each.subscription(group, topic) for each in directories), f"every proxy knows {key}"
+            lambda: all(each.find_subscription(group, topic) for each in directories),
+            f"every proxy knows {key}",
         )
         done(self.proxies[0].service.delete_group(group, topic if self.topics > 1 else None))
-        until(lambda: not any(each.subscription(group, topic) for each in directories), f"{key} is gone")
+        until(lambda: not any(each.find_subscription(group, topic) for each in directories), f"{key} is gone")
 
 
 class Groups(Subscriptions):
@@ -208,7 +209,10 @@ class ParkedKeys(SharedBound):
         service = self.proxies[0].service
         done(service.subscribe("g", "T", SubscriptionDefaults(order_key="KEY")))
         directories = [directory(proxy.service) for proxy in self.proxies]
-        until(lambda: all(each.subscription("g", "T") for each in directories), "every proxy knows the group")
+        until(
+            lambda: all(each.find_subscription("g", "T") for each in directories),
+            "every proxy knows the group",
+        )
         self._keys = [proxy.service.order_keys("g") for proxy in self.proxies]
 
     def attempt(self, process: int, number: int) -> Any:
@@ -221,12 +225,12 @@ class ParkedKeys(SharedBound):
         return len(self.log.writer.settings(f"{ordering.PARKED_PREFIX}g/"))
 
     def free(self) -> None:
-        until(lambda: len({keys.parked for keys in self._keys}) == 1, "all proxies know the same")
-        key = min(self._keys[0].parked)
+        until(lambda: len({keys.parked_keys for keys in self._keys}) == 1, "all proxies know the same")
+        key = min(self._keys[0].parked_keys)
         replayed = self._keys[0].replay(key)
         assert replayed is not None
         done(replayed)
-        until(lambda: not any(key in keys.parked for keys in self._keys), f"{key} goes on")
+        until(lambda: not any(key in keys.parked_keys for keys in self._keys), f"{key} goes on")
 
 
 class Settings(SharedBound):

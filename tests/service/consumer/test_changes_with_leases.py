@@ -121,8 +121,8 @@ class LeasesRig(ConsumerRig):
     def pull_nothing(self) -> None:
         """A client that asks for something it does not get keeps its subscriptions in use."""
         for proxy in self.proxies():
-            for subscription in directory(proxy[0]).subscriptions():
-                subscription.use(self.clock.monotonic())
+            for subscription in directory(proxy[0]).all_subscriptions():
+                subscription.on_use(self.clock.monotonic())
         self.turn()
 
     @staticmethod
@@ -177,7 +177,7 @@ class LeasesRig(ConsumerRig):
     def writer_lost(self) -> None:
         """Every queue of every proxy is lost, and joined anew."""
         for service, _ in self.proxies():
-            for subscription in directory(service).subscriptions():
+            for subscription in directory(service).all_subscriptions():
                 for membership in (subscription.membership, subscription.retry_membership):
                     membership.claims.lost(
                         [queue for queue in subscription.buffer.queues if queue.topic == membership.topic]

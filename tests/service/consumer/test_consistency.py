@@ -140,19 +140,19 @@ def test_who_is_away_is_forgotten_and_memory_is_bounded(
 def test_long_texts_are_refused_before_anything_is_kept(
     tagged: ConsumerRig, kind: str, text: str, client: str, said: str
 ) -> None:
-    consistency.difference.cache_clear()
+    consistency.find_difference.cache_clear()
     assert said in refused(told(tagged, client, kind, text))
-    assert consistency.difference.cache_info().currsize == 0
+    assert consistency.find_difference.cache_info().currsize == 0
     assert sum(len(name) for name in tagged.service._pulls.consistency._groups.get(b"G", {})) <= 255
 
 
 def test_only_filters_that_can_be_used_are_kept(tagged: ConsumerRig) -> None:
-    consistency.difference.cache_clear()
+    consistency.find_difference.cache_clear()
     for text in ("x >", "x = 'a"):
         refused(told(tagged, kind="SQL92", text=text))
-    assert consistency.difference.cache_info().currsize == 0
+    assert consistency.find_difference.cache_info().currsize == 0
     refused(told(tagged, text="c"))
-    assert consistency.difference.cache_info().currsize == 1
+    assert consistency.find_difference.cache_info().currsize == 1
 
 
 def test_clients_are_listed_with_where_they_come_from_and_since_when(rig: ConsumerRig) -> None:

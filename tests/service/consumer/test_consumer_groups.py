@@ -62,7 +62,7 @@ def test_a_subscription_that_another_proxy_has_just_made_is_not_made_again_with_
         return ask(*args)
 
     unheard = monkeypatch.setattr
-    unheard(directory(puller), "changed", lambda key: None)
+    unheard(directory(puller), "on_setting_changed", lambda key: None)
     unheard(rig.backend, "progress", made_meanwhile)
     assert rig.pull().offsets == [0]
     stored = rig.backend.setting("subscription/G/T")

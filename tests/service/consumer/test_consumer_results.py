@@ -428,7 +428,7 @@ def test_a_late_ack_without_lease_finishes_it_after_a_restart_where_there_is_an_
     if pull_first:
         assert rig.pull(count=1).offsets == [0]
     else:
-        rig.subscription().use(rig.clock.monotonic())
+        rig.subscription().on_use(rig.clock.monotonic())
         rig.settle()
     rig.submit(result([2, 3, 4]))  # 4 was never delivered, as far as anybody knows
     assert rig.progress().finished == ((1, 4),)

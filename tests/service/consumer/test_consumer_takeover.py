@@ -29,7 +29,7 @@ def lose(rig: ConsumerRig) -> None:
 
 
 def come_back(rig: ConsumerRig) -> None:
-    subscription(rig).use(rig.clock.monotonic())
+    subscription(rig).on_use(rig.clock.monotonic())
     rig.settle(lambda: bool(subscription(rig).buffer.queues))
 
 
@@ -138,7 +138,7 @@ def test_what_lies_ready_in_its_chain_and_is_acknowledged_is_not_delivered_again
         each.membership.claims.lost(list(each.buffer.queues))
         each.leave()
     for each in both:
-        each.use(rig.clock.monotonic())
+        each.on_use(rig.clock.monotonic())
     rig.settle(lambda: all(each.buffer.queues for each in both))
     assert rig.pull(topic=b"T", count=5).offsets == [1]  # on the way to it the head in U is placed
     rig.submit(result([0], topic="U"))

@@ -121,9 +121,9 @@ def test_a_changed_limit_does_not_disturb_what_is_out(rig: ConsumerRig) -> None:
     held = rig.pull(count=10)
     assert len(held.offsets) == 5
     subscription = rig.subscription()
-    subscription.configure(configured(concurrency=8))
+    subscription.apply_config(configured(concurrency=8))
     assert rig.pull(count=10).offsets == [5, 6, 7]
-    subscription.configure(configured(concurrency=2))
+    subscription.apply_config(configured(concurrency=2))
     rig.submit(ack(held))
     assert rig.progress().committed == 5
     assert rig.pull(count=10).offsets == []
@@ -133,8 +133,8 @@ def test_a_changed_filter_judges_anew_what_was_read_and_loses_nothing(rig: Consu
     rig.ready(5, configured(tags="other"))
     assert rig.pull(count=1).offsets == []
     subscription = rig.subscription()
-    subscription.configure(configured(tags="tag"))
+    subscription.apply_config(configured(tags="tag"))
     rig.send(5)
     assert rig.pull(count=1).offsets == [5]
-    subscription.configure(configured(tags="*"))
+    subscription.apply_config(configured(tags="*"))
     assert rig.pull(count=10).offsets == [6, 7, 8, 9]

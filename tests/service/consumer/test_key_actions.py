@@ -140,7 +140,7 @@ def test_a_parked_key_whose_head_is_in_flight(rig: ConsumerRig, held: FakeCall, 
     assert done["parked"]
     assert [head["outcome"] for head in done["heads"]] == ["taken away" if take_away else "in flight"]
     assert pull(rig).values == ([b"a1"] if take_away else [])
-    assert rig.service.order_keys("G").parked == frozenset()
+    assert rig.service.order_keys("G").parked_keys == frozenset()
 
 
 def test_a_parked_key_that_nothing_waits_for(rig: ConsumerRig) -> None:

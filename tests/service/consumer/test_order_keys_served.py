@@ -111,7 +111,7 @@ def lose(rig: ConsumerRig, topic: str) -> None:
 
 
 def lies_ready(rig: ConsumerRig) -> bool:
-    return rig.subscription("U").buffer.has_some
+    return rig.subscription("U").buffer.has_ready
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_a_failing_head_holds_its_key_and_ends_as_a_dead_letter(rig: ConsumerRig
     rig.keyed("a1", "a2", "b1")
     rig.submit(result(rig.pull(count=1), ack=False, reason="no stock"))
     assert bodies(rig.pull()) == [b"b1"]
-    (blocked,) = [key for key in rig.service.order_keys("G").blocked(10) if key.key == '"a"']
+    (blocked,) = [key for key in rig.service.order_keys("G").blocked_keys(10) if key.key == '"a"']
     assert (blocked.attempts, blocked.state, blocked.error) == (1, "retrying", "no stock")
     assert (blocked.topic, blocked.queue_id, blocked.offset, blocked.waiting) == ("T", 0, 0, 1)
     for wait in (0.2, 1.2):
@@ -240,7 +240,9 @@ def test_a_parked_key_waits_for_its_replay_and_others_do_not(rig: ConsumerRig) -
     rig.wait(rig.service.order_keys("G").park('"a"'))
     rig.advance(5)
     assert bodies(rig.pull()) == [b"b1"]
-    assert [key.state for key in rig.service.order_keys("G").blocked(10) if key.key == '"a"'] == ["parked"]
+    assert [key.state for key in rig.service.order_keys("G").blocked_keys(10) if key.key == '"a"'] == [
+        "parked"
+    ]
     rig.restart()
     assert bodies(rig.pull()) == [b"b1"]
     assert rig.pull().result.messages == []
@@ -326,7 +328,7 @@ def test_another_order_key_starts_anew_and_loses_nothing(rig: ConsumerRig) -> No
     rig.keyed("a1", "a2", "b1")
     held = rig.pull(count=1)
     assert bodies(held) == [b"a1"]
-    rig.subscription("T").configure(BY_KEY)
+    rig.subscription("T").apply_config(BY_KEY)
     rig.settle()
     rig.submit(result(held))
     assert rig.progress().committed == 1
@@ -346,7 +348,7 @@ def test_ten_thousand_behind_a_blocked_key_are_not_held(rig: ConsumerRig) -> Non
             break
         rig.advance(0.01)
     assert bodies(cold) == [b"last"]
-    ((state, stream),) = rig.subscription("T").streams()
+    ((state, stream),) = rig.subscription("T").ordered_streams()
     assert len(stream.ledger.table) == 2
     assert stream.ledger.table.kept <= 16
     assert len(state.table.jobs) == 0
@@ -474,7 +476,7 @@ def test_all_queues_are_lost_and_come_back_one_after_the_other(rig: ConsumerRig)
         rig.subscription(topic).membership.leave()
     rig.subscription("U").join()
     rig.settle()
-    assert not rig.subscription("U").buffer.has_some
+    assert not rig.subscription("U").buffer.has_ready
     assert in_order(rig, "UT") == []
     rig.submit(result(first))
     assert in_order(rig, "UT") == [1, 2, 3]
@@ -532,7 +534,7 @@ def test_a_topic_that_nobody_pulls_does_not_stop_the_others_of_the_group(rig: Co
     call = pulls(rig, b"T", 10)
     assert bodies(call) == [b"0", b"1", b"2", b"3"]
     rig.submit(result(call))
-    (scope,) = rig.subscription("T").buffer.scopes()
+    (scope,) = rig.subscription("T").buffer.ordered_scopes()
     assert scope.ledger.ready <= READY_MAX
     seen: list[int] = []
     while len(seen) < 6_000:
@@ -556,7 +558,7 @@ def test_what_lies_aside_has_its_bound_and_the_others_go_on_when_some_is_taken(
     for _ in range(20):
         rig.advance(0.01)
     assert not waiting.answered
-    ((state, stream),) = rig.subscription("U").streams()
+    ((state, stream),) = rig.subscription("U").ordered_streams()
     assert stream.ledger.ready + state.table.released <= 2 * READ_MIN
     taken = 0
     while not waiting.answered:
@@ -642,7 +644,7 @@ def test_a_key_parked_while_a_client_has_its_head_stays_that_clients(
     assert bodies(held) == [b"a1"]
     rig.wait(rig.service.order_keys("G").park('"a"'))
     rig.settle()
-    assert [key.state for key in rig.service.order_keys("G").blocked(10)] == ["in flight"]
+    assert [key.state for key in rig.service.order_keys("G").blocked_keys(10)] == ["in flight"]
     if replayed:
         rig.wait(rig.service.order_keys("G").replay('"a"'))
         rig.settle()

@@ -161,7 +161,7 @@ class Changes:
         key = json.dumps(f"k{self.random.randrange(KEYS)}")
         service = self.rig.service
         try:
-            if key in service.order_keys("G").parked:
+            if key in service.order_keys("G").parked_keys:
                 self.rig.wait(service.order_keys("G").replay(key))  # type: ignore[arg-type]
             else:
                 self.rig.wait(service.order_keys("G").park(key))
@@ -179,7 +179,7 @@ class Changes:
     # --- the end
 
     def drain(self) -> None:
-        for key in self.rig.service.order_keys("G").parked:
+        for key in self.rig.service.order_keys("G").parked_keys:
             self.rig.wait(self.rig.service.order_keys("G").replay(key))  # type: ignore[arg-type]
         for _ in range(DRAIN_STEPS):
             for topic in TOPICS:

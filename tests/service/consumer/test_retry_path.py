@@ -290,7 +290,7 @@ def test_old_clients_and_the_binary_protocol_see_it_too(house: RetryPathRig) -> 
 
 def test_a_changed_number_of_steps_holds_from_then_on(house: RetryPathRig) -> None:
     house.takes_a_step()
-    house.subscription().configure(
+    house.subscription().apply_config(
         SubscriptionDefaults(start="first", retry_intervals_ms=(100,), retry_steps=1)
     )
     house.advance(10)
@@ -312,9 +312,9 @@ def test_the_error_that_a_client_tells_is_in_the_letter(house: RetryPathRig) -> 
 def test_what_was_on_its_way_when_an_order_key_was_set_is_not_stranded(house: RetryPathRig) -> None:
     house.takes_a_step()
     ordered = SubscriptionDefaults(start="first", order_key="KEY")
-    house.subscription().configure(ordered)
+    house.subscription().apply_config(ordered)
     house.restart()
-    house.subscription().configure(ordered)
+    house.subscription().apply_config(ordered)
     house.advance(10)
     assert house.fail().messages[0].attempt == 3
     assert read_dead_letter(house.letter()).attempts == 3

@@ -8,7 +8,7 @@ from tests.service.consumer.consumer_rig import IDL, ConsumerRig
 
 
 def blocked(rig: ConsumerRig) -> BlockedKey:
-    (found,) = [key for key in rig.service.order_keys("G").blocked(10) if key.key == '"k0"']
+    (found,) = [key for key in rig.service.order_keys("G").blocked_keys(10) if key.key == '"k0"']
     return found
 
 

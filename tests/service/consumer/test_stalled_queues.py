@@ -39,11 +39,11 @@ def of(rig: ConsumerRig, topic: str = "T") -> Subscription:
 
 
 def never_delivers(rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Subscription, "take", lambda *_: None)
+    monkeypatch.setattr(Subscription, "take_batch", lambda *_: None)
 
 
 def data_goes_unnoticed(rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Reading, "wait_done", lambda *_: None)
+    monkeypatch.setattr(Reading, "on_wait_done", lambda *_: None)
 
 
 def never_joins(rig: ConsumerRig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ class Two(ConsumerRig):
                 continue
             subscription.membership.claims.lost(list(subscription.buffer.queues))
             subscription.membership.leave()
-        self.at(self.second).use(self.clock.monotonic())
+        self.at(self.second).on_use(self.clock.monotonic())
 
     def offsets(self, proxy: Any) -> list[int]:
         self.at(proxy)

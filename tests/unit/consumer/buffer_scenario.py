@@ -59,7 +59,7 @@ class Scenario:
             queue, offset = self.where[name]
             lease_id = int(lease) if lease else self.leases[name]
             done += verb(self.buffer.queues[queue], offset, lease_id)
-            self.buffer.heard(self.buffer.queues[queue])
+            self.buffer.on_news(self.buffer.queues[queue])
         return f"{done} of {len(names)}"
 
     def read(self, step: ReadRequest) -> None:
@@ -75,7 +75,7 @@ class Scenario:
             next_offset=after,
             at_end=after == len(queue),
         )
-        self.buffer.loaded(step, batch, self.now)
+        self.buffer.on_loaded(step, batch, self.now)
 
     # --- commands
 
@@ -86,7 +86,7 @@ class Scenario:
         order = (self.scope, key_of) if self.config.scope else None
         observer = JobObserver() if self.traced else None
         for ref, durable, queue in zip(REFS, self.durable, self.queues, strict=True):
-            self.buffer.assign(ref, durable.view(), Bounds(0, len(queue)), order, observer=observer)
+            self.buffer.assign_queue(ref, durable.view(), Bounds(0, len(queue)), order, observer=observer)
 
     def settings(self, *words: str) -> None:
         for name, text in (word.split("=") for word in words):
@@ -103,23 +103,23 @@ class Scenario:
         for text in texts:
             self.where[text.lstrip("-!")] = ref, len(queue)
             queue.append((len(queue), sum(map(len, self.queues)), text))
-        self.buffer.data_arrived(self.buffer.queues[ref])
+        self.buffer.on_data_arrived(self.buffer.queues[ref])
 
     def pull(self, wanted: str) -> str:
-        while not isinstance(step := self.buffer.take(self.now, int(wanted)), Delivery):
+        while not isinstance(step := self.buffer.next_step(self.now, int(wanted)), Delivery):
             if step is None:
                 return "nothing"
             if isinstance(step, EndsRequest):
-                self.scope.ends(step, [Bounds(0, len(self.queues[s.ref.queue_id])) for s in step.queues])
+                self.scope.on_ends(step, [Bounds(0, len(self.queues[s.ref.queue_id])) for s in step.queues])
             else:
                 self.read(step)
         names = [raw.decode().lstrip("-!") for raw in step.messages.deliveries]
         self.leases.update(dict.fromkeys(names, step.lease.id))
-        tries = [f"*{number}" if number > 1 else "" for number in step.attempts()]
+        tries = [f"*{number}" if number > 1 else "" for number in step.attempt_numbers()]
         return f"{step.queue.ref.queue_id}: {' '.join(map(str.__add__, names, tries))}"
 
     def ack(self, *names: str) -> str:
-        return self.result(names, lambda state, at, lease: state.finish([at], [lease], self.now))
+        return self.result(names, lambda state, at, lease: state.finish_messages([at], [lease], self.now))
 
     def fail(self, *names: str) -> str:
         return self.result(names, lambda state, at, lease: state.fail(at, lease or None, None, self.now))
@@ -135,15 +135,15 @@ class Scenario:
         for queue, offset in map(self.where.__getitem__, names):
             state = self.buffer.queues[queue]
             self.durable[queue.queue_id].apply(state.finish_of("G", offset))
-            replying.finish(state, offset)
-            self.buffer.heard(state)
+            replying.finish_taken_up(state, offset)
+            self.buffer.on_news(state)
 
     def put_down(self, *names: str) -> None:
         """They are not, and nothing is stored."""
         for queue, offset in map(self.where.__getitem__, names):
             state = self.buffer.queues[queue]
             replying.put_down(state, offset)
-            self.buffer.heard(state)
+            self.buffer.on_news(state)
 
     def extend(self, *names: str) -> str:
         return self.result(names, lambda state, at, lease: not state.extend_parts([at], [lease], self.now))
@@ -154,7 +154,7 @@ class Scenario:
     def after(self, ms: str) -> str:
         self.now += int(ms) / 1000
         before = self.buffer.tally.timed_out.value
-        self.buffer.sweep(self.now)
+        self.buffer.expire_due(self.now)
         return f"{self.buffer.tally.timed_out.value - before} timed out"
 
     def commit(self) -> str:
@@ -162,23 +162,23 @@ class Scenario:
         for durable, queue, state in zip(self.durable, self.queues, self.buffer.queues.values(), strict=True):
             for job in state.table.take_spent():
                 durable.apply(state.finish_of("G", job.offset))
-                state.published(job.offset)
-                self.buffer.heard(state)
+                state.on_published(job.offset)
+                self.buffer.on_news(state)
                 told.append(f"{queue[job.offset][2].lstrip('-!')} ({job.reason})")
-            if (delta := state.collect("G")) is not None:
+            if (delta := state.collect_progress("G")) is not None:
                 durable.apply(delta)
-                state.uncommitted.committed()
+                state.uncommitted.on_committed()
         return "spent: " + (", ".join(told) or "none")
 
     def hand_over(self) -> None:
         told = [
-            (ref, queue.leases.leased(), queue.uncommitted.acked(queue.ack_map))
+            (ref, queue.leases.leased_runs(), queue.uncommitted.uncertain_acks(queue.ack_map))
             for ref, queue in self.buffer.queues.items()
         ]
         self.restart()
         for ref, runs, acked in told:
             self.buffer.queues[ref].adopt_leases(runs, acked, self.now)
-            self.buffer.heard(self.buffer.queues[ref])
+            self.buffer.on_news(self.buffer.queues[ref])
 
     def park(self, key: str) -> None:
         self.scope.ledger.parked_keys |= {key}
@@ -189,12 +189,12 @@ class Scenario:
         self.scope.ledger.parked_keys -= {key}
         state, offset = self.head(key)
         state.replay(offset)
-        state.wake()
+        state.wake_up()
 
     def take_away(self, key: str) -> str:
         state, offset = self.head(key)
         taken = operators.take_away(state, offset, self.now)
-        self.buffer.heard(state)
+        self.buffer.on_news(state)
         return "taken away" if taken else "not in flight"
 
     def skip(self, key: str) -> None:

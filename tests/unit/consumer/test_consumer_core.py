@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from backend.records import FLAG_ONE_GROUP, FLAG_PRESSURE, ONE_GROUP, ReadBatch, ReadStatus, StoredRecord
-from proxy_consumer.core.arrivals import pick
+from proxy_consumer.core.arrivals import pick_messages
 from proxy_consumer.core.held_pulls import HeldPull, HeldPulls, LingerWheel
 from proxy_consumer.core.jobs import pack_attempts, unpack_attempts
 from proxy_consumer.core.leases import Lease, LeaseTable, by_lease
-from proxy_consumer.core.progress import ascending_ranges, between, ranges_of
+from proxy_consumer.core.progress import ascending_ranges, gaps_between, ranges_of
 from proxy_consumer.core.queue_feed import Slice
 from proxy_consumer.core.retry_policy import RetryPolicy
 from proxy_consumer.core.steps import Delivery
@@ -42,9 +42,9 @@ def test_ranges_of_any_list(offsets: list[int], expected: list[tuple[int, int]])
 
 
 def test_between_is_what_is_left() -> None:
-    assert between(0, 10, []) == [(0, 10)]
-    assert between(0, 10, [(0, 10)]) == []
-    assert between(0, 10, [(2, 4), (6, 10)]) == [(0, 2), (4, 6)]
+    assert gaps_between(0, 10, []) == [(0, 10)]
+    assert gaps_between(0, 10, [(0, 10)]) == []
+    assert gaps_between(0, 10, [(2, 4), (6, 10)]) == [(0, 2), (4, 6)]
 
 
 # --- leases
@@ -61,16 +61,16 @@ def table(*runs: tuple[int, int, int, float], budget: Budget | None = None) -> L
 def test_a_whole_run_goes_in_one_piece() -> None:
     budget = Budget()
     leases = table((0, 100, 1, 5.0), (100, 200, 2, 5.0), budget=budget)
-    assert leases.take(100, 200, None) == [(100, 200, 1000)]
+    assert leases.take_leased(100, 200, None) == [(100, 200, 1000)]
     assert (leases.jobs, budget.leased, budget.leased_bytes) == (100, 100, 1000)
 
 
 def test_parts_of_runs_are_cut_out_and_the_bytes_add_up() -> None:
     budget = Budget()
     leases = table((0, 10, 1, 5.0), (20, 30, 2, 5.0), budget=budget)
-    taken = leases.take(3, 25, None)
+    taken = leases.take_leased(3, 25, None)
     assert [(start, end) for start, end, _ in taken] == [(3, 10), (20, 25)]
-    rest = leases.take(0, 100, None)
+    rest = leases.take_leased(0, 100, None)
     assert [(start, end) for start, end, _ in rest] == [(0, 3), (25, 30)]
     assert sum(size for _, _, size in taken + rest) == 200
     assert (leases.jobs, budget.leased, budget.leased_bytes) == (0, 0, 0)
@@ -78,19 +78,19 @@ def test_parts_of_runs_are_cut_out_and_the_bytes_add_up() -> None:
 
 def test_only_the_named_lease_is_taken_from() -> None:
     leases = table((0, 10, 1, 5.0), (10, 20, 2, 5.0))
-    assert leases.take(0, 10, 2) == []
-    assert [piece[:2] for piece in leases.take(0, 20, 2)] == [(10, 20)]
+    assert leases.take_leased(0, 10, 2) == []
+    assert [piece[:2] for piece in leases.take_leased(0, 20, 2)] == [(10, 20)]
     assert leases.lease_of(5) is not None
     assert leases.lease_of(15) is None
 
 
 def test_expiry_takes_whole_leases_and_only_when_due() -> None:
     leases = table((0, 10, 1, 5.0), (10, 20, 2, 7.0))
-    assert leases.expire(4.9) == []
-    assert leases.expire(5.0) == [(0, 10, 100)]
+    assert leases.take_expired(4.9) == []
+    assert leases.take_expired(5.0) == [(0, 10, 100)]
     assert leases.next_deadline == 7.0
     assert leases.extend(2, 2.0)
-    assert leases.expire(7.0) == []
+    assert leases.take_expired(7.0) == []
     assert leases.next_deadline == 9.0
     assert not leases.extend(1, 9.0)
 
@@ -108,7 +108,7 @@ def test_leases_against_one_entry_per_message() -> None:
         else:
             wanted = model.get(start) if random.random() < 0.5 else None
             hit = [o for o in range(start, end) if o in model and wanted in (None, model[o])]
-            taken = leases.take(start, end, wanted)
+            taken = leases.take_leased(start, end, wanted)
             assert [o for first, after, _ in taken for o in range(first, after)] == hit
             for offset in hit:
                 del model[offset]
@@ -185,15 +185,15 @@ def test_the_oldest_of_a_topic_and_of_anyone() -> None:
     held = HeldPulls()
     waiters = [Waiter(topic) for topic in ("T", None, "U", "T")]
     for waiter in waiters:
-        held.enter(waiter)
-    assert held.oldest("T") is waiters[0]
+        held.hold_pull(waiter)
+    assert held.oldest_pull("T") is waiters[0]
     held.leave(waiters[0])
     held.leave(waiters[0])
-    assert held.oldest("T") is waiters[1]
-    assert held.oldest("U") is waiters[1]
+    assert held.oldest_pull("T") is waiters[1]
+    assert held.oldest_pull("U") is waiters[1]
     held.leave(waiters[1])
-    assert held.oldest("U") is waiters[2]
-    assert held.oldest("V") is None
+    assert held.oldest_pull("U") is waiters[2]
+    assert held.oldest_pull("V") is None
     assert (held.count, held.waiting_for("T"), held.waiting_for("V")) == (2, 1, 0)
 
 
@@ -212,7 +212,7 @@ def test_lingers_end_in_their_tick_and_never_early() -> None:
         del deadlines[waiter]
     while deadlines:
         now += random.choice([0.001, 0.005, 0.3])
-        for waiter in wheel.over(now):
+        for waiter in wheel.take_expired(now):
             assert deadlines.pop(waiter) <= now
         assert all(deadline > now - 0.0051 for deadline in deadlines.values())
     assert wheel.count == 0
@@ -222,8 +222,8 @@ def test_an_empty_wheel_jumps_over_a_long_pause() -> None:
     wheel = LingerWheel(0.005, 0.0, lambda: None)
     waiter = Waiter(None)
     wheel.add(waiter, 10**6)
-    assert wheel.over(10**6 - 1) == []
-    assert wheel.over(10**6 + 1) == [waiter]
+    assert wheel.take_expired(10**6 - 1) == []
+    assert wheel.take_expired(10**6 + 1) == [waiter]
 
 
 class _Task:
@@ -284,25 +284,25 @@ def test_what_was_resent_to_one_group_is_passed_over_by_others(
 ) -> None:
     flags = [0, FLAG_ONE_GROUP, FLAG_ONE_GROUP | FLAG_PRESSURE, FLAG_ONE_GROUP, 0]
     batch = _Batch([3, 4, 5, 6, 8], flags, 9, {1: "G", 2: "H"})  # 6 names none: it is for all
-    of_g = pick(batch, 3, refuse_pressure, known, message_filter, "G")
+    of_g = pick_messages(batch, 3, refuse_pressure, known, message_filter, "G")
     assert (list(of_g.messages.offsets), of_g.others, of_g.pressure) == ([3, 4, 6, 8], 1, 0)
     assert of_g.skipped == [(5, 6), (7, 8)]
-    of_h = pick(batch, 3, refuse_pressure, known, message_filter, "H")
+    of_h = pick_messages(batch, 3, refuse_pressure, known, message_filter, "H")
     wanted = [3, 6, 8] if refuse_pressure else [3, 5, 6, 8]
     assert (list(of_h.messages.offsets), of_h.others, of_h.pressure) == (wanted, 1, int(refuse_pressure))
     assert (of_g.filtered, of_h.filtered) == (0, 0)
 
 
 def test_what_is_picked_and_what_is_skipped() -> None:
-    plain, skipped, pressure, *_ = pick(_Batch([3, 4, 5], [0, 0, 0], 6), 3, True, None)
+    plain, skipped, pressure, *_ = pick_messages(_Batch([3, 4, 5], [0, 0, 0], 6), 3, True, None)
     assert (list(plain.offsets), skipped, pressure) == ([3, 4, 5], [], 0)
-    gappy, skipped, pressure, *_ = pick(_Batch([4, 6], [0, 0], 9), 3, True, None)
+    gappy, skipped, pressure, *_ = pick_messages(_Batch([4, 6], [0, 0], 9), 3, True, None)
     assert (list(gappy.offsets), skipped, pressure) == ([4, 6], [(3, 4), (5, 6), (7, 9)], 0)
     mixed = _Batch([3, 4, 5, 6], [0, FLAG_PRESSURE, 0, FLAG_PRESSURE], 7)
-    some, skipped, pressure, *_ = pick(mixed, 3, True, lambda offset: offset in (5, 6))
+    some, skipped, pressure, *_ = pick_messages(mixed, 3, True, lambda offset: offset in (5, 6))
     assert (list(some.offsets), list(some.indexes)) == ([3], [0])
     assert (skipped, pressure) == ([(4, 5)], 1)
-    every, skipped, pressure, *_ = pick(mixed, 3, False, None)
+    every, skipped, pressure, *_ = pick_messages(mixed, 3, False, None)
     assert (list(every.offsets), skipped, pressure) == ([3, 4, 5, 6], [], 0)
 
 
@@ -310,4 +310,4 @@ def test_a_slice_that_fits_holds_at_least_one() -> None:
     batch = _Batch([1, 2, 3], [0, 0, 0], 4)
     whole = Slice(batch, batch.offsets, batch.deliveries, range(3))
     assert whole.size == 6
-    assert [len(whole.fitting(limit).offsets) for limit in (0, 2, 3, 4, 5, 6, 99)] == [1, 1, 1, 2, 2, 3, 3]
+    assert [len(whole.fit_bytes(limit).offsets) for limit in (0, 2, 3, 4, 5, 6, 99)] == [1, 1, 1, 2, 2, 3, 3]

@@ -92,7 +92,7 @@ def test_it_rests_while_nobody_does(beating: Beating) -> None:
 def test_who_comes_ends_a_rest_at_once(beating: Beating) -> None:
     beating.run(1.0)
     beating.waiting = True
-    beating.heart.wake()
+    beating.heart.wake_up()
     assert beating.timer.period == TICK_S
     assert beating.run(1.0) == pytest.approx(1.0 / TICK_S, abs=1)
 
@@ -127,7 +127,7 @@ def test_a_tick_that_fails_is_not_the_last(beating: Beating) -> None:
 def test_it_stops_for_good(beating: Beating, resting: bool) -> None:
     beating.run(1.0 if resting else 0.01)
     beating.heart.stop()
-    beating.heart.wake()
+    beating.heart.wake_up()
     beating.timers.set(Task(), beating.clock.monotonic())
     assert beating.timer.period is None
 

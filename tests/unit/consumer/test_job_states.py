@@ -50,7 +50,7 @@ def test_whoever_waits_or_is_spent_without_a_right_to_leaves_no_trace() -> None:
     before = told(table, budget)
     for change in (
         lambda: table.wait(spent, 5.0),
-        lambda: table.spend(spent, "again"),
+        lambda: table.spend_job(spent, "again"),
         lambda: table.make_ready(spent, JobEvent.DUE),
         lambda: table.go_back(spent),
     ):

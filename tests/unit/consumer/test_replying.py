@@ -40,34 +40,34 @@ def test_ids_are_the_same_each_time_and_no_others() -> None:
 def test_the_newest_are_remembered() -> None:
     replied = Replied(count_max=2)
     for offset in range(3):
-        replied.note(Ack("G", QUEUE, offset, 7), [offset])
-    assert replied.of(Ack("G", QUEUE, 0, 7)) is None
-    assert replied.of(Ack("G", QUEUE, 2, 9)) == KnownReply(7, [2]), "under which lease it was"
-    replied.note(Ack("G", QUEUE, 2, 9), ["again"])
-    assert replied.of(Ack("G", QUEUE, 2, 9)) == KnownReply(9, ["again"])
-    assert replied.of(Ack("G", QUEUE, 1, 7)) == KnownReply(7, [1])
-    assert replied.of(Ack("H", QUEUE, 1, 7)) is None, "another group's"
+        replied.note_reply(Ack("G", QUEUE, offset, 7), [offset])
+    assert replied.earlier_reply(Ack("G", QUEUE, 0, 7)) is None
+    assert replied.earlier_reply(Ack("G", QUEUE, 2, 9)) == KnownReply(7, [2]), "under which lease it was"
+    replied.note_reply(Ack("G", QUEUE, 2, 9), ["again"])
+    assert replied.earlier_reply(Ack("G", QUEUE, 2, 9)) == KnownReply(9, ["again"])
+    assert replied.earlier_reply(Ack("G", QUEUE, 1, 7)) == KnownReply(7, [1])
+    assert replied.earlier_reply(Ack("H", QUEUE, 1, 7)) is None, "another group's"
 
 
 def test_their_results_are_bounded_together() -> None:
     replied = Replied(results_max=10)
     for offset in range(4):
-        replied.note(Ack("G", QUEUE, offset, 7), ["x"] * 4)
-    assert [replied.of(Ack("G", QUEUE, offset, 7)) is not None for offset in range(4)] == [
+        replied.note_reply(Ack("G", QUEUE, offset, 7), ["x"] * 4)
+    assert [replied.earlier_reply(Ack("G", QUEUE, offset, 7)) is not None for offset in range(4)] == [
         False,
         False,
         True,
         True,
     ]
-    replied.note(Ack("G", QUEUE, 3, 8), ["x"] * 6)
-    assert [replied.of(Ack("G", QUEUE, offset, 7)) is not None for offset in range(4)] == [
+    replied.note_reply(Ack("G", QUEUE, 3, 8), ["x"] * 6)
+    assert [replied.earlier_reply(Ack("G", QUEUE, offset, 7)) is not None for offset in range(4)] == [
         False,
         False,
         True,
         True,
     ]
-    replied.note(Ack("G", QUEUE, 5, 8), ["x"] * 11)
-    assert [replied.of(Ack("G", QUEUE, offset, 7)) for offset in range(6)] == [None] * 6, (
+    replied.note_reply(Ack("G", QUEUE, 5, 8), ["x"] * 11)
+    assert [replied.earlier_reply(Ack("G", QUEUE, offset, 7)) for offset in range(6)] == [None] * 6, (
         "it is found where it stands"
     )
 
@@ -76,11 +76,11 @@ def test_who_names_no_lease_does_not_finish_what_is_taken_up() -> None:
     one = leased_queue(Budget())
     one.delivered_until = 10  # handed out before the queue was lost, and came back
     assert replying.take_up(one, 2, 7) is AckTaking.TAKEN_UP
-    assert one.finish([2], None, 1.0) == 0
-    assert one.finish([0, 1, 2, 3, 4], None, 1.0) == 4
+    assert one.finish_messages([2], None, 1.0) == 0
+    assert one.finish_messages([0, 1, 2, 3, 4], None, 1.0) == 4
     assert not one.ack_map.is_finished(2)
-    assert [run[:3] for run in one.leases.leased()] == [(2, 3, 10)], "who has the queue next hears of it"
-    assert replying.finish(one, 2).id == 7
+    assert [run[:3] for run in one.leases.leased_runs()] == [(2, 3, 10)], "who has the queue next hears of it"
+    assert replying.finish_taken_up(one, 2).id == 7
     assert one.ack_map.committed == 5
 
 
@@ -98,5 +98,5 @@ def test_a_queue_that_goes_leaves_nothing_in_the_budget() -> None:
     one = leased_queue(budget)
     replying.take_up(one, 2, 7)
     assert (budget.leased, budget.leased_bytes) == (4, 40)
-    one.revoke()
+    one.release_all()
     assert (budget.leased, budget.leased_bytes) == (0, 0)

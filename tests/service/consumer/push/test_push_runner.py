@@ -126,9 +126,9 @@ def test_settings_change_while_messages_flow(rig: PushRig, receiver: Receiver) -
 def change(rig: PushRig, config: SubscriptionDefaults) -> None:
     """As `ddmq group set` does: the setting is written, every proxy follows."""
     from backend.records import CommitBatch
-    from proxy_consumer.groups.group import differences, encode_subscription, subscription_key
+    from proxy_consumer.groups.group import changed_settings, encode_subscription, subscription_key
 
-    value = encode_subscription(differences(config, SubscriptionDefaults()), 1, "log")
+    value = encode_subscription(changed_settings(config, SubscriptionDefaults()), 1, "log")
     batch = CommitBatch(settings={subscription_key("G", "T"): value})
     rig.wait(rig.backend.commit(batch, rig.deadline()))
     rig.settle()

@@ -72,7 +72,7 @@ def workers(registry: Registry) -> Iterator[ScriptWorkers]:
 @pytest.mark.parametrize("what", HOSTILE)
 def test_what_may_take_long_is_known_before(what: str) -> None:
     source, body = HOSTILE[what]
-    assert Script(ScriptConfig(filter=source), after_json=True).work(message(body)) > CHEAP_WORK_MAX
+    assert Script(ScriptConfig(filter=source), after_json=True).cost_for(message(body)) > CHEAP_WORK_MAX
 
 
 def test_usual_scripts_are_cheap() -> None:
@@ -84,7 +84,7 @@ def test_usual_scripts_are_cheap() -> None:
         "body.status.matches('^p') && body.text.contains('y')",
         "body.status + '-' + string(body.amount) == 'x-1'",
     ):
-        assert Script(ScriptConfig(filter=source), after_json=True).work(message(body)) <= CHEAP_WORK_MAX
+        assert Script(ScriptConfig(filter=source), after_json=True).cost_for(message(body)) <= CHEAP_WORK_MAX
 
 
 @pytest.mark.slow
@@ -110,7 +110,7 @@ def test_a_worker_does_what_the_proxy_does(workers: ScriptWorkers) -> None:
     assert workers.run(config, job, True).ending is Ending.CONTINUE
     here = message({"a": [1, 2.5, "ä", None, True], "n": 12345678901234567})
     Script(config, after_json=True).run(here)
-    assert msgspec.json.decode(job.text()) == msgspec.json.decode(here.text())
+    assert msgspec.json.decode(job.text_for_sink()) == msgspec.json.decode(here.text_for_sink())
     assert workers.run(ScriptConfig(filter="body.n < 1"), message({"n": 1}), True).ending is Ending.FINISH
     plain = ActionJob(b"k", b"t", b"text", {b"p": b"v"})
     assert (
@@ -167,7 +167,7 @@ def test_a_process_that_hangs_up_and_stays_is_ended_and_its_task_not_tried_again
             started.append(self)
             os.kill(self._process.pid, signal.SIGSTOP)
 
-        def ask(self, task: bytes) -> ScriptAnswer:
+        def run_task(self, task: bytes) -> ScriptAnswer:
             raise EOFError
 
     with pytest.MonkeyPatch.context() as patch:

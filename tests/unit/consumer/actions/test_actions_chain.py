@@ -28,8 +28,8 @@ from proxy_consumer.push.actions.config import (
     RedisConfig,
     ScriptConfig,
 )
-from proxy_consumer.push.actions.job import ABSENT, ActionJob, Ending, MessagePlace, compact
-from proxy_consumer.push.actions.steps import parse, transit
+from proxy_consumer.push.actions.job import ABSENT, ActionJob, Ending, MessagePlace, compact_json
+from proxy_consumer.push.actions.steps import build_transit, parse
 from proxy_consumer.push.chain import build_chain, filter_for_actions
 from proxy_consumer.push.sinks.redis import Commands, NoValueError
 
@@ -83,12 +83,12 @@ def test_json_goes_through_unchanged(value: Any) -> None:
     text = msgspec.json.encode(value)
     _, one = run(["Json", "PullServer"], text, PushConfig())
     assert one.json == value
-    assert one.text().encode() == text
+    assert one.text_for_sink().encode() == text
 
 
 def test_numbers_keep_their_digits() -> None:
     _, one = run(["Json", "PullServer"], b'{"a":1.50,"b":123456789012345678901234567890}', PushConfig())
-    assert one.text() == '{"a":1.50,"b":123456789012345678901234567890}'
+    assert one.text_for_sink() == '{"a":1.50,"b":123456789012345678901234567890}'
 
 
 # --- Transit
@@ -116,7 +116,7 @@ def test_transit(mapping: dict[str, str], made: str) -> None:
         body = b'{"a":1,"b":{"c":[1,2],"n":null}}'
     outcome, one = run(["Json", "Transit", "PullServer"], body, PushConfig(transit=mapping))
     assert outcome.ending is Ending.CONTINUE
-    assert one.text() == made
+    assert one.text_for_sink() == made
 
 
 @pytest.mark.parametrize("source", ["a", "b", "nowhere"])
@@ -298,7 +298,7 @@ def test_settings_survive_the_log() -> None:
         dataclasses.asdict(config),
     ):
         value, key = encode_subscription(settings, 1, "log"), "subscription/G/T"
-        assert stored_subscription(key, value).over(defaults, key) == config
+        assert stored_subscription(key, value).settings_over(defaults, key) == config
 
 
 def test_an_error_in_a_file_names_its_place() -> None:
@@ -342,13 +342,13 @@ def test_bodies_too_wide_for_a_path_fail() -> None:
     assert outcome.ending is Ending.FAIL
     deep = b'{"a":' * 900 + b"1" + b"}" * 900
     outcome, one = run(["Json", "Transit", "PullServer"], deep, push)
-    assert outcome.ending is Ending.FAIL or one.text()
+    assert outcome.ending is Ending.FAIL or one.text_for_sink()
     outcome, one = run(["Json", "Transit", "PullServer"], wide, PushConfig(transit={"x": "[7]"}))
-    assert one.text() == '{"x":1}'
+    assert one.text_for_sink() == '{"x":1}'
 
 
 def test_compact_is_json() -> None:
-    assert compact({"a": None}) == '{"a":null}'
+    assert compact_json({"a": None}) == '{"a":null}'
 
 
 @pytest.mark.parametrize("number", ["1e99999999999999999999", "0.1e-99999999999999999999"])
@@ -374,7 +374,7 @@ def test_an_exponent_beyond_all_bounds_fails_the_message_and_nothing_else(number
 def test_filters_compare_decimals_and_hits_keep_their_digits(path: str, text: str) -> None:
     body = b'{"l":[{"c":0.05,"n":1},{"c":1.5,"n":2},{"c":0.50,"n":3},{"c":2.0,"n":4.50},{"c":"9.5","n":5}]}'
     _, one = run(["Json", "Transit", "PullServer"], body, PushConfig(transit={"x": path}))
-    assert one.text() == f'{{"x":{text}}}'
+    assert one.text_for_sink() == f'{{"x":{text}}}'
 
 
 def test_a_fault_in_an_action_fails_its_message_and_is_not_thrown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,7 +394,7 @@ def test_values_are_not_copied() -> None:
     parsed = parse(one)
     items = one.json["items"]
     assert parsed.ending is Ending.CONTINUE
-    assert transit(mapping)(one).ending is Ending.CONTINUE
+    assert build_transit(mapping)(one).ending is Ending.CONTINUE
     assert all(one.json[target] is items for target in mapping)
 
 
@@ -406,7 +406,7 @@ def test_targets_inside_what_was_found_leave_it_as_it_was() -> None:
         PushConfig(transit=mapping),
     )
     assert outcome.ending is Ending.CONTINUE
-    assert json.loads(one.text()) == {
+    assert json.loads(one.text_for_sink()) == {
         "base": {"k": 1, "n": 5},
         "a": {"b": {"d": 1, "c": 5}},
         "again": {"b": {"d": 1}},
@@ -433,4 +433,4 @@ def test_paths_together_look_through_a_bounded_number_of_values() -> None:
 def test_redis_commands_together_are_bounded() -> None:
     config = RedisConfig(hosts=("h:1",), commands=(("MSET", *(["k", "{body}"] * 40)),))
     with pytest.raises(NoValueError, match="all paths together find more than"):
-        Commands(config, after_json=False).fill(job(b"x" * 1_000_000))
+        Commands(config, after_json=False).fill_commands(job(b"x" * 1_000_000))

@@ -35,8 +35,8 @@ from proxy_consumer.push.actions.targets import AllowList, parse_url
 )
 def test_the_allow_list(entries: list[str], host: str, port: int, allowed: bool) -> None:
     known = AllowList(entries)
-    assert known.allows(host, port) is allowed
-    assert (known.fault(host, port) is None) is allowed
+    assert known.allows_target(host, port) is allowed
+    assert (known.find_fault(host, port) is None) is allowed
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_an_entry_that_is_a_url_allows_paths_below_it(entry: str, url: str, allo
     known = AllowList([entry])
     parsed = parse_url(url)
     assert (known.url_fault(parsed) is None) is allowed
-    assert not known.allows(parsed.host, parsed.port), "what is no HTTP is not meant"
+    assert not known.allows_target(parsed.host, parsed.port), "what is no HTTP is not meant"
     assert AllowList([entry, parsed.host]).url_fault(parsed) is None
 
 
@@ -140,7 +140,7 @@ def test_a_path_is_decoded_a_few_times(monkeypatch: pytest.MonkeyPatch, nested: 
 )
 def test_urls(text: str, origin: tuple[str, str, int], target: str) -> None:
     url = parse_url(text)
-    assert url.origin == origin
+    assert url.pool_key == origin
     assert url.target == target
 
 

@@ -52,7 +52,7 @@ def test_a_pattern_of_few_states_costs_what_the_text_costs(pattern: str) -> None
     cost = pattern_cost(pattern)
     assert cost is not None
     assert cost.steps is not None
-    assert cost.work(BODY_BYTES) < CHEAP_WORK_MAX
+    assert cost.search_cost(BODY_BYTES) < CHEAP_WORK_MAX
 
 
 @pytest.mark.parametrize("pattern", COSTLY)
@@ -60,7 +60,7 @@ def test_a_pattern_of_many_states_costs_its_instructions_for_every_byte(pattern:
     cost = pattern_cost(pattern)
     assert cost is not None
     assert cost.steps is None
-    assert cost.work(BODY_BYTES) > FILTER_WORK_MAX
+    assert cost.search_cost(BODY_BYTES) > FILTER_WORK_MAX
 
 
 @pytest.mark.parametrize("pattern", NOT_UNDERSTOOD)
@@ -71,7 +71,7 @@ def test_a_pattern_that_is_not_understood_has_no_bound(pattern: str) -> None:
 @given(st.text(alphabet="ab.[]()|*+?{}0123456789,^$-\\dwpLsi:é", max_size=40))
 def test_any_text_as_a_pattern_has_an_answer(pattern: str) -> None:
     cost = pattern_cost(pattern)
-    assert cost is None or cost.work(0) > 0
+    assert cost is None or cost.search_cost(0) > 0
 
 
 @given(st.integers(1, 1000), st.integers(1, 1000))
@@ -215,5 +215,5 @@ def test_what_stands_in_the_settings_is_still_understood_and_bounded() -> None:
 
 def test_the_estimate_is_never_over_all_bounds() -> None:
     expression = "text" + ".split('').join('0123456789abcdef')" * 10 + " == ''"
-    work = Script(ScriptConfig(filter=expression), after_json=False).work(ActionJob(b"", b"", b"a", {}))
+    work = Script(ScriptConfig(filter=expression), after_json=False).cost_for(ActionJob(b"", b"", b"a", {}))
     assert work <= 1 << 62

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from proxy_consumer.push.actions.config import FileConfig, RedisConfig
 from proxy_consumer.push.actions.job import ActionJob, MessagePlace
 from proxy_consumer.push.actions.steps import parse
-from proxy_consumer.push.sinks.file import NotALineError, check_file, file_name, line
+from proxy_consumer.push.sinks.file import NotALineError, check_file, encode_line, file_name
 from proxy_consumer.push.sinks.redis import Commands, NoValueError
 
 
@@ -31,7 +31,7 @@ def test_templates_are_filled_in() -> None:
         ["HSET", "{topic}", "{key}-{tag}", "$.o"],
         ["DEL", "plain"],
         ["MSET", "a", "{body}", "b", "x{$.id}y{$.id}"],
-    ).fill(job())
+    ).fill_commands(job())
     assert filled == [
         [b"SET", b"user:7", b"a b", b"NX", b"EX", b"60"],
         [b"HSET", b"T", b"k-t", b'{"x":1}'],
@@ -43,13 +43,13 @@ def test_templates_are_filled_in() -> None:
 @pytest.mark.parametrize("path", ["$.nowhere", "$.n", "$.o.y"])
 def test_an_argument_without_a_value_fails(path: str) -> None:
     with pytest.raises(NoValueError, match="there is nothing at"):
-        commands(["DEL", path]).fill(job())
+        commands(["DEL", path]).fill_commands(job())
 
 
 def test_binary_bodies_go_as_they_are() -> None:
-    assert commands(["SET", "{key}", "{body}"], after_json=False).fill(job(b"\xff\0", parsed=False)) == [
-        [b"SET", b"k", b"\xff\0"]
-    ]
+    assert commands(["SET", "{key}", "{body}"], after_json=False).fill_commands(
+        job(b"\xff\0", parsed=False)
+    ) == [[b"SET", b"k", b"\xff\0"]]
 
 
 @pytest.mark.parametrize(
@@ -75,27 +75,27 @@ def test_a_path_needs_the_parsed_body() -> None:
 
 
 def test_records() -> None:
-    assert line(FileConfig(), job()) == (
+    assert encode_line(FileConfig(), job()) == (
         b'{"topic":"T","qid":"q_0","offset":5,"key":"k","tag":"t","properties":{"p":"v"},'
         b'"body":{"id":7,"name":"a b","o":{"x":1},"n":null}}\n'
     )
     bare = ActionJob(b"", b"", b"a\nb", {}, MessagePlace("T", "G", "q_0", 5))
-    assert line(FileConfig(), bare) == b'{"topic":"T","qid":"q_0","offset":5,"body":"a\\nb"}\n'
+    assert encode_line(FileConfig(), bare) == b'{"topic":"T","qid":"q_0","offset":5,"body":"a\\nb"}\n'
     bare.body = b"\xff"
-    assert line(FileConfig(), bare) == b'{"topic":"T","qid":"q_0","offset":5,"body_base64":"/w=="}\n'
+    assert encode_line(FileConfig(), bare) == b'{"topic":"T","qid":"q_0","offset":5,"body_base64":"/w=="}\n'
 
 
 def test_bodies() -> None:
     config = FileConfig(content="body")
-    assert line(config, job(b"\xff", parsed=False)) == b"\xff\n"
-    assert line(config, job(b'{\n"a":1}')) == b'{"a":1}\n'
+    assert encode_line(config, job(b"\xff", parsed=False)) == b"\xff\n"
+    assert encode_line(config, job(b'{\n"a":1}')) == b'{"a":1}\n'
     with pytest.raises(NotALineError):
-        line(config, job(b"a\nb", parsed=False))
+        encode_line(config, job(b"a\nb", parsed=False))
 
 
 @given(st.binary())
 def test_a_record_is_one_line_whatever_the_body(body: bytes) -> None:
-    made = line(FileConfig(), job(body, parsed=False))
+    made = encode_line(FileConfig(), job(body, parsed=False))
     assert made.count(b"\n") == 1
     assert made.endswith(b"\n")
 

@@ -25,7 +25,7 @@ def job(properties: dict[bytes, bytes] | None = None, key: bytes = b"k") -> Acti
 
 def test_the_body_is_a_form() -> None:
     params = [("params", "a b&ü"), ("carrera_msg_key", None), ("empty", "")]
-    assert http.form(params, 3) == b"params=a+b%26%C3%BC&carrera_msg_key&empty=&carrera_req_cnt=3"
+    assert http.encode_form(params, 3) == b"params=a+b%26%C3%BC&carrera_msg_key&empty=&carrera_req_cnt=3"
 
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)))
@@ -33,7 +33,7 @@ TEXT = st.text(st.characters(exclude_categories=("Cs",)))
 
 @given(st.lists(st.tuples(TEXT.filter(bool), TEXT)), st.integers(0, 9))
 def test_a_form_is_read_back_as_it_was(params: list[tuple[str, str]], requests: int) -> None:
-    body = http.form(params, requests).decode()
+    body = http.encode_form(params, requests).decode()
     found = parse_qsl(body, keep_blank_values=True, strict_parsing=True)
     assert found == [*params, ("carrera_req_cnt", str(requests))]
 
@@ -145,16 +145,16 @@ def test_no_answer_breaks_the_reader(body: bytes) -> None:
 def test_after_slow_down_the_next_r_sends_take_ten_permits_each() -> None:
     permits, now = Permits(), 1000.0
     for _ in range(5):
-        assert permits.slot(now) == now
+        assert permits.next_slot(now) == now
     permits.slow_down(now + 0.5, 0)  # five in the present second: R = 5
-    slots = [permits.slot(now + 0.5) for _ in range(7)]
+    slots = [permits.next_slot(now + 0.5) for _ in range(7)]
     assert slots == pytest.approx([now + 0.5 + step for step in (2, 4, 6, 8, 10, 0, 0)])
 
 
 def test_the_limit_of_the_subscription_is_the_rate() -> None:
     permits = Permits()
     permits.slow_down(0.0, 100)
-    slots = [permits.slot(0.0) for _ in range(101)]
+    slots = [permits.next_slot(0.0) for _ in range(101)]
     assert slots[0] == pytest.approx(0.1)
     assert slots[99] == pytest.approx(10.0)
     assert slots[100] == 0.0
@@ -169,7 +169,7 @@ def test_slots_never_lie_in_the_past_nor_closer_than_the_rate_allows(steps: list
         if slower:
             permits.slow_down(now, 20)
             slow = slow[-1:]
-        slot = permits.slot(now)
+        slot = permits.next_slot(now)
         assert slot >= now
         if slot > now:
             slow.append(slot)
