@@ -75,9 +75,9 @@ class Results:
             if offsets_left < 0 or elements_left < 0:
                 self._too_many.value += count
             else:
-                held = self._find_held(result, count, foreign)
-                if held is not None:
-                    subscription, queue = held
+                target = self._find_held(result, count, foreign)
+                if target is not None:
+                    subscription, queue = target
                     self._apply_one(subscription, queue, result, now, late)
                     touched[queue] = subscription
             result = result.nextResult

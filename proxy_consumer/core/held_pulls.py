@@ -151,13 +151,15 @@ class LingerWheel:
         """Remove and return the calls whose deadline has come, in order of arrival."""
         slot = int(now / self._tick_s)
         if slot - self._done > len(self._buckets):
-            slots = sorted(known for known in self._buckets if known <= slot)
+            slots = sorted(passed_slot for passed_slot in self._buckets if passed_slot <= slot)
         else:
-            slots = [known for known in range(self._done + 1, slot + 1) if known in self._buckets]
+            slots = [
+                passed_slot for passed_slot in range(self._done + 1, slot + 1) if passed_slot in self._buckets
+            ]
         self._done = max(self._done, slot)
         calls: list[Lingering] = []
-        for known in slots:
-            calls += sorted(self._buckets.pop(known), key=_by_arrival)
+        for passed_slot in slots:
+            calls += sorted(self._buckets.pop(passed_slot), key=_by_arrival)
         for call in calls:
             call.bucket = None
         self.count -= len(calls)

@@ -158,12 +158,8 @@ class SubscribedQueue:
         """Stand among the ready queues, if there may be something to do."""
         if self.in_ready or self.feed.state is FeedState.GONE:
             return
-        if (
-            self.stream is not None
-            or self.table.ready
-            or self.feed.has_messages
-            or self.feed.state is FeedState.READABLE
-        ):
+        feed, is_ordered = self.feed, self.stream is not None
+        if is_ordered or self.table.ready or feed.has_messages or feed.state is FeedState.READABLE:
             self.in_ready = True
             self._ready.append(self)
 
@@ -475,9 +471,8 @@ class SubscribedQueue:
             self.out.discard(offset)
             return False
         if offset in self.out:
-            self.drop_adopted(
-                offset, offset + 1
-            )  # it was not placed yet, or waits in its chain: its turn comes
+            # it was not placed yet, or waits in its chain: its turn comes
+            self.drop_adopted(offset, offset + 1)
             self.table.go_back(self.table.jobs[offset])
             return True
         for follower in stream.on_failing(offset):
@@ -536,9 +531,8 @@ class SubscribedQueue:
             return
         if self.stream is not None:
             for follower in self.stream.on_failing(offset):
-                if not self.leases.turn_back(follower) and self.leases.take_leased(
-                    follower, follower + 1, None
-                ):
+                turned = self.leases.turn_back(follower)
+                if not turned and self.leases.take_leased(follower, follower + 1, None):
                     self.send_back(follower)  # extended for itself
         job = self._returned_job(offset, size)
         job.timeouts += 1

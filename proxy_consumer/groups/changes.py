@@ -64,21 +64,21 @@ class Changes:
         _check_unset(settings, unset)
         stored = self.stored_settings(group, topic)
         if stored is None:
-            wanted = overlay(SubscriptionDefaults, settings, subscription_place(group, topic))
-            _check_size(group, topic, wanted.given)
+            changed = overlay(SubscriptionDefaults, settings, subscription_place(group, topic))
+            _check_size(group, topic, changed.given)
             return self._make(
-                group, topic, wanted, lambda: self.change_settings(group, topic, settings, unset)
+                group, topic, changed, lambda: self.change_settings(group, topic, settings, unset)
             )
         if stored.source != SOURCE_LOG:
             raise CallerError(ownership_text(group, topic, stored.source))
         retained = {name: value for name, value in stored.given.items() if name not in unset}
         before = self._settings_before(stored)
-        wanted = overlay(SubscriptionDefaults, retained | dict(settings), subscription_place(group, topic))
-        _check_size(group, topic, wanted.given)
-        after = wanted.over(self._runtime.config.defaults)
+        changed = overlay(SubscriptionDefaults, retained | dict(settings), subscription_place(group, topic))
+        _check_size(group, topic, changed.given)
+        after = changed.over(self._runtime.config.defaults)
         check_stated(after, before)
-        stored_change = self._store_alone(group, topic, stored._replace(given=wanted.given))
-        return followed(stored_change, lambda: succeeded(SubscriptionChange(before, after, wanted.given)))
+        stored_change = self._store_alone(group, topic, stored._replace(given=changed.given))
+        return followed(stored_change, lambda: succeeded(SubscriptionChange(before, after, changed.given)))
 
     def _make(
         self,

@@ -87,8 +87,8 @@ class Directory:
 
     def find_subscription(self, group: str, topic: str) -> Subscription | None:
         """The subscription of a group to a topic."""
-        found = self.groups.get(group.encode())
-        return None if found is None else found.subscriptions.get(topic.encode())
+        existing = self.groups.get(group.encode())
+        return None if existing is None else existing.subscriptions.get(topic.encode())
 
     def instance_of(self, name: bytes) -> Group | None:
         """The broadcasting group that GROUP%INSTANCE is an instance of."""
@@ -199,10 +199,10 @@ class Directory:
 
     def ready_group(self, name: str) -> Group:
         """The group of that name, new if need be."""
-        found = self.groups.get(name.encode())
-        if found is None:
-            found = self.groups[name.encode()] = Group(self._runtime, name, SOURCE_LOG)
-        return found
+        existing = self.groups.get(name.encode())
+        if existing is None:
+            existing = self.groups[name.encode()] = Group(self._runtime, name, SOURCE_LOG)
+        return existing
 
     def drop_group(self, group: Group) -> None:
         """A group was deleted: answer who waits, forget it."""

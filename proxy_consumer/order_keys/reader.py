@@ -150,14 +150,14 @@ def _read_members(names: list[str]) -> Read:
 
     def read(raw: bytes) -> bytes:
         try:
-            found = decode(raw)
+            member = decode(raw)
         except msgspec.ValidationError as error:
             raise Unshaped from error
         for _ in deeper:
-            if found is None:
+            if member is None:
                 return b""
-            found = found.next
-        return b"" if found is None else bytes(found.next)
+            member = member.next
+        return b"" if member is None else bytes(member.next)
 
     return read
 
@@ -171,9 +171,9 @@ def _read_element(step: PathStep) -> Read:
 
     def read(raw: bytes) -> bytes:
         try:
-            found = decode(raw)
+            member = decode(raw)
         except msgspec.ValidationError as error:
             raise Unshaped from error
-        return b"" if found is None or not -len(found) <= at < len(found) else bytes(found[at])
+        return b"" if member is None or not -len(member) <= at < len(member) else bytes(member[at])
 
     return read

@@ -157,7 +157,7 @@ class OrderMachine(RuleBasedStateMachine):
         self.open_reads: list[ReadRequest | EndsRequest] = []
         for number, queue in enumerate(self.queues):
             view = self.durable[number].view()
-            self.buffer.assign(self.refs[number], view, Bounds(0, len(queue)), (self.scope, key_of))
+            self.buffer.assign_queue(self.refs[number], view, Bounds(0, len(queue)), (self.scope, key_of))
         for message in self.messages:
             if message.state != "done":
                 spent = message.tries >= DELIVERIES_MAX
@@ -226,7 +226,7 @@ class OrderMachine(RuleBasedStateMachine):
             self.messages.append(message)
             if number in self.tails:
                 self.tails.discard(number)
-                self.buffer.data_arrived(self.queue_state(number))
+                self.buffer.on_data_arrived(self.queue_state(number))
 
     @rule(wanted=st.integers(1, 6), times=st.integers(1, 8))
     def pull(self, wanted: int, times: int) -> None:
@@ -235,13 +235,13 @@ class OrderMachine(RuleBasedStateMachine):
 
     def pull_once(self, wanted: int) -> Delivery | None:
         for _ in range(10_000):
-            step = self.buffer.take(self.now, wanted)
+            step = self.buffer.next_step(self.now, wanted)
             if isinstance(step, ReadRequest | EndsRequest):
                 self.read(step)
             elif step is None and self.open_reads:
                 self.read(self.open_reads.pop(0))
-            elif step is None and self.buffer.short:
-                self.buffer.sweep(self.now)
+            elif step is None and self.buffer.stopped_early:
+                self.buffer.expire_due(self.now)
             else:
                 break
         else:
@@ -255,7 +255,7 @@ class OrderMachine(RuleBasedStateMachine):
     @rule(times=st.integers(1, 4))
     def ask_and_let_reads_wait(self, times: int) -> None:
         for _ in range(times):
-            step = self.buffer.take(self.now, 2)
+            step = self.buffer.next_step(self.now, 2)
             if isinstance(step, ReadRequest | EndsRequest):
                 self.open_reads.append(step)
             elif isinstance(step, Delivery):
@@ -277,7 +277,7 @@ class OrderMachine(RuleBasedStateMachine):
         after = request.offset + len(found)
         batch = Batch(status, found, after)
         batch.at_end = after == len(queue)
-        loaded = self.buffer.loaded(request, batch, self.now)
+        loaded = self.buffer.on_loaded(request, batch, self.now)
         if loaded is Loaded.TAIL:
             self.tails.add(request.queue.ref.queue_id)
         self.note_refused()
@@ -335,8 +335,8 @@ class OrderMachine(RuleBasedStateMachine):
             message.state = "done"
 
     def finish(self, number: int, offsets: list[int], leases: list[int] | None) -> int:
-        done: int = self.queue_state(number).finish(offsets, leases, self.now)
-        self.buffer.heard(self.queue_state(number))
+        done: int = self.queue_state(number).finish_messages(offsets, leases, self.now)
+        self.buffer.on_news(self.queue_state(number))
         return done
 
     @rule(data=st.data(), most=st.integers(1, 5))
@@ -370,7 +370,7 @@ class OrderMachine(RuleBasedStateMachine):
         message = data.draw(st.sampled_from(leased))
         state = self.queue_state(message.queue)
         assert state.fail(message.offset, message.lease, None, self.now)
-        self.buffer.heard(state)
+        self.buffer.on_news(state)
         self.came_back(message, failed=True)
 
     @rule(data=st.data())
@@ -383,7 +383,7 @@ class OrderMachine(RuleBasedStateMachine):
         number, offset, late = message.queue, message.offset, message.lease
         state = self.queue_state(number)
         assert operators.take_away(state, offset, self.now)
-        self.buffer.heard(state)
+        self.buffer.on_news(state)
         message.count_anew()
         self.came_back(message, failed=False)
         assert message.state == "ready"
@@ -423,7 +423,7 @@ class OrderMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.5, 1.0, 2.0, 5.0]))
     def advance(self, seconds: float) -> None:
         self.now += seconds
-        self.buffer.sweep(self.now)
+        self.buffer.expire_due(self.now)
         late = [m for m in self.messages if m.state == "leased" and m.deadline <= self.now]
         for message in sorted(late, key=lambda late_one: late_one.position):
             if message.state == "leased":
@@ -440,8 +440,8 @@ class OrderMachine(RuleBasedStateMachine):
                 message = self.queues[number][job.offset]
                 assert message.state == "burying", message
                 self.durable[number].apply(state.finish_of("G", job.offset))
-                state.published(job.offset)
-                self.buffer.heard(state)
+                state.on_published(job.offset)
+                self.buffer.on_news(state)
                 message.state = "done"
 
     @rule()
@@ -455,9 +455,9 @@ class OrderMachine(RuleBasedStateMachine):
         """Until all start anew nothing goes out: what the others have placed waits for what it had."""
         self.commit()
         self.scope.mark_invalid()
-        self.buffer.revoke(self.refs[number])
+        self.buffer.revoke_queue(self.refs[number])
         for _ in range(QUEUES):
-            assert self.buffer.take(self.now, BATCH) is None
+            assert self.buffer.next_step(self.now, BATCH) is None
         self.load()
 
     @rule()
@@ -468,10 +468,10 @@ class OrderMachine(RuleBasedStateMachine):
     def commit(self) -> None:
         for number in range(QUEUES):
             state = self.queue_state(number)
-            delta = state.collect("G")
+            delta = state.collect_progress("G")
             if delta is not None:
                 self.durable[number].apply(delta)
-                state.uncommitted.committed()
+                state.uncommitted.on_committed()
 
     @invariant()
     def only_what_the_model_finished_is_finished(self) -> None:
@@ -504,7 +504,7 @@ class OrderMachine(RuleBasedStateMachine):
             if message.tries and not any(self.stands_before(other, message) for other in self.messages)
         }
         pairs = [(state, stream) for stream, state in self.scope.queues.items()]
-        streams: Any = SimpleNamespace(streams=lambda: pairs)
+        streams: Any = SimpleNamespace(ordered_streams=lambda: pairs)
         assert count_blocked_keys(streams, self.now)[0] == len(stopped)
         assert count_blocked_keys(streams, self.now)[1] <= self.now - 100.0
 
@@ -562,7 +562,7 @@ class ParkingMachine(OrderMachine):
             assert not any(self.stands_before(other, message) for other in self.messages)
             message.state = "ready"
             message.count_anew()
-            self.buffer.heard(state)
+            self.buffer.on_news(state)
 
     @rule(data=st.data())
     def skip_the_head(self, data: st.DataObject) -> None:
@@ -573,7 +573,7 @@ class ParkingMachine(OrderMachine):
         message = self.queues[stream.ref.queue_id][offset]
         state = self.queue_state(message.queue)
         state.dead_letter(offset, "skipped")
-        self.buffer.heard(state)
+        self.buffer.on_news(state)
         message.state, message.lease = "burying", -1
         self.bury()
 
@@ -634,13 +634,13 @@ class TwoBuffers:
         return {queue: state for buffer in self.buffers.values() for queue, state in buffer.queues.items()}
 
     @property
-    def short(self) -> bool:
+    def stopped_early(self) -> bool:
         return any(buffer.stopped_early for buffer in self.buffers.values())
 
-    def take(self, now: float, count: int) -> Any:
+    def next_step(self, now: float, count: int) -> Any:
         return self.buffers[self.asked].next_step(now, count)
 
-    def sweep(self, now: float) -> None:
+    def expire_due(self, now: float) -> None:
         for buffer in self.buffers.values():
             buffer.expire_due(now)
 
@@ -648,19 +648,19 @@ class TwoBuffers:
         for buffer in self.buffers.values():
             buffer.filter_by(message_filter)
 
-    def assign(self, queue: QueueRef, *given: Any) -> None:
+    def assign_queue(self, queue: QueueRef, *given: Any) -> None:
         self.buffers[queue.topic].assign_queue(queue, *given)
 
-    def revoke(self, queue: QueueRef) -> None:
+    def revoke_queue(self, queue: QueueRef) -> None:
         self.buffers[queue.topic].revoke_queue(queue)
 
-    def loaded(self, request: ReadRequest, *given: Any) -> Any:
+    def on_loaded(self, request: ReadRequest, *given: Any) -> Any:
         return self.buffers[request.queue.ref.topic].on_loaded(request, *given)
 
-    def heard(self, state: Any) -> None:
+    def on_news(self, state: Any) -> None:
         self.buffers[state.ref.topic].on_news(state)
 
-    def data_arrived(self, state: Any) -> None:
+    def on_data_arrived(self, state: Any) -> None:
         self.buffers[state.ref.topic].on_data_arrived(state)
 
 

@@ -11,7 +11,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -32,6 +31,7 @@ from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.queue_feed import FeedState
 from proxy_consumer.core.steps import Delivery, ReadRequest
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.core.tally import Tally
 from tests.examples import examples
 
@@ -178,7 +178,7 @@ class PullBufferMachine(RuleBasedStateMachine):
     def deliverable(flags: int | None) -> bool:
         return flags is not None and not flags & FLAG_PRESSURE
 
-    def state(self, number: int) -> Any:
+    def state(self, number: int) -> SubscribedQueue:
         return self.buffer.queues[self.refs[number]]
 
     # --- rules
@@ -272,7 +272,7 @@ class PullBufferMachine(RuleBasedStateMachine):
             if leased or (leases is None and job.waits_for_redelivery):
                 job.state = "done"
                 self.acked[number].add(offset)
-        finished = self.state(number).finish(offsets, leases, self.now)
+        finished = self.state(number).finish_messages(offsets, leases, self.now)
         self.buffer.on_news(self.state(number))
         assert sorted(self.process_times) == pytest.approx(sorted(self.expected_times))
         assert finished == self.done(number) - before
@@ -374,7 +374,7 @@ class PullBufferMachine(RuleBasedStateMachine):
             assert self.jobs[number][job.offset].state == "burying"
             if stored:
                 self.durable[number].apply(state.finish_of("G", job.offset))
-                state.published(job.offset)
+                state.on_published(job.offset)
                 self.buffer.on_news(state)
                 self.jobs[number][job.offset].state = "done"
             else:
@@ -403,7 +403,7 @@ class PullBufferMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, QUEUES - 1))
     def start_commit(self, number: int) -> None:
-        delta = self.state(number).collect("G")
+        delta = self.state(number).collect_progress("G")
         if delta is not None:
             self.open_commits.append((number, delta))
 
@@ -414,7 +414,7 @@ class PullBufferMachine(RuleBasedStateMachine):
         if outcome != "failed":
             self.durable[number].apply(delta)
         if outcome == "stored":
-            self.state(number).uncommitted.committed()
+            self.state(number).uncommitted.on_committed()
         else:
             jobs = self.state(number)
             jobs.uncommitted.restore(delta, jobs.table.jobs)

@@ -173,7 +173,7 @@ class OrderedRepliesMachine(OrderMachine):
         if failed:
             state = self.queue_state(head.queue)
             assert state.fail(head.offset, head.lease, None, self.now)
-            self.buffer.heard(state)
+            self.buffer.on_news(state)
             self.came_back(head, failed=True)
         else:
             self.advance(5.0)
@@ -200,14 +200,14 @@ class OrderedRepliesMachine(OrderMachine):
         message.state = "done"
         if end == "stored":
             replying.finish_taken_up(state, message.offset)
-            self.buffer.heard(state)
+            self.buffer.on_news(state)
         else:
             self.crash()
 
     def put_down(self, message: Message) -> None:
         state = self.queue_state(message.queue)
         replying.put_down(state, message.offset)
-        self.buffer.heard(state)
+        self.buffer.on_news(state)
         turned = (message.queue, message.offset) in self.turned
         self.turned.discard((message.queue, message.offset))
         message.state = "new" if turned else "leased"
