@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.push.actions.job import ActionJob
 
 
@@ -39,9 +38,7 @@ class Pushed:
 
     __slots__ = ("errors", "first", "job", "lease_id", "offset", "queue", "requests", "slot")
 
-    def __init__(
-        self, job: ActionJob, queue: SubscribedQueue, offset: int, lease_id: int, attempt: int
-    ) -> None:
+    def __init__(self, job: ActionJob, queue: Any, offset: int, lease_id: int, attempt: int) -> None:
         self.job = job
         self.queue = queue
         self.offset = offset

@@ -49,7 +49,7 @@ from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.retries.headers import RetryHeaders, dead_letter, headers_after, retry_record
 from proxy_consumer.retries.retry_queues import RetryQueues
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription.commits import QueueOwner
+from proxy_consumer.subscription.commits import SubscriptionBase
 
 DEAD_LETTER = 0
 LEVEL_BEFORE_FIRST_STEP = 2  # step 1 waits level 3, 10 s; step 16 waits level 18, 2 h
@@ -251,7 +251,7 @@ class MoveEnd(Enum):
 class RetryPublisher:
     """`dead_letters`: how many were made since this proxy started."""
 
-    def __init__(self, runtime: Runtime, owner: QueueOwner) -> None:
+    def __init__(self, runtime: Runtime, owner: SubscriptionBase) -> None:
         self.dead_letters = 0
         self._runtime = runtime
         self._group = owner.group_name

@@ -23,7 +23,7 @@ from proxy_consumer.tracing.messages import SubscriptionTrace
 TRIES_MAX = 3
 
 
-class QueueOwner(ABC):
+class SubscriptionBase(ABC):
     """The base of a subscription: what its memberships, reads, moves and commits use, and report to.
 
     `created_ms`: when it was made, in epoch milliseconds; 0: not known yet. `removed`: it was deleted, here
@@ -114,12 +114,12 @@ class QueueOwner(ABC):
 class QueueProgress(NamedTuple):
     """One queue's share of a commit."""
 
-    owner: QueueOwner
+    owner: SubscriptionBase
     queue: SubscribedQueue
     delta: ProgressDelta
 
 
-def collect_progress(owner: QueueOwner, queues: Iterable[SubscribedQueue]) -> list[QueueProgress]:
+def collect_progress(owner: SubscriptionBase, queues: Iterable[SubscribedQueue]) -> list[QueueProgress]:
     """Take all progress of these queues that is not committed; it has to be committed then."""
     shares = []
     for queue in queues:

@@ -25,7 +25,12 @@ from proxy_consumer.core.leases import Lease
 from proxy_consumer.core.progress import Range
 from proxy_consumer.core.subscribed_queue import LeasedRun, SubscribedQueue
 from proxy_consumer.runtime import Runtime, log
-from proxy_consumer.subscription.commits import ProgressCommit, QueueOwner, collect_progress, store_settings
+from proxy_consumer.subscription.commits import (
+    ProgressCommit,
+    SubscriptionBase,
+    collect_progress,
+    store_settings,
+)
 
 LEASES_PREFIX = "leases/"
 RUNS_MAX = 4_096  # of one queue that are told; what is beyond may be delivered again
@@ -101,7 +106,7 @@ def epoch_of(value: bytes | None) -> int:
         return OFFSET_END
 
 
-def handover_notes(owner: QueueOwner, queues: Iterable[SubscribedQueue]) -> dict[str, bytes | None]:
+def handover_notes(owner: SubscriptionBase, queues: Iterable[SubscribedQueue]) -> dict[str, bytes | None]:
     """Settings for the next holders of these queues: what clients have of them; {}: nothing."""
     if owner.removed:
         return {}
@@ -130,7 +135,7 @@ REFUSED_S_MAX = 16.0  # the longest pause of `join_again`
 class SubscriptionMembership(ClaimOwner):
     """The claims of one topic: the subscription's own, or the group's retry topic."""
 
-    def __init__(self, runtime: Runtime, owner: QueueOwner, topic: str) -> None:
+    def __init__(self, runtime: Runtime, owner: SubscriptionBase, topic: str) -> None:
         self.topic = topic
         self.claims = QueueClaims(runtime.backend, self, runtime.now)
         self._runtime = runtime

@@ -23,7 +23,7 @@ from proxy_consumer.filters.message_filters import filter_for
 from proxy_consumer.push.chain import filter_for_actions
 from proxy_consumer.retries.headers import is_of_another_life
 from proxy_consumer.runtime import Runtime, log
-from proxy_consumer.subscription.commits import QueueOwner
+from proxy_consumer.subscription.commits import SubscriptionBase
 
 WAIT_S = 60.0  # how long one wait at a queue's end stands before it is armed again
 SOON_S = 0.001  # at the next tick
@@ -34,7 +34,7 @@ FLUSH_S = 0.5  # when what is finished without a client is stored
 class Reading:
     """All reads and waits of one subscription."""
 
-    def __init__(self, runtime: Runtime, owner: QueueOwner) -> None:
+    def __init__(self, runtime: Runtime, owner: SubscriptionBase) -> None:
         self._runtime = runtime
         self._owner = owner
         self._buffer = owner.buffer
@@ -61,7 +61,7 @@ class Reading:
 
     def read(self, request: ReadRequest) -> None:
         """Carry out what a PullBuffer asks for."""
-        read = QueueRead(self, request)
+        read = SubscriptionRead(self, request)
         self._runtime.backend.read(
             request.queue.ref,
             request.offset,
@@ -76,12 +76,12 @@ class Reading:
         else:
             read.inline = False
 
-    def on_read_later(self, read: QueueRead) -> None:
+    def on_read_later(self, read: SubscriptionRead) -> None:
         """A read came back when nobody waited for it in a call any more."""
         if self.on_read(read) is Loaded.DATA or self._buffer.can_deliver:
             self._owner.serve()
 
-    def on_read(self, read: QueueRead) -> Loaded:
+    def on_read(self, read: SubscriptionRead) -> Loaded:
         """A read came back, at once or later."""
         queue, owner = read.request.queue, self._owner
         if read.error is not None:
@@ -238,7 +238,7 @@ class _Both:
 # --- what the backend answers
 
 
-class QueueRead(Completion[ReadBatch]):
+class SubscriptionRead(Completion[ReadBatch]):
     """One read; `inline` while the call that started it has not returned."""
 
     __slots__ = ("inline", "reading", "request")

@@ -30,7 +30,12 @@ from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.retries.publisher import RetryPublisher
 from proxy_consumer.retries.retry_queues import retry_queue_of
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription.commits import ProgressCommit, QueueOwner, collect_progress, store_settings
+from proxy_consumer.subscription.commits import (
+    ProgressCommit,
+    SubscriptionBase,
+    collect_progress,
+    store_settings,
+)
 from proxy_consumer.subscription.membership import SubscriptionMembership, handover_notes
 from proxy_consumer.subscription.order import SharedOrder, SubscriptionOrder, same_order, set_open, sharing_of
 from proxy_consumer.subscription.parked_notes import load_notes, store_notes
@@ -43,7 +48,7 @@ PUSHES_S = 1.5  # how long pushes under way hold up settings that start queues a
 BROADCASTING = "broadcasting"
 
 
-class Subscription(QueueOwner):
+class Subscription(SubscriptionBase):
     """One group's subscription to one topic: the shell around one PullBuffer."""
 
     def __init__(self, runtime: Runtime, group: Group, topic: str, config: SubscriptionDefaults) -> None:

@@ -61,7 +61,7 @@ class KeyHolder:
 class GroupKeys:
     """The order keys of its group."""
 
-    parked = frozenset({'"abc"', '"zzz"'})
+    parked_keys = frozenset({'"abc"', '"zzz"'})
 
     def __init__(self, holder: KeyHolder, group: str) -> None:
         self.holder = holder
@@ -84,7 +84,7 @@ class GroupKeys:
         self.holder.done.append((action, self.group, key))
         return succeeded([])
 
-    def blocked(self, limit: int) -> list[BlockedKey]:
+    def blocked_keys(self, limit: int) -> list[BlockedKey]:
         return [
             BlockedKey(key, "T", 0, 5, since, 2, "retrying", "no", 7, True)
             for since, key in zip((20, 10), self.holder.blocked, strict=True)
