@@ -17,7 +17,7 @@ from backend.records import CommitBatch
 from ddmq_common.config import ConfigPlace, Overlay, overlay
 from ddmq_common.errors import CallerError, ConfigError, TryLaterError
 from proxy_consumer.config import GroupsFile, SubscriptionDefaults
-from proxy_consumer.groups.directory import Directory
+from proxy_consumer.groups.directory import Directory, check_stated
 from proxy_consumer.groups.group import (
     SOURCE_LOG,
     SUBSCRIPTION_PREFIX,
@@ -26,7 +26,6 @@ from proxy_consumer.groups.group import (
     stored_subscription,
     subscription_key,
 )
-from proxy_consumer.groups.stated import check_stated
 from proxy_consumer.runtime import Runtime, log
 
 SETTINGS_BYTES_MAX = 64 << 10  # what one subscription sets itself, as it is stored: every proxy keeps it

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 from backend.completion import Completion, all_of, failed, followed, gather, succeeded
 from backend.port import Backend
-from backend.records import AppendResult, Bounds, CommitBatch, ProgressDelta, QueueRef
+from backend.records import AppendResult, Bounds, CommitBatch, ProgressDelta, QueueRef, SettingsLimit
 from ddmq_common.errors import BoundReachedError, CallerError, ConfigError, FencedError, TryLaterError
 from ddmq_common.names import group_fault, is_dead_letters, is_internal, topic_fault
 from ddmq_common.token_bucket import CREATIONS_PER_S, creations
-from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
+from proxy_consumer.filters.message_filters import check_stated as check_sql
 from proxy_consumer.groups.group import (
     GROUP_PREFIX,
     RESET_PREFIX,
@@ -32,9 +33,7 @@ from proxy_consumer.groups.group import (
     stored_subscription,
     subscription_key,
 )
-from proxy_consumer.groups.limits import build_limits, check_limits
 from proxy_consumer.groups.ordering import PARKED_PREFIX, GroupOrdering
-from proxy_consumer.groups.stated import check_stated
 from proxy_consumer.retries.retry_queues import group_concerned
 from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.membership import LEASES_PREFIX
@@ -399,3 +398,66 @@ def _store_created(
     batch = CommitBatch(progress=resets, settings=settings, absent=(key,), limits=limits)
     commit = backend.commit(batch, runtime.commit_deadline())
     return followed(commit, lambda: succeeded(skipped))
+
+
+# --- the limits on groups and subscriptions, which an engine keeps for all proxies together
+
+
+def check_limits(config: ConsumerConfig, groups: Mapping[bytes, Group], name: str) -> None:
+    """Raise BoundReachedError where one more subscription of the group is too many, by what is known here."""
+    group = groups.get(name.encode())
+    if group is None and len(groups) >= config.groups_max:
+        raise BoundReachedError(f"there are {len(groups)} groups; groups_max is {config.groups_max}")
+    if group is not None and len(group.subscriptions) >= config.subscriptions_per_group_max:
+        raise BoundReachedError(
+            f"group {name} has {len(group.subscriptions)} subscriptions; "
+            f"subscriptions_per_group_max is {config.subscriptions_per_group_max}"
+        )
+    count = sum(len(each.subscriptions) for each in groups.values())
+    if count >= config.subscriptions_max:
+        raise BoundReachedError(
+            f"there are {count} subscriptions; subscriptions_max is {config.subscriptions_max}"
+        )
+
+
+def build_limits(config: ConsumerConfig, group: str) -> tuple[SettingsLimit, ...]:
+    """Return the limits of a commit that makes a subscription of `group`, and the group if need be."""
+    groups, subscriptions = config.groups_max, config.subscriptions_max
+    of_group = config.subscriptions_per_group_max
+    return (
+        SettingsLimit(GROUP_PREFIX, groups, f"there are {groups} groups; groups_max is {groups}"),
+        SettingsLimit(
+            f"{SUBSCRIPTION_PREFIX}{group}/",
+            of_group,
+            f"group {group} has {of_group} subscriptions; subscriptions_per_group_max is {of_group}",
+        ),
+        SettingsLimit(
+            SUBSCRIPTION_PREFIX,
+            subscriptions,
+            f"there are {subscriptions} subscriptions; subscriptions_max is {subscriptions}",
+        ),
+    )
+
+
+# --- filters and scripts that may not be stated any more, though those in the settings go on: a release may
+# learn that an expression is a mistake, or costs more than the proxy can bear
+
+
+def check_stated(config: SubscriptionDefaults, before: SubscriptionDefaults | None = None) -> None:
+    """Raise CallerError for a filter or script that may not be stated; one that `before` had may stay."""
+    if before is None or config.sql != before.sql:
+        check_sql(config.sql)
+    if config.actions and (before is None or _script_settings(config) != _script_settings(before)):
+        _check_script(config)
+
+
+def _script_settings(config: SubscriptionDefaults) -> tuple[object, ...]:
+    return config.actions, config.push.script
+
+
+def _check_script(config: SubscriptionDefaults) -> None:
+    from proxy_consumer.push.chain import fault_before_pull  # CEL is loaded where actions are used
+
+    fault = fault_before_pull(config.actions, config.push)
+    if fault is not None:
+        raise CallerError(fault)
