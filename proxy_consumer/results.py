@@ -36,7 +36,7 @@ class Applied(NamedTuple):
 
     @property
     def open(self) -> bool:
-        """Whether the answer has to wait for `Results.store`."""
+        """Whether the answer has to wait for `Results.store_results`."""
         return bool(self.shares or self.foreign)
 
 

@@ -119,7 +119,7 @@ class LeaseTable:
         self._runs: list[LeaseRun] = []
         self._leases: dict[int, list[Lease]] = {}  # by id: the parts of one that have deadlines of their own
         self.jobs = 0
-        self.next_deadline = NEVER  # a lower bound; exact after `expire`
+        self.next_deadline = NEVER  # a lower bound; exact after `take_expired`
         self.taken_up: dict[int, TakenUp] = {}
 
     def add(self, start: int, end: int, size: int, lease: Lease) -> None:

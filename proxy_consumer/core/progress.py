@@ -1,7 +1,7 @@
 """Finished offsets of a queue: as ranges `[start, end)`, and the progress that is not durable yet.
 
-Every change that must survive a restart goes into UncommittedProgress first. `collect` makes one
-ProgressDelta of it for the shell to commit; `committed` or `restore` says how that went. So a commit that
+Every change that must survive a restart goes into UncommittedProgress first. `collect_delta` makes one
+ProgressDelta of it for the shell to commit; `on_committed` or `restore` says how that went. So a commit that
 failed is repeated with the next one, and a client that sends an acknowledgement again while the first
 commit is still under way has it written again before it is answered.
 """

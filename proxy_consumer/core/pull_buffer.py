@@ -1,11 +1,11 @@
 """PullBuffer: where one subscription's messages wait for clients.
 
 It decides what is read next and what is delivered to whom asks, and hears what clients say of it. It never
-waits and never touches the backend: `take` gives a Delivery, or a ReadRequest for the shell to carry
-out and hand back through `loaded` (or an EndsRequest, through its scope), or None when nothing can be
+waits and never touches the backend: `next_step` gives a Delivery, or a ReadRequest for the shell to carry
+out and hand back through `on_loaded` (or an EndsRequest, through its scope), or None when nothing can be
 delivered now.
 
-Clients' results go to their queue (subscribed_queue.py); `heard` then lets the buffer act on them.
+Clients' results go to their queue (subscribed_queue.py); `on_news` then lets the buffer act on them.
 
 Queues that may have something stand in `_ready`, served round robin, redeliveries before new messages.
 Bounds (messages leased, their bytes, messages retrying, ack span, rate): at one, nothing new is taken; a
@@ -202,7 +202,7 @@ class PullBuffer:
 
     @property
     def can_deliver(self) -> bool:
-        """False: `take` is certain to give None until something happens."""
+        """False: `next_step` is certain to give None until something happens."""
         config, budget = self.config, self.budget
         return (
             bool(self._ready)
@@ -219,7 +219,7 @@ class PullBuffer:
 
     @property
     def stopped_early(self) -> bool:
-        """Whether `take` stopped to let others go on, and should be called again soon."""
+        """Whether `next_step` stopped to let others go on, and should be called again soon."""
         return any(scope.short for scope in self._short)
 
     def _stand_back(self, queue: SubscribedQueue) -> None:
@@ -266,7 +266,7 @@ class PullBuffer:
         if len(stream.deliverable) < room:
             request = scope.read_on(stream, room - len(stream.deliverable))
             if scope.short:
-                self._short[scope] = None  # `sweep` lets it go on
+                self._short[scope] = None  # `expire_due` lets it go on
             if request is not None:
                 return request
         if not stream.deliverable:

@@ -150,7 +150,7 @@ class QueueFeed:
         return self._read, self._at
 
     def consume_messages(self, count: int) -> None:
-        """`count` messages of `current` are taken."""
+        """`count` messages of `current_slice` are taken."""
         read, at = self.current_slice()
         self._at = at + count
         if self._at >= len(read.offsets):

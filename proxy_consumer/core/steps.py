@@ -20,7 +20,7 @@ class Purpose(Enum):
 
 
 class ReadRequest(NamedTuple):
-    """The shell reads `count_max` records of at most `bytes_max` at `offset` and calls `loaded`.
+    """The shell reads `count_max` records of at most `bytes_max` at `offset` and calls `on_loaded`.
 
     `tags`: hand on to the backend's read.
     """

@@ -33,7 +33,7 @@ Made = tuple[tuple[str, ...], PushConfig]
 
 
 class Pushers:
-    """`start` once the directory has started, which calls `changed` from then on."""
+    """`start` once the directory has started, which calls `on_change` from then on."""
 
     def __init__(self, runtime: Runtime, directory: Directory, random: Random) -> None:
         self._runtime = runtime

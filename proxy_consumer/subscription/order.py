@@ -45,7 +45,7 @@ def same_order(one: SubscriptionDefaults, other: SubscriptionDefaults) -> bool:
 
 
 class SubscriptionOrder:
-    """The scopes of one subscription; PullBuffer asks `of` for each queue it gets."""
+    """The scopes of one subscription; PullBuffer asks `scope_of` for each queue it gets."""
 
     def __init__(self, runtime: Runtime, shared: SharedOrder, config: SubscriptionDefaults) -> None:
         self._runtime = runtime

@@ -43,7 +43,7 @@ from proxy_consumer.subscription.reading import FLUSH_S, SOON_S, Reading, filter
 from proxy_consumer.tracing import waits
 from proxy_consumer.tracing.messages import SubscriptionTrace, trace_limit
 
-READS_MAX = 32  # reads answered at once in one `take`; then others have their turn
+READS_MAX = 32  # reads answered at once in one `take_batch`; then others have their turn
 PUSHES_S = 1.5  # how long pushes under way hold up settings that start queues anew, at most
 BROADCASTING = "broadcasting"
 

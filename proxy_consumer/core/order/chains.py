@@ -325,7 +325,7 @@ class QueueStream:
     # --- delivery
 
     def take_messages(self, count: int, bytes_max: int) -> list[ReadyMessage]:
-        """Up to `count` messages in order, as many as fit; `close` says which of them may go."""
+        """Up to `count` messages in order, as many as fit; `close_answer` says which of them may go."""
         deliverable, size = self.deliverable, 0
         messages: list[ReadyMessage] = []
         while deliverable and len(messages) < count:

@@ -100,7 +100,7 @@ def place_rows(
     lying: deque[ReadyMessage],
     enough: int,
 ) -> int:
-    """Place rows in the order of `merged`, until `enough` are `lying` ready: how many were placed.
+    """Place rows in the order of `merge_rows`, until `enough` are `lying` ready: how many were placed.
 
     Most messages have a key that is free; for them this loop is all there is. Messages without a key are
     counted and delivered without order; heads of keys set aside are parked.

@@ -395,7 +395,7 @@ class OrderScope:
 
 
 class EndsRequest(NamedTuple):
-    """The shell asks for the bounds of these queues, all at once, and calls the scope's `ends`."""
+    """The shell asks for the bounds of these queues, all at once, and calls the scope's `on_ends`."""
 
     scope: OrderScope
     queues: Sequence[SubscribedQueue]
