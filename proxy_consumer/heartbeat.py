@@ -17,8 +17,8 @@ REST_S = 0.25  # the longest rest: what is looked at without a timer is so rough
 
 
 class Heartbeat:
-    """Ticks from `start` until `stop`. Who begins to wait for a tick says so by `wake_up`; a timer of `timers`
-    that is set to an earlier moment than the end of a rest does it by itself."""
+    """Ticks from `start` until `stop`. Who begins to wait for a tick says so by `wake_up`; a timer of
+    `timers` that is set to an earlier moment than the end of a rest does it by itself."""
 
     def __init__(self, tick_s: float, clock: Clock, timers: TimerQueue) -> None:
         self._tick_s = tick_s

@@ -51,9 +51,7 @@ class Runtime:
         self.held: Counter = Count()  # bytes read and not delivered, all subscriptions
         self.open_commits = 0
         self.stopping = False  # every queue is given up, or about to be: none is taken any more
-        self.lost: dict[
-            tuple[bytes, bytes, bytes], float
-        ] = {}  # (group, topic, qid) → see Results.apply_results
+        self.lost: dict[tuple[bytes, bytes, bytes], float] = {}  # (group, topic, qid) → see Results
         self.traces: TraceWriter | None = None
         self.traced: dict[TickTask, None] = {}  # what looks at traced subscriptions
         self.address = ""  # HOST:PORT where other proxies reach this one; "": nowhere

@@ -1,8 +1,8 @@
 """Acknowledgements that carry messages: what may be committed, and what follows when it was, or was not.
 
 `take_up` gives the one who holds a message's lease the right to finish it together with other messages, which
-are its *replies*; `finish_taken_up` and `put_down` are the two ends. In between nobody else has it: its lease does not
-run out, its results are late, its chain waits (leases.py).
+are its *replies*; `finish_taken_up` and `put_down` are the two ends. In between nobody else has it: its lease
+does not run out, its results are late, its chain waits (leases.py).
 
 An answer that was lost is asked for again: `Replied` remembers the newest, and `reply_id` is the id that a
 reply has wherever it is found.

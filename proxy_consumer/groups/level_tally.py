@@ -53,7 +53,8 @@ class _Block:
 
 
 class LevelTally:
-    """One level. Call `take_progress` with what the backend says, then feed what `missing` asks for to `add`."""
+    """One level. Call `take_progress` with what the backend says, then feed what `missing` asks for to
+    `add`."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, _Block] = {}
