@@ -133,9 +133,8 @@ def disk(data_dir: Path, config: Configuration) -> Iterator[CheckResult]:
 def kafka(config: Configuration, data_dir: Path) -> Iterator[CheckResult]:
     """Whether the cluster answers, is the directory's, and which of its settings break a promise."""
     try:
-        from backend.kafka.checks.identity import check_directory
-        from backend.kafka.checks.look import Look
-        from backend.kafka.checks.rules import findings
+        from backend.kafka.cluster_rules import findings
+        from backend.kafka.opening import Look, check_directory
     except ImportError as error:
         remedy = "run, in the source tree: pip install '.[kafka]'"
         yield CheckResult("kafka", FAILED, f"the package {error.name} is missing", remedy)

@@ -17,7 +17,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartiti
 
 from backend.kafka.opening import open_kafka
 from backend.kafka.options import KafkaOptions
-from backend.kafka.state import Stamp, parse_progress_key
+from backend.kafka.state.tables import Stamp, parse_progress_key
 from backend.progress.ack_map import AckMap
 from backend.progress.codec import decode_progress
 from backend.progress.group_progress import Key

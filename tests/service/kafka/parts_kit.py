@@ -9,10 +9,10 @@ from typing import Any
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from backend.kafka.bridge import Bridge
-from backend.kafka.commit.plan import KafkaWrite
+from backend.kafka.clients.bridge import Bridge
+from backend.kafka.commits.plan import KafkaWrite
+from backend.kafka.engine.process import KafkaParts, PartsTerms
 from backend.kafka.options import KafkaOptions
-from backend.kafka.parts import KafkaParts, PartsTerms
 from backend.port import Assignment, Join, Sharing
 from backend.records import CommitBatch, Durability, NewRecord, ProgressDelta, QueueRef, TopicInfo
 from ddmq_common.clock import SystemClock

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from cluster_kit import KafkaServer, Tools, own_cluster
 
-from backend.kafka.checks.identity import FILE, SETTING
-from backend.kafka.state import setting_key, wrapped
+from backend.kafka.opening import FILE, SETTING
+from backend.kafka.state.tables import setting_key, wrapped
 from ddmq.trial.cluster import TrialCluster
 from tests.scenarios.real_server import NotReady, ddmq
 

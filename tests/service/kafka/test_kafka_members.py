@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from parts_kit import Holder, Parts, done, options
 
-from backend.kafka.commit.fencing import fence, own_name
+from backend.kafka.clients.producers import fence, own_name
 from backend.kafka.coordination.events import Beat, Event
 from backend.kafka.options import KafkaOptions
 from backend.records import NewRecord, ProgressDelta, ProgressView
@@ -134,7 +134,7 @@ def beats(parts: Parts, process: str) -> Callable[[], int]:
 def test_who_is_heard_is_not_taken_for_dead_because_its_commits_are_slow(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backend.kafka.watch.REVOKE_S", 0.2)
+    monkeypatch.setattr("backend.kafka.coordination.watch.REVOKE_S", 0.2)
     first, second = make(), make()
     first.make_topics()
     one = Holder(first, address="h:1")
@@ -151,8 +151,8 @@ def test_who_is_heard_is_not_taken_for_dead_because_its_commits_are_slow(
 
 
 def test_who_cannot_let_go_gives_everything_up_by_itself(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backend.kafka.watch.REVOKE_S", 0.1)
-    monkeypatch.setattr("backend.kafka.watch.LET_GO_S", 0.5)
+    monkeypatch.setattr("backend.kafka.coordination.watch.REVOKE_S", 0.1)
+    monkeypatch.setattr("backend.kafka.coordination.watch.LET_GO_S", 0.5)
     first, second = make(), make()
     first.make_topics()
     one = Holder(first)

@@ -10,10 +10,10 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from backend.completion import Completion
-from backend.kafka.bridge import Bridge
+from backend.kafka.clients.bridge import Bridge
+from backend.kafka.engine.readers import Readers
+from backend.kafka.engine.streams import KafkaPlace
 from backend.kafka.options import KafkaOptions
-from backend.kafka.read.readers import Readers
-from backend.kafka.read.streams import KafkaPlace
 from backend.port import ReadCall, Wait
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus, tag_hash
 from ddmq_common.clock import SystemClock

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from parts_kit import TOPICS, Holder, Parts, done, options
 
-from backend.kafka.backend import KafkaBackend
-from backend.kafka.following.thread import FollowerThread
+from backend.kafka.clients.follower import FollowerThread
+from backend.kafka.clients.reader_thread import ReaderThread
+from backend.kafka.engine.backend import KafkaBackend
 from backend.kafka.opening import open_kafka
-from backend.kafka.read.reader_thread import ReaderThread
 from backend.records import Durability, NewRecord, ProgressDelta, QueueRef, ReadStatus, TopicInfo
 from ddmq_common.clock import SystemClock
 from tests.support.waits import soon, until

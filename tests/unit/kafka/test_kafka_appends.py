@@ -9,9 +9,9 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from backend.completion import Completion
-from backend.kafka.append import reporting as module
-from backend.kafka.append.appends import SEND_S, Appends
-from backend.kafka.bridge import Bridge
+from backend.kafka.clients.bridge import Bridge
+from backend.kafka.engine import appends as module
+from backend.kafka.engine.appends import SEND_S, Appends
 from backend.kafka.options import KafkaOptions
 from backend.records import AppendResult, AppendStatus, Durability, NewRecord
 from ddmq_common.clock import SystemClock

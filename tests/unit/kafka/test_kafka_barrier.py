@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from backend.kafka.bridge import Bridge
-from backend.kafka.following import barrier as module
-from backend.kafka.following.barrier import MARK_KEY, Barriers
+from backend.kafka.clients.bridge import Bridge
+from backend.kafka.state import followed as module
+from backend.kafka.state.followed import MARK_KEY, Barriers
 from ddmq_common.errors import DrainingError, RemoteError
 from tests.support.waits import done, until
 

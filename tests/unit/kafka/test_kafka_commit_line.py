@@ -9,10 +9,10 @@ import pytest
 from test_kafka_commit_plan import KEY, QUEUE, State
 
 from backend.completion import Completion
-from backend.kafka.commit.line import CommitLine
-from backend.kafka.commit.plan import CommitTerms, KafkaWrite
-from backend.kafka.commit.producers import OutcomeKind, WriteOutcome
-from backend.kafka.state import encoded
+from backend.kafka.clients.producers import OutcomeKind, WriteOutcome
+from backend.kafka.commits.commit_queue import CommitLine
+from backend.kafka.commits.plan import CommitTerms, KafkaWrite
+from backend.kafka.state.tables import encoded
 from backend.progress.group_progress import GroupProgress
 from backend.records import CommitBatch, Durability, ProgressDelta
 from ddmq_common.errors import FencedError, RemoteError

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from backend.kafka.commit.plan import CommitPlan, CommitTerms, KafkaWrite
-from backend.kafka.following.system_topics import SystemTopics
-from backend.kafka.state import ProgressState, SettingsState
+from backend.kafka.clients.admin import SystemTopics
+from backend.kafka.commits.plan import CommitPlan, CommitTerms, KafkaWrite
+from backend.kafka.state.tables import ProgressState, SettingsState
 from backend.records import CommitBatch, NewRecord, ProgressDelta, ProgressView, QueueRef
 from ddmq_common.errors import BoundReachedError, FencedError, UnknownTopicError
 

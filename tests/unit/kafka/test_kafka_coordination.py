@@ -24,7 +24,7 @@ from backend.kafka.coordination.events import (
     decode_event,
     encode_event,
 )
-from backend.kafka.coordination.log import CoordinationLog, PlacedEvent
+from backend.kafka.coordination.table import CoordinationLog, PlacedEvent
 from backend.ownership.group import Assign, AssignmentState, Decision, Lose, Revoke
 from backend.port import Sharing
 from tests.examples import examples

@@ -8,9 +8,8 @@ from typing import cast
 import pytest
 
 from backend.completion import Completion, failed, succeeded
-from backend.kafka.topics import doubts as module
-from backend.kafka.topics.doubts import LOOKS, TopicDoubts
-from backend.kafka.topics.known import KafkaTopics
+from backend.kafka.engine import topics as module
+from backend.kafka.engine.topics import ABSENT_LOOKS, KafkaTopics, TopicDoubts
 from backend.records import NewRecord
 from ddmq_common.errors import DrainingError, RemoteError, TryLaterError
 from tests.support.waits import until
@@ -73,7 +72,7 @@ def test_one_that_was_made_and_is_not_to_be_seen_yet_is_looked_for_again(rig: Do
 def test_but_not_for_ever(rig: DoubtRig) -> None:
     rig.kept["orders"] = b"somebody deleted it in Kafka itself"
     rig.settle()
-    for _ in range(LOOKS):
+    for _ in range(ABSENT_LOOKS):
         until(lambda: rig.topics.asking)
         rig.topics.answer()
     assert rig.told == [None]
@@ -93,7 +92,7 @@ def test_what_others_made_is_known_once_it_is_caught_up(rig: DoubtRig) -> None:
 def test_a_topic_that_somebody_deleted_in_kafka_is_looked_for_once(rig: DoubtRig) -> None:
     rig.kept["orders"] = b"it was made"
     caught_up = rig.doubts.caught_up()
-    for _ in range(LOOKS):
+    for _ in range(ABSENT_LOOKS):
         until(lambda: rig.topics.asking)
         rig.topics.answer()
     assert caught_up.result() is None

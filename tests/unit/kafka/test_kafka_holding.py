@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from backend.kafka.holding import QueueHolding
-from backend.kafka.membership import KafkaMemberships
+from backend.kafka.coordination.holding import QueueHolding
+from backend.kafka.coordination.memberships import KafkaMemberships
 from backend.records import QueueRef
 from ddmq_common.clock import ManualClock
 from tests.support.waits import until
@@ -52,7 +52,7 @@ def test_a_queue_that_was_let_go_takes_what_was_called_before_and_nothing_after(
 ) -> None:
     """That another process has it by now is heard late: until then nothing but the floor keeps a move of a
     message back, whose copy would stand beside that of the new holder."""
-    monkeypatch.setattr("backend.kafka.holding.LEFT_S", 0.05)
+    monkeypatch.setattr("backend.kafka.coordination.holding.LEFT_S", 0.05)
     called: list[Callable[[], None]] = []
     line: Any = SimpleNamespace(after=lambda records, act: called.append(act))
     options: Any = SimpleNamespace(session_ms=3_000, heartbeat_ms=500)

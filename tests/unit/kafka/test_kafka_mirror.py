@@ -14,8 +14,8 @@ import gevent
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from backend.kafka import mirror as module
-from backend.kafka.mirror import CLOSE_S, CONSUMERS_MAX, OURS, OffsetMirror, _Committer
+from backend.kafka.commits import offset_mirror as module
+from backend.kafka.commits.offset_mirror import CLOSE_S, CONSUMERS_MAX, OURS, OffsetMirror, _Committer
 from backend.kafka.options import KafkaOptions
 from backend.progress.group_progress import GroupProgress, Key
 from backend.records import QueueRef

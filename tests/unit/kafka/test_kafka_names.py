@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.kafka.names import KAFKA_NAME_MAX, Names, incarnation
+from backend.kafka.options import KAFKA_NAME_MAX, Names, incarnation
 from ddmq_common.errors import CallerError
 
 OURS = st.one_of(

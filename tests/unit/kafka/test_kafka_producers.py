@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from backend.kafka.commit import producers as module
-from backend.kafka.commit.plan import KafkaWrite
-from backend.kafka.commit.producers import OutcomeKind, Producers, WriteOutcome
+from backend.kafka.clients import producers as module
+from backend.kafka.clients.producers import OutcomeKind, Producers, WriteOutcome
+from backend.kafka.commits.plan import KafkaWrite
 from backend.kafka.options import KafkaOptions
 from ddmq_common.errors import CallerError, UnknownTopicError
 from tests.support.waits import until

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from backend.completion import Completion
-from backend.kafka.backend import KafkaBackend
-from backend.kafka.state import ProgressState, Stamp, progress_key
+from backend.kafka.engine.backend import KafkaBackend
+from backend.kafka.state.tables import ProgressState, Stamp, progress_key
 from backend.records import QueueRef
 from ddmq_common.errors import DamagedError, NewerFormatError, StorageError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend.kafka.checks.rules import REPLICAS, CheckedPlace, ClusterFacts, ClusterFinding, Kind, findings
+from backend.kafka.cluster_rules import REPLICAS, CheckedPlace, ClusterFacts, ClusterFinding, Kind, findings
 from backend.kafka.options import KafkaOptions
 
 OPTIONS = KafkaOptions(bootstrap="broker1:9092")

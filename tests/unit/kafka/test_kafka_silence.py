@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.kafka.coordination.silence import TURN_S, Silence
+from backend.kafka.coordination.watch import TURN_S, Silence
 from tests.examples import examples
 
 SESSION_S = 3.0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.kafka.state import (
+from backend.kafka.state.tables import (
     ProgressState,
     SettingsState,
     Stamp,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.completion import Completion
-from backend.kafka.read.streams import Asked, KafkaPlace, Parked, Stream
+from backend.kafka.engine.streams import Asked, KafkaPlace, Parked, Stream
 from backend.kafka.records import KafkaRecord
 from backend.port import ReadCall, Wait
 from backend.records import QueueRef, ReadStatus

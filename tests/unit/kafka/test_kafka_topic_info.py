@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from backend.kafka.faults import is_gone, translated, undelivered
-from backend.kafka.names import incarnation
-from backend.kafka.topics.info import (
+from backend.kafka.errors import is_gone, translated, undelivered
+from backend.kafka.options import incarnation
+from backend.kafka.topic_info import (
     FoundTopic,
     kafka_settings,
     kept_info,

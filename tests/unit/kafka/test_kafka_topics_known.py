@@ -9,13 +9,12 @@ from typing import Any, cast
 import pytest
 
 from backend.completion import Completion, succeeded
-from backend.kafka.faults import LastError
-from backend.kafka.names import incarnation
-from backend.kafka.options import KafkaOptions
-from backend.kafka.topics import known as module
-from backend.kafka.topics.cluster import Cluster, Survey
-from backend.kafka.topics.info import FoundTopic
-from backend.kafka.topics.known import LOOKS, KafkaTopics
+from backend.kafka.clients.admin import Cluster, Survey
+from backend.kafka.engine import topics as module
+from backend.kafka.engine.topics import CHANGED_LOOKS, KafkaTopics
+from backend.kafka.errors import LastError
+from backend.kafka.options import KafkaOptions, incarnation
+from backend.kafka.topic_info import FoundTopic
 from ddmq_common.clock import ManualClock
 from tests.support.waits import until
 
@@ -110,7 +109,7 @@ def test_what_others_have_changed_is_looked_at_some_times(cluster: HeldCluster, 
     assert cluster.passed_over == {"orders": 4}
     cluster.answer("cluster-1")
     topics.info_changed("orders")
-    for _ in range(LOOKS):
+    for _ in range(CHANGED_LOOKS):
         assert cluster.passed_over == {}
         cluster.answer("cluster-1", FOUND)
         topics.look()

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from backend.kafka import watch
+from backend.kafka.coordination import watch
 from backend.kafka.coordination.events import Beat, Died, Event, Joined
-from backend.kafka.coordination.replica import TableState
-from backend.kafka.coordination.silence import TURN_S
+from backend.kafka.coordination.table import TableState
+from backend.kafka.coordination.watch import TURN_S, MemberWatch
 from backend.kafka.options import KafkaOptions
-from backend.kafka.watch import MemberWatch
 from backend.port import Sharing
 from tests.support.waits import until
 

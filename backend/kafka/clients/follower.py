@@ -1,0 +1,188 @@
+"""FollowerThread: one native thread with one Consumer that brings the system topics' records to the hub.
+
+It reads all their partitions from the beginning, committed records only. Records come to the hub in batches,
+in the order of each partition; at the present end of a partition, a row without a record says how far it was
+read (markers of transactions have offsets, too). At most BATCHES_MAX batches wait for the hub. If the cluster
+is lost, librdkafka reconnects and continues where it was. After any other failure, which is logged, a new
+Consumer continues there.
+
+The coordination topic is truncated by time. If that has passed the position that was read, `on_truncated`
+reports it on the hub, and reading resumes at the topic's new beginning.
+"""
+
+from __future__ import annotations
+
+import _thread
+import logging
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from backend.kafka.clients.admin import SystemTopics, made
+from backend.kafka.errors import LastError
+from backend.kafka.options import KafkaOptions
+
+log = logging.getLogger(__name__)
+POLL_S = 0.1
+PAUSE_S = 0.5
+BATCH_MAX = 1_000
+BATCHES_MAX = 32
+ASK_S = 5.0
+FETCH_WAIT_MS = 10  # also how late it is known that only a marker follows
+Place = tuple[str, int]  # topic, partition
+
+
+class FollowedRow(NamedTuple):
+    """One record. `record` False: there is none, the partition was read up to `offset` (exclusive)."""
+
+    topic: str
+    partition: int
+    offset: int
+    stamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    record: bool
+
+
+class FollowerListener(NamedTuple):
+    """What the thread tells; it calls from outside of the hub."""
+
+    begun: Callable[[dict[Place, int]], None]  # the first offset of each partition
+    brought: Callable[[list[FollowedRow]], None]
+    cut: Callable[[int], None]  # the coordination topic begins at this offset now
+    trouble: Callable[[str], None]
+
+
+class FollowerThread:
+    """Begins at once. `room` is given back by the hub, once for each batch that it has taken."""
+
+    def __init__(self, options: KafkaOptions, listener: FollowerListener) -> None:
+        self._options = options
+        self._client = options.client()
+        self._listener = listener
+        self._stop = False
+        self._stopped = threading.Event()
+        self._ended = threading.Event()
+        self._places: list[Place] = []
+        self._next: dict[Place, int] = {}  # from where on to read; empty until that is known
+        self.room = threading.Semaphore(BATCHES_MAX)
+        _thread.start_new_thread(self._run, ())
+
+    def stop(self, wait_s: float) -> bool:
+        """Ask it to end, and wait for it; whether it has."""
+        self._stop = True
+        self._stopped.set()
+        self.room.release()
+        return self._ended.wait(wait_s)
+
+    def _run(self) -> None:
+        try:
+            while not self._stop:
+                try:
+                    self._follow_on()
+                except Exception as error:  # whatever it was: go on from where it was
+                    log.exception("following the system topics has failed; it begins again")
+                    self._listener.trouble(f"following the system topics has failed: {error}")
+                    self._stopped.wait(PAUSE_S)
+        finally:
+            self._ended.set()
+
+    def _follow_on(self) -> None:
+        """From where it was, or from the beginning of everything, until it is to stop."""
+        if not self._next:
+            counts = self._made()
+            self._places = [(name, number) for name, count in counts.items() for number in range(count)]
+        consumer = Consumer(
+            {
+                "fetch.queue.backoff.ms": 5,
+                **self._client,
+                "group.id": f"{self._options.namespace}.follower",  # nobody joins it, nothing is committed
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "enable.partition.eof": True,
+                "isolation.level": "read_committed",
+                "auto.offset.reset": "error",
+                "fetch.wait.max.ms": FETCH_WAIT_MS,
+            }
+        )
+        try:
+            while not self._next and not self._stop:
+                self._begin(consumer)
+            if self._next:
+                consumer.assign([TopicPartition(*place, offset) for place, offset in self._next.items()])
+                self._follow(consumer)
+        finally:
+            consumer.close()
+
+    def _made(self) -> dict[str, int]:
+        """The system topics and how many partitions each has; none when it is to stop."""
+        heard = LastError(self._options)
+        admin = AdminClient({**self._client, "error_cb": heard})  # type: ignore[dict-item]
+
+        def silent(error: BaseException) -> None:
+            at = self._options.bootstrap
+            self._listener.trouble(f"the cluster at {at} does not answer: {heard.why(error)}")
+
+        return made(admin, self._options, lambda: self._stop, silent)
+
+    def _begin(self, consumer: Consumer) -> None:
+        """Find where everything begins, if that can be told now."""
+        try:
+            first = {place: self._bounds(consumer, place)[0] for place in self._places}
+        except KafkaException as error:
+            self._listener.trouble(f"the system topics cannot be read: {error.args[0].str()}")
+            return
+        self._listener.begun(first)
+        self._next.update(first)
+
+    def _bounds(self, consumer: Consumer, place: Place) -> tuple[int, int]:
+        found = consumer.get_watermark_offsets(TopicPartition(*place), timeout=ASK_S)
+        if found is None:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return found
+
+    def _follow(self, consumer: Consumer) -> None:
+        while not self._stop:
+            first = consumer.poll(POLL_S)
+            if first is None:
+                continue
+            messages = [first, *consumer.consume(BATCH_MAX, 0)]
+            rows = [row for message in messages if (row := self._row(consumer, message)) is not None]
+            if rows:
+                self.room.acquire()
+                self._listener.brought(rows)
+                self._next.update({(row.topic, row.partition): row.offset + row.record for row in rows})
+
+    def _row(self, consumer: Consumer, message: Message) -> FollowedRow | None:
+        error = message.error()
+        topic, partition, offset = message.topic(), message.partition(), message.offset()
+        if error is None:
+            stamp = message.timestamp()[1]
+            return FollowedRow(topic, partition, offset, stamp, message.key(), message.value(), True)  # type: ignore[arg-type]
+        if error.code() == KafkaError._PARTITION_EOF:
+            return FollowedRow(topic, partition, offset, 0, None, None, False)  # type: ignore[arg-type]
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:
+            self._again(consumer, (str(topic), int(partition or 0)))
+        else:
+            self._listener.trouble(f"following the system topics: {error.str()}")
+        return None
+
+    def _again(self, consumer: Consumer, place: Place) -> None:
+        """The place to read from is not there any more."""
+        first, end = self._bounds(consumer, place)
+        if place[0] == SystemTopics.of(self._options).coordination:
+            at = first
+            self._listener.cut(at)
+        else:
+            at = min(max(first, self._next[place]), end)
+            log.error(
+                "%s of %s has lost records that it must keep: it was read up to %d and has %d to %d; "
+                "look at the topic's configuration",
+                place[1], place[0], self._next[place], first, end,
+            )  # fmt: skip
+        self._next[place] = at
+        consumer.incremental_unassign([TopicPartition(*place)])
+        consumer.incremental_assign([TopicPartition(*place, at)])
