@@ -75,7 +75,7 @@ def open_kafka(
     except BaseException:
         backend.close()
         raise
-    tell_findings(options, backend.parts.state.topic_infos)
+    tell_findings(options, backend.state.topic_infos)
     return backend
 
 

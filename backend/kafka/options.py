@@ -88,8 +88,8 @@ class Names(NamedTuple):
             return False
 
 
-def incarnation(topic_id: str) -> int:
-    """A topic's incarnation of its id in Kafka, which a topic made anew has another one of."""
+def incarnation_of(topic_id: str) -> int:
+    """Return the incarnation of the topic with this id in Kafka; a recreated topic has another id."""
     return int.from_bytes(blake2b(topic_id.encode(), digest_size=6).digest(), "big") or 1
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from base64 import b64encode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from backend.records import FLAG_PRESSURE, NewRecord, ShortRecord, StoredRecord, tag_hash
 from ddmq_common.delivery import decode, value_of
@@ -31,6 +31,16 @@ _PRESSURE = b"isPressureTraffic"
 RECORD_EXTRA = 512  # that a record without long headers is larger in Kafka than its delivery bytes, at most
 BATCH_EXTRA = 61 + 40  # a batch's own bytes, and lengths, times and counts of the one record in it
 GROWTH_MAX = 5  # headers are at most so many times as long as properties: one without a value, `ddmq-b-AA==`
+
+
+class ProducerRecord(NamedTuple):
+    """One record for a producer. `topic` is its name in Kafka."""
+
+    topic: str
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers | None = None
 
 
 def encode(record: NewRecord) -> Encoded:

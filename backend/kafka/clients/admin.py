@@ -28,7 +28,7 @@ from confluent_kafka.admin import (
 from backend.kafka.clients.bridge import Bridge
 from backend.kafka.errors import LastError, has_code, is_gone, translated
 from backend.kafka.options import KafkaOptions
-from backend.kafka.topic_info import FoundTopic, kafka_settings
+from backend.kafka.topic_info import ClusterTopic, kafka_settings
 from backend.records import Durability, TopicInfo
 from ddmq_common.errors import CallerError, RemoteError, UnknownTopicError
 from ddmq_common.names import COMPACTED_TOPICS, DELAY_TOPIC, HALF_TOPIC, SCHEDULE_TOPIC
@@ -68,7 +68,7 @@ class Survey(NamedTuple):
     """All names that were let in, those of them that were looked at, and the cluster's id."""
 
     names: frozenset[str]
-    looked_at: tuple[FoundTopic, ...]
+    looked_at: tuple[ClusterTopic, ...]
     cluster_id: str
 
 
@@ -129,7 +129,7 @@ def survey(
     return Survey(frozenset(names), looked_at, found.cluster_id or "")
 
 
-def described(admin: AdminClient, names: Iterable[str]) -> list[FoundTopic]:
+def described(admin: AdminClient, names: Iterable[str]) -> list[ClusterTopic]:
     """Those of `names` that are there."""
     wanted = list(names)
     if not wanted:
@@ -147,7 +147,7 @@ def described(admin: AdminClient, names: Iterable[str]) -> list[FoundTopic]:
     return _with_settings(admin, there)
 
 
-def _with_settings(admin: AdminClient, there: Mapping[str, Any]) -> list[FoundTopic]:
+def _with_settings(admin: AdminClient, there: Mapping[str, Any]) -> list[ClusterTopic]:
     if not there:
         return []
     resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in there]
@@ -174,7 +174,7 @@ def _with_settings(admin: AdminClient, there: Mapping[str, Any]) -> list[FoundTo
         terms = [settings.get(name) for name in ("min.insync.replicas", "retention.ms")]
         min_insync, retention_ms = [None if value is None else int(value) for value in terms]
         found.append(
-            FoundTopic(
+            ClusterTopic(
                 resource.name,
                 topic_id,
                 partitions,
@@ -192,7 +192,7 @@ def _with_settings(admin: AdminClient, there: Mapping[str, Any]) -> list[FoundTo
     return found
 
 
-def create(admin: AdminClient, options: KafkaOptions, name: str, info: TopicInfo) -> FoundTopic:
+def create(admin: AdminClient, options: KafkaOptions, name: str, info: TopicInfo) -> ClusterTopic:
     """Make the topic `name`, or find it made; ready to be written to when this returns."""
     queues, durable = info.queues, info.durability >= Durability.DURABLE
     settings = {
@@ -227,7 +227,7 @@ def create(admin: AdminClient, options: KafkaOptions, name: str, info: TopicInfo
     return found
 
 
-def change(admin: AdminClient, found: FoundTopic, info: TopicInfo) -> tuple[FoundTopic, bool]:
+def change(admin: AdminClient, found: ClusterTopic, info: TopicInfo) -> tuple[ClusterTopic, bool]:
     """Make of the topic what `info` says; whether settings of Kafka's were changed."""
     if info.replication_factor not in (None, found.replicas):
         raise CallerError(
@@ -250,7 +250,7 @@ def change(admin: AdminClient, found: FoundTopic, info: TopicInfo) -> tuple[Foun
     return found, bool(wanted)
 
 
-def check_copies(info: TopicInfo, found: FoundTopic) -> None:
+def check_copies(info: TopicInfo, found: ClusterTopic) -> None:
     """Raises CallerError where there are fewer copies than have to have what is answered."""
     if info.durability is Durability.REPLICATED and found.replicas < 2:
         raise CallerError(
@@ -262,7 +262,7 @@ def check_copies(info: TopicInfo, found: FoundTopic) -> None:
         )
 
 
-def _seen(admin: AdminClient, name: str, queues: int) -> FoundTopic:
+def _seen(admin: AdminClient, name: str, queues: int) -> ClusterTopic:
     """The topic once the brokers know of it with so many queues."""
     end = time.monotonic() + SETTLE_S
     while True:
@@ -274,7 +274,7 @@ def _seen(admin: AdminClient, name: str, queues: int) -> FoundTopic:
         time.sleep(PAUSE_S)
 
 
-def flush_each(admin: AdminClient, found: FoundTopic) -> FoundTopic:
+def flush_each(admin: AdminClient, found: ClusterTopic) -> ClusterTopic:
     """Have each message of the topic synced before it is answered."""
     _set(admin, found, {"flush.messages": "1"})
     return found._replace(flushed=True)
@@ -287,12 +287,12 @@ def keeping(name: str) -> Mapping[str, str]:
     return COMPACTED if name in COMPACTED_TOPICS else {}
 
 
-def keeps(name: str, found: FoundTopic) -> bool:
+def keeps(name: str, found: ClusterTopic) -> bool:
     """Whether it has them."""
-    return (found.kept or name not in OF_WAITING) and (found.compacted or name not in COMPACTED_TOPICS)
+    return (found.unlimited or name not in OF_WAITING) and (found.compacted or name not in COMPACTED_TOPICS)
 
 
-def keep(admin: AdminClient, name: str, found: FoundTopic) -> FoundTopic:
+def keep(admin: AdminClient, name: str, found: ClusterTopic) -> ClusterTopic:
     """Have nothing in the topic go too soon."""
     _set(admin, found, keeping(name))
     return found
@@ -305,7 +305,7 @@ def trim(admin: AdminClient, kafka_name: str, partition: int, before: int) -> No
         answer.result()
 
 
-def _set(admin: AdminClient, found: FoundTopic, settings: Mapping[str, str]) -> None:
+def _set(admin: AdminClient, found: ClusterTopic, settings: Mapping[str, str]) -> None:
     entries = [
         ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         for name, value in settings.items()
@@ -319,7 +319,7 @@ def _set(admin: AdminClient, found: FoundTopic, settings: Mapping[str, str]) -> 
         raise translated(error, f"topic {found.kafka_name} cannot be set to {wanted}") from error
 
 
-def grow(admin: AdminClient, found_name: str, queues: int) -> FoundTopic:
+def grow(admin: AdminClient, found_name: str, queues: int) -> ClusterTopic:
     """Give the topic so many queues."""
     [answer] = admin.create_partitions([NewPartitions(found_name, queues)], request_timeout=CHANGE_S).values()
     try:
@@ -332,7 +332,7 @@ def grow(admin: AdminClient, found_name: str, queues: int) -> FoundTopic:
     return found
 
 
-def touch(admin: AdminClient, found: FoundTopic) -> None:
+def touch(admin: AdminClient, found: ClusterTopic) -> None:
     """Wait until each partition has a leader that answers: the first writes do not have to."""
     end = time.monotonic() + SETTLE_S
     left = set(range(found.partitions))

@@ -47,22 +47,29 @@ class FollowedRow(NamedTuple):
     record: bool
 
 
-class FollowerListener(NamedTuple):
-    """What the thread tells; it calls from outside of the hub."""
-
-    begun: Callable[[dict[Place, int]], None]  # the first offset of each partition
-    brought: Callable[[list[FollowedRow]], None]
-    cut: Callable[[int], None]  # the coordination topic begins at this offset now
-    trouble: Callable[[str], None]
-
-
 class FollowerThread:
-    """Begins at once. `room` is given back by the hub, once for each batch that it has taken."""
+    """Begins at once. The hub releases `room` once for each batch that it has applied.
 
-    def __init__(self, options: KafkaOptions, listener: FollowerListener) -> None:
+    The callbacks run in this thread. `on_begun(first)`: the first offset of each partition is known.
+    `on_rows`: the next rows. `on_truncated(first)`: the coordination topic begins at this offset now.
+    `on_trouble(reason)`.
+    """
+
+    def __init__(
+        self,
+        options: KafkaOptions,
+        *,
+        on_begun: Callable[[dict[Place, int]], object],
+        on_rows: Callable[[list[FollowedRow]], object],
+        on_truncated: Callable[[int], object],
+        on_trouble: Callable[[str], object],
+    ) -> None:
         self._options = options
         self._client = options.client()
-        self._listener = listener
+        self._on_begun = on_begun
+        self._on_rows = on_rows
+        self._on_truncated = on_truncated
+        self._on_trouble = on_trouble
         self._stop = False
         self._stopped = threading.Event()
         self._ended = threading.Event()
@@ -85,7 +92,7 @@ class FollowerThread:
                     self._follow_on()
                 except Exception as error:  # whatever it was: go on from where it was
                     log.exception("following the system topics has failed; it begins again")
-                    self._listener.trouble(f"following the system topics has failed: {error}")
+                    self._on_trouble(f"following the system topics has failed: {error}")
                     self._stopped.wait(PAUSE_S)
         finally:
             self._ended.set()
@@ -124,7 +131,7 @@ class FollowerThread:
 
         def silent(error: BaseException) -> None:
             at = self._options.bootstrap
-            self._listener.trouble(f"the cluster at {at} does not answer: {heard.why(error)}")
+            self._on_trouble(f"the cluster at {at} does not answer: {heard.why(error)}")
 
         return made(admin, self._options, lambda: self._stop, silent)
 
@@ -133,9 +140,9 @@ class FollowerThread:
         try:
             first = {place: self._bounds(consumer, place)[0] for place in self._places}
         except KafkaException as error:
-            self._listener.trouble(f"the system topics cannot be read: {error.args[0].str()}")
+            self._on_trouble(f"the system topics cannot be read: {error.args[0].str()}")
             return
-        self._listener.begun(first)
+        self._on_begun(first)
         self._next.update(first)
 
     def _bounds(self, consumer: Consumer, place: Place) -> tuple[int, int]:
@@ -153,7 +160,7 @@ class FollowerThread:
             rows = [row for message in messages if (row := self._row(consumer, message)) is not None]
             if rows:
                 self.room.acquire()
-                self._listener.brought(rows)
+                self._on_rows(rows)
                 self._next.update({(row.topic, row.partition): row.offset + row.record for row in rows})
 
     def _row(self, consumer: Consumer, message: Message) -> FollowedRow | None:
@@ -167,7 +174,7 @@ class FollowerThread:
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
             self._again(consumer, (str(topic), int(partition or 0)))
         else:
-            self._listener.trouble(f"following the system topics: {error.str()}")
+            self._on_trouble(f"following the system topics: {error.str()}")
         return None
 
     def _again(self, consumer: Consumer, place: Place) -> None:
@@ -175,7 +182,7 @@ class FollowerThread:
         first, end = self._bounds(consumer, place)
         if place[0] == SystemTopics.of(self._options).coordination:
             at = first
-            self._listener.cut(at)
+            self._on_truncated(at)
         else:
             at = min(max(first, self._next[place]), end)
             log.error(

@@ -30,9 +30,9 @@ from typing import Any, NamedTuple
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from backend.kafka.clients.admin import RECORD_BYTES_MAX, SystemTopics
-from backend.kafka.commits.plan import KafkaWrite
 from backend.kafka.errors import RAISED, WRONG, cause_of
 from backend.kafka.options import KafkaOptions
+from backend.kafka.records import ProducerRecord
 from ddmq_common.errors import (
     CallerError,
     DdmqError,
@@ -129,12 +129,12 @@ class Producers:
 
     # --- asked from the hub
 
-    def write(self, writes: Sequence[KafkaWrite], then: Callable[[WriteOutcome], None]) -> None:
+    def write(self, writes: Sequence[ProducerRecord], then: Callable[[WriteOutcome], None]) -> None:
         """Without a transaction."""
         self._job(lambda: self._write(writes), then)
 
     def transact(
-        self, writes: Sequence[KafkaWrite], once: bool, then: Callable[[WriteOutcome], None]
+        self, writes: Sequence[ProducerRecord], once: bool, then: Callable[[WriteOutcome], None]
     ) -> None:
         """All or nothing, under the own name or under that of the namespace, which was taken before."""
         self._job(lambda: self._transact(writes, once), then)
@@ -253,7 +253,7 @@ class Producers:
             config["transaction.timeout.ms"] = self._options.transaction_timeout_ms
         return Producer(config)
 
-    def _write(self, writes: Sequence[KafkaWrite]) -> list[int]:
+    def _write(self, writes: Sequence[ProducerRecord]) -> list[int]:
         """Plain."""
         try:
             offsets, errors = self._produce(self._plain, writes)
@@ -270,7 +270,7 @@ class Producers:
         raise _Unsettled(OutcomeKind.UNKNOWN, RemoteError(_UNKNOWN + reason))
 
     def _produce(
-        self, producer: Producer, writes: Sequence[KafkaWrite]
+        self, producer: Producer, writes: Sequence[ProducerRecord]
     ) -> tuple[list[int], list[KafkaError]]:
         """Hand them over; offsets are filled in as they are answered, -1 until then."""
         offsets = [-1] * len(writes)
@@ -307,7 +307,7 @@ class Producers:
                     producer.list_topics(write.topic, ASK_S)
         return offsets, errors
 
-    def _transact(self, writes: Sequence[KafkaWrite], once: bool) -> list[int]:
+    def _transact(self, writes: Sequence[ProducerRecord], once: bool) -> list[int]:
         producer = self._once if once else self._own
         if producer is None:
             text = "Kafka has not given a transactional name yet"
@@ -319,7 +319,7 @@ class Producers:
                 self._once = None
             raise
 
-    def _transacted(self, producer: Producer, writes: Sequence[KafkaWrite]) -> list[int]:
+    def _transacted(self, producer: Producer, writes: Sequence[ProducerRecord]) -> list[int]:
         end = time.monotonic() + self._options.transaction_timeout_ms / 1000
         try:
             producer.begin_transaction()

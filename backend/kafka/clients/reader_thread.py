@@ -1,5 +1,4 @@
-"""One native thread with one Consumer: it reads the partitions that it is told to, and delivers their
-records.
+"""ReaderThread: one native thread with one Consumer, which reads the partitions that it is told to.
 
 The Consumer belongs to this thread; the hub talks to it by commands in a deque. A partition is assigned at an
 offset and never sought (a seek far back takes 0.2 s, an assignment 1 to 2 ms). Without partitions the thread

@@ -157,7 +157,7 @@ class OffsetMirror:
         """Whether everything that was committed stands there, or was refused."""
         return not self._changed and not self._under_way
 
-    def progressed(self, keys: Iterable[Key]) -> None:
+    def on_progress(self, keys: Iterable[Key]) -> None:
         """These groups have committed on these queues."""
         for key in keys:
             if self._holds(key):
@@ -221,7 +221,7 @@ class OffsetMirror:
         if passes:
             pause_s = min(2 * failed.pause_s, AGAIN_S_MAX) if failed and failed.passes else EVERY_S
             self._failed[group] = _Failed(True, pause_s, time.monotonic() + pause_s)
-            self.progressed(keys)
+            self.on_progress(keys)
         else:
             self._failed[group] = _Failed(False, 0.0, 0.0)
         if failed is None or failed.passes != passes:

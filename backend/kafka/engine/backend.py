@@ -1,10 +1,10 @@
 """KafkaBackend: the backend port over a Kafka cluster, put together.
 
-Who does what: topics.py knows the topics, appends.py writes, readers.py reads, offsets.py asks where queues
-begin and end, parts.py has settings, progress, commits and memberships. This file joins them and keeps the
-order between them: a commit waits for the appends to its queues that were called before, and an append for
-such commits. Settings and topics are known once the system topics have been followed to their end; until
-then, and while the cluster does not answer, the engine is not ready and says why.
+topics.py surveys the topics, appends.py writes, readers.py reads, queries.py asks where queues begin and end,
+and process.py has settings, progress, commits and memberships. This file joins them and keeps the order
+between them: a commit waits for the earlier appends to its queues, and an append for the earlier commits to
+its queues. Settings and topics are known once the system topics have been followed to their end; until then,
+and while the cluster does not answer, the engine is not ready and says why.
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ from backend.completion import Completion
 from backend.engine import StoreClock, TopicAnswer, Watchers, check_topic
 from backend.kafka.clients.admin import Cluster
 from backend.kafka.clients.bridge import Bridge
-from backend.kafka.commits.plan import KafkaWrite
 from backend.kafka.engine.appends import Appends
-from backend.kafka.engine.process import KafkaParts, PartsTerms
+from backend.kafka.engine.process import KafkaProcess
 from backend.kafka.engine.queries import KafkaQueries, Offsets
 from backend.kafka.engine.readers import Readers
-from backend.kafka.engine.topics import KafkaTopics, TopicDoubts
+from backend.kafka.engine.topics import KafkaTopics, MissingTopics
 from backend.kafka.errors import refused
 from backend.kafka.options import KafkaOptions, capabilities
-from backend.kafka.records import encode
-from backend.kafka.topic_info import KafkaTopic
+from backend.kafka.topic_info import KafkaTopic, TopicTable
 from backend.port import Backend, FindCall, Health, Join, Membership, MembershipListener, ReadCall, Wait
 from backend.progress.group_progress import check_delta
 from backend.records import (
@@ -36,7 +34,6 @@ from backend.records import (
     AppendStatus,
     Bounds,
     CommitBatch,
-    Durability,
     NewRecord,
     ProgressView,
     QueueRef,
@@ -53,16 +50,15 @@ from ddmq_common.errors import (
     UnsupportedError,
 )
 from ddmq_common.hub_timer import HubTimer
-from ddmq_common.names import COMPACTED_TOPICS
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 RETRY_S = 0.2
-_NOTHING_SEEN = ProgressView(None, (), {}, 0, 0)
+_UNKNOWN_PROGRESS = ProgressView(None, (), {}, 0, 0)
 
 
 class KafkaBackend(Backend):
-    """Make it on the thread of the hub that is to serve it."""
+    """The Kafka engine. Make it on the thread of the hub that is to serve it."""
 
     gapless = False  # the marker of a transaction takes an offset, and compaction leaves holes
     compacts = True
@@ -78,105 +74,111 @@ class KafkaBackend(Backend):
         self._store_clock = StoreClock(self._clock, 0)
         self._draining = self._closed = False
         cluster = Cluster(options, self._bridge)
-        offsets = Offsets(cluster.admin, self._bridge, self._clock)
+        self._table = TopicTable(options.names)
         self.readers = Readers(options, self._bridge, self._clock)
-        terms = PartsTerms(
-            lambda name: self.topic(name), self._kafka_name, self._durability, self._encode,
-            lambda record: self._topics.refusal(record), self._watchers.changed,
-            lambda name: self._topics.info_changed(name),
-        )  # fmt: skip
-        self.parts = KafkaParts(options, self._bridge, self._clock, terms)
-        self._topics = KafkaTopics(
-            options, cluster, self._clock, lambda: self.parts.state.topic_infos,
-            self.parts.line.put_topic_info, self.parts.line.forget, self._topic_changed,
-            lambda name: self._appends.touch(name),
-        )  # fmt: skip
-        self._doubts = TopicDoubts(
-            self._topics, lambda: self.parts.state.topic_infos, self.parts.state.caught_up
+        self._appends = Appends(
+            options,
+            self._bridge,
+            self._clock,
+            self._table,
+            self._on_stored,
+            lambda: self._topics.survey_all(),
         )
-        self._appends = Appends(options, self._bridge, self._clock, self._topics, self._stored)
-        self._queries = KafkaQueries(self._topics, self.readers, offsets)
-        self.parts.line.quiet = self._appends.quiet
+        self.process = KafkaProcess(
+            options,
+            self._bridge,
+            self._clock,
+            self._table,
+            self._appends.when_answered,
+            self._watchers.changed,
+            lambda name: self._topics.on_info_changed(name),
+        )
+        self.state, self._commits = self.process.state, self.process.commits
+        self._topics = KafkaTopics(
+            options,
+            cluster,
+            self._clock,
+            self._table,
+            self.state,
+            self._commits,
+            self._appends.add_topic,
+            self._on_topic_changed,
+        )
+        self._missing_topics = MissingTopics(self._table, self._topics, self.state)
+        offsets = Offsets(cluster.admin, self._bridge, self._clock)
+        self._queries = KafkaQueries(self._table, self.readers, offsets)
         self._timer = HubTimer(ref=False)
         self._timer.every(options.sweep_ms / 1000, lambda: self.readers.sweep(self._clock.monotonic()))
         self._retry = HubTimer(ref=False)
-        self._follow()
+        self._start_topics()
 
-    def _follow(self) -> None:
-        """Look for topics once it is known what is kept of them."""
-        self.parts.state.caught_up().then(self._followed)
+    def _start_topics(self) -> None:
+        """Survey the topics once their stored settings are known."""
+        self.state.caught_up().then(self._on_caught_up)
 
-    def _followed(self, state: Completion[None]) -> None:
+    def _on_caught_up(self, barrier: Completion[None]) -> None:
         if self._closed:
             return
-        if state.error is None:
+        if barrier.error is None:
             self._topics.start()
         else:
-            self._retry.once(RETRY_S, self._follow)
+            self._retry.once(RETRY_S, self._start_topics)
 
     # --- topics and settings
 
     def topic(self, name: str) -> TopicInfo | None:
-        found = self._topics.find(name)
-        return None if found is None else found.info
+        topic = self._table.find_topic(name)
+        return None if topic is None else topic.info
 
     def topics(self) -> Mapping[str, TopicInfo]:
-        return {name: found.info for name, found in self._topics.topics.items()}
+        return {name: topic.info for name, topic in self._table.topics.items()}
 
     def put_topic(
         self, info: TopicInfo, deadline: float, into: TopicAnswer | None = None, topics_max: int | None = None
     ) -> TopicAnswer:
         check_topic(info, self.capabilities)
-        done: TopicAnswer = Completion() if into is None else into
-        self._admitted(done, lambda: self._topics.put(info, deadline, done, topics_max))
-        return done
+        answer: TopicAnswer = Completion() if into is None else into
+        self._run_if_ready(answer, lambda: self._topics.put(info, deadline, answer, topics_max))
+        return answer
 
     def delete_topic(self, name: str, deadline: float) -> Completion[None]:
-        done: Completion[None] = Completion()
-        self._admitted(done, lambda: self._topics.delete(name, deadline, done))
-        return done
+        answer: Completion[None] = Completion()
+        self._run_if_ready(answer, lambda: self._topics.delete(name, deadline, answer))
+        return answer
 
-    def _admitted(self, done: Completion[Any], act: Callable[[], object]) -> None:
-        """Begin what changes something, later."""
-        error = self._not_now()
+    def _run_if_ready(self, answer: Completion[Any], action: Callable[[], object]) -> None:
+        """Run a change in the next turn of the hub, or fail `answer` then."""
+        error = self._why_not_ready()
         if error is not None:
-            self._later(done.fail, error)
+            self._later(answer.fail, error)
         else:
-            self._later(act)
+            self._later(action)
 
-    def _not_now(self) -> DdmqError | None:
+    def _why_not_ready(self) -> DdmqError | None:
         if self._draining:
             return DrainingError("the Kafka engine is draining; it takes nothing new")
-        if not self._topics.known:
-            return TryLaterError(f"the Kafka engine is not ready: {self._reason()}")
+        if not self._topics.has_surveyed:
+            return TryLaterError(f"the Kafka engine is not ready: {self._health_reason()}")
         return None
 
     def setting(self, key: str) -> bytes | None:
-        return self.parts.state.settings.get(key)
+        return self.state.settings.get(key)
 
     def settings(self, prefix: str) -> Mapping[str, bytes]:
-        return {key: value for key, value in self.parts.state.settings.items() if key.startswith(prefix)}
+        return {key: value for key, value in self.state.settings.items() if key.startswith(prefix)}
 
     def watch_settings(self, listener: Callable[[str], None], *prefixes: str) -> Callable[[], None]:
         return self._watchers.watch(listener, prefixes)
 
-    def _topic_changed(self, name: str, before: KafkaTopic | None) -> None:
+    def _on_topic_changed(self, name: str, before: KafkaTopic | None) -> None:
         self._watchers.changed(f"topic/{name}")
-        now = self._topics.find(name)
-        if before is not None and (now is None or now.info.incarnation != before.info.incarnation):
+        topic = self._table.find_topic(name)
+        if before is not None and (topic is None or topic.info.incarnation != before.info.incarnation):
             self.readers.gone(name, before.info.incarnation)
-        self.parts.topic_changed(name)
-
-    def _kafka_name(self, name: str) -> str:
-        found = self._topics.find(name)
-        return self._options.names.to_kafka(name) if found is None else found.kafka_name
-
-    def _durability(self, name: str) -> Durability:
-        found = self._topics.find(name)
-        return Durability.WRITTEN if found is None else found.durability
+        self.process.members.on_topic_changed(name)
 
     def caught_up(self) -> Completion[None]:
-        return self._doubts.caught_up()
+        return self._missing_topics.catch_up()
 
     # --- writing
 
@@ -186,36 +188,38 @@ class KafkaBackend(Backend):
         deadline: float,
         into: Completion[list[AppendResult]] | None = None,
     ) -> Completion[list[AppendResult]]:
-        done: Completion[list[AppendResult]] = Completion() if into is None else into
-        doubted = self._doubts.of(records)
-        if doubted and self._not_now() is None:
-            taken = list(records)
-            self._doubts.settle(doubted, lambda error: self._append(taken, deadline, done, error))
+        answer: Completion[list[AppendResult]] = Completion() if into is None else into
+        unknown = self._missing_topics.find_unknown(records)
+        if unknown and self._why_not_ready() is None:
+            records = list(records)
+            self._missing_topics.confirm(
+                unknown, lambda error: self._append(records, deadline, answer, error)
+            )
         else:
-            self._append(records, deadline, done, None)
-        return done
+            self._append(records, deadline, answer, None)
+        return answer
 
     def _append(
         self,
         records: Sequence[NewRecord],
         deadline: float,
-        done: Completion[list[AppendResult]],
+        answer: Completion[list[AppendResult]],
         error: DdmqError | None,
     ) -> None:
-        error = error or self._not_now()
+        error = error or self._why_not_ready()
         if error is not None:
-            self._later(done.succeed, [refused(error, AppendStatus.NOT_STORED)] * len(records))
-        elif self.parts.line.touches(records):
-            taken = list(records)
-            self.parts.line.after(taken, lambda: self._appends.append(taken, deadline, done))
+            self._later(answer.succeed, [refused(error, AppendStatus.NOT_STORED)] * len(records))
+        elif self._commits.touches_queues(records):
+            records = list(records)
+            self._commits.run_after(records, lambda: self._appends.append(records, deadline, answer))
         else:
-            self._appends.append(records, deadline, done)
+            self._appends.append(records, deadline, answer)
 
-    def _stored(self, topic: str, queue_id: int, next_offset: int, stored_ms: int) -> None:
-        """A record of ours is in Kafka: who reads there does not miss it."""
-        found = self._topics.find(topic)
-        if found is not None:
-            self.readers.seen(QueueRef(topic, found.info.incarnation, queue_id), next_offset)
+    def _on_stored(self, topic_name: str, queue_id: int, next_offset: int, stored_ms: int) -> None:
+        """Let reads of the queue include a record that this process has stored."""
+        topic = self._table.find_topic(topic_name)
+        if topic is not None:
+            self.readers.seen(QueueRef(topic_name, topic.info.incarnation, queue_id), next_offset)
         if stored_ms:
             self._store_clock.told(stored_ms)
 
@@ -224,45 +228,40 @@ class KafkaBackend(Backend):
     ) -> Completion[list[AppendResult]]:
         for delta in batch.progress:
             check_delta(delta)
-        done: Completion[list[AppendResult]] = Completion() if into is None else into
-        doubted = self._doubts.of(batch.records)
-        if doubted and self._not_now() is None:
-            self._doubts.settle(doubted, lambda error: self._commit(batch, deadline, done, error))
+        answer: Completion[list[AppendResult]] = Completion() if into is None else into
+        unknown = self._missing_topics.find_unknown(batch.records)
+        if unknown and self._why_not_ready() is None:
+            self._missing_topics.confirm(unknown, lambda error: self._commit(batch, deadline, answer, error))
         else:
-            self._commit(batch, deadline, done, None)
-        return done
+            self._commit(batch, deadline, answer, None)
+        return answer
 
     def _commit(
         self,
         batch: CommitBatch,
         deadline: float,
-        done: Completion[list[AppendResult]],
+        answer: Completion[list[AppendResult]],
         error: DdmqError | None,
     ) -> None:
-        error = error or self._not_now()
+        error = error or self._why_not_ready()
         if error is not None:
-            self._later(done.fail, error)
+            self._later(answer.fail, error)
         elif not batch.records:
-            self.parts.line.commit(batch, deadline, done)
+            self._commits.commit(batch, deadline, answer)
         else:
             records = list(batch.records)
-            stored = self.parts.line.commit(batch, deadline)
-            stored.then(lambda found: self._committed(records, found, done))
+            commit = self._commits.commit(batch, deadline)
+            commit.then(lambda commit: self._on_committed(records, commit, answer))
 
-    def _committed(
-        self, records: Sequence[NewRecord], found: Completion[list[AppendResult]], done: Completion[Any]
+    def _on_committed(
+        self, records: Sequence[NewRecord], commit: Completion[list[AppendResult]], answer: Completion[Any]
     ) -> None:
-        if found.error is not None:
-            done.fail(found.error)
+        if commit.error is not None:
+            answer.fail(commit.error)
             return
-        for record, result in zip(records, found.value, strict=True):
-            self._stored(record.topic, record.queue_id, result.offset + 1, 0)
-        done.succeed(found.value)
-
-    def _encode(self, record: NewRecord) -> KafkaWrite:
-        key, value, headers = encode(record)
-        kept = value or None if record.topic in COMPACTED_TOPICS else value
-        return KafkaWrite(self._kafka_name(record.topic), record.queue_id, key, kept, headers)
+        for record, result in zip(records, commit.value, strict=True):
+            self._on_stored(record.topic, record.queue_id, result.offset + 1, 0)
+        answer.succeed(commit.value)
 
     # --- reading
 
@@ -271,10 +270,10 @@ class KafkaBackend(Backend):
 
     def wait(self, queue: QueueRef, offset: int, deadline: float, into: Wait | None = None) -> Wait:
         wait = Wait() if into is None else into
-        self._later(self._park, queue, offset, deadline, wait)
+        self._later(self._start_wait, queue, offset, deadline, wait)
         return wait
 
-    def _park(self, queue: QueueRef, offset: int, deadline: float, wait: Wait) -> None:
+    def _start_wait(self, queue: QueueRef, offset: int, deadline: float, wait: Wait) -> None:
         if wait.cancelled or wait.done:
             return
         if self._draining:
@@ -289,52 +288,52 @@ class KafkaBackend(Backend):
         return self._queries.offset_for_time(queue, wall_ms)
 
     def start_find(self, call: FindCall) -> Completion[list[StoredRecord]]:
-        done: Completion[list[StoredRecord]] = Completion()
+        answer: Completion[list[StoredRecord]] = Completion()
         text = "Kafka cannot find messages by key or id: it keeps no index of them (capability find_by_key)"
-        self._later(done.fail, UnsupportedError(text))
-        return done
+        self._later(answer.fail, UnsupportedError(text))
+        return answer
 
     # --- group progress and membership
 
     def progress(self, group: str, queues: Sequence[QueueRef]) -> Completion[list[ProgressView]]:
-        done: Completion[list[ProgressView]] = Completion()
-        asked = list(queues)
+        answer: Completion[list[ProgressView]] = Completion()
+        queues = list(queues)
 
-        def followed(state: Completion[None]) -> None:
-            if state.error is not None:
-                done.fail(state.error)
+        def on_caught_up(barrier: Completion[None]) -> None:
+            if barrier.error is not None:
+                answer.fail(barrier.error)
                 return
             try:
-                views = [self._view(group, queue) for queue in asked]
+                views = [self._view_progress(group, queue) for queue in queues]
             except StorageError as error:  # damaged, or of a newer release
-                done.fail(error)
+                answer.fail(error)
             else:
-                done.succeed(views)
+                answer.succeed(views)
 
-        self.parts.state.caught_up().then(followed)
-        return done
+        self.state.caught_up().then(on_caught_up)
+        return answer
 
-    def _view(self, group: str, queue: QueueRef) -> ProgressView:
-        if self._topics.living(queue) is None:
-            return _NOTHING_SEEN
-        return self.parts.state.progress.view((group, queue))
+    def _view_progress(self, group: str, queue: QueueRef) -> ProgressView:
+        if self._table.find_queue_topic(queue) is None:
+            return _UNKNOWN_PROGRESS
+        return self.state.progress.view((group, queue))
 
     def join(self, join: Join, listener: MembershipListener) -> Membership:
         if self._draining:
             raise DrainingError("the Kafka engine is draining; nobody joins any more")
-        return self.parts.members.join(join, listener)
+        return self.process.members.join(join, listener)
 
     def holders(self, group: str, topic: str, deadline: float) -> Completion[Mapping[QueueRef, str]]:
-        done: Completion[Mapping[QueueRef, str]] = Completion()
+        completion: Completion[Mapping[QueueRef, str]] = Completion()
 
         def answer() -> None:
             if self._closed:
-                done.fail(DrainingError("the Kafka engine was closed"))
+                completion.fail(DrainingError("the Kafka engine was closed"))
             else:
-                done.succeed(self.parts.members.holders(group, topic))
+                completion.succeed(self.process.members.holders(group, topic))
 
         self._later(answer)
-        return done
+        return completion
 
     # --- the engine itself
 
@@ -344,37 +343,37 @@ class KafkaBackend(Backend):
     def health(self) -> Health:
         if self._draining:
             return Health(False, "draining")
-        reason = self._reason()
+        reason = self._health_reason()
         return Health(not reason, reason)
 
-    def _reason(self) -> str:
-        return self.parts.state.reason or self._topics.reason
+    def _health_reason(self) -> str:
+        return self.state.reason or self._topics.reason
 
     def clock_ms(self) -> int:
         return self._store_clock.now_ms()
 
     def drain(self, deadline: float) -> Completion[None]:
-        done: Completion[None] = Completion()
+        completion: Completion[None] = Completion()
         self._draining = True
-        late = HubTimer(ref=False)
+        timeout = HubTimer(ref=False)
 
-        def over() -> None:
-            late.stop()
-            if not done.done:
-                done.succeed(None)
+        def on_idle() -> None:
+            timeout.stop()
+            if not completion.done:
+                completion.succeed(None)
 
-        def too_late() -> None:
-            if not done.done:
-                done.fail(TryLaterError("what is pending was not answered by Kafka by the deadline"))
+        def on_timeout() -> None:
+            if not completion.done:
+                completion.fail(TryLaterError("what is pending was not answered by Kafka by the deadline"))
 
         self.readers.release_waits(DrainingError("the Kafka engine is draining"))
         if self._closed:
-            self._later(over)
-            return done
-        late.once(deadline - self._clock.monotonic(), too_late)
-        self.parts.line.drain()
-        self.parts.line.when_idle(lambda: self._appends.quiet(None, lambda: self._later(over)))
-        return done
+            self._later(on_idle)
+            return completion
+        timeout.once(deadline - self._clock.monotonic(), on_timeout)
+        self._commits.drain()
+        self._commits.when_idle(lambda: self._appends.when_answered(None, lambda: self._later(on_idle)))
+        return completion
 
     def close(self) -> None:
         if self._closed:
@@ -383,9 +382,9 @@ class KafkaBackend(Backend):
         self._watchers.clear()
         self._timer.stop()
         self._retry.stop()
-        self._doubts.close()
+        self._missing_topics.close()
         self._appends.close()
-        self.parts.close()
+        self.process.close()
         self._queries.close()
         self._topics.close()
         self._bridge.close()

@@ -1,103 +1,87 @@
-"""KafkaParts: what is followed, committed and held, put together, and ended in the right order."""
+"""KafkaProcess: this process in its namespace, with the followed state, commits and memberships."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import NamedTuple
 
 from backend.kafka.clients.bridge import Bridge
 from backend.kafka.clients.producers import Producers
-from backend.kafka.commits.commit_queue import CommitLine
+from backend.kafka.commits.commit_queue import CommitQueue, WhenAppended
 from backend.kafka.commits.offset_mirror import OffsetMirror
-from backend.kafka.commits.plan import CommitTerms, KafkaWrite
 from backend.kafka.coordination.memberships import KafkaMemberships
 from backend.kafka.coordination.table import PlacedEvent
 from backend.kafka.coordination.watch import MemberWatch
 from backend.kafka.options import KafkaOptions
-from backend.kafka.state.followed import KafkaState, StateListener
-from backend.records import Durability, NewRecord, QueueRef, TopicInfo
+from backend.kafka.state.followed import KafkaState
+from backend.kafka.topic_info import TopicTable
 from ddmq_common.clock import Clock
 
 log = logging.getLogger(__name__)
-SETTINGS_MAX = 100_000
-PROGRESS_MAX = 1_000_000  # pairs of group and queue
 CLOSE_S = 8.0
 
 
-class PartsTerms(NamedTuple):
-    """What the backend tells its parts. `info`: a topic that is there; `kafka_name`: how Kafka calls it.
+class KafkaProcess:
+    """Makes the components that work on the system topics, and closes them in the right order.
 
-    `durability`: what an answered record of a topic has. `encode`: a record for a producer; `refusal`: why it
-    is not taken. `setting`, `topic_info`: these have changed.
+    Make it on the hub. `when_appended`: see CommitQueue. `on_setting_changed`, `on_info_changed`: a setting,
+    or the stored settings of a topic, have changed. Callbacks run on the hub, once all parts are made.
     """
 
-    info: Callable[[str], TopicInfo | None]
-    kafka_name: Callable[[str], str]
-    durability: Callable[[str], Durability]
-    encode: Callable[[NewRecord], KafkaWrite]
-    refusal: Callable[[NewRecord], Exception | None]
-    setting: Callable[[str], object]
-    topic_info: Callable[[str], object]
-
-
-class KafkaParts:
-    """`state`, `line` (of commits) and `members` are what the backend asks. Made on the hub."""
-
-    def __init__(self, options: KafkaOptions, bridge: Bridge, clock: Clock, terms: PartsTerms) -> None:
-        self._info = terms.info
-        listener = StateListener(terms.setting, terms.topic_info, self._event, self._cut, self._ready)
-        self.state = KafkaState(options, bridge.call, listener)
-        self.producers = Producers(options, bridge.call, self._event_failed)
-        checks = CommitTerms(
-            terms.encode, terms.refusal, self._living, self._floor, SETTINGS_MAX, PROGRESS_MAX
+    def __init__(
+        self,
+        options: KafkaOptions,
+        bridge: Bridge,
+        clock: Clock,
+        topics: TopicTable,
+        when_appended: WhenAppended,
+        on_setting_changed: Callable[[str], object],
+        on_info_changed: Callable[[str], object],
+    ) -> None:
+        self.state = KafkaState(
+            options,
+            bridge.call,
+            on_setting_changed=on_setting_changed,
+            on_info_changed=on_info_changed,
+            on_event=self._on_event,
+            on_log_truncated=lambda: self.members.on_log_truncated(),
+            on_ready=lambda: self.commits.resume(),
         )
-        self.line = CommitLine(self.state, self.producers, checks, terms.durability, clock.monotonic)
-        self.members = KafkaMemberships(
-            options, self.state, self.line, self.producers, clock, self._topic_queues
+        self._producers = Producers(
+            options, bridge.call, lambda tag, reason: self.members.on_event_failed(tag, reason)
         )
+        self.commits = CommitQueue(
+            self.state,
+            self._producers,
+            topics,
+            clock.monotonic,
+            when_appended=when_appended,
+            epoch_floor=lambda key, epoch: self.members.epoch_floor(key, epoch),
+            is_alive=lambda: self.members.is_alive(),
+            on_name_lost=lambda reason: self.members.on_name_lost(),
+            on_named=lambda name: self.members.on_named(name),
+            on_progress=lambda keys: self.mirror.on_progress(keys),
+        )
+        self.members = KafkaMemberships(options, self.state, self.commits, self._producers, clock, topics)
         self.watch = MemberWatch(options, self.members, bridge.call, clock.monotonic)
-        self.mirror = OffsetMirror(options, self.state, self.members.holds, terms.kafka_name, bridge.call)
-        self.line.progressed = self.mirror.progressed
+        self.mirror = OffsetMirror(
+            options, self.state, self.members.holds_queue, topics.kafka_name, bridge.call
+        )
         self._closed = False
 
-    def topic_changed(self, name: str) -> None:
-        """A topic was made, has grown, or is gone."""
-        self.members.topic_changed(name)
+    def _on_event(self, placed: PlacedEvent) -> None:
+        if self.members.on_event(placed):
+            self.watch.on_event(placed.event)
 
     def close(self) -> None:
-        """Say that this process is gone, send what is left, and end every thread; within CLOSE_S each."""
+        """Report that this process is gone, send what remains, and end every thread; within CLOSE_S each."""
         if self._closed:
             return
         self._closed = True
-        self.line.close()
+        self.commits.close()
+        self.watch.close()
         self.members.close()
         self.mirror.close()
-        if not self.producers.close(CLOSE_S):
-            log.warning("what was on its way to Kafka was not answered in %g s", CLOSE_S)
+        if not self._producers.close(CLOSE_S):
+            log.warning("records in flight to Kafka were not answered in %g s", CLOSE_S)
         self.state.stop(CLOSE_S)
-
-    # --- what the parts ask
-
-    def _living(self, queue: QueueRef) -> bool:
-        info = self._info(queue.topic)
-        return info is not None and info.incarnation == queue.incarnation and queue.queue_id < info.queues
-
-    def _topic_queues(self, topic: str) -> tuple[int, int] | None:
-        info = self._info(topic)
-        return None if info is None else (info.incarnation, info.queues)
-
-    def _floor(self, key: tuple[str, QueueRef], epoch: int) -> int:
-        return self.members.floor(key, epoch)
-
-    def _ready(self) -> None:
-        self.line.kick()
-
-    def _event(self, placed: PlacedEvent) -> None:
-        self.members.event(placed)
-
-    def _cut(self) -> None:
-        self.members.cut()
-
-    def _event_failed(self, tag: object, reason: str) -> None:
-        self.members.event_failed(tag, reason)

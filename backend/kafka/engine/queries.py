@@ -21,9 +21,8 @@ from backend.completion import Completion
 from backend.kafka.clients.bridge import Bridge
 from backend.kafka.engine.readers import Readers
 from backend.kafka.engine.streams import KafkaBatch, KafkaPlace
-from backend.kafka.engine.topics import KafkaTopics
 from backend.kafka.errors import is_gone, kafka_error, translated
-from backend.kafka.topic_info import KafkaTopic
+from backend.kafka.topic_info import KafkaTopic, TopicTable
 from backend.port import ReadCall, Wait
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus
 from ddmq_common.clock import Clock
@@ -35,7 +34,7 @@ _CLOSED = DrainingError("the Kafka engine was closed")
 class KafkaQueries:
     """Everything is settled later, on the hub."""
 
-    def __init__(self, topics: KafkaTopics, readers: Readers, offsets: Offsets) -> None:
+    def __init__(self, topics: TopicTable, readers: Readers, offsets: Offsets) -> None:
         self._topics = topics
         self._readers = readers
         self._offsets = offsets
@@ -44,7 +43,7 @@ class KafkaQueries:
 
     def read(self, call: ReadCall, completion: Completion[ReadBatch]) -> None:
         """As Backend.read."""
-        topic = self._topics.living(call.queue)
+        topic = self._topics.find_queue_topic(call.queue)
         if self._closed:
             self._later(completion.fail, _CLOSED)
         elif topic is None:
@@ -56,7 +55,7 @@ class KafkaQueries:
 
     def wait(self, queue: QueueRef, offset: int, deadline: float, wait: Wait) -> None:
         """As Backend.wait."""
-        topic = self._topics.living(queue)
+        topic = self._topics.find_queue_topic(queue)
         if topic is None:
             wait.fail(UnknownTopicError(f"queue {queue} does not exist (any more)"))
             return
@@ -86,12 +85,12 @@ class KafkaQueries:
         return done
 
     def _partition(self, queue: QueueRef) -> Place | None:
-        topic = self._topics.living(queue)
+        topic = self._topics.find_queue_topic(queue)
         return None if topic is None else (topic.kafka_name, queue.queue_id)
 
     def _reached(self, queue: QueueRef, found: Bounds | None) -> Bounds | None:
         """What this process has stored is inside: the end of a transaction shows a little later."""
-        if found is None or self._topics.living(queue) is None:
+        if found is None or self._topics.find_queue_topic(queue) is None:
             return None
         return found._replace(next=max(found.next, self._readers.known_next(queue)))
 

@@ -1,51 +1,60 @@
-"""The topics as this process knows them, on the hub: what Kafka has, and what is kept beside it.
+"""KafkaTopics: follows and changes the topics of the cluster; it fills the TopicTable. Belongs to the hub.
 
 Kafka knows a topic's partitions, its id (from which the incarnation comes) and its settings. What it has no
-word for (who may read and write, delays, the durability asked for) is kept under the topic's name by the
-state (`put_info`), with the incarnation it belongs to. A topic that has none is taken with what all have.
-Everything that is done to one name is done one after the other.
+word for (who may read and write, delays, the requested durability) is stored under the topic's name in the
+settings topic, with the incarnation that it belongs to. A topic without stored settings gets the defaults.
+All changes of one name run one after the other.
 
-TopicUpkeep: what is done to topics unasked: what waits does not go too soon, what nobody needs goes.
-TopicDoubts: nothing is refused for a topic that seems not to be there before the cluster was asked.
-
-Topics that other processes make are seen within `topics_poll_ms`; who writes to one before that waits here
-until what was answered by now is followed, and a survey that began after it. A topic of which something is
-kept, and which the asked broker does not have, is looked for a few times more: a broker may hear of it later.
+MissingTopics keeps a record from being rejected for an unknown topic before the cluster was asked: topics
+that other processes make are seen within `topics_poll_ms`. A call that writes to one before that waits until
+every record that is answered by now was followed, and then for a survey. A topic that has stored settings,
+and that the asked broker does not have, is looked for a few times more: a broker may learn of it later.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from backend.completion import Completion
 from backend.engine import TopicAnswer, check_change, check_topics_max
-from backend.kafka.clients import admin as work
+from backend.kafka.clients import admin as topic_admin
 from backend.kafka.clients.admin import Cluster, Survey
-from backend.kafka.options import KafkaOptions, incarnation
-from backend.kafka.topic_info import FoundTopic, KafkaTopic, kept_info, refusal_of, stored_bytes, topic_of
+from backend.kafka.commits.commit_queue import CommitQueue
+from backend.kafka.options import KafkaOptions, incarnation_of
+from backend.kafka.state.followed import KafkaState
+from backend.kafka.topic_info import (
+    ClusterTopic,
+    KafkaTopic,
+    TopicTable,
+    decode_info,
+    encode_info,
+    to_kafka_topic,
+)
 from backend.records import NewRecord, QueueRef, TopicInfo
 from ddmq_common.clock import Clock
 from ddmq_common.errors import DdmqError, DrainingError, RemoteError, TryLaterError, UnknownTopicError
 from ddmq_common.hub_timer import HubTimer
 
 log = logging.getLogger(__name__)
-SURE_S = 60.0  # after which a topic that was made anew is no mistake of a broker that is behind
-CHANGED_LOOKS = 2  # at what others have changed: a broker may hear of it a little later
-OVER_MAX = 1_000  # deleted ones that no broker that is behind brings back
-LOOK_AT_ALL = 10  # each so many surveys every topic is looked at, not only those that seem changed
-PutInfo = Callable[[str, bytes | None, float], Completion[None]]
+REPLACED_S = 60.0  # after this, a topic with a new id is no mistake of a broker that is behind
+CHANGED_CHECKS = 2  # of a topic that another process changed: a broker may learn of it a little later
+DELETED_MAX = 1_000  # ids of deleted topics that no broker that is behind brings back
+FULL_SURVEY_EVERY = 10  # surveys; a full one describes every topic, not only those that seem changed
+MISSING_CHECKS = 4
+MISSING_PAUSE_S = 0.3
+OnConfirmed = Callable[[DdmqError | None], object]
 
 
 class KafkaTopics:
-    """`stored`: what is kept, by name; `put_info` keeps it, `forget` ends the progress of what is gone.
+    """Surveys the cluster's topics, and creates, changes and deletes them.
 
-    `changed`: told of each change, with the topic as it was. `touch`: makes a producer know a topic, in
-    the cluster's thread.
+    `add_to_producer` makes the producer of appends know a topic, in the cluster's thread; it may wait.
+    `on_changed(name, before)` is called for each change, with the topic as it was.
     """
 
     def __init__(
@@ -53,490 +62,478 @@ class KafkaTopics:
         options: KafkaOptions,
         cluster: Cluster,
         clock: Clock,
-        stored: Callable[[], Mapping[str, bytes]],
-        put_info: PutInfo,
-        forget: Callable[[str, int, float], Completion[None]],
-        changed: Callable[[str, KafkaTopic | None], None],
-        touch: Callable[[str], object],
+        table: TopicTable,
+        state: KafkaState,
+        commits: CommitQueue,
+        add_to_producer: Callable[[str], object],
+        on_changed: Callable[[str, KafkaTopic | None], None],
     ) -> None:
         self._options = options
         self._names = options.names
         self._cluster = cluster
         self._upkeep = TopicUpkeep(cluster)
         self._clock = clock
-        self._stored = stored
-        self._put_info = put_info
-        self._forget = forget
-        self._changed = changed
-        self._touch = touch
-        self.topics: dict[str, KafkaTopic] = {}
-        self._found: dict[str, FoundTopic] = {}  # by our names
-        self._over: dict[str, None] = {}  # ids of topics that were deleted here
-        self._lines: dict[str, deque[Callable[[], None]]] = {}  # names that something is done to
+        self._table = table
+        self._state = state
+        self._commits = commits
+        self._add_to_producer = add_to_producer
+        self._on_changed = on_changed
+        self._described: dict[str, ClusterTopic] = {}  # by our names
+        self._deleted_ids: dict[str, None] = {}  # of topics that were deleted here
+        self._changes: dict[str, deque[Callable[[], None]]] = {}  # those that wait, by names in change
         self._pending: set[Completion[Any]] = set()
-        self._doubted: dict[str, int] = {}  # to be looked at so many times more, what others have changed
-        self._surveys = 0
-        self._asking: list[Callable[[str], object]] = []  # who waits for a survey that has not begun
-        self._surveying = self._closed = self._lost = self._look_at_all = False
+        self._checks_left: dict[str, int] = {}  # of topics that another process changed
+        self._survey_count = 0
+        self._survey_waiters: list[Callable[[str], object]] = []  # for a survey that has not begun
+        self._is_surveying = self._closed = self._is_unreachable = self._needs_full_survey = False
         self.reason = "the topics of the cluster are not known yet"
         self.cluster_id = ""
         self._timer = HubTimer(ref=False)
 
-    # --- asking
-
-    def find(self, name: str) -> KafkaTopic | None:
-        """The topic as it stands."""
-        return self.topics.get(name)
-
-    def living(self, queue: QueueRef) -> KafkaTopic | None:
-        """The topic of a queue that is there; None when it, its topic or its incarnation is gone."""
-        topic = self.topics.get(queue.topic)
-        if (
-            topic is None
-            or topic.info.incarnation != queue.incarnation
-            or not 0 <= queue.queue_id < topic.info.queues
-        ):
-            return None
-        return topic
-
-    def refusal(self, record: NewRecord) -> Exception | None:
-        """Why a record is not taken."""
-        topic = self.topics.get(record.topic)
-        if topic is None:
-            return UnknownTopicError(f"topic {record.topic} does not exist")
-        return refusal_of(record, topic)
-
     @property
-    def known(self) -> bool:
-        """Whether the cluster has said once what there is."""
-        return self._surveys > 0
+    def has_surveyed(self) -> bool:
+        """Whether the cluster has listed its topics at least once."""
+        return self._survey_count > 0
 
-    # --- following
+    # --- surveys
 
     def start(self) -> None:
-        """Look now, and then again and again."""
-        self._timer.every(self._options.topics_poll_ms / 1000, self.look)
-        self.look()
+        """Survey the topics now, and then periodically."""
+        self._timer.every(self._options.topics_poll_ms / 1000, self.survey)
+        self.survey()
 
-    def look_at_all(self) -> None:
-        """Something is not as it was known: look at every topic soon."""
-        self._look_at_all = True
-        self.look()
+    def survey_all(self) -> None:
+        """Describe every topic soon: something is not as it was known."""
+        self._needs_full_survey = True
+        self.survey()
 
-    def look(self, then: Callable[[str], object] | None = None) -> None:
-        """Ask the cluster what there is. `then(reason)` follows a survey that begins after this call, with
-        why it brought nothing."""
+    def survey(self, then: Callable[[str], object] | None = None) -> None:
+        """Ask the cluster for its topics.
+
+        `then(reason)` follows a survey that begins after this call; `reason` says why it failed, or is empty.
+        """
         if then is not None:
-            self._asking.append(then)
-        if self._surveying or self._closed:
+            self._survey_waiters.append(then)
+        if self._is_surveying or self._closed:
             return
-        self._surveying = True
-        asking, self._asking = self._asking, []
-        everything = self._surveys % LOOK_AT_ALL == 0 or self._look_at_all
-        self._look_at_all = False
-        before = {each.kafka_name: each.partitions for each in self._found.values()}
-        known = None if everything else dict(before)
-        for name, times in list(self._doubted.items()):
-            found = self._found.get(name)
-            if known is not None and found is not None:
-                known.pop(found.kafka_name, None)
-            if times > 1:
-                self._doubted[name] = times - 1
+        self._is_surveying = True
+        waiters, self._survey_waiters = self._survey_waiters, []
+        is_full = self._survey_count % FULL_SURVEY_EVERY == 0 or self._needs_full_survey
+        self._needs_full_survey = False
+        before = {topic.kafka_name: topic.partitions for topic in self._described.values()}
+        unchanged = None if is_full else dict(before)
+        for name, checks in list(self._checks_left.items()):
+            described = self._described.get(name)
+            if unchanged is not None and described is not None:
+                unchanged.pop(described.kafka_name, None)
+            if checks > 1:
+                self._checks_left[name] = checks - 1
             else:
-                del self._doubted[name]
-        let_in = self._names.lets_in
-        job = partial(work.survey, let_in=let_in, known=known, before=before, grown=self._touch)
-        lines = set(self._lines)
+                del self._checks_left[name]
+        job = partial(
+            topic_admin.survey,
+            let_in=self._names.lets_in,
+            known=unchanged,
+            before=before,
+            grown=self._add_to_producer,
+        )
+        in_change = set(self._changes)
 
-        def answered(found: Survey | None, error: Exception | None) -> None:
-            self._surveyed(found, error, lines)
-            for told in asking:
-                told(self.reason)
-            if self._asking:
-                self.look()
+        def on_answer(survey: Survey | None, error: Exception | None) -> None:
+            self._on_survey(survey, error, in_change)
+            for waiter in waiters:
+                waiter(self.reason)
+            if self._survey_waiters:
+                self.survey()
 
-        self._cluster.ask(job, answered)
+        self._cluster.ask(job, on_answer)
 
-    def _surveyed(self, found: Survey | None, error: Exception | None, busy: set[str]) -> None:
-        """`busy`: something was done to these names meanwhile; the next survey is right about them."""
-        self._surveying = False
+    def _on_survey(self, survey: Survey | None, error: Exception | None, in_change: set[str]) -> None:
+        """Apply a survey; the next one is right about the names that were `in_change` meanwhile."""
+        self._is_surveying = False
         if self._closed:
             return
-        heard = self._cluster.heard
-        if found is None:
-            why = heard.why(error or RemoteError("silent"))
-            self._tell(f"Kafka at {self._options.bootstrap}: {why}")
+        last_error = self._cluster.heard
+        if survey is None:
+            why = last_error.why(error or RemoteError("silent"))
+            self._set_reason(f"Kafka at {self._options.bootstrap}: {why}")
             return
-        heard.clear()
-        if self.cluster_id not in ("", found.cluster_id):
-            self._refuse(found.cluster_id)
+        last_error.clear()
+        if self.cluster_id not in ("", survey.cluster_id):
+            self._reject_cluster(survey.cluster_id)
             return
-        self._surveys += 1
-        self._tell("")
-        self.cluster_id = found.cluster_id
-        busy |= set(self._lines)
-        for each in found.looked_at:
-            name = self._names.from_kafka(each.kafka_name)
-            if name is not None and name not in busy and each.topic_id not in self._over:
-                self._take(name, each)
-                if not work.keeps(name, each):
-                    self._upkeep.keep(name, each)
-        for name, known in list(self._found.items()):
-            if known.kafka_name not in found.names and name not in busy:
-                self._drop(name)
+        self._survey_count += 1
+        self._set_reason("")
+        self.cluster_id = survey.cluster_id
+        in_change |= set(self._changes)
+        for described in survey.looked_at:
+            name = self._names.from_kafka(described.kafka_name)
+            if name is not None and name not in in_change and described.topic_id not in self._deleted_ids:
+                self._set_topic(name, described)
+                if not topic_admin.keeps(name, described):
+                    self._upkeep.keep(name, described)
+        for name, described in list(self._described.items()):
+            if described.kafka_name not in survey.names and name not in in_change:
+                self._remove_topic(name)
 
-    def _tell(self, reason: str) -> None:
-        """Why it is not ready, or nothing; one line when it begins, and one when it is over."""
-        if reason and not self._lost:
-            log.warning("the cluster does not answer: %s; asked again and again", reason)
-        elif not reason and self._lost:
+    def _set_reason(self, reason: str) -> None:
+        """Set why the engine is not ready, or ""; log one line when that begins, and one when it ends."""
+        if reason and not self._is_unreachable:
+            log.warning("the cluster does not answer, retrying: %s", reason)
+        elif not reason and self._is_unreachable:
             log.warning("the cluster answers again")
-        self.reason, self._lost = reason, bool(reason)
+        self.reason, self._is_unreachable = reason, bool(reason)
 
-    def _refuse(self, cluster_id: str) -> None:
-        """Another cluster answers there than at the start: nothing that it says is taken."""
+    def _reject_cluster(self, cluster_id: str) -> None:
+        """Ignore the survey: another cluster answers there than at the start."""
         reason = (
             f"Kafka at {self._options.bootstrap} is cluster {cluster_id} now, and this process belongs to"
             f" cluster {self.cluster_id}: set bootstrap to that cluster's brokers and start it again"
         )
         if reason != self.reason:
             log.error("%s", reason)
-        self.reason, self._lost = reason, True
+        self.reason, self._is_unreachable = reason, True
 
     def trim(self, queue: QueueRef, before: int) -> None:
-        """As Backend.trim."""
-        topic = self.living(queue)
+        """Delete the records of a queue below an offset, as Backend.trim does."""
+        topic = self._table.find_queue_topic(queue)
         if topic is not None:
             self._upkeep.trim(topic, queue, before)
 
-    def info_changed(self, name: str) -> None:
-        """What is kept of a topic has changed; Kafka's settings of it, too, perhaps."""
-        found = self._found.get(name)
-        if name not in self._lines:
-            if found is not None:
-                self._take(name, found)
-                self._doubted[name] = CHANGED_LOOKS
-            self.look()
+    def on_info_changed(self, name: str) -> None:
+        """Apply a topic's changed stored settings; its settings in Kafka may have changed, too."""
+        described = self._described.get(name)
+        if name not in self._changes:
+            if described is not None:
+                self._set_topic(name, described)
+                self._checks_left[name] = CHANGED_CHECKS
+            self.survey()
 
-    def _take(self, name: str, found: FoundTopic) -> None:
-        topic = topic_of(name, found, self._stored().get(name))
-        known = self._found.get(name)
-        if known is not None and known.topic_id != found.topic_id:
-            self._made_anew(name, known)
-        self._found[name] = found
-        before = self.topics.get(name)
+    def _set_topic(self, name: str, described: ClusterTopic) -> None:
+        topic = to_kafka_topic(name, described, self._state.topic_infos.get(name))
+        former = self._described.get(name)
+        if former is not None and former.topic_id != described.topic_id:
+            self._on_replaced(name, former)
+        self._described[name] = described
+        before = self._table.find_topic(name)
         if before != topic:
-            self.topics[name] = topic
-            self._changed(name, before)
+            self._table.topics[name] = topic
+            self._on_changed(name, before)
 
-    def _made_anew(self, name: str, gone: FoundTopic) -> None:
-        """Somebody deleted it in Kafka, and made another one. A broker may have said so that is behind."""
-        self._upkeep.gone(name)
-        HubTimer(ref=False).once(SURE_S, lambda: self._forget_gone(name, gone))
+    def _on_replaced(self, name: str, former: ClusterTopic) -> None:
+        """Forget the former topic's progress later: a broker that is behind may have described it."""
+        self._upkeep.forget(name)
+        HubTimer(ref=False).once(REPLACED_S, lambda: self._drop_former_progress(name, former))
 
-    def _forget_gone(self, name: str, gone: FoundTopic) -> None:
-        """Nobody reads where groups stood in it."""
-        now = self._found.get(name)
-        if not self._closed and now is not None and now.topic_id != gone.topic_id:
-            self._forget(name, incarnation(gone.topic_id), self._clock.monotonic() + SURE_S)
+    def _drop_former_progress(self, name: str, former: ClusterTopic) -> None:
+        described = self._described.get(name)
+        if not self._closed and described is not None and described.topic_id != former.topic_id:
+            deadline = self._clock.monotonic() + REPLACED_S
+            self._commits.drop_progress(name, incarnation_of(former.topic_id), deadline)
 
-    def _drop(self, name: str) -> None:
-        self._upkeep.gone(name)
-        del self._found[name]
-        before = self.topics.pop(name, None)
+    def _remove_topic(self, name: str) -> None:
+        self._upkeep.forget(name)
+        del self._described[name]
+        before = self._table.topics.pop(name, None)
         if before is not None:
-            self._changed(name, before)
+            self._on_changed(name, before)
 
-    # --- changing
+    # --- changes
 
-    def put(self, info: TopicInfo, deadline: float, done: TopicAnswer, topics_max: int | None) -> None:
+    def put(self, info: TopicInfo, deadline: float, answer: TopicAnswer, topics_max: int | None) -> None:
         """Create or change a topic whose `info` was checked, as Backend.put_topic does."""
-        self._in_line(info.name, done, deadline, lambda: self._put(info, deadline, done, topics_max))
+        self._enqueue(info.name, answer, deadline, lambda: self._put(info, deadline, answer, topics_max))
 
-    def _put(self, info: TopicInfo, deadline: float, done: TopicAnswer, topics_max: int | None) -> None:
-        known = self.topics.get(info.name)
-        if info.incarnation == 0 and known is not None:
-            self._end(info.name, done, known.info)
+    def _put(self, info: TopicInfo, deadline: float, answer: TopicAnswer, topics_max: int | None) -> None:
+        topic = self._table.find_topic(info.name)
+        if info.incarnation == 0 and topic is not None:
+            self._succeed(info.name, answer, topic.info)
             return
         if info.incarnation == 0:
-            others = {*self.topics, *self._lines} - {info.name}  # there, or being made here
+            others = {*self._table.topics, *self._changes} - {info.name}  # existing, or being made here
             check_topics_max(len(others), topics_max)
             job = partial(self._create, self._names.to_kafka(info.name), info)
         else:
-            check_change(info, None if known is None else known.info)
-            job = partial(self._change, self._found[info.name], info)
-        self._cluster.ask(job, lambda found, error: self._made(info, deadline, done, found, error))
+            check_change(info, None if topic is None else topic.info)
+            job = partial(self._change, self._described[info.name], info)
+        self._cluster.ask(job, lambda result, error: self._store_info(info, deadline, answer, result, error))
 
-    def _create(self, kafka_name: str, info: TopicInfo, admin: Any) -> tuple[FoundTopic, bool]:
-        found = work.create(admin, self._options, kafka_name, info)
-        self._touch(kafka_name)
-        return found, False
+    def _create(self, kafka_name: str, info: TopicInfo, admin: Any) -> tuple[ClusterTopic, bool]:
+        described = topic_admin.create(admin, self._options, kafka_name, info)
+        self._add_to_producer(kafka_name)
+        return described, False
 
-    def _change(self, before: FoundTopic, info: TopicInfo, admin: Any) -> tuple[FoundTopic, bool]:
-        found, changed = work.change(admin, before, info)
-        if found.partitions > before.partitions:
-            self._touch(found.kafka_name)
-        return found, changed
+    def _change(self, before: ClusterTopic, info: TopicInfo, admin: Any) -> tuple[ClusterTopic, bool]:
+        described, is_changed = topic_admin.change(admin, before, info)
+        if described.partitions > before.partitions:
+            self._add_to_producer(described.kafka_name)
+        return described, is_changed
 
-    def _made(
+    def _store_info(
         self,
         info: TopicInfo,
         deadline: float,
-        done: Completion[TopicInfo],
-        made: tuple[FoundTopic, bool] | None,
+        answer: Completion[TopicInfo],
+        result: tuple[ClusterTopic, bool] | None,
         error: Exception | None,
     ) -> None:
-        if made is None:
-            self._failed(info.name, done, error)
+        if result is None:
+            self._fail(info.name, answer, error)
             return
-        found, changed = made
-        number = incarnation(found.topic_id)
-        known = kept_info(self._stored().get(info.name))
-        if info.incarnation == 0 and known is not None and known.incarnation == number:
-            self._put_done(info.name, done, found)  # another process has made it
+        described, is_changed = result
+        incarnation = incarnation_of(described.topic_id)
+        stored = decode_info(self._state.topic_infos.get(info.name))
+        if info.incarnation == 0 and stored is not None and stored.incarnation == incarnation:
+            self._on_put_done(info.name, answer, described)  # another process has made it
             return
-        wanted = replace(info, incarnation=number, queues=found.partitions)
-        changes = changed + (0 if known is None or known.incarnation != number else known.changes)
-        put = self._put_info(info.name, stored_bytes(wanted, changes), deadline)
-        put.then(lambda put: self._put_done(info.name, done, found, put.error))
+        new_info = replace(info, incarnation=incarnation, queues=described.partitions)
+        earlier = 0 if stored is None or stored.incarnation != incarnation else stored.changes
+        data = encode_info(new_info, is_changed + earlier)
+        put = self._commits.put_topic_info(info.name, data, deadline)
+        put.then(lambda put: self._on_put_done(info.name, answer, described, put.error))
 
-    def _put_done(
-        self, name: str, done: Completion[TopicInfo], found: FoundTopic, error: Exception | None = None
+    def _on_put_done(
+        self,
+        name: str,
+        answer: Completion[TopicInfo],
+        described: ClusterTopic,
+        error: Exception | None = None,
     ) -> None:
-        self._take(name, found)
+        self._set_topic(name, described)
         if error is not None:
-            self._failed(name, done, error)
+            self._fail(name, answer, error)
         else:
-            self._end(name, done, self.topics[name].info)
+            self._succeed(name, answer, self._table.topics[name].info)
 
-    def delete(self, name: str, deadline: float, done: Completion[None]) -> None:
-        """As Backend.delete_topic."""
-        self._in_line(name, done, deadline, lambda: self._delete(name, deadline, done))
+    def delete(self, name: str, deadline: float, answer: Completion[None]) -> None:
+        """Delete a topic, as Backend.delete_topic does."""
+        self._enqueue(name, answer, deadline, lambda: self._delete(name, deadline, answer))
 
-    def _delete(self, name: str, deadline: float, done: Completion[None]) -> None:
-        found = self._found.get(name)
-        if found is None:
+    def _delete(self, name: str, deadline: float, answer: Completion[None]) -> None:
+        described = self._described.get(name)
+        if described is None:
             raise UnknownTopicError(f"topic {name} does not exist")
 
-        def gone(_: None, error: Exception | None) -> None:
+        def on_deleted(_: None, error: Exception | None) -> None:
             if error is not None and not isinstance(error, UnknownTopicError):
-                self._failed(name, done, error)
+                self._fail(name, answer, error)
                 return
-            self._over[found.topic_id] = None
-            if len(self._over) > OVER_MAX:
-                del self._over[next(iter(self._over))]
-            if name in self._found:
-                self._drop(name)
-            self._forget(name, incarnation(found.topic_id), deadline)
-            self._put_info(name, None, deadline).then(lambda put: self._forgotten(name, done, put.error))
+            self._deleted_ids[described.topic_id] = None
+            if len(self._deleted_ids) > DELETED_MAX:
+                del self._deleted_ids[next(iter(self._deleted_ids))]
+            if name in self._described:
+                self._remove_topic(name)
+            self._commits.drop_progress(name, incarnation_of(described.topic_id), deadline)
+            put = self._commits.put_topic_info(name, None, deadline)
+            put.then(lambda put: self._on_info_deleted(name, answer, put.error))
 
-        self._cluster.ask(partial(work.delete, name=found.kafka_name), gone)
+        self._cluster.ask(partial(topic_admin.delete, name=described.kafka_name), on_deleted)
 
-    def _forgotten(self, name: str, done: Completion[None], error: Exception | None) -> None:
+    def _on_info_deleted(self, name: str, answer: Completion[None], error: Exception | None) -> None:
         if error is not None:
-            self._failed(name, done, error)
+            self._fail(name, answer, error)
         else:
-            self._end(name, done, None)
+            self._succeed(name, answer, None)
 
-    # --- one after the other
+    # --- one change after the other
 
-    def _in_line(self, name: str, done: Completion[Any], deadline: float, act: Callable[[], None]) -> None:
+    def _enqueue(
+        self, name: str, answer: Completion[Any], deadline: float, change: Callable[[], None]
+    ) -> None:
+        """Run `change` once the earlier changes of this name are done."""
+
         def begin() -> None:
-            if done.done or self._closed:
-                self._next(name)
+            if answer.done or self._closed:
+                self._begin_next(name)
                 return
             try:
-                act()
+                change()
             except Exception as error:
-                self._failed(name, done, error)
+                self._fail(name, answer, error)
 
-        self._pending = {each for each in self._pending if not each.done}
-        self._pending.add(done)
-        late = HubTimer(ref=False)
-        late.once(deadline - self._clock.monotonic(), partial(_late, name, done))
-        done.then(lambda _: late.stop())
-        line = self._lines.get(name)
-        if line is not None:
-            line.append(begin)
+        self._pending = {completion for completion in self._pending if not completion.done}
+        self._pending.add(answer)
+        timeout = HubTimer(ref=False)
+        timeout.once(deadline - self._clock.monotonic(), partial(_time_out, name, answer))
+        answer.then(lambda _: timeout.stop())
+        waiting = self._changes.get(name)
+        if waiting is not None:
+            waiting.append(begin)
         else:
-            self._lines[name] = deque()
+            self._changes[name] = deque()
             begin()
 
-    def _end(self, name: str, done: Completion[Any], value: Any) -> None:
+    def _succeed(self, name: str, answer: Completion[Any], value: Any) -> None:
         try:
-            if not done.done:
-                done.succeed(value)
+            if not answer.done:
+                answer.succeed(value)
         finally:
-            self._next(name)
+            self._begin_next(name)
 
-    def _failed(self, name: str, done: Completion[Any], error: Exception | None) -> None:
+    def _fail(self, name: str, answer: Completion[Any], error: Exception | None) -> None:
         try:
-            if not done.done:
-                done.fail(error or RemoteError(f"topic {name}: no answer"))
+            if not answer.done:
+                answer.fail(error or RemoteError(f"topic {name}: no answer"))
         finally:
-            self._next(name)
+            self._begin_next(name)
 
-    def _next(self, name: str) -> None:
-        line = self._lines.get(name)
-        if not line:
-            self._lines.pop(name, None)
+    def _begin_next(self, name: str) -> None:
+        waiting = self._changes.get(name)
+        if not waiting:
+            self._changes.pop(name, None)
         else:
-            line.popleft()()
+            waiting.popleft()()
 
     def close(self) -> None:
-        """Follow no more; who waits is refused."""
+        """Stop surveying; pending changes fail."""
         self._closed = True
         self._timer.stop()
-        self._lines.clear()
+        self._changes.clear()
         self._cluster.close()
-        for done in self._pending:
-            if not done.done:
-                done.fail(DrainingError("the Kafka engine was closed"))
+        for answer in self._pending:
+            if not answer.done:
+                answer.fail(DrainingError("the Kafka engine was closed"))
 
 
-def _late(name: str, done: Completion[Any]) -> None:
-    if not done.done:
-        done.fail(RemoteError(f"topic {name}: no answer of Kafka by the deadline"))
+def _time_out(name: str, answer: Completion[Any]) -> None:
+    if not answer.done:
+        answer.fail(RemoteError(f"topic {name}: no answer of Kafka by the deadline"))
 
 
 class TopicUpkeep:
-    """By the cluster's thread."""
+    """Changes to topics that no caller asked for, made by the cluster's thread.
+
+    Topics of waiting messages get unlimited retention; records that no group needs any more are deleted.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._trimmed: dict[QueueRef, int] = {}
 
-    def keep(self, ours: str, found: FoundTopic) -> None:
-        """A topic of delayed messages that somebody else made, or changed."""
+    def keep(self, name: str, described: ClusterTopic) -> None:
+        """Set unlimited retention for a topic of delayed messages that another program made or changed."""
 
-        def set_so(_: FoundTopic | None, error: Exception | None) -> None:
-            name = found.kafka_name
+        def on_done(_: ClusterTopic | None, error: Exception | None) -> None:
             if error is not None:
-                log.error("delayed messages in topic %s may go by age or size: %s", name, error)
+                log.error(
+                    "delayed messages in topic %s may expire by age or size: %s", described.kafka_name, error
+                )
             else:
-                log.warning("topic %s lets nothing go by age or size any more: it has delayed messages", name)
+                log.warning(
+                    "set unlimited retention for topic %s: it has delayed messages", described.kafka_name
+                )
 
-        self._cluster.ask(partial(work.keep, name=ours, found=found), set_so)
+        self._cluster.ask(partial(topic_admin.keep, name=name, found=described), on_done)
 
     def trim(self, topic: KafkaTopic, queue: QueueRef, before: int) -> None:
-        """As Backend.trim; the queue is one of the topic's."""
+        """Delete the records of one of the topic's queues below an offset, as Backend.trim does."""
         if before <= self._trimmed.get(queue, 0):
             return
         self._trimmed[queue] = before
 
-        def trimmed(_: None, error: Exception | None) -> None:
+        def on_done(_: None, error: Exception | None) -> None:
             if error is not None:
                 self._trimmed.pop(queue, None)
-                log.warning("topic %s keeps what nobody needs: %s", topic.kafka_name, error)
+                log.warning("cannot delete unneeded records of topic %s: %s", topic.kafka_name, error)
 
         name, number = topic.kafka_name, queue.queue_id
-        self._cluster.ask(partial(work.trim, kafka_name=name, partition=number, before=before), trimmed)
+        self._cluster.ask(
+            partial(topic_admin.trim, kafka_name=name, partition=number, before=before), on_done
+        )
 
-    def gone(self, name: str) -> None:
-        """The topic is not there any more, or is another one."""
+    def forget(self, name: str) -> None:
+        """Forget a topic that was deleted or replaced."""
         self._trimmed = {queue: before for queue, before in self._trimmed.items() if queue.topic != name}
 
 
-ABSENT_LOOKS = 4
-PAUSE_S = 0.3
-Then = Callable[[DdmqError | None], object]
+class _Confirmation:
+    """A call that waits until the cluster was asked for topics. `then` is called once."""
 
-
-class _Doubt:
-    """`names`: topics that are in doubt; `then`: who waits, called once."""
-
-    def __init__(self, names: frozenset[str], then: Then) -> None:
+    def __init__(self, names: frozenset[str], then: OnConfirmed) -> None:
         self.names, self.then = names, then
-        self.looks = 0
+        self.checks = 0
 
 
-class TopicDoubts:
-    """`kept`: what is kept of topics, by name; `caught_up`: the barrier of what is followed."""
+class MissingTopics:
+    """Confirms with the cluster that topics which this process does not know really do not exist."""
 
-    def __init__(
-        self,
-        topics: KafkaTopics,
-        kept: Callable[[], Mapping[str, bytes]],
-        caught_up: Callable[[], Completion[None]],
-    ) -> None:
+    def __init__(self, table: TopicTable, topics: KafkaTopics, state: KafkaState) -> None:
+        self._table = table
         self._topics = topics
-        self._kept = kept
-        self._caught_up = caught_up
-        self._absent: dict[
-            str, bytes
-        ] = {}  # what is kept of topics that Kafka does not have, looked for in vain
-        self._open: dict[_Doubt, None] = {}
+        self._state = state
+        self._absent: dict[str, bytes] = {}  # stored settings of topics that Kafka does not have, confirmed
+        self._open: dict[_Confirmation, None] = {}
 
-    def of(self, records: Iterable[NewRecord]) -> frozenset[str]:
-        """The topics of these records that are not known to be there with such a queue."""
-        known = self._topics.topics
+    def find_unknown(self, records: Iterable[NewRecord]) -> frozenset[str]:
+        """Return the topics of these records that are not known to exist with such a queue."""
+        topics = self._table.topics
         return frozenset(
             record.topic
             for record in records
-            if (topic := known.get(record.topic)) is None or record.queue_id >= topic.info.queues
+            if (topic := topics.get(record.topic)) is None or record.queue_id >= topic.info.queues
         )
 
-    def caught_up(self) -> Completion[None]:
-        """As Backend.caught_up: topics that others were told of are known."""
-        done: Completion[None] = Completion()
+    def catch_up(self) -> Completion[None]:
+        """Return when every topic that another process was told of is known, as Backend.caught_up does."""
+        answer: Completion[None] = Completion()
 
-        def settled(error: Exception | None) -> None:
+        def settle(error: Exception | None) -> None:
             if error is None:
-                done.succeed(None)
+                answer.succeed(None)
             else:
-                done.fail(error)
+                answer.fail(error)
 
-        def followed(barrier: Completion[None]) -> None:
-            made = self._made()
-            if barrier.error is not None or not made:
-                settled(barrier.error)
+        def on_followed(barrier: Completion[None]) -> None:
+            missing = self._find_missing()
+            if barrier.error is not None or not missing:
+                settle(barrier.error)
             else:
-                self.settle(made, settled)
+                self.confirm(missing, settle)
 
-        self._caught_up().then(followed)
-        return done
+        self._state.caught_up().then(on_followed)
+        return answer
 
-    def _made(self) -> frozenset[str]:
-        """Topics of which something is kept, and which are not known to be there."""
-        kept, topics = self._kept(), self._topics
-        self._absent = {name: value for name, value in self._absent.items() if kept.get(name) == value}
-        return frozenset(name for name in kept if name not in self._absent and topics.find(name) is None)
+    def _find_missing(self) -> frozenset[str]:
+        """Return the topics that have stored settings and are not known to exist."""
+        infos, topics = self._state.topic_infos, self._table.topics
+        self._absent = {name: info for name, info in self._absent.items() if infos.get(name) == info}
+        return frozenset(name for name in infos if name not in self._absent and name not in topics)
 
-    def settle(self, names: frozenset[str], then: Then) -> None:
-        """Call `then(None)` when what this process knows of them is true; with an error when it cannot be
-        found out."""
-        doubt = _Doubt(names, then)
-        self._open[doubt] = None
-        self._caught_up().then(lambda barrier: self._followed(doubt, barrier.error))
+    def confirm(self, names: frozenset[str], then: OnConfirmed) -> None:
+        """Call `then(None)` once the cluster was asked for these topics, or `then(error)` if it cannot be."""
+        confirmation = _Confirmation(names, then)
+        self._open[confirmation] = None
+        self._state.caught_up().then(lambda barrier: self._survey(confirmation, barrier.error))
 
-    def _followed(self, doubt: _Doubt, error: Exception | None) -> None:
+    def _survey(self, confirmation: _Confirmation, error: Exception | None) -> None:
         if error is not None:
-            self._end(doubt, TryLaterError(f"not known whether {_named(doubt)} is there: {error}"))
+            self._end(confirmation, _uncertain(confirmation, error))
         else:
-            self._topics.look(lambda reason: self._looked(doubt, reason))
+            self._topics.survey(lambda reason: self._on_survey(confirmation, reason))
 
-    def _looked(self, doubt: _Doubt, reason: str) -> None:
-        doubt.looks += 1
-        missing = self._made() & doubt.names
+    def _on_survey(self, confirmation: _Confirmation, reason: str) -> None:
+        confirmation.checks += 1
+        missing = self._find_missing() & confirmation.names
         if reason:
-            self._end(doubt, TryLaterError(f"not known whether {_named(doubt)} is there: {reason}"))
-        elif missing and doubt.looks < ABSENT_LOOKS:
-            HubTimer(ref=False).once(PAUSE_S, lambda: self._followed(doubt, None))
+            self._end(confirmation, _uncertain(confirmation, reason))
+        elif missing and confirmation.checks < MISSING_CHECKS:
+            HubTimer(ref=False).once(MISSING_PAUSE_S, lambda: self._survey(confirmation, None))
         else:
-            kept = self._kept()
-            self._absent.update((name, kept[name]) for name in missing)
-            self._end(doubt, None)
+            infos = self._state.topic_infos
+            self._absent.update((name, infos[name]) for name in missing)
+            self._end(confirmation, None)
 
-    def _end(self, doubt: _Doubt, error: DdmqError | None) -> None:
-        if doubt in self._open:
-            del self._open[doubt]
-            doubt.then(error)
+    def _end(self, confirmation: _Confirmation, error: DdmqError | None) -> None:
+        if confirmation in self._open:
+            del self._open[confirmation]
+            confirmation.then(error)
 
     def close(self) -> None:
-        """Who waits is refused."""
-        for doubt in list(self._open):
-            self._end(doubt, DrainingError("the Kafka engine was closed"))
+        """Fail every call that waits."""
+        for confirmation in list(self._open):
+            self._end(confirmation, DrainingError("the Kafka engine was closed"))
 
 
-def _named(doubt: _Doubt) -> str:
-    return f"topic {', '.join(sorted(doubt.names))}"
+def _uncertain(confirmation: _Confirmation, reason: object) -> TryLaterError:
+    names = ", ".join(sorted(confirmation.names))
+    return TryLaterError(f"not known whether topic {names} is there: {reason}")

@@ -19,13 +19,13 @@ import logging
 import queue
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from confluent_kafka import KafkaError, Producer
 
 from backend.completion import Completion
 from backend.kafka.clients.admin import SystemTopics
-from backend.kafka.clients.follower import FollowedRow, FollowerListener, FollowerThread, Place
+from backend.kafka.clients.follower import FollowedRow, FollowerThread, Place
 from backend.kafka.coordination.events import decode_event
 from backend.kafka.coordination.table import CoordinationLog, PlacedEvent
 from backend.kafka.options import KafkaOptions
@@ -39,23 +39,20 @@ RETRY_S = 0.3
 TOLD_EVERY = 100_000  # records between two lines about the progress of the start
 
 
-class StateListener(NamedTuple):
-    """What is told on the hub: changed settings and topics, events of the coordination topic, its cut.
-
-    `ready`: the first end was reached.
-    """
-
-    setting: Callable[[str], object]
-    topic_info: Callable[[str], object]
-    event: Callable[[PlacedEvent], object]
-    cut: Callable[[], object]
-    ready: Callable[[], object]
-
-
 class KafkaState:
     """The state that was followed. `ready`: its first end was reached. `reason`: what is not right now."""
 
-    def __init__(self, options: KafkaOptions, call: Call, listener: StateListener) -> None:
+    def __init__(
+        self,
+        options: KafkaOptions,
+        call: Call,
+        *,
+        on_setting_changed: Callable[[str], object],
+        on_info_changed: Callable[[str], object],
+        on_event: Callable[[PlacedEvent], object],
+        on_log_truncated: Callable[[], object],
+        on_ready: Callable[[], object],
+    ) -> None:
         self.topics = SystemTopics.of(options)
         self._settings, self.progress = SettingsState(), ProgressState()
         self.coordination = CoordinationLog(0)
@@ -64,18 +61,22 @@ class KafkaState:
         self.partitions = 0  # of the progress topic
         self.records = 0
         self._call = call
-        self._listener = listener
+        self._on_setting_changed = on_setting_changed
+        self._on_info_changed = on_info_changed
+        self._on_event = on_event
+        self._on_log_truncated = on_log_truncated
+        self._on_ready = on_ready
         self._next: dict[Place, int] = {}
         self._closed = False
         client = options.client()
         self._barriers = Barriers(client, call, self._next)
-        tell = FollowerListener(
-            lambda first: call(self._begun, first),
-            lambda rows: call(self._take, rows),
-            lambda first: call(self._cut, first),
-            lambda reason: call(self._trouble, reason),
+        self._thread = FollowerThread(
+            options,
+            on_begun=lambda first: call(self._begun, first),
+            on_rows=lambda rows: call(self._take, rows),
+            on_truncated=lambda first: call(self._cut, first),
+            on_trouble=lambda reason: call(self._trouble, reason),
         )
-        self._thread = FollowerThread(options, tell)
 
     @property
     def settings(self) -> Mapping[str, bytes]:
@@ -126,7 +127,7 @@ class KafkaState:
             return
         self.ready, self.reason = True, ""
         log.info("the system topics were followed to their end: %d records", self.records)
-        self._listener.ready()
+        self._on_ready()
 
     def _take(self, rows: list[FollowedRow]) -> None:
         self._thread.room.release()
@@ -151,7 +152,7 @@ class KafkaState:
         if row.topic == self.topics.coordination:
             event = None if row.value is None else decode_event(row.value)
             if event is not None:
-                self._listener.event(PlacedEvent(row.offset, row.stamp_ms, event))
+                self._on_event(PlacedEvent(row.offset, row.stamp_ms, event))
             return
         key = row.key or b""
         try:
@@ -166,15 +167,15 @@ class KafkaState:
     def _apply_setting(self, key: bytes, value: bytes | None) -> None:
         setting, topic = self._settings.apply(key, value)
         if setting is not None:
-            self._listener.setting(setting)
+            self._on_setting_changed(setting)
         if topic is not None:
-            self._listener.topic_info(topic)
+            self._on_info_changed(topic)
 
     def _cut(self, first: int) -> None:
         log.warning("the coordination topic begins at %d now: what was held is lost", first)
         self.coordination = CoordinationLog(first)
         self._next[self.topics.coordination, 0] = first
-        self._listener.cut()
+        self._on_log_truncated()
 
     def _trouble(self, reason: str) -> None:
         if reason != self.reason:

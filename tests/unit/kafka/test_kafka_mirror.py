@@ -151,7 +151,7 @@ class Group:
         progress = self._progress.setdefault(key, GroupProgress())
         progress.started = True
         progress.acks.reset(offset)
-        self.mirror.progressed([key])
+        self.mirror.on_progress([key])
 
 
 AWAY, REFUSED = KafkaError.NOT_COORDINATOR, KafkaError.UNKNOWN_MEMBER_ID

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.kafka.options import KAFKA_NAME_MAX, Names, incarnation
+from backend.kafka.options import KAFKA_NAME_MAX, Names, incarnation_of
 from ddmq_common.errors import CallerError
 
 OURS = st.one_of(
@@ -82,6 +82,6 @@ def test_names_that_are_too_long_there() -> None:
 
 
 def test_incarnations_differ_and_are_48_bits() -> None:
-    found = {incarnation(f"id-{n}") for n in range(1000)}
+    found = {incarnation_of(f"id-{n}") for n in range(1000)}
     assert len(found) == 1000
     assert all(0 < number < 1 << 48 for number in found)

@@ -11,8 +11,8 @@ from confluent_kafka import KafkaError, KafkaException
 
 from backend.kafka.clients import producers as module
 from backend.kafka.clients.producers import OutcomeKind, Producers, WriteOutcome
-from backend.kafka.commits.plan import KafkaWrite
 from backend.kafka.options import KafkaOptions
+from backend.kafka.records import ProducerRecord
 from ddmq_common.errors import CallerError, UnknownTopicError
 from tests.support.waits import until
 
@@ -119,7 +119,7 @@ def test_progress_that_is_refused_for_good_is_unknown_and_the_next_is_written(pr
     FakeProducer.made[0].dead = True
     outcomes: list[WriteOutcome] = []
     for _ in range(2):
-        producers.write([KafkaWrite("progress", 0, b"k", b"v")], outcomes.append)
+        producers.write([ProducerRecord("progress", 0, b"k", b"v")], outcomes.append)
     until(lambda: len(outcomes) == 2)
     assert [outcome.kind for outcome in outcomes] == [OutcomeKind.UNKNOWN, OutcomeKind.STORED]
     assert outcomes[1].offsets == [7]
@@ -152,7 +152,7 @@ def test_progress_without_an_answer_is_unknown_and_what_is_on_its_way_is_given_u
     producers.event("coordination", b"release", "name")
     outcomes: list[WriteOutcome] = []
     for _ in range(2):
-        producers.write([KafkaWrite("progress", 0, b"k", b"v")], outcomes.append)
+        producers.write([ProducerRecord("progress", 0, b"k", b"v")], outcomes.append)
     until(lambda: len(outcomes) == 2)
     assert [outcome.kind for outcome in outcomes] == [OutcomeKind.UNKNOWN, OutcomeKind.STORED]
     assert failed == ["name"], "whoever wrote the event hears that it may not be there"
@@ -182,7 +182,7 @@ def test_a_report_behind_a_fatal_error_tells_of_that_error(producers: Producers)
 
 def transacted(producers: Producers, *topics: str) -> WriteOutcome:
     outcomes: list[WriteOutcome] = []
-    producers.transact([KafkaWrite(topic, 0, b"k", b"v") for topic in topics], False, outcomes.append)
+    producers.transact([ProducerRecord(topic, 0, b"k", b"v") for topic in topics], False, outcomes.append)
     until(lambda: outcomes)
     return outcomes[0]
 

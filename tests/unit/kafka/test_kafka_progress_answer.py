@@ -22,8 +22,8 @@ def backend(progress: ProgressState) -> KafkaBackend:
     followed.succeed(None)
     made: Any = KafkaBackend.__new__(KafkaBackend)
     state = SimpleNamespace(progress=progress, caught_up=lambda: followed)
-    made.parts = SimpleNamespace(state=state)
-    made._topics = SimpleNamespace(living=lambda queue: queue)
+    made.state = state
+    made._table = SimpleNamespace(find_queue_topic=lambda queue: queue)
     answering: KafkaBackend = made
     return answering
 
