@@ -59,7 +59,7 @@ class KafkaTopic(NamedTuple):
     writable: bool = True
 
 
-class TopicTable:
+class TopicRegistry:
     """The topics that this process knows to exist, by our names. KafkaTopics keeps it up to date."""
 
     def __init__(self, names: Names) -> None:

@@ -28,7 +28,7 @@ from backend.completion import Completion
 from backend.kafka.clients.producers import OutcomeKind, Producers, WriteOutcome
 from backend.kafka.commits.plan import CommitPlan, EpochFloor
 from backend.kafka.state.followed import KafkaState
-from backend.kafka.topic_info import TopicTable
+from backend.kafka.topic_info import TopicRegistry
 from backend.progress.group_progress import Key, check_delta
 from backend.records import AppendResult, AppendStatus, CommitBatch, NewRecord
 from ddmq_common.errors import BoundReachedError, DdmqError, DrainingError, RemoteError, TryLaterError
@@ -178,7 +178,7 @@ class PendingCommits:
             self._set_timer(first)
 
 
-class _Batch:
+class _PlannedBatch:
     """Calls that go to Kafka together. `record_counts`: how many records each of them has."""
 
     def __init__(
@@ -203,7 +203,7 @@ class CommitQueue:
         self,
         state: KafkaState,
         producers: Producers,
-        topics: TopicTable,
+        topics: TopicRegistry,
         now: Callable[[], float],
         *,
         when_appended: WhenAppended,
@@ -227,7 +227,7 @@ class CommitQueue:
         self._pending = PendingCommits(now, lambda: state.reason)
         self._is_busy = self._is_scheduled = self._closed = self._draining = False
         self._renewing = True
-        self._uncertain: tuple[_Batch, WriteOutcome] | None = None
+        self._uncertain: tuple[_PlannedBatch, WriteOutcome] | None = None
         self._retry = HubTimer(ref=False)
         self._idle_callbacks: list[Callable[[], None]] = []
         self.resume()
@@ -408,7 +408,7 @@ class CommitQueue:
             else:
                 commits.append(commit)
                 record_counts.append(len(plan.records) - count_before)
-        batch = _Batch(plan, commits, record_counts, is_exclusive)
+        batch = _PlannedBatch(plan, commits, record_counts, is_exclusive)
         self._pending.in_flight, self._pending.is_sent = commits, True
         if not plan:
             self._on_outcome(batch, WriteOutcome(OutcomeKind.STORED, [], None))
@@ -419,7 +419,7 @@ class CommitQueue:
         else:
             self._producers.write(records, lambda outcome: self._on_outcome(batch, outcome))
 
-    def _on_outcome(self, batch: _Batch, outcome: WriteOutcome) -> None:
+    def _on_outcome(self, batch: _PlannedBatch, outcome: WriteOutcome) -> None:
         error = outcome.error
         if self._closed:
             return
@@ -439,7 +439,7 @@ class CommitQueue:
         else:
             self._fail_in_flight(error)
 
-    def _on_stored(self, batch: _Batch, offsets: Sequence[int]) -> None:
+    def _on_stored(self, batch: _PlannedBatch, offsets: Sequence[int]) -> None:
         batch.plan.apply_stored(offsets)
         self._on_progress(batch.plan.progress)
         if self._is_alive() and not self._renewing:  # a name given up may be dead since before the write
@@ -447,7 +447,7 @@ class CommitQueue:
         else:
             self._fail_in_flight(RemoteError("this process was stopped meanwhile: it may count or not"))
 
-    def _succeed(self, batch: _Batch, offsets: Sequence[int]) -> None:
+    def _succeed(self, batch: _PlannedBatch, offsets: Sequence[int]) -> None:
         self._is_busy, self._pending.in_flight = False, []
         start = 0
         for commit, count in zip(batch.commits, batch.record_counts, strict=True):
@@ -456,7 +456,7 @@ class CommitQueue:
             start += count
         self.resume()
 
-    def _retry_batch(self, batch: _Batch, one_by_one: bool = False) -> None:
+    def _retry_batch(self, batch: _PlannedBatch, one_by_one: bool = False) -> None:
         for commit in reversed(batch.commits):
             commit.is_alone = one_by_one
             if commit.completion.done:

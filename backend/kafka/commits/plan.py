@@ -24,7 +24,7 @@ from backend.kafka.state.tables import (
     topic_key,
     wrapped,
 )
-from backend.kafka.topic_info import TopicTable
+from backend.kafka.topic_info import TopicRegistry
 from backend.progress.group_progress import Fence, GroupProgress, Key, check_fence
 from backend.records import CommitBatch, NewRecord, ProgressDelta
 from backend.setting_counts import ROOT, check_limits
@@ -43,7 +43,7 @@ class CommitPlan:
     and queue; it also gets the epoch of the delta.
     """
 
-    def __init__(self, state: KafkaState, topics: TopicTable, epoch_floor: EpochFloor) -> None:
+    def __init__(self, state: KafkaState, topics: TopicRegistry, epoch_floor: EpochFloor) -> None:
         self._state = state
         self._topics = topics
         self._epoch_floor = epoch_floor

@@ -36,7 +36,7 @@ from backend.kafka.coordination.events import (
 from backend.kafka.coordination.table import LINES_MAX, PlacedEvent, TableState
 from backend.kafka.options import KafkaOptions
 from backend.kafka.state.followed import KafkaState
-from backend.kafka.topic_info import TopicTable
+from backend.kafka.topic_info import TopicRegistry
 from backend.ownership.group import Decision, GroupMember
 from backend.port import Join, MembershipListener
 from backend.progress.group_progress import Key
@@ -59,7 +59,7 @@ class KafkaMemberships:
         commits: CommitQueue,
         producers: Producers,
         clock: Clock,
-        topics: TopicTable,
+        topics: TopicRegistry,
     ) -> None:
         self._session_s = options.session_ms / 1000
         self._heartbeat_s = options.heartbeat_ms / 1000

@@ -38,7 +38,7 @@ from backend.kafka.clients.bridge import Bridge
 from backend.kafka.errors import RAISED, SEEN_IN_TOPIC, cause_of, refused, undelivered
 from backend.kafka.options import APPENDING, KafkaOptions
 from backend.kafka.records import encode
-from backend.kafka.topic_info import TopicTable
+from backend.kafka.topic_info import TopicRegistry
 from backend.records import AppendResult, AppendStatus, Durability, NewRecord
 from ddmq_common.clock import NEVER, Clock
 from ddmq_common.errors import BoundReachedError, CallerError, DrainingError, RemoteError, TryLaterError
@@ -106,7 +106,7 @@ class Appends:
         options: KafkaOptions,
         bridge: Bridge,
         clock: Clock,
-        topics: TopicTable,
+        topics: TopicRegistry,
         on_stored: OnStored,
         recheck_topics: Callable[[], object],
     ) -> None:

@@ -26,7 +26,7 @@ from backend.kafka.engine.readers import Readers
 from backend.kafka.engine.topics import KafkaTopics, MissingTopics
 from backend.kafka.errors import refused
 from backend.kafka.options import KafkaOptions, capabilities
-from backend.kafka.topic_info import KafkaTopic, TopicTable
+from backend.kafka.topic_info import KafkaTopic, TopicRegistry
 from backend.port import Backend, FindCall, Health, Join, Membership, MembershipListener, ReadCall, Wait
 from backend.progress.group_progress import check_delta
 from backend.records import (
@@ -74,7 +74,7 @@ class KafkaBackend(Backend):
         self._store_clock = StoreClock(self._clock, 0)
         self._draining = self._closed = False
         cluster = Cluster(options, self._bridge)
-        self._table = TopicTable(options.names)
+        self._table = TopicRegistry(options.names)
         self.readers = Readers(options, self._bridge, self._clock)
         self._appends = Appends(
             options,

@@ -14,7 +14,7 @@ from backend.kafka.coordination.table import PlacedEvent
 from backend.kafka.coordination.watch import MemberWatch
 from backend.kafka.options import KafkaOptions
 from backend.kafka.state.followed import KafkaState
-from backend.kafka.topic_info import TopicTable
+from backend.kafka.topic_info import TopicRegistry
 from ddmq_common.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class KafkaProcess:
         options: KafkaOptions,
         bridge: Bridge,
         clock: Clock,
-        topics: TopicTable,
+        topics: TopicRegistry,
         when_appended: WhenAppended,
         on_setting_changed: Callable[[str], object],
         on_info_changed: Callable[[str], object],

@@ -22,7 +22,7 @@ from backend.kafka.clients.bridge import Bridge
 from backend.kafka.engine.readers import Readers
 from backend.kafka.engine.streams import KafkaBatch, KafkaPlace
 from backend.kafka.errors import is_gone, kafka_error, translated
-from backend.kafka.topic_info import KafkaTopic, TopicTable
+from backend.kafka.topic_info import KafkaTopic, TopicRegistry
 from backend.port import ReadCall, Wait
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus
 from ddmq_common.clock import Clock
@@ -34,7 +34,7 @@ _CLOSED = DrainingError("the Kafka engine was closed")
 class KafkaQueries:
     """Everything is settled later, on the hub."""
 
-    def __init__(self, topics: TopicTable, readers: Readers, offsets: Offsets) -> None:
+    def __init__(self, topics: TopicRegistry, readers: Readers, offsets: Offsets) -> None:
         self._topics = topics
         self._readers = readers
         self._offsets = offsets

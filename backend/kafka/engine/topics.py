@@ -1,4 +1,4 @@
-"""KafkaTopics: follows and changes the topics of the cluster; it fills the TopicTable. Belongs to the hub.
+"""KafkaTopics: follows and changes the topics of the cluster; it fills the TopicRegistry. Belongs to the hub.
 
 Kafka knows a topic's partitions, its id (from which the incarnation comes) and its settings. What it has no
 word for (who may read and write, delays, the requested durability) is stored under the topic's name in the
@@ -30,7 +30,7 @@ from backend.kafka.state.followed import KafkaState
 from backend.kafka.topic_info import (
     ClusterTopic,
     KafkaTopic,
-    TopicTable,
+    TopicRegistry,
     decode_info,
     encode_info,
     to_kafka_topic,
@@ -62,7 +62,7 @@ class KafkaTopics:
         options: KafkaOptions,
         cluster: Cluster,
         clock: Clock,
-        table: TopicTable,
+        table: TopicRegistry,
         state: KafkaState,
         commits: CommitQueue,
         add_to_producer: Callable[[str], object],
@@ -457,7 +457,7 @@ class _Confirmation:
 class MissingTopics:
     """Confirms with the cluster that topics which this process does not know really do not exist."""
 
-    def __init__(self, table: TopicTable, topics: KafkaTopics, state: KafkaState) -> None:
+    def __init__(self, table: TopicRegistry, topics: KafkaTopics, state: KafkaState) -> None:
         self._table = table
         self._topics = topics
         self._state = state

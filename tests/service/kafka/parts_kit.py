@@ -13,7 +13,7 @@ from backend.kafka.clients.bridge import Bridge
 from backend.kafka.engine.process import KafkaProcess
 from backend.kafka.options import KafkaOptions
 from backend.kafka.records import ProducerRecord
-from backend.kafka.topic_info import KafkaTopic, TopicTable
+from backend.kafka.topic_info import KafkaTopic, TopicRegistry
 from backend.port import Assignment, Join, Sharing
 from backend.records import CommitBatch, Durability, NewRecord, ProgressDelta, QueueRef, TopicInfo
 from ddmq_common.clock import SystemClock
@@ -30,7 +30,7 @@ def options(**rest: Any) -> KafkaOptions:
     return KafkaOptions(broker(), namespace=name, topic_prefix=f"{name}.", **rest)
 
 
-class StatedTopics(TopicTable):
+class StatedTopics(TopicRegistry):
     """Topics that are only said to be there; a record is no more than its bytes."""
 
     def __init__(self, options: KafkaOptions, infos: Mapping[str, TopicInfo]) -> None:

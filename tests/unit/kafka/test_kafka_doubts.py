@@ -12,7 +12,7 @@ from backend.completion import Completion, failed, succeeded
 from backend.kafka.engine import topics as module
 from backend.kafka.engine.topics import MISSING_CHECKS, KafkaTopics, MissingTopics
 from backend.kafka.state.followed import KafkaState
-from backend.kafka.topic_info import TopicTable
+from backend.kafka.topic_info import TopicRegistry
 from backend.records import NewRecord
 from ddmq_common.errors import DrainingError, RemoteError, TryLaterError
 from tests.support.waits import until
@@ -41,7 +41,7 @@ class DoubtRig:
         self.kept: dict[str, bytes] = {}
         self.barrier: Completion[None] = succeeded(None)
         state = SimpleNamespace(topic_infos=self.kept, caught_up=lambda: self.barrier)
-        table, topics = cast(TopicTable, self.topics), cast(KafkaTopics, self.topics)
+        table, topics = cast(TopicRegistry, self.topics), cast(KafkaTopics, self.topics)
         self.doubts = MissingTopics(table, topics, cast(KafkaState, state))
         self.told: list[Exception | None] = []
 

@@ -15,7 +15,7 @@ from backend.kafka.engine import topics as module
 from backend.kafka.engine.topics import CHANGED_CHECKS, KafkaTopics
 from backend.kafka.errors import LastError
 from backend.kafka.options import KafkaOptions, incarnation_of
-from backend.kafka.topic_info import ClusterTopic, TopicTable
+from backend.kafka.topic_info import ClusterTopic, TopicRegistry
 from ddmq_common.clock import ManualClock
 from tests.support.waits import until
 
@@ -60,13 +60,13 @@ def forgotten() -> list[tuple[str, int]]:
 
 
 @pytest.fixture
-def table() -> TopicTable:
-    return TopicTable(OPTIONS.names)
+def table() -> TopicRegistry:
+    return TopicRegistry(OPTIONS.names)
 
 
 @pytest.fixture
 def topics(
-    cluster: HeldCluster, table: TopicTable, forgotten: list[tuple[str, int]]
+    cluster: HeldCluster, table: TopicRegistry, forgotten: list[tuple[str, int]]
 ) -> Iterator[KafkaTopics]:
     def forget(name: str, incarnation: int, _: float) -> Completion[None]:
         forgotten.append((name, incarnation))
@@ -84,7 +84,7 @@ def topics(
 
 
 def test_another_cluster_in_its_place_is_not_heard(
-    cluster: HeldCluster, topics: KafkaTopics, table: TopicTable
+    cluster: HeldCluster, topics: KafkaTopics, table: TopicRegistry
 ) -> None:
     assert topics.reason == ""
     topics.survey()
