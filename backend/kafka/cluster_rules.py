@@ -11,20 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from backend.kafka.clients.admin import COORDINATION_KEPT_MS, RECORD_BYTES_MAX
+from backend.kafka.clients.admin import COORDINATION_RETENTION_MS, RECORD_BYTES_MAX
 from backend.kafka.options import KafkaOptions
 
 COPIES = 3  # of everything, where there are brokers for them
 IN_SYNC = 2
-PLACES_TOLD = 5  # by name; of the others how many there are
+PLACES_NAMED = 5  # by name; of the others how many there are
 BATCH_BYTES = "1000000"  # librdkafka's own batch.size
 REPLICAS = "replication factor"
 # Of a value, with all settings of its place, and the number of brokers.
-Wrong = Callable[[str, Mapping[str, str], int], bool]
+IsViolated = Callable[[str, Mapping[str, str], int], bool]
 
 
 class Kind(Enum):
-    """What a place is to us."""
+    """The role of a topic or broker for the engine."""
 
     STATE = "compacted system topic"
     COORDINATION = "coordination topic"
@@ -49,7 +49,7 @@ class CheckedPlace(NamedTuple):
 
 
 class ClusterFacts(NamedTuple):
-    """What was seen of a cluster."""
+    """The checked settings of a cluster."""
 
     cluster_id: str
     brokers: int
@@ -57,7 +57,7 @@ class ClusterFacts(NamedTuple):
 
 
 class ClusterFinding(NamedTuple):
-    """One setting that breaks a promise, wherever it is so. `loses`: what was acknowledged may be lost."""
+    """One setting that breaks a promise, in all its places. `loses`: acknowledged messages may be lost."""
 
     places: tuple[str, ...]
     setting: str
@@ -66,28 +66,28 @@ class ClusterFinding(NamedTuple):
     loses: bool
 
     @property
-    def where(self) -> str:
+    def place_names(self) -> str:
         """The places, the first by name."""
-        told, more = ", ".join(self.places[:PLACES_TOLD]), len(self.places) - PLACES_TOLD
-        return told if more <= 0 else f"{told} and {more} more"
+        names, more = ", ".join(self.places[:PLACES_NAMED]), len(self.places) - PLACES_NAMED
+        return names if more <= 0 else f"{names} and {more} more"
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.setting}: {self.breaks}; {self.remedy}"
+        return f"{self.place_names}: {self.setting}: {self.breaks}; {self.remedy}"
 
 
-class Promise(NamedTuple):
-    """What one setting is to be."""
+class ClusterRule(NamedTuple):
+    """One rule: the required value of one setting."""
 
     kinds: frozenset[Kind]
     setting: str
-    wrong: Wrong
-    wanted: str
+    is_violated: IsViolated
+    value: str
     breaks: str
     loses: bool = False
     remedy: str = ""  # instead of the command that sets `wanted`
 
 
-def _number(value: str) -> int:
+def _to_number(value: str) -> int:
     """A number of Kafka's, -1 for no bound."""
     try:
         return int(value)
@@ -95,27 +95,27 @@ def _number(value: str) -> int:
         return -1
 
 
-def _below(bound: int) -> Wrong:
-    return lambda value, _, __: _number(value) < bound
+def _is_below(bound: int) -> IsViolated:
+    return lambda value, _, __: _to_number(value) < bound
 
 
 def _few_copies(value: str, _: Mapping[str, str], brokers: int) -> bool:
-    return brokers >= COPIES and _number(value) < COPIES
+    return brokers >= COPIES and _to_number(value) < COPIES
 
 
 def _few_in_sync(value: str, settings: Mapping[str, str], _: int) -> bool:
-    return _number(settings.get(REPLICAS, "0")) >= COPIES and _number(value) < IN_SYNC
+    return _to_number(settings.get(REPLICAS, "0")) >= COPIES and _to_number(value) < IN_SYNC
 
 
 def _in_memory(value: str, settings: Mapping[str, str], _: int) -> bool:
-    return _number(settings.get(REPLICAS, "0")) == 1 and value != "1"
+    return _to_number(settings.get(REPLICAS, "0")) == 1 and value != "1"
 
 
-def _shorter(bound: int) -> Wrong:
-    return lambda value, _, __: 0 <= _number(value) < bound
+def _is_shorter(bound: int) -> IsViolated:
+    return lambda value, _, __: 0 <= _to_number(value) < bound
 
 
-def _bounded(value: str, _: Mapping[str, str], __: int) -> bool:
+def _is_bounded(value: str, _: Mapping[str, str], __: int) -> bool:
     return value != "-1"
 
 
@@ -125,15 +125,15 @@ _MOVE = (
 )
 
 
-def rules_for(options: KafkaOptions) -> tuple[Promise, ...]:
-    """What an installation asks of its cluster."""
-    return (*_of_safety(), *_of_keeping(), *_of_messages(options), *_of_brokers(options))
+def rules_for(options: KafkaOptions) -> tuple[ClusterRule, ...]:
+    """Return the rules for an installation."""
+    return (*_safety_rules(), *_retention_rules(), *_message_rules(options), *_broker_rules(options))
 
 
-def _of_safety() -> tuple[Promise, ...]:
+def _safety_rules() -> tuple[ClusterRule, ...]:
     every = OURS | {Kind.OTHERS, Kind.TRANSACTIONS}
     return (
-        Promise(
+        ClusterRule(
             every | {Kind.BROKER},
             "unclean.leader.election.enable",
             lambda value, _, __: value == "true",
@@ -141,7 +141,7 @@ def _of_safety() -> tuple[Promise, ...]:
             "a broker that missed acknowledged messages may become leader: they are lost",
             True,
         ),
-        Promise(
+        ClusterRule(
             OURS,
             REPLICAS,
             _few_copies,
@@ -149,7 +149,7 @@ def _of_safety() -> tuple[Promise, ...]:
             "one or two brokers that are lost take what was acknowledged with them",
             remedy=_MOVE,
         ),
-        Promise(
+        ClusterRule(
             frozenset((Kind.TRANSACTIONS,)),
             REPLICAS,
             _few_copies,
@@ -158,7 +158,7 @@ def _of_safety() -> tuple[Promise, ...]:
             remedy="move it to 3 brokers with kafka-reassign-partitions.sh, and set"
             " transaction.state.log.replication.factor=3 in every broker's server.properties",
         ),
-        Promise(
+        ClusterRule(
             every,
             "min.insync.replicas",
             _few_in_sync,
@@ -166,7 +166,7 @@ def _of_safety() -> tuple[Promise, ...]:
             "what one broker has alone is acknowledged, and lost with it",
             True,
         ),
-        Promise(
+        ClusterRule(
             OURS,
             "flush.messages",
             _in_memory,
@@ -176,12 +176,12 @@ def _of_safety() -> tuple[Promise, ...]:
     )
 
 
-def _of_keeping() -> tuple[Promise, ...]:
+def _retention_rules() -> tuple[ClusterRule, ...]:
     state, delayed = frozenset((Kind.STATE,)), frozenset((Kind.DELAYED,))
-    held = frozenset((Kind.COORDINATION,))
+    coordination = frozenset((Kind.COORDINATION,))
     late = "delayed messages go by age or size before they are due"
     return (
-        Promise(
+        ClusterRule(
             state,
             "cleanup.policy",
             lambda value, _, __: value != "compact",
@@ -189,7 +189,7 @@ def _of_keeping() -> tuple[Promise, ...]:
             "settings, progress and pending delays go by age, and finished messages come again",
             True,
         ),
-        Promise(
+        ClusterRule(
             delayed,
             "cleanup.policy",
             lambda value, _, __: value != "delete",
@@ -197,23 +197,23 @@ def _of_keeping() -> tuple[Promise, ...]:
             "of delayed messages with one key only the last is kept",
             True,
         ),
-        Promise(delayed, "retention.ms", _bounded, "-1", late, True),
-        Promise(delayed, "retention.bytes", _bounded, "-1", late, True),
-        Promise(
-            held,
+        ClusterRule(delayed, "retention.ms", _is_bounded, "-1", late, True),
+        ClusterRule(delayed, "retention.bytes", _is_bounded, "-1", late, True),
+        ClusterRule(
+            coordination,
             "retention.ms",
-            _shorter(COORDINATION_KEPT_MS),
-            str(COORDINATION_KEPT_MS),
+            _is_shorter(COORDINATION_RETENTION_MS),
+            str(COORDINATION_RETENTION_MS),
             "who holds which queue is forgotten, and queues change hands without a cause",
         ),
-        Promise(
-            held,
+        ClusterRule(
+            coordination,
             "retention.bytes",
-            _bounded,
+            _is_bounded,
             "-1",
             "who holds which queue is forgotten, and queues change hands without a cause",
         ),
-        Promise(
+        ClusterRule(
             frozenset((Kind.INNER, Kind.MADE)),
             "cleanup.policy",
             lambda value, _, __: "compact" in value,
@@ -224,147 +224,149 @@ def _of_keeping() -> tuple[Promise, ...]:
     )
 
 
-def _of_messages(options: KafkaOptions) -> tuple[Promise, ...]:
+def _message_rules(options: KafkaOptions) -> tuple[ClusterRule, ...]:
     size, system = options.message_bytes_max, frozenset((Kind.STATE, Kind.COORDINATION))
-    others, batch = frozenset((Kind.OTHERS,)), _number(options.librdkafka.get("batch.size", BATCH_BYTES))
+    others, batch = frozenset((Kind.OTHERS,)), _to_number(options.librdkafka.get("batch.size", BATCH_BYTES))
     return (
-        Promise(
+        ClusterRule(
             others,
             "max.message.bytes",
-            _below(batch),
+            _is_below(batch),
             str(batch),
             "under load whole batches of small messages are refused, to be sent again",
             remedy="raise it, or set batch.size under librdkafka in backend.yaml to at most that",
         ),
-        Promise(
+        ClusterRule(
             others,
             "max.message.bytes",
-            lambda value, _, __: _number(value) > size,
+            lambda value, _, __: _to_number(value) > size,
             str(size),
             "what is larger than topics of ours take is neither retried nor kept as a dead letter, and waits",
             remedy="set body_bytes_max in backend.yaml as high, and max.message.bytes of our inner topics",
         ),
-        Promise(
+        ClusterRule(
             MESSAGES | {Kind.COORDINATION},
             "message.timestamp.type",
             lambda value, _, __: value == "CreateTime",
             "LogAppendTime",
             "store times are those of the senders' clocks, and retention may take what was just stored",
         ),
-        Promise(
+        ClusterRule(
             MESSAGES,
             "max.message.bytes",
-            _below(size),
+            _is_below(size),
             str(size),
             f"messages that body_bytes_max ({options.body_bytes_max}) allows are refused",
         ),
-        Promise(
+        ClusterRule(
             system,
             "max.message.bytes",
-            _below(RECORD_BYTES_MAX),
+            _is_below(RECORD_BYTES_MAX),
             str(RECORD_BYTES_MAX),
             "the progress of a group with many finished messages out of order is refused",
         ),
     )
 
 
-def _of_brokers(options: KafkaOptions) -> tuple[Promise, ...]:
+def _broker_rules(options: KafkaOptions) -> tuple[ClusterRule, ...]:
     broker = frozenset((Kind.BROKER,))
 
     def set_it(setting: str, wanted: object) -> str:
         return f"set {setting}={wanted} in every broker's server.properties and start them again one by one"
 
-    def rule(setting: str, wrong: Wrong, wanted: object, breaks: str) -> Promise:
-        return Promise(broker, setting, wrong, str(wanted), breaks, remedy=set_it(setting, wanted))
+    def broker_rule(setting: str, wrong: IsViolated, wanted: object, breaks: str) -> ClusterRule:
+        return ClusterRule(broker, setting, wrong, str(wanted), breaks, remedy=set_it(setting, wanted))
 
-    def alone(value: str, _: Mapping[str, str], brokers: int) -> bool:
-        return brokers >= COPIES and _number(value) < IN_SYNC
+    def is_alone(value: str, _: Mapping[str, str], brokers: int) -> bool:
+        return brokers >= COPIES and _to_number(value) < IN_SYNC
 
-    found = [
-        rule(
+    rules = [
+        broker_rule(
             "transaction.state.log.replication.factor",
             _few_copies,
             COPIES,
             "a broker that is lost may take the state of transactions: retries and delayed messages stop",
         ),
-        rule(
+        broker_rule(
             "transaction.state.log.min.isr",
-            alone,
+            is_alone,
             IN_SYNC,
             "what became of a transaction may be known to one broker alone, and lost with it",
         ),
-        rule(
+        broker_rule(
             "transaction.max.timeout.ms",
-            _below(options.transaction_timeout_ms),
+            _is_below(options.transaction_timeout_ms),
             options.transaction_timeout_ms,
             "no transaction begins, so nothing is retried or fired",
         ),
-        rule(
+        broker_rule(
             "socket.request.max.bytes",
-            _below(options.message_bytes_max),
+            _is_below(options.message_bytes_max),
             options.message_bytes_max,
             f"messages that body_bytes_max ({options.body_bytes_max}) allows are refused",
         ),
     ]
     if options.replication_factor == 0:
         ours = "set replication_factor: 3 in backend.yaml, or default.replication.factor=3 on every broker"
-        found.append(
-            rule(
+        rules.append(
+            broker_rule(
                 "default.replication.factor", _few_copies, COPIES, "topics are made with fewer copies"
             )._replace(remedy=ours)
         )
     if options.min_insync == 0:
         ours = "set min_insync: 2 in backend.yaml, or min.insync.replicas=2 on every broker"
-        found.append(
-            rule(
-                "min.insync.replicas", alone, IN_SYNC, "topics are made that one broker alone answers for"
+        rules.append(
+            broker_rule(
+                "min.insync.replicas", is_alone, IN_SYNC, "topics are made that one broker alone answers for"
             )._replace(remedy=ours)
         )
-    return tuple(found)
+    return tuple(rules)
 
 
-def findings(facts: ClusterFacts, options: KafkaOptions) -> list[ClusterFinding]:
-    """What breaks a promise: one finding for each rule and value, those that lose something first."""
-    found = [finding for rule in rules_for(options) for finding in _by_value(rule, facts, options)]
-    hidden = tuple(_told(place) for place in facts.places if place.settings is None)
+def find_violations(facts: ClusterFacts, options: KafkaOptions) -> list[ClusterFinding]:
+    """Return one finding for each violated rule and value, those that lose messages first."""
+    violations = [finding for rule in rules_for(options) for finding in _check_rule(rule, facts, options)]
+    hidden = tuple(_name_place(place) for place in facts.places if place.settings is None)
     if hidden:
         why = "this user may not see the settings, so they are not checked"
-        found.append(ClusterFinding(hidden, "not to be seen", why, "allow it DescribeConfigs there", False))
-    return sorted(found, key=lambda each: not each.loses)
+        violations.append(
+            ClusterFinding(hidden, "not to be seen", why, "allow it DescribeConfigs there", False)
+        )
+    return sorted(violations, key=lambda each: not each.loses)
 
 
-def _by_value(rule: Promise, facts: ClusterFacts, options: KafkaOptions) -> list[ClusterFinding]:
+def _check_rule(rule: ClusterRule, facts: ClusterFacts, options: KafkaOptions) -> list[ClusterFinding]:
     wrong: dict[str, list[CheckedPlace]] = {}
     for place in facts.places:
         value = (place.settings or {}).get(rule.setting)
         if value is None or place.kind not in rule.kinds:
             continue
         assert place.settings is not None
-        if rule.wrong(value, place.settings, facts.brokers):
+        if rule.is_violated(value, place.settings, facts.brokers):
             wrong.setdefault(value, []).append(place)
     return [
         ClusterFinding(
-            tuple(map(_told, places)),
+            tuple(map(_name_place, places)),
             f"{rule.setting}={value}",
             rule.breaks,
-            rule.remedy or _command(rule, places, options),
+            rule.remedy or _remedy_command(rule, places, options),
             rule.loses,
         )
         for value, places in sorted(wrong.items())
     ]
 
 
-def _told(place: CheckedPlace) -> str:
+def _name_place(place: CheckedPlace) -> str:
     return f"broker {place.name}" if place.kind is Kind.BROKER else f"topic {place.name}"
 
 
-def _command(rule: Promise, places: Sequence[CheckedPlace], options: KafkaOptions) -> str:
-    """What an operator types for the first of the places."""
+def _remedy_command(rule: ClusterRule, places: Sequence[CheckedPlace], options: KafkaOptions) -> str:
+    """Return the command with which an operator corrects the first of the places."""
     kind = "brokers" if places[0].kind is Kind.BROKER else "topics"
     name = "" if kind == "brokers" else f" --entity-name {places[0].name}"
     default = " --entity-default" if kind == "brokers" else ""
     each = ", and so for each" if kind == "topics" and len(places) > 1 else ""
     return (
         f"run: kafka-configs.sh --bootstrap-server {options.bootstrap} --alter --entity-type {kind}{name}"
-        f"{default} --add-config {rule.setting}={rule.wanted}{each}"
+        f"{default} --add-config {rule.setting}={rule.value}{each}"
     )

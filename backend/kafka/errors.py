@@ -25,7 +25,7 @@ _GONE = frozenset(
     (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION,
      KafkaError.UNKNOWN_TOPIC_ID)
 )  # fmt: skip
-WRONG = frozenset(
+REJECTED_CODES = frozenset(
     (KafkaError.INVALID_REPLICATION_FACTOR, KafkaError.INVALID_CONFIG, KafkaError.TOPIC_EXCEPTION,
      KafkaError.INVALID_PARTITIONS, KafkaError.POLICY_VIOLATION, KafkaError.MSG_SIZE_TOO_LARGE,
      KafkaError.INVALID_RECORD, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_TIMESTAMP)
@@ -54,7 +54,7 @@ RAISED = (KafkaException, SystemError)  # by a call that serves reports: see `ca
 
 
 def cause_of(error: Exception) -> KafkaError:
-    """Why a call of confluent-kafka has failed.
+    """Return why a call of confluent-kafka has failed.
 
     A fatal error comes out of whichever call serves it, not by `error_cb`. A report that the same call serves
     after it finds that exception set, whatever it does fails with a SystemError, and that is raised then.
@@ -64,28 +64,28 @@ def cause_of(error: Exception) -> KafkaError:
         raised = raised.__cause__
     if raised is None:
         raise error
-    found: KafkaError = raised.args[0]
-    return found
+    cause: KafkaError = raised.args[0]
+    return cause
 
 
 def kafka_error(error: BaseException | KafkaError) -> KafkaError | None:
-    """The error of Kafka's inside an exception; None for any other."""
+    """Return Kafka's error inside an exception; None for any other."""
     if isinstance(error, KafkaException) and error.args and isinstance(error.args[0], KafkaError):
         return error.args[0]
     return error if isinstance(error, KafkaError) else None
 
 
-def translated(error: BaseException | KafkaError, what: str) -> Exception:
-    """For `what` that failed; what is none of Kafka's errors comes back as it is."""
+def to_ddmq_error(error: BaseException | KafkaError, what: str) -> Exception:
+    """Convert the error of a failed operation `what`; an error that is not Kafka's is returned unchanged."""
     if isinstance(error, DdmqError):
         return error
-    found = kafka_error(error)
-    if found is None:
+    cause = kafka_error(error)
+    if cause is None:
         return error if isinstance(error, Exception) else RemoteError(f"{what}: {error}")
-    code, text = found.code(), f"{what}: Kafka says {found.str()}"
+    code, text = cause.code(), f"{what}: Kafka says {cause.str()}"
     if code in _GONE:
         return UnknownTopicError(text)
-    if code in WRONG:
+    if code in REJECTED_CODES:
         return CallerError(text)
     if code in _OPERATOR:
         return StorageError(text)
@@ -96,12 +96,12 @@ def translated(error: BaseException | KafkaError, what: str) -> Exception:
 
 @contextmanager
 def client_settings(options: KafkaOptions) -> Iterator[None]:
-    """Around what makes the first client: what librdkafka does not take of its settings is a ConfigError."""
+    """Turn librdkafka's rejection of a client's settings into a ConfigError."""
     try:
         yield
     except KafkaException as error:
-        said = options.masked(error.args[0].str())
-        raise ConfigError(f"kafka: librdkafka does not take its settings: {said}") from error
+        reason = options.mask_secrets(error.args[0].str())
+        raise ConfigError(f"kafka: librdkafka does not take its settings: {reason}") from error
 
 
 class LastError:
@@ -113,68 +113,68 @@ class LastError:
 
     def __init__(self, options: KafkaOptions) -> None:
         self._options = options
-        self._said = ""
-        self._refused = ""
+        self._last = ""
+        self._credentials_error = ""
 
     def __call__(self, error: KafkaError) -> None:
-        said = _MOMENT.sub("", self._options.masked(error.str()))
+        text = _MOMENT.sub("", self._options.mask_secrets(error.str()))
         if error.code() in _CREDENTIALS:
-            self._refused = said
-        elif error.code() != KafkaError._ALL_BROKERS_DOWN or not self._said:
-            self._said = said
+            self._credentials_error = text
+        elif error.code() != KafkaError._ALL_BROKERS_DOWN or not self._last:
+            self._last = text
 
     def clear(self) -> None:
-        """The brokers answer."""
-        self._said = self._refused = ""
+        """Forget the last errors: the brokers answer."""
+        self._last = self._credentials_error = ""
 
-    def why(self, error: BaseException) -> str:
-        """Why a call failed, in one line."""
-        found = kafka_error(error)
-        if found is not None and found.code() in _SILENT:
-            return self._refused or self._said or self._options.masked(found.str())
-        return self._options.masked(str(error) if found is None else found.str())
+    def reason_for(self, error: BaseException) -> str:
+        """Return why a call failed, in one line."""
+        cause = kafka_error(error)
+        if cause is not None and cause.code() in _SILENT:
+            return self._credentials_error or self._last or self._options.mask_secrets(cause.str())
+        return self._options.mask_secrets(str(error) if cause is None else cause.str())
 
 
 def is_gone(error: BaseException | KafkaError) -> bool:
-    """Whether it says that there is no such topic or partition."""
-    found = kafka_error(error)
-    return found is not None and found.code() in _GONE
+    """Return whether the error says that there is no such topic or partition."""
+    cause = kafka_error(error)
+    return cause is not None and cause.code() in _GONE
 
 
-def is_passing(error: BaseException | KafkaError) -> bool:
-    """Whether a group's coordinator could only not be asked at that moment."""
-    found = kafka_error(error)
-    return found is not None and found.code() in _PASSING
+def is_temporary(error: BaseException | KafkaError) -> bool:
+    """Return whether a group's coordinator only could not be asked at that moment."""
+    cause = kafka_error(error)
+    return cause is not None and cause.code() in _PASSING
 
 
 def has_code(error: BaseException | KafkaError, code: int) -> bool:
-    """Whether it is this error of Kafka's."""
-    found = kafka_error(error)
-    return found is not None and found.code() == code
+    """Return whether it is this error of Kafka's."""
+    cause = kafka_error(error)
+    return cause is not None and cause.code() == code
 
 
-def refused(error: Exception, status: AppendStatus = AppendStatus.REFUSED) -> AppendResult:
-    """The result of a record that is not stored, or of which that is not known."""
+def to_failed_result(error: Exception, status: AppendStatus = AppendStatus.REFUSED) -> AppendResult:
+    """Return the result of a record that is not stored, or may not be."""
     return AppendResult(status, -1, Durability.WRITTEN, error)
 
 
-def undelivered(error: KafkaError, topic: str, size: int, size_max: int) -> AppendResult:
-    """What became of a record that Kafka reported with an error."""
+def to_undelivered_result(error: KafkaError, topic: str, size: int, size_max: int) -> AppendResult:
+    """Convert a reported error of a record into its result."""
     code = error.code()
     if code in TOO_LARGE and size > size_max:
         text = f"topic {topic}: a record of {size} bytes; Kafka takes at most {size_max} there"
-        return refused(CallerError(f"{text} (max.message.bytes)"))
+        return to_failed_result(CallerError(f"{text} (max.message.bytes)"))
     if code in TOO_LARGE:  # the batch that it was in, or the bound was lowered a moment ago
         text = (
             f"topic {topic}: Kafka refused a batch with a record of {size} bytes as too large; send it again"
         )
-        return refused(TryLaterError(text), AppendStatus.NOT_STORED)
+        return to_failed_result(TryLaterError(text), AppendStatus.NOT_STORED)
     if code in _PURGED:  # what waits in the line may have been sent before, and waits to be sent again
         text = f"topic {topic}: it was on its way when its producer ended; it may be stored or not"
-        return refused(RemoteError(text), AppendStatus.UNKNOWN)
-    found = translated(error, f"topic {topic}")
-    if code in _GONE or code in WRONG:
-        return refused(found)
+        return to_failed_result(RemoteError(text), AppendStatus.UNKNOWN)
+    translated = to_ddmq_error(error, f"topic {topic}")
+    if code in _GONE or code in REJECTED_CODES:
+        return to_failed_result(translated)
     if code in _LATER or code in _OPERATOR:
-        return refused(found, AppendStatus.NOT_STORED)
-    return refused(found, AppendStatus.UNKNOWN)
+        return to_failed_result(translated, AppendStatus.NOT_STORED)
+    return to_failed_result(translated, AppendStatus.UNKNOWN)

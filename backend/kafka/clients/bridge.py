@@ -26,37 +26,37 @@ class Bridge:
         self._handle_error = hub.handle_error
         self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._wake: Any = self._loop.async_(ref=False)
-        self._wake.start(self._run)
-        self._sent = False
+        self._wake.start(self._run_calls)
+        self._is_woken = False
         self._closed = False
 
     def call(self, function: Callable[..., object], *args: Any) -> None:
-        """Run `function(*args)` on the hub, soon; from any thread. Nothing once it is closed."""
+        """Run `function(*args)` on the hub, soon; from any thread. Does nothing once closed."""
         self._calls.append((function, args))
-        if not self._sent and not self._closed:
-            self._sent = True
+        if not self._is_woken and not self._closed:
+            self._is_woken = True
             self._wake.send()
 
-    def _run(self) -> None:
-        self._sent = False
+    def _run_calls(self) -> None:
+        self._is_woken = False
         calls, end = self._calls, time.monotonic() + TURN_S
         while calls:
             function, args = calls.popleft()
             try:
                 function(*args)
             except Exception as error:  # a bug of one caller costs nobody else the call
-                self.failed(function, error)
+                self.report_error(function, error)
             if calls and time.monotonic() >= end:
-                self._sent = True
+                self._is_woken = True
                 self._wake.send()
                 return
 
-    def failed(self, function: object, error: Exception) -> None:
-        """Show a bug of a caller's on standard error."""
+    def report_error(self, function: object, error: Exception) -> None:
+        """Report a bug of a caller on standard error."""
         self._handle_error(function, type(error), error, error.__traceback__)
 
     def close(self) -> None:
-        """Run nothing more; on the hub. May be called twice."""
+        """Run no more calls; on the hub. May be called twice."""
         if not self._closed:
             self._closed = True
             self._calls.clear()

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from backend.kafka.clients.admin import SystemTopics, made
+from backend.kafka.clients.admin import SystemTopics, ensure_system_topics
 from backend.kafka.errors import LastError
 from backend.kafka.options import KafkaOptions
 
@@ -30,9 +30,9 @@ POLL_S = 0.1
 PAUSE_S = 0.5
 BATCH_MAX = 1_000
 BATCHES_MAX = 32
-ASK_S = 5.0
+REQUEST_S = 5.0
 FETCH_WAIT_MS = 10  # also how late it is known that only a marker follows
-Place = tuple[str, int]  # topic, partition
+Partition = tuple[str, int]  # topic, partition
 
 
 class FollowedRow(NamedTuple):
@@ -44,7 +44,7 @@ class FollowedRow(NamedTuple):
     stamp_ms: int
     key: bytes | None
     value: bytes | None
-    record: bool
+    is_record: bool
 
 
 class FollowerThread:
@@ -59,13 +59,13 @@ class FollowerThread:
         self,
         options: KafkaOptions,
         *,
-        on_begun: Callable[[dict[Place, int]], object],
+        on_begun: Callable[[dict[Partition, int]], object],
         on_rows: Callable[[list[FollowedRow]], object],
         on_truncated: Callable[[int], object],
         on_trouble: Callable[[str], object],
     ) -> None:
         self._options = options
-        self._client = options.client()
+        self._client = options.client_settings()
         self._on_begun = on_begun
         self._on_rows = on_rows
         self._on_truncated = on_truncated
@@ -73,13 +73,13 @@ class FollowerThread:
         self._stop = False
         self._stopped = threading.Event()
         self._ended = threading.Event()
-        self._places: list[Place] = []
-        self._next: dict[Place, int] = {}  # from where on to read; empty until that is known
+        self._partitions: list[Partition] = []
+        self._next: dict[Partition, int] = {}  # from where on to read; empty until that is known
         self.room = threading.Semaphore(BATCHES_MAX)
         _thread.start_new_thread(self._run, ())
 
     def stop(self, wait_s: float) -> bool:
-        """Ask it to end, and wait for it; whether it has."""
+        """Stop the thread and wait for it; return whether it has ended."""
         self._stop = True
         self._stopped.set()
         self.room.release()
@@ -89,19 +89,19 @@ class FollowerThread:
         try:
             while not self._stop:
                 try:
-                    self._follow_on()
+                    self._run_consumer()
                 except Exception as error:  # whatever it was: go on from where it was
-                    log.exception("following the system topics has failed; it begins again")
+                    log.exception("following the system topics has failed, restarting")
                     self._on_trouble(f"following the system topics has failed: {error}")
                     self._stopped.wait(PAUSE_S)
         finally:
             self._ended.set()
 
-    def _follow_on(self) -> None:
-        """From where it was, or from the beginning of everything, until it is to stop."""
+    def _run_consumer(self) -> None:
+        """Follow with a new Consumer, from where the last one was, until the thread is stopped."""
         if not self._next:
-            counts = self._made()
-            self._places = [(name, number) for name, count in counts.items() for number in range(count)]
+            counts = self._ensure_topics()
+            self._partitions = [(name, number) for name, count in counts.items() for number in range(count)]
         consumer = Consumer(
             {
                 "fetch.queue.backoff.ms": 5,
@@ -117,53 +117,53 @@ class FollowerThread:
         )
         try:
             while not self._next and not self._stop:
-                self._begin(consumer)
+                self._find_first_offsets(consumer)
             if self._next:
                 consumer.assign([TopicPartition(*place, offset) for place, offset in self._next.items()])
-                self._follow(consumer)
+                self._follow_rows(consumer)
         finally:
             consumer.close()
 
-    def _made(self) -> dict[str, int]:
-        """The system topics and how many partitions each has; none when it is to stop."""
-        heard = LastError(self._options)
-        admin = AdminClient({**self._client, "error_cb": heard})  # type: ignore[dict-item]
+    def _ensure_topics(self) -> dict[str, int]:
+        """Return the system topics and how many partitions each has; none when it is stopped."""
+        last_error = LastError(self._options)
+        admin = AdminClient({**self._client, "error_cb": last_error})  # type: ignore[dict-item]
 
-        def silent(error: BaseException) -> None:
+        def on_error(error: BaseException) -> None:
             at = self._options.bootstrap
-            self._on_trouble(f"the cluster at {at} does not answer: {heard.why(error)}")
+            self._on_trouble(f"the cluster at {at} does not answer: {last_error.reason_for(error)}")
 
-        return made(admin, self._options, lambda: self._stop, silent)
+        return ensure_system_topics(admin, self._options, lambda: self._stop, on_error)
 
-    def _begin(self, consumer: Consumer) -> None:
-        """Find where everything begins, if that can be told now."""
+    def _find_first_offsets(self, consumer: Consumer) -> None:
+        """Find the first offset of every partition, if the brokers answer."""
         try:
-            first = {place: self._bounds(consumer, place)[0] for place in self._places}
+            first = {place: self._query_bounds(consumer, place)[0] for place in self._partitions}
         except KafkaException as error:
             self._on_trouble(f"the system topics cannot be read: {error.args[0].str()}")
             return
         self._on_begun(first)
         self._next.update(first)
 
-    def _bounds(self, consumer: Consumer, place: Place) -> tuple[int, int]:
-        found = consumer.get_watermark_offsets(TopicPartition(*place), timeout=ASK_S)
-        if found is None:
+    def _query_bounds(self, consumer: Consumer, place: Partition) -> tuple[int, int]:
+        bounds = consumer.get_watermark_offsets(TopicPartition(*place), timeout=REQUEST_S)
+        if bounds is None:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-        return found
+        return bounds
 
-    def _follow(self, consumer: Consumer) -> None:
+    def _follow_rows(self, consumer: Consumer) -> None:
         while not self._stop:
             first = consumer.poll(POLL_S)
             if first is None:
                 continue
             messages = [first, *consumer.consume(BATCH_MAX, 0)]
-            rows = [row for message in messages if (row := self._row(consumer, message)) is not None]
+            rows = [row for message in messages if (row := self._to_row(consumer, message)) is not None]
             if rows:
                 self.room.acquire()
                 self._on_rows(rows)
-                self._next.update({(row.topic, row.partition): row.offset + row.record for row in rows})
+                self._next.update({(row.topic, row.partition): row.offset + row.is_record for row in rows})
 
-    def _row(self, consumer: Consumer, message: Message) -> FollowedRow | None:
+    def _to_row(self, consumer: Consumer, message: Message) -> FollowedRow | None:
         error = message.error()
         topic, partition, offset = message.topic(), message.partition(), message.offset()
         if error is None:
@@ -172,15 +172,15 @@ class FollowerThread:
         if error.code() == KafkaError._PARTITION_EOF:
             return FollowedRow(topic, partition, offset, 0, None, None, False)  # type: ignore[arg-type]
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
-            self._again(consumer, (str(topic), int(partition or 0)))
+            self._reassign(consumer, (str(topic), int(partition or 0)))
         else:
             self._on_trouble(f"following the system topics: {error.str()}")
         return None
 
-    def _again(self, consumer: Consumer, place: Place) -> None:
-        """The place to read from is not there any more."""
-        first, end = self._bounds(consumer, place)
-        if place[0] == SystemTopics.of(self._options).coordination:
+    def _reassign(self, consumer: Consumer, place: Partition) -> None:
+        """Continue a partition elsewhere: its next offset does not exist any more."""
+        first, end = self._query_bounds(consumer, place)
+        if place[0] == SystemTopics.named_by(self._options).coordination:
             at = first
             self._on_truncated(at)
         else:

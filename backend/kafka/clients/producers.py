@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from backend.kafka.clients.admin import RECORD_BYTES_MAX, SystemTopics
-from backend.kafka.errors import RAISED, WRONG, cause_of
+from backend.kafka.errors import RAISED, REJECTED_CODES, cause_of
 from backend.kafka.options import KafkaOptions
 from backend.kafka.records import ProducerRecord
 from ddmq_common.errors import (
@@ -47,8 +47,8 @@ Call = Callable[..., object]
 IDLE_S = 0.1
 FLUSH_S = 5.0
 WARM_S = 2.0
-LOOK_S = 1.0  # between two looks at what a transaction waits for
-ASK_S = 5.0  # for what a producer does not know of a topic
+CHECK_INTERVAL_S = 1.0  # between two looks at what a transaction waits for
+REQUEST_S = 5.0  # for what a producer does not know of a topic
 _FENCED = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 _GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
 _LATER = (
@@ -64,12 +64,12 @@ _UNKNOWN = "progress may be stored or not: "
 
 
 class OutcomeKind(Enum):
-    """What became of a job."""
+    """The kinds of outcomes of a job."""
 
     STORED = "stored"
     REFUSED = "refused"
     FENCED = "fenced"
-    UNKNOWN = "unknown"
+    UNCERTAIN = "unknown"
 
 
 class WriteOutcome(NamedTuple):
@@ -80,20 +80,20 @@ class WriteOutcome(NamedTuple):
     error: DdmqError | None
 
 
-class _Unsettled(Exception):
-    """A job ends with this outcome."""
+class _JobFailed(Exception):
+    """Raised to end a job with an outcome that is not success."""
 
     def __init__(self, kind: OutcomeKind, error: DdmqError, offsets: Sequence[int] = ()) -> None:
         super().__init__(str(error))
         self.outcome = WriteOutcome(kind, list(offsets), error)
 
 
-def translated(error: KafkaError) -> DdmqError:
-    """Kafka's error as ours, for what was certainly not stored."""
+def to_rejection(error: KafkaError) -> DdmqError:
+    """Convert Kafka's error for records that were certainly not stored."""
     code, text = error.code(), f"Kafka refused it: {error.str()} ({error.name()})"
     if code in _GONE:
         return UnknownTopicError(text)
-    if code in WRONG:
+    if code in REJECTED_CODES:
         return CallerError(text)
     if error.retriable() or code in _LATER:
         return TryLaterError(text)
@@ -113,69 +113,69 @@ class Producers:
         event_failed: Callable[[object, str], object],
     ) -> None:
         self._options = options
-        self._client = options.client()
-        self._coordination = SystemTopics.of(options).coordination
+        self._client = options.client_settings()
+        self._coordination = SystemTopics.named_by(options).coordination
         self._call = call
-        self._event_failed = event_failed
+        self._on_event_failed = event_failed
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._broken = False  # Kafka has given up on the plain one
-        self._plain = self._producer()
-        self._own: Producer | None = None
+        self._plain = self._create_producer()
+        self._process_producer: Producer | None = None
         self._name = ""
-        self._once: Producer | None = None
+        self._namespace_producer: Producer | None = None
         self._stop = False
         self._ended = threading.Event()
         _thread.start_new_thread(self._run, ())
 
     # --- asked from the hub
 
-    def write(self, writes: Sequence[ProducerRecord], then: Callable[[WriteOutcome], None]) -> None:
-        """Without a transaction."""
-        self._job(lambda: self._write(writes), then)
+    def write_plain(self, writes: Sequence[ProducerRecord], then: Callable[[WriteOutcome], None]) -> None:
+        """Write records without a transaction."""
+        self._add_job(lambda: self._write(writes), then)
 
-    def transact(
+    def write_transaction(
         self, writes: Sequence[ProducerRecord], once: bool, then: Callable[[WriteOutcome], None]
     ) -> None:
-        """All or nothing, under the own name or under that of the namespace, which was taken before."""
-        self._job(lambda: self._transact(writes, once), then)
+        """Write all records or none, under this process's name or the namespace's, which was taken before."""
+        self._add_job(lambda: self._run_transaction(writes, once), then)
 
-    def take_once(self, then: Callable[[WriteOutcome], None]) -> None:
-        """Have the name of the namespace."""
-        self._job(self._take_once, then)
+    def take_namespace_id(self, then: Callable[[WriteOutcome], None]) -> None:
+        """Take the transactional name of the namespace."""
+        self._add_job(self._ensure_namespace_producer, then)
 
-    def rename(self, name: str, then: Callable[[WriteOutcome], None]) -> None:
-        """Another name of its own; what was under way under the old one is over when that is answered."""
-        self._job(lambda: self._rename(name), then)
+    def take_new_id(self, name: str, then: Callable[[WriteOutcome], None]) -> None:
+        """Take a new name; every transaction under the old one has ended when that is answered."""
+        self._add_job(lambda: self._change_id(name), then)
 
-    def event(self, topic: str, value: bytes, tag: object) -> None:
-        """Write one event, now and after those before it."""
+    def write_event(self, topic: str, value: bytes, tag: object) -> None:
+        """Write one event at once, behind the earlier ones."""
 
-        def reported(error: KafkaError | None, _: object) -> None:
+        def on_report(error: KafkaError | None, _: object) -> None:
             if error is not None:
-                self._call(self._event_failed, tag, error.str())
+                self._call(self._on_event_failed, tag, error.str())
 
         try:
-            self._plain.produce(topic, value, partition=0, on_delivery=reported)
+            self._plain.produce(topic, value, partition=0, on_delivery=on_report)
         except (BufferError, KafkaException) as error:
             self._broken = self._broken or _is_fatal(error)
-            self._call(self._event_failed, tag, str(error))
+            self._call(self._on_event_failed, tag, str(error))
 
     def close(self, wait_s: float) -> bool:
-        """Send what is left, and end; whether that was done in time."""
+        """Send the remaining records and end; return whether that was done in time."""
         self._stop = True
         self._jobs.put(None)
         return self._ended.wait(wait_s)
 
-    def _job(self, act: Callable[[], list[int]], then: Callable[[WriteOutcome], None]) -> None:
+    def _add_job(self, act: Callable[[], list[int]], then: Callable[[WriteOutcome], None]) -> None:
         def run() -> None:
             try:
                 outcome = WriteOutcome(OutcomeKind.STORED, act(), None)
-            except _Unsettled as error:
+            except _JobFailed as error:
                 outcome = error.outcome
             except Exception as error:
-                log.exception("a commit has failed in a way that is not foreseen")
+                log.exception("a commit has failed unexpectedly")
                 outcome = WriteOutcome(
-                    OutcomeKind.UNKNOWN, [], RemoteError(f"it failed, unforeseen: {error!r}")
+                    OutcomeKind.UNCERTAIN, [], RemoteError(f"it failed, unforeseen: {error!r}")
                 )
             self._call(then, outcome)
 
@@ -194,40 +194,42 @@ class Producers:
                     self._replace_plain("Kafka gave up on the old one")
                 if job is not None:
                     job()
-                self._serve(self._plain, 0)
-                for producer in (self._own, self._once):
+                self._poll(self._plain, 0)
+                for producer in (self._process_producer, self._namespace_producer):
                     if producer is not None:
-                        self._serve(producer, 0)
+                        self._poll(producer, 0)
             self._plain.flush(FLUSH_S)
         except RAISED as error:
-            log.warning("at the end not everything could be sent to Kafka: %s", error)
+            log.warning("closing: not every record could be sent to Kafka: %s", error)
         finally:
-            self._own = self._once = None
+            self._process_producer = self._namespace_producer = None
             self._ended.set()
 
     def _replace_plain(self, why: str) -> None:
-        """Have another one; what the old one had is reported as failed before anything else is done."""
+        """Replace the plain producer; records of the old one are reported as failed before the next job."""
         try:
-            new = self._producer()
+            new = self._create_producer()
         except KafkaException as error:
-            log.error("there is no new producer of progress: %s (%s)", error, why)
+            log.error("cannot create a new producer of progress: %s (%s)", error, why)
             time.sleep(IDLE_S)
             return
-        log.log(logging.WARNING if self._broken else logging.INFO, "a new producer of progress: %s", why)
+        log.log(
+            logging.WARNING if self._broken else logging.INFO, "replacing the producer of progress: %s", why
+        )
         try:
             new.list_topics(self._coordination, WARM_S)  # else its first heartbeat has to wait for that
         except KafkaException as error:
             log.debug("a new producer could not ask for its topic yet: %s", error)
         old, self._plain, self._broken = self._plain, new, False
-        self._serve(old, 0)
+        self._poll(old, 0)
         old.purge()
         try:
             old.flush(FLUSH_S)
         except RAISED as error:
             log.debug("a producer has failed: %s", error)
 
-    def _serve(self, producer: Producer, wait_s: float) -> None:
-        """Let it report. A transactional one that has failed for good says so at its next job, too."""
+    def _poll(self, producer: Producer, wait_s: float) -> None:
+        """Let a producer report. A transactional one that has failed for good fails its next job, too."""
         try:
             producer.poll(wait_s)
         except RAISED as error:
@@ -236,7 +238,7 @@ class Producers:
                 self._broken = True
             time.sleep(wait_s)
 
-    def _producer(self, transactional: str | None = None) -> Producer:
+    def _create_producer(self, transactional: str | None = None) -> Producer:
         config: dict[str, Any] = {
             "linger.ms": 0,
             "retry.backoff.ms": 5,
@@ -254,38 +256,38 @@ class Producers:
         return Producer(config)
 
     def _write(self, writes: Sequence[ProducerRecord]) -> list[int]:
-        """Plain."""
+        """Write records with the plain producer."""
         try:
-            offsets, errors = self._produce(self._plain, writes)
+            offsets, errors = self._produce_records(self._plain, writes)
         except KafkaException as error:
             self._broken = True
-            raise _Unsettled(OutcomeKind.UNKNOWN, RemoteError(_UNKNOWN + cause_of(error).str())) from error
+            raise _JobFailed(OutcomeKind.UNCERTAIN, RemoteError(_UNKNOWN + cause_of(error).str())) from error
         end = time.monotonic() + self._options.transaction_timeout_ms / 1000 + 1
         while -1 in offsets and not errors and not self._broken and time.monotonic() < end:
-            self._serve(self._plain, 0.1)
+            self._poll(self._plain, 0.1)
         if -1 not in offsets:
             return offsets
         reason = errors[0].str() if errors else "no answer"
         self._broken = self._broken or not errors or any(error.fatal() for error in errors)
-        raise _Unsettled(OutcomeKind.UNKNOWN, RemoteError(_UNKNOWN + reason))
+        raise _JobFailed(OutcomeKind.UNCERTAIN, RemoteError(_UNKNOWN + reason))
 
-    def _produce(
+    def _produce_records(
         self, producer: Producer, writes: Sequence[ProducerRecord]
     ) -> tuple[list[int], list[KafkaError]]:
-        """Hand them over; offsets are filled in as they are answered, -1 until then."""
+        """Produce records; their offsets are filled in as they are answered, -1 until then."""
         offsets = [-1] * len(writes)
         errors: list[KafkaError] = []
 
-        def report(place: int) -> Callable[[KafkaError | None, Any], None]:
-            def reported(error: KafkaError | None, message: Any) -> None:
+        def make_callback(place: int) -> Callable[[KafkaError | None, Any], None]:
+            def on_report(error: KafkaError | None, message: Any) -> None:
                 if error is None:
                     offsets[place] = message.offset()
                 else:
                     errors.append(error)
 
-            return reported
+            return on_report
 
-        asked: set[str] = set()
+        refreshed: set[str] = set()
         for place, write in enumerate(writes):
             while True:
                 try:
@@ -294,46 +296,50 @@ class Producers:
                         value=write.value,
                         key=write.key,
                         partition=write.partition,
-                        on_delivery=report(place),
+                        on_delivery=make_callback(place),
                         headers=[*(write.headers or [])],
                     )
                     break
                 except BufferError:
-                    self._serve(producer, 0.05)
+                    self._poll(producer, 0.05)
                 except KafkaException as error:
-                    if error.args[0].code() not in _GONE or write.topic in asked:
+                    if error.args[0].code() not in _GONE or write.topic in refreshed:
                         raise
-                    asked.add(write.topic)  # it has grown since this producer heard of it last
-                    producer.list_topics(write.topic, ASK_S)
+                    refreshed.add(write.topic)  # it has grown since this producer heard of it last
+                    producer.list_topics(write.topic, REQUEST_S)
         return offsets, errors
 
-    def _transact(self, writes: Sequence[ProducerRecord], once: bool) -> list[int]:
-        producer = self._once if once else self._own
+    def _run_transaction(self, writes: Sequence[ProducerRecord], once: bool) -> list[int]:
+        producer = self._namespace_producer if once else self._process_producer
         if producer is None:
             text = "Kafka has not given a transactional name yet"
-            raise _Unsettled(OutcomeKind.REFUSED, TryLaterError(text))
+            raise _JobFailed(OutcomeKind.REFUSED, TryLaterError(text))
         try:
-            return self._transacted(producer, writes)
-        except _Unsettled as error:
+            return self._transact_with(producer, writes)
+        except _JobFailed as error:
             if once and error.outcome.kind is not OutcomeKind.REFUSED:
-                self._once = None
+                self._namespace_producer = None
             raise
 
-    def _transacted(self, producer: Producer, writes: Sequence[ProducerRecord]) -> list[int]:
+    def _transact_with(self, producer: Producer, writes: Sequence[ProducerRecord]) -> list[int]:
         end = time.monotonic() + self._options.transaction_timeout_ms / 1000
         try:
             producer.begin_transaction()
-            offsets, errors = self._produce(producer, writes)
-            while producer.flush(max(0.0, min(LOOK_S, end - time.monotonic()))):
-                errors += _gone(producer, [w.topic for w, o in zip(writes, offsets, strict=True) if o < 0])
+            offsets, errors = self._produce_records(producer, writes)
+            while producer.flush(max(0.0, min(CHECK_INTERVAL_S, end - time.monotonic()))):
+                errors += _find_deleted(
+                    producer, [w.topic for w, o in zip(writes, offsets, strict=True) if o < 0]
+                )
                 if errors or time.monotonic() > end:
                     break
         except RAISED as error:
-            raise self._aborted(producer, cause_of(error), end) from error
+            raise self._abort(producer, cause_of(error), end) from error
         if errors or -1 in offsets:
-            wrong = next((error for error in errors if error.code() in WRONG), None)  # its fault alone
+            wrong = next(
+                (error for error in errors if error.code() in REJECTED_CODES), None
+            )  # its fault alone
             cause = wrong or (errors[0] if errors else KafkaError(KafkaError._MSG_TIMED_OUT))
-            raise self._aborted(producer, cause, end)
+            raise self._abort(producer, cause, end)
         while True:
             try:
                 producer.commit_transaction(max(0.1, end - time.monotonic()))
@@ -341,58 +347,63 @@ class Producers:
             except RAISED as error:
                 cause = cause_of(error)
                 if cause.txn_requires_abort():
-                    raise self._aborted(producer, cause, end) from error
+                    raise self._abort(producer, cause, end) from error
                 if not cause.retriable() or time.monotonic() > end:
                     unknown = RemoteError(f"a transaction may have been committed or not: {cause.str()}")
-                    raise _Unsettled(OutcomeKind.UNKNOWN, unknown, offsets) from error
+                    raise _JobFailed(OutcomeKind.UNCERTAIN, unknown, offsets) from error
 
-    def _aborted(self, producer: Producer, cause: KafkaError, end: float) -> _Unsettled:
-        """Abort what was not committed yet; what to raise then."""
+    def _abort(self, producer: Producer, cause: KafkaError, end: float) -> _JobFailed:
+        """Abort an uncommitted transaction, and return the error to raise."""
         if cause.code() in _FENCED or cause.fatal():
             text = f"another process has taken over the transactions of this one: {cause.str()}"
-            return _Unsettled(OutcomeKind.FENCED, TryLaterError(text))
+            return _JobFailed(OutcomeKind.FENCED, TryLaterError(text))
         try:
             producer.abort_transaction(max(1.0, end - time.monotonic()))
         except RAISED as error:
             text = f"a transaction could not be aborted: {cause_of(error).str()} (after {cause.str()})"
-            return _Unsettled(OutcomeKind.FENCED, TryLaterError(text))
-        return _Unsettled(OutcomeKind.REFUSED, translated(cause))
+            return _JobFailed(OutcomeKind.FENCED, TryLaterError(text))
+        return _JobFailed(OutcomeKind.REFUSED, to_rejection(cause))
 
-    def _take_once(self) -> list[int]:
-        if self._once is None:
-            producer = self._producer(once_name(self._options))
-            self._init(producer)
-            self._once = producer
+    def _ensure_namespace_producer(self) -> list[int]:
+        if self._namespace_producer is None:
+            producer = self._create_producer(namespace_transactional_id(self._options))
+            self._init_transactions(producer)
+            self._namespace_producer = producer
         return []
 
-    def _rename(self, name: str) -> list[int]:
-        if self._own is not None:
-            self._init(self._producer(own_name(self._options, self._name)))
-            self._own = None  # not before: where that fails, it is done again
+    def _change_id(self, name: str) -> list[int]:
+        if self._process_producer is not None:
+            self._init_transactions(
+                self._create_producer(process_transactional_id(self._options, self._name))
+            )
+            self._process_producer = None  # not before: where that fails, it is done again
             if len(self._plain):
-                self._replace_plain("this process goes on under another name")
-        producer = self._producer(own_name(self._options, name))
-        self._init(producer)
-        self._own, self._name = producer, name
+                self._replace_plain("this process switches to another name")
+        producer = self._create_producer(process_transactional_id(self._options, name))
+        self._init_transactions(producer)
+        self._process_producer, self._name = producer, name
         return []
 
-    def _init(self, producer: Producer) -> None:
+    def _init_transactions(self, producer: Producer) -> None:
         while True:
             try:
                 return producer.init_transactions(INIT_S)
             except RAISED as error:
                 cause = cause_of(error)
                 if self._stop or not cause.retriable():
-                    raise _Unsettled(OutcomeKind.REFUSED, translated(cause)) from error
+                    raise _JobFailed(OutcomeKind.REFUSED, to_rejection(cause)) from error
 
 
-def _gone(producer: Producer, topics: Sequence[str]) -> list[KafkaError]:
-    """Those that are not there any more: librdkafka would wait for them, and everybody with it."""
+def _find_deleted(producer: Producer, topics: Sequence[str]) -> list[KafkaError]:
+    """Return the errors of deleted topics: librdkafka would wait for them, and every caller with it."""
     try:
-        found = [producer.list_topics(topic, LOOK_S).topics[topic].error for topic in dict.fromkeys(topics)]
+        errors = [
+            producer.list_topics(topic, CHECK_INTERVAL_S).topics[topic].error
+            for topic in dict.fromkeys(topics)
+        ]
     except KafkaException:  # nobody answers: that is waited for
         return []
-    return [error for error in found if error is not None and error.code() in _GONE]
+    return [error for error in errors if error is not None and error.code() in _GONE]
 
 
 def _is_fatal(error: BaseException) -> bool:
@@ -402,28 +413,28 @@ def _is_fatal(error: BaseException) -> bool:
 INIT_S = 10.0  # of one attempt
 
 
-def own_name(options: KafkaOptions, name: str) -> str:
-    """The transactional id of a process."""
-    return options.names.system(f"m.{name}")
+def process_transactional_id(options: KafkaOptions, name: str) -> str:
+    """Return the transactional id of a process."""
+    return options.names.system_topic(f"m.{name}")
 
 
-def once_name(options: KafkaOptions) -> str:
-    """The transactional id of what is done once in a namespace."""
-    return options.names.system("once")
+def namespace_transactional_id(options: KafkaOptions) -> str:
+    """Return the transactional id of commits that are exclusive in a namespace."""
+    return options.names.system_topic("once")
 
 
-def fence(client: Mapping[str, object], names: Sequence[str]) -> str | None:
-    """Take transactional ids over, in a native thread; why it could not be done."""
+def fence_names(client: Mapping[str, object], names: Sequence[str]) -> str | None:
+    """Take transactional ids over, in a native thread; return why that failed, or None."""
     errors: list[str] = []
 
-    def take(name: str) -> None:
+    def take_over(name: str) -> None:
         config: dict[str, Any] = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 50, **client}
         try:
             Producer({**config, "transactional.id": name}).init_transactions(INIT_S)
         except Exception as error:  # whatever it was: nobody is fenced then
             errors.append(str(error.args[0].str() if isinstance(error, KafkaException) else repr(error)))
 
-    threads = [threading.Thread(target=take, args=(name,)) for name in names]
+    threads = [threading.Thread(target=take_over, args=(name,)) for name in names]
     for thread in threads:
         thread.start()
     for thread in threads:

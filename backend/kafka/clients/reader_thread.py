@@ -24,13 +24,13 @@ from backend.records import Bounds
 log = logging.getLogger(__name__)
 POLL_S = 0.01
 PAUSE_S = 0.5  # after a failure
-ASK_S = 5.0  # how long the brokers may take to tell the bounds of a partition
-TAKE_MAX = 512  # messages handed over at a time
+REQUEST_S = 5.0  # how long the brokers may take to tell the bounds of a partition
+CHUNK_MESSAGES_MAX = 512  # messages handed over at a time
 Partition = tuple[str, int]  # Kafka's name of the topic, and the number
 
 
-class StreamPart:
-    """What came of one stream: records, then perhaps its end, or why it cannot go on."""
+class StreamChunk:
+    """The next records of one stream, then perhaps its end, or the error that ends it."""
 
     __slots__ = ("bounds", "ended", "error", "records", "serial")
 
@@ -56,11 +56,15 @@ class ReaderThread:
     """`heard(parts)` is called on the hub."""
 
     def __init__(
-        self, options: KafkaOptions, bridge: Bridge, heard: Callable[[list[StreamPart]], object], name: str
+        self,
+        options: KafkaOptions,
+        bridge: Bridge,
+        on_chunks: Callable[[list[StreamChunk]], object],
+        name: str,
     ) -> None:
         self._options = options
         self._bridge = bridge
-        self._heard = heard
+        self._on_chunks = on_chunks
         self._name = name
         self._commands: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._wake = threading.Event()
@@ -68,21 +72,21 @@ class ReaderThread:
         self._stop = False
         self._assigned: dict[Partition, _Assigned] = {}
         self._consumer: Any = None
-        _thread.start_new_thread(self._loop, ())
+        _thread.start_new_thread(self._run, ())
 
     # --- from the hub
 
-    def begin(self, partition: Partition, serial: int, offset: int, topic_id: bytes) -> None:
+    def begin_stream(self, partition: Partition, serial: int, offset: int, topic_id: bytes) -> None:
         """Read this partition from `offset` on, as stream `serial`; what it read of it before ends."""
-        self._command(self._begin, partition, _Assigned(serial, offset, topic_id))
+        self._add_command(self._begin_stream, partition, _Assigned(serial, offset, topic_id))
 
-    def end(self, partition: Partition, serial: int) -> None:
-        """Read it no more, unless another stream has begun there."""
-        self._command(self._end, partition, serial)
+    def end_stream(self, partition: Partition, serial: int) -> None:
+        """Stop reading a partition, unless another stream has begun there."""
+        self._add_command(self._end_stream, partition, serial)
 
-    def pause(self, partition: Partition, serial: int, paused: bool) -> None:
-        """Fetch no more of it, or again."""
-        self._command(self._pause, partition, serial, paused)
+    def set_paused(self, partition: Partition, serial: int, paused: bool) -> None:
+        """Pause fetching from a partition, or resume it."""
+        self._add_command(self._set_paused, partition, serial, paused)
 
     def ask_to_end(self) -> None:
         """End the thread, soon."""
@@ -95,48 +99,48 @@ class ReaderThread:
         if not self._ended.wait(timeout_s):
             log.warning("%s has not ended within %g s", self._name, timeout_s)
 
-    def _command(self, act: Callable[..., object], *arguments: Any) -> None:
+    def _add_command(self, act: Callable[..., object], *arguments: Any) -> None:
         self._commands.append((act, arguments))
         self._wake.set()
 
     # --- in the thread
 
-    def _loop(self) -> None:
+    def _run(self) -> None:
         try:
             while not self._stop:
                 try:
-                    self._read_on()
+                    self._run_consumer()
                 except Exception as error:  # whatever it was: streams begin anew, with a new consumer
-                    log.exception("%s has failed; it begins again", self._name)
+                    log.exception("%s has failed, restarting", self._name)
                     self._fail_all(error)
                     self._wake.wait(PAUSE_S)
         finally:
             self._ended.set()
 
-    def _read_on(self) -> None:
-        self._consumer = Consumer(self._settings())
+    def _run_consumer(self) -> None:
+        self._consumer = Consumer(self._consumer_settings())
         try:
             while not self._stop:
                 if not self._assigned:
                     self._wake.wait()
                 self._wake.clear()
-                self._obey()
+                self._run_commands()
                 if self._assigned:
                     self._poll()
         finally:
             self._consumer.close()
 
     def _fail_all(self, error: Exception) -> None:
-        parts = [StreamPart(assigned.serial) for assigned in self._assigned.values()]
+        parts = [StreamChunk(assigned.serial) for assigned in self._assigned.values()]
         for part in parts:
             part.error = KafkaError(KafkaError._FAIL, f"the reader has failed: {error!r}", False, True)
         self._assigned.clear()
         if parts:
-            self._bridge.call(self._heard, parts)
+            self._bridge.call(self._on_chunks, parts)
 
-    def _settings(self) -> dict[str, Any]:
+    def _consumer_settings(self) -> dict[str, Any]:
         return {
-            **self._options.client(),
+            **self._options.client_settings(),
             "group.id": f"{self._options.namespace}.reader",  # asked for; nothing is committed under it
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
@@ -149,7 +153,7 @@ class ReaderThread:
             "allow.auto.create.topics": False,
         }
 
-    def _obey(self) -> None:
+    def _run_commands(self) -> None:
         while self._commands:
             act, arguments = self._commands.popleft()
             try:
@@ -157,28 +161,28 @@ class ReaderThread:
             except KafkaException:
                 log.warning("%s: %s was refused", self._name, act.__name__, exc_info=True)
 
-    def _begin(self, partition: Partition, assigned: _Assigned) -> None:
+    def _begin_stream(self, partition: Partition, assigned: _Assigned) -> None:
         if partition in self._assigned:
-            self._leave(partition)
+            self._unassign(partition)
         self._assigned[partition] = assigned
         self._consumer.incremental_assign([TopicPartition(*partition, assigned.start)])
 
-    def _end(self, partition: Partition, serial: int) -> None:
-        found = self._assigned.get(partition)
-        if found is not None and found.serial == serial:
-            self._leave(partition)
+    def _end_stream(self, partition: Partition, serial: int) -> None:
+        assigned = self._assigned.get(partition)
+        if assigned is not None and assigned.serial == serial:
+            self._unassign(partition)
 
-    def _leave(self, partition: Partition) -> None:
-        """Read it no more. A pause would outlive the assignment: the next one there would get nothing."""
+    def _unassign(self, partition: Partition) -> None:
+        """Unassign a partition. A pause would outlive the assignment, and the next one would get nothing."""
         where = [TopicPartition(*partition)]
         if self._assigned.pop(partition).paused:
             self._consumer.resume(where)
         self._consumer.incremental_unassign(where)
 
-    def _pause(self, partition: Partition, serial: int, paused: bool) -> None:
-        found = self._assigned.get(partition)
-        if found is not None and found.serial == serial:
-            found.paused = paused
+    def _set_paused(self, partition: Partition, serial: int, paused: bool) -> None:
+        assigned = self._assigned.get(partition)
+        if assigned is not None and assigned.serial == serial:
+            assigned.paused = paused
             act = self._consumer.pause if paused else self._consumer.resume
             act([TopicPartition(*partition)])
 
@@ -186,13 +190,13 @@ class ReaderThread:
         first = self._consumer.poll(POLL_S)
         if first is None:
             return
-        parts: dict[Partition, StreamPart] = {}
-        for message in (first, *self._consumer.consume(TAKE_MAX - 1, 0)):
-            self._take(parts, message)
+        parts: dict[Partition, StreamChunk] = {}
+        for message in (first, *self._consumer.consume(CHUNK_MESSAGES_MAX - 1, 0)):
+            self._add_message(parts, message)
         if parts:
-            self._bridge.call(self._heard, list(parts.values()))
+            self._bridge.call(self._on_chunks, list(parts.values()))
 
-    def _take(self, parts: dict[Partition, StreamPart], message: Any) -> None:
+    def _add_message(self, parts: dict[Partition, StreamChunk], message: Any) -> None:
         error = message.error()
         if message.topic() is None:
             log.warning("%s: %s", self._name, error)
@@ -203,7 +207,7 @@ class ReaderThread:
             return
         part = parts.get(partition)
         if part is None:
-            part = parts[partition] = StreamPart(assigned.serial)
+            part = parts[partition] = StreamChunk(assigned.serial)
         if error is None:
             if message.offset() >= assigned.start:
                 part.records.append(KafkaRecord(message, assigned.topic_id))
@@ -211,13 +215,13 @@ class ReaderThread:
         elif error.code() == KafkaError._PARTITION_EOF:
             part.ended = message.offset()
         elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-            part.error, part.bounds = error, self._bounds(partition)
+            part.error, part.bounds = error, self._query_bounds(partition)
         else:
             part.error = error
 
-    def _bounds(self, partition: Partition) -> Bounds | None:
+    def _query_bounds(self, partition: Partition) -> Bounds | None:
         try:
-            low, high = self._consumer.get_watermark_offsets(TopicPartition(*partition), timeout=ASK_S)
+            low, high = self._consumer.get_watermark_offsets(TopicPartition(*partition), timeout=REQUEST_S)
         except KafkaException:
             return None
         return Bounds(low, high)

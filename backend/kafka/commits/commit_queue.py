@@ -155,7 +155,7 @@ class PendingCommits:
             commit.fail(RemoteError("no answer by the deadline; it may be stored or not"))
 
     def close(self, error: Exception) -> None:
-        """Fail every call."""
+        """Fail every pending call with an error."""
         self._timer.stop()
         commits = [*self.in_flight, *self.waiting]
         self.in_flight = []
@@ -307,7 +307,7 @@ class CommitQueue:
             self.resume()
 
     def drain(self) -> None:
-        """Reject new commits."""
+        """Reject new commits from now on."""
         self._draining = True
 
     def close(self) -> None:
@@ -383,7 +383,7 @@ class CommitQueue:
             if outcome.error is not None:
                 self._fail_in_flight(outcome.error)
             else:
-                self._state.caught_up().then(on_caught_up)
+                self._state.catch_up().then(on_caught_up)
 
         def on_caught_up(barrier: Completion[None]) -> None:
             if barrier.error is not None:
@@ -391,7 +391,7 @@ class CommitQueue:
             else:
                 self._when_appended(queues, lambda: self._send(is_exclusive=True))
 
-        self._producers.take_once(on_taken)
+        self._producers.take_namespace_id(on_taken)
 
     def _send(self, is_exclusive: bool) -> None:
         if self._closed:
@@ -415,9 +415,11 @@ class CommitQueue:
             return
         records = plan.to_producer_records()
         if is_exclusive or plan.needs_transaction:
-            self._producers.transact(records, is_exclusive, lambda outcome: self._on_outcome(batch, outcome))
+            self._producers.write_transaction(
+                records, is_exclusive, lambda outcome: self._on_outcome(batch, outcome)
+            )
         else:
-            self._producers.write(records, lambda outcome: self._on_outcome(batch, outcome))
+            self._producers.write_plain(records, lambda outcome: self._on_outcome(batch, outcome))
 
     def _on_outcome(self, batch: _PlannedBatch, outcome: WriteOutcome) -> None:
         error = outcome.error
@@ -425,7 +427,7 @@ class CommitQueue:
             return
         if error is None:
             self._on_stored(batch, outcome.offsets)
-        elif outcome.kind is OutcomeKind.UNKNOWN:
+        elif outcome.kind is OutcomeKind.UNCERTAIN:
             self._uncertain = batch, outcome
             self._is_busy = False
             self.renew(f"{error}; it is looked up")
@@ -478,7 +480,7 @@ class CommitQueue:
     def _take_new_name(self) -> None:
         name = uuid.uuid4().hex
         self._is_busy = True
-        self._producers.rename(name, lambda outcome: self._on_renamed(name, outcome))
+        self._producers.take_new_id(name, lambda outcome: self._on_renamed(name, outcome))
 
     def _on_renamed(self, name: str, outcome: WriteOutcome) -> None:
         if self._closed:
@@ -489,7 +491,7 @@ class CommitQueue:
             return
         self.name = name
         if self._uncertain is not None:
-            self._state.caught_up().then(self._resolve_uncertain)
+            self._state.catch_up().then(self._resolve_uncertain)
         else:
             self._start_under_name()
 
@@ -499,7 +501,7 @@ class CommitQueue:
         if self._closed:
             return
         if isinstance(barrier.error, RemoteError):
-            self._retry.once(RETRY_S, lambda: self._state.caught_up().then(self._resolve_uncertain))
+            self._retry.once(RETRY_S, lambda: self._state.catch_up().then(self._resolve_uncertain))
             return
         (batch, outcome), self._uncertain = self._uncertain, None
         is_stored = batch.plan.is_stored()

@@ -18,11 +18,11 @@ from backend.kafka.records import ProducerRecord
 from backend.kafka.state.followed import KafkaState
 from backend.kafka.state.tables import (
     PROGRESS_BYTES_MAX,
-    encoded,
+    encode_record,
     progress_partition,
     setting_key,
     topic_key,
-    wrapped,
+    wrap_value,
 )
 from backend.kafka.topic_info import TopicRegistry
 from backend.progress.group_progress import Fence, GroupProgress, Key, check_fence
@@ -85,7 +85,7 @@ class CommitPlan:
 
     def drop_progress(self, topic: str, incarnation: int) -> None:
         """Delete the progress of every group on a deleted topic."""
-        self._dropped += self._state.progress.of_topic(topic, incarnation)
+        self._dropped += self._state.progress.find_of_topic(topic, incarnation)
 
     def _check_fences(self, deltas: Sequence[ProgressDelta]) -> dict[Key, Fence]:
         fences: dict[Key, Fence] = {}
@@ -98,7 +98,7 @@ class CommitPlan:
 
     def _find_fence(self, key: Key, epoch: int) -> Fence:
         changed = self.progress.get(key)
-        fence = self._state.progress.fence(key) if changed is None else changed.fence
+        fence = self._state.progress.find_fence(key) if changed is None else changed.fence
         floor = self._epoch_floor(key, epoch)
         return fence if floor <= fence.epoch else Fence(floor, fence.generation)
 
@@ -149,25 +149,27 @@ class CommitPlan:
         if progress is None:
             stored = self._state.progress.get(key)
             progress = self.progress[key] = GroupProgress() if stored is None else stored.copy()
-            progress.fence = self._state.progress.fence(key)
+            progress.fence = self._state.progress.find_fence(key)
         return progress
 
     # --- records and their answer
 
     def to_producer_records(self) -> list[ProducerRecord]:
         """Return all records for the producer, those of `records` first; call it once."""
-        state, topics = self._state, self._state.topics
+        state, topics = self._state, self._state.system_topics
         for key, progress in self.progress.items():
-            self._progress_rows.append((key, *encoded(key, progress)))
-        self._progress_rows += [(key, data, None) for key, data in state.progress.outdated(self.progress)]
+            self._progress_rows.append((key, *encode_record(key, progress)))
+        self._progress_rows += [
+            (key, data, None) for key, data in state.progress.find_outdated(self.progress)
+        ]
         self._progress_rows += [(key, data, None) for key, data in self._dropped]
         self._state_records = [
-            ProducerRecord(topics.progress, progress_partition(key, state.partitions), data, value)
+            ProducerRecord(topics.progress, progress_partition(key, state.progress_partitions), data, value)
             for key, data, value in self._progress_rows
         ]
         for keys, values in ((setting_key, self._settings), (topic_key, self._infos)):
             for name, value in values.items():
-                data = None if value is None else wrapped(value)
+                data = None if value is None else wrap_value(value)
                 self._state_records.append(ProducerRecord(topics.settings, 0, keys(name), data))
         return [self._topics.to_producer_record(record) for record in self.records] + self._state_records
 
@@ -177,9 +179,9 @@ class CommitPlan:
         for index, record in enumerate(self._state_records):
             offset = offsets[len(self.records) + index]
             assert record.key is not None
-            if record.topic == state.topics.settings:
-                state.wrote(record.partition, offset, record.key, record.value)
-            elif state.progress.followed.wrote(record.partition, offset, record.key):
+            if record.topic == state.system_topics.settings:
+                state.apply_written_setting(record.partition, offset, record.key, record.value)
+            elif state.progress.followed.note_written(record.partition, offset, record.key):
                 progress = None if record.value is None else self.progress.get(self._progress_rows[index][0])
                 state.progress.apply(record.key, record.value, progress)
 
@@ -187,8 +189,8 @@ class CommitPlan:
         """Return whether the state, once caught up, holds the plan; None where that cannot be decided."""
         state = self._state
         signs = [
-            state.progress.holds(record.key, record.value)
-            if record.topic == state.topics.progress
+            state.progress.holds_record(record.key, record.value)
+            if record.topic == state.system_topics.progress
             else state.holds_setting(record.key, record.value)
             for record in self._state_records
             if record.key is not None and record.value is not None

@@ -202,7 +202,7 @@ class MemberAssignments:
 
     def _assign(self, membership: KafkaMembership, assign: Assign) -> None:
         if not self._is_obsolete(membership, assign):
-            self._state.caught_up().then(lambda barrier: self._write_epochs(membership, assign, barrier))
+            self._state.catch_up().then(lambda barrier: self._write_epochs(membership, assign, barrier))
 
     def _write_epochs(self, membership: KafkaMembership, assign: Assign, barrier: Completion[None]) -> None:
         """Write the new epoch into the progress of each queue."""
@@ -211,7 +211,7 @@ class MemberAssignments:
         if barrier.error is not None:
             self._retry_assign(membership, assign, barrier.error)
             return
-        group, fence = membership.join.group, self._state.progress.fence
+        group, fence = membership.join.group, self._state.progress.find_fence
         deltas = [
             ProgressDelta(group, queue, assign.epoch, fence((group, queue)).generation)
             for queue in assign.queues

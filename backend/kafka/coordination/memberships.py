@@ -89,7 +89,7 @@ class KafkaMemberships:
 
     @property
     def heartbeat_times(self) -> tuple[float, float]:
-        """When the newest heartbeat was sent, and when the newest one was sent that has come back."""
+        """The times at which the newest heartbeat was sent, and the newest one that has come back."""
         return self._last_sent_at, self._last_returned_at
 
     @property
@@ -150,8 +150,10 @@ class KafkaMemberships:
 
     def holders(self, group: str, topic: str) -> dict[QueueRef, str]:
         """Return the addresses of the present holders of a group's queues."""
-        held = {} if self.table is None else self.table.table.holders(group, topic)
-        return {queue: "" if member.name == member.process else member.name for queue, member in held.items()}
+        members = {} if self.table is None else self.table.table.holders(group, topic)
+        return {
+            queue: "" if member.name == member.process else member.name for queue, member in members.items()
+        }
 
     def holds_queue(self, key: Key) -> bool:
         """Return whether a member of this process holds a queue for a group."""
@@ -278,7 +280,7 @@ class KafkaMemberships:
     def _write_event(self, event: Event, tag: str) -> None:
         """Write an event unless the process has another name than `tag`; a death is always written."""
         if tag == self._name or self._closed or isinstance(event, Died):
-            self._producers.event(self._state.topics.coordination, encode_event(event), tag)
+            self._producers.write_event(self._state.system_topics.coordination, encode_event(event), tag)
 
     def write_event(self, event: Event) -> None:
         """Write an event under the present name."""
@@ -309,8 +311,8 @@ class KafkaMemberships:
             self._on_heartbeat(event.number)
         elif isinstance(event, Died) and event.process == self._name:
             self._commits.renew(f"declared dead by {event.by}")
-        if coordination.begins != self._begin_count:
-            self._begin_count = coordination.begins
+        if coordination.begin_count != self._begin_count:
+            self._begin_count = coordination.begin_count
             if was_known and self._memberships:
                 self._commits.renew("the coordination log has begun anew")
         if not was_known:
@@ -365,6 +367,6 @@ class KafkaMemberships:
 
     def write_snapshot(self) -> None:
         """Write the whole table, for processes that start later."""
-        snapshot = self._state.coordination.snapshot()
+        snapshot = self._state.coordination.make_snapshot()
         if snapshot is not None:
-            self._producers.event(self._state.topics.coordination, encode_event(snapshot), "")
+            self._producers.write_event(self._state.system_topics.coordination, encode_event(snapshot), "")

@@ -48,7 +48,7 @@ from backend.ownership.table import REVOKE_S, AssignmentTable
 from backend.records import QueueRef
 from ddmq_common.errors import BoundReachedError
 
-GONE_MAX = 1_000
+DEAD_MAX = 1_000
 LINES_MAX = 10_000
 TopicQueues = tuple[int, int]  # incarnation, number of queues
 
@@ -61,25 +61,25 @@ class TableState:
         self.members: dict[Id, GroupMember] = {}
         self.ids: dict[GroupMember, Id] = {}
         self.processes: dict[str, int] = {}  # with how many memberships, the oldest first
-        self.gone: dict[str, None] = {}
+        self.dead: dict[str, None] = {}
         self.topics: dict[str, TopicQueues] = {}
         self.joined: dict[str, int] = {}  # topic → memberships
-        self.table = AssignmentTable(self.living, lambda group, queue: self.epoch, lines_max)
+        self.table = AssignmentTable(self.queues_of, lambda group, queue: self.epoch, lines_max)
 
-    def living(self, topic: str) -> list[QueueRef]:
-        """The queues that a topic has."""
+    def queues_of(self, topic: str) -> list[QueueRef]:
+        """Return the queues of a topic."""
         incarnation, count = self.topics.get(topic, (0, 0))
         return [QueueRef(topic, incarnation, number) for number in range(count)]
 
     def apply(self, event: Event, now: float) -> list[Decision]:
-        """What an event leads to, without grants: those are durable."""
-        return self._granted(self._decide(event, now), now)
+        """Apply an event and return the decisions, without grants: those are durable at once."""
+        return self._apply_grants(self._apply_event(event, now), now)
 
-    def _decide(self, event: Event, now: float) -> Iterable[Decision]:
+    def _apply_event(self, event: Event, now: float) -> Iterable[Decision]:
         if isinstance(event, Joined):
-            return self._join(event, now)
+            return self._add_membership(event, now)
         if isinstance(event, Left):
-            return self._leave([(event.process, number) for number in event.numbers], now)
+            return self._remove_memberships([(event.process, number) for number in event.numbers], now)
         if isinstance(event, Released):
             member = self.members.get((event.process, event.number))
             if member is None:
@@ -89,13 +89,13 @@ class TableState:
         if isinstance(event, Recalled):
             return self.table.recall(event.group, event.topic, now + REVOKE_S)
         if isinstance(event, Died):
-            return self._die(event.process, now)
+            return self._remove_process(event.process, now)
         if isinstance(event, TopicSeen):
-            return self._topic(event, now)
+            return self._change_topic(event, now)
         return []
 
-    def _granted(self, decisions: Iterable[Decision], now: float) -> list[Decision]:
-        told: list[Decision] = []
+    def _apply_grants(self, decisions: Iterable[Decision], now: float) -> list[Decision]:
+        decisions_made: list[Decision] = []
         waiting = deque(decisions)
         while waiting:
             decision = waiting.popleft()
@@ -103,12 +103,12 @@ class TableState:
                 self.epoch = max(self.epoch, decision.epoch)
                 waiting += self.table.granted(decision, now)
             else:
-                told.append(decision)
-        return told
+                decisions_made.append(decision)
+        return decisions_made
 
-    def _join(self, event: Joined, now: float) -> list[Decision]:
+    def _add_membership(self, event: Joined, now: float) -> list[Decision]:
         name = (event.process, event.number)
-        if event.process in self.gone or name in self.members:
+        if event.process in self.dead or name in self.members:
             return []
         member = GroupMember(
             event.group,
@@ -118,8 +118,8 @@ class TableState:
             None if event.queues is None else frozenset(event.queues),
             event.address,
         )
-        known = self.topics.get(event.topic)
-        if known is None and event.queue_count > 0:
+        queues = self.topics.get(event.topic)
+        if queues is None and event.queue_count > 0:
             self.topics[event.topic] = event.incarnation, event.queue_count
         try:
             decisions = self.table.join(member, now)
@@ -127,35 +127,35 @@ class TableState:
             if event.topic not in self.joined:
                 self.topics.pop(event.topic, None)
             return []
-        self.enter(name, member)
+        self.add_member(name, member)
         return decisions
 
-    def enter(self, name: Id, member: GroupMember) -> None:
-        """Know a member that is in the table."""
+    def add_member(self, name: Id, member: GroupMember) -> None:
+        """Add a member that is in the assignment table."""
         self.members[name], self.ids[member] = member, name
         self.processes[name[0]] = self.processes.get(name[0], 0) + 1
         self.joined[member.topic] = self.joined.get(member.topic, 0) + 1
 
-    def _leave(self, names: Iterable[Id], now: float) -> list[Decision]:
+    def _remove_memberships(self, names: Iterable[Id], now: float) -> list[Decision]:
         decisions: list[Decision] = []
         for name in names:
             member = self.members.pop(name, None)
             if member is not None:
                 del self.ids[member]
                 decisions += self.table.leave(member, now)
-                _less(self.processes, name[0])
-                if _less(self.joined, member.topic):
+                _decrement(self.processes, name[0])
+                if _decrement(self.joined, member.topic):
                     self.topics.pop(member.topic, None)
         return decisions
 
-    def _die(self, process: str, now: float) -> list[Decision]:
-        self.gone.pop(process, None)
-        self.gone[process] = None
-        while len(self.gone) > GONE_MAX:
-            del self.gone[next(iter(self.gone))]
-        return self._leave(sorted(name for name in self.members if name[0] == process), now)
+    def _remove_process(self, process: str, now: float) -> list[Decision]:
+        self.dead.pop(process, None)
+        self.dead[process] = None
+        while len(self.dead) > DEAD_MAX:
+            del self.dead[next(iter(self.dead))]
+        return self._remove_memberships(sorted(name for name in self.members if name[0] == process), now)
 
-    def _topic(self, event: TopicSeen, now: float) -> list[Decision]:
+    def _change_topic(self, event: TopicSeen, now: float) -> list[Decision]:
         was, count = self.topics.get(event.topic, (0, 0))
         grown = event.incarnation == was and event.queue_count > count
         if event.was != was or event.topic not in self.joined or (event.incarnation == was and not grown):
@@ -167,8 +167,8 @@ class TableState:
         return self.table.topic_changed(event.topic, now)
 
 
-def _less(counts: dict[str, int], key: str) -> bool:
-    """One less of `key`; True when that was the last."""
+def _decrement(counts: dict[str, int], key: str) -> bool:
+    """Decrement the count of `key`; return whether that was the last."""
     counts[key] -= 1
     if counts[key] == 0:
         del counts[key]
@@ -176,27 +176,27 @@ def _less(counts: dict[str, int], key: str) -> bool:
     return False
 
 
-def snapshot(at: int, state: TableState) -> Snapshot:
-    """What the events before offset `at` made."""
+def to_snapshot(at: int, state: TableState) -> Snapshot:
+    """Make a snapshot of the table as the events before offset `at` made it."""
     return Snapshot(
         at,
         state.epoch,
         state.table.serial,
         list(state.processes),
-        list(state.gone),
+        list(state.dead),
         [(name, *queues) for name, queues in state.topics.items()],
-        [_group(state, name, group) for name, group in state.table.groups.items()],
+        [_snapshot_group(state, name, group) for name, group in state.table.groups.items()],
     )
 
 
-def _group(state: TableState, name: str, group: AssignedGroup) -> SnapshotGroup:
-    lines = [_line(state, line) for line in group.lines.values()]
+def _snapshot_group(state: TableState, name: str, group: AssignedGroup) -> SnapshotGroup:
+    lines = [_snapshot_line(state, line) for line in group.lines.values()]
     return SnapshotGroup(name, group.holder or "", group.withheld, lines)
 
 
-def _line(state: TableState, line: TopicLine) -> SnapshotLine:
+def _snapshot_line(state: TableState, line: TopicLine) -> SnapshotLine:
     places = {member: place for place, member in enumerate(line.members)}
-    members = [_member(state, member) for member in line.members]
+    members = [_snapshot_member(state, member) for member in line.members]
     cells = [
         SnapshotCell(
             queue.incarnation,
@@ -212,54 +212,56 @@ def _line(state: TableState, line: TopicLine) -> SnapshotLine:
     return SnapshotLine(line.topic, line.epoch, members, cells)
 
 
-def _member(state: TableState, member: GroupMember) -> SnapshotMember:
+def _snapshot_member(state: TableState, member: GroupMember) -> SnapshotMember:
     process, number = state.ids[member]
     queues = None if member.queues is None else sorted(member.queues)
-    named = member.process[len(process) + 1 :]
+    member_name = member.process[len(process) + 1 :]
     address = "" if member.name == member.process else member.name
-    return SnapshotMember(process, number, member.sharing, queues, address, named, member.serial)
+    return SnapshotMember(process, number, member.sharing, queues, address, member_name, member.serial)
 
 
-def restored(event: Snapshot) -> TableState:
-    """The table that a snapshot tells of."""
+def from_snapshot(event: Snapshot) -> TableState:
+    """Return the table of a snapshot."""
     state = TableState(event.epoch)
     state.processes = dict.fromkeys(event.processes, 0)
-    state.gone = dict.fromkeys(event.gone)
+    state.dead = dict.fromkeys(event.gone)
     state.topics = {name: (incarnation, count) for name, incarnation, count in event.topics}
-    state.table.put({group.group: _restored_group(state, group) for group in event.groups}, event.serial)
+    state.table.put({group.group: _restore_group(state, group) for group in event.groups}, event.serial)
     return state
 
 
-def _restored_group(state: TableState, found: SnapshotGroup) -> AssignedGroup:
+def _restore_group(state: TableState, stored: SnapshotGroup) -> AssignedGroup:
     group = AssignedGroup()
-    group.holder, group.withheld = found.holder or None, found.withheld
-    for line in found.lines:
-        group.lines[line.topic] = _restored_line(state, found.group, line)
+    group.holder, group.withheld = stored.holder or None, stored.withheld
+    for line in stored.lines:
+        group.lines[line.topic] = _restore_line(state, stored.group, line)
     return group
 
 
-def _restored_line(state: TableState, group: str, found: SnapshotLine) -> TopicLine:
-    line = TopicLine(group, found.topic)
-    line.epoch = found.epoch
-    for told in found.members:
-        queues = None if told.queues is None else frozenset(told.queues)
-        process = f"{told.process}/{told.member}"
-        member = GroupMember(group, found.topic, process, told.sharing, queues, told.address)
-        member.serial, member.joined = told.serial, True
+def _restore_line(state: TableState, group: str, stored: SnapshotLine) -> TopicLine:
+    line = TopicLine(group, stored.topic)
+    line.epoch = stored.epoch
+    for stored_member in stored.members:
+        queues = None if stored_member.queues is None else frozenset(stored_member.queues)
+        process = f"{stored_member.process}/{stored_member.member}"
+        member = GroupMember(
+            group, stored.topic, process, stored_member.sharing, queues, stored_member.address
+        )
+        member.serial, member.joined = stored_member.serial, True
         line.enter(member)
-        state.enter((told.process, told.number), member)
-    for told_cell in found.cells:
-        queue = QueueRef(found.topic, told_cell.incarnation, told_cell.queue_id)
-        line.cells[queue] = _restored_cell(line, told_cell)
+        state.add_member((stored_member.process, stored_member.number), member)
+    for told_cell in stored.cells:
+        queue = QueueRef(stored.topic, told_cell.incarnation, told_cell.queue_id)
+        line.cells[queue] = _restore_cell(line, told_cell)
         if told_cell.aim >= 0:
             line.aim[queue] = line.members[told_cell.aim]
     return line
 
 
-def _restored_cell(line: TopicLine, told: SnapshotCell) -> QueueAssignment:
+def _restore_cell(line: TopicLine, stored: SnapshotCell) -> QueueAssignment:
     cell = QueueAssignment()
-    cell.state, cell.epoch, cell.deadline = told.state, told.epoch, told.deadline
-    cell.member = None if told.member < 0 else line.members[told.member]
+    cell.state, cell.epoch, cell.deadline = stored.state, stored.epoch, stored.deadline
+    cell.member = None if stored.member < 0 else line.members[stored.member]
     return cell
 
 
@@ -281,47 +283,47 @@ class CoordinationLog:
     def __init__(self, first: int) -> None:
         self._first = first
         self.state: TableState | None = None
-        self.begins = 0
+        self.begin_count = 0
         self.next = first  # offset of what comes next
         self.known_at = -1  # offset of the newest snapshot, or beginning, that counted
-        self._kept: list[PlacedEvent] = []  # what a snapshot may have to be followed by
+        self._early_events: list[PlacedEvent] = []  # what a snapshot may have to be followed by
 
     def apply(self, placed: PlacedEvent) -> list[Decision]:
-        """One record. A record without an event that can be read only counts as an offset."""
+        """Apply one event and return the decisions."""
         offset, stamp_ms, event = placed
         self.next = offset + 1
         if isinstance(event, Snapshot):
-            return self._snapshot(offset, event)
+            return self._apply_snapshot(offset, event)
         if isinstance(event, Begun):
-            self._begin(offset, event)
+            self._apply_begun(offset, event)
             return []
         if self.state is None:
-            self._kept.append(placed)
+            self._early_events.append(placed)
             return []
         return self.state.apply(event, stamp_ms / 1000)
 
-    def _snapshot(self, offset: int, event: Snapshot) -> list[Decision]:
+    def _apply_snapshot(self, offset: int, event: Snapshot) -> list[Decision]:
         decisions: list[Decision] = []
         if self.state is None:
             if event.at < self._first:
                 return []
-            self.state = restored(event)
-            for placed in self._kept:
+            self.state = from_snapshot(event)
+            for placed in self._early_events:
                 if placed.offset >= event.at:
                     decisions += self.state.apply(placed.event, placed.stamp_ms / 1000)
-            self._kept.clear()
+            self._early_events.clear()
         self.known_at = offset
         return decisions
 
-    def _begin(self, offset: int, event: Begun) -> None:
+    def _apply_begun(self, offset: int, event: Begun) -> None:
         unknown = self.state is None and event.seen < self._first
         if unknown or (self.state is not None and self.known_at >= event.seen):
             return
         self.state = TableState(event.epoch)
-        self.begins += 1
+        self.begin_count += 1
         self.known_at = offset
-        self._kept.clear()
+        self._early_events.clear()
 
-    def snapshot(self) -> Snapshot | None:
-        """All that is known now."""
-        return None if self.state is None else snapshot(self.next, self.state)
+    def make_snapshot(self) -> Snapshot | None:
+        """Return a snapshot of the present table; None while it is unknown."""
+        return None if self.state is None else to_snapshot(self.next, self.state)

@@ -36,7 +36,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
-from backend.kafka.clients.producers import fence, once_name, own_name
+from backend.kafka.clients.producers import fence_names, namespace_transactional_id, process_transactional_id
 from backend.kafka.coordination.events import Died, Event, Snapshot
 from backend.kafka.coordination.memberships import TICKS, KafkaMemberships
 from backend.kafka.coordination.table import TableState
@@ -109,7 +109,7 @@ class MemberWatch:
                 self._members.write_snapshot()
 
     def close(self) -> None:
-        """Stop ticking."""
+        """Stop the timer of the ticks."""
         self._timer.stop()
 
     # --- the others
@@ -121,13 +121,13 @@ class MemberWatch:
             self._members.send_heartbeat(now)
         for process, silent_s in silent.to_end:
             log.warning("process %s is fenced: silent for %.1f s", process, silent_s)
-            _thread.start_new_thread(self._fence, (process, self._name))
+            _thread.start_new_thread(self._fence_process, (process, self._name))
 
-    def _fence(self, process: str, name: str) -> None:
+    def _fence_process(self, process: str, name: str) -> None:
         """Fence a process; runs in a native thread."""
-        names = [own_name(self._options, process), once_name(self._options)]
+        names = [process_transactional_id(self._options, process), namespace_transactional_id(self._options)]
         try:
-            error = fence(self._options.client(), names)
+            error = fence_names(self._options.client_settings(), names)
         except Exception as exception:
             error = repr(exception)
         self._call(self._on_fenced, process, name, error)
@@ -184,7 +184,7 @@ class SilentProcesses(NamedTuple):
 
 
 class SilenceDetector:
-    """When the other processes were last seen, and which of them this one must end now. Pure."""
+    """Knows when the other processes were last seen, and which of them this one must end now. Pure."""
 
     def __init__(self, session_s: float) -> None:
         self._session_s = session_s

@@ -35,8 +35,8 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from backend.completion import Completion
 from backend.kafka.clients.bridge import Bridge
-from backend.kafka.errors import RAISED, SEEN_IN_TOPIC, cause_of, refused, undelivered
-from backend.kafka.options import APPENDING, KafkaOptions
+from backend.kafka.errors import RAISED, SEEN_IN_TOPIC, cause_of, to_failed_result, to_undelivered_result
+from backend.kafka.options import APPEND_SETTINGS, KafkaOptions
 from backend.kafka.records import encode
 from backend.kafka.topic_info import TopicRegistry
 from backend.records import AppendResult, AppendStatus, Durability, NewRecord
@@ -54,9 +54,9 @@ CHECK_INTERVAL_S = 1.0  # while a record has been tried for that long
 POLL_S = 0.1
 CLOSE_S = 5.0
 REQUEST_MS = 10_000  # a request that was not answered is sent again, as it was
-_NO_ANSWER = refused(RemoteError("Kafka has not answered"), AppendStatus.UNKNOWN)
+_NO_ANSWER = to_failed_result(RemoteError("Kafka has not answered"), AppendStatus.UNKNOWN)
 _LATE = RemoteError("no answer of Kafka by the deadline; what was sent may be stored or not")
-_NOT_SENT = refused(
+_NOT_SENT = to_failed_result(
     TryLaterError("Kafka has not answered what was sent to this queue before; it was not sent"),
     AppendStatus.NOT_STORED,
 )
@@ -127,7 +127,7 @@ class Appends:
         self._timer, self._age_timer = HubTimer(ref=False), HubTimer(ref=False)
         self._waiters: list[tuple[dict[_Append, None], Callable[[], None]]] = []
         self._closed = False
-        settings = options.client(
+        settings = options.client_settings(
             client_id="ddmq-producer",
             queue_buffering_max_messages=options.pending_max,
             queue_buffering_max_kbytes=max(1, options.pending_bytes_max >> 10),
@@ -200,7 +200,7 @@ class Appends:
         """Give one record to the producer, or return why not."""
         error = self._topics.rejection_of(record)
         if error is not None:
-            return refused(error)
+            return to_failed_result(error)
         try:
             key, value, headers = encode(record)
             self._producer.produce(
@@ -210,13 +210,13 @@ class Appends:
         except BufferError:
             return self._bound_reached()
         except CallerError as rejection:
-            return refused(rejection)
+            return to_failed_result(rejection)
         except KafkaException as failure:
             cause = failure.args[0]
             if cause.fatal():
                 self._producer.give_up(str(cause))
             result = self._to_result(record, cause)
-            return result if result.status is AppendStatus.REFUSED else refused(
+            return result if result.status is AppendStatus.REFUSED else to_failed_result(
                 result.error or RemoteError(str(cause)), AppendStatus.NOT_STORED
             )  # fmt: skip
         return None
@@ -235,12 +235,12 @@ class Appends:
         error = BoundReachedError(
             f"{self._records} records, {self._bytes} bytes are on their way to Kafka; that is the bound"
         )
-        return refused(error, AppendStatus.NOT_STORED)
+        return to_failed_result(error, AppendStatus.NOT_STORED)
 
     def _to_result(self, record: NewRecord, error: KafkaError) -> AppendResult:
         topic = self._topics.find_topic(record.topic)
         size_max = 0 if topic is None else topic.message_bytes_max
-        return undelivered(error, record.topic, len(record.delivery), size_max)
+        return to_undelivered_result(error, record.topic, len(record.delivery), size_max)
 
     def _settle_reported(self) -> None:
         """Answer the appends whose last record was reported."""
@@ -288,7 +288,7 @@ class Appends:
         try:
             append.settle(missing)
         except Exception as error:  # a bug of its caller does not keep others from being answered
-            self._bridge.failed(append.settle, error)
+            self._bridge.report_error(append.settle, error)
         if self._waiters:
             self._notify_waiters(append)
 
@@ -296,7 +296,7 @@ class Appends:
         """Answer the appends past their deadline; later reports of their records are ignored."""
         now = self._clock.monotonic()
         for append in [append for append in self._unanswered if append.deadline <= now]:
-            self._answer(append, refused(_LATE, AppendStatus.UNKNOWN))
+            self._answer(append, to_failed_result(_LATE, AppendStatus.UNKNOWN))
         self._next_deadline = min((append.deadline for append in self._unanswered), default=NEVER)
         if self._next_deadline < NEVER:
             self._timer.once(self._next_deadline - now, self._expire)
@@ -358,7 +358,7 @@ class Appends:
         self._timer.stop()
         self._age_timer.stop()
         for append in list(self._unanswered):
-            self._answer(append, refused(_CLOSED, AppendStatus.UNKNOWN))
+            self._answer(append, to_failed_result(_CLOSED, AppendStatus.UNKNOWN))
 
 
 class _FirstReport(Exception):
@@ -379,7 +379,12 @@ class ReportingProducer:
     def __init__(
         self, settings: Mapping[str, object], bridge: Bridge, clock: Clock, settle: Callable[[], None]
     ) -> None:
-        self._settings = {"socket.timeout.ms": REQUEST_MS, **settings, **APPENDING, "error_cb": _ignore_error}
+        self._settings = {
+            "socket.timeout.ms": REQUEST_MS,
+            **settings,
+            **APPEND_SETTINGS,
+            "error_cb": _ignore_error,
+        }
         self._bridge = bridge
         self._clock = clock
         self._settle = settle
@@ -442,7 +447,7 @@ class ReportingProducer:
                 if self._failure:
                     self._replace()
             except Exception:  # whatever it was: callers must be answered
-                log.exception("serving Kafka's reports has failed; it goes on")
+                log.exception("serving Kafka's reports has failed, continuing")
                 time.sleep(POLL_S)
         self._producer.purge(in_queue=True, in_flight=False)
         self._producer.flush(CLOSE_S)

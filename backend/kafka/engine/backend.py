@@ -24,7 +24,7 @@ from backend.kafka.engine.process import KafkaProcess
 from backend.kafka.engine.queries import KafkaQueries, Offsets
 from backend.kafka.engine.readers import Readers
 from backend.kafka.engine.topics import KafkaTopics, MissingTopics
-from backend.kafka.errors import refused
+from backend.kafka.errors import to_failed_result
 from backend.kafka.options import KafkaOptions, capabilities
 from backend.kafka.topic_info import KafkaTopic, TopicRegistry
 from backend.port import Backend, FindCall, Health, Join, Membership, MembershipListener, ReadCall, Wait
@@ -108,13 +108,13 @@ class KafkaBackend(Backend):
         offsets = Offsets(cluster.admin, self._bridge, self._clock)
         self._queries = KafkaQueries(self._table, self.readers, offsets)
         self._timer = HubTimer(ref=False)
-        self._timer.every(options.sweep_ms / 1000, lambda: self.readers.sweep(self._clock.monotonic()))
+        self._timer.every(options.sweep_ms / 1000, lambda: self.readers.expire(self._clock.monotonic()))
         self._retry = HubTimer(ref=False)
         self._start_topics()
 
     def _start_topics(self) -> None:
         """Survey the topics once their stored settings are known."""
-        self.state.caught_up().then(self._on_caught_up)
+        self.state.catch_up().then(self._on_caught_up)
 
     def _on_caught_up(self, barrier: Completion[None]) -> None:
         if self._closed:
@@ -174,7 +174,7 @@ class KafkaBackend(Backend):
         self._watchers.changed(f"topic/{name}")
         topic = self._table.find_topic(name)
         if before is not None and (topic is None or topic.info.incarnation != before.info.incarnation):
-            self.readers.gone(name, before.info.incarnation)
+            self.readers.on_topic_deleted(name, before.info.incarnation)
         self.process.members.on_topic_changed(name)
 
     def caught_up(self) -> Completion[None]:
@@ -208,7 +208,7 @@ class KafkaBackend(Backend):
     ) -> None:
         error = error or self._why_not_ready()
         if error is not None:
-            self._later(answer.succeed, [refused(error, AppendStatus.NOT_STORED)] * len(records))
+            self._later(answer.succeed, [to_failed_result(error, AppendStatus.NOT_STORED)] * len(records))
         elif self._commits.touches_queues(records):
             records = list(records)
             self._commits.run_after(records, lambda: self._appends.append(records, deadline, answer))
@@ -219,7 +219,7 @@ class KafkaBackend(Backend):
         """Let reads of the queue include a record that this process has stored."""
         topic = self._table.find_topic(topic_name)
         if topic is not None:
-            self.readers.seen(QueueRef(topic_name, topic.info.incarnation, queue_id), next_offset)
+            self.readers.set_next_offset(QueueRef(topic_name, topic.info.incarnation, queue_id), next_offset)
         if stored_ms:
             self._store_clock.told(stored_ms)
 
@@ -310,7 +310,7 @@ class KafkaBackend(Backend):
             else:
                 answer.succeed(views)
 
-        self.state.caught_up().then(on_caught_up)
+        self.state.catch_up().then(on_caught_up)
         return answer
 
     def _view_progress(self, group: str, queue: QueueRef) -> ProgressView:

@@ -21,8 +21,8 @@ from confluent_kafka import KafkaError
 
 from backend.completion import Completion
 from backend.kafka.clients.bridge import Bridge
-from backend.kafka.clients.reader_thread import ReaderThread, StreamPart
-from backend.kafka.engine.streams import Asked, KafkaBatch, KafkaPlace, Parked, Stream
+from backend.kafka.clients.reader_thread import ReaderThread, StreamChunk
+from backend.kafka.engine.streams import KafkaBatch, KafkaQueue, ParkedWait, PendingRead, Stream
 from backend.kafka.options import KafkaOptions
 from backend.port import ReadCall, Wait
 from backend.records import QueueRef, ReadBatch, ReadStatus
@@ -38,15 +38,15 @@ from ddmq_common.errors import (
 log = logging.getLogger(__name__)
 READ_S = 10.0  # then a read that has heard nothing fails
 IDLE_S = 60.0
-LOOK_S = 0.5  # between two looks for what is idle or late
-WELL_USED = 16  # streams of a thread, before the next one is used
+CHECK_INTERVAL_S = 0.5  # between two looks for what is idle or late
+STREAMS_PER_READER = 16  # streams of a thread, before the next one is used
 _GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
 
 
-class _Turn(NamedTuple):
+class _QueuedRead(NamedTuple):
     """A read that waits for its turn. `deadline`: monotonic seconds, when it is given up."""
 
-    place: KafkaPlace
+    place: KafkaQueue
     call: ReadCall
     completion: Completion[ReadBatch]
     deadline: float
@@ -61,129 +61,130 @@ class Readers:
         self._clock = clock
         self._threads: list[ReaderThread] = []
         self._streams: dict[int, Stream] = {}
-        self._of_queue: dict[QueueRef, list[Stream]] = {}
+        self._streams_by_queue: dict[QueueRef, list[Stream]] = {}
         self._serials = itertools.count(1)
-        self._seen: dict[QueueRef, int] = {}
-        self._turns: dict[QueueRef, deque[_Turn]] = {}  # reads that wait while all threads read the queue
+        self._next_offsets: dict[QueueRef, int] = {}
+        # Reads that wait while all threads read their queue.
+        self._queued_reads: dict[QueueRef, deque[_QueuedRead]] = {}
         self._deadlines: list[tuple[float, int, Wait]] = []
-        self._look_at = 0.0
+        self._next_check_at = 0.0
         self._closed = False
 
-    def seen(self, queue: QueueRef, next_offset: int) -> None:
-        """There is a record below `next_offset`: who reads up to there waits for it."""
-        if next_offset > self._seen.get(queue, 0):
-            self._seen[queue] = next_offset
+    def set_next_offset(self, queue: QueueRef, next_offset: int) -> None:
+        """Note that a record below `next_offset` exists: reads up to there wait for it."""
+        if next_offset > self._next_offsets.get(queue, 0):
+            self._next_offsets[queue] = next_offset
 
-    def known_next(self, queue: QueueRef) -> int:
-        """Behind the newest record that is known to be there."""
-        return self._seen.get(queue, 0)
+    def next_offset(self, queue: QueueRef) -> int:
+        """Return the offset behind the newest record that is known to exist."""
+        return self._next_offsets.get(queue, 0)
 
-    def read(self, place: KafkaPlace, call: ReadCall, completion: Completion[ReadBatch]) -> None:
+    def read(self, place: KafkaQueue, call: ReadCall, completion: Completion[ReadBatch]) -> None:
         """Settles, never at once, with DATA, NONE or OUT_OF_RANGE; GONE when the topic goes meanwhile."""
         if self._closed:
             self._bridge.call(completion.fail, DrainingError("the backend is closed"))
             return
-        self._read(_Turn(place, call, completion, self._clock.monotonic() + READ_S))
+        self._start_read(_QueuedRead(place, call, completion, self._clock.monotonic() + READ_S))
 
-    def _read(self, waiting: _Turn) -> None:
+    def _start_read(self, waiting: _QueuedRead) -> None:
         place, call, completion, deadline = waiting
-        stream = self._stream(place, call.offset)
+        stream = self._find_stream(place, call.offset)
         if stream is None:
-            self._turns.setdefault(place.queue, deque()).append(waiting)
+            self._queued_reads.setdefault(place.queue, deque()).append(waiting)
             return
-        batch = stream.answer(call, self._seen.get(place.queue, 0))
+        batch = stream.answer_read(call, self._next_offsets.get(place.queue, 0))
         if batch is None:
-            stream.asked.append(Asked(call, completion, deadline))
+            stream.pending_reads.append(PendingRead(call, completion, deadline))
         else:
-            self._bridge.call(_settle, completion, batch)
-        self._breathe(stream)
+            self._bridge.call(_settle_read, completion, batch)
+        self._pause_or_resume(stream)
 
-    def wait(self, place: KafkaPlace, offset: int, deadline: float, wait: Wait) -> None:
-        """As Backend.wait. Raises BoundReachedError."""
+    def wait(self, place: KafkaQueue, offset: int, deadline: float, wait: Wait) -> None:
+        """Wait for a record, as Backend.wait does. Raises BoundReachedError."""
         if self._closed:
             self._bridge.call(wait.fail, DrainingError("the backend is closed"))
             return
-        stream = self._stream(place, offset)
-        if stream is None or stream.window.has(offset):  # who reads it now has its turn among those who read
-            self._bridge.call(_arrived, wait)
+        stream = self._find_stream(place, offset)
+        if stream is None or stream.window.has_record_from(offset):  # a read of it now is queued
+            self._bridge.call(_settle_wait, wait)
             return
         if len(self._deadlines) >= self._options.waits_max:
-            self._forget_settled()
+            self._drop_settled()
             if len(self._deadlines) >= self._options.waits_max:
                 raise BoundReachedError(f"{self._options.waits_max} waits are open; that is the bound")
-        stream.parked.append(Parked(offset, wait))
-        stream.window.taken(offset)
-        self._breathe(stream)
+        stream.parked_waits.append(ParkedWait(offset, wait))
+        stream.window.mark_taken(offset)
+        self._pause_or_resume(stream)
         heapq.heappush(self._deadlines, (deadline, next(self._serials), wait))
 
-    def _forget_settled(self) -> None:
+    def _drop_settled(self) -> None:
         self._deadlines = [one for one in self._deadlines if not one[2].done and not one[2].cancelled]
         heapq.heapify(self._deadlines)
 
     # --- streams
 
-    def _stream(self, place: KafkaPlace, offset: int) -> Stream | None:
-        """The stream to read this offset by; None while every thread reads the queue for somebody."""
-        here = self._of_queue.setdefault(place.queue, [])
-        found = next((one for one in here if one.window.covers(offset)), None)
-        if found is None:
+    def _find_stream(self, place: KafkaQueue, offset: int) -> Stream | None:
+        """Return the stream for this offset; None while every thread reads the queue for pending reads."""
+        here = self._streams_by_queue.setdefault(place.queue, [])
+        stream = next((one for one in here if one.window.covers_offset(offset)), None)
+        if stream is None:
             if len(here) >= self._options.readers:
-                free = [one for one in here if not one.asked]
+                free = [one for one in here if not one.pending_reads]
                 if not free:
                     return None
-                self._end(min(free, key=lambda one: (not one.idle, one.used_at)))
-            found = self._begin(place, offset)
-        found.used_at = self._clock.monotonic()
-        return found
+                self._end_stream(min(free, key=lambda one: (not one.is_idle, one.used_at)))
+            stream = self._begin_stream(place, offset)
+        stream.used_at = self._clock.monotonic()
+        return stream
 
-    def _begin(self, place: KafkaPlace, offset: int) -> Stream:
-        taken = {one.reader for one in self._of_queue.setdefault(place.queue, [])}
+    def _begin_stream(self, place: KafkaQueue, offset: int) -> Stream:
+        used_readers = {one.reader for one in self._streams_by_queue.setdefault(place.queue, [])}
         loads = [0] * self._options.readers
         for one in self._streams.values():
             loads[one.reader] += 1
-        free = [n for n in range(self._options.readers) if n not in taken]
-        reader = next((n for n in free if loads[n] < WELL_USED), min(free, key=loads.__getitem__))
+        free = [n for n in range(self._options.readers) if n not in used_readers]
+        reader = next((n for n in free if loads[n] < STREAMS_PER_READER), min(free, key=loads.__getitem__))
         while len(self._threads) <= reader:
             name = f"kafka reader {len(self._threads) + 1}"
-            self._threads.append(ReaderThread(self._options, self._bridge, self._heard, name))
+            self._threads.append(ReaderThread(self._options, self._bridge, self._on_chunks, name))
         stream = Stream(place, next(self._serials), reader, offset, self._options.window_bytes)
         self._streams[stream.serial] = stream
-        self._of_queue[place.queue].append(stream)
-        self._threads[reader].begin(_partition(stream), stream.serial, offset, place.topic_id)
+        self._streams_by_queue[place.queue].append(stream)
+        self._threads[reader].begin_stream(_partition_of(stream), stream.serial, offset, place.topic_id)
         return stream
 
-    def _end(self, stream: Stream) -> None:
-        """Close a stream that nobody reads from; who waits there reads anew, and waits elsewhere."""
+    def _end_stream(self, stream: Stream) -> None:
+        """End a stream without pending reads; its waits succeed, so that the callers read again."""
         del self._streams[stream.serial]
-        here = self._of_queue[stream.place.queue]
+        here = self._streams_by_queue[stream.kafka_queue.queue]
         here.remove(stream)
         if not here:
-            del self._of_queue[stream.place.queue]
-        self._threads[stream.reader].end(_partition(stream), stream.serial)
-        parked, stream.parked = stream.parked, []
+            del self._streams_by_queue[stream.kafka_queue.queue]
+        self._threads[stream.reader].end_stream(_partition_of(stream), stream.serial)
+        parked, stream.parked_waits = stream.parked_waits, []
         for one in parked:
-            self._bridge.call(_arrived, one.wait)
+            self._bridge.call(_settle_wait, one.wait)
 
-    def _next_turn(self, queue: QueueRef) -> None:
-        """Read what has waited, as far as there is a stream for it now."""
-        turns = self._turns.get(queue)
+    def _start_queued_reads(self, queue: QueueRef) -> None:
+        """Start queued reads, as far as there is a stream for them now."""
+        turns = self._queued_reads.get(queue)
         while turns:
-            here = self._of_queue.get(queue, ())
-            if len(here) >= self._options.readers and all(one.asked for one in here):
+            here = self._streams_by_queue.get(queue, ())
+            if len(here) >= self._options.readers and all(one.pending_reads for one in here):
                 return
-            self._read(turns.popleft())
-        self._turns.pop(queue, None)
+            self._start_read(turns.popleft())
+        self._queued_reads.pop(queue, None)
 
-    def _breathe(self, stream: Stream) -> None:
-        """Fetch no more of what is full; go on where it was taken."""
+    def _pause_or_resume(self, stream: Stream) -> None:
+        """Pause fetching for a full window; resume it once half is taken."""
         window = stream.window
-        if stream.paused is not (window.full if not stream.paused else not window.roomy):
+        if stream.paused is not (window.is_full if not stream.paused else not window.is_half_empty):
             stream.paused = not stream.paused
-            self._threads[stream.reader].pause(_partition(stream), stream.serial, stream.paused)
+            self._threads[stream.reader].set_paused(_partition_of(stream), stream.serial, stream.paused)
 
     # --- what the threads bring
 
-    def _heard(self, parts: list[StreamPart]) -> None:
+    def _on_chunks(self, parts: list[StreamChunk]) -> None:
         for part in parts:
             stream = self._streams.get(part.serial)
             if stream is None:
@@ -191,54 +192,56 @@ class Readers:
             if part.records:
                 stream.window.add(part.records)
             if part.ended is not None:
-                stream.window.ended(part.ended)
+                stream.window.set_end(part.ended)
             if part.error is not None:
-                self._failed(stream, part)
+                self._on_stream_failed(stream, part)
             else:
-                self._answer(stream)
+                self._answer_stream(stream)
 
-    def _answer(self, stream: Stream) -> None:
-        for wait in stream.arrived():
-            self._guard(_arrived, wait)
-        for asked, batch in stream.answerable(self._seen.get(stream.place.queue, 0)):
-            self._guard(_settle, asked.completion, batch)
+    def _answer_stream(self, stream: Stream) -> None:
+        for wait in stream.take_arrived():
+            self._call_guarded(_settle_wait, wait)
+        for read, batch in stream.take_answerable(self._next_offsets.get(stream.kafka_queue.queue, 0)):
+            self._call_guarded(_settle_read, read.completion, batch)
         if stream.serial in self._streams:
-            self._breathe(stream)
-        self._next_turn(stream.place.queue)
+            self._pause_or_resume(stream)
+        self._start_queued_reads(stream.kafka_queue.queue)
 
-    def _guard(self, settle: Callable[..., object], *args: object) -> None:
-        """What a callback does wrong costs nobody else the answer."""
+    def _call_guarded(self, settle: Callable[..., object], *args: object) -> None:
+        """Call a callback so that its error does not keep others from being answered."""
         try:
             settle(*args)
         except Exception as error:
-            self._bridge.failed(settle, error)
+            self._bridge.report_error(settle, error)
 
-    def _failed(self, stream: Stream, part: StreamPart) -> None:
-        """The stream cannot go on: everybody there hears why, and the next one begins anew."""
-        asked, parked = stream.asked, stream.parked
-        stream.asked, stream.parked = [], []
-        self._end(stream)
-        for one in asked:
+    def _on_stream_failed(self, stream: Stream, part: StreamChunk) -> None:
+        """Fail the reads of a stream that cannot continue; a later read begins another one."""
+        reads, parked = stream.pending_reads, stream.parked_waits
+        stream.pending_reads, stream.parked_waits = [], []
+        self._end_stream(stream)
+        for one in reads:
             error = self._settle_failed(one, part)
             if error is not None and not one.completion.done:
                 one.completion.fail(error)
         for waiting in parked:
             at_end = part.bounds is not None and waiting.offset > part.bounds.next
-            other = self._stream(stream.place, part.bounds.next) if at_end and part.bounds else None
+            other = (
+                self._find_stream(stream.kafka_queue, part.bounds.next) if at_end and part.bounds else None
+            )
             if other is not None:
-                other.parked.append(waiting)
+                other.parked_waits.append(waiting)
             else:
-                self._guard(_arrived, waiting.wait)  # whoever reads now hears what is wrong
-        self._next_turn(stream.place.queue)
+                self._call_guarded(_settle_wait, waiting.wait)  # whoever reads now hears what is wrong
+        self._start_queued_reads(stream.kafka_queue.queue)
 
-    def _settle_failed(self, one: Asked, part: StreamPart) -> Exception | None:
+    def _settle_failed(self, one: PendingRead, part: StreamChunk) -> Exception | None:
         bounds, error = part.bounds, part.error
         if bounds is not None and not bounds.min <= one.call.offset <= bounds.next:
             batch = KafkaBatch(one.call.queue, ReadStatus.OUT_OF_RANGE, (), one.call.offset, bounds)
-            _settle(one.completion, batch)
+            _settle_read(one.completion, batch)
             return None
         if error is not None and error.code() in _GONE:
-            _settle(one.completion, KafkaBatch(one.call.queue, ReadStatus.GONE, (), one.call.offset))
+            _settle_read(one.completion, KafkaBatch(one.call.queue, ReadStatus.GONE, (), one.call.offset))
             return None
         if error is not None and not error.retriable() and bounds is None:
             return StorageError(f"{one.call.queue} cannot be read: {error.str()}")
@@ -248,97 +251,101 @@ class Readers:
 
     # --- time, and the end
 
-    def sweep(self, now: float) -> None:
-        """Settle waits whose deadline has passed; now and then end what is idle, fail what is late."""
+    def expire(self, now: float) -> None:
+        """Settle waits past their deadline; periodically end idle streams and fail late reads."""
         while self._deadlines and self._deadlines[0][0] <= now:
             wait = heapq.heappop(self._deadlines)[2]
             if not wait.done and not wait.cancelled:
-                self._guard(wait.succeed, False)
-        if now < self._look_at:
+                self._call_guarded(wait.succeed, False)
+        if now < self._next_check_at:
             return
-        self._look_at = now + LOOK_S
+        self._next_check_at = now + CHECK_INTERVAL_S
         for stream in list(self._streams.values()):
             self._fail_late(stream, now)
-            self._next_turn(stream.place.queue)
-            if stream.idle and stream.used_at + IDLE_S < now:
-                self._end(stream)
-        for stream in self._too_much():
-            self._end(stream)
+            self._start_queued_reads(stream.kafka_queue.queue)
+            if stream.is_idle and stream.used_at + IDLE_S < now:
+                self._end_stream(stream)
+        for stream in self._find_superfluous():
+            self._end_stream(stream)
 
     def _fail_late(self, stream: Stream, now: float) -> None:
-        late = [one for one in stream.asked if one.deadline <= now]
+        late = [one for one in stream.pending_reads if one.deadline <= now]
         if late:
-            stream.asked = [one for one in stream.asked if one.deadline > now]
+            stream.pending_reads = [one for one in stream.pending_reads if one.deadline > now]
             for one in late:
                 one.completion.fail(
                     RemoteError(f"no broker has answered a read of {one.call.queue} in {READ_S:g} s")
                 )
 
-    def _too_much(self) -> Iterator[Stream]:
-        """The longest unused streams, until all windows together are small enough."""
-        left = sum(one.window.bytes for one in self._streams.values()) - self._options.windows_bytes_max
+    def _find_superfluous(self) -> Iterator[Stream]:
+        """Yield the longest unused streams, until all windows together are small enough."""
+        excess_bytes = (
+            sum(one.window.bytes for one in self._streams.values()) - self._options.windows_bytes_max
+        )
         for stream in sorted(self._streams.values(), key=lambda one: one.used_at):
-            if left <= 0:
+            if excess_bytes <= 0:
                 return
-            if stream.idle:
-                left -= stream.window.bytes
+            if stream.is_idle:
+                excess_bytes -= stream.window.bytes
                 yield stream
 
-    def gone(self, topic: str, incarnation: int) -> None:
-        """The topic was deleted: reads answer GONE, waits fail."""
-        for queue in [q for q in (*self._of_queue, *self._seen) if q[:2] == (topic, incarnation)]:
-            self._seen.pop(queue, None)
-            for stream in list(self._of_queue.get(queue, ())):
-                asked, parked = stream.asked, stream.parked
-                stream.asked, stream.parked = [], []
-                self._end(stream)
-                for one in (*asked, *self._turns.pop(queue, ())):
-                    _settle(one.completion, KafkaBatch(queue, ReadStatus.GONE, (), one.call.offset))
+    def on_topic_deleted(self, topic: str, incarnation: int) -> None:
+        """Answer reads of a deleted topic with GONE, and fail its waits."""
+        for queue in [
+            q for q in (*self._streams_by_queue, *self._next_offsets) if q[:2] == (topic, incarnation)
+        ]:
+            self._next_offsets.pop(queue, None)
+            for stream in list(self._streams_by_queue.get(queue, ())):
+                reads, parked = stream.pending_reads, stream.parked_waits
+                stream.pending_reads, stream.parked_waits = [], []
+                self._end_stream(stream)
+                for one in (*reads, *self._queued_reads.pop(queue, ())):
+                    _settle_read(one.completion, KafkaBatch(queue, ReadStatus.GONE, (), one.call.offset))
                 for waiting in parked:
                     if not waiting.wait.done and not waiting.wait.cancelled:
                         waiting.wait.fail(UnknownTopicError(f"topic {topic} was deleted"))
 
     def release_waits(self, error: Exception) -> None:
-        """Fail everybody who is parked."""
+        """Fail every parked wait."""
         self._deadlines.clear()
         for stream in self._streams.values():
-            parked, stream.parked = stream.parked, []
+            parked, stream.parked_waits = stream.parked_waits, []
             for one in parked:
                 if not one.wait.done and not one.wait.cancelled:
                     one.wait.fail(error)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Fail whoever waits, end the threads."""
+        """Fail pending calls and end the threads."""
         if self._closed:
             return
         self._closed = True
-        reads = [one.completion for waiting in self._turns.values() for one in waiting]
+        reads = [one.completion for waiting in self._queued_reads.values() for one in waiting]
         for stream in self._streams.values():
-            reads += [one.completion for one in stream.asked]
+            reads += [one.completion for one in stream.pending_reads]
         for completion in reads:
             if not completion.done:
                 completion.fail(DrainingError("the backend is closed"))
         for stream in self._streams.values():
-            for parked in stream.parked:
+            for parked in stream.parked_waits:
                 if not parked.wait.done and not parked.wait.cancelled:
                     parked.wait.fail(DrainingError("the backend is closed"))
         self._streams.clear()
-        self._of_queue.clear()
+        self._streams_by_queue.clear()
         for thread in self._threads:
             thread.ask_to_end()
         for thread in self._threads:
             thread.close(timeout_s)
 
 
-def _partition(stream: Stream) -> tuple[str, int]:
-    return stream.place.kafka_name, stream.place.queue.queue_id
+def _partition_of(stream: Stream) -> tuple[str, int]:
+    return stream.kafka_queue.kafka_name, stream.kafka_queue.queue.queue_id
 
 
-def _settle(completion: Completion[ReadBatch], batch: KafkaBatch) -> None:
+def _settle_read(completion: Completion[ReadBatch], batch: KafkaBatch) -> None:
     if not completion.done:
         completion.succeed(batch)
 
 
-def _arrived(wait: Wait) -> None:
+def _settle_wait(wait: Wait) -> None:
     if not wait.done and not wait.cancelled:
         wait.succeed(True)

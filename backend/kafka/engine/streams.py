@@ -1,4 +1,4 @@
-"""What was read of a queue, and who waits for more of it. Pure.
+"""The records that were read of a queue, and the calls that wait for more of them. Pure.
 
 A stream is one reader's way through one partition: it was begun at an offset, gets records in order, and is
 told where the partition ended when it came there. The newest of them are kept in a window, so that several
@@ -38,7 +38,7 @@ SEARCH_MAX = 4096  # offsets that a read for tags passes over before it is answe
 RECORD_BYTES = 400  # what a record takes beside its delivery bytes
 
 
-class KafkaPlace(NamedTuple):
+class KafkaQueue(NamedTuple):
     """A queue, and where Kafka has it."""
 
     queue: QueueRef
@@ -47,7 +47,7 @@ class KafkaPlace(NamedTuple):
 
 
 class KafkaBatch(ReadBatch):
-    """Records in columns."""
+    """A batch of records, in columns."""
 
     __slots__ = ("_queue", "_records")
 
@@ -71,19 +71,19 @@ class KafkaBatch(ReadBatch):
         self.bounds = bounds
 
     def record(self, index: int) -> StoredRecord:
-        """The record in full."""
-        return self._records[index].stored(self._queue.topic, self._queue.queue_id)
+        """Return the complete record."""
+        return self._records[index].to_stored_record(self._queue.topic, self._queue.queue_id)
 
     def carried(self, name: str) -> list[ShortRecord]:
-        """All of them in short."""
-        return [record.short(name) for record in self._records]
+        """Return all records in short."""
+        return [record.to_short_record(name) for record in self._records]
 
     def stored_ms(self, index: int) -> int:
-        """Kafka's time stamp."""
+        """Return Kafka's time stamp of a record."""
         return self._records[index].stored_ms
 
 
-class Asked(NamedTuple):
+class PendingRead(NamedTuple):
     """A read that waits for data. `deadline`: monotonic seconds, when it is given up."""
 
     call: ReadCall
@@ -91,8 +91,8 @@ class Asked(NamedTuple):
     deadline: float
 
 
-class Parked(NamedTuple):
-    """Somebody waits for a record at or past `offset`."""
+class ParkedWait(NamedTuple):
+    """A wait for a record at or past `offset`."""
 
     offset: int
     wait: Wait
@@ -112,12 +112,12 @@ class Window:
         self._offsets: list[int] = []
         self._records: list[KafkaRecord] = []
 
-    def covers(self, offset: int) -> bool:
-        """Whether what lies from `offset` on is, or comes, here."""
+    def covers_offset(self, offset: int) -> bool:
+        """Return whether the records from `offset` on are here, or come here."""
         return self.start <= offset <= self.next
 
     def add(self, records: Sequence[KafkaRecord]) -> None:
-        """Records that came, ascending; none twice."""
+        """Add records, in ascending order; duplicates are skipped."""
         for record in records:
             if record.offset < self.next:
                 continue
@@ -130,47 +130,47 @@ class Window:
             self.at_end = False
         self._drop_taken()
 
-    def ended(self, offset: int) -> None:
-        """The partition ends here for now."""
+    def set_end(self, offset: int) -> None:
+        """Note where the partition ends for now."""
         self.next = max(self.next, offset)
         self.at_end = True
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether nothing more should be fetched."""
         return self._ahead >= self._bytes_max
 
     @property
-    def roomy(self) -> bool:
+    def is_half_empty(self) -> bool:
         """Whether fetching may go on."""
         return self._ahead * 2 <= self._bytes_max
 
-    def has(self, offset: int) -> bool:
-        """Whether a record at or past `offset` is here."""
+    def has_record_from(self, offset: int) -> bool:
+        """Return whether a record at or past `offset` is here."""
         return bool(self._offsets) and self._offsets[-1] >= offset
 
-    def take(self, call: ReadCall) -> tuple[list[KafkaRecord], int]:
-        """The records that the call asks for, and where to go on; none where none is wanted so far."""
+    def take_records(self, call: ReadCall) -> tuple[list[KafkaRecord], int]:
+        """Return the requested records, and the offset to read on from."""
         at = bisect_left(self._offsets, call.offset)
         end, tags = len(self._offsets), call.tags
-        taken: list[KafkaRecord] = []
+        records: list[KafkaRecord] = []
         size = passed = 0
-        while at < end and len(taken) < call.count_max and passed < PASSED_MAX:
+        while at < end and len(records) < call.count_max and passed < PASSED_MAX:
             record = self._records[at]
             if tags is not None and record.tag_hash not in tags:
                 passed += 1
             else:
                 size += len(record.delivery)
-                if taken and size > call.bytes_max:
+                if records and size > call.bytes_max:
                     break
-                taken.append(record)
+                records.append(record)
             at += 1
         following = self.next if at == end else self._offsets[at - 1] + 1
-        self.taken(following)
-        return taken, following
+        self.mark_taken(following)
+        return records, following
 
-    def taken(self, offset: int) -> None:
-        """Somebody goes on from here: what lies before may go when there is no room."""
+    def mark_taken(self, offset: int) -> None:
+        """Mark records before `offset` as read by some caller: they are dropped when space is needed."""
         if offset > self.mark:
             first, last = bisect_left(self._offsets, self.mark), bisect_left(self._offsets, offset)
             self._ahead -= sum(len(one.delivery) + RECORD_BYTES for one in self._records[first:last])
@@ -178,7 +178,7 @@ class Window:
             self._drop_taken()
 
     def _drop_taken(self) -> None:
-        """Let go of the oldest that somebody has taken, while there is too much."""
+        """Drop the oldest records that were taken, while the window is too large."""
         count = 0
         while (
             self.bytes > self._bytes_max and count < len(self._offsets) and self._offsets[count] < self.mark
@@ -193,55 +193,59 @@ class Window:
 class Stream:
     """One reader's way through one partition. `serial`: which of those that its reader ever had."""
 
-    def __init__(self, place: KafkaPlace, serial: int, reader: int, start: int, bytes_max: int) -> None:
-        self.place = place
+    def __init__(self, place: KafkaQueue, serial: int, reader: int, start: int, bytes_max: int) -> None:
+        self.kafka_queue = place
         self.serial = serial
         self.reader = reader
         self.window = Window(start, bytes_max)
-        self.asked: list[Asked] = []
-        self.parked: list[Parked] = []
+        self.pending_reads: list[PendingRead] = []
+        self.parked_waits: list[ParkedWait] = []
         self.paused = False
         self.used_at = 0.0
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether nobody waits for anything here."""
-        return not self.asked and not any(not one.wait.done and not one.wait.cancelled for one in self.parked)
+        return not self.pending_reads and not any(
+            not one.wait.done and not one.wait.cancelled for one in self.parked_waits
+        )
 
-    def answer(self, call: ReadCall, known_next: int) -> KafkaBatch | None:
-        """What the call gets now; None while that is not known. `known_next`: there are records up to it."""
+    def answer_read(self, call: ReadCall, known_next: int) -> KafkaBatch | None:
+        """Return the answer to a read, or None while it is unknown. `known_next`: records up to it exist."""
         window = self.window
-        if window.has(call.offset):
-            records, following = window.take(call)
+        if window.has_record_from(call.offset):
+            records, following = window.take_records(call)
             passed = call.tags is not None and following - call.offset >= SEARCH_MAX
             if records or following < window.next or passed:
                 return KafkaBatch(call.queue, ReadStatus.DATA, records, following)
-        if self._ends(known_next):
+        if self._is_at_end(known_next):
             return KafkaBatch(call.queue, ReadStatus.NONE, (), max(window.next, call.offset))
-        window.taken(call.offset)  # else a full window would wait for somebody who takes what lies before
+        window.mark_taken(
+            call.offset
+        )  # else a full window would wait for somebody who takes what lies before
         return None
 
-    def _ends(self, known_next: int) -> bool:
+    def _is_at_end(self, known_next: int) -> bool:
         return self.window.at_end and self.window.next >= known_next
 
-    def answerable(self, known_next: int) -> list[tuple[Asked, KafkaBatch]]:
+    def take_answerable(self, known_next: int) -> list[tuple[PendingRead, KafkaBatch]]:
         """Take out the reads that can be answered by now."""
-        found, kept = [], []
-        for one in self.asked:
-            batch = self.answer(one.call, known_next)
+        answerable, pending = [], []
+        for one in self.pending_reads:
+            batch = self.answer_read(one.call, known_next)
             if batch is None:
-                kept.append(one)
+                pending.append(one)
             else:
-                found.append((one, batch))
-        self.asked = kept
-        return found
+                answerable.append((one, batch))
+        self.pending_reads = pending
+        return answerable
 
-    def arrived(self) -> list[Wait]:
+    def take_arrived(self) -> list[Wait]:
         """Take out who waits for what is here by now; forget the cancelled."""
-        found = [one.wait for one in self.parked if self.window.has(one.offset)]
-        self.parked = [
+        waits = [one.wait for one in self.parked_waits if self.window.has_record_from(one.offset)]
+        self.parked_waits = [
             one
-            for one in self.parked
-            if not one.wait.done and not one.wait.cancelled and not self.window.has(one.offset)
+            for one in self.parked_waits
+            if not one.wait.done and not one.wait.cancelled and not self.window.has_record_from(one.offset)
         ]
-        return [wait for wait in found if not wait.done and not wait.cancelled]
+        return [wait for wait in waits if not wait.done and not wait.cancelled]

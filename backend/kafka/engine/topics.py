@@ -131,11 +131,11 @@ class KafkaTopics:
             else:
                 del self._checks_left[name]
         job = partial(
-            topic_admin.survey,
+            topic_admin.survey_topics,
             let_in=self._names.lets_in,
-            known=unchanged,
+            unchanged=unchanged,
             before=before,
-            grown=self._add_to_producer,
+            on_grown=self._add_to_producer,
         )
         in_change = set(self._changes)
 
@@ -146,16 +146,16 @@ class KafkaTopics:
             if self._survey_waiters:
                 self.survey()
 
-        self._cluster.ask(job, on_answer)
+        self._cluster.run_job(job, on_answer)
 
     def _on_survey(self, survey: Survey | None, error: Exception | None, in_change: set[str]) -> None:
         """Apply a survey; the next one is right about the names that were `in_change` meanwhile."""
         self._is_surveying = False
         if self._closed:
             return
-        last_error = self._cluster.heard
+        last_error = self._cluster.last_error
         if survey is None:
-            why = last_error.why(error or RemoteError("silent"))
+            why = last_error.reason_for(error or RemoteError("silent"))
             self._set_reason(f"Kafka at {self._options.bootstrap}: {why}")
             return
         last_error.clear()
@@ -166,11 +166,11 @@ class KafkaTopics:
         self._set_reason("")
         self.cluster_id = survey.cluster_id
         in_change |= set(self._changes)
-        for described in survey.looked_at:
+        for described in survey.described:
             name = self._names.from_kafka(described.kafka_name)
             if name is not None and name not in in_change and described.topic_id not in self._deleted_ids:
                 self._set_topic(name, described)
-                if not topic_admin.keeps(name, described):
+                if not topic_admin.has_required_settings(name, described):
                     self._upkeep.keep(name, described)
         for name, described in list(self._described.items()):
             if described.kafka_name not in survey.names and name not in in_change:
@@ -256,15 +256,17 @@ class KafkaTopics:
         else:
             check_change(info, None if topic is None else topic.info)
             job = partial(self._change, self._described[info.name], info)
-        self._cluster.ask(job, lambda result, error: self._store_info(info, deadline, answer, result, error))
+        self._cluster.run_job(
+            job, lambda result, error: self._store_info(info, deadline, answer, result, error)
+        )
 
     def _create(self, kafka_name: str, info: TopicInfo, admin: Any) -> tuple[ClusterTopic, bool]:
-        described = topic_admin.create(admin, self._options, kafka_name, info)
+        described = topic_admin.create_topic(admin, self._options, kafka_name, info)
         self._add_to_producer(kafka_name)
         return described, False
 
     def _change(self, before: ClusterTopic, info: TopicInfo, admin: Any) -> tuple[ClusterTopic, bool]:
-        described, is_changed = topic_admin.change(admin, before, info)
+        described, is_changed = topic_admin.change_topic(admin, before, info)
         if described.partitions > before.partitions:
             self._add_to_producer(described.kafka_name)
         return described, is_changed
@@ -327,7 +329,7 @@ class KafkaTopics:
             put = self._commits.put_topic_info(name, None, deadline)
             put.then(lambda put: self._on_info_deleted(name, answer, put.error))
 
-        self._cluster.ask(partial(topic_admin.delete, name=described.kafka_name), on_deleted)
+        self._cluster.run_job(partial(topic_admin.delete_topic, name=described.kafka_name), on_deleted)
 
     def _on_info_deleted(self, name: str, answer: Completion[None], error: Exception | None) -> None:
         if error is not None:
@@ -423,7 +425,7 @@ class TopicUpkeep:
                     "set unlimited retention for topic %s: it has delayed messages", described.kafka_name
                 )
 
-        self._cluster.ask(partial(topic_admin.keep, name=name, found=described), on_done)
+        self._cluster.run_job(partial(topic_admin.set_required_settings, name=name, found=described), on_done)
 
     def trim(self, topic: KafkaTopic, queue: QueueRef, before: int) -> None:
         """Delete the records of one of the topic's queues below an offset, as Backend.trim does."""
@@ -437,8 +439,8 @@ class TopicUpkeep:
                 log.warning("cannot delete unneeded records of topic %s: %s", topic.kafka_name, error)
 
         name, number = topic.kafka_name, queue.queue_id
-        self._cluster.ask(
-            partial(topic_admin.trim, kafka_name=name, partition=number, before=before), on_done
+        self._cluster.run_job(
+            partial(topic_admin.delete_records, kafka_name=name, partition=number, before=before), on_done
         )
 
     def forget(self, name: str) -> None:
@@ -490,7 +492,7 @@ class MissingTopics:
             else:
                 self.confirm(missing, settle)
 
-        self._state.caught_up().then(on_followed)
+        self._state.catch_up().then(on_followed)
         return answer
 
     def _find_missing(self) -> frozenset[str]:
@@ -503,11 +505,11 @@ class MissingTopics:
         """Call `then(None)` once the cluster was asked for these topics, or `then(error)` if it cannot be."""
         confirmation = _Confirmation(names, then)
         self._open[confirmation] = None
-        self._state.caught_up().then(lambda barrier: self._survey(confirmation, barrier.error))
+        self._state.catch_up().then(lambda barrier: self._survey(confirmation, barrier.error))
 
     def _survey(self, confirmation: _Confirmation, error: Exception | None) -> None:
         if error is not None:
-            self._end(confirmation, _uncertain(confirmation, error))
+            self._end(confirmation, _uncertain_topic_error(confirmation, error))
         else:
             self._topics.survey(lambda reason: self._on_survey(confirmation, reason))
 
@@ -515,7 +517,7 @@ class MissingTopics:
         confirmation.checks += 1
         missing = self._find_missing() & confirmation.names
         if reason:
-            self._end(confirmation, _uncertain(confirmation, reason))
+            self._end(confirmation, _uncertain_topic_error(confirmation, reason))
         elif missing and confirmation.checks < MISSING_CHECKS:
             HubTimer(ref=False).once(MISSING_PAUSE_S, lambda: self._survey(confirmation, None))
         else:
@@ -534,6 +536,6 @@ class MissingTopics:
             self._end(confirmation, DrainingError("the Kafka engine was closed"))
 
 
-def _uncertain(confirmation: _Confirmation, reason: object) -> TryLaterError:
+def _uncertain_topic_error(confirmation: _Confirmation, reason: object) -> TryLaterError:
     names = ", ".join(sorted(confirmation.names))
     return TryLaterError(f"not known whether topic {names} is there: {reason}")

@@ -36,7 +36,7 @@ _decode_key = msgspec.msgpack.Decoder(tuple[str, str, int, int, int, int]).decod
 
 
 class Stamp(NamedTuple):
-    """What decides between the keys of one group and queue: the highest counts."""
+    """The order of the keys of one group and queue: the highest counts."""
 
     generation: int
     epoch: int
@@ -46,21 +46,21 @@ class Stamp(NamedTuple):
 
 
 def setting_key(key: str) -> bytes:
-    """Where a setting is kept."""
+    """Return the key of a setting."""
     return _SETTING + key.encode("utf-8", "surrogatepass")
 
 
 def topic_key(name: str) -> bytes:
-    """Where that is kept which Kafka does not know of a topic."""
+    """Return the key of a topic's stored settings."""
     return _TOPIC + name.encode()
 
 
-def wrapped(value: bytes) -> bytes:
-    """A setting's value as it is stored."""
+def wrap_value(value: bytes) -> bytes:
+    """Add the version byte to a setting's value."""
     return _VERSION_BYTE + value
 
 
-def unwrapped(value: bytes) -> bytes:
+def unwrap_value(value: bytes) -> bytes:
     """The value in what is stored. Raises DamagedError, NewerFormatError."""
     if not value:
         raise DamagedError("a setting in Kafka is empty; a version byte is missing")
@@ -72,20 +72,20 @@ def unwrapped(value: bytes) -> bytes:
 
 
 def progress_key(key: Key, stamp: Stamp) -> bytes:
-    """Where the progress of a group on a queue is kept."""
+    """Return the key of a group's progress on a queue."""
     group, queue = key
     return _VERSION_BYTE + _encode_name((group, *queue, *stamp))
 
 
 def progress_partition(key: Key, partitions: int) -> int:
-    """Of the progress topic: the same for all keys of a group and queue."""
+    """Return the partition of the progress topic: the same for all keys of a group and queue."""
     group, queue = key
     return int(google_crc32c.value(_encode_name((group, *queue)))) % partitions
 
 
 @lru_cache(maxsize=1 << 14)
 def parse_progress_key(data: bytes) -> tuple[Key, Stamp]:
-    """What `progress_key` was made of. Raises DamagedError, NewerFormatError."""
+    """Decode a key of `progress_key`. Raises DamagedError, NewerFormatError."""
     if data[:1] > _VERSION_BYTE:
         raise newer_format("a progress key in Kafka", data[0], VERSION)
     try:
@@ -100,8 +100,8 @@ def parse_progress_key(data: bytes) -> tuple[Key, Stamp]:
 # --- state
 
 
-class Followed:
-    """How far each partition of one topic was followed, and which keys are ahead of that."""
+class FollowedOffsets:
+    """The followed offsets of one topic's partitions, and the keys that are ahead of them."""
 
     __slots__ = ("_ahead", "_next")
 
@@ -109,8 +109,8 @@ class Followed:
         self._next: dict[int, int] = {}
         self._ahead: dict[bytes, int] = {}
 
-    def passes(self, partition: int, offset: int, key: bytes) -> bool:
-        """A record was followed: whether it is news."""
+    def note_followed(self, partition: int, offset: int, key: bytes) -> bool:
+        """Note a followed record; return whether it is news."""
         self._next[partition] = offset + 1
         if not self._ahead:
             return True
@@ -121,8 +121,8 @@ class Followed:
             del self._ahead[key]
         return offset > ahead
 
-    def wrote(self, partition: int, offset: int, key: bytes) -> bool:
-        """This process has written a record: whether it is news."""
+    def note_written(self, partition: int, offset: int, key: bytes) -> bool:
+        """Note a record that this process has written; return whether it is news."""
         if offset < self._next.get(partition, 0) or offset <= self._ahead.get(key, -1):
             return False
         self._ahead[key] = offset
@@ -135,12 +135,12 @@ class SettingsState:
     def __init__(self) -> None:
         self.settings: dict[str, bytes] = {}
         self.topic_infos: dict[str, bytes] = {}
-        self.followed = Followed()
+        self.followed = FollowedOffsets()
 
-    def holds(self, key: bytes, value: bytes) -> bool:
-        """Whether this record counts."""
+    def holds_record(self, key: bytes, value: bytes) -> bool:
+        """Return whether this record counts."""
         table = self.settings if key[:2] == _SETTING else self.topic_infos
-        return table.get(key[2:].decode("utf-8", "surrogatepass")) == unwrapped(value)
+        return table.get(key[2:].decode("utf-8", "surrogatepass")) == unwrap_value(value)
 
     def apply(self, key: bytes, value: bytes | None) -> tuple[str | None, str | None]:
         """One record. Gives the setting, or the topic, that changed. Raises DamagedError."""
@@ -155,7 +155,7 @@ class SettingsState:
         if value is None:
             table.pop(name, None)
         else:
-            table[name] = unwrapped(value)
+            table[name] = unwrap_value(value)
         if table.get(name) == before:
             return None, None
         return (name, None) if table is self.settings else (None, name)
@@ -164,10 +164,10 @@ class SettingsState:
 class _ProgressKeys:
     """One group on one queue: every key that is there, and what the highest of them says."""
 
-    __slots__ = ("kept", "progress", "top")
+    __slots__ = ("progress", "top", "values")
 
     def __init__(self) -> None:
-        self.kept: dict[Stamp, bytes] = {}
+        self.values: dict[Stamp, bytes] = {}
         self.top = Stamp(-1, -1)
         self.progress: GroupProgress | None = None  # of the top, once it was asked for
 
@@ -176,7 +176,7 @@ class ProgressState:
     """The progress topic, followed."""
 
     def __init__(self) -> None:
-        self.followed = Followed()
+        self.followed = FollowedOffsets()
         self._entries: dict[Key, _ProgressKeys] = {}
         self._stale: set[Key] = set()  # those that may have keys to be tombstoned
 
@@ -192,35 +192,35 @@ class ProgressState:
         entry = self._entries.get(key)
         if value is None:
             if entry is not None:
-                self._drop(key, entry, stamp)
+                self._remove_key(key, entry, stamp)
             return
         if entry is None:
             entry = self._entries[key] = _ProgressKeys()
-        entry.kept[stamp] = value
+        entry.values[stamp] = value
         if stamp >= entry.top:
             entry.top, entry.progress = stamp, progress
-        if len(entry.kept) > 1:
+        if len(entry.values) > 1:
             self._stale.add(key)
 
-    def _drop(self, key: Key, entry: _ProgressKeys, stamp: Stamp) -> None:
-        entry.kept.pop(stamp, None)
-        if len(entry.kept) < 2:
+    def _remove_key(self, key: Key, entry: _ProgressKeys, stamp: Stamp) -> None:
+        entry.values.pop(stamp, None)
+        if len(entry.values) < 2:
             self._stale.discard(key)
-        if not entry.kept:
+        if not entry.values:
             del self._entries[key]
         elif stamp == entry.top:
-            entry.top, entry.progress = max(entry.kept), None
+            entry.top, entry.progress = max(entry.values), None
 
-    def holds(self, data: bytes, value: bytes) -> bool | None:
+    def holds_record(self, data: bytes, value: bytes) -> bool | None:
         """Whether this record counts; None where a higher key does, whose writer may have seen it or not."""
         key, stamp = parse_progress_key(data)
         entry = self._entries.get(key)
         if entry is None:
             return False
-        return None if entry.top > stamp else entry.kept.get(stamp) == value
+        return None if entry.top > stamp else entry.values.get(stamp) == value
 
     def get(self, key: Key) -> GroupProgress | None:
-        """What counts, not to be changed; its fence is that of the top alone. Raises DamagedError."""
+        """Return the progress of the top key, not to be changed, with its fence. Raises DamagedError."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -229,61 +229,61 @@ class ProgressState:
         return entry.progress
 
     def _decode(self, key: Key, entry: _ProgressKeys) -> GroupProgress:
-        group, queue, progress = decode_progress(entry.kept[entry.top])
+        group, queue, progress = decode_progress(entry.values[entry.top])
         if (group, queue) != key:
             raise DamagedError(f"progress of {group} on {queue} stands under the key of {key}")
         progress.fence = Fence(entry.top.epoch, entry.top.generation)
         return progress
 
-    def fence(self, key: Key) -> Fence:
-        """What a delta has to pass: the generation of what counts, and the highest epoch of any key."""
+    def find_fence(self, key: Key) -> Fence:
+        """Return the fence for deltas: the generation of the top key, and the highest epoch of any key."""
         entry = self._entries.get(key)
         if entry is None:
             return OPEN_FENCE
-        if len(entry.kept) == 1:
+        if len(entry.values) == 1:
             return Fence(entry.top.epoch, entry.top.generation)
-        return Fence(max(stamp.epoch for stamp in entry.kept), entry.top.generation)
+        return Fence(max(stamp.epoch for stamp in entry.values), entry.top.generation)
 
     def view(self, key: Key) -> ProgressView:
-        """What is recorded; NO_PROGRESS when nothing is. Raises DamagedError."""
+        """Return the recorded progress; NO_PROGRESS when there is none. Raises DamagedError."""
         progress = self.get(key)
         if progress is None:
             return NO_PROGRESS
-        return _seen(progress.view(), self.fence(key))
+        return _with_epoch(progress.view(), self.find_fence(key))
 
     def highest_epoch(self) -> int:
-        """Of all that is recorded."""
-        return max((stamp.epoch for entry in self._entries.values() for stamp in entry.kept), default=0)
+        """Return the highest recorded epoch."""
+        return max((stamp.epoch for entry in self._entries.values() for stamp in entry.values), default=0)
 
-    def outdated(self, keys: Iterable[Key]) -> list[tuple[Key, bytes]]:
+    def find_outdated(self, keys: Iterable[Key]) -> list[tuple[Key, bytes]]:
         """The keys below what counts, whose epoch is not above it either: to be tombstoned."""
-        found = []
+        outdated = []
         for key in keys:
             if key in self._stale:
                 entry = self._entries[key]
                 lower = [
-                    stamp for stamp in entry.kept if stamp < entry.top and stamp.epoch <= entry.top.epoch
+                    stamp for stamp in entry.values if stamp < entry.top and stamp.epoch <= entry.top.epoch
                 ]
-                found += [(key, progress_key(key, stamp)) for stamp in sorted(lower)]
-        return found
+                outdated += [(key, progress_key(key, stamp)) for stamp in sorted(lower)]
+        return outdated
 
-    def of_topic(self, topic: str, incarnation: int) -> list[tuple[Key, bytes]]:
+    def find_of_topic(self, topic: str, incarnation: int) -> list[tuple[Key, bytes]]:
         """Every key of a topic that is gone, the lowest first: to be tombstoned in this order."""
         return [
             (key, progress_key(key, stamp))
             for key, entry in self._entries.items()
             if key[1].topic == topic and key[1].incarnation == incarnation
-            for stamp in sorted(entry.kept)
+            for stamp in sorted(entry.values)
         ]
 
 
-def _seen(view: ProgressView, fence: Fence) -> ProgressView:
+def _with_epoch(view: ProgressView, fence: Fence) -> ProgressView:
     if view.epoch == fence.epoch:
         return view
     return ProgressView(view.committed, view.finished, view.attempts, fence.epoch, view.generation)
 
 
-def encoded(key: Key, progress: GroupProgress) -> tuple[bytes, bytes]:
+def encode_record(key: Key, progress: GroupProgress) -> tuple[bytes, bytes]:
     """Key and value of a record that holds `progress`."""
     group, queue = key
     stamp = Stamp(progress.fence.generation, progress.fence.epoch)

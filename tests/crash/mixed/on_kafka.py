@@ -89,7 +89,7 @@ class KafkaMixedRun(MixedRun):
 def _finishes(options: KafkaOptions) -> Iterator[Finish]:
     """What each record of progress that counted has added to what the ones before it said."""
     known: dict[Key, tuple[Stamp, AckMap]] = {}
-    for message in _everything(options, options.names.system("progress")):
+    for message in _everything(options, options.names.system_topic("progress")):
         if message.value() is None:
             continue
         key, stamp = parse_progress_key(message.key())

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from parts_kit import Holder, Parts, done, options
 
-from backend.kafka.clients.producers import fence, own_name
+from backend.kafka.clients.producers import fence_names, process_transactional_id
 from backend.kafka.coordination.events import Beat, Event
 from backend.kafka.options import KafkaOptions
 from backend.records import NewRecord, ProgressDelta, ProgressView
@@ -45,7 +45,7 @@ def finish(parts: Parts, number: int, epoch: int, start: int, end: int, generati
 
 
 def view(parts: Parts, number: int) -> ProgressView:
-    done(parts.state.caught_up())
+    done(parts.state.catch_up())
     return parts.state.progress.view(("g", parts.queue(number)))
 
 
@@ -71,7 +71,7 @@ def test_a_queue_that_moves_is_fenced_in_the_other_process_too(make: Make) -> No
     two = Holder(second, address="h:2")
     until(lambda: two.numbers == [2, 3] and one.numbers == [0, 1], "shared")
     finish(second, 3, two.held[second.queue(3)], 5, 6)
-    done(first.state.caught_up())
+    done(first.state.catch_up())
     with pytest.raises(FencedError):
         finish(first, 3, before[first.queue(3)], 0, 100)
     assert view(first, 3).committed == view(second, 3).committed == 6
@@ -210,7 +210,9 @@ def test_a_process_that_was_fenced_goes_on_under_another_name(make: Make) -> Non
     holder = Holder(parts)
     until(lambda: len(holder.held) == 4, "held")
     epoch, name = holder.held[parts.queue()], parts.commits.name
-    assert fence(parts.options.client(), [own_name(parts.options, name)]) is None
+    assert (
+        fence_names(parts.options.client_settings(), [process_transactional_id(parts.options, name)]) is None
+    )
     record = NewRecord("orders", 0, bytes(16), 1, b"moved")
     delta = ProgressDelta("g", parts.queue(), epoch, 0, ((0, 1),))
     with pytest.raises(FencedError):
@@ -232,7 +234,12 @@ def test_what_goes_by_the_epoch_of_another_group_is_lost_with_it(make: Make) -> 
     queue, record = parts.queue(), NewRecord("orders", 0, bytes(16), 1, b"fired")
     epoch = holder.held[queue]
     done(parts.commit([record], [ProgressDelta("fired", queue, epoch, 0, ((0, 1),))]))
-    assert fence(parts.options.client(), [own_name(parts.options, parts.commits.name)]) is None
+    assert (
+        fence_names(
+            parts.options.client_settings(), [process_transactional_id(parts.options, parts.commits.name)]
+        )
+        is None
+    )
     behind = parts.commit([record], [ProgressDelta("fired", queue, epoch, 0, ((1, 2),))])
     until(lambda: behind.done, "answered")
     assert isinstance(behind.error, FencedError), "it would be done again under the new name"
@@ -245,7 +252,7 @@ def test_who_comes_new_starts_from_a_snapshot(make: Make) -> None:
     first = make()
     one = Holder(first, address="h:1")
     until(lambda: len(one.held) == 4, "held")
-    first.members.snapshot()
+    first.members.write_snapshot()
     two = Holder(first, group="other", address="h:1")
     until(lambda: len(two.held) == 4, "held")
     second = make()
@@ -278,7 +285,7 @@ def test_the_committed_offset_stands_as_the_kafka_group_s_own(make: Make) -> Non
             group, parts.queue(), holder.held[parts.queue()], 0, ((0, end), (end + 2, end + 4))
         )
         done(parts.commit(progress=[delta]))
-        until(lambda: parts.process.mirror.idle, "written after it")
+        until(lambda: parts.process.mirror.is_idle, "written after it")
         (found,) = reader.committed([TopicPartition(name, 0)], 10)
         assert found.offset == end
     reader.close()

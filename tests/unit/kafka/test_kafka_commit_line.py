@@ -12,14 +12,14 @@ from backend.completion import Completion
 from backend.kafka.clients.producers import OutcomeKind, WriteOutcome
 from backend.kafka.commits.commit_queue import CommitQueue
 from backend.kafka.records import ProducerRecord
-from backend.kafka.state.tables import encoded
+from backend.kafka.state.tables import encode_record
 from backend.progress.group_progress import GroupProgress
 from backend.records import CommitBatch, ProgressDelta
 from ddmq_common.errors import FencedError, RemoteError
 from tests.support.waits import soon, until
 
 Then = Callable[[WriteOutcome], None]
-UNKNOWN = WriteOutcome(OutcomeKind.UNKNOWN, [], RemoteError("no answer"))
+UNKNOWN = WriteOutcome(OutcomeKind.UNCERTAIN, [], RemoteError("no answer"))
 
 
 class FollowedState(State):
@@ -27,7 +27,7 @@ class FollowedState(State):
 
     ready, reason = True, ""
 
-    def caught_up(self) -> Completion[None]:
+    def catch_up(self) -> Completion[None]:
         over: Completion[None] = Completion()
         over.succeed(None)
         return over
@@ -40,13 +40,13 @@ class FakeProducers:
         self.asked: list[tuple[Sequence[ProducerRecord], Then]] = []
         self.names: list[str] = []
 
-    def write(self, writes: Sequence[ProducerRecord], then: Then) -> None:
+    def write_plain(self, writes: Sequence[ProducerRecord], then: Then) -> None:
         self.asked.append((writes, then))
 
-    def transact(self, writes: Sequence[ProducerRecord], once: bool, then: Then) -> None:
+    def write_transaction(self, writes: Sequence[ProducerRecord], once: bool, then: Then) -> None:
         self.asked.append((writes, then))
 
-    def rename(self, name: str, then: Then) -> None:
+    def take_new_id(self, name: str, then: Then) -> None:
         self.names.append(name)
         then(WriteOutcome(OutcomeKind.STORED, [], None))
 
@@ -152,7 +152,7 @@ def test_what_a_later_holder_has_seen_or_not_stays_unknown(rig: LineRig, there: 
         rig.follow(writes)
     later = GroupProgress()
     later.apply(ProgressDelta("g", QUEUE, 2, 0))
-    rig.state.progress.apply(*encoded(KEY, later))
+    rig.state.progress.apply(*encode_record(KEY, later))
     then(UNKNOWN)
     until(lambda: call.done, "looked up")
     assert isinstance(call.error, RemoteError)

@@ -20,8 +20,8 @@ KEY = ("g", QUEUE)
 class State:
     """What a plan sees of KafkaState."""
 
-    partitions = 4
-    topics = SystemTopics("settings", "progress", "coordination")
+    progress_partitions = 4
+    system_topics = SystemTopics("settings", "progress", "coordination")
 
     def __init__(self) -> None:
         self.offset = 0
@@ -29,11 +29,11 @@ class State:
         self._settings = SettingsState()
         self.settings = self._settings.settings
 
-    def wrote(self, partition: int, offset: int, key: bytes, value: bytes | None) -> None:
+    def apply_written_setting(self, partition: int, offset: int, key: bytes, value: bytes | None) -> None:
         self._settings.apply(key, value)
 
     def holds_setting(self, key: bytes, value: bytes) -> bool:
-        return self._settings.holds(key, value)
+        return self._settings.holds_record(key, value)
 
 
 class Topics:
@@ -129,7 +129,7 @@ def test_older_keys_are_taken_away_by_the_next_commit_once_the_newer_one_counts(
     made = plan(state)
     made.add(CommitBatch(progress=[delta(epoch=2, finished=((2, 3),))]))
     assert [write.value is None for write in store(state, made)] == [False, True]
-    assert state.progress.outdated([KEY]) == []
+    assert state.progress.find_outdated([KEY]) == []
     assert state.progress.view(KEY).committed == 3
 
 

@@ -40,7 +40,7 @@ class DoubtRig:
         self.topics = HeldTopics()
         self.kept: dict[str, bytes] = {}
         self.barrier: Completion[None] = succeeded(None)
-        state = SimpleNamespace(topic_infos=self.kept, caught_up=lambda: self.barrier)
+        state = SimpleNamespace(topic_infos=self.kept, catch_up=lambda: self.barrier)
         table, topics = cast(TopicRegistry, self.topics), cast(KafkaTopics, self.topics)
         self.doubts = MissingTopics(table, topics, cast(KafkaState, state))
         self.told: list[Exception | None] = []

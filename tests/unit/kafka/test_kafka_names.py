@@ -73,7 +73,7 @@ def test_patterns_and_prefix_say_what_is_let_in() -> None:
     assert names.from_kafka("other") is None
     assert names.from_kafka("ddmq.x.-25RETRY-25g") == "%RETRY%g"
     assert Names("ddmq", "one.").from_kafka("orders") is None
-    assert Names("ddmq", "one.").system("settings") == "one.ddmq.settings"
+    assert Names("ddmq", "one.").system_topic("settings") == "one.ddmq.settings"
 
 
 def test_names_that_are_too_long_there() -> None:

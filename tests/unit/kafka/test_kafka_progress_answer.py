@@ -21,7 +21,7 @@ def backend(progress: ProgressState) -> KafkaBackend:
     followed: Completion[None] = Completion()
     followed.succeed(None)
     made: Any = KafkaBackend.__new__(KafkaBackend)
-    state = SimpleNamespace(progress=progress, caught_up=lambda: followed)
+    state = SimpleNamespace(progress=progress, catch_up=lambda: followed)
     made.state = state
     made._table = SimpleNamespace(find_queue_topic=lambda queue: queue)
     answering: KafkaBackend = made

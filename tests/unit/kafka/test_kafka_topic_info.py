@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from backend.kafka.errors import is_gone, translated, undelivered
+from backend.kafka.errors import is_gone, to_ddmq_error, to_undelivered_result
 from backend.kafka.options import incarnation_of
 from backend.kafka.topic_info import (
     ClusterTopic,
@@ -123,7 +123,7 @@ def test_the_answer_says_what_it_is(replicas: int, flushed: bool, reached: Durab
     ],
 )
 def test_what_became_of_a_record(code: int, status: AppendStatus, kind: type[Exception]) -> None:
-    result = undelivered(KafkaError(code), "orders", 2_000, 1_000)
+    result = to_undelivered_result(KafkaError(code), "orders", 2_000, 1_000)
     assert (result.status, result.offset) == (status, -1)
     assert isinstance(result.error, kind)
     if code == KafkaError.MSG_SIZE_TOO_LARGE:
@@ -133,11 +133,11 @@ def test_what_became_of_a_record(code: int, status: AppendStatus, kind: type[Exc
 
 def test_errors_keep_kafka_s_reason() -> None:
     error = KafkaException(KafkaError(KafkaError.TOPIC_EXCEPTION, "no such luck"))
-    assert "no such luck" in str(translated(error, "topic x"))
+    assert "no such luck" in str(to_ddmq_error(error, "topic x"))
     assert is_gone(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
     assert not is_gone(ValueError())
     bug = ValueError("a bug")
-    assert translated(bug, "topic x") is bug
+    assert to_ddmq_error(bug, "topic x") is bug
 
 
 def record(size: int = 1, key: bytes = b"", queue_id: int = 0, **terms: Any) -> NewRecord:

@@ -27,10 +27,10 @@ class HeldCluster:
     """Keeps what it is asked."""
 
     def __init__(self) -> None:
-        self.heard = LastError(OPTIONS)
+        self.last_error = LastError(OPTIONS)
         self.asked: list[tuple[partial[Any], Callable[..., None]]] = []
 
-    def ask(self, job: partial[Any], done: Callable[..., None]) -> None:
+    def run_job(self, job: partial[Any], done: Callable[..., None]) -> None:
         self.asked.append((job, done))
 
     def answer(self, cluster_id: str, *found: ClusterTopic) -> None:
@@ -42,7 +42,7 @@ class HeldCluster:
     def passed_over(self) -> dict[str, int] | None:
         """The topics that need no look where they have so many partitions; None: all are looked at."""
         [(job, _)] = self.asked
-        return cast("dict[str, int] | None", job.keywords["known"])
+        return cast("dict[str, int] | None", job.keywords["unchanged"])
 
     def close(self) -> None:
         pass

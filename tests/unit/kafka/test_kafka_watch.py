@@ -50,7 +50,7 @@ class WatchRig:
 
 @pytest.fixture(autouse=True)
 def _fencing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "fence", lambda client, names: None)
+    monkeypatch.setattr(watch, "fence_names", lambda client, names: None)
 
 
 def test_the_oldest_that_is_alive_acts_first() -> None:
