@@ -72,7 +72,7 @@ def trial(wheel: Path, extra: str, folder: Path) -> None:
 def kafka_trial(environment: Path, extra: str, folder: Path) -> None:
     """The engine loads where its extra is installed; elsewhere the command says what to install."""
     if extra == "[kafka]":
-        load = [environment / "bin" / "python", "-c", "import backend.kafka.backend"]
+        load = [environment / "bin" / "python", "-c", "import backend.kafka.engine.backend"]
         subprocess.run(load, cwd=folder, check=True)
         return
     serve = [environment / "bin" / "ddmq", "serve", "--backend", "kafka", "--bootstrap", "127.0.0.1:1"]

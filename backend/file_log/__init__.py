@@ -17,8 +17,7 @@ from backend.file_log.lock import DirectoryLock
 from backend.file_log.log import FileLog
 from backend.file_log.opened import Opened
 from backend.file_log.options import FileLogOptions
-from backend.file_log.sessions.elected import ElectedBackend
-from backend.file_log.sessions.election import ElectedLog, Election
+from backend.file_log.sessions.election import ElectedBackend, ElectedLog, Election
 from backend.file_log.sessions.reads import local_reads
 from backend.file_log.storage import Storage
 from ddmq_common.clock import Clock

@@ -1,14 +1,97 @@
-"""How the Kafka engine is set; the names are those of conf/backend.yaml. Each says what it bounds."""
+"""The options of the Kafka engine, and the names of topics on both sides.
+
+The names of the options are those of conf/backend.yaml; each comment says what the option bounds.
+
+No two topics of one side share a name of the other. Kafka's alphabet is letters, digits and `. _ -`, ours has
+no dot but `% |`. A topic of another program keeps its name, with each dot as `%2E`. Of our topics, a name
+that Kafka can take is the same there (`%2E` is a dot again); the rest becomes `NAMESPACE.x.` and the name,
+with each byte that Kafka forbids, and each `-`, as `-HH`. `topic_prefix` precedes every name.
+docs/formats-kafka.md has examples.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from hashlib import blake2b
+from typing import NamedTuple
 
-from backend.kafka.names import Names
 from backend.records import Capabilities, Durability
-from ddmq_common.errors import ConfigError
+from ddmq_common.errors import CallerError, ConfigError
+from ddmq_common.names import topic_fault
+
+KAFKA_NAME_MAX = 249
+_LEGAL = re.compile(r"[A-Za-z0-9._\-]+\Z")
+_FORBIDDEN = re.compile(r"[^A-Za-z0-9_]")
+_CODED = re.compile(r"-([0-9A-F]{2})")
+
+
+class Names(NamedTuple):
+    """The names of one installation: its namespace, its prefix, and which topics of others it lets in."""
+
+    namespace: str = "ddmq"
+    prefix: str = ""
+    patterns: tuple[str, ...] = ("*",)
+
+    def system_topic(self, part: str) -> str:
+        """Return Kafka's name of one of the system's own topics, such as `settings`."""
+        return f"{self.prefix}{self.namespace}.{part}"
+
+    def to_kafka(self, name: str) -> str:
+        """Return Kafka's name of our topic `name`. Raises CallerError when it is too long there."""
+        plain = name.replace("%2E", ".")
+        if not self._is_plain(plain):
+            plain = f"{self.namespace}.x." + _FORBIDDEN.sub(lambda found: f"-{ord(found[0]):02X}", name)
+        kafka_name = self.prefix + plain
+        if len(kafka_name) > KAFKA_NAME_MAX:
+            raise CallerError(
+                f"topic {name} would be called {kafka_name[:60]}… in Kafka, {len(kafka_name)} bytes; "
+                f"allowed: at most {KAFKA_NAME_MAX}"
+            )
+        return kafka_name
+
+    def from_kafka(self, kafka_name: str) -> str | None:
+        """Return our name of a topic of Kafka's; None for one that is neither ours nor let in."""
+        if not kafka_name.startswith(self.prefix):
+            return None
+        plain = kafka_name[len(self.prefix) :]
+        coded = plain.startswith(f"{self.namespace}.x.")
+        if coded:
+            text = plain[len(self.namespace) + 3 :]
+            name = _CODED.sub(lambda hexed: chr(int(hexed[1], 16)), text)
+        elif self._is_plain(plain) and any(fnmatchcase(plain, pattern) for pattern in self.patterns):
+            name = plain.replace(".", "%2E")
+        else:
+            return None
+        if topic_fault(name) is not None:
+            return None
+        return name if self._is_same(name, kafka_name) else None
+
+    def lets_in(self, kafka_name: str) -> bool:
+        """Return whether a topic of Kafka's is one of ours."""
+        return self.from_kafka(kafka_name) is not None
+
+    def _is_plain(self, found: str) -> bool:
+        """Return whether a topic's name in Kafka may be used without the coded form."""
+        return (
+            _LEGAL.match(found) is not None
+            and found not in (".", "..")
+            and not found.startswith(("_", f"{self.namespace}."))
+        )
+
+    def _is_same(self, name: str, kafka_name: str) -> bool:
+        try:
+            return self.to_kafka(name) == kafka_name
+        except CallerError:
+            return False
+
+
+def incarnation_of(topic_id: str) -> int:
+    """Return the incarnation of the topic with this id in Kafka; a recreated topic has another id."""
+    return int.from_bytes(blake2b(topic_id.encode(), digest_size=6).digest(), "big") or 1
+
 
 MIB = 1 << 20
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9\-]{0,39}\Z")
@@ -23,12 +106,12 @@ _SHOWN = frozenset(
 )  # fmt: skip
 MASKED = "***"
 # What the promises rest on: never from the configuration.
-OURS = frozenset(
+ENGINE_SETTINGS = frozenset(
     ("bootstrap.servers", "enable.idempotence", "acks", "request.required.acks", "isolation.level",
      "transactional.id", "group.id", "enable.auto.commit", "auto.offset.reset", "enable.partition.eof")
 )  # fmt: skip
 # What may be given otherwise: a broker that died is not asked for long, nor waited for when it is back.
-USUAL: Mapping[str, str | int] = {
+DEFAULT_SETTINGS: Mapping[str, str | int] = {
     "topic.metadata.refresh.interval.ms": 2_000,
     "reconnect.backoff.max.ms": 1_000,
     "socket.connection.setup.timeout.ms": 5_000,
@@ -36,7 +119,7 @@ USUAL: Mapping[str, str | int] = {
 }
 
 # Of the producer of all appends.
-APPENDING: Mapping[str, str | int | float | bool] = {
+APPEND_SETTINGS: Mapping[str, str | int | float | bool] = {
     "enable.idempotence": True,
     "acks": "all",
     "linger.ms": 0.5,  # a lot goes in one request; with 0 its first record goes alone, and the others spin
@@ -79,32 +162,32 @@ class KafkaOptions:
         addresses = [part.strip() for part in self.bootstrap.split(",")]
         for part in addresses:
             if not _ADDRESS.fullmatch(part):
-                _refuse("bootstrap", self.bootstrap, "HOST:PORT, or several with commas between")
+                _reject("bootstrap", self.bootstrap, "HOST:PORT, or several with commas between")
         if not _NAMESPACE.match(self.namespace):
-            _refuse("namespace", self.namespace, "1 to 40 letters, digits and -, not - first")
+            _reject("namespace", self.namespace, "1 to 40 letters, digits and -, not - first")
         if not _PREFIX.match(self.topic_prefix):
-            _refuse("topic_prefix", self.topic_prefix, "at most 60 letters, digits and . _ -")
+            _reject("topic_prefix", self.topic_prefix, "at most 60 letters, digits and . _ -")
         self._check_numbers()
         for name in self.librdkafka:
-            if name in OURS:
-                _refuse("librdkafka", name, "anything but what the engine sets itself")
+            if name in ENGINE_SETTINGS:
+                _reject("librdkafka", name, "anything but what the engine sets itself")
 
     def _check_numbers(self) -> None:
         lows = {"replication_factor": 0, "min_insync": 0, "retention_ms": -1}
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
             if isinstance(value, int) and value < lows.get(name, 1):
-                _refuse(name, value, f"{lows.get(name, 1)} or more")
+                _reject(name, value, f"{lows.get(name, 1)} or more")
         if self.replication_factor and self.min_insync > self.replication_factor:
-            _refuse("min_insync", self.min_insync, f"at most replication_factor, {self.replication_factor}")
+            _reject("min_insync", self.min_insync, f"at most replication_factor, {self.replication_factor}")
         if self.session_ms < 3 * self.heartbeat_ms:
-            _refuse("session_ms", self.session_ms, f"at least three heartbeats, {3 * self.heartbeat_ms}")
+            _reject("session_ms", self.session_ms, f"at least three heartbeats, {3 * self.heartbeat_ms}")
         if self.window_bytes > self.windows_bytes_max:
-            _refuse("window_bytes", self.window_bytes, f"at most windows_bytes_max, {self.windows_bytes_max}")
+            _reject("window_bytes", self.window_bytes, f"at most windows_bytes_max, {self.windows_bytes_max}")
 
     @property
     def names(self) -> Names:
-        """Which topic is called what."""
+        """The naming of topics."""
         return Names(self.namespace, self.topic_prefix, self.topics)
 
     @property
@@ -112,13 +195,13 @@ class KafkaOptions:
         """max.message.bytes of topics that are made: body, properties twice, and what a retry adds."""
         return self.body_bytes_max + 4 * self.properties_bytes_max + 64 * 1024
 
-    def client(self, **settings: object) -> dict[str, object]:
+    def client_settings(self, **settings: object) -> dict[str, object]:
         """The settings of one librdkafka client; `settings` with _ for each dot. Ours win."""
         ours = {name.replace("_", "."): value for name, value in settings.items()}
-        return {**USUAL, **self.librdkafka, "bootstrap.servers": self.bootstrap, **ours}
+        return {**DEFAULT_SETTINGS, **self.librdkafka, "bootstrap.servers": self.bootstrap, **ours}
 
-    def masked(self, text: str) -> str:
-        """What librdkafka or a broker says, without any of the secrets."""
+    def mask_secrets(self, text: str) -> str:
+        """Replace every secret in a text of librdkafka or a broker."""
         secrets = (value for name, value in self.librdkafka.items() if _is_secret(name))
         for secret in sorted(map(str, secrets), key=len, reverse=True):
             if secret:
@@ -130,24 +213,24 @@ class KafkaOptions:
         return [f"librdkafka.{name}" for name, value in self.librdkafka.items() if value and _is_secret(name)]
 
     def shown(self) -> dict[str, object]:
-        """All of it for the log, secrets masked."""
-        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        found["librdkafka"] = {
+        """Return all options for the log, secrets masked."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        values["librdkafka"] = {
             name: MASKED if _is_secret(name) else value for name, value in self.librdkafka.items()
         }
-        return found
+        return values
 
 
 def _is_secret(name: str) -> bool:
     return _SECRET.search(name) is not None or (name.startswith("sasl.") and name not in _SHOWN)
 
 
-def _refuse(name: str, value: object, allowed: str) -> None:
+def _reject(name: str, value: object, allowed: str) -> None:
     raise ConfigError(f"kafka: {name} is {value}; allowed: {allowed}")
 
 
 def capabilities(options: KafkaOptions) -> Capabilities:
-    """What this engine can do."""
+    """Return the capabilities of this engine."""
     return Capabilities(
         engine="kafka",
         atomic=True,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from base64 import b64encode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from backend.records import FLAG_PRESSURE, NewRecord, ShortRecord, StoredRecord, tag_hash
 from ddmq_common.delivery import decode, value_of
@@ -21,7 +21,7 @@ from ddmq_common.errors import CallerError, DamagedError
 Headers = list[tuple[str, bytes]]
 Encoded = tuple[bytes | None, bytes, Headers]
 NO_SYSTEM: Mapping[str, str] = {}
-OWN = "ddmq-"
+OWN_PREFIX = "ddmq-"
 ID, BORN, FLAGS, DUE = "ddmq-id", "ddmq-born", "ddmq-flags", "ddmq-due"
 TAG, RAW = "ddmq-tag", "ddmq-raw"
 PROPERTY, CODED, SYSTEM = "ddmq-p-", "ddmq-b-", "ddmq-s-"
@@ -33,8 +33,18 @@ BATCH_EXTRA = 61 + 40  # a batch's own bytes, and lengths, times and counts of t
 GROWTH_MAX = 5  # headers are at most so many times as long as properties: one without a value, `ddmq-b-AA==`
 
 
+class ProducerRecord(NamedTuple):
+    """One record for a producer. `topic` is its name in Kafka."""
+
+    topic: str
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers | None = None
+
+
 def encode(record: NewRecord) -> Encoded:
-    """Key, value and headers. Raises CallerError for a system property that no header can be named after."""
+    """Encode key, value and headers. Raises CallerError for a system property that no header can have."""
     headers: Headers = [(ID, record.message_id), (BORN, b"%d" % record.born_ms)]
     if record.tags:
         headers.append((TAG, record.tags))
@@ -59,10 +69,10 @@ def _with_properties(record: NewRecord, headers: Headers) -> Encoded:
     content = decode(record.delivery)
     if content.tag != record.tags or encode_delivery(*content) != record.delivery:
         raise ValueError("delivery bytes that would not come back as they are")
-    named = [(_header_name(name), value) for name, value in content.properties.items()]
-    for _, value in named:
+    property_headers = [(_header_name(name), value) for name, value in content.properties.items()]
+    for _, value in property_headers:
         value.decode()  # what is no text comes back as something else
-    return content.key or None, content.value, headers + named
+    return content.key or None, content.value, headers + property_headers
 
 
 def _header_name(name: bytes) -> str:
@@ -72,14 +82,17 @@ def _header_name(name: bytes) -> str:
         text = ""
     if not text or "\0" in text:
         return CODED + urlsafe_b64encode(name).decode()
-    return PROPERTY + text if text.startswith(OWN) else text
+    return PROPERTY + text if text.startswith(OWN_PREFIX) else text
 
 
 def size_in_kafka(record: NewRecord, bytes_max: int) -> int:
-    """What `max.message.bytes` counts for a record that goes alone, at most. Its headers are looked at where
-    they may make the difference to `bytes_max`. Raises CallerError as `encode`."""
+    """Return the bytes that `max.message.bytes` counts for a record that goes alone, at most.
+
+    Headers are encoded only where they may make the difference to `bytes_max`. Raises CallerError as
+    `encode`.
+    """
     size = len(record.delivery) + RECORD_EXTRA
-    most = size + sum(4 * len(text) for named in (record.system or {}).items() for text in named)
+    most = size + sum(4 * len(text) for item in (record.system or {}).items() for text in item)
     if size > bytes_max or most * GROWTH_MAX <= bytes_max:
         return size
     key, value, headers = encode(record)
@@ -96,7 +109,7 @@ def _system_headers(system: Mapping[str, str]) -> Headers:
 
 
 class KafkaRecord:
-    """One message that was read: the columns' parts, and what makes it whole."""
+    """One message that was read: its values in the columns of a batch, and the rest of it."""
 
     __slots__ = (
         "born_ms", "delivery", "due_ms", "flags", "message_id", "offset", "stored_ms", "system", "tag_hash",
@@ -109,35 +122,35 @@ class KafkaRecord:
         self.born_ms = self.due_ms = self.flags = 0
         self.message_id = b""
         self.system = NO_SYSTEM
-        self._take(message, _headers(message))
+        self._read_headers(message, _headers_of(message))
         self.born_ms = self.born_ms or self.stored_ms
         if self.due_ms < 0:
             self.due_ms = self.stored_ms - self.due_ms
         if not self.message_id:
             self.message_id = foreign_id(topic_id, message.partition(), self.offset)
 
-    def _take(self, message: Any, headers: Headers) -> None:
+    def _read_headers(self, message: Any, headers: Headers) -> None:
         tag, raw = b"", None
         properties: dict[bytes, bytes] = {}
         for name, value in headers:
             if name == ID:
                 self.message_id = value if value is not None and len(value) == 16 else b""
             elif name == BORN:
-                self.born_ms = _number(value)
-            elif not name.startswith(OWN):
+                self.born_ms = _to_number(value)
+            elif not name.startswith(OWN_PREFIX):
                 _put_property(properties, name, value)
             elif name == TAG:
-                tag = _text(value)
+                tag = _to_text(value)
             elif name == FLAGS:
-                self.flags = _number(value)
+                self.flags = _to_number(value)
             elif name == DUE:
-                self.due_ms = _number(value)
+                self.due_ms = _to_number(value)
             elif name == RAW:
                 raw = value
             else:
-                self._take_named(properties, name, value)
+                self._read_prefixed(properties, name, value)
         self.tag_hash = tag_hash(tag)
-        if raw is not None and _parses(raw):
+        if raw is not None and _is_valid_delivery(raw):
             self.delivery = raw
             return
         if raw is not None:  # no client could read the answer that it is in
@@ -150,7 +163,7 @@ class KafkaRecord:
             properties[KEY_PROPERTY] = b"base64"
         self.delivery = encode_delivery(key, message.value() or b"", tag, properties)
 
-    def _take_named(self, properties: dict[bytes, bytes], name: str, value: bytes | None) -> None:
+    def _read_prefixed(self, properties: dict[bytes, bytes], name: str, value: bytes | None) -> None:
         """Headers of the system's that go by their beginning; what a later release adds is passed over."""
         if name.startswith(SYSTEM):
             if not self.system:
@@ -164,25 +177,25 @@ class KafkaRecord:
             except ValueError:
                 _put_property(properties, name, value)
 
-    def stored(self, topic: str, queue_id: int) -> StoredRecord:
-        """The record in full."""
+    def to_stored_record(self, topic: str, queue_id: int) -> StoredRecord:
+        """Return the complete record."""
         return StoredRecord(
             topic, queue_id, self.offset, -1, self.message_id, self.born_ms, self.stored_ms, self.flags,
             self.due_ms, self.delivery, self.system,
         )  # fmt: skip
 
-    def short(self, name: str) -> ShortRecord:
-        """The record in short, with the system property `name`."""
+    def to_short_record(self, name: str) -> ShortRecord:
+        """Return the record in short, with the system property `name`."""
         value = self.system.get(name, "").encode()
         return ShortRecord(self.offset, self.message_id, self.born_ms, self.flags, value, self.delivery)
 
 
 def foreign_id(topic_id: bytes, partition: int, offset: int) -> bytes:
-    """The id of a message that came without one: always the same of the same message."""
+    """Derive the id of a message that came without one: always the same for the same message."""
     return blake2b(b"%b/%d/%d" % (topic_id, partition, offset), digest_size=16).digest()
 
 
-def _headers(message: Any) -> Headers:
+def _headers_of(message: Any) -> Headers:
     try:
         return message.headers() or []
     except UnicodeDecodeError:  # a header's name is no text: the library gives none of them then
@@ -198,7 +211,7 @@ def _put_property(properties: dict[bytes, bytes], name: str, value: bytes | None
         properties[(name + BASE64).encode()] = b64encode(value)
 
 
-def _parses(delivery: bytes) -> bool:
+def _is_valid_delivery(delivery: bytes) -> bool:
     try:
         decode(delivery)
     except DamagedError:
@@ -214,14 +227,14 @@ def _is_text(value: bytes) -> bool:
     return True
 
 
-def _number(value: bytes | None) -> int:
-    """A decimal number of at most 63 bits; 0 for anything else."""
+def _to_number(value: bytes | None) -> int:
+    """Decode a decimal number of at most 63 bits; 0 for anything else."""
     try:
-        found = int(value or b"0")
+        number = int(value or b"0")
     except ValueError:
         return 0
-    return found if -(1 << 62) < found < 1 << 62 else 0
+    return number if -(1 << 62) < number < 1 << 62 else 0
 
 
-def _text(value: bytes | None) -> bytes:
+def _to_text(value: bytes | None) -> bytes:
     return value if value and _is_text(value) else b""

@@ -133,16 +133,15 @@ def disk(data_dir: Path, config: Configuration) -> Iterator[CheckResult]:
 def kafka(config: Configuration, data_dir: Path) -> Iterator[CheckResult]:
     """Whether the cluster answers, is the directory's, and which of its settings break a promise."""
     try:
-        from backend.kafka.checks.identity import check_directory
-        from backend.kafka.checks.look import Look
-        from backend.kafka.checks.rules import findings
+        from backend.kafka.cluster_rules import find_violations
+        from backend.kafka.opening import ClusterCheck, check_directory
     except ImportError as error:
         remedy = "run, in the source tree: pip install '.[kafka]'"
         yield CheckResult("kafka", FAILED, f"the package {error.name} is missing", remedy)
         return
     options = config.backend.kafka
     try:
-        facts = Look(options).facts()
+        facts = ClusterCheck(options).read_facts()
     except DdmqError as error:
         remedy = "start the cluster, or correct bootstrap and librdkafka in backend.yaml"
         yield CheckResult("kafka", FAILED, str(error), remedy)
@@ -154,8 +153,8 @@ def kafka(config: Configuration, data_dir: Path) -> Iterator[CheckResult]:
     except ConfigError as error:
         said, _, remedy = str(error).partition(": ")
         yield CheckResult("kafka cluster", FAILED, said, remedy)
-    for finding in findings(facts, options):
-        told = f"{finding.where}: {finding.setting}: {finding.breaks}"
+    for finding in find_violations(facts, options):
+        told = f"{finding.place_names}: {finding.setting}: {finding.breaks}"
         yield CheckResult("kafka setting", FAILED if finding.loses else WARNING, told, finding.remedy)
 
 

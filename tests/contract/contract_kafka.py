@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from contract_kit import Engine, KitClock
 
-from backend.kafka.backend import KafkaBackend
+from backend.kafka.engine.backend import KafkaBackend
 from backend.kafka.options import KafkaOptions
 from tests.support.kafka import broker, delete_topics, fresh_name
 from tests.support.waits import until

@@ -17,7 +17,7 @@ import gevent
 import pytest
 
 from backend.file_log import open_shared
-from backend.file_log.sessions.elected import ElectedBackend
+from backend.file_log.sessions.election import ElectedBackend
 from backend.records import AppendStatus, NewRecord, QueueRef, TopicInfo
 from ddmq_common.clock import SystemClock
 from ddmq_common.delays.command import ADD, COMMAND_PROPERTY, DelayCommand, encode_command, shard_of

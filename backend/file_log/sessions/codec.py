@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from backend.port import Join, Sharing
+from backend.port import Join, ReadCall, Sharing
 from backend.records import (
     CLUSTER_SETTINGS,
     AppendResult,
@@ -44,16 +44,16 @@ encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
 encode_sorted: Callable[[Any], bytes] = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
-def decoder(shape: type[S] | Any) -> Callable[[Body], S]:
-    """A reusable typed decoder for one body shape."""
+def make_decoder(shape: type[S] | Any) -> Callable[[Body], S]:
+    """Return a reusable typed decoder for one body shape."""
     decode: Callable[[Body], S] = msgspec.msgpack.Decoder(shape).decode
     return decode
 
 
-def columns(kind: type[Any]) -> Callable[[Any], Any]:
-    """What takes the fields of a dataclass in their order: `kind(*row)` is the way back.
+def make_row_getter(kind: type[Any]) -> Callable[[Any], Any]:
+    """Return a function that gives the fields of a dataclass in their order; `kind(*row)` is the way back.
 
-    What a topic has on other engines is left out.
+    Settings of a topic that only other engines have are left out.
     """
     return attrgetter(*(field.name for field in fields(kind) if field.name not in CLUSTER_SETTINGS))
 
@@ -81,11 +81,11 @@ _ERRORS: dict[int, type[Exception]] = {
 }
 _CODES = {kind: code for code, kind in _ERRORS.items()}
 ErrorRow = tuple[int, str]
-decode_fault: Callable[[Body], ErrorRow] = decoder(ErrorRow)
+decode_fault: Callable[[Body], ErrorRow] = make_decoder(ErrorRow)
 
 
 def error_row(error: Exception) -> ErrorRow:
-    """An error as it travels."""
+    """Convert an error into the row that travels."""
     for kind in type(error).__mro__:
         if kind in _CODES:
             return _CODES[kind], str(error)
@@ -93,7 +93,7 @@ def error_row(error: Exception) -> ErrorRow:
 
 
 def error_from(row: ErrorRow) -> Exception:
-    """The error that `row` stands for; a code from a newer version becomes RemoteError."""
+    """Convert a row into its error; a code from a newer version becomes RemoteError."""
     return _ERRORS.get(row[0], errors.RemoteError)(row[1])
 
 
@@ -103,12 +103,12 @@ def error_from(row: ErrorRow) -> Exception:
 AppendRow = tuple[int, list[NewRecord]]
 OddRow = tuple[int, int, int, ErrorRow | None, FirstStored | None]
 ResultsRow = tuple[int, int, list[int], list[OddRow]]
-decode_append: Callable[[Body], AppendRow] = decoder(AppendRow)
-_decode_results: Callable[[Body], ResultsRow] = decoder(ResultsRow)
+decode_append: Callable[[Body], AppendRow] = make_decoder(AppendRow)
+_decode_results: Callable[[Body], ResultsRow] = make_decoder(ResultsRow)
 
 
 def encode_results(clock_ms: int, results: Sequence[AppendResult]) -> bytes:
-    """Offsets, one common durability, and the odd ones out: not stored, stored before, of another class."""
+    """Encode offsets, one common durability, and the exceptions: not stored, stored before, another class."""
     common = results[0].durability if results else Durability.WRITTEN
     odd = [
         (
@@ -125,7 +125,7 @@ def encode_results(clock_ms: int, results: Sequence[AppendResult]) -> bytes:
 
 
 def decode_results(body: Body) -> tuple[int, list[AppendResult]]:
-    """(store clock in ms, results)."""
+    """Decode (store clock in ms, results)."""
     clock_ms, common, offsets, odd = _decode_results(body)
     stored, durability = AppendStatus.STORED, Durability(common)
     results = [AppendResult(stored, offset, durability, None) for offset in offsets]
@@ -142,17 +142,17 @@ CommitRow = tuple[
     int, Sequence[NewRecord], list[DeltaRow], dict[str, bytes | None], list[str], list[SettingsLimit]
 ]
 _delta_row: Callable[[ProgressDelta], Any] = msgspec.structs.astuple
-_decode_commit: Callable[[Body], CommitRow] = decoder(CommitRow)
+_decode_commit: Callable[[Body], CommitRow] = make_decoder(CommitRow)
 
 
 def commit_row(batch: CommitBatch, left_ms: int) -> CommitRow:
-    """One commit as it travels."""
+    """Convert one commit into the row that travels."""
     deltas = [_delta_row(delta) for delta in batch.progress]
     return left_ms, batch.records, deltas, dict(batch.settings), list(batch.absent), list(batch.limits)
 
 
 def decode_commit(body: Body) -> tuple[int, CommitBatch]:
-    """(milliseconds left, the batch)."""
+    """Decode (milliseconds left, the batch)."""
     left_ms, records, deltas, settings, absent, limits = _decode_commit(body)
     return left_ms, CommitBatch(records, [ProgressDelta(*row) for row in deltas], settings, absent, limits)
 
@@ -163,16 +163,18 @@ TopicRow = tuple[str, int, int, Durability, bool, bool, str, int | None, str, tu
 ViewRow = tuple[int | None, tuple[tuple[int, int], ...], dict[int, int], int, int]
 CapabilitiesRow = tuple[str, bool, bool, bool, bool, frozenset[Durability], int, int, bytes, bool, bool]
 
-topic_row: Callable[[TopicInfo], TopicRow] = columns(TopicInfo)
-view_row: Callable[[ProgressView], ViewRow] = columns(ProgressView)
-capabilities_row: Callable[[Capabilities], CapabilitiesRow] = columns(Capabilities)
-decode_topic: Callable[[Body], TopicRow] = decoder(TopicRow)
-decode_topics: Callable[[Body], tuple[list[TopicRow], list[str]]] = decoder(tuple[list[TopicRow], list[str]])
-decode_settings: Callable[[Body], dict[str, bytes | None]] = decoder(dict[str, bytes | None])
-decode_flag: Callable[[Body], bool] = decoder(bool)
-decode_number: Callable[[Body], int] = decoder(int)
-decode_bounds: Callable[[Body], list[Bounds | None]] = decoder(list[Bounds | None])
-_decode_views: Callable[[Body], list[ViewRow]] = decoder(list[ViewRow])
+topic_row: Callable[[TopicInfo], TopicRow] = make_row_getter(TopicInfo)
+view_row: Callable[[ProgressView], ViewRow] = make_row_getter(ProgressView)
+capabilities_row: Callable[[Capabilities], CapabilitiesRow] = make_row_getter(Capabilities)
+decode_topic: Callable[[Body], TopicRow] = make_decoder(TopicRow)
+decode_topics: Callable[[Body], tuple[list[TopicRow], list[str]]] = make_decoder(
+    tuple[list[TopicRow], list[str]]
+)
+decode_settings: Callable[[Body], dict[str, bytes | None]] = make_decoder(dict[str, bytes | None])
+decode_flag: Callable[[Body], bool] = make_decoder(bool)
+decode_number: Callable[[Body], int] = make_decoder(int)
+decode_bounds: Callable[[Body], list[Bounds | None]] = make_decoder(list[Bounds | None])
+_decode_views: Callable[[Body], list[ViewRow]] = make_decoder(list[ViewRow])
 
 
 def decode_views(body: Body) -> list[ProgressView]:
@@ -182,11 +184,11 @@ def decode_views(body: Body) -> list[ProgressView]:
 
 WelcomeRow = tuple[int, int, int, CapabilitiesRow, str, str]
 PongRow = tuple[int, bool, str]
-decode_welcome: Callable[[Body], WelcomeRow] = decoder(WelcomeRow)
-decode_pong: Callable[[Body], PongRow] = decoder(PongRow)
-decode_assigned: Callable[[Body], tuple[list[QueueRef], int]] = decoder(tuple[list[QueueRef], int])
-decode_revoked: Callable[[Body], tuple[list[QueueRef], int]] = decoder(tuple[list[QueueRef], int])
-decode_queues: Callable[[Body], list[QueueRef]] = decoder(list[QueueRef])
+decode_welcome: Callable[[Body], WelcomeRow] = make_decoder(WelcomeRow)
+decode_pong: Callable[[Body], PongRow] = make_decoder(PongRow)
+decode_assigned: Callable[[Body], tuple[list[QueueRef], int]] = make_decoder(tuple[list[QueueRef], int])
+decode_revoked: Callable[[Body], tuple[list[QueueRef], int]] = make_decoder(tuple[list[QueueRef], int])
+decode_queues: Callable[[Body], list[QueueRef]] = make_decoder(list[QueueRef])
 
 
 # --- membership
@@ -194,8 +196,8 @@ decode_queues: Callable[[Body], list[QueueRef]] = decoder(list[QueueRef])
 JoinRow = tuple[str, str, str, frozenset[int] | None, str, str]
 HolderRow = tuple[QueueRef, str]
 encode_join: Callable[[Join], bytes] = encode_sorted
-_decode_join: Callable[[Body], JoinRow] = decoder(JoinRow)
-_decode_holders: Callable[[Body], list[HolderRow]] = decoder(list[HolderRow])
+_decode_join: Callable[[Body], JoinRow] = make_decoder(JoinRow)
+_decode_holders: Callable[[Body], list[HolderRow]] = make_decoder(list[HolderRow])
 
 
 def decode_join(body: Body) -> Join:
@@ -225,10 +227,31 @@ class _Meta(NamedTuple):
     system: dict[str, str]
 
 
+# The fields of a ReadCall: `tags` was added later and is absent from older members; later ones are ignored.
+_ReadCallRow: Any = msgspec.defstruct(
+    "_ReadCallRow",
+    [
+        ("queue", QueueRef),
+        ("offset", int),
+        ("count_max", int),
+        ("bytes_max", int),
+        ("tags", frozenset[int] | None, None),
+    ],
+    array_like=True,
+)
+_decode_read_call: Callable[[Body], Any] = make_decoder(_ReadCallRow)
+
+
+def decode_read_call(body: Body) -> ReadCall:
+    """Decode the body of READ."""
+    row = _decode_read_call(body)
+    return ReadCall(row.queue, row.offset, row.count_max, row.bytes_max, row.tags)
+
+
 ReadRow = tuple[int, list[int], list[int], list[int], list[int], list[bytes], int, Bounds | None, list[_Meta]]
 _STATUSES = list(ReadStatus)
-_decode_read: Callable[[Body], ReadRow] = decoder(ReadRow)
-decode_stored: Callable[[Body], list[StoredRecord]] = decoder(list[StoredRecord])
+_decode_read: Callable[[Body], ReadRow] = make_decoder(ReadRow)
+decode_stored: Callable[[Body], list[StoredRecord]] = make_decoder(list[StoredRecord])
 
 
 class RemoteReadBatch(ReadBatch):
@@ -255,7 +278,7 @@ class RemoteReadBatch(ReadBatch):
 
 
 def encode_read(batch: ReadBatch) -> bytes:
-    """What a read found, columns and the rest of each record."""
+    """Encode a batch: its columns and the rest of each record."""
     records = map(batch.record, range(len(batch.offsets)))
     meta = [(one.message_id, one.born_ms, one.stored_ms, one.due_ms, one.system) for one in records]
     return encode(
@@ -267,5 +290,5 @@ def encode_read(batch: ReadBatch) -> bytes:
 
 
 def decode_read(queue: QueueRef, body: Body) -> ReadBatch:
-    """What a read of `queue` found."""
+    """Decode a batch of `queue`."""
     return RemoteReadBatch(queue, _decode_read(body))

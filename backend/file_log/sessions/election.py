@@ -1,31 +1,41 @@
-"""Who writes: any server process becomes the writer when there is none, else it is a member.
+"""Election: any server process becomes the writer when there is none, else it is a member.
 
 Rules:
-* Whoever holds the lock opens the log, then listens; nobody listens without the lock.
-* A member that loses its session at once tries the lock, then the socket, then again, a little later
-  each time, until one of the two works. So a dead writer is replaced within the time that opening the
-  log takes, plus some milliseconds.
-* A process that may not write (a tool) never touches the lock; with no server there it fails with one line.
-* A clean stop removes the socket, then gives back the lock, in this order.
+* Whoever holds the lock opens the log, then listens; no process listens without the lock.
+* A member that loses its session at once tries the lock, then the socket, then again, a little later each
+  time, until one of the two works. So a dead writer is replaced within the time that opening the log takes,
+  plus some milliseconds.
+* A process that may not write (a tool) never touches the lock; if there is no server it fails with one line.
+* A clean stop removes the socket, then releases the lock, in this order.
+
+The proxies use ElectedBackend, whichever of the two this process is. When that changes (this process takes
+over from a writer that died), requests that were not sent go to the new backend, waits are parked again,
+memberships are told `lost` and join again, and watchers are told the differences. Requests that were sent and
+not answered were settled by the member before, with an unknown outcome. The proxies notice only those
+answers.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import gevent
 from gevent.event import Event
 
+from backend.completion import Completion
+from backend.engine import Watchers, at_once
 from backend.file_log.lock import DirectoryInUseError, DirectoryLock, lock_holder
-from backend.file_log.sessions.elected import ElectedBackend
 from backend.file_log.sessions.member import MemberBackend
+from backend.file_log.sessions.mirror import find_changed_keys
 from backend.file_log.sessions.pipe import SessionLimits
 from backend.file_log.sessions.reads import MakeReads
+from backend.file_log.sessions.requests import SessionRequest
 from backend.file_log.sessions.server import SOCKET_FILE, SessionServer, connect
-from backend.port import Backend
+from backend.port import Assignment, Backend, Join, Membership, MembershipListener
+from backend.records import QueueRef
 from ddmq_common.clock import Clock
 from ddmq_common.errors import DdmqError, RemoteError
 from ddmq_common.metrics import catalogue
@@ -102,11 +112,11 @@ class Election:
             raise
         self._face = ElectedBackend(backend, self.close, self._drain)
         if not self.is_writer:
-            self._keeper = gevent.spawn(self._keep)
+            self._keeper = gevent.spawn(self._keep_session)
         return self._face
 
     def close(self) -> None:
-        """Leave: sessions, log, socket, lock. May be called twice."""
+        """Close sessions, log, socket and lock, in this order. May be called twice."""
         self._closed = True
         if self._keeper is not None and self._keeper is not gevent.getcurrent():
             self._keeper.kill(block=False)
@@ -121,7 +131,7 @@ class Election:
 
     def _drain(self) -> None:
         if self._server is not None:
-            self._server.going()
+            self._server.announce_stop()
 
     # --- becoming one or the other
 
@@ -133,19 +143,19 @@ class Election:
             if opened is not None:
                 return opened.backend
             member = self._try_socket()
-            if member.link.ready:
+            if member.link.is_ready:
                 return member
-            if member.link.refusal is not None:
-                raise member.link.refusal
-            if self._clock.monotonic() >= end or self._nobody_there():
-                raise RemoteError(self._nobody_text())
+            if member.link.rejection is not None:
+                raise member.link.rejection
+            if self._clock.monotonic() >= end or self._has_no_server():
+                raise RemoteError(self._no_server_text())
             gevent.sleep(pause)
             pause = min(pause * 2, RETRY_LAST_S)
 
-    def _nobody_there(self) -> bool:
+    def _has_no_server(self) -> bool:
         return not self._may_write and not (self._directory / SOCKET_FILE).exists()
 
-    def _nobody_text(self) -> str:
+    def _no_server_text(self) -> str:
         if self._may_write:
             return f"{self._directory} is written by {lock_holder(self._directory)}, which does not answer"
         return (
@@ -161,13 +171,13 @@ class Election:
             lock = DirectoryLock.acquire(self._directory, self._clock.wall_ms())
         except DirectoryInUseError:
             return None
-        if self._somebody_writes():
+        if self._is_socket_served():
             lock.release()
             return None
         try:
             opened = self._open_writer(self._directory, lock)
             try:
-                server = self._serve(opened)
+                server = self._start_server(opened)
             except BaseException:
                 opened.backend.close()
                 raise
@@ -177,8 +187,8 @@ class Election:
         self._lock, self._server = lock, server
         return opened
 
-    def _somebody_writes(self) -> bool:
-        """Somebody answers at the writer's socket although nobody held the lock: its file was deleted."""
+    def _is_socket_served(self) -> bool:
+        """Return whether a writer answers although the lock was free: its lock file was deleted."""
         sock = connect(self._directory)
         if sock is None:
             return False
@@ -188,43 +198,49 @@ class Election:
         )
         return True
 
-    def _serve(self, opened: ElectedLog) -> SessionServer:
+    def _start_server(self, opened: ElectedLog) -> SessionServer:
         return SessionServer(
             opened.backend, self._directory, self._clock, self._metrics, self._limits, opened.on_readers
         )
 
     def _try_socket(self) -> MemberBackend:
-        """Try for a session; the member is `link.ready` when it worked."""
+        """Try for a session; the member is `link.is_ready` when it worked."""
         member = self._member
         if member is None:
-            member = MemberBackend(self._clock, self._metrics, self._limits, self._make_reads)
-            member.on_ready_hook = member.on_lost = self._changed.set
+            member = MemberBackend(
+                self._clock,
+                self._metrics,
+                self._limits,
+                self._make_reads,
+                on_ready=self._changed.set,
+                on_lost=self._changed.set,
+            )
             self._member = member
         sock = connect(self._directory)
         if sock is not None:
             self._changed.clear()
-            member.link.attach(sock)
+            member.link.attach_socket(sock)
             self._changed.wait(HANDSHAKE_S)
-            if not member.link.ready:
-                member.link.drop("silent", f"the writer did not welcome us within {HANDSHAKE_S} s")
+            if not member.link.is_ready:
+                member.link.end_session("silent", f"the writer did not welcome us within {HANDSHAKE_S} s")
         return member
 
     # --- staying one
 
-    def _keep(self) -> None:
-        """Runs for as long as this process is a member."""
+    def _keep_session(self) -> None:
+        """Replace lost sessions for as long as this process is a member."""
         member = self._member
         assert member is not None
         while not self._closed:
             self._changed.wait()
             self._changed.clear()
-            if not member.link.ready:
+            if not member.link.is_ready:
                 self._replace_writer(member)
             if self.is_writer:
                 return
 
     def _replace_writer(self, member: MemberBackend) -> None:
-        """Until there is a session again, or we are the writer."""
+        """Try until there is a session again, or this process is the writer."""
         lost_at, pause = self._clock.monotonic(), RETRY_FIRST_S
         while not self._closed:
             try:
@@ -238,14 +254,14 @@ class Election:
             if opened is not None:
                 self._take_over(member, opened, lost_at)
                 return
-            if self._try_socket().link.ready:
+            if self._try_socket().link.is_ready:
                 return
             gevent.sleep(pause)
             pause = min(pause * 2, RETRY_LAST_S)
 
     def _take_over(self, member: MemberBackend, opened: ElectedLog, lost_at: float) -> None:
         assert self._face is not None
-        self._face.switch(opened.backend, member.surrender())
+        self._face.switch_backend(opened.backend, member.take_unsent())
         member.close()
         self._member = None
         self._takeovers.value += 1
@@ -254,3 +270,168 @@ class Election:
             self._directory,
             self._clock.monotonic() - lost_at,
         )
+
+
+class ElectedMembership:
+    """A membership that follows the face to each new backend; everything held is lost at the change."""
+
+    def __init__(self, face: ElectedBackend, join: Join, listener: MembershipListener) -> None:
+        self._face = face
+        self._join = join
+        self.listener = listener
+        self.held: set[QueueRef] = set()
+        self._inner: Membership | None = None
+        self.moves = 0
+        self.moving = True  # has no place at the present backend yet
+
+    def join_backend(self, backend: Backend) -> None:
+        """Join at `backend`; later calls of an earlier one are ignored."""
+        self.moves += 1
+        self.moving = False
+        self._inner = backend.join(self._join, _Relay(self))
+
+    def leave_backend(self) -> None:
+        """Lose everything: the backend is replaced."""
+        self.moves += 1
+        self.moving = True
+        self._inner = None
+        queues = sorted(self.held)
+        self.held.clear()
+        self.listener.lost(queues)
+
+    def release(self, queues: Iterable[QueueRef]) -> None:
+        released = list(queues)
+        self.held.difference_update(released)
+        if self._inner is not None:
+            self._inner.release(released)
+
+    def leave(self) -> None:
+        self.moves += 1
+        self.held.clear()
+        self._face.remove_membership(self)
+        if self._inner is not None:
+            self._inner.leave()
+
+
+class _Relay:
+    """Passes a backend's calls on to a membership, until that has left the backend."""
+
+    def __init__(self, membership: ElectedMembership) -> None:
+        self._membership, self._move = membership, membership.moves
+
+    def _is_over(self) -> bool:
+        return self._move != self._membership.moves
+
+    def assigned(self, assignment: Assignment) -> None:
+        if not self._is_over():
+            self._membership.held.update(assignment.queues)
+            self._membership.listener.assigned(assignment)
+
+    def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
+        if not self._is_over():
+            self._membership.listener.revoked(queues, deadline)
+
+    def lost(self, queues: Sequence[QueueRef]) -> None:
+        if not self._is_over():
+            self._membership.held.difference_update(queues)
+            self._membership.listener.lost(queues)
+
+
+# The methods that `_bind_backend` sets: a call to the face is a call to the present Backend, directly
+# (`read` and `find` are the port's own, and call `start_read` and `start_find`).
+BOUND = (
+    "topic", "topics", "put_topic", "delete_topic", "setting", "settings", "append", "commit", "start_read",
+    "wait", "bounds", "offset_for_time", "start_find", "progress", "holders", "health", "clock_ms",
+)  # fmt: skip
+_bound: Any = None
+
+
+class ElectedBackend(Backend):
+    """The face. `current` is the Backend of the moment; `on_close` stops what keeps it.
+
+    Whoever keeps one of its methods keeps that of the Backend it had then: keep the face.
+    """
+
+    topic = topics = put_topic = delete_topic = setting = settings = append = commit = start_read = _bound
+    wait = bounds = offset_for_time = start_find = progress = holders = health = clock_ms = _bound
+
+    def __init__(self, current: Backend, on_close: Callable[[], None], on_drain: Callable[[], None]) -> None:
+        self.current = current
+        self._on_close = on_close
+        self._on_drain = on_drain
+        self._watchers = Watchers(at_once)
+        self._memberships: dict[ElectedMembership, None] = {}
+        self._bind_backend(current)
+
+    def _bind_backend(self, backend: Backend) -> None:
+        self.current = backend
+        self.capabilities = backend.capabilities
+        self.cluster, self.broker = backend.cluster, backend.broker
+        for name in BOUND:
+            setattr(self, name, getattr(backend, name))
+        self._unwatch = backend.watch_settings(self._watchers.changed)
+
+    def switch_backend(self, backend: Backend, leftovers: Sequence[SessionRequest]) -> None:
+        """Use `backend` from now on, also for `leftovers`, requests that the old one did not send."""
+        old = self.current
+        changed = find_changed_keys(old.topics(), backend.topics(), old.settings(""), backend.settings(""))
+        for membership in self._memberships:
+            membership.leave_backend()
+        self._unwatch()
+        self._bind_backend(backend)
+        commits = [request.reissue_on(backend) for request in leftovers if not request.is_done]
+        self._join_after([commit for commit in commits if commit is not None])
+        for key in changed:
+            self._watchers.changed(key)
+
+    def _join_after(self, commits: Sequence[Completion[Any]]) -> None:
+        """Join again once progress under the old epochs is in: a grant would fence it."""
+        waiting = len(commits)
+
+        def on_answered(_: object) -> None:
+            nonlocal waiting
+            waiting -= 1
+            if not waiting:
+                self._join_all()
+
+        for commit in commits:
+            commit.then(on_answered)
+        if not commits:
+            self._join_all()
+
+    def _join_all(self) -> None:
+        for membership in list(self._memberships):
+            if membership.moving:
+                self._rejoin(membership)
+
+    def _rejoin(self, membership: ElectedMembership) -> None:
+        try:
+            membership.join_backend(self.current)
+        except DdmqError as error:
+            log.error("a membership could not be carried over to the new writer: %s", error)
+
+    def remove_membership(self, membership: ElectedMembership) -> None:
+        """Forget a membership that has ended."""
+        self._memberships.pop(membership, None)
+
+    def watch_settings(self, listener: Callable[[str], None], *prefixes: str) -> Callable[[], None]:
+        return self._watchers.watch(listener, prefixes)
+
+    def join(self, join: Join, listener: MembershipListener) -> Membership:
+        membership = ElectedMembership(self, join, listener)
+        self._memberships[membership] = None
+        try:
+            membership.join_backend(self.current)
+        except Exception:
+            self.remove_membership(membership)
+            raise
+        return membership
+
+    def drain(self, deadline: float) -> Completion[None]:
+        self._on_drain()
+        return self.current.drain(deadline)
+
+    def close(self) -> None:
+        """Close the backend and end the election; the lock is released last."""
+        self._on_close()
+        self._memberships.clear()

@@ -1,27 +1,30 @@
-"""A member's end of its session: requests out, answers in, deadlines kept, whoever the writer is.
+"""Link: a member's end of its session. Requests out, answers in, deadlines kept, whoever the writer is.
 
 Rules:
-* One session at a time. Between sessions, and once the writer says that it is going, requests are held
-  in their order and sent to the next writer; at their deadline they are settled as not stored.
-* What was sent and not answered when a session ends is sent again first, before what was held, where
-  that is harmless; the rest is settled as unknown.
-* Everything outstanding is bounded by number and bytes; at the bound a request is refused at once.
-* Deadlines are kept by one sweep, sessions or not.
+* There is one session at a time. Between sessions, and once the writer says that it is leaving, requests are
+  held in their order and sent to the next writer; at their deadline they are settled as not stored.
+* A request that was sent and not answered when a session ends is sent again first, before the held ones,
+  where that is harmless; otherwise it is settled with an unknown outcome.
+* Unanswered requests are bounded by number and bytes; at the bound a request is rejected at once. A request
+  leaves by `remove`, exactly once, whatever becomes of it.
+* One sweep keeps all deadlines, with or without a session.
 """
 
 from __future__ import annotations
 
+import heapq
 import logging
+import math
 import os
 import socket
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 from gevent import get_hub
 
+from backend.completion import Completion
 from backend.file_log.sessions import codec
-from backend.file_log.sessions.outstanding import Outstanding
 from backend.file_log.sessions.pipe import (
     IDENT_MAX,
     MAGIC,
@@ -31,9 +34,9 @@ from backend.file_log.sessions.pipe import (
     ProtocolError,
     SessionLimits,
 )
-from backend.file_log.sessions.requests import AppendFrame, SessionCommit, SessionRequest
+from backend.file_log.sessions.requests import AppendFrame, SessionCommit, SessionRequest, WaitRequest
 from ddmq_common.clock import Clock
-from ddmq_common.errors import BoundReachedError, CallerError, DrainingError
+from ddmq_common.errors import BoundReachedError, CallerError, DrainingError, RemoteError
 from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
@@ -42,16 +45,19 @@ log = logging.getLogger(__name__)
 
 
 class Owner(Protocol):
-    """Who the link tells what comes in; all on the hub."""
+    """The owner of a link, which it calls for everything that comes in; all on the hub."""
+
+    def has_membership(self, ident: int) -> bool:
+        """Whether a membership uses this id."""
 
     def on_push(self, kind: int, ident: int, body: bytes) -> None:
         """A frame that answers no request. Raises msgspec.MsgspecError when it is malformed."""
 
     def on_ready(self) -> None:
-        """The session stands; unanswered requests have been sent again, held ones follow after this."""
+        """The session is ready; unanswered requests have been sent again, held ones follow after this."""
 
     def on_caught_up(self) -> None:
-        """What was sent again has been answered, if anything; once per session, after `on_ready`."""
+        """Every request that was sent again has been answered; once per session, after `on_ready`."""
 
     def on_clock(self, clock_ms: int) -> None:
         """An answer tells the store's clock; before it is settled."""
@@ -64,7 +70,7 @@ class Owner(Protocol):
 
 
 class Link:
-    """A member's end of its session. `attach` starts a session on a connected socket."""
+    """A member's end of its session. `attach_socket` starts a session on a connected socket."""
 
     def __init__(self, owner: Owner, clock: Clock, metrics: Registry, limits: SessionLimits) -> None:
         self._owner = owner
@@ -75,75 +81,74 @@ class Link:
         self._pipe: Pipe | None = None
         self.outstanding = Outstanding(self.loop, clock, metrics, limits, self._caught_up)
         self._ident = 0
-        self._heard = self._pinged = clock.monotonic()
-        self.ready = False
-        self.going = self._has_caught_up = False
-        self.refusal: Exception | None = None  # why the writer would not have us
-        self.taken: Callable[[int], bool] = lambda ident: False  # ids in use elsewhere
+        self._heard_at = self._pinged_at = clock.monotonic()
+        self.is_ready = False
+        self.is_writer_leaving = self._has_caught_up = False
+        self.rejection: Exception | None = None  # why the writer would not have us
         self._ping_timer = HubTimer(loop=self.loop)
-        self._ping_timer.every(limits.ping_s, self.ping)
+        self._ping_timer.every(limits.ping_s, self.send_ping)
 
     @property
-    def attached(self) -> bool:
-        """A session stands or is being set up."""
+    def is_attached(self) -> bool:
+        """Whether there is a session, or one is being set up."""
         return self._pipe is not None
 
     # --- requests
 
-    def submit(self, request: SessionRequest) -> None:
+    def submit_request(self, request: SessionRequest) -> None:
         """Send it, hold it, or refuse it (a bound, or closed)."""
-        if not self.outstanding.enter(request):
+        if not self.outstanding.admit_request(request):
             return
-        if self.ready and not self.going and not self.outstanding.held:
+        if self.is_ready and not self.is_writer_leaving and not self.outstanding.held:
             self._send(request)
         else:
             self.outstanding.held[request] = None
 
     def push(self, kind: FrameKind, ident: int, body: bytes) -> None:
         """Send a frame that gets no answer; nothing happens without a session."""
-        if self._pipe is not None and self.ready:
+        if self._pipe is not None and self.is_ready:
             self._pipe.send(kind, ident, body)
 
     def next_ident(self) -> int:
         """An id that nothing outstanding uses."""
         while True:
             self._ident = self._ident % IDENT_MAX + 1
-            if self._ident not in self.outstanding.sent and not self.taken(self._ident):
+            if self._ident not in self.outstanding.sent and not self._owner.has_membership(self._ident):
                 return self._ident
 
     # --- the session
 
-    def attach(self, sock: socket.socket) -> None:
+    def attach_socket(self, sock: socket.socket) -> None:
         """Start a session on `sock` (connected, non-blocking); `ready` or `on_session_lost` follows."""
         limits = self.limits
-        self.going = self._has_caught_up = False
-        self.refusal = None
-        self._heard = self._clock.monotonic()
+        self.is_writer_leaving = self._has_caught_up = False
+        self.rejection = None
+        self._heard_at = self._clock.monotonic()
         self._pipe = Pipe(
-            self.loop, sock, limits.frame_bytes_max, limits.out_bytes_max, self._on_frame, self._lost
+            self.loop, sock, limits.frame_bytes_max, limits.out_bytes_max, self._on_frame, self._on_lost
         )
         name = f"pid {os.getpid()}"
         self._pipe.send(FrameKind.HELLO, 0, codec.encode((MAGIC, VERSION, name)))
 
-    def drop(self, reason: str, text: str) -> None:
-        """Give the session up."""
+    def end_session(self, reason: str, text: str) -> None:
+        """End the session for a reason, as the owner and the log get it."""
         if self._pipe is not None:
             self._pipe.close()
-            self._lost(reason, text)
+            self._on_lost(reason, text)
 
-    def ping(self) -> None:
-        """Say that we live, and see whether the writer does; runs by itself every `ping_s`."""
+    def send_ping(self) -> None:
+        """Send a ping, and end the session if the writer is silent; runs by itself every `ping_s`."""
         now = self._clock.monotonic()
-        stalled = now - self._pinged > 2 * self.limits.ping_s
-        self._pinged = now
+        stalled = now - self._pinged_at > 2 * self.limits.ping_s
+        self._pinged_at = now
         if self._pipe is not None:
             if stalled:
-                self._heard = now
-            if now - self._heard > self.limits.silence_s:
-                self.drop("silent", f"nothing heard from the writer for {self.limits.silence_s} s")
-            elif self.ready:
+                self._heard_at = now
+            if now - self._heard_at > self.limits.silence_s:
+                self.end_session("silent", f"nothing heard from the writer for {self.limits.silence_s} s")
+            elif self.is_ready:
                 self._pipe.send(FrameKind.PING, 0, b"")
-                for wait in self.outstanding.given_up():
+                for wait in self.outstanding.take_cancelled_waits():
                     self._pipe.send(FrameKind.UNWAIT, wait.ident, b"")
         self._owner.on_ping()
 
@@ -152,7 +157,7 @@ class Link:
         if self.outstanding.closed:
             return
         self._ping_timer.stop()
-        pipe, self._pipe, self.ready = self._pipe, None, False
+        pipe, self._pipe, self.is_ready = self._pipe, None, False
         if pipe is not None:
             pipe.flush()
             pipe.close()
@@ -163,36 +168,36 @@ class Link:
     def _send(self, request: SessionRequest) -> None:
         assert self._pipe is not None
         try:
-            body = request.body(self._clock.monotonic())
+            body = request.encode_body(self._clock.monotonic())
             if len(body) > self.limits.frame_bytes_max:
                 self._metrics.cell(catalogue.SESSION_REFUSED, "frame").value += 1
                 raise BoundReachedError(
                     f"a request of {len(body)} bytes; allowed: {self.limits.frame_bytes_max}"
                 )
         except (ValueError, TypeError, OverflowError, BoundReachedError) as error:
-            self.outstanding.forget(request)
-            self._refused(request, error)
+            self.outstanding.remove(request)
+            self._on_rejected(request, error)
             return
         request.ident = self.next_ident()
-        request.sent = True
+        request.is_sent = True
         self.outstanding.sent[request.ident] = request
         self._pipe.send(request.kind, request.ident, body)
 
     def _on_frame(self, kind: int, ident: int, body: bytes) -> None:
-        self._heard = self._clock.monotonic()
+        self._heard_at = self._clock.monotonic()
         try:
             if kind == FrameKind.ANSWER:
                 self._on_answer(ident, body)
             elif kind == FrameKind.FAULT:
                 self._on_fault(ident, codec.error_from(codec.decode_fault(body)))
             elif kind == FrameKind.GOING:
-                self.going = True
+                self.is_writer_leaving = True
             else:
                 self._owner.on_push(kind, ident, body)
                 if kind == FrameKind.READY:
                     self._on_ready()
         except (msgspec.MsgspecError, ProtocolError) as error:
-            self.drop("malformed", f"a frame of kind {kind}: {error}")
+            self.end_session("malformed", f"a frame of kind {kind}: {error}")
         except Exception:
             log.exception("taking a frame of kind %d failed", kind)
 
@@ -202,71 +207,309 @@ class Link:
             return
         again = False
         try:
-            again = not request.done and not request.answered(body, self._owner.on_clock)
+            again = not request.is_done and not request.on_answer(body, self._owner.on_clock)
         except msgspec.MsgspecError:
-            request.unknown()
+            request.settle_unknown()
             raise
         finally:
             if not again:
-                self.outstanding.forget(request)
+                self.outstanding.remove(request)
         if again:
             self.outstanding.hold_again(request)
 
     def _on_fault(self, ident: int, error: Exception) -> None:
         request = self.outstanding.sent.get(ident)
-        if request is not None and isinstance(error, DrainingError) and not request.done:
+        if request is not None and isinstance(error, DrainingError) and not request.is_done:
             self.outstanding.hold_again(request)
         elif request is not None:
-            self.outstanding.forget(request)
-            self._refused(request, error)
+            self.outstanding.remove(request)
+            self._on_rejected(request, error)
         elif ident == 0:
-            self.refusal = error
-            self.drop("refused", str(error))
-        elif self.taken(ident):
+            self.rejection = error
+            self.end_session("refused", str(error))
+        elif self._owner.has_membership(ident):
             self._owner.on_push(FrameKind.FAULT, ident, codec.encode(codec.error_row(error)))
 
-    def _refused(self, request: SessionRequest, error: Exception) -> None:
+    def _on_rejected(self, request: SessionRequest, error: Exception) -> None:
         """Settle with `error`; calls that shared a frame are tried apart when one of them may be at fault."""
         may_split = isinstance(error, (CallerError, BoundReachedError, ValueError, TypeError, OverflowError))
         if may_split and isinstance(request, AppendFrame) and len(request.calls) > 1:
-            for part in request.split():
-                self.submit(part)
-        elif not request.done:
-            request.faulted(error)
+            for part in request.split_calls():
+                self.submit_request(part)
+        elif not request.is_done:
+            request.on_fault(error)
 
     def _on_ready(self) -> None:
-        self.ready = True
+        self.is_ready = True
         outstanding = self.outstanding
         outstanding.sort_held()
-        again = [request for request in outstanding.held if request.sent and not request.done]
+        again = [request for request in outstanding.held if request.is_sent and not request.is_done]
         outstanding.resent.update(request for request in again if isinstance(request, SessionCommit))
         for request in again:
-            self._unhold(request)
+            self._send_held(request)
         self._owner.on_ready()
         self._caught_up()
         while outstanding.held and self._pipe is not None:
             for request in list(outstanding.held):  # one pass: each new one starts at the front
                 if self._pipe is not None and request in outstanding.held:
-                    self._unhold(request)
+                    self._send_held(request)
 
     def _caught_up(self) -> None:
-        if self.ready and not self._has_caught_up and not self.outstanding.resent:
+        if self.is_ready and not self._has_caught_up and not self.outstanding.resent:
             self._has_caught_up = True
             self._owner.on_caught_up()
 
-    def _unhold(self, request: SessionRequest) -> None:
-        if request.done:
-            self.outstanding.forget(request)
+    def _send_held(self, request: SessionRequest) -> None:
+        if request.is_done:
+            self.outstanding.remove(request)
         else:
             del self.outstanding.held[request]
             self._send(request)
 
-    def _lost(self, reason: str, text: str) -> None:
-        """The pipe is closed."""
+    def _on_lost(self, reason: str, text: str) -> None:
+        """End the session: its pipe is closed."""
         self._pipe = None
-        was_ready, self.ready, self.going = self.ready, False, False
+        was_ready, self.is_ready, self.is_writer_leaving = self.is_ready, False, False
         if was_ready:
             self._metrics.cell(catalogue.SESSION_LOST, reason).value += 1
             log.warning("lost the writer: %s", text)
         self.outstanding.session_lost()
         self._owner.on_session_lost(reason)
+
+
+SLOT_S = 0.02  # resolution of deadlines
+
+
+class Outstanding:
+    """`sent` by id, `held` in order; `caught_up` is called when nothing is being sent again."""
+
+    def __init__(
+        self, loop: Any, clock: Clock, metrics: Registry, limits: SessionLimits, caught_up: Callable[[], None]
+    ) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._metrics = metrics
+        self._limits = limits
+        self._caught_up = caught_up
+        self.held: dict[SessionRequest, None] = {}
+        self._in_order = True
+        self.sent: dict[int, SessionRequest] = {}
+        self.resent: set[SessionRequest] = set()  # commits sent again in this session, not answered
+        self.bytes = 0
+        self._request_count = 0
+        self.closed = False
+        self._wheel: Wheel[SessionRequest] = Wheel(SLOT_S)
+        self._idle: list[tuple[float, Completion[None]]] = []
+        self._timer = HubTimer(loop=loop)
+        self._ticking = False
+
+    def __len__(self) -> int:
+        return len(self.sent) + len(self.held)
+
+    @property
+    def free_bytes(self) -> int:
+        """The number of bytes that may still be admitted."""
+        return self._limits.in_flight_bytes_max - self.bytes
+
+    def admit_request(self, request: SessionRequest) -> bool:
+        """Account for it; False, and it is refused from the hub, at a bound or once closed."""
+        error = self._why_rejected(request)
+        if error is not None:
+            self._loop.run_callback(request.on_fault, error)
+            return False
+        self._request_count += 1
+        request.number = self._request_count
+        self.bytes += request.size
+        self._wheel.add(request, request.deadline)
+        self._start_timer()
+        return True
+
+    def _why_rejected(self, request: SessionRequest) -> Exception | None:
+        if self.closed:
+            return DrainingError("this process has closed its session; nothing new is taken")
+        limits = self._limits
+        if request.size <= self.free_bytes and len(self) < limits.requests_max:
+            return None
+        self._metrics.cell(catalogue.SESSION_REFUSED, "in flight").value += 1
+        return BoundReachedError(
+            f"{len(self)} requests with {self.bytes} bytes wait for the writer; allowed:"
+            f" {limits.requests_max} with {limits.in_flight_bytes_max}"
+        )
+
+    def remove(self, request: SessionRequest) -> None:
+        """Remove a request that is settled, or goes to another backend."""
+        self._wheel.remove(request)
+        if request.is_sent:
+            self.sent.pop(request.ident, None)
+        self.held.pop(request, None)
+        if request in self.resent:
+            self.resent.discard(request)
+            if not self.resent:
+                self._loop.run_callback(self._caught_up)
+        self.bytes -= request.size
+        request.size = 0
+
+    def hold_again(self, request: SessionRequest) -> None:
+        """Hold a request that a draining writer rejected; the next writer is asked, in order."""
+        self.sent.pop(request.ident, None)
+        request.ident, request.is_sent = 0, False
+        self.held[request] = None
+        self._in_order = False
+
+    def sort_held(self) -> None:
+        """Sort held requests into the order of the calls, those that are sent again first."""
+        if not self._in_order:
+            self._in_order = True
+            self.held = dict.fromkeys(sorted(self.held, key=lambda one: (not one.is_sent, one.number)))
+
+    def session_lost(self) -> None:
+        """Hold the requests that may be repeated, before all others; settle the rest as unknown."""
+        again: dict[SessionRequest, None] = {}
+        unknown: list[SessionRequest] = []
+        for request in self.sent.values():
+            if request.can_resend and not request.is_done:
+                request.ident = 0
+                again[request] = None
+            else:
+                unknown.append(request)
+        self.sent.clear()
+        self.resent.clear()
+        self.held = {**again, **self.held}
+        for request in unknown:
+            self._count_unanswered(request)
+            self.remove(request)
+            request.settle_unknown()
+
+    def take_cancelled_waits(self) -> list[WaitRequest]:
+        """Take out the waits at the writer that were cancelled."""
+        requests = self.sent.values()
+        waits = [request for request in requests if isinstance(request, WaitRequest) and request.is_done]
+        for wait in waits:
+            self.remove(wait)
+        return waits
+
+    def take_held(self) -> list[SessionRequest]:
+        """Take out every held request, in order."""
+        self.sort_held()
+        requests = [request for request in self.held if not request.is_done]
+        for request in list(self.held):
+            self.remove(request)
+        return requests
+
+    # --- deadlines and the end
+
+    def when_idle(self, deadline: float, done: Completion[None]) -> None:
+        """Settle `done` once nothing is outstanding, or fail it at the deadline. Waits fail at once."""
+        for request in [*self.sent.values(), *self.held]:
+            if isinstance(request, WaitRequest):
+                self.remove(request)
+                if not request.is_done:
+                    self._loop.run_callback(request.fail, DrainingError("this process is draining"))
+        self._idle.append((deadline, done))
+        self._start_timer()
+        self._loop.run_callback(self._settle_idle)
+
+    def expire_due(self) -> None:
+        """Settle the requests past their deadline; runs by itself while any is outstanding."""
+        now = self._clock.monotonic()
+        for request in self._wheel.take_due(now):
+            again = None if request.is_done else request.settle_expired(now)
+            if again is not None:
+                self._wheel.add(request, again)
+                continue
+            if request.is_sent:
+                self._count_unanswered(request)
+            self.remove(request)
+        self._settle_idle()
+        if not self._wheel and not self._idle and self._ticking:
+            self._ticking = False
+            self._timer.stop()
+
+    def _start_timer(self) -> None:
+        if not self._ticking and not self.closed:
+            self._ticking = True
+            self._timer.every(SLOT_S, self.expire_due)
+
+    def _settle_idle(self) -> None:
+        now = self._clock.monotonic()
+        waiting, self._idle = self._idle, []
+        for deadline, completion in waiting:
+            if not len(self) or self.closed:
+                completion.succeed(None)
+            elif deadline <= now:
+                completion.fail(RemoteError(f"{len(self)} requests were not answered by the deadline"))
+            else:
+                self._idle.append((deadline, completion))
+
+    def _count_unanswered(self, request: SessionRequest) -> None:
+        if isinstance(request, (AppendFrame, SessionCommit)):
+            self._metrics.cell(catalogue.SESSION_UNANSWERED, request.kind.name.lower()).value += 1
+
+    def close(self) -> None:
+        """Fail every request with DrainingError."""
+        self.closed = True
+        self._timer.stop()
+        pending = [*self.sent.values(), *self.held]
+        self.sent.clear()
+        self.held.clear()
+        self.resent.clear()
+        self._wheel.clear()
+        for request in pending:
+            if not request.is_done:
+                request.fail(DrainingError("this process closed its session before the answer came"))
+        self._settle_idle()
+
+
+H = TypeVar("H", bound=Hashable)
+
+
+class Wheel(Generic[H]):
+    """Deadlines of many things, looked at in sweeps: no timer and no greenlet per thing. Pure.
+
+    Time is cut into slots of `slot_s` seconds; a thing lies in the first one that starts at or after its
+    deadline, so it is handed out at most one slot late and never early. Adding and dropping cost O(1), but
+    for a slot's first thing.
+    """
+
+    def __init__(self, slot_s: float) -> None:
+        self.slot_s = slot_s
+        self._slots: dict[int, set[H]] = {}
+        self._order: list[int] = []  # heap of the slots that exist
+        self._where: dict[H, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def add(self, thing: H, deadline: float) -> None:
+        """Hand `thing` out at `deadline` (monotonic seconds); a thing is in at most once."""
+        self.remove(thing)
+        slot = math.ceil(min(deadline, 1e15) / self.slot_s)
+        members = self._slots.get(slot)
+        if members is None:
+            members = self._slots[slot] = set()
+            heapq.heappush(self._order, slot)
+        members.add(thing)
+        self._where[thing] = slot
+
+    def remove(self, thing: H) -> None:
+        """Forget it; harmless when it is not in."""
+        slot = self._where.pop(thing, None)
+        if slot is not None:
+            self._slots[slot].discard(thing)
+
+    def take_due(self, now: float) -> list[H]:
+        """Take out the entries whose slot has come."""
+        due: list[H] = []
+        last = math.floor(now / self.slot_s)
+        while self._order and self._order[0] <= last:
+            members = self._slots.pop(heapq.heappop(self._order))
+            for thing in members:
+                del self._where[thing]
+            due.extend(members)
+        return due
+
+    def clear(self) -> None:
+        """Remove everything that was added."""
+        self._slots.clear()
+        self._order.clear()
+        self._where.clear()

@@ -1,27 +1,29 @@
-"""MemberBackend: the backend port in a process that is not the writer.
+"""MemberBackend: the backend port in a process that is not the writer, and its memberships.
 
 Rules:
-* Appends, commits, progress and memberships go through a session with the writer; many small appends of
-  one hub turn leave as one request. Topics and settings are answered from a mirror.
-* When the session ends: appends without an answer are settled UNKNOWN (proxies answer 12); commits that
-  only finish offsets, reads and waits are sent to the next writer; memberships hear `lost` and are
-  assigned anew, under higher epochs.
+* Appends, commits, progress and memberships go through a session with the writer; many small appends of one
+  hub turn leave as one request. Topics and settings are answered from a mirror.
+* When the session ends, appends without an answer are settled UNKNOWN (proxies answer 12); commits that only
+  finish offsets, reads and waits are sent to the next writer; memberships are told `lost` (the writer has
+  released their queues) and are assigned queues again, under higher epochs.
+* At a new session, progress that was not answered is sent again and answered before any membership joins: an
+  assignment would fence it.
 * Without a session requests are held until there is one, or until their deadline.
-* Whoever owns this keeps it attached (election.py): it makes no connection by itself.
+* The owner of this keeps it attached (election.py): it makes no connection by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from backend.completion import Completion
 from backend.engine import StoreClock, TopicAnswer, check_topic
 from backend.file_log.sessions import codec
-from backend.file_log.sessions.joining import MembershipTable
 from backend.file_log.sessions.link import Link
 from backend.file_log.sessions.mirror import Mirror
-from backend.file_log.sessions.pipe import FrameKind, SessionLimits, deadline_of, timeout_ms
+from backend.file_log.sessions.pipe import FrameKind, SessionLimits, deadline_of
 from backend.file_log.sessions.reads import MakeReads, Reads
 from backend.file_log.sessions.requests import (
     AppendCall,
@@ -31,7 +33,17 @@ from backend.file_log.sessions.requests import (
     SessionRequest,
     append_bytes,
 )
-from backend.port import Backend, FindCall, Health, Join, Membership, MembershipListener, ReadCall, Wait
+from backend.port import (
+    Assignment,
+    Backend,
+    FindCall,
+    Health,
+    Join,
+    Membership,
+    MembershipListener,
+    ReadCall,
+    Wait,
+)
 from backend.progress.group_progress import check_delta
 from backend.records import (
     AppendResult,
@@ -49,9 +61,20 @@ from ddmq_common.clock import Clock
 from ddmq_common.errors import DrainingError
 from ddmq_common.metrics.registry import Registry
 
+log = logging.getLogger(__name__)
+Push = Callable[[FrameKind, int, bytes], None]
+CHANGES = (FrameKind.PUT_TOPIC, FrameKind.DELETE_TOPIC)  # rejected while draining, as writes are
+
+
+def _ignore() -> None:
+    pass
+
 
 class MemberBackend(Backend):
-    """A member's engine. `on_lost` is called when a session is over (and the member still open)."""
+    """A member's engine.
+
+    `on_ready`: a session is ready. `on_lost`: a session is over, and the member still open.
+    """
 
     def __init__(
         self,
@@ -59,22 +82,23 @@ class MemberBackend(Backend):
         metrics: Registry,
         limits: SessionLimits | None = None,
         reads: MakeReads | None = None,
+        on_ready: Callable[[], object] = _ignore,
+        on_lost: Callable[[], object] = _ignore,
     ) -> None:
         self.clock = clock
         self.limits = limits or SessionLimits()
+        self._on_ready = on_ready
+        self._on_lost = on_lost
         self.link = Link(self, clock, metrics, self.limits)
         self.mirror = Mirror()
-        self._memberships = MembershipTable(self.link.push, self.link.next_ident)
-        self.link.taken = self._memberships.__contains__
+        self._memberships = RemoteMemberships(self.link.push, self.link.next_ident)
         self._reads = (reads or Reads)(self.link, clock, self.mirror)
         self._batch: list[AppendCall] = []
-        self._batch_bytes = self._batch_room = 0
-        self._batch_class: int | None = None
+        self._batch_bytes = self._batch_bytes_max = 0
+        self._batch_durability: int | None = None
         self._health = Health(False, "no session with the writer yet")
         self._store_clock = StoreClock(clock, 0)
-        self._draining = False
-        self.on_ready_hook: Callable[[], None] = lambda: None
-        self.on_lost: Callable[[], None] = lambda: None
+        self._draining = self._closed = False
 
     # --- topics and settings
 
@@ -88,25 +112,10 @@ class MemberBackend(Backend):
         self, info: TopicInfo, deadline: float, into: TopicAnswer | None = None, topics_max: int | None = None
     ) -> TopicAnswer:
         check_topic(info, self.capabilities)
-        return self._ask(
-            FrameKind.PUT_TOPIC,
-            (timeout_ms(deadline, self.clock.monotonic()), codec.topic_row(info), topics_max),
-            lambda body: TopicInfo(*codec.decode_topic(body)),
-            into,
-            lambda backend: backend.put_topic(info, deadline, None, topics_max),
-            deadline,
-        )
+        return self._request(FrameKind.PUT_TOPIC, (info, topics_max), deadline, into)
 
     def delete_topic(self, name: str, deadline: float) -> Completion[None]:
-        return self._ask(
-            FrameKind.DELETE_TOPIC,
-            (timeout_ms(deadline, self.clock.monotonic()), name),
-            lambda body: None,
-            None,
-            lambda backend: backend.delete_topic(name, deadline),
-            deadline,
-            resend=False,
-        )
+        return self._request(FrameKind.DELETE_TOPIC, name, deadline)
 
     def setting(self, key: str) -> bytes | None:
         return self.mirror.settings.get(key)
@@ -127,20 +136,21 @@ class MemberBackend(Backend):
     ) -> Completion[list[AppendResult]]:
         completion: Completion[list[AppendResult]] = Completion() if into is None else into
         size = append_bytes(records)
-        waits_for = self._durability(records)
+        durability = self._durability_of(records)
         batch = self._batch
-        if batch and (waits_for != self._batch_class or self._batch_bytes + size > self._batch_room):
+        is_full = self._batch_bytes + size > self._batch_bytes_max
+        if batch and (durability != self._batch_durability or is_full):
             self._flush_batch()
         if not self._batch:
-            self._batch_class = waits_for
-            self._batch_room = min(self.limits.batch_bytes, self.link.outstanding.room)
+            self._batch_durability = durability
+            self._batch_bytes_max = min(self.limits.batch_bytes, self.link.outstanding.free_bytes)
             self.link.loop.run_callback(self._flush_batch)
         self._batch.append(AppendCall(records, deadline, completion))
         self._batch_bytes += size
         return completion
 
-    def _durability(self, records: Sequence[NewRecord]) -> int:
-        """Calls that wait for an fsync do not share a frame with calls that do not."""
+    def _durability_of(self, records: Sequence[NewRecord]) -> int:
+        """Return the durability that a call waits for: calls with an fsync share no frame with others."""
         info = self.mirror.topics.get(records[0].topic) if records else None
         return -1 if info is None else info.durability
 
@@ -148,7 +158,7 @@ class MemberBackend(Backend):
         if self._batch:
             calls, size = self._batch, self._batch_bytes
             self._batch, self._batch_bytes = [], 0
-            self._submit(AppendFrame(calls, size))
+            self._submit_change(AppendFrame(calls, size))
 
     def commit(
         self, batch: CommitBatch, deadline: float, into: Completion[list[AppendResult]] | None = None
@@ -157,7 +167,7 @@ class MemberBackend(Backend):
             check_delta(delta)
         completion: Completion[list[AppendResult]] = Completion() if into is None else into
         self._flush_batch()
-        self._submit(SessionCommit(batch, deadline, completion))
+        self._submit_change(SessionCommit(batch, deadline, completion))
         return completion
 
     # --- reading
@@ -174,34 +184,18 @@ class MemberBackend(Backend):
         return wait
 
     def bounds(self, queues: Sequence[QueueRef]) -> Completion[list[Bounds | None]]:
-        return self._ask(
-            FrameKind.BOUNDS, list(queues), codec.decode_bounds, None, lambda backend: backend.bounds(queues)
-        )
+        return self._request(FrameKind.BOUNDS, list(queues))
 
     def offset_for_time(self, queue: QueueRef, wall_ms: int) -> Completion[int]:
-        return self._ask(
-            FrameKind.OFFSET_FOR_TIME,
-            (queue, wall_ms),
-            codec.decode_number,
-            None,
-            lambda backend: backend.offset_for_time(queue, wall_ms),
-        )
+        return self._request(FrameKind.OFFSET_FOR_TIME, (queue, wall_ms))
 
     def start_find(self, call: FindCall) -> Completion[list[StoredRecord]]:
-        return self._ask(
-            FrameKind.FIND, call, codec.decode_stored, None, lambda backend: backend.start_find(call)
-        )
+        return self._request(FrameKind.FIND, call)
 
     # --- group progress and membership
 
     def progress(self, group: str, queues: Sequence[QueueRef]) -> Completion[list[ProgressView]]:
-        return self._ask(
-            FrameKind.PROGRESS,
-            (group, list(queues)),
-            codec.decode_views,
-            None,
-            lambda backend: backend.progress(group, queues),
-        )
+        return self._request(FrameKind.PROGRESS, (group, list(queues)))
 
     def join(self, join: Join, listener: MembershipListener) -> Membership:
         if self._draining:
@@ -209,14 +203,7 @@ class MemberBackend(Backend):
         return self._memberships.join(join, listener)
 
     def holders(self, group: str, topic: str, deadline: float) -> Completion[Mapping[QueueRef, str]]:
-        return self._ask(
-            FrameKind.HOLDERS,
-            (group, topic),
-            codec.decode_holders,
-            None,
-            lambda backend: backend.holders(group, topic, deadline),
-            deadline,
-        )
+        return self._request(FrameKind.HOLDERS, (group, topic), deadline)
 
     # --- the engine itself
 
@@ -231,23 +218,25 @@ class MemberBackend(Backend):
     def drain(self, deadline: float) -> Completion[None]:
         self._flush_batch()
         self._draining = True
-        done: Completion[None] = Completion()
-        self.link.outstanding.when_idle(deadline, done)
-        return done
+        completion: Completion[None] = Completion()
+        self.link.outstanding.when_idle(deadline, completion)
+        return completion
 
     def close(self) -> None:
         self._flush_batch()
-        self._draining = True
-        self.on_lost = lambda: None
+        self._draining = self._closed = True
         self._reads.close()
         self.link.close()
 
-    def surrender(self) -> list[SessionRequest]:
-        """Everything that was not sent, taken out in order, for the Backend that is asked from now on."""
+    def take_unsent(self) -> list[SessionRequest]:
+        """Take out every request that was not sent, in order, for the Backend that replaces this one."""
         self._flush_batch()
-        return self.link.outstanding.surrender()
+        return self.link.outstanding.take_held()
 
-    # --- what the link tells (link.Owner)
+    # --- calls of the link (link.Owner)
+
+    def has_membership(self, ident: int) -> bool:
+        return ident in self._memberships
 
     def on_push(self, kind: int, ident: int, body: bytes) -> None:
         if kind in (FrameKind.READY, FrameKind.PONG):
@@ -255,38 +244,39 @@ class MemberBackend(Backend):
         elif kind == FrameKind.WELCOME:
             self._on_welcome(body)
         elif kind == FrameKind.TOPICS:
-            rows, gone = codec.decode_topics(body)
-            self.mirror.take_topics([TopicInfo(*row) for row in rows], gone)
+            rows, deleted = codec.decode_topics(body)
+            self.mirror.take_topics([TopicInfo(*row) for row in rows], deleted)
         elif kind == FrameKind.SETTINGS:
             self.mirror.take_settings(codec.decode_settings(body))
         elif kind == FrameKind.ASSIGNED:
-            self._memberships.assigned(ident, body)
+            self._memberships.on_assigned(ident, body)
         elif kind == FrameKind.REVOKED:
             queues, left_ms = codec.decode_revoked(body)
-            self._memberships.revoked(ident, queues, deadline_of(left_ms, self.clock.monotonic()))
+            self._memberships.on_revoked(ident, queues, deadline_of(left_ms, self.clock.monotonic()))
         elif kind == FrameKind.LOST:
-            self._memberships.lost(ident, body)
+            self._memberships.on_lost(ident, body)
         elif kind == FrameKind.FAULT:
-            self._memberships.refused(ident, codec.error_from(codec.decode_fault(body)))
+            self._memberships.on_rejected(ident, codec.error_from(codec.decode_fault(body)))
 
     def on_ready(self) -> None:
         self._reads.on_ready()
-        self.on_ready_hook()
+        self._on_ready()
 
     def on_caught_up(self) -> None:
-        self._memberships.session_ready()
+        self._memberships.on_session_ready()
 
     def on_clock(self, clock_ms: int) -> None:
         self._store_clock.told(clock_ms)
 
     def on_session_lost(self, reason: str) -> None:
         self._health = Health(False, f"no session with the writer ({reason})")
-        self._memberships.session_lost()
-        self.on_lost()
+        self._memberships.on_session_lost()
+        if not self._closed:
+            self._on_lost()
 
     def on_ping(self) -> None:
         self._reads.on_ping()
-        if self.link.ready:
+        if self.link.is_ready:
             self._memberships.retry()
 
     # --- inside
@@ -296,39 +286,149 @@ class MemberBackend(Backend):
             body
         )
         self.capabilities: Capabilities = Capabilities(*capabilities)
-        self.mirror.begin()
+        self.mirror.begin_snapshot()
 
     def _on_pong(self, kind: int, body: bytes) -> None:
         clock_ms, ready, reason = codec.decode_pong(body)
         self._store_clock.told(clock_ms)
         self._health = Health(ready, reason)
         if kind == FrameKind.READY:
-            self.mirror.finish()
+            self.mirror.finish_snapshot()
 
-    def _ask(
+    def _request(
         self,
         kind: FrameKind,
-        body: Any,
-        decode: Callable[[bytes], Any],
-        into: Completion[Any] | None,
-        again: Callable[[Backend], Completion[Any]],
+        arguments: Any,
         deadline: float | None = None,
-        resend: bool = True,
+        into: Completion[Any] | None = None,
     ) -> Completion[Any]:
+        """Make a request of one of REQUEST_KINDS."""
         completion: Completion[Any] = Completion() if into is None else into
+        now = self.clock.monotonic()
         if deadline is None:
-            deadline = self.clock.monotonic() + self.limits.request_timeout_s
-        request = PlainRequest(kind, body, decode, completion, again, deadline, resend)
-        if kind in (FrameKind.PUT_TOPIC, FrameKind.DELETE_TOPIC):
-            self._submit(request)
+            deadline = now + self.limits.request_timeout_s
+        request = PlainRequest(kind, arguments, completion, deadline, now)
+        if kind in CHANGES:
+            self._submit_change(request)
         else:
-            self.link.submit(request)
+            self.link.submit_request(request)
         return completion
 
-    def _submit(self, request: SessionRequest) -> None:
-        """For what changes something: refused while draining."""
+    def _submit_change(self, request: SessionRequest) -> None:
+        """Submit a request that changes something; it is rejected while draining."""
         if self._draining:
             error = DrainingError("this process is draining; it takes nothing new")
-            self.link.loop.run_callback(request.faulted, error)
+            self.link.loop.run_callback(request.on_fault, error)
         else:
-            self.link.submit(request)
+            self.link.submit_request(request)
+
+
+class RemoteMembership:
+    """One member of a group; it lives across sessions until `leave`."""
+
+    def __init__(self, memberships: RemoteMemberships, join: Join, listener: MembershipListener) -> None:
+        self._memberships = memberships
+        self.join = join
+        self.listener = listener
+        self.ident = 0
+        self.is_joined = False
+        self.held: set[QueueRef] = set()
+
+    def release(self, queues: Iterable[QueueRef]) -> None:
+        """Give up queues that were revoked."""
+        released = [queue for queue in queues if queue in self.held]
+        self.held.difference_update(released)
+        if released and self.is_joined:
+            self._memberships.push(FrameKind.RELEASE, self.ident, codec.encode(released))
+
+    def leave(self) -> None:
+        """Give up every queue and the membership."""
+        self.held.clear()
+        self._memberships.leave(self)
+
+
+class RemoteMemberships:
+    """All memberships of one member. `push` sends a frame if there is a session."""
+
+    def __init__(self, push: Push, next_ident: Callable[[], int]) -> None:
+        self.push = push
+        self._next_ident = next_ident
+        self._by_ident: dict[int, RemoteMembership] = {}
+        self._is_open = False  # there is a session, and it has caught up
+
+    def __contains__(self, ident: int) -> bool:
+        return ident in self._by_ident
+
+    def join(self, join: Join, listener: MembershipListener) -> RemoteMembership:
+        """Return a new membership; it joins at once when there is a session."""
+        membership = RemoteMembership(self, join, listener)
+        self._add(membership)
+        return membership
+
+    def leave(self, membership: RemoteMembership) -> None:
+        """Forget a membership, and tell the writer."""
+        if self._by_ident.pop(membership.ident, None) is not None and membership.is_joined:
+            self.push(FrameKind.LEAVE, membership.ident, b"")
+
+    def on_session_ready(self) -> None:
+        """Join again with every membership, under new ids."""
+        self._is_open = True
+        memberships = list(self._by_ident.values())
+        self._by_ident.clear()
+        for membership in memberships:
+            self._add(membership)
+
+    def on_session_lost(self) -> None:
+        """Lose everything that is held."""
+        self._is_open = False
+        for membership in list(self._by_ident.values()):
+            membership.is_joined = False
+            queues = sorted(membership.held)
+            membership.held.clear()
+            if queues:
+                membership.listener.lost(queues)
+
+    def on_rejected(self, ident: int, error: Exception) -> None:
+        """Note that the writer rejected a membership; `retry` asks again."""
+        membership = self._by_ident[ident]
+        membership.is_joined = False
+        log.warning("joining group %s on %s: %s", membership.join.group, membership.join.topic, error)
+
+    def retry(self) -> None:
+        """Join again with the memberships that were rejected."""
+        for membership in self._by_ident.values():
+            if not membership.is_joined and self._is_open:
+                self._send_join(membership)
+
+    def on_assigned(self, ident: int, body: bytes) -> None:
+        """Pass an assignment on to its membership."""
+        queues, epoch = codec.decode_assigned(body)
+        membership = self._by_ident.get(ident)
+        if membership is not None:
+            membership.held.update(queues)
+            membership.listener.assigned(Assignment(tuple(queues), epoch))
+
+    def on_revoked(self, ident: int, queues: Sequence[QueueRef], deadline: float) -> None:
+        """Pass a revocation on to its membership."""
+        membership = self._by_ident.get(ident)
+        if membership is not None:
+            membership.listener.revoked(queues, deadline)
+
+    def on_lost(self, ident: int, body: bytes) -> None:
+        """Pass a loss on to its membership."""
+        queues = codec.decode_queues(body)
+        membership = self._by_ident.get(ident)
+        if membership is not None:
+            membership.held.difference_update(queues)
+            membership.listener.lost(queues)
+
+    def _add(self, membership: RemoteMembership) -> None:
+        membership.ident = self._next_ident()
+        self._by_ident[membership.ident] = membership
+        if self._is_open:
+            self._send_join(membership)
+
+    def _send_join(self, membership: RemoteMembership) -> None:
+        membership.is_joined = True
+        body = codec.encode_join(membership.join)
+        self.push(FrameKind.JOIN, membership.ident, body)

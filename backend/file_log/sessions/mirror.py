@@ -1,4 +1,4 @@
-"""Topics and settings at both ends of a session: the writer's frames, the member's copy.
+"""Topics and settings at both ends of a session: the writer's frames and the member's copy.
 
 A member answers from memory; the writer's pushes keep it up. A new session brings a whole snapshot; until it
 is complete the old copy answers, then the difference is told to the watchers. A push that changes nothing is
@@ -11,51 +11,51 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from backend.engine import Watchers, at_once
 from backend.file_log.sessions import codec
-from backend.file_log.sessions.pipe import FrameKind, frame
+from backend.file_log.sessions.pipe import FrameKind, encode_frame
+from backend.file_log.sessions.requests import TOPIC_KEY
 from backend.port import Backend
 from backend.records import TopicInfo
 
 PART_BYTES = 512 << 10  # where a snapshot frame is full
-TOPIC_KEY = "topic/"  # how Backend.watch_settings names a changed topic
 
 
-def snapshot(backend: Backend) -> Iterator[bytes]:
-    """Frames that carry everything a member mirrors, none much above PART_BYTES."""
+def snapshot_frames(backend: Backend) -> Iterator[bytes]:
+    """Yield frames with everything that a member mirrors, none much above PART_BYTES."""
     topics: list[codec.TopicRow] = []
     for info in backend.topics().values():
         topics.append(codec.topic_row(info))
         if len(topics) >= PART_BYTES // 256:
-            yield _topics(topics, [])
+            yield _topics_frame(topics, [])
             topics = []
     if topics:
-        yield _topics(topics, [])
+        yield _topics_frame(topics, [])
     settings: dict[str, bytes | None] = {}
     size = 0
     for key, value in backend.settings("").items():
         settings[key] = value
         size += len(key) + len(value)
         if size >= PART_BYTES:
-            yield _settings(settings)
+            yield _settings_frame(settings)
             settings, size = {}, 0
     if settings:
-        yield _settings(settings)
+        yield _settings_frame(settings)
 
 
-def change(backend: Backend, key: str) -> bytes:
-    """The frame that tells what `key` (as Backend.watch_settings gives it) stands at now."""
+def change_frame(backend: Backend, key: str) -> bytes:
+    """Return the frame with the present value of `key` (as Backend.watch_settings gives it)."""
     if not key.startswith(TOPIC_KEY):
-        return _settings({key: backend.setting(key)})
+        return _settings_frame({key: backend.setting(key)})
     name = key[len(TOPIC_KEY) :]
     info = backend.topic(name)
-    return _topics([], [name]) if info is None else _topics([codec.topic_row(info)], [])
+    return _topics_frame([], [name]) if info is None else _topics_frame([codec.topic_row(info)], [])
 
 
-def _topics(present: list[codec.TopicRow], gone: list[str]) -> bytes:
-    return frame(FrameKind.TOPICS, 0, codec.encode((present, gone)))
+def _topics_frame(present: list[codec.TopicRow], deleted: list[str]) -> bytes:
+    return encode_frame(FrameKind.TOPICS, 0, codec.encode((present, deleted)))
 
 
-def _settings(values: dict[str, bytes | None]) -> bytes:
-    return frame(FrameKind.SETTINGS, 0, codec.encode(values))
+def _settings_frame(values: dict[str, bytes | None]) -> bytes:
+    return encode_frame(FrameKind.SETTINGS, 0, codec.encode(values))
 
 
 class Mirror:
@@ -67,22 +67,22 @@ class Mirror:
         self.watchers = Watchers(at_once)
         self._coming: tuple[dict[str, TopicInfo], dict[str, bytes]] | None = None
 
-    def begin(self) -> None:
-        """A snapshot starts: what comes until `finish` belongs to it."""
+    def begin_snapshot(self) -> None:
+        """Begin a snapshot: every update until `finish_snapshot` belongs to it."""
         self._coming = {}, {}
 
-    def finish(self) -> None:
-        """The snapshot is whole: show it, and tell what differs."""
+    def finish_snapshot(self) -> None:
+        """Use the complete snapshot from now on, and tell watchers the differences."""
         if self._coming is None:
             return
         (topics, settings), self._coming = self._coming, None
-        changed = differences(self.topics, topics, self.settings, settings)
+        changed = find_changed_keys(self.topics, topics, self.settings, settings)
         self.topics, self.settings = topics, settings
         for key in changed:
             self.watchers.changed(key)
 
-    def take_topics(self, present: Iterable[TopicInfo], gone: Iterable[str]) -> None:
-        """Topics as they stand now."""
+    def take_topics(self, present: Iterable[TopicInfo], deleted: Iterable[str]) -> None:
+        """Update topics to their present settings."""
         if self._coming is not None:
             self._coming[0].update((info.name, info) for info in present)
             return
@@ -90,31 +90,31 @@ class Mirror:
             if self.topics.get(info.name) != info:
                 self.topics[info.name] = info
                 self.watchers.changed(TOPIC_KEY + info.name)
-        for name in gone:
+        for name in deleted:
             if self.topics.pop(name, None) is not None:
                 self.watchers.changed(TOPIC_KEY + name)
 
     def take_settings(self, values: Mapping[str, bytes | None]) -> None:
-        """Settings as they stand now; None for one that is no more."""
-        shown = self.settings if self._coming is None else self._coming[1]
+        """Update settings to their present values; None for a deleted one."""
+        settings = self.settings if self._coming is None else self._coming[1]
         for key, value in values.items():
-            if shown.get(key) == value:
+            if settings.get(key) == value:
                 continue
             if value is None:
-                del shown[key]
+                del settings[key]
             else:
-                shown[key] = value
+                settings[key] = value
             if self._coming is None:
                 self.watchers.changed(key)
 
 
-def differences(
+def find_changed_keys(
     old_topics: Mapping[str, TopicInfo],
     topics: Mapping[str, TopicInfo],
     old_settings: Mapping[str, bytes],
     settings: Mapping[str, bytes],
 ) -> list[str]:
-    """The keys, as watchers hear them, of all that is not the same in both."""
+    """Return the keys, as watchers get them, of every topic and setting that differs."""
     changed = [
         TOPIC_KEY + name for name in {**old_topics, **topics} if old_topics.get(name) != topics.get(name)
     ]

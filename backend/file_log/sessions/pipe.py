@@ -23,7 +23,7 @@ TIMEOUT_MS_MAX = 86_400_000  # what a deadline further away is cut to
 
 
 class FrameKind(IntEnum):
-    """What a frame is. Below 64: member to writer; from 64 on: writer to member."""
+    """The kinds of frames. Below 64: member to writer; from 64 on: writer to member."""
 
     HELLO = 1
     PING = 2
@@ -77,22 +77,22 @@ class SessionLimits:
 
     @property
     def ping_s(self) -> float:
-        """How often a member says that it lives."""
+        """Return the seconds between two pings of a member."""
         return self.silence_s / 4
 
 
-def frame(kind: FrameKind, ident: int, body: bytes) -> bytes:
-    """One frame, ready to send."""
+def encode_frame(kind: FrameKind, ident: int, body: bytes) -> bytes:
+    """Encode one frame, ready to send."""
     return HEAD.pack(len(body), kind, ident) + body
 
 
 def timeout_ms(deadline: float, now: float) -> int:
-    """A deadline as it travels: milliseconds left, rounded up, never below 0."""
+    """Convert a deadline into milliseconds left, rounded up, never below 0, as it travels."""
     return math.ceil(min(max(deadline - now, 0.0) * 1000, TIMEOUT_MS_MAX))
 
 
 def deadline_of(left_ms: int, now: float) -> float:
-    """The deadline that `left_ms` on the wire stands for, on this side's monotonic clock."""
+    """Convert the milliseconds left on the wire into a deadline on this side's monotonic clock."""
     return now + min(max(left_ms, 0), TIMEOUT_MS_MAX) / 1000
 
 
@@ -145,10 +145,10 @@ class Pipe:
 
     def send(self, kind: FrameKind, ident: int, body: bytes) -> None:
         """Queue one frame; it leaves at the end of this turn of the hub. Does nothing once closed."""
-        self.send_frame(frame(kind, ident, body))
+        self.send_frame(encode_frame(kind, ident, body))
 
     def send_frame(self, data: bytes) -> None:
-        """The same for a frame that is already built (one push to many sessions)."""
+        """Queue a frame that is already encoded (one push to many sessions)."""
         if self.closed:
             return
         self._out.append(data)
@@ -157,20 +157,20 @@ class Pipe:
             self._flushing = True
             self._loop.run_callback(self._flush)
         elif self.out_bytes > self._out_bytes_max and self._writable.active:
-            self._loop.run_callback(self._untaken)
+            self._loop.run_callback(self._close_untaken)
 
     def flush(self) -> None:
-        """Hand what is queued to the kernel now, as far as it takes it."""
+        """Give queued frames to the kernel now, as far as it takes them."""
         if not self.closed and self._out:
             self._flush()
 
-    def pause(self) -> None:
-        """Read nothing more until `resume`."""
+    def pause_reading(self) -> None:
+        """Read nothing more until `resume_reading`."""
         if not self.paused and not self.closed:
             self.paused = True
             self._readable.stop()
 
-    def resume(self) -> None:
+    def resume_reading(self) -> None:
         """Read again; frames that were already received come at the next turn."""
         if self.paused and not self.closed:
             self.paused = False
@@ -189,13 +189,13 @@ class Pipe:
         self._out.clear()
         self._chunks.clear()
 
-    def _gone(self, reason: str, text: str) -> None:
+    def _close_with(self, reason: str, text: str) -> None:
         if not self.closed:
             self.close()
             self._on_closed(reason, text)
 
-    def _untaken(self) -> None:
-        self._gone("untaken", f"the other side left more than {self._out_bytes_max} bytes untaken")
+    def _close_untaken(self) -> None:
+        self._close_with("untaken", f"the other side left more than {self._out_bytes_max} bytes untaken")
 
     # --- out
 
@@ -209,7 +209,7 @@ class Pipe:
         except BlockingIOError:
             sent = 0
         except OSError as error:
-            self._gone("gone", f"sending failed: {error.strerror}")
+            self._close_with("gone", f"sending failed: {error.strerror}")
             return
         self.out_bytes -= sent
         if sent == len(data):
@@ -221,7 +221,7 @@ class Pipe:
             return
         self._out = [memoryview(data)[sent:]]
         if self.out_bytes > self._out_bytes_max:
-            self._untaken()
+            self._close_untaken()
         elif not self._writable.active:
             self._writable.start(self._flush)
 
@@ -233,10 +233,10 @@ class Pipe:
         except BlockingIOError:
             return
         except OSError as error:
-            self._gone("gone", f"receiving failed: {error.strerror}")
+            self._close_with("gone", f"receiving failed: {error.strerror}")
             return
         if not data:
-            self._gone("gone", "the other side closed the session")
+            self._close_with("gone", "the other side closed the session")
             return
         self._chunks.append(data)
         self._have += len(data)
@@ -248,16 +248,16 @@ class Pipe:
         data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         self._chunks.clear()
         try:
-            at = self._frames(data)
+            at = self._take_frames(data)
         except ProtocolError as error:
-            self._gone("malformed", str(error))
+            self._close_with("malformed", str(error))
             return
         if not self.closed:
             self._have = len(data) - at
             if self._have:
                 self._chunks.append(data[at:] if at else data)
 
-    def _frames(self, data: bytes) -> int:
+    def _take_frames(self, data: bytes) -> int:
         """Hand out the whole frames in `data`; returns where the first incomplete one starts."""
         at, end = 0, len(data)
         while end - at >= HEAD.size:

@@ -1,4 +1,4 @@
-"""How a member reads: the log's files itself, and through the writer what is not there.
+"""A member's reads: from the log's files themselves, and through the writer what is not there.
 
 Rules:
 * An entry is in a consume-queue file only when readers may see its record, so a sound entry is all the
@@ -22,7 +22,6 @@ from backend.file_log.core.layout import ENTRY_BYTES, ENTRY_ROWS, UNSALTED, Salt
 from backend.file_log.options import FileLogOptions
 from backend.file_log.read.reader import FileBatch, LogReader
 from backend.file_log.segments import SegmentSet
-from backend.file_log.sessions import codec
 from backend.file_log.sessions.link import Link
 from backend.file_log.sessions.mirror import Mirror
 from backend.file_log.sessions.pipe import FrameKind
@@ -45,34 +44,28 @@ class Reads:
         self._mirror = mirror
 
     def read(self, call: ReadCall, completion: Completion[ReadBatch]) -> None:
-        """As Backend.read."""
+        """Read, as Backend.read does."""
         self.ask_writer(call, completion)
 
     def ask_writer(self, call: ReadCall, completion: Completion[ReadBatch]) -> None:
-        """The same, through the session."""
-        self._link.submit(
-            PlainRequest(
-                FrameKind.READ,
-                call,
-                lambda body: codec.decode_read(call.queue, body),
-                completion,
-                lambda backend: backend.read(*call[:4], tags=call.tags),
-                self._clock.monotonic() + self._link.limits.request_timeout_s,
-            )
+        """Read through the session, as Backend.read does."""
+        now = self._clock.monotonic()
+        self._link.submit_request(
+            PlainRequest(FrameKind.READ, call, completion, now + self._link.limits.request_timeout_s, now)
         )
 
     def wait(self, queue: QueueRef, offset: int, deadline: float, wait: Wait) -> None:
-        """As Backend.wait: parked at the writer."""
-        self._link.submit(WaitRequest(queue, offset, deadline, wait))
+        """Park a wait at the writer, as Backend.wait does."""
+        self._link.submit_request(WaitRequest(queue, offset, deadline, wait))
 
     def on_ready(self) -> None:
-        """A session stands, maybe with another writer; parked waits are sent again with the rest."""
+        """Note a new session, maybe with another writer; parked waits are sent again with the rest."""
 
     def on_ping(self) -> None:
-        """Let go of files that were deleted: their space stays taken as long as they are open."""
+        """Close files that were deleted: their space is used as long as they are open."""
 
     def close(self) -> None:
-        """Let go of files; the link fails what is pending."""
+        """Close the files; the link fails pending requests."""
 
 
 COUNT_MAX = 4096  # entries looked at in one read
@@ -81,7 +74,7 @@ MakeReads = Callable[[Link, Clock, Mirror], Reads]
 
 
 def local_reads(directory: Path, options: FileLogOptions) -> MakeReads:
-    """What Election takes as `reads` for the file log in `directory`."""
+    """Return the `reads` argument of Election for the file log in `directory`."""
     return lambda link, clock, mirror: LocalReads(link, clock, mirror, directory, options)
 
 
@@ -96,7 +89,7 @@ class LocalReads(Reads):
         self._options = options
         self._storage = Storage()
         self._hub: Any = gevent.get_hub()
-        self._odd = False  # the batch being read holds something that does not check out
+        self._is_damaged = False  # the batch being read holds something that does not check out
         self._closed = False
         self._open()
 
@@ -104,19 +97,19 @@ class LocalReads(Reads):
         options = self._options
         self._files = QueueFiles(self._storage, self._directory, options.queue_files_max, write=False)
         self._segments = SegmentSet(self._storage, self._directory)
-        self._segments.salting = self._salting()
+        self._segments.salting = self._read_salting()
         self._loaded_at = float("-inf")
         self._end = 0  # of the log, as far as entries have shown
         self._reader = LogReader(
             self._segments,
-            self._found_odd,
+            self._on_damage,
             lambda ref, offset: None,
             options.hot_bytes,
             options.warm_blocks_max,
         )
 
-    def _salting(self) -> Salting:
-        """The directory's; when it cannot be told nothing checks out, and the writer is asked."""
+    def _read_salting(self) -> Salting:
+        """Return the directory's salting; if it is unknown, no entry is valid and the writer is asked."""
         try:
             return read_format(self._storage, self._directory) or UNSALTED
         except (OSError, StorageError):
@@ -143,56 +136,56 @@ class LocalReads(Reads):
         self._segments.close()
 
     def read(self, call: ReadCall, completion: Completion[ReadBatch]) -> None:
-        entries = self._entries(call)
+        entries = self._read_entries(call)
         if not entries:
             self.ask_writer(call, completion)
             return
         picked = pick(call, entries)
         if picked.entries or len(entries) < HUB_ENTRIES * ENTRY_BYTES:
-            self._records(call, picked, completion)
+            self._read_records(call, picked, completion)
             return
         end = call.offset + PASSED_MAX
         off_hub(
             search,
-            lambda found, error: self._searched(call, found, error, completion),
+            lambda picked, error: self._on_searched(call, picked, error, completion),
             call,
             self._files,
             end,
         )
 
-    def _searched(
-        self, call: ReadCall, found: Picked, error: Exception | None, completion: Completion[ReadBatch]
+    def _on_searched(
+        self, call: ReadCall, picked: Picked, error: Exception | None, completion: Completion[ReadBatch]
     ) -> None:
         if self._closed or error is not None:
             self.ask_writer(call, completion)
         else:
-            self._records(call, found, completion)
+            self._read_records(call, picked, completion)
 
-    def _records(self, call: ReadCall, picked: Picked, completion: Completion[ReadBatch]) -> None:
-        """Those that were chosen, from the log; none: where to go on is all there is to say."""
+    def _read_records(self, call: ReadCall, picked: Picked, completion: Completion[ReadBatch]) -> None:
+        """Read the picked records from the log; without any, the answer is only where to read on."""
         cold = self._reader.cold(picked.entries, call.bytes_max)
         if not cold:
-            self._hub.loop.run_callback(self._answer, call, picked, completion)
+            self._hub.loop.run_callback(self._answer_read, call, picked, completion)
         else:
-            off_hub(self._reader.warm, lambda _, error: self._answer(call, picked, completion), cold)
+            off_hub(self._reader.warm, lambda _, error: self._answer_read(call, picked, completion), cold)
 
     # --- inside
 
-    def _entries(self, call: ReadCall) -> bytes:
-        """Entries from the offset on whose log is mapped; b"" when the writer has to be asked."""
+    def _read_entries(self, call: ReadCall) -> bytes:
+        """Return index entries from the offset on whose log is mapped; b"" if the writer must be asked."""
         info = self._mirror.topics.get(call.queue.topic)
         if info is None or info.incarnation != call.queue.incarnation or not info.readable or self._closed:
             return b""
         try:
             entries = self._files.read(call.queue, call.offset, min(entries_max(call), COUNT_MAX))
-            if entries and entry_is_sound(entries[-ENTRY_BYTES:]) and self._reaches(entries):
+            if entries and entry_is_sound(entries[-ENTRY_BYTES:]) and self._has_segments(entries):
                 return entries
         except (OSError, ValueError):  # a file that went, or became shorter, while a new writer cut it
             pass
         return b""
 
-    def _reaches(self, entries: bytes) -> bool:
-        """Whether the segments of the first and last entry are there; looks for new ones once."""
+    def _has_segments(self, entries: bytes) -> bool:
+        """Return whether the segments of the first and last entry exist; look for new ones once."""
         first = ENTRY_ROWS.unpack_from(entries)[0]
         position, size = ENTRY_ROWS.unpack_from(entries, len(entries) - ENTRY_BYTES)[:2]
         if not size:
@@ -206,33 +199,33 @@ class LocalReads(Reads):
         segments.last.end = max(segments.last.end, self._end)
         return segments.locate(first) is not None and segments.locate(position) is not None
 
-    def _answer(self, call: ReadCall, picked: Picked, completion: Completion[ReadBatch]) -> None:
-        batch = None if self._closed else self._batch(call, picked)
+    def _answer_read(self, call: ReadCall, picked: Picked, completion: Completion[ReadBatch]) -> None:
+        batch = None if self._closed else self._make_batch(call, picked)
         if batch is None:
             self.ask_writer(call, completion)
         else:
             completion.succeed(batch)
 
-    def _batch(self, call: ReadCall, picked: Picked) -> FileBatch | None:
+    def _make_batch(self, call: ReadCall, picked: Picked) -> FileBatch | None:
         if not picked.entries:
             return FileBatch(None, ReadStatus.DATA, picked.after, None)
-        batch = self._sound_batch(call, picked)
+        batch = self._read_valid_batch(call, picked)
         if batch is None and self._load_segments():  # one may have ended earlier than its file
-            batch = self._sound_batch(call, picked)
+            batch = self._read_valid_batch(call, picked)
         return batch
 
-    def _sound_batch(self, call: ReadCall, picked: Picked) -> FileBatch | None:
-        self._odd = False
+    def _read_valid_batch(self, call: ReadCall, picked: Picked) -> FileBatch | None:
+        self._is_damaged = False
         try:
-            if not self._reaches(picked.entries):
+            if not self._has_segments(picked.entries):
                 return None
             batch = self._reader.batch(call, picked, self._end)
         except (OSError, ValueError):
             return None
-        return None if self._odd or not batch.deliveries else batch
+        return None if self._is_damaged or not batch.deliveries else batch
 
     def _load_segments(self) -> bool:
-        """See which segments there are now; False when that was asked a moment ago."""
+        """Load the present segments; return False when that was done a moment ago."""
         now = self._clock.monotonic()
         if now - self._loaded_at < RELOAD_S:
             return False
@@ -246,5 +239,5 @@ class LocalReads(Reads):
             last.end = max(self._end, last.start)
         return True
 
-    def _found_odd(self, position: int, length: int, what: str) -> None:
-        self._odd = True
+    def _on_damage(self, position: int, length: int, what: str) -> None:
+        self._is_damaged = True

@@ -1,24 +1,27 @@
-"""A member's requests: each knows its bytes, its answer, and what to say when none comes.
+"""The requests of a session: one table of their kinds, and a member's requests on their way.
 
-Rules:
-* A request that may be repeated without harm (`resend`) is sent again to the next writer; so is a commit
-  that holds nothing but finished ranges and attempts. Everything else that was sent and not answered is
-  settled as unknown.
-* A request never sent is certainly not stored and says so. What a draining writer refuses counts as
-  never sent: the next writer is asked.
-* `reissue` asks another Backend instead (this process has become the writer).
+REQUEST_KINDS says of each kind how it travels, which call of the port it makes, how the answer travels, and
+whether it may be sent again. The member makes requests of it, the writer serves them by it.
+
+Rules for a member's requests:
+* A request that may be repeated without harm (`can_resend`) is sent again to the next writer; so is a commit
+  of only finished ranges and attempts. Any other request that was sent and not answered is settled with an
+  unknown outcome.
+* A request that was never sent is certainly not stored, and its error says so. A request that a draining
+  writer rejects counts as never sent: the next writer is asked.
+* `reissue_on` makes the call on another Backend instead (this process has become the writer).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from backend.completion import Completion, guarded, relay
 from backend.file_log.sessions import codec
 from backend.file_log.sessions.pipe import FrameKind, timeout_ms
-from backend.port import Backend, Wait
+from backend.port import Backend, FindCall, Wait
 from backend.records import (
     AppendResult,
     AppendStatus,
@@ -26,81 +29,217 @@ from backend.records import (
     Durability,
     NewRecord,
     QueueRef,
+    TopicInfo,
 )
 from ddmq_common.errors import DrainingError, RemoteError, TryLaterError
 
-Tell = Callable[[int], None]  # the store's clock, ms
+OnClock = Callable[[int], None]  # the store's clock, ms
 RECORD_BYTES = 96  # what a record weighs besides its delivery bytes
+TOPIC_KEY = "topic/"  # how Backend.watch_settings names a changed topic
 
 
-def gone(what: str) -> RemoteError:
-    """The error of a request whose outcome nobody can tell."""
-    return RemoteError(f"the writer was gone or late before it answered {what}; the outcome is unknown")
+class SessionRequestKind(NamedTuple):
+    """One kind of request: how it travels and what it calls; docs/formats-sessions.md has the bytes.
+
+    * `encode(arguments, left_ms)` makes the body of a request, `decode` reads it back as (left_ms,
+      arguments); left_ms is None for a call without a deadline of its own.
+    * `call(backend, arguments, deadline, into)` makes the call of the port; `into` is settled with its
+      result.
+    * `encode_answer(backend, result)` makes the body of the answer, `decode_answer(arguments, body)` reads
+      it.
+    * `can_resend`: it may be sent again after a lost session.
+    * `changed_keys(arguments)`: the changed topics and settings, as watchers name them; the member gets that
+      before its answer, so that it reads its own writes.
+    """
+
+    encode: Callable[[Any, int], Any]
+    decode: Callable[[codec.Body], tuple[int | None, Any]]
+    call: Callable[[Backend, Any, float, Completion[Any]], object]
+    encode_answer: Callable[[Backend, Any], bytes]
+    decode_answer: Callable[[Any, bytes], Any]
+    can_resend: bool = True
+    changed_keys: Callable[[Any], Iterable[str]] = lambda arguments: ()
 
 
-def unsent(what: str) -> TryLaterError:
-    """The error of a request that never left this process."""
+_TopicBody = tuple[int, codec.TopicRow, int | None]
+_decode_put_topic: Callable[[codec.Body], _TopicBody] = codec.make_decoder(_TopicBody)
+_decode_delete_topic: Callable[[codec.Body], tuple[int, str]] = codec.make_decoder(tuple[int, str])
+_decode_time: Callable[[codec.Body], tuple[QueueRef, int]] = codec.make_decoder(tuple[QueueRef, int])
+_FindBody = tuple[str, bytes | None, bytes | None, int]
+_decode_find: Callable[[codec.Body], _FindBody] = codec.make_decoder(_FindBody)
+_GroupBody = tuple[str, list[QueueRef]]
+_decode_progress: Callable[[codec.Body], _GroupBody] = codec.make_decoder(_GroupBody)
+_decode_group: Callable[[codec.Body], tuple[str, str]] = codec.make_decoder(tuple[str, str])
+
+
+def _put_topic_arguments(body: codec.Body) -> tuple[int, tuple[TopicInfo, int | None]]:
+    left_ms, row, topics_max = _decode_put_topic(body)
+    return left_ms, (TopicInfo(*row), topics_max)
+
+
+def _encode_results(backend: Backend, results: Sequence[AppendResult]) -> bytes:
+    return codec.encode_results(backend.clock_ms(), results)
+
+
+def _call_find(backend: Backend, call: FindCall, into: Completion[Any]) -> None:
+    records = backend.find(call.topic, key=call.key, message_id=call.message_id, count_max=call.count_max)
+    relay(records, into)
+
+
+REQUEST_KINDS: dict[int, SessionRequestKind] = {
+    FrameKind.APPEND: SessionRequestKind(
+        lambda records, left_ms: (left_ms, records),
+        codec.decode_append,
+        lambda backend, records, deadline, into: backend.append(records, deadline, into),
+        _encode_results,
+        lambda _, body: codec.decode_results(body),
+        can_resend=False,
+    ),
+    FrameKind.COMMIT: SessionRequestKind(  # sent again if it only finishes offsets: SessionCommit
+        codec.commit_row,
+        codec.decode_commit,
+        lambda backend, batch, deadline, into: backend.commit(batch, deadline, into),
+        _encode_results,
+        lambda _, body: codec.decode_results(body),
+        can_resend=False,
+        changed_keys=lambda batch: batch.settings,
+    ),
+    FrameKind.PUT_TOPIC: SessionRequestKind(
+        lambda arguments, left_ms: (left_ms, codec.topic_row(arguments[0]), arguments[1]),
+        _put_topic_arguments,
+        lambda backend, arguments, deadline, into: backend.put_topic(
+            arguments[0], deadline, into, arguments[1]
+        ),
+        lambda _, info: codec.encode(codec.topic_row(info)),
+        lambda _, body: TopicInfo(*codec.decode_topic(body)),
+        changed_keys=lambda arguments: (TOPIC_KEY + arguments[0].name,),
+    ),
+    FrameKind.DELETE_TOPIC: SessionRequestKind(
+        lambda name, left_ms: (left_ms, name),
+        _decode_delete_topic,
+        lambda backend, name, deadline, into: relay(backend.delete_topic(name, deadline), into),
+        lambda _, nothing: codec.encode(None),
+        lambda _, body: None,
+        can_resend=False,
+        changed_keys=lambda name: (TOPIC_KEY + name,),
+    ),
+    FrameKind.READ: SessionRequestKind(
+        lambda call, _: call,
+        lambda body: (None, codec.decode_read_call(body)),
+        lambda backend, call, _, into: backend.read(
+            call.queue, call.offset, call.count_max, call.bytes_max, into, call.tags
+        ),
+        lambda _, batch: codec.encode_read(batch),
+        lambda call, body: codec.decode_read(call.queue, body),
+    ),
+    FrameKind.BOUNDS: SessionRequestKind(
+        lambda queues, _: queues,
+        lambda body: (None, codec.decode_queues(body)),
+        lambda backend, queues, _, into: relay(backend.bounds(queues), into),
+        lambda _, bounds: codec.encode(bounds),
+        lambda _, body: codec.decode_bounds(body),
+    ),
+    FrameKind.OFFSET_FOR_TIME: SessionRequestKind(
+        lambda arguments, _: arguments,
+        lambda body: (None, _decode_time(body)),
+        lambda backend, arguments, _, into: relay(backend.offset_for_time(*arguments), into),
+        lambda _, offset: codec.encode(offset),
+        lambda _, body: codec.decode_number(body),
+    ),
+    FrameKind.FIND: SessionRequestKind(
+        lambda call, _: call,
+        lambda body: (None, FindCall(*_decode_find(body))),
+        lambda backend, call, _, into: _call_find(backend, call, into),
+        lambda _, records: codec.encode(records),
+        lambda _, body: codec.decode_stored(body),
+    ),
+    FrameKind.PROGRESS: SessionRequestKind(
+        lambda arguments, _: arguments,
+        lambda body: (None, _decode_progress(body)),
+        lambda backend, arguments, _, into: relay(backend.progress(*arguments), into),
+        lambda _, views: codec.encode([codec.view_row(view) for view in views]),
+        lambda _, body: codec.decode_views(body),
+    ),
+    FrameKind.HOLDERS: SessionRequestKind(
+        lambda arguments, _: arguments,
+        lambda body: (None, _decode_group(body)),
+        lambda backend, arguments, deadline, into: relay(
+            backend.holders(arguments[0], arguments[1], deadline), into
+        ),
+        lambda _, holders: codec.encode_holders(holders),
+        lambda _, body: codec.decode_holders(body),
+    ),
+}
+
+
+def unknown_outcome(request: str) -> RemoteError:
+    """Return the error of a request whose outcome is unknown."""
+    return RemoteError(f"the writer was gone or late before it answered {request}; the outcome is unknown")
+
+
+def not_sent(request: str) -> TryLaterError:
+    """Return the error of a request that never left this process."""
     return TryLaterError(
-        f"{what} was not sent: no writer was reachable before its deadline; nothing is stored"
+        f"{request} was not sent: no writer was reachable before its deadline; nothing is stored"
     )
 
 
 class SessionRequest(ABC):
     """One request on its way. `size` is its weight in flight, in bytes."""
 
-    __slots__ = ("deadline", "ident", "kind", "number", "resend", "sent", "size")
+    __slots__ = ("can_resend", "deadline", "ident", "is_sent", "kind", "number", "size")
 
-    def __init__(self, kind: FrameKind, deadline: float, size: int = 64, resend: bool = True) -> None:
+    def __init__(self, kind: FrameKind, deadline: float, size: int = 64, can_resend: bool = True) -> None:
         self.kind = kind
-        self.resend = resend
+        self.can_resend = can_resend
         self.deadline = deadline
         self.size = size
         self.ident = 0
         self.number = 0  # in the order of the calls
-        self.sent = False
+        self.is_sent = False
 
     @property
     @abstractmethod
-    def done(self) -> bool:
-        """Nobody waits for it any more."""
+    def is_done(self) -> bool:
+        """Whether no caller waits for it any more."""
 
     @abstractmethod
-    def body(self, now: float) -> bytes:
-        """Its bytes, deadlines as time left from `now`."""
+    def encode_body(self, now: float) -> bytes:
+        """Encode the request, with deadlines as time left from `now`."""
 
     @abstractmethod
-    def answered(self, body: bytes, tell: Tell) -> bool:
-        """Settle with the answer, after telling the store's clock, if the answer has it.
+    def on_answer(self, body: bytes, on_clock: OnClock) -> bool:
+        """Settle with the answer, after passing on the store's clock, if the answer has it.
 
-        False when it is not settled: the writer was draining, the next one has to be asked.
+        Return False when it is not settled: the writer was draining, the next one has to be asked.
         """
 
     @abstractmethod
-    def faulted(self, error: Exception) -> None:
-        """Settle with an error."""
+    def on_fault(self, error: Exception) -> None:
+        """Settle with an error of the writer."""
 
     def fail(self, error: Exception) -> None:
-        """Settle with `error` as it is (closing)."""
-        self.faulted(error)
+        """Settle with `error` unchanged, when the session is closed."""
+        self.on_fault(error)
 
     @abstractmethod
-    def reissue(self, backend: Backend) -> Completion[Any] | None:
-        """Ask `backend` instead. For commits: what tells when it is answered."""
+    def reissue_on(self, backend: Backend) -> Completion[Any] | None:
+        """Make the call on `backend` instead. A commit returns the completion of that call."""
 
-    def expire(self, now: float) -> float | None:
-        """Its deadline has come. Returns the next one, or None when it is settled."""
-        self.unknown()
+    def settle_expired(self, now: float) -> float | None:
+        """Settle at its deadline. Return the next deadline, or None when all of it is settled."""
+        self.settle_unknown()
         return None
 
-    def unknown(self) -> None:
-        """No answer will come, or it would come too late."""
-        if not self.done:
-            what = self.kind.name.lower()
-            self.faulted(gone(what) if self.sent else unsent(what))
+    def settle_unknown(self) -> None:
+        """Settle without an answer: none will come, or it would come too late."""
+        if not self.is_done:
+            name = self.kind.name.lower()
+            self.on_fault(unknown_outcome(name) if self.is_sent else not_sent(name))
 
 
 def append_bytes(records: Sequence[NewRecord]) -> int:
-    """What records weigh in flight."""
+    """Return what records weigh in flight."""
     size = RECORD_BYTES * len(records)
     for record in records:
         size += len(record.delivery)
@@ -119,8 +258,8 @@ class AppendCall:
         self.deadline = deadline
         self.completion = completion
 
-    def settle(self, status: AppendStatus, error: Exception) -> None:
-        """The same result for each of its records."""
+    def settle_all(self, status: AppendStatus, error: Exception) -> None:
+        """Settle with the same result for each of its records."""
         result = AppendResult(status, -1, Durability.WRITTEN, error)
         self.completion.succeed([result] * len(self.records))
 
@@ -131,76 +270,78 @@ class AppendFrame(SessionRequest):
     __slots__ = ("calls",)
 
     def __init__(self, calls: list[AppendCall], size: int) -> None:
-        super().__init__(FrameKind.APPEND, min(call.deadline for call in calls), size, resend=False)
+        super().__init__(FrameKind.APPEND, min(call.deadline for call in calls), size, can_resend=False)
         self.calls = calls
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return all(call.completion.done for call in self.calls)
 
-    def body(self, now: float) -> bytes:
+    def encode_body(self, now: float) -> bytes:
         self.calls = [call for call in self.calls if not call.completion.done]
-        left = timeout_ms(max([call.deadline for call in self.calls], default=now), now)
-        return codec.encode((left, [record for call in self.calls for record in call.records]))
+        left_ms = timeout_ms(max([call.deadline for call in self.calls], default=now), now)
+        return codec.encode((left_ms, [record for call in self.calls for record in call.records]))
 
-    def answered(self, body: bytes, tell: Tell) -> bool:
+    def on_answer(self, body: bytes, on_clock: OnClock) -> bool:
         clock_ms, results = codec.decode_results(body)
-        tell(clock_ms)
+        on_clock(clock_ms)
         if results and all(isinstance(result.error, DrainingError) for result in results):
             return False
-        at = 0
+        start = 0
         for call in self.calls:
-            end = at + len(call.records)
+            end = start + len(call.records)
             if not call.completion.done:
-                guarded(call.completion.succeed, results[at:end])
-            at = end
+                guarded(call.completion.succeed, results[start:end])
+            start = end
         return True
 
-    def faulted(self, error: Exception) -> None:
-        unknown = isinstance(error, RemoteError)
-        self._settle(AppendStatus.UNKNOWN if unknown else AppendStatus.REFUSED, error)
+    def on_fault(self, error: Exception) -> None:
+        is_unknown = isinstance(error, RemoteError)
+        self._settle_all(AppendStatus.UNKNOWN if is_unknown else AppendStatus.REFUSED, error)
 
-    def unknown(self) -> None:
-        if self.sent:
-            self._settle(AppendStatus.UNKNOWN, gone("append"))
+    def settle_unknown(self) -> None:
+        if self.is_sent:
+            self._settle_all(AppendStatus.UNKNOWN, unknown_outcome("append"))
         else:
-            self._settle(AppendStatus.NOT_STORED, unsent("append"))
+            self._settle_all(AppendStatus.NOT_STORED, not_sent("append"))
 
-    def _settle(self, status: AppendStatus, error: Exception) -> None:
+    def _settle_all(self, status: AppendStatus, error: Exception) -> None:
         for call in self.calls:
             if not call.completion.done:
-                guarded(call.settle, status, error)
+                guarded(call.settle_all, status, error)
 
     def fail(self, error: Exception) -> None:
         for call in self.calls:
             if not call.completion.done:
                 guarded(call.completion.fail, error)
 
-    def expire(self, now: float) -> float | None:
+    def settle_expired(self, now: float) -> float | None:
         next_deadline: float | None = None
-        status = AppendStatus.UNKNOWN if self.sent else AppendStatus.NOT_STORED
+        status = AppendStatus.UNKNOWN if self.is_sent else AppendStatus.NOT_STORED
         for call in self.calls:
             if call.completion.done:
                 continue
             if call.deadline <= now:
-                guarded(call.settle, status, gone("append") if self.sent else unsent("append"))
+                error = unknown_outcome("append") if self.is_sent else not_sent("append")
+                guarded(call.settle_all, status, error)
             elif next_deadline is None or call.deadline < next_deadline:
                 next_deadline = call.deadline
         return next_deadline
 
-    def split(self) -> list[AppendFrame]:
-        """One frame per call: bad arguments of one call are not to refuse the others."""
-        weigh = append_bytes
-        return [AppendFrame([call], weigh(call.records)) for call in self.calls if not call.completion.done]
+    def split_calls(self) -> list[AppendFrame]:
+        """Return one frame per call: bad arguments of one call must not reject the others."""
+        return [
+            AppendFrame([call], append_bytes(call.records)) for call in self.calls if not call.completion.done
+        ]
 
-    def reissue(self, backend: Backend) -> None:
+    def reissue_on(self, backend: Backend) -> None:
         for call in self.calls:
             if not call.completion.done:
                 backend.append(call.records, call.deadline, call.completion)
 
 
 class SessionCommit(SessionRequest):
-    """One commit."""
+    """A commit on its way to the writer."""
 
     __slots__ = ("batch", "completion")
 
@@ -210,75 +351,68 @@ class SessionCommit(SessionRequest):
         size = sum(len(record.delivery) + RECORD_BYTES for record in batch.records)
         size += sum(64 + 16 * (len(delta.finished) + len(delta.attempts)) for delta in batch.progress)
         size += sum(len(key) + len(value or b"") for key, value in batch.settings.items())
-        resets = any(delta.reset_to is not None for delta in batch.progress)
-        resend = not (batch.records or batch.settings or resets)
-        super().__init__(FrameKind.COMMIT, deadline, size, resend)
+        has_reset = any(delta.reset_to is not None for delta in batch.progress)
+        can_resend = not (batch.records or batch.settings or has_reset)
+        super().__init__(FrameKind.COMMIT, deadline, size, can_resend)
         self.batch = batch
         self.completion = completion
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return self.completion.done
 
-    def body(self, now: float) -> bytes:
+    def encode_body(self, now: float) -> bytes:
         return codec.encode(codec.commit_row(self.batch, timeout_ms(self.deadline, now)))
 
-    def answered(self, body: bytes, tell: Tell) -> bool:
+    def on_answer(self, body: bytes, on_clock: OnClock) -> bool:
         clock_ms, results = codec.decode_results(body)
-        tell(clock_ms)
+        on_clock(clock_ms)
         self.completion.succeed(results)
         return True
 
-    def faulted(self, error: Exception) -> None:
+    def on_fault(self, error: Exception) -> None:
         self.completion.fail(error)
 
-    def reissue(self, backend: Backend) -> Completion[Any]:
-        answered = backend.commit(self.batch, self.deadline)
-        relay(answered, self.completion)
-        return answered
+    def reissue_on(self, backend: Backend) -> Completion[Any]:
+        answer = backend.commit(self.batch, self.deadline)
+        relay(answer, self.completion)
+        return answer
 
 
 class PlainRequest(SessionRequest):
-    """A request with a body that does not change and an answer decoded by `decode`."""
+    """A request of REQUEST_KINDS whose body does not change; time left in it counts from `now`."""
 
-    __slots__ = ("_again", "_body", "_decode", "completion")
+    __slots__ = ("_arguments", "_body", "completion")
 
     def __init__(
-        self,
-        kind: FrameKind,
-        body: Any,
-        decode: Callable[[bytes], Any],
-        completion: Completion[Any],
-        again: Callable[[Backend], Completion[Any]],
-        deadline: float,
-        resend: bool = True,
+        self, kind: FrameKind, arguments: Any, completion: Completion[Any], deadline: float, now: float
     ) -> None:
-        self._body = codec.encode(body)
-        super().__init__(kind, deadline, len(self._body) + 64, resend)
+        description = REQUEST_KINDS[kind]
+        self._arguments = arguments
+        self._body = codec.encode(description.encode(arguments, timeout_ms(deadline, now)))
+        super().__init__(kind, deadline, len(self._body) + 64, description.can_resend)
         self.completion = completion
-        self._decode = decode
-        self._again = again
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return self.completion.done
 
-    def body(self, now: float) -> bytes:
+    def encode_body(self, now: float) -> bytes:
         return self._body
 
-    def answered(self, body: bytes, tell: Tell) -> bool:
-        self.completion.succeed(self._decode(body))
+    def on_answer(self, body: bytes, on_clock: OnClock) -> bool:
+        self.completion.succeed(REQUEST_KINDS[self.kind].decode_answer(self._arguments, body))
         return True
 
-    def faulted(self, error: Exception) -> None:
+    def on_fault(self, error: Exception) -> None:
         self.completion.fail(error)
 
-    def reissue(self, backend: Backend) -> None:
-        relay(self._again(backend), self.completion)
+    def reissue_on(self, backend: Backend) -> None:
+        REQUEST_KINDS[self.kind].call(backend, self._arguments, self.deadline, self.completion)
 
 
 class WaitRequest(SessionRequest):
-    """A wait parked at the writer; False at the deadline."""
+    """A wait parked at the writer; it succeeds with False at the deadline."""
 
     __slots__ = ("_offset", "_queue", "wait")
 
@@ -287,22 +421,22 @@ class WaitRequest(SessionRequest):
         self._queue, self._offset, self.wait = queue, offset, wait
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return self.wait.done or self.wait.cancelled
 
-    def body(self, now: float) -> bytes:
+    def encode_body(self, now: float) -> bytes:
         return codec.encode((self._queue, self._offset, timeout_ms(self.deadline, now)))
 
-    def answered(self, body: bytes, tell: Tell) -> bool:
+    def on_answer(self, body: bytes, on_clock: OnClock) -> bool:
         self.wait.succeed(codec.decode_flag(body))
         return True
 
-    def faulted(self, error: Exception) -> None:
+    def on_fault(self, error: Exception) -> None:
         self.wait.fail(error)
 
-    def unknown(self) -> None:
-        if not self.done:
+    def settle_unknown(self) -> None:
+        if not self.is_done:
             self.wait.succeed(False)
 
-    def reissue(self, backend: Backend) -> None:
+    def reissue_on(self, backend: Backend) -> None:
         backend.wait(self._queue, self._offset, self.deadline, self.wait)

@@ -7,7 +7,7 @@ Rules:
 * Time during which this process itself stood still (stopped, swapped out) is not held against members.
 * Changes of topics and settings go to every member; what becomes readable is told only to members that
   wait for it, all of one commit with one system call.
-* `going` before a planned stop: members keep new requests until another writer is there.
+* `announce_stop` before a planned stop: members keep new requests until another writer is there.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from typing import Any
 
 from gevent import get_hub
 
-from backend.file_log.sessions.mirror import change
+from backend.file_log.sessions.mirror import change_frame
 from backend.file_log.sessions.pipe import READABLE, FrameKind, SessionLimits
-from backend.file_log.sessions.serving import serve
 from backend.file_log.sessions.session import Session
 from backend.port import Backend
 from ddmq_common.clock import Clock
@@ -68,39 +67,39 @@ class SessionServer:
         self._listener = listen(directory)
         self._acceptable: Any = self._loop.io(self._listener.fileno(), READABLE)
         self._acceptable.start(self._accept)
-        self._swept = clock.monotonic()
+        self._swept_at = clock.monotonic()
         self._sweep_timer = HubTimer(loop=self._loop)
-        self._sweep_timer.every(self.limits.ping_s / 2, self.sweep)
-        self._unwatch = backend.watch_settings(self._changed)
+        self._sweep_timer.every(self.limits.ping_s / 2, self.end_silent_sessions)
+        self._unwatch = backend.watch_settings(self._send_change)
         self._closed = False
 
     @property
-    def sessions(self) -> int:
-        """How many are open."""
+    def session_count(self) -> int:
+        """The number of open sessions."""
         return len(self._sessions)
 
-    def going(self) -> None:
-        """This writer will stop: members send nothing new to it, what is under way is still answered."""
+    def announce_stop(self) -> None:
+        """Announce that this writer will stop: members send nothing new; open requests are still answered."""
         for session in self._sessions.values():
             session.pipe.send(FrameKind.GOING, 0, b"")
 
-    def sweep(self) -> None:
+    def end_silent_sessions(self) -> None:
         """End the sessions that were silent for too long; runs by itself every `ping_s / 2`."""
         if not (self._directory / SOCKET_FILE).exists():
-            self._listen_anew()
+            self._listen_again()
         if not self._acceptable.active:
             self._acceptable.start(self._accept)
         now = self.clock.monotonic()
-        stalled = now - self._swept - self.limits.ping_s / 2
-        self._swept = now
+        stalled = now - self._swept_at - self.limits.ping_s / 2
+        self._swept_at = now
         for session in list(self._sessions.values()):
             if stalled > self.limits.ping_s:
-                session.heard += stalled
-            if now - session.heard > self.limits.silence_s:
-                self._silent(session)
+                session.heard_at += stalled
+            if now - session.heard_at > self.limits.silence_s:
+                self._end_if_silent(session)
 
-    def _listen_anew(self) -> None:
-        """The socket's file was deleted: nobody could join any more."""
+    def _listen_again(self) -> None:
+        """Create the socket again: its file was deleted, and no process could join any more."""
         try:
             listener = listen(self._directory)
         except DdmqError as error:
@@ -129,8 +128,8 @@ class SessionServer:
 
     # --- what sessions tell (session.Host)
 
-    def refused(self, reason: str) -> None:
-        """Count a refusal."""
+    def count_rejection(self, reason: str) -> None:
+        """Count a rejected session or request."""
         self._metrics.cell(catalogue.SESSION_REFUSED, reason).value += 1
 
     def readers_changed(self) -> None:
@@ -140,8 +139,8 @@ class SessionServer:
             self._readers = any_reader
             self._on_readers(any_reader)
 
-    def ended(self, session: Session, reason: str, text: str) -> None:
-        """A session is over."""
+    def on_session_ended(self, session: Session, reason: str, text: str) -> None:
+        """Forget a session that has ended."""
         self._sessions.pop(session.number, None)
         self._open.value = len(self._sessions)
         self.readers_changed()
@@ -150,7 +149,7 @@ class SessionServer:
 
     # --- inside
 
-    def _silent(self, session: Session) -> None:
+    def _end_if_silent(self, session: Session) -> None:
         silence_s = self.limits.silence_s
         if not session.pipe.paused:
             session.end("silent", f"nothing heard for {silence_s} s")
@@ -164,12 +163,12 @@ class SessionServer:
             except BlockingIOError:
                 return
             except OSError as error:  # out of descriptors: whoever waits is taken at a later sweep
-                self.refused("descriptors")
+                self.count_rejection("descriptors")
                 log.error("a session cannot be taken: %s", error.strerror)
                 self._acceptable.stop()
                 return
             if peer_uid(sock) not in (os.geteuid(), 0):
-                self.refused("user")
+                self.count_rejection("user")
                 log.error("a session of another user is refused")
                 sock.close()
                 continue
@@ -179,23 +178,23 @@ class SessionServer:
     def _open_session(self, sock: Any) -> None:
         limits = self.limits
         self._count += 1
-        session = Session(self, self._count, self._loop, sock, serve)
+        session = Session(self, self._count, self._loop, sock)
         if len(self._sessions) >= limits.sessions_max:
-            self.refused("sessions")
+            self.count_rejection("sessions")
             text = f"{limits.sessions_max} sessions are open at the writer; allowed: {limits.sessions_max}"
-            session.fault(0, BoundReachedError(text))
+            session.send_fault(0, BoundReachedError(text))
             session.pipe.flush()
             session.pipe.close()
             return
         self._sessions[session.number] = session
         self._open.value = len(self._sessions)
 
-    def _changed(self, key: str) -> None:
+    def _send_change(self, key: str) -> None:
         if not self._sessions:
             return
-        data = change(self.backend, key)
+        data = change_frame(self.backend, key)
         for session in self._sessions.values():
-            if session.welcomed:
+            if session.is_welcomed:
                 session.pipe.send_frame(data)
 
 
@@ -207,7 +206,7 @@ _PEER = struct.Struct("3i")  # pid, uid, gid
 
 @contextmanager
 def socket_address(directory: Path) -> Iterator[str]:
-    """The address to bind or connect; valid inside the `with` block only.
+    """Yield the address to bind or connect; it is valid inside the `with` block only.
 
     A Unix socket's address holds 107 bytes. A longer path is reached through /proc/self/fd/N/writer.sock, N
     being an open descriptor of the directory: the same file, at the same place, by a short name.
@@ -231,7 +230,7 @@ def socket_address(directory: Path) -> Iterator[str]:
 
 
 def listen(directory: Path) -> socket.socket:
-    """A listening socket in place of whatever a dead writer left; for the holder of the lock only.
+    """Return a listening socket, in place of one that a dead writer left; for the holder of the lock only.
 
     Only the owner of the directory's files may connect (mode 0600). Raises StorageError.
     """
@@ -252,7 +251,7 @@ def listen(directory: Path) -> socket.socket:
 
 
 def connect(directory: Path) -> socket.socket | None:
-    """A connected, non-blocking socket to the writer; None when nobody listens there now.
+    """Return a connected, non-blocking socket to the writer; None when no process listens there now.
 
     Who listens there without being the directory's owner is not spoken to: an error in the log, and None.
     """
@@ -276,7 +275,7 @@ def connect(directory: Path) -> socket.socket | None:
 
 
 def peer_uid(sock: socket.socket) -> int:
-    """The user of the process at the other end, as it was when that end connected or began to listen."""
-    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    _, uid, _ = _PEER.unpack(found)
+    """Return the user of the process at the other end, as it was when it connected or began to listen."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    _, uid, _ = _PEER.unpack(credentials)
     return int(uid)

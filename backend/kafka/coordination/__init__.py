@@ -1,1 +1,1 @@
-"""Who holds which queue: a table that every process keeps alike from the events of one partition."""
+"""The holders of queues: a table that every process derives alike from the events of one partition."""

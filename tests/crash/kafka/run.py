@@ -18,7 +18,7 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, TIMESTAMP_LOG_APPEND_TIME, KafkaError, TopicPartition
 from confluent_kafka import Consumer as KafkaConsumer
 
-from backend.kafka.names import Names
+from backend.kafka.options import Names
 from ddmq.trial.cluster import TrialCluster
 from ddmq_common.errors import ConfigError
 from tests.crash.kafka.load import (

@@ -17,7 +17,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartiti
 
 from backend.kafka.opening import open_kafka
 from backend.kafka.options import KafkaOptions
-from backend.kafka.state import Stamp, parse_progress_key
+from backend.kafka.state.tables import Stamp, parse_progress_key
 from backend.progress.ack_map import AckMap
 from backend.progress.codec import decode_progress
 from backend.progress.group_progress import Key
@@ -89,7 +89,7 @@ class KafkaMixedRun(MixedRun):
 def _finishes(options: KafkaOptions) -> Iterator[Finish]:
     """What each record of progress that counted has added to what the ones before it said."""
     known: dict[Key, tuple[Stamp, AckMap]] = {}
-    for message in _everything(options, options.names.system("progress")):
+    for message in _everything(options, options.names.system_topic("progress")):
         if message.value() is None:
             continue
         key, stamp = parse_progress_key(message.key())

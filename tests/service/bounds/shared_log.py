@@ -13,7 +13,7 @@ from typing import Any
 
 from backend.completion import Completion
 from backend.file_log import FileLogOptions, open_shared
-from backend.file_log.sessions.elected import ElectedBackend
+from backend.file_log.sessions.election import ElectedBackend
 from backend.port import Backend
 from backend.records import TopicInfo
 from ddmq_client.idl.codes import Code

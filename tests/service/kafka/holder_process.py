@@ -60,7 +60,7 @@ class Finisher:
         if offset % 2 and not self.plain:
             records.append(NewRecord("moved", 0, bytes(16), 1, b"%d %d %d" % (queue.queue_id, offset, epoch)))
         delta = ProgressDelta("g", queue, epoch, 0, ((offset, offset + 1),))
-        call = self.parts.line.commit(CommitBatch(records, [delta]), soon())
+        call = self.parts.commits.commit(CommitBatch(records, [delta]), soon())
 
         def answered(_: object) -> None:
             if call.error is None:

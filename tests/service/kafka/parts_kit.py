@@ -1,22 +1,22 @@
-"""KafkaParts on a real broker with topics that are only said to be there; what a test asks of them."""
+"""KafkaProcess on a real broker with topics that are only said to be there; what a test asks of it."""
 
 from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from backend.kafka.bridge import Bridge
-from backend.kafka.commit.plan import KafkaWrite
+from backend.kafka.clients.bridge import Bridge
+from backend.kafka.engine.process import KafkaProcess
 from backend.kafka.options import KafkaOptions
-from backend.kafka.parts import KafkaParts, PartsTerms
+from backend.kafka.records import ProducerRecord
+from backend.kafka.topic_info import KafkaTopic, TopicRegistry
 from backend.port import Assignment, Join, Sharing
 from backend.records import CommitBatch, Durability, NewRecord, ProgressDelta, QueueRef, TopicInfo
 from ddmq_common.clock import SystemClock
-from ddmq_common.errors import UnknownTopicError
 from tests.support.kafka import broker
 from tests.support.waits import done, soon, until
 
@@ -30,6 +30,18 @@ def options(**rest: Any) -> KafkaOptions:
     return KafkaOptions(broker(), namespace=name, topic_prefix=f"{name}.", **rest)
 
 
+class StatedTopics(TopicRegistry):
+    """Topics that are only said to be there; a record is no more than its bytes."""
+
+    def __init__(self, options: KafkaOptions, infos: Mapping[str, TopicInfo]) -> None:
+        super().__init__(options.names)
+        for name, info in infos.items():
+            self.topics[name] = KafkaTopic(info, self.kafka_name(name), Durability.WRITTEN, 1_000_000, b"id")
+
+    def to_producer_record(self, record: NewRecord) -> ProducerRecord:
+        return ProducerRecord(self.kafka_name(record.topic), record.queue_id, None, record.delivery)
+
+
 class Parts:
     """One process's parts; several may be on one hub."""
 
@@ -41,28 +53,28 @@ class Parts:
         }
         self.changed: list[str] = []
         self.bridge = Bridge()
-        terms = PartsTerms(
-            self.infos.get,
-            self._kafka_name,
-            lambda name: Durability.WRITTEN,
-            self._encode,
-            self._refusal,
+        self.stalled: list[Callable[[], None]] | None = None  # while set, commits with records wait here
+        table = StatedTopics(options, self.infos)
+        self.process = KafkaProcess(
+            options,
+            self.bridge,
+            SystemClock(),
+            table,
+            self._when_appended,
             self.changed.append,
             self.changed.append,
         )
-        self.parts = KafkaParts(options, self.bridge, SystemClock(), terms)
-        self.state, self.line, self.members = self.parts.state, self.parts.line, self.parts.members
+        self.state, self.commits = self.process.state, self.process.commits
+        self.members = self.process.members
+
+    def _when_appended(self, queues: object, then: Callable[[], None]) -> None:
+        if self.stalled is None:
+            then()
+        else:
+            self.stalled.append(then)
 
     def _kafka_name(self, topic: str) -> str:
         return self.options.names.to_kafka(topic)
-
-    def _encode(self, record: NewRecord) -> KafkaWrite:
-        return KafkaWrite(self._kafka_name(record.topic), record.queue_id, None, record.delivery)
-
-    def _refusal(self, record: NewRecord) -> Exception | None:
-        return (
-            None if record.topic in self.infos else UnknownTopicError(f"topic {record.topic} does not exist")
-        )
 
     def make_topics(self) -> None:
         """In Kafka too, for records."""
@@ -81,14 +93,14 @@ class Parts:
         settings: dict[str, bytes | None] | None = None,
         absent: Sequence[str] = (),
     ) -> Any:
-        return self.line.commit(CommitBatch(records, progress, settings or {}, absent), soon())
+        return self.commits.commit(CommitBatch(records, progress, settings or {}, absent), soon())
 
     def ready(self) -> Parts:
-        until(lambda: self.state.ready and self.line.name, "ready")
+        until(lambda: self.state.ready and self.commits.name, "ready")
         return self
 
     def close(self) -> None:
-        self.parts.close()
+        self.process.close()
         self.bridge.close()
 
 

@@ -78,7 +78,7 @@ class Others:
         return {group.group_id for group in found.valid}
 
     def offsets(self, group: str) -> dict[tuple[str, int], tuple[int, str | None]]:
-        """Where one stands. (The admin client's own call may end the process: backend/kafka/mirror.py.)"""
+        """Where one stands. (The admin client may end the process: commits/offset_mirror.py.)"""
         reader = self._member(group)
         asked = [TopicPartition(name, number) for name in TOPICS for number in range(3)]
         found = reader.committed(asked, 30)

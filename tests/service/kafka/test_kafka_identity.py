@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from cluster_kit import KafkaServer, Tools, own_cluster
 
-from backend.kafka.checks.identity import FILE, SETTING
-from backend.kafka.state import setting_key, wrapped
+from backend.kafka.opening import FILE, SETTING
+from backend.kafka.state.tables import setting_key, wrap_value
 from ddmq.trial.cluster import TrialCluster
 from tests.scenarios.real_server import NotReady, ddmq
 
@@ -60,8 +60,8 @@ def test_settings_of_another_cluster_are_refused(tmp_path: Path, cluster: TrialC
         [kept] = [
             each.value() for each in tools.read("copied.settings") if each.key() == setting_key(SETTING)
         ]
-        assert kept == wrapped(cluster_id(cluster).encode())
-        tools.send("copied.settings", [(setting_key(SETTING), wrapped(OTHER.encode()))])
+        assert kept == wrap_value(cluster_id(cluster).encode())
+        tools.send("copied.settings", [(setting_key(SETTING), wrap_value(OTHER.encode()))])
         with pytest.raises(NotReady) as refused:
             second.start()
         assert OTHER in str(refused.value)

@@ -8,10 +8,10 @@ import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource  # type: ignore[attr-defined]
 from parts_kit import options
 
-from backend.kafka.backend import KafkaBackend
+from backend.kafka.clients.admin import UNLIMITED
+from backend.kafka.engine.backend import KafkaBackend
 from backend.kafka.opening import open_kafka
 from backend.kafka.options import KafkaOptions
-from backend.kafka.topics.cluster import KEPT
 from backend.records import Durability, TopicInfo
 from ddmq_common.clock import SystemClock
 from ddmq_common.names import DELAY_TOPIC, SCHEDULE_TOPIC
@@ -44,7 +44,7 @@ class Watched:
         resource = ConfigResource(ConfigResource.Type.TOPIC, self._name)
         [answer] = self._admin.describe_configs([resource]).values()
         found = answer.result()
-        return all(found[name].value == value for name, value in KEPT.items())
+        return all(found[name].value == value for name, value in UNLIMITED.items())
 
     def set(self, name: str, value: str) -> None:
         """As kafka-configs does."""

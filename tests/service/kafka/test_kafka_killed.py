@@ -148,7 +148,7 @@ def test_who_was_stopped_has_no_effect_when_it_goes_on(installation: Parts, plai
         for line in child.lines[at:lost]:
             if line[0] == "f":
                 assert int(line[2]) < before[int(line[1])], "what is answered well counts"
-        done(installation.state.caught_up())
+        done(installation.state.catch_up())
         still = {queue: installation.state.progress.view(("g", queue)) for queue in mine.held}
         assert all(still[queue] == views[queue] for queue in still), "and nothing has changed"
         until(lambda: len(child.told("h", lost)) >= QUEUES // 2, "it joins again")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from parts_kit import options
 
-from backend.kafka.backend import KafkaBackend
+from backend.kafka.engine.backend import KafkaBackend
 from backend.records import AppendStatus, CommitBatch, Durability, NewRecord, TopicInfo
 from ddmq_common.errors import UnknownTopicError
 from tests.support.kafka import delete_topics

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from parts_kit import Holder, Parts, done, options
 
-from backend.kafka.commit.fencing import fence, own_name
+from backend.kafka.clients.producers import fence_names, process_transactional_id
 from backend.kafka.coordination.events import Beat, Event
 from backend.kafka.options import KafkaOptions
 from backend.records import NewRecord, ProgressDelta, ProgressView
@@ -45,7 +45,7 @@ def finish(parts: Parts, number: int, epoch: int, start: int, end: int, generati
 
 
 def view(parts: Parts, number: int) -> ProgressView:
-    done(parts.state.caught_up())
+    done(parts.state.catch_up())
     return parts.state.progress.view(("g", parts.queue(number)))
 
 
@@ -71,7 +71,7 @@ def test_a_queue_that_moves_is_fenced_in_the_other_process_too(make: Make) -> No
     two = Holder(second, address="h:2")
     until(lambda: two.numbers == [2, 3] and one.numbers == [0, 1], "shared")
     finish(second, 3, two.held[second.queue(3)], 5, 6)
-    done(first.state.caught_up())
+    done(first.state.catch_up())
     with pytest.raises(FencedError):
         finish(first, 3, before[first.queue(3)], 0, 100)
     assert view(first, 3).committed == view(second, 3).committed == 6
@@ -105,14 +105,13 @@ class Stalled:
     """The commits of a process do not come on: what must be quiet first is not, until `go_on`."""
 
     def __init__(self, parts: Parts) -> None:
-        self._quiet, self._line = parts.line.quiet, parts.line
-        self._waiting: list[Callable[[], None]] = []
-        parts.line.quiet = lambda queues, then: self._waiting.append(then)
+        self._parts = parts
+        parts.stalled = self._waiting = list[Callable[[], None]]()
         self.call = parts.commit([NewRecord("orders", 0, bytes(16), 1, b"stalled")])
         until(lambda: self._waiting, "the commit is under way")
 
     def go_on(self) -> None:
-        self._line.quiet = self._quiet
+        self._parts.stalled = None
         for then in self._waiting:
             then()
 
@@ -120,26 +119,26 @@ class Stalled:
 def beats(parts: Parts, process: str) -> Callable[[], int]:
     """How many heartbeats of a process another one has followed from now on."""
     seen = 0
-    told = parts.members.heard
+    watch, on_event = parts.process.watch, parts.process.watch.on_event
 
-    def heard(event: Event, now: float) -> None:
+    def count(event: Event) -> None:
         nonlocal seen
         seen += isinstance(event, Beat) and event.process == process
-        told(event, now)
+        on_event(event)
 
-    parts.members.heard = heard
+    setattr(watch, "on_event", count)  # noqa: B010 - mypy allows no assignment to a method
     return lambda: seen
 
 
 def test_who_is_heard_is_not_taken_for_dead_because_its_commits_are_slow(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backend.kafka.watch.REVOKE_S", 0.2)
+    monkeypatch.setattr("backend.kafka.coordination.watch.REVOKE_S", 0.2)
     first, second = make(), make()
     first.make_topics()
     one = Holder(first, address="h:1")
     until(lambda: len(one.held) == 4, "all at the first")
-    name, stalled, heard = first.line.name, Stalled(first), beats(second, first.line.name)
+    name, stalled, heard = first.commits.name, Stalled(first), beats(second, first.commits.name)
     two = Holder(second, address="h:2")
     until(lambda: one.numbers == [0, 1], "asked back, and let go")
     until(lambda: heard() >= 6, "it is there")
@@ -147,22 +146,22 @@ def test_who_is_heard_is_not_taken_for_dead_because_its_commits_are_slow(
     stalled.go_on()
     done(stalled.call)
     until(lambda: two.numbers == [2, 3], "handed over")
-    assert (first.line.name, one.losses, one.numbers) == (name, 0, [0, 1])
+    assert (first.commits.name, one.losses, one.numbers) == (name, 0, [0, 1])
 
 
 def test_who_cannot_let_go_gives_everything_up_by_itself(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backend.kafka.watch.REVOKE_S", 0.1)
-    monkeypatch.setattr("backend.kafka.watch.LET_GO_S", 0.5)
+    monkeypatch.setattr("backend.kafka.coordination.watch.REVOKE_S", 0.1)
+    monkeypatch.setattr("backend.kafka.coordination.watch.RELEASE_S", 0.5)
     first, second = make(), make()
     first.make_topics()
     one = Holder(first)
     until(lambda: len(one.held) == 4, "all at the first")
-    name, stalled = first.line.name, Stalled(first)
+    name, stalled = first.commits.name, Stalled(first)
     two = Holder(second)
     until(lambda: one.losses == 1 and not one.held, "it has given up")
     stalled.go_on()
     until(lambda: len(two.held) == len(one.held) == 2, "shared, once it is called otherwise")
-    assert first.line.name != name
+    assert first.commits.name != name
     until(lambda: name not in first.members.table.processes, "nobody waits for the old one")
 
 
@@ -200,7 +199,7 @@ def test_who_was_stopped_hears_that_all_is_lost_before_anything_else(
     until(lambda: len(holder.held) == 4, "held")
     stopped_for_a_minute = time.monotonic() + 60
     monkeypatch.setattr(SystemClock, "monotonic", lambda _: stopped_for_a_minute)
-    assert not parts.members.alive()
+    assert not parts.members.is_alive()
     assert holder.held == {}, "in the same turn of the hub: a pull that came meanwhile is answered after it"
     assert holder.losses == 1
 
@@ -210,15 +209,17 @@ def test_a_process_that_was_fenced_goes_on_under_another_name(make: Make) -> Non
     parts.make_topics()
     holder = Holder(parts)
     until(lambda: len(holder.held) == 4, "held")
-    epoch, name = holder.held[parts.queue()], parts.line.name
-    assert fence(parts.options.client(), [own_name(parts.options, name)]) is None
+    epoch, name = holder.held[parts.queue()], parts.commits.name
+    assert (
+        fence_names(parts.options.client_settings(), [process_transactional_id(parts.options, name)]) is None
+    )
     record = NewRecord("orders", 0, bytes(16), 1, b"moved")
     delta = ProgressDelta("g", parts.queue(), epoch, 0, ((0, 1),))
     with pytest.raises(FencedError):
         done(parts.commit([record], [delta]))
     assert holder.losses == 1
     until(lambda: len(holder.held) == 4, "held again")
-    assert parts.line.name != name
+    assert parts.commits.name != name
     assert holder.held[parts.queue()] > epoch
     assert view(parts, 0).committed is None
     (stored,) = done(parts.commit([record]))
@@ -233,7 +234,12 @@ def test_what_goes_by_the_epoch_of_another_group_is_lost_with_it(make: Make) -> 
     queue, record = parts.queue(), NewRecord("orders", 0, bytes(16), 1, b"fired")
     epoch = holder.held[queue]
     done(parts.commit([record], [ProgressDelta("fired", queue, epoch, 0, ((0, 1),))]))
-    assert fence(parts.options.client(), [own_name(parts.options, parts.line.name)]) is None
+    assert (
+        fence_names(
+            parts.options.client_settings(), [process_transactional_id(parts.options, parts.commits.name)]
+        )
+        is None
+    )
     behind = parts.commit([record], [ProgressDelta("fired", queue, epoch, 0, ((1, 2),))])
     until(lambda: behind.done, "answered")
     assert isinstance(behind.error, FencedError), "it would be done again under the new name"
@@ -246,7 +252,7 @@ def test_who_comes_new_starts_from_a_snapshot(make: Make) -> None:
     first = make()
     one = Holder(first, address="h:1")
     until(lambda: len(one.held) == 4, "held")
-    first.members.snapshot()
+    first.members.write_snapshot()
     two = Holder(first, group="other", address="h:1")
     until(lambda: len(two.held) == 4, "held")
     second = make()
@@ -279,7 +285,7 @@ def test_the_committed_offset_stands_as_the_kafka_group_s_own(make: Make) -> Non
             group, parts.queue(), holder.held[parts.queue()], 0, ((0, end), (end + 2, end + 4))
         )
         done(parts.commit(progress=[delta]))
-        until(lambda: parts.parts.mirror.idle, "written after it")
+        until(lambda: parts.process.mirror.is_idle, "written after it")
         (found,) = reader.committed([TopicPartition(name, 0)], 10)
         assert found.offset == end
     reader.close()

@@ -10,10 +10,10 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from backend.completion import Completion
-from backend.kafka.bridge import Bridge
+from backend.kafka.clients.bridge import Bridge
+from backend.kafka.engine.readers import Readers
+from backend.kafka.engine.streams import KafkaQueue
 from backend.kafka.options import KafkaOptions
-from backend.kafka.read.readers import Readers
-from backend.kafka.read.streams import KafkaPlace
 from backend.port import ReadCall, Wait
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus, tag_hash
 from ddmq_common.clock import SystemClock
@@ -38,14 +38,14 @@ class ReadersKit:
         self.bridge = Bridge()
         self.readers = Readers(KafkaOptions(self.bootstrap, **options), self.bridge, self.clock)
         self.timer = HubTimer(ref=False)
-        self.timer.every(0.005, lambda: self.readers.sweep(self.clock.monotonic()))
+        self.timer.every(0.005, lambda: self.readers.expire(self.clock.monotonic()))
         self._producer = self.producer()
 
     def producer(self, **more: str) -> Producer:
         return Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 0, **more})
 
-    def place(self, number: int = 0) -> KafkaPlace:
-        return KafkaPlace(QueueRef(self.topic, 7, number), self.topic, b"id")
+    def place(self, number: int = 0) -> KafkaQueue:
+        return KafkaQueue(QueueRef(self.topic, 7, number), self.topic, b"id")
 
     def write(self, *bodies: bytes, number: int = 0, tag: bytes = b"") -> None:
         for body in bodies:
@@ -89,7 +89,7 @@ def bodies(batch: ReadBatch) -> list[bytes]:
 def test_what_there_is_and_what_comes(kit: ReadersKit) -> None:
     assert kit.read(0).status is ReadStatus.NONE
     kit.write(b"a", b"b", b"c")
-    kit.readers.seen(kit.place().queue, 3)
+    kit.readers.set_next_offset(kit.place().queue, 3)
     until(lambda: kit.read(0).next_offset == 3)  # they may come one by one
     batch = kit.read(0)
     assert (bodies(batch), list(batch.offsets), batch.next_offset) == ([b"a", b"b", b"c"], [0, 1, 2], 3)
@@ -102,7 +102,7 @@ def test_what_this_process_appended_is_waited_for(kit: ReadersKit) -> None:
     assert kit.read(0).status is ReadStatus.NONE
     for n in range(20):
         kit.write(b"%d" % n)
-        kit.readers.seen(kit.place().queue, n + 1)
+        kit.readers.set_next_offset(kit.place().queue, n + 1)
         assert bodies(kit.read(n)) == [b"%d" % n]
 
 
@@ -128,7 +128,7 @@ def test_outside_of_what_there_is(kit: ReadersKit) -> None:
 
 def test_groups_at_many_places(kit: ReadersKit) -> None:
     kit.write(*(b"%d" % n for n in range(1000)))
-    kit.readers.seen(kit.place().queue, 1000)
+    kit.readers.set_next_offset(kit.place().queue, 1000)
     for start in (900, 0, 500, 300, 700, 100, 901, 1):
         assert bodies(kit.read(start, count_max=3)) == [b"%d" % n for n in range(start, start + 3)]
 
@@ -137,7 +137,7 @@ def test_tags_are_passed_over(kit: ReadersKit) -> None:
     kit.write(b"a", tag=b"x")
     kit.write(b"b", tag=b"y")
     kit.write(b"c")
-    kit.readers.seen(kit.place().queue, 3)
+    kit.readers.set_next_offset(kit.place().queue, 3)
     assert bodies(kit.read(0, tags=frozenset([tag_hash(b"y")]))) == [b"b"]
     none = frozenset([tag_hash(b"z")])
     until(lambda: kit.read(0, tags=none).status is ReadStatus.NONE)
@@ -160,8 +160,8 @@ def test_transactions_leave_gaps_and_what_was_aborted_is_not_read(kit: ReadersKi
 
 def test_a_topic_that_goes(kit: ReadersKit) -> None:
     waiting, reading = kit.waits(0), kit.asked(0)
-    kit.readers.seen(kit.place().queue, 1)
-    kit.readers.gone(kit.topic, 7)
+    kit.readers.set_next_offset(kit.place().queue, 1)
+    kit.readers.on_topic_deleted(kit.topic, 7)
     assert done(reading).status in (ReadStatus.GONE, ReadStatus.NONE)
     with pytest.raises(UnknownTopicError):
         done(waiting)
@@ -170,7 +170,7 @@ def test_a_topic_that_goes(kit: ReadersKit) -> None:
 def test_a_full_window_stops_and_goes_on() -> None:
     kit = ReadersKit(window_bytes=64 << 10, windows_bytes_max=128 << 10)
     kit.write(*(b"%04d" % n + bytes(1000) for n in range(2000)))
-    kit.readers.seen(kit.place().queue, 2000)
+    kit.readers.set_next_offset(kit.place().queue, 2000)
     found, offset = [], 0
     while offset < 2000:
         batch = kit.read(offset, count_max=37)
@@ -189,7 +189,7 @@ def test_a_close_fails_who_waits(kit: ReadersKit) -> None:
 def test_a_stream_that_was_full_leaves_its_thread_able_to_read_elsewhere() -> None:
     kit = ReadersKit(window_bytes=64 << 10, windows_bytes_max=128 << 10, readers=1)
     kit.write(*(b"%04d" % n + bytes(1000) for n in range(500)))
-    kit.readers.seen(kit.place().queue, 500)
+    kit.readers.set_next_offset(kit.place().queue, 500)
     for start in (0, 400, 0, 300):
         assert bodies(kit.read(start, count_max=1))[0][:4] == b"%04d" % start
         until(lambda: all(stream.paused for stream in kit.readers._streams.values()))

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from parts_kit import TOPICS, Holder, Parts, done, options
 
-from backend.kafka.backend import KafkaBackend
-from backend.kafka.following.thread import FollowerThread
+from backend.kafka.clients.follower import FollowerThread
+from backend.kafka.clients.reader_thread import ReaderThread
+from backend.kafka.engine.backend import KafkaBackend
 from backend.kafka.opening import open_kafka
-from backend.kafka.read.reader_thread import ReaderThread
 from backend.records import Durability, NewRecord, ProgressDelta, QueueRef, ReadStatus, TopicInfo
 from ddmq_common.clock import SystemClock
 from tests.support.waits import soon, until
@@ -49,16 +49,16 @@ def test_following_goes_on_where_it_was(pair: tuple[Parts, Parts], monkeypatch: 
     holder = Holder(one)
     until(lambda: len(holder.held) == 4, "held")
     done(one.commit(settings={"before": b"1"}))
-    done(other.state.caught_up())
-    failing = FailsOnce(FollowerThread._row)
-    monkeypatch.setattr(FollowerThread, "_row", failing)
+    done(other.state.catch_up())
+    failing = FailsOnce(FollowerThread._to_row)
+    monkeypatch.setattr(FollowerThread, "_to_row", failing)
     for number in range(4):
         queue = one.queue(number)
         delta = ProgressDelta("g", queue, holder.held[queue], 0, ((0, 5),))
         done(one.commit(progress=[delta], settings={f"k{number}": b"1"}))
     assert failing.calls > 0
     for parts in pair:
-        done(parts.state.caught_up())
+        done(parts.state.catch_up())
         assert len(parts.state.settings) == 5
         assert [parts.state.progress.view(("g", one.queue(n))).committed for n in range(4)] == [5] * 4
 

@@ -9,9 +9,9 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from backend.completion import Completion
-from backend.kafka.append import reporting as module
-from backend.kafka.append.appends import SEND_S, Appends
-from backend.kafka.bridge import Bridge
+from backend.kafka.clients.bridge import Bridge
+from backend.kafka.engine import appends as module
+from backend.kafka.engine.appends import SEND_S, Appends
 from backend.kafka.options import KafkaOptions
 from backend.records import AppendResult, AppendStatus, Durability, NewRecord
 from ddmq_common.clock import SystemClock
@@ -91,10 +91,10 @@ class FakeTopics:
         self.topics = {"t": self}
         self.kafka_name, self.durability, self.message_bytes_max = "t", Durability.WRITTEN, 1_000
 
-    def find(self, _: str) -> FakeTopics:
+    def find_topic(self, _: str) -> FakeTopics:
         return self
 
-    def refusal(self, _: NewRecord) -> None:
+    def rejection_of(self, _: NewRecord) -> None:
         return None
 
 
@@ -105,8 +105,9 @@ class House:
         self.seen: list[tuple[str, int, int, int]] = []
         topics: Any = FakeTopics()
         self.appends = Appends(
-            KafkaOptions(**terms), self.bridge, self.clock, topics, lambda *found: self.seen.append(found)
-        )
+            KafkaOptions(**terms), self.bridge, self.clock, topics,
+            lambda *found: self.seen.append(found), lambda: None,
+        )  # fmt: skip
 
     @property
     def producer(self) -> ReportingProducer:
@@ -229,10 +230,10 @@ def test_what_is_not_stored_in_time_is_never_sent_again(house: House) -> None:
     house.clock.ahead = SEND_S - 1
     later, waiting = house.append(in_s=LONG_S, queue_id=1), house.append(in_s=LONG_S)
     until(lambda: len(first.sent) == 2, "sent to another queue")
-    house.appends.look_for_old()
+    house.appends.check_age()
     assert not old.done
     house.clock.ahead = SEND_S + 1
-    house.appends.look_for_old()
+    house.appends.check_age()
     assert statuses(old) == statuses(later) == [AppendStatus.UNKNOWN]
     assert house.producer is not first
     house.answered(1)
@@ -244,14 +245,14 @@ def test_the_new_producer_is_given_its_time(house: House) -> None:
     old = house.append(in_s=LONG_S)
     until(lambda: len(house.producer.sent) == 1, "sent")
     house.clock.ahead = SEND_S + 1
-    house.appends.look_for_old()
+    house.appends.check_age()
     assert statuses(old) == [AppendStatus.UNKNOWN]
     call = house.append(in_s=LONG_S)
     until(lambda: len(house.producer.sent) == 1, "sent with the new one")
     house.clock.ahead += SEND_S - 1
-    house.appends.look_for_old()
+    house.appends.check_age()
     assert not call.done
     house.clock.ahead += 2
-    house.appends.look_for_old()
+    house.appends.check_age()
     assert statuses(call) == [AppendStatus.UNKNOWN]
     assert len(ReportingProducer.made) == 3

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from backend.kafka.bridge import Bridge
-from backend.kafka.following import barrier as module
-from backend.kafka.following.barrier import MARK_KEY, Barriers
+from backend.kafka.clients.bridge import Bridge
+from backend.kafka.state import followed as module
+from backend.kafka.state.followed import MARK_KEY, Barriers
 from ddmq_common.errors import DrainingError, RemoteError
 from tests.support.waits import done, until
 
@@ -83,15 +83,15 @@ def barriers(producer: type[HeldProducer], followed: dict[tuple[str, int], int])
 def test_it_waits_for_every_mark(
     barriers: Barriers, producer: type[HeldProducer], followed: dict[tuple[str, int], int]
 ) -> None:
-    asked = barriers.ask()
+    asked = barriers.add()
     until(lambda: producer.made, "the marks are written")
     followed["progress", 0] = followed["progress", 1] = 10
-    barriers.go_on()
+    barriers.advance()
     followed["progress", 0] = 11
-    barriers.go_on()
+    barriers.advance()
     assert not asked.done
     followed["progress", 1] = 11
-    until(lambda: barriers.go_on() or asked.done)
+    until(lambda: barriers.advance() or asked.done)
     done(asked)
 
 
@@ -100,12 +100,12 @@ def test_where_a_mark_is_not_taken_nobody_knows_and_the_next_one_asks_anew(
 ) -> None:
     producer.refuses.add(1)
     followed.update(dict.fromkeys(followed, 99))
-    asked = barriers.ask()
+    asked = barriers.add()
     until(lambda: asked.done)
     assert isinstance(asked.error, RemoteError)
     assert "progress [1]" in str(asked.error)
     producer.refuses.clear()
-    done(barriers.ask())
+    done(barriers.add())
     assert len(producer.made) == 2
 
 
@@ -113,9 +113,9 @@ def test_who_comes_while_marks_are_written_waits_for_the_next(
     barriers: Barriers, producer: type[HeldProducer], followed: dict[tuple[str, int], int]
 ) -> None:
     producer.go_on.clear()
-    first = barriers.ask()
+    first = barriers.add()
     until(lambda: producer.made)
-    second = barriers.ask()
+    second = barriers.add()
     followed.update(dict.fromkeys(followed, 11))
     producer.go_on.set()
     done(first)
@@ -124,6 +124,6 @@ def test_who_comes_while_marks_are_written_waits_for_the_next(
 
 
 def test_who_waits_at_the_end_is_refused(barriers: Barriers, producer: type[HeldProducer]) -> None:
-    asked = barriers.ask()
+    asked = barriers.add()
     barriers.close()
     assert isinstance(asked.error, DrainingError)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from backend.kafka.bridge import Bridge
+from backend.kafka.clients.bridge import Bridge
 from tests.support.waits import until
 
 

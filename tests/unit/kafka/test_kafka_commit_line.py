@@ -1,4 +1,4 @@
-"""CommitLine on the hub: what is answered, done again or left open when names and outcomes are lost."""
+"""CommitQueue on the hub: what is answered, done again or left open when names and outcomes are lost."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from test_kafka_commit_plan import KEY, QUEUE, State
+from test_kafka_commit_plan import KEY, QUEUE, State, Topics
 
 from backend.completion import Completion
-from backend.kafka.commit.line import CommitLine
-from backend.kafka.commit.plan import CommitTerms, KafkaWrite
-from backend.kafka.commit.producers import OutcomeKind, WriteOutcome
-from backend.kafka.state import encoded
+from backend.kafka.clients.producers import OutcomeKind, WriteOutcome
+from backend.kafka.commits.commit_queue import CommitQueue
+from backend.kafka.records import ProducerRecord
+from backend.kafka.state.tables import encode_record
 from backend.progress.group_progress import GroupProgress
-from backend.records import CommitBatch, Durability, ProgressDelta
+from backend.records import CommitBatch, ProgressDelta
 from ddmq_common.errors import FencedError, RemoteError
 from tests.support.waits import soon, until
 
 Then = Callable[[WriteOutcome], None]
-UNKNOWN = WriteOutcome(OutcomeKind.UNKNOWN, [], RemoteError("no answer"))
+UNKNOWN = WriteOutcome(OutcomeKind.UNCERTAIN, [], RemoteError("no answer"))
 
 
 class FollowedState(State):
@@ -27,7 +27,7 @@ class FollowedState(State):
 
     ready, reason = True, ""
 
-    def caught_up(self) -> Completion[None]:
+    def catch_up(self) -> Completion[None]:
         over: Completion[None] = Completion()
         over.succeed(None)
         return over
@@ -37,16 +37,16 @@ class FakeProducers:
     """Keeps what it is asked; the test answers. A name is given at once."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[Sequence[KafkaWrite], Then]] = []
+        self.asked: list[tuple[Sequence[ProducerRecord], Then]] = []
         self.names: list[str] = []
 
-    def write(self, writes: Sequence[KafkaWrite], then: Then) -> None:
+    def write_plain(self, writes: Sequence[ProducerRecord], then: Then) -> None:
         self.asked.append((writes, then))
 
-    def transact(self, writes: Sequence[KafkaWrite], once: bool, then: Then) -> None:
+    def write_transaction(self, writes: Sequence[ProducerRecord], once: bool, then: Then) -> None:
         self.asked.append((writes, then))
 
-    def rename(self, name: str, then: Then) -> None:
+    def take_new_id(self, name: str, then: Then) -> None:
         self.names.append(name)
         then(WriteOutcome(OutcomeKind.STORED, [], None))
 
@@ -55,28 +55,32 @@ class LineRig:
     def __init__(self) -> None:
         self.state, self.producers = FollowedState(), FakeProducers()
         self.floor = 0
-        terms = CommitTerms(
-            lambda record: KafkaWrite(record.topic, record.queue_id, None, record.delivery),
-            lambda record: None,
-            lambda queue: True,
-            lambda key, epoch: self.floor,
-            100,
-            100,
-        )
         state: Any = self.state
         producers: Any = self.producers
-        self.line = CommitLine(state, producers, terms, lambda topic: Durability.WRITTEN, lambda: 0.0)
+        topics: Any = Topics()
+        self.line = CommitQueue(
+            state,
+            producers,
+            topics,
+            lambda: 0.0,
+            when_appended=lambda queues, then: then(),
+            epoch_floor=lambda key, epoch: self.floor,
+            is_alive=lambda: True,
+            on_name_lost=lambda reason: None,
+            on_named=lambda name: None,
+            on_progress=lambda keys: None,
+        )
         until(lambda: self.line.name, "it has a name")
 
     def finish(self, offset: int, epoch: int = 1) -> Completion[Any]:
         delta = ProgressDelta("g", QUEUE, epoch, 0, ((offset, offset + 1),))
         return self.line.commit(CommitBatch(progress=[delta]), soon())
 
-    def under_way(self, count: int) -> tuple[Sequence[KafkaWrite], Then]:
+    def under_way(self, count: int) -> tuple[Sequence[ProducerRecord], Then]:
         until(lambda: len(self.producers.asked) == count, "it is under way")
         return self.producers.asked[-1]
 
-    def follow(self, writes: Sequence[KafkaWrite]) -> None:
+    def follow(self, writes: Sequence[ProducerRecord]) -> None:
         for write in writes:
             assert write.key is not None
             self.state.progress.apply(write.key, write.value)
@@ -89,7 +93,7 @@ def rig() -> Iterator[LineRig]:
     rig.line.close()
 
 
-def stored(writes: Sequence[KafkaWrite]) -> WriteOutcome:
+def stored(writes: Sequence[ProducerRecord]) -> WriteOutcome:
     return WriteOutcome(OutcomeKind.STORED, list(range(len(writes))), None)
 
 
@@ -148,7 +152,7 @@ def test_what_a_later_holder_has_seen_or_not_stays_unknown(rig: LineRig, there: 
         rig.follow(writes)
     later = GroupProgress()
     later.apply(ProgressDelta("g", QUEUE, 2, 0))
-    rig.state.progress.apply(*encoded(KEY, later))
+    rig.state.progress.apply(*encode_record(KEY, later))
     then(UNKNOWN)
     until(lambda: call.done, "looked up")
     assert isinstance(call.error, RemoteError)

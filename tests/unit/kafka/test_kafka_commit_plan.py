@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from backend.kafka.commit.plan import CommitPlan, CommitTerms, KafkaWrite
-from backend.kafka.following.system_topics import SystemTopics
-from backend.kafka.state import ProgressState, SettingsState
-from backend.records import CommitBatch, NewRecord, ProgressDelta, ProgressView, QueueRef
+from backend.kafka.clients.admin import SystemTopics
+from backend.kafka.commits.plan import CommitPlan
+from backend.kafka.records import ProducerRecord
+from backend.kafka.state.tables import ProgressState, SettingsState
+from backend.records import CommitBatch, Durability, NewRecord, ProgressDelta, ProgressView, QueueRef
 from ddmq_common.errors import BoundReachedError, FencedError, UnknownTopicError
 
 QUEUE = QueueRef("orders", 7, 0)
@@ -19,8 +20,8 @@ KEY = ("g", QUEUE)
 class State:
     """What a plan sees of KafkaState."""
 
-    partitions = 4
-    topics = SystemTopics("settings", "progress", "coordination")
+    progress_partitions = 4
+    system_topics = SystemTopics("settings", "progress", "coordination")
 
     def __init__(self) -> None:
         self.offset = 0
@@ -28,33 +29,42 @@ class State:
         self._settings = SettingsState()
         self.settings = self._settings.settings
 
-    def wrote(self, partition: int, offset: int, key: bytes, value: bytes | None) -> None:
+    def apply_written_setting(self, partition: int, offset: int, key: bytes, value: bytes | None) -> None:
         self._settings.apply(key, value)
 
     def holds_setting(self, key: bytes, value: bytes) -> bool:
-        return self._settings.holds(key, value)
+        return self._settings.holds_record(key, value)
 
 
-def plan(state: State, floor: int = 0, most: int = 100) -> CommitPlan:
-    terms = CommitTerms(
-        lambda record: KafkaWrite(record.topic, record.queue_id, None, record.delivery),
-        lambda record: None if record.topic == "orders" else UnknownTopicError(record.topic),
-        lambda queue: queue.topic == "orders",
-        lambda key, epoch: floor,
-        most,
-        most,
-    )
+class Topics:
+    """One topic, whose records are no more than their bytes."""
+
+    def to_producer_record(self, record: NewRecord) -> ProducerRecord:
+        return ProducerRecord(record.topic, record.queue_id, None, record.delivery)
+
+    def rejection_of(self, record: NewRecord) -> Exception | None:
+        return None if record.topic == "orders" else UnknownTopicError(record.topic)
+
+    def find_queue_topic(self, queue: QueueRef) -> object:
+        return self if queue.topic == "orders" else None
+
+    def durability_of(self, topic: str) -> Durability:
+        return Durability.WRITTEN
+
+
+def plan(state: State, floor: int = 0) -> CommitPlan:
     anything: Any = state
-    return CommitPlan(anything, terms)
+    topics: Any = Topics()
+    return CommitPlan(anything, topics, lambda key, epoch: floor)
 
 
 def delta(epoch: int = 1, generation: int = 0, **rest: Any) -> ProgressDelta:
     return ProgressDelta("g", QUEUE, epoch, generation, **rest)
 
 
-def store(state: State, made: CommitPlan) -> list[KafkaWrite]:
-    writes = made.writes()
-    made.stored(list(range(state.offset, state.offset + len(writes))))
+def store(state: State, made: CommitPlan) -> list[ProducerRecord]:
+    writes = made.to_producer_records()
+    made.apply_stored(list(range(state.offset, state.offset + len(writes))))
     state.offset += len(writes)
     return writes
 
@@ -64,7 +74,7 @@ def test_many_commits_of_one_queue_are_one_record() -> None:
     made = plan(state)
     for offset in range(10):
         made.add(CommitBatch(progress=[delta(finished=((offset, offset + 1),))]))
-    assert not made.whole
+    assert not made.needs_transaction
     assert state.progress.view(KEY).committed is None, "nothing counts before it is stored"
     (write,) = store(state, made)
     assert write.topic == "progress"
@@ -88,8 +98,10 @@ def test_each_is_checked_against_what_those_before_it_leave() -> None:
     assert state.progress.view(KEY) == ProgressView(2, (), {}, 5, 0)
 
 
-def test_what_is_refused_leaves_nothing_behind() -> None:
-    made = plan(State(), most=1)
+def test_what_is_refused_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backend.kafka.commits.plan.SETTINGS_MAX", 1)
+    monkeypatch.setattr("backend.kafka.commits.plan.PROGRESS_MAX", 1)
+    made = plan(State())
     nowhere = ProgressDelta("g", QueueRef("nowhere", 1, 0), 1, 0)
     with pytest.raises(UnknownTopicError):
         made.add(CommitBatch(progress=[delta(), nowhere], settings={"k": b"1"}))
@@ -98,7 +110,7 @@ def test_what_is_refused_leaves_nothing_behind() -> None:
     with pytest.raises(BoundReachedError):
         made.add(CommitBatch(progress=[delta()], settings={"k": b"1", "j": b"2"}))
     assert not made
-    assert made.writes() == []
+    assert made.to_producer_records() == []
 
 
 def test_a_lost_epoch_is_not_taken_any_more() -> None:
@@ -117,7 +129,7 @@ def test_older_keys_are_taken_away_by_the_next_commit_once_the_newer_one_counts(
     made = plan(state)
     made.add(CommitBatch(progress=[delta(epoch=2, finished=((2, 3),))]))
     assert [write.value is None for write in store(state, made)] == [False, True]
-    assert state.progress.outdated([KEY]) == []
+    assert state.progress.find_outdated([KEY]) == []
     assert state.progress.view(KEY).committed == 3
 
 
@@ -147,6 +159,6 @@ def test_the_progress_of_a_topic_that_is_gone_goes_whole() -> None:
         made.add(CommitBatch(progress=[delta(epoch=3, generation=generation, reset_to=reset)]))
         store(state, made)
     made = plan(state)
-    made.forget("orders", 7)
+    made.drop_progress("orders", 7)
     assert [write.value for write in store(state, made)] == [None, None]
     assert len(state.progress) == 0

@@ -24,7 +24,7 @@ from backend.kafka.coordination.events import (
     decode_event,
     encode_event,
 )
-from backend.kafka.coordination.log import CoordinationLog, PlacedEvent
+from backend.kafka.coordination.table import CoordinationLog, PlacedEvent
 from backend.ownership.group import Assign, AssignmentState, Decision, Lose, Revoke
 from backend.port import Sharing
 from tests.examples import examples
@@ -81,7 +81,7 @@ def told(log: CoordinationLog, decisions: list[Decision]) -> Told:
 
 
 def known(log: CoordinationLog) -> bytes:
-    found = log.snapshot()
+    found = log.make_snapshot()
     assert found is not None
     return encode_event(found)
 
@@ -230,7 +230,7 @@ def test_a_second_beginning_counts_only_when_the_first_was_not_to_be_seen() -> N
     assert tell.holders() == {0: "a", 1: "a"}
     tell(Begun(9_000, 2))
     assert tell.holders() == {}
-    assert tell.log.begins == 2
+    assert tell.log.begin_count == 2
     tell(join("a", 1))
     assert tell.log.state is not None
     assert tell.log.state.epoch > 9_000
@@ -239,9 +239,9 @@ def test_a_second_beginning_counts_only_when_the_first_was_not_to_be_seen() -> N
 def test_a_snapshot_of_what_was_not_read_is_waited_past() -> None:
     full = begun()
     full.apply(PlacedEvent(1, 1, join("a")))
-    early = full.snapshot()
+    early = full.make_snapshot()
     full.apply(PlacedEvent(2, 2, join("b")))
-    later = full.snapshot()
+    later = full.make_snapshot()
     assert early is not None
     assert later is not None
     log = CoordinationLog(3)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from backend.completion import Completion, failed, succeeded
-from backend.kafka.topics import doubts as module
-from backend.kafka.topics.doubts import LOOKS, TopicDoubts
-from backend.kafka.topics.known import KafkaTopics
+from backend.kafka.engine import topics as module
+from backend.kafka.engine.topics import MISSING_CHECKS, KafkaTopics, MissingTopics
+from backend.kafka.state.followed import KafkaState
+from backend.kafka.topic_info import TopicRegistry
 from backend.records import NewRecord
 from ddmq_common.errors import DrainingError, RemoteError, TryLaterError
 from tests.support.waits import until
@@ -22,8 +24,7 @@ class HeldTopics:
     def __init__(self) -> None:
         self.topics: dict[str, object] = {}
         self.asking: list[Callable[[str], object]] = []
-        self.find = self.topics.get
-        self.look = self.asking.append
+        self.survey = self.asking.append
 
     def answer(self, reason: str = "") -> None:
         asking, self.asking[:] = list(self.asking), []
@@ -35,15 +36,17 @@ class DoubtRig:
     """What one doubt is told."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "PAUSE_S", 0.001)
+        monkeypatch.setattr(module, "MISSING_PAUSE_S", 0.001)
         self.topics = HeldTopics()
         self.kept: dict[str, bytes] = {}
         self.barrier: Completion[None] = succeeded(None)
-        self.doubts = TopicDoubts(cast(KafkaTopics, self.topics), lambda: self.kept, lambda: self.barrier)
+        state = SimpleNamespace(topic_infos=self.kept, catch_up=lambda: self.barrier)
+        table, topics = cast(TopicRegistry, self.topics), cast(KafkaTopics, self.topics)
+        self.doubts = MissingTopics(table, topics, cast(KafkaState, state))
         self.told: list[Exception | None] = []
 
     def settle(self) -> None:
-        self.doubts.settle(frozenset(["orders"]), self.told.append)
+        self.doubts.confirm(frozenset(["orders"]), self.told.append)
 
 
 @pytest.fixture
@@ -52,7 +55,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> DoubtRig:
 
 
 def test_a_topic_that_nobody_knows_of_is_believed_not_to_be_there(rig: DoubtRig) -> None:
-    assert rig.doubts.of([NewRecord("orders", 0, bytes(16), 1, b"")]) == {"orders"}
+    assert rig.doubts.find_unknown([NewRecord("orders", 0, bytes(16), 1, b"")]) == {"orders"}
     rig.settle()
     assert rig.told == []
     rig.topics.answer()
@@ -73,42 +76,42 @@ def test_one_that_was_made_and_is_not_to_be_seen_yet_is_looked_for_again(rig: Do
 def test_but_not_for_ever(rig: DoubtRig) -> None:
     rig.kept["orders"] = b"somebody deleted it in Kafka itself"
     rig.settle()
-    for _ in range(LOOKS):
+    for _ in range(MISSING_CHECKS):
         until(lambda: rig.topics.asking)
         rig.topics.answer()
     assert rig.told == [None]
 
 
 def test_what_others_made_is_known_once_it_is_caught_up(rig: DoubtRig) -> None:
-    assert rig.doubts.caught_up().done
+    assert rig.doubts.catch_up().done
     rig.kept["orders"] = b"it was made"
-    caught_up = rig.doubts.caught_up()
+    caught_up = rig.doubts.catch_up()
     assert not caught_up.done
     rig.topics.topics["orders"] = object()
     rig.topics.answer()
     assert caught_up.result() is None
-    assert rig.doubts.caught_up().done
+    assert rig.doubts.catch_up().done
 
 
 def test_a_topic_that_somebody_deleted_in_kafka_is_looked_for_once(rig: DoubtRig) -> None:
     rig.kept["orders"] = b"it was made"
-    caught_up = rig.doubts.caught_up()
-    for _ in range(LOOKS):
+    caught_up = rig.doubts.catch_up()
+    for _ in range(MISSING_CHECKS):
         until(lambda: rig.topics.asking)
         rig.topics.answer()
     assert caught_up.result() is None
-    assert rig.doubts.caught_up().done
+    assert rig.doubts.catch_up().done
     rig.kept["orders"] = b"it was made again"
-    assert not rig.doubts.caught_up().done
+    assert not rig.doubts.catch_up().done
 
 
 def test_nobody_is_told_that_it_is_caught_up_who_cannot_know(rig: DoubtRig) -> None:
     rig.kept["orders"] = b"it was made"
-    first = rig.doubts.caught_up()
+    first = rig.doubts.catch_up()
     rig.topics.answer("no broker answers")
     rig.barrier = failed(RemoteError("no broker"))
     assert isinstance(first.error, TryLaterError)
-    assert isinstance(rig.doubts.caught_up().error, RemoteError)
+    assert isinstance(rig.doubts.catch_up().error, RemoteError)
 
 
 def test_a_cluster_that_does_not_answer_says_nothing_of_a_topic(rig: DoubtRig) -> None:

@@ -14,8 +14,8 @@ import gevent
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from backend.kafka import mirror as module
-from backend.kafka.mirror import CLOSE_S, CONSUMERS_MAX, OURS, OffsetMirror, _Committer
+from backend.kafka.commits import offset_mirror as module
+from backend.kafka.commits.offset_mirror import CLOSE_S, CONSUMERS_MAX, OURS, OffsetMirror, _OffsetCommitter
 from backend.kafka.options import KafkaOptions
 from backend.progress.group_progress import GroupProgress, Key
 from backend.records import QueueRef
@@ -25,8 +25,10 @@ from tests.support.waits import until
 @pytest.mark.slow
 def test_it_ends_in_time_though_no_broker_answers() -> None:
     told: list[tuple[str, Exception | None]] = []
-    committer = _Committer(KafkaOptions("127.0.0.1:1"), lambda group, error: told.append((group, error)))
-    committer.ask("g", [TopicPartition("orders", 0, 7)])
+    committer = _OffsetCommitter(
+        KafkaOptions("127.0.0.1:1"), lambda group, error: told.append((group, error))
+    )
+    committer.commit_later("g", [TopicPartition("orders", 0, 7)])
     began = time.monotonic()
     committer.close()
     assert time.monotonic() - began < CLOSE_S + 20.0, "the client's own time-outs take a minute"
@@ -65,10 +67,10 @@ def test_consumers_are_few_and_go_when_they_are_not_used(
     monkeypatch.setattr(FakeConsumer, "open_max", 0)
     monkeypatch.setattr(FakeConsumer, "fails", fails)
     told: list[str] = []
-    committer = _Committer(KafkaOptions(), lambda group, _: told.append(group))
+    committer = _OffsetCommitter(KafkaOptions(), lambda group, _: told.append(group))
     for lap in range(2):
         for number in range(3 * CONSUMERS_MAX):
-            committer.ask(f"g{number}", [TopicPartition("orders", 0, 7)])
+            committer.commit_later(f"g{number}", [TopicPartition("orders", 0, 7)])
         until(lambda lap=lap: len(told) == 3 * CONSUMERS_MAX * (lap + 1), "all are answered")
         until(lambda: FakeConsumer.open == 0, "closed")
     assert FakeConsumer.open_max <= CONSUMERS_MAX
@@ -96,10 +98,12 @@ def test_what_another_program_committed_is_left_as_it_is(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(module, "Consumer", Standing)
     told: list[tuple[str, str | None]] = []
-    committer = _Committer(KafkaOptions(), lambda group, error: told.append((group, error and str(error))))
+    committer = _OffsetCommitter(
+        KafkaOptions(), lambda group, error: told.append((group, error and str(error)))
+    )
     for _ in range(2):
         for group in ("g", "h", "new"):
-            committer.ask(group, [TopicPartition("orders", 0, 7, OURS)])
+            committer.commit_later(group, [TopicPartition("orders", 0, 7, OURS)])
     committer.close()
     why = "offset 5 of orders [1] was committed by another program"
     assert told == [("g", why), ("h", None), ("new", None)] * 2
@@ -151,7 +155,7 @@ class Group:
         progress = self._progress.setdefault(key, GroupProgress())
         progress.started = True
         progress.acks.reset(offset)
-        self.mirror.progressed([key])
+        self.mirror.on_progress([key])
 
 
 AWAY, REFUSED = KafkaError.NOT_COORDINATOR, KafkaError.UNKNOWN_MEMBER_ID
@@ -165,7 +169,7 @@ def test_what_no_coordinator_took_is_written_again_and_what_one_refused_is_not(
     group = Group(monkeypatch, *answers)
     with caplog.at_level(logging.INFO):
         group.commits(7)
-        until(lambda: group.asked and group.mirror.idle, "written, or refused")
+        until(lambda: group.asked and group.mirror.is_idle, "written, or refused")
     group.mirror.close()
     assert group.asked == [7] * commits
     assert len(caplog.records) == len(set(answers))
@@ -175,9 +179,9 @@ def test_a_queue_that_is_held_no_more_is_not_written_again(monkeypatch: pytest.M
     group = Group(monkeypatch, AWAY)
     monkeypatch.setattr(module, "EVERY_S", 0.1)
     group.commits(7)
-    until(lambda: group.asked and not group.mirror.idle, "it failed, and is to be written again")
+    until(lambda: group.asked and not group.mirror.is_idle, "it failed, and is to be written again")
     group.holds = False
-    until(lambda: group.mirror.idle, "nothing is to be written")
+    until(lambda: group.mirror.is_idle, "nothing is to be written")
     group.mirror.close()
     assert group.asked == [7]
 
@@ -186,7 +190,7 @@ def test_a_group_without_a_coordinator_is_asked_less_and_less(monkeypatch: pytes
     group = Group(monkeypatch, *[AWAY] * 5)
     began = time.monotonic()
     group.commits(7)
-    until(lambda: group.asked and group.mirror.idle, "written")
+    until(lambda: group.asked and group.mirror.is_idle, "written")
     group.mirror.close()
     assert time.monotonic() - began >= sum(0.01 * 2**times for times in range(5))
 

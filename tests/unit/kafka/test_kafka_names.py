@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.kafka.names import KAFKA_NAME_MAX, Names, incarnation
+from backend.kafka.options import KAFKA_NAME_MAX, Names, incarnation_of
 from ddmq_common.errors import CallerError
 
 OURS = st.one_of(
@@ -73,7 +73,7 @@ def test_patterns_and_prefix_say_what_is_let_in() -> None:
     assert names.from_kafka("other") is None
     assert names.from_kafka("ddmq.x.-25RETRY-25g") == "%RETRY%g"
     assert Names("ddmq", "one.").from_kafka("orders") is None
-    assert Names("ddmq", "one.").system("settings") == "one.ddmq.settings"
+    assert Names("ddmq", "one.").system_topic("settings") == "one.ddmq.settings"
 
 
 def test_names_that_are_too_long_there() -> None:
@@ -82,6 +82,6 @@ def test_names_that_are_too_long_there() -> None:
 
 
 def test_incarnations_differ_and_are_48_bits() -> None:
-    found = {incarnation(f"id-{n}") for n in range(1000)}
+    found = {incarnation_of(f"id-{n}") for n in range(1000)}
     assert len(found) == 1000
     assert all(0 < number < 1 << 48 for number in found)

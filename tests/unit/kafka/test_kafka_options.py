@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backend.kafka.options import USUAL, KafkaOptions
+from backend.kafka.options import DEFAULT_SETTINGS, KafkaOptions
 from ddmq_common.errors import ConfigError
 
 
@@ -31,8 +31,8 @@ def test_what_is_refused_says_the_key(key: str, value: Any) -> None:
 
 def test_what_clients_get() -> None:
     options = KafkaOptions("a:9092,[::1]:9093", librdkafka={"linger.ms": "5", "security.protocol": "SSL"})
-    assert options.client(linger_ms=0, acks="all") == {
-        **USUAL,
+    assert options.client_settings(linger_ms=0, acks="all") == {
+        **DEFAULT_SETTINGS,
         "linger.ms": 0,
         "security.protocol": "SSL",
         "acks": "all",

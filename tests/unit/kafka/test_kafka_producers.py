@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from backend.kafka.commit import producers as module
-from backend.kafka.commit.plan import KafkaWrite
-from backend.kafka.commit.producers import OutcomeKind, Producers, WriteOutcome
+from backend.kafka.clients import producers as module
+from backend.kafka.clients.producers import OutcomeKind, Producers, WriteOutcome
 from backend.kafka.options import KafkaOptions
+from backend.kafka.records import ProducerRecord
 from ddmq_common.errors import CallerError, UnknownTopicError
 from tests.support.waits import until
 
@@ -106,11 +106,11 @@ def test_after_an_event_that_is_refused_for_good_there_is_another_one(
     producers: Producers, failed: list[object]
 ) -> None:
     FakeProducer.made[0].dead = True
-    producers.event("coordination", b"beat", "name")
+    producers.write_event("coordination", b"beat", "name")
     assert failed == ["name"]
     until(lambda: len(FakeProducer.made) == 2, "another one")
     until(lambda: not producers._broken)
-    producers.event("coordination", b"beat", "other")
+    producers.write_event("coordination", b"beat", "other")
     assert FakeProducer.made[1].values == [b"beat"]
     assert failed == ["name"]
 
@@ -119,16 +119,16 @@ def test_progress_that_is_refused_for_good_is_unknown_and_the_next_is_written(pr
     FakeProducer.made[0].dead = True
     outcomes: list[WriteOutcome] = []
     for _ in range(2):
-        producers.write([KafkaWrite("progress", 0, b"k", b"v")], outcomes.append)
+        producers.write_plain([ProducerRecord("progress", 0, b"k", b"v")], outcomes.append)
     until(lambda: len(outcomes) == 2)
-    assert [outcome.kind for outcome in outcomes] == [OutcomeKind.UNKNOWN, OutcomeKind.STORED]
+    assert [outcome.kind for outcome in outcomes] == [OutcomeKind.UNCERTAIN, OutcomeKind.STORED]
     assert outcomes[1].offsets == [7]
 
 
 def renamed(producers: Producers, name: str) -> FakeProducer:
     """The transactional producer under a new name."""
     outcomes: list[WriteOutcome] = []
-    producers.rename(name, outcomes.append)
+    producers.take_new_id(name, outcomes.append)
     until(lambda: outcomes, "renamed")
     assert outcomes[0].error is None
     return next(
@@ -149,12 +149,12 @@ def test_progress_without_an_answer_is_unknown_and_what_is_on_its_way_is_given_u
     producers: Producers, failed: list[object]
 ) -> None:
     plain()[0].silent = True
-    producers.event("coordination", b"release", "name")
+    producers.write_event("coordination", b"release", "name")
     outcomes: list[WriteOutcome] = []
     for _ in range(2):
-        producers.write([KafkaWrite("progress", 0, b"k", b"v")], outcomes.append)
+        producers.write_plain([ProducerRecord("progress", 0, b"k", b"v")], outcomes.append)
     until(lambda: len(outcomes) == 2)
-    assert [outcome.kind for outcome in outcomes] == [OutcomeKind.UNKNOWN, OutcomeKind.STORED]
+    assert [outcome.kind for outcome in outcomes] == [OutcomeKind.UNCERTAIN, OutcomeKind.STORED]
     assert failed == ["name"], "whoever wrote the event hears that it may not be there"
     assert plain()[1].values == [b"v"], "nothing is sent again by itself"
 
@@ -166,7 +166,7 @@ def test_a_new_name_takes_over_no_event_that_is_on_its_way(
     renamed(producers, "first")
     assert len(plain()) == 1, "nothing was on its way"
     plain()[0].silent = True
-    producers.event("coordination", b"release", "one")
+    producers.write_event("coordination", b"release", "one")
     renamed(producers, "two")
     assert len(plain()) == 2
     assert failed == ["one"], "what was on its way under the old name is over"
@@ -175,14 +175,16 @@ def test_a_new_name_takes_over_no_event_that_is_on_its_way(
 def test_a_report_behind_a_fatal_error_tells_of_that_error(producers: Producers) -> None:
     renamed(producers, "one").dead = True
     outcomes: list[WriteOutcome] = []
-    producers.transact([], False, outcomes.append)
+    producers.write_transaction([], False, outcomes.append)
     until(lambda: outcomes)
     assert outcomes[0].kind is OutcomeKind.FENCED
 
 
 def transacted(producers: Producers, *topics: str) -> WriteOutcome:
     outcomes: list[WriteOutcome] = []
-    producers.transact([KafkaWrite(topic, 0, b"k", b"v") for topic in topics], False, outcomes.append)
+    producers.write_transaction(
+        [ProducerRecord(topic, 0, b"k", b"v") for topic in topics], False, outcomes.append
+    )
     until(lambda: outcomes)
     return outcomes[0]
 

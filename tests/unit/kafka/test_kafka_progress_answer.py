@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from backend.completion import Completion
-from backend.kafka.backend import KafkaBackend
-from backend.kafka.state import ProgressState, Stamp, progress_key
+from backend.kafka.engine.backend import KafkaBackend
+from backend.kafka.state.tables import ProgressState, Stamp, progress_key
 from backend.records import QueueRef
 from ddmq_common.errors import DamagedError, NewerFormatError, StorageError
 
@@ -21,9 +21,9 @@ def backend(progress: ProgressState) -> KafkaBackend:
     followed: Completion[None] = Completion()
     followed.succeed(None)
     made: Any = KafkaBackend.__new__(KafkaBackend)
-    state = SimpleNamespace(progress=progress, caught_up=lambda: followed)
-    made.parts = SimpleNamespace(state=state)
-    made._topics = SimpleNamespace(living=lambda queue: queue)
+    state = SimpleNamespace(progress=progress, catch_up=lambda: followed)
+    made.state = state
+    made._table = SimpleNamespace(find_queue_topic=lambda queue: queue)
     answering: KafkaBackend = made
     return answering
 

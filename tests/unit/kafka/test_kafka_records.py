@@ -76,9 +76,9 @@ def test_every_message_comes_back_as_it_was(
     assert found.due_ms == (due_ms if due_ms >= 0 else 1_000 - due_ms)
     assert found.tag_hash == tag_hash(tag)
     assert dict(found.system) == system
-    whole = found.stored("t", 2)
+    whole = found.to_stored_record("t", 2)
     assert (whole.offset, whole.position, whole.stored_ms) == (7, -1, 1_000)
-    assert found.short("x").value == system.get("x", "").encode()
+    assert found.to_short_record("x").value == system.get("x", "").encode()
 
 
 @given(delivery=st.binary(max_size=60), tag=TEXT)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from backend.kafka.checks.rules import REPLICAS, CheckedPlace, ClusterFacts, ClusterFinding, Kind, findings
+from backend.kafka.cluster_rules import (
+    REPLICAS,
+    CheckedPlace,
+    ClusterFacts,
+    ClusterFinding,
+    Kind,
+    find_violations,
+)
 from backend.kafka.options import KafkaOptions
 
 OPTIONS = KafkaOptions(bootstrap="broker1:9092")
@@ -39,7 +46,7 @@ def found(
     settings = GOOD[kind] | {name.replace("_", "."): value for name, value in changed.items()}
     if "copies" in settings:
         settings[REPLICAS] = settings.pop("copies")
-    return findings(ClusterFacts("id", brokers, (CheckedPlace("one", kind, settings),)), options)
+    return find_violations(ClusterFacts("id", brokers, (CheckedPlace("one", kind, settings),)), options)
 
 
 @pytest.mark.parametrize("kind", GOOD)
@@ -119,13 +126,13 @@ def test_topics_of_others_take_a_batch_and_no_more_than_ours() -> None:
 def test_many_places_are_one_finding() -> None:
     wrong = GOOD[Kind.MADE] | {"unclean.leader.election.enable": "true"}
     places = tuple(CheckedPlace(f"t{number}", Kind.MADE, wrong) for number in range(12))
-    [finding] = findings(ClusterFacts("id", 3, places), OPTIONS)
-    assert finding.where == "topic t0, topic t1, topic t2, topic t3, topic t4 and 7 more"
+    [finding] = find_violations(ClusterFacts("id", 3, places), OPTIONS)
+    assert finding.place_names == "topic t0, topic t1, topic t2, topic t3, topic t4 and 7 more"
     assert "for each" in finding.remedy
 
 
 def test_what_may_not_be_seen_is_told() -> None:
-    [finding] = findings(ClusterFacts("id", 3, (CheckedPlace("one", Kind.MADE, None),)), OPTIONS)
+    [finding] = find_violations(ClusterFacts("id", 3, (CheckedPlace("one", Kind.MADE, None),)), OPTIONS)
     assert "DescribeConfigs" in finding.remedy
 
 

@@ -1,11 +1,11 @@
-"""Who ends whom, and when: silence.py's tables, told as stories of the processes a, b, c and d."""
+"""Who ends whom, and when: watch.py's tables, told as stories of the processes a, b, c and d."""
 
 from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.kafka.coordination.silence import TURN_S, Silence
+from backend.kafka.coordination.watch import TURN_S, SilenceDetector
 from tests.examples import examples
 
 SESSION_S = 3.0
@@ -18,28 +18,28 @@ class Watching:
     def __init__(self, own: str = "a", processes: list[str] = EVERYBODY) -> None:
         self.own = own
         self.processes = processes
-        self.silence = Silence(SESSION_S)
+        self.silence = SilenceDetector(SESSION_S)
         self.asked = self.answered = 0.0
         self.stuck = False
         for process in processes:
-            self.silence.heard(process, 0.0)
+            self.silence.on_seen(process, 0.0)
 
     def beat(self, now: float) -> None:
         self.asked = now
         if not self.stuck:
             self.answered = now
-            self.silence.heard(self.own, now)
+            self.silence.on_seen(self.own, now)
 
     def at(self, now: float, *heard: str) -> list[str]:
         """Who is ended at `now`; `heard`: of whom something was followed just before. A beat that is asked
         for is sent, and looked at once more."""
         for process in heard:
-            self.silence.heard(process, now)
+            self.silence.on_seen(process, now)
         ended: list[str] = []
         for _ in range(2):
-            found = self.silence.look(self.own, self.processes, now, self.asked, self.answered)
-            ended += [process for process, _ in found.end]
-            if found.ask:
+            found = self.silence.check(self.own, self.processes, now, self.asked, self.answered)
+            ended += [process for process, _ in found.to_end]
+            if found.needs_heartbeat:
                 self.beat(now)
         return ended
 
@@ -95,26 +95,26 @@ def test_an_answer_to_an_older_beat_says_nothing() -> None:
 def test_a_beat_is_asked_for_once() -> None:
     watching = Watching()
     for process in "acd":
-        watching.silence.heard(process, 3.0)
-    assert watching.silence.look("a", EVERYBODY, 3.1, 2.9, 2.9).ask
-    assert not watching.silence.look("a", EVERYBODY, 3.2, 3.1, 2.9).ask, "it is under way"
-    assert not watching.silence.look("a", EVERYBODY, 3.2, 3.1, 3.1).ask, "it has come back"
+        watching.silence.on_seen(process, 3.0)
+    assert watching.silence.check("a", EVERYBODY, 3.1, 2.9, 2.9).needs_heartbeat
+    assert not watching.silence.check("a", EVERYBODY, 3.2, 3.1, 2.9).needs_heartbeat, "it is under way"
+    assert not watching.silence.check("a", EVERYBODY, 3.2, 3.1, 3.1).needs_heartbeat, "it has come back"
 
 
 def test_a_process_is_ended_once_and_again_where_that_has_failed() -> None:
     watching = Watching()
     assert watching.at(3.1, "c", "d") == ["b"]
     assert watching.at(4.0, "c", "d") == []
-    watching.silence.failed("b")
+    watching.silence.on_end_failed("b")
     assert watching.at(4.1, "c", "d") == ["b"]
-    watching.silence.died("b")
+    watching.silence.on_died("b")
     watching.processes = ["a", "c", "d"]
     assert watching.at(4.2, "c", "d") == []
 
 
 def test_who_may_have_been_stopped_begins_to_count_anew() -> None:
     watching = Watching()
-    watching.silence.forget()
+    watching.silence.clear()
     assert watching.at(60.0) == []
     assert watching.at(62.9) == []
     assert watching.at(63.1) == ["b", "c", "d"]

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.kafka.state import (
+from backend.kafka.state.tables import (
     ProgressState,
     SettingsState,
     Stamp,
-    encoded,
+    encode_record,
     parse_progress_key,
     progress_key,
     progress_partition,
     setting_key,
     topic_key,
-    wrapped,
+    wrap_value,
 )
 from backend.progress.group_progress import NO_PROGRESS, Fence, GroupProgress, Key
 from backend.records import ProgressView, QueueRef
@@ -35,7 +35,7 @@ def written(key: Key, stamp: Stamp, committed: int) -> tuple[bytes, bytes]:
     progress.fence = Fence(stamp.epoch, stamp.generation)
     progress.started = True
     progress.acks.reset(committed)
-    return encoded(key, progress)
+    return encode_record(key, progress)
 
 
 def log_of(writes: list[tuple[int, Stamp, int | None]]) -> list[Record]:
@@ -83,12 +83,12 @@ def test_progress_is_what_the_highest_key_says(
     ahead: set[int] = set()
     for offset, key, value in records:
         if data.draw(st.booleans()):  # written by this process, and answered
-            if state.followed.wrote(0, offset, key):
+            if state.followed.note_written(0, offset, key):
                 state.apply(key, value)
             ahead.add(offset)
         while applied <= offset and data.draw(st.booleans()):
             at, brought, content = records[applied]
-            if state.followed.passes(0, at, brought):
+            if state.followed.note_followed(0, at, brought):
                 state.apply(brought, content)
             applied += 1
         known = [record for record in records[: offset + 1] if record[0] < applied or record[0] in ahead]
@@ -111,7 +111,7 @@ def test_compaction_changes_nothing(writes: list[tuple[int, Stamp, int | None]],
         kept = [record for record in records if record in kept or record[2] is None]
     state = ProgressState()
     for offset, key, value in kept:
-        assert state.followed.passes(0, offset, key)
+        assert state.followed.note_followed(0, offset, key)
         state.apply(key, value)
     assert views(state) == naive(records)
 
@@ -123,14 +123,14 @@ def test_taking_outdated_keys_away_changes_nothing(writes: list[tuple[int, Stamp
     for _, key, value in log_of(writes):
         state.apply(key, value)
     before = views(state)
-    outdated = state.outdated(KEYS)
-    assert state.outdated(KEYS) == outdated, "until they are gone"
+    outdated = state.find_outdated(KEYS)
+    assert state.find_outdated(KEYS) == outdated, "until they are gone"
     for _, key in outdated:
         state.apply(key, None)
     assert views(state) == before
-    assert state.outdated(KEYS) == []
+    assert state.find_outdated(KEYS) == []
     for _, queue in KEYS:
-        for _, data in state.of_topic(queue.topic, queue.incarnation):
+        for _, data in state.find_of_topic(queue.topic, queue.incarnation):
             state.apply(data, None)
     assert len(state) == 0
 
@@ -141,7 +141,7 @@ def test_what_an_old_holder_writes_late_changes_nothing() -> None:
     state.apply(*written(key, Stamp(0, 6), 12))
     state.apply(*written(key, Stamp(0, 5), 99))
     assert state.view(key) == ProgressView(12, (), {}, 6, 0)
-    assert [parse_progress_key(data)[1] for _, data in state.outdated(KEYS)] == [Stamp(0, 5)]
+    assert [parse_progress_key(data)[1] for _, data in state.find_outdated(KEYS)] == [Stamp(0, 5)]
 
 
 def test_a_reset_under_an_older_epoch_counts_and_the_newer_epoch_still_fences() -> None:
@@ -149,8 +149,8 @@ def test_a_reset_under_an_older_epoch_counts_and_the_newer_epoch_still_fences() 
     state.apply(*written(key, Stamp(0, 6), 12))
     state.apply(*written(key, Stamp(1, 5), 3))
     assert state.view(key) == ProgressView(3, (), {}, 6, 1)
-    assert state.fence(key) == Fence(6, 1)
-    assert state.outdated(KEYS) == [], "its epoch is not in what counts yet"
+    assert state.find_fence(key) == Fence(6, 1)
+    assert state.find_outdated(KEYS) == [], "its epoch is not in what counts yet"
 
 
 def test_nothing_is_known_of_what_was_never_written() -> None:
@@ -183,9 +183,9 @@ def test_progress_under_another_s_key_is_damaged() -> None:
 
 def test_settings_and_topics() -> None:
     state = SettingsState()
-    assert state.apply(setting_key("group/a ü"), wrapped(b"")) == ("group/a ü", None)
-    assert state.apply(setting_key("group/a ü"), wrapped(b"")) == (None, None)
-    assert state.apply(topic_key("orders"), wrapped(b"{}")) == (None, "orders")
+    assert state.apply(setting_key("group/a ü"), wrap_value(b"")) == ("group/a ü", None)
+    assert state.apply(setting_key("group/a ü"), wrap_value(b"")) == (None, None)
+    assert state.apply(topic_key("orders"), wrap_value(b"{}")) == (None, "orders")
     assert (state.settings, state.topic_infos) == ({"group/a ü": b""}, {"orders": b"{}"})
     assert state.apply(setting_key("group/a ü"), None) == ("group/a ü", None)
     assert state.apply(setting_key("never"), None) == (None, None)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.completion import Completion
-from backend.kafka.read.streams import Asked, KafkaPlace, Parked, Stream
+from backend.kafka.engine.streams import KafkaQueue, ParkedWait, PendingRead, Stream
 from backend.kafka.records import KafkaRecord
 from backend.port import ReadCall, Wait
 from backend.records import QueueRef, ReadStatus
@@ -52,7 +52,7 @@ def add(stream: Stream, *records: Plain) -> None:
 
 
 def stream_at(offset: int) -> Stream:
-    return Stream(KafkaPlace(QUEUE, "t", b""), 1, 0, offset, BYTES_MAX)
+    return Stream(KafkaQueue(QUEUE, "t", b""), 1, 0, offset, BYTES_MAX)
 
 
 steps = st.lists(
@@ -79,17 +79,17 @@ def test_a_window_gives_what_came_in_order_and_never_less(steps: list[tuple[str,
         elif what == "end":
             model.next = model.heard = model.next + first
             model.ended = True
-            stream.window.ended(model.next)
+            stream.window.set_end(model.next)
         else:
             read(stream, model, what, max(model.next - first, 0), second)
 
 
 def read(stream: Stream, model: PartitionModel, what: str, offset: int, second: int) -> None:
-    if not stream.window.covers(offset):
+    if not stream.window.covers_offset(offset):
         assert stream.window.bytes > BYTES_MAX / 2, "only what has no room any more is gone"
         return
     asked = call(offset, second) if what == "read" else call(offset, tags=frozenset([second]))
-    batch, wanted = stream.answer(asked, 0), model.wanted(asked)
+    batch, wanted = stream.answer_read(asked, 0), model.wanted(asked)
     if batch is None:
         assert not wanted
         assert not model.ended
@@ -103,13 +103,13 @@ def read(stream: Stream, model: PartitionModel, what: str, offset: int, second: 
 
 def test_one_who_has_appended_is_not_told_that_there_is_nothing() -> None:
     stream = stream_at(0)
-    stream.window.ended(0)
-    nothing = stream.answer(call(0), 0)
+    stream.window.set_end(0)
+    nothing = stream.answer_read(call(0), 0)
     assert nothing is not None
     assert nothing.status is ReadStatus.NONE
-    assert stream.answer(call(0), 1) is None
+    assert stream.answer_read(call(0), 1) is None
     add(stream, Plain(0))
-    batch = stream.answer(call(0), 1)
+    batch = stream.answer_read(call(0), 1)
     assert batch is not None
     assert list(batch.offsets) == [0]
 
@@ -118,41 +118,41 @@ def test_what_was_not_taken_is_never_dropped_and_fills_the_window() -> None:
     stream = stream_at(0)
     for n in range(50):
         add(stream, Plain(n))
-    assert stream.window.full
-    batch = stream.answer(call(0, 47), 0)
+    assert stream.window.is_full
+    batch = stream.answer_read(call(0, 47), 0)
     assert batch is not None
     assert len(batch.offsets) == 47
-    assert stream.window.roomy
+    assert stream.window.is_half_empty
     assert stream.window.bytes <= BYTES_MAX
-    assert not stream.window.covers(0)
+    assert not stream.window.covers_offset(0)
 
 
 def test_who_waits_is_told_once_and_the_cancelled_are_forgotten() -> None:
     stream, waits = stream_at(0), [Wait(), Wait(), Wait()]
-    stream.parked = [Parked(0, waits[0]), Parked(7, waits[1]), Parked(0, waits[2])]
+    stream.parked_waits = [ParkedWait(0, waits[0]), ParkedWait(7, waits[1]), ParkedWait(0, waits[2])]
     waits[2].cancel()
     add(stream, Plain(3))
-    assert stream.arrived() == [waits[0]]
-    assert [one.wait for one in stream.parked] == [waits[1]]
+    assert stream.take_arrived() == [waits[0]]
+    assert [one.wait for one in stream.parked_waits] == [waits[1]]
     waits[1].cancel()
-    assert stream.idle
+    assert stream.is_idle
 
 
 def test_reads_wait_until_they_can_be_answered() -> None:
     stream = stream_at(0)
     completion: Completion[Any] = Completion()
-    stream.asked.append(Asked(call(0), completion, 0.0))
-    assert (stream.answerable(0), stream.idle) == ([], False)
+    stream.pending_reads.append(PendingRead(call(0), completion, 0.0))
+    assert (stream.take_answerable(0), stream.is_idle) == ([], False)
     add(stream, Plain(2))
-    [(asked, batch)] = stream.answerable(0)
+    [(asked, batch)] = stream.take_answerable(0)
     assert (asked.completion, list(batch.offsets), batch.next_offset) == (completion, [2], 3)
-    assert stream.idle
+    assert stream.is_idle
 
 
 def test_who_asks_for_what_comes_behind_a_full_window_makes_room() -> None:
     stream = stream_at(0)
     for n in range(50):
         add(stream, Plain(n))
-    assert stream.window.full
-    assert stream.answer(call(50), 60) is None
-    assert stream.window.roomy
+    assert stream.window.is_full
+    assert stream.answer_read(call(50), 60) is None
+    assert stream.window.is_half_empty

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from backend.kafka.faults import is_gone, translated, undelivered
-from backend.kafka.names import incarnation
-from backend.kafka.topics.info import (
-    FoundTopic,
+from backend.kafka.errors import is_gone, to_ddmq_error, to_undelivered_result
+from backend.kafka.options import incarnation_of
+from backend.kafka.topic_info import (
+    ClusterTopic,
+    decode_info,
+    encode_info,
     kafka_settings,
-    kept_info,
-    refusal_of,
-    stored_bytes,
-    topic_of,
+    rejection_of,
+    to_kafka_topic,
 )
 from backend.records import AppendStatus, Durability, NewRecord, TopicInfo
 from ddmq_common.delivery import encode
@@ -31,55 +31,67 @@ from ddmq_common.errors import (
 )
 
 ANOTHER_IS_WRONG = -138  # as librdkafka numbers it: not this record, but one of its batch
-FOUND = FoundTopic("orders", "id-1", 4, 1, 1_000_000, False)
+FOUND = ClusterTopic("orders", "id-1", 4, 1, 1_000_000, False)
 INFO = TopicInfo(
-    "orders", incarnation("id-1"), 4, Durability.REPLICATED, False, False, "only", 77, "x.yaml", ("amq",), 1
+    "orders",
+    incarnation_of("id-1"),
+    4,
+    Durability.REPLICATED,
+    False,
+    False,
+    "only",
+    77,
+    "x.yaml",
+    ("amq",),
+    1,
 )
 
 
 def test_a_topic_of_others_has_what_all_have() -> None:
-    topic = topic_of("orders", FOUND, None)
-    assert topic.info == TopicInfo("orders", incarnation("id-1"), 4, Durability.WRITTEN, replication_factor=1)
+    topic = to_kafka_topic("orders", FOUND, None)
+    assert topic.info == TopicInfo(
+        "orders", incarnation_of("id-1"), 4, Durability.WRITTEN, replication_factor=1
+    )
     assert (topic.kafka_name, topic.topic_id, topic.message_bytes_max) == ("orders", b"id-1", 1_000_000)
 
 
 def test_what_is_kept_comes_back() -> None:
-    assert topic_of("orders", FOUND, stored_bytes(INFO)).info == INFO
-    assert topic_of("orders", FOUND._replace(partitions=9), stored_bytes(INFO)).info == replace(
+    assert to_kafka_topic("orders", FOUND, encode_info(INFO)).info == INFO
+    assert to_kafka_topic("orders", FOUND._replace(partitions=9), encode_info(INFO)).info == replace(
         INFO, queues=9
     )
 
 
 def test_what_is_kept_of_an_earlier_incarnation_does_not_count() -> None:
     found = FOUND._replace(topic_id="id-2")
-    assert topic_of("orders", found, stored_bytes(INFO)) == topic_of("orders", found, None)
+    assert to_kafka_topic("orders", found, encode_info(INFO)) == to_kafka_topic("orders", found, None)
 
 
 @pytest.mark.parametrize("kept", [None, b"", b"{", b'{"incarnation":"x"}'])
 def test_what_cannot_be_read_does_not_count(kept: bytes | None) -> None:
-    assert kept_info(kept) is None
-    assert topic_of("orders", FOUND, kept) == topic_of("orders", FOUND, None)
+    assert decode_info(kept) is None
+    assert to_kafka_topic("orders", FOUND, kept) == to_kafka_topic("orders", FOUND, None)
 
 
 def test_settings_of_kafkas_are_what_kafka_says() -> None:
     found = FOUND._replace(replicas=3, min_insync=2, retention_ms=-1)
     asked = replace(INFO, replication_factor=1, min_insync=1, retention_ms=60_000)
-    info = topic_of("orders", found, stored_bytes(asked)).info
+    info = to_kafka_topic("orders", found, encode_info(asked)).info
     assert (info.replication_factor, info.min_insync, info.retention_ms) == (3, 2, -1)
     assert kafka_settings(asked) == {"min.insync.replicas": "1", "retention.ms": "60000"}
     assert kafka_settings(INFO) == {}
 
 
 def test_a_change_of_kafkas_settings_is_seen_in_what_is_kept() -> None:
-    assert stored_bytes(INFO, 1) != stored_bytes(INFO)
-    kept = kept_info(stored_bytes(INFO, 7))
+    assert encode_info(INFO, 1) != encode_info(INFO)
+    kept = decode_info(encode_info(INFO, 7))
     assert kept is not None
     assert kept.changes == 7
 
 
 def test_what_a_later_release_keeps_is_passed_over() -> None:
-    kept = stored_bytes(INFO)[:-1] + b',"later":1}'
-    assert topic_of("orders", FOUND, kept).info == INFO
+    kept = encode_info(INFO)[:-1] + b',"later":1}'
+    assert to_kafka_topic("orders", FOUND, kept).info == INFO
 
 
 @pytest.mark.parametrize(
@@ -93,7 +105,7 @@ def test_what_a_later_release_keeps_is_passed_over() -> None:
 )
 def test_the_answer_says_what_it_is(replicas: int, flushed: bool, reached: Durability) -> None:
     found = FOUND._replace(replicas=replicas, flushed=flushed)
-    assert topic_of("orders", found, stored_bytes(INFO)).durability is reached
+    assert to_kafka_topic("orders", found, encode_info(INFO)).durability is reached
 
 
 @pytest.mark.parametrize(
@@ -111,7 +123,7 @@ def test_the_answer_says_what_it_is(replicas: int, flushed: bool, reached: Durab
     ],
 )
 def test_what_became_of_a_record(code: int, status: AppendStatus, kind: type[Exception]) -> None:
-    result = undelivered(KafkaError(code), "orders", 2_000, 1_000)
+    result = to_undelivered_result(KafkaError(code), "orders", 2_000, 1_000)
     assert (result.status, result.offset) == (status, -1)
     assert isinstance(result.error, kind)
     if code == KafkaError.MSG_SIZE_TOO_LARGE:
@@ -121,11 +133,11 @@ def test_what_became_of_a_record(code: int, status: AppendStatus, kind: type[Exc
 
 def test_errors_keep_kafka_s_reason() -> None:
     error = KafkaException(KafkaError(KafkaError.TOPIC_EXCEPTION, "no such luck"))
-    assert "no such luck" in str(translated(error, "topic x"))
+    assert "no such luck" in str(to_ddmq_error(error, "topic x"))
     assert is_gone(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
     assert not is_gone(ValueError())
     bug = ValueError("a bug")
-    assert translated(bug, "topic x") is bug
+    assert to_ddmq_error(bug, "topic x") is bug
 
 
 def record(size: int = 1, key: bytes = b"", queue_id: int = 0, **terms: Any) -> NewRecord:
@@ -141,10 +153,10 @@ def record(size: int = 1, key: bytes = b"", queue_id: int = 0, **terms: Any) -> 
         (FOUND._replace(message_bytes_max=1_000), record(system={"s": "x" * 900}), "1000 there"),
         (FOUND._replace(keyed=True), record(key=b"k"), None),
         (FOUND._replace(keyed=True), record(), "without a key.*compact"),
-        (FOUND._replace(writes=False), record(), "access control.*Write on topic orders"),
+        (FOUND._replace(writable=False), record(), "access control.*Write on topic orders"),
     ],
 )
-def test_what_a_topic_does_not_take(found: FoundTopic, sent: NewRecord, said: str | None) -> None:
-    refused = refusal_of(sent, topic_of("orders", found, None))
+def test_what_a_topic_does_not_take(found: ClusterTopic, sent: NewRecord, said: str | None) -> None:
+    refused = rejection_of(sent, to_kafka_topic("orders", found, None))
     assert (refused is None) == (said is None)
     assert said is None or re.search(said, str(refused))

@@ -4,36 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from backend.completion import Completion, succeeded
-from backend.kafka.faults import LastError
-from backend.kafka.names import incarnation
-from backend.kafka.options import KafkaOptions
-from backend.kafka.topics import known as module
-from backend.kafka.topics.cluster import Cluster, Survey
-from backend.kafka.topics.info import FoundTopic
-from backend.kafka.topics.known import LOOKS, KafkaTopics
+from backend.kafka.clients.admin import Cluster, Survey
+from backend.kafka.engine import topics as module
+from backend.kafka.engine.topics import CHANGED_CHECKS, KafkaTopics
+from backend.kafka.errors import LastError
+from backend.kafka.options import KafkaOptions, incarnation_of
+from backend.kafka.topic_info import ClusterTopic, TopicRegistry
 from ddmq_common.clock import ManualClock
 from tests.support.waits import until
 
 OPTIONS = KafkaOptions(bootstrap="broker1:9092")
-FOUND = FoundTopic("orders", "id-1", 4, 3, 1_000_000, False)
+FOUND = ClusterTopic("orders", "id-1", 4, 3, 1_000_000, False)
 
 
 class HeldCluster:
     """Keeps what it is asked."""
 
     def __init__(self) -> None:
-        self.heard = LastError(OPTIONS)
+        self.last_error = LastError(OPTIONS)
         self.asked: list[tuple[partial[Any], Callable[..., None]]] = []
 
-    def ask(self, job: partial[Any], done: Callable[..., None]) -> None:
+    def run_job(self, job: partial[Any], done: Callable[..., None]) -> None:
         self.asked.append((job, done))
 
-    def answer(self, cluster_id: str, *found: FoundTopic) -> None:
+    def answer(self, cluster_id: str, *found: ClusterTopic) -> None:
         [(_, done)] = self.asked
         self.asked.clear()
         done(Survey(frozenset(["orders"]), found, cluster_id), None)
@@ -42,7 +42,7 @@ class HeldCluster:
     def passed_over(self) -> dict[str, int] | None:
         """The topics that need no look where they have so many partitions; None: all are looked at."""
         [(job, _)] = self.asked
-        return cast("dict[str, int] | None", job.keywords["known"])
+        return cast("dict[str, int] | None", job.keywords["unchanged"])
 
     def close(self) -> None:
         pass
@@ -60,29 +60,39 @@ def forgotten() -> list[tuple[str, int]]:
 
 
 @pytest.fixture
-def topics(cluster: HeldCluster, forgotten: list[tuple[str, int]]) -> Iterator[KafkaTopics]:
+def table() -> TopicRegistry:
+    return TopicRegistry(OPTIONS.names)
+
+
+@pytest.fixture
+def topics(
+    cluster: HeldCluster, table: TopicRegistry, forgotten: list[tuple[str, int]]
+) -> Iterator[KafkaTopics]:
     def forget(name: str, incarnation: int, _: float) -> Completion[None]:
         forgotten.append((name, incarnation))
         return succeeded(None)
 
+    state: Any = SimpleNamespace(topic_infos={})
+    commits: Any = SimpleNamespace(put_topic_info=lambda *_: succeeded(None), drop_progress=forget)
     topics = KafkaTopics(
-        OPTIONS, cast(Cluster, cluster), ManualClock(), dict, lambda *_: succeeded(None),
-        forget, lambda *_: None, lambda _: None,
-    )  # fmt: skip
-    topics.look()
+        OPTIONS, cast(Cluster, cluster), ManualClock(), table, state, commits, lambda _: None, lambda *_: None
+    )
+    topics.survey()
     cluster.answer("cluster-1", FOUND)
     yield topics
     topics.close()
 
 
-def test_another_cluster_in_its_place_is_not_heard(cluster: HeldCluster, topics: KafkaTopics) -> None:
+def test_another_cluster_in_its_place_is_not_heard(
+    cluster: HeldCluster, topics: KafkaTopics, table: TopicRegistry
+) -> None:
     assert topics.reason == ""
-    topics.look()
+    topics.survey()
     cluster.answer("cluster-2", FOUND._replace(topic_id="id-2", partitions=9))
     assert "cluster-2" in topics.reason
     assert "cluster-1" in topics.reason
-    assert topics.topics["orders"].info.queues == 4
-    topics.look()
+    assert table.topics["orders"].info.queues == 4
+    topics.survey()
     cluster.answer("cluster-1", FOUND)
     assert topics.reason == ""
 
@@ -94,35 +104,35 @@ def test_where_groups_stood_in_a_topic_that_was_made_anew_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Not in the new one, where a broker that is behind still tells of the old one."""
-    monkeypatch.setattr(module, "SURE_S", 0.01)
-    topics.look()
+    monkeypatch.setattr(module, "REPLACED_S", 0.01)
+    topics.survey()
     cluster.answer("cluster-1", FOUND._replace(topic_id="id-2"))
-    topics.look()
+    topics.survey()
     cluster.answer("cluster-1", FOUND)
-    topics.look()
+    topics.survey()
     cluster.answer("cluster-1", FOUND._replace(topic_id="id-2"))
     until(lambda: len(forgotten) == 2)
-    assert set(forgotten) == {("orders", incarnation("id-1"))}
+    assert set(forgotten) == {("orders", incarnation_of("id-1"))}
 
 
 def test_what_others_have_changed_is_looked_at_some_times(cluster: HeldCluster, topics: KafkaTopics) -> None:
-    topics.look()
+    topics.survey()
     assert cluster.passed_over == {"orders": 4}
     cluster.answer("cluster-1")
-    topics.info_changed("orders")
-    for _ in range(LOOKS):
+    topics.on_info_changed("orders")
+    for _ in range(CHANGED_CHECKS):
         assert cluster.passed_over == {}
         cluster.answer("cluster-1", FOUND)
-        topics.look()
+        topics.survey()
     assert cluster.passed_over == {"orders": 4}
 
 
 def test_everything_is_looked_at_where_something_is_not_as_it_was(
     cluster: HeldCluster, topics: KafkaTopics
 ) -> None:
-    topics.look_at_all()
+    topics.survey_all()
     assert cluster.passed_over is None
-    topics.look_at_all()  # while that is asked for: once more, then
+    topics.survey_all()  # while that is asked for: once more, then
     cluster.answer("cluster-1", FOUND)
-    topics.look()
+    topics.survey()
     assert cluster.passed_over is None

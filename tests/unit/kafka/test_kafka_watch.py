@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from backend.kafka import watch
+from backend.kafka.coordination import watch
 from backend.kafka.coordination.events import Beat, Died, Event, Joined
-from backend.kafka.coordination.replica import TableState
-from backend.kafka.coordination.silence import TURN_S
+from backend.kafka.coordination.table import TableState
+from backend.kafka.coordination.watch import TURN_S, MemberWatch
 from backend.kafka.options import KafkaOptions
-from backend.kafka.watch import MemberWatch
 from backend.port import Sharing
 from tests.support.waits import until
 
@@ -23,34 +22,35 @@ class WatchRig:
 
     def __init__(self, name: str, *members: str) -> None:
         self.name, self.table, self.now = name, TableState(1), 0.0
-        self.beats = 0.0, 0.0  # each comes back at once
+        self.heartbeat_times = 0.0, 0.0  # each comes back at once
         self.written: list[Event] = []
-        self.ticked: Any = None
-        self.heard: Any = None
         for process in members:
             joined = Joined(process, 1, "g", "orders", Sharing.AVERAGELY, None, "", "", 1, 2)
             self.table.apply(joined, 0)
         me: Any = self
-        MemberWatch(KafkaOptions("h:1"), me, lambda done, *given: done(*given), lambda: self.now)
+        self.watch = MemberWatch(KafkaOptions("h:1"), me, lambda done, *given: done(*given), lambda: self.now)
 
-    def beat(self, now: float) -> None:
-        self.beats = now, now
+    def tick(self, now: float) -> bool:
+        return True
 
-    def write(self, event: Event) -> None:
+    def send_heartbeat(self, now: float) -> None:
+        self.heartbeat_times = now, now
+
+    def write_event(self, event: Event) -> None:
         self.written.append(event)
 
     def after(self, seconds: float, *heard: str) -> None:
         """So long these alone were heard of, up to the end."""
         self.now += seconds
         for process in heard:
-            self.heard(Beat(process, 1), self.now)
+            self.watch.on_event(Beat(process, 1))
         for _ in range(2):  # where it asks whether the log goes on, it hears that it does
-            self.ticked(self.now)
+            self.watch.tick()
 
 
 @pytest.fixture(autouse=True)
 def _fencing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "fence", lambda client, names: None)
+    monkeypatch.setattr(watch, "fence_names", lambda client, names: None)
 
 
 def test_the_oldest_that_is_alive_acts_first() -> None:

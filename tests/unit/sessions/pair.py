@@ -6,8 +6,7 @@ from pathlib import Path
 
 from backend.file_log import FileLog, FileLogOptions, open_log
 from backend.file_log.lock import DirectoryLock
-from backend.file_log.sessions.elected import ElectedBackend
-from backend.file_log.sessions.election import ElectedLog, Election
+from backend.file_log.sessions.election import ElectedBackend, ElectedLog, Election
 from backend.file_log.sessions.member import MemberBackend
 from backend.file_log.sessions.pipe import SessionLimits
 from backend.file_log.sessions.reads import LocalReads, local_reads

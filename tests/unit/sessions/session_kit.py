@@ -11,10 +11,9 @@ from typing import Any
 from backend.completion import Completion
 from backend.file_log.lock import DirectoryLock
 from backend.file_log.sessions import codec
-from backend.file_log.sessions.elected import ElectedBackend
-from backend.file_log.sessions.election import ElectedLog, Election
+from backend.file_log.sessions.election import ElectedBackend, ElectedLog, Election
 from backend.file_log.sessions.member import MemberBackend
-from backend.file_log.sessions.pipe import HEAD, MAGIC, VERSION, FrameKind, SessionLimits, frame
+from backend.file_log.sessions.pipe import HEAD, MAGIC, VERSION, FrameKind, SessionLimits, encode_frame
 from backend.file_log.sessions.server import SessionServer, connect, listen
 from backend.records import AppendResult, NewRecord, QueueRef, TopicInfo
 from ddmq_common.clock import SystemClock
@@ -116,8 +115,8 @@ class SessionsRig(Rig):
     def attach(self, member: MemberBackend) -> None:
         sock = connect(self.directory)
         assert sock is not None
-        member.link.attach(sock)
-        until(lambda: member.link.ready or not member.link.attached, "the member has its session")
+        member.link.attach_socket(sock)
+        until(lambda: member.link.is_ready or not member.link.is_attached, "the member has its session")
 
     def make(self, name: str = "orders", queues: int = 1) -> None:
         done(self.engine.put_topic(TopicInfo(name, 0, queues), soon()))
@@ -146,7 +145,7 @@ class RawClient:
             self.next(FrameKind.READY)
 
     def send(self, kind: int, ident: int, body: bytes) -> None:
-        self.raw(frame(FrameKind(kind), ident, body))
+        self.raw(encode_frame(FrameKind(kind), ident, body))
 
     def raw(self, data: bytes) -> None:
         self.sock.send(data)

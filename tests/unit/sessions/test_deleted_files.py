@@ -45,7 +45,7 @@ def test_a_deleted_socket_is_made_anew(pair: Pair) -> None:
     (pair.directory / SOCKET_FILE).unlink()
     server = pair.elections[0]._server
     assert server is not None
-    server.sweep()
+    server.end_silent_sessions()
     third = pair.enter()
     assert isinstance(third.current, MemberBackend)
     until(lambda: third.topic("orders") is not None, "the topic")

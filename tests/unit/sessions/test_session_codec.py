@@ -110,7 +110,9 @@ def test_bytes_are_those_of_the_documented_arrays() -> None:
         ["memory", True, False, True, True, [0, 1], 10, 9, b"%", True, False]
     )
     assert (
-        Capabilities(*codec.decoder(codec.CapabilitiesRow)(codec.encode_sorted(codec.capabilities_row(can))))
+        Capabilities(
+            *codec.make_decoder(codec.CapabilitiesRow)(codec.encode_sorted(codec.capabilities_row(can)))
+        )
         == can
     )
     stored = StoredRecord("orders", 1, 4, 900, b"i" * 16, 5, 6, 1, 0, b"body", {"R": "1"})

@@ -11,8 +11,7 @@ import pytest
 from backend.completion import Completion
 from backend.file_log.lock import DirectoryLock
 from backend.file_log.sessions import election as election_module
-from backend.file_log.sessions.elected import BOUND, ElectedBackend
-from backend.file_log.sessions.election import ElectedLog, Election
+from backend.file_log.sessions.election import BOUND, ElectedBackend, ElectedLog, Election
 from backend.file_log.sessions.server import SOCKET_FILE, listen
 from backend.port import Backend, Join, Sharing
 from backend.records import AppendResult, AppendStatus, CommitBatch, ProgressDelta, TopicInfo
@@ -49,7 +48,7 @@ def test_the_face_leads_straight_to_the_backend_of_the_moment() -> None:
     first, second = PlayedMemory(), PlayedMemory()
     face = ElectedBackend(first, lambda: None, lambda: None)
     assert all(getattr(face, name) == getattr(first, name) for name in BOUND)
-    face.switch(second, [])
+    face.switch_backend(second, [])
     assert all(getattr(face, name) == getattr(second, name) for name in BOUND)
     first.close()
     second.close()
@@ -196,7 +195,7 @@ def test_a_tool_waits_for_a_takeover_that_is_under_way(tmp_path: Path) -> None:
         return False
 
     tool = Election(tmp_path, home.open_writer, CLOCK, Registry(), home.limits, may_write=False)
-    tool._nobody_there = nobody_there  # type: ignore[method-assign]
+    tool._has_no_server = nobody_there  # type: ignore[method-assign]
     face = tool.start()
     assert face.health().ready
     tool.close()
@@ -249,7 +248,7 @@ def test_a_draining_writer_makes_members_hold_what_is_new(tmp_path: Path) -> Non
     under_way = member.append([record()], soon())
     until(lambda: home.engine.appends, "it is at the engine")
     drained: Completion[None] = writer.drain(soon())
-    until(lambda: second._member is not None and second._member.link.going, "members know")
+    until(lambda: second._member is not None and second._member.link.is_writer_leaving, "members know")
     held: Completion[list[AppendResult]] = member.append([record()], soon())
     home.engine.release_held()
     assert done(under_way)[0].status is AppendStatus.STORED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from backend.completion import Completion
 from backend.file_log.sessions import codec
 from backend.file_log.sessions.member import MemberBackend
-from backend.file_log.sessions.pipe import FrameKind, SessionLimits, frame
+from backend.file_log.sessions.pipe import FrameKind, SessionLimits, encode_frame
 from backend.file_log.sessions.server import connect
 from backend.port import Join, Sharing
 from backend.records import AppendResult, AppendStatus, CommitBatch, Durability, ProgressDelta, TopicInfo
@@ -27,13 +28,16 @@ def statuses(completion: Completion[list[AppendResult]]) -> list[AppendStatus]:
     return [result.status for result in done(completion)]
 
 
-def stuck_member(directory: Path, **limits: object) -> tuple[MemberBackend, RawServer]:
+def stuck_member(
+    directory: Path, on_lost: Callable[[], object] = lambda: None, **limits: object
+) -> tuple[MemberBackend, RawServer]:
     """A member that is welcomed by nobody."""
     server = RawServer(directory)
-    member = MemberBackend(CLOCK, Registry(), SessionLimits(**limits))  # type: ignore[arg-type]
+    bounds = SessionLimits(**limits)  # type: ignore[arg-type]
+    member = MemberBackend(CLOCK, Registry(), bounds, on_lost=on_lost)
     sock = connect(directory)
     assert sock is not None
-    member.link.attach(sock)
+    member.link.attach_socket(sock)
     return member, server
 
 
@@ -157,7 +161,7 @@ def test_progress_reads_and_waits_go_to_the_next_writer(tmp_path: Path) -> None:
     wait = member.wait(queue(), 0, soon())
     until(lambda: home.engine.commits, "the commit is at the engine")
     server.close()
-    until(lambda: not member.link.attached, "the session is lost")
+    until(lambda: not member.link.is_attached, "the session is lost")
     asked = member.bounds([queue()])
     held = member.append([record()], soon())
     home.engine.release_held()
@@ -178,7 +182,7 @@ def without_writer(tmp_path: Path) -> tuple[SessionsRig, MemberBackend]:
     server = home.serve()
     member = home.member()
     server.close()
-    until(lambda: not member.link.attached, "the session is lost")
+    until(lambda: not member.link.is_attached, "the session is lost")
     return home, member
 
 
@@ -252,11 +256,11 @@ def test_unanswered_progress_comes_before_the_new_epoch(tmp_path: Path) -> None:
     member.join(Join("g", "orders"), heard)
     until(lambda: heard.epochs, "the assignment")
     server.close()
-    until(lambda: not member.link.attached, "the session is lost")
+    until(lambda: not member.link.is_attached, "the session is lost")
     delta = ProgressDelta("g", queue(), heard.epochs[0], 0, [(0, 1)])
     finished = member.commit(CommitBatch(progress=[delta]), soon())
     for request in list(member.link.outstanding.held):
-        request.sent = True  # as if it had been sent to the writer that went
+        request.is_sent = True  # as if it had been sent to the writer that went
     home.serve()
     home.attach(member)
     assert done(finished) == []
@@ -280,11 +284,10 @@ def test_releases_reach_the_writer(tmp_path: Path) -> None:
 
 
 def test_a_silent_writer_is_given_up(tmp_path: Path) -> None:
-    member, server = stuck_member(tmp_path, silence_s=0.2)
     lost: list[int] = []
-    member.on_lost = lambda: lost.append(1)
+    member, server = stuck_member(tmp_path, lambda: lost.append(1), silence_s=0.2)
     until(lambda: lost, "the member gives up")
-    assert not member.link.attached
+    assert not member.link.is_attached
     member.close()
     server.close()
 
@@ -293,7 +296,7 @@ def test_nonsense_from_the_writer_ends_the_session(tmp_path: Path) -> None:
     member, server = stuck_member(tmp_path)
     peer = server.accept()
     peer.send(b"\xff" * 100)
-    until(lambda: not member.link.attached, "the member gives up")
+    until(lambda: not member.link.is_attached, "the member gives up")
     member.close()
     server.close()
 
@@ -303,12 +306,12 @@ def test_a_writer_that_is_going_gets_nothing_new(tmp_path: Path) -> None:
     home.make()
     server = home.serve()
     member = home.member()
-    server.going()
-    until(lambda: member.link.going, "the member has heard it")
+    server.announce_stop()
+    until(lambda: member.link.is_writer_leaving, "the member has heard it")
     held = member.append([record()], soon())
     server.close()
     assert home.engine.appends == 0
-    until(lambda: not member.link.attached, "the session is over")
+    until(lambda: not member.link.is_attached, "the session is over")
     home.serve()
     home.attach(member)
     assert statuses(held) == [AppendStatus.STORED]
@@ -326,7 +329,7 @@ def test_what_a_draining_writer_refuses_goes_to_the_next_in_order(tmp_path: Path
     second = member.append([record()], soon())
     until(lambda: len(member.link.outstanding.held) == 4, "everything is held again")
     server.close()
-    until(lambda: not member.link.attached, "the session is over")
+    until(lambda: not member.link.is_attached, "the session is over")
     held = member.append([record()], soon())
     home.engine.end()
     home.engine = Engine()
@@ -341,13 +344,13 @@ def test_a_malformed_answer_ends_the_session_and_leaves_nothing_open(tmp_path: P
     member, server = stuck_member(tmp_path)
     peer = server.accept()
     pong = codec.encode((0, True, ""))
-    peer.send(frame(FrameKind.READY, 0, pong))
-    until(lambda: member.link.ready, "the session stands")
+    peer.send(encode_frame(FrameKind.READY, 0, pong))
+    until(lambda: member.link.is_ready, "the session stands")
     append = member.append([record()], soon())
     until(lambda: member.link.outstanding.sent, "it is sent")
-    peer.send(frame(FrameKind.ANSWER, next(iter(member.link.outstanding.sent)), b"\x93\x01"))
+    peer.send(encode_frame(FrameKind.ANSWER, next(iter(member.link.outstanding.sent)), b"\x93\x01"))
     assert statuses(append) == [AppendStatus.UNKNOWN]
-    assert not member.link.attached
+    assert not member.link.is_attached
     member.close()
     server.close()
 
@@ -431,4 +434,4 @@ def test_closing_fails_what_is_pending(tmp_path: Path) -> None:
             done(pending)
     with pytest.raises(DrainingError):
         done(member.bounds([queue()]))
-    until(lambda: server.sessions == 0, "the writer sees it")
+    until(lambda: server.session_count == 0, "the writer sees it")

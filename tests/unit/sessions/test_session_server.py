@@ -58,7 +58,7 @@ def test_a_welcome_brings_everything_in_one_piece(tmp_path: Path) -> None:
     assert [row[:3] for row in rows] == [("orders", 1, 3)]
     assert gone == []
     client.next(FrameKind.READY)
-    assert server.sessions == 1
+    assert server.session_count == 1
 
 
 def test_only_the_owner_may_connect(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_member_of_another_user_is_refused(
         client.next(FrameKind.READY)
     else:
         client.until_ended()
-    assert server.sessions == taken
+    assert server.session_count == taken
     assert home.metrics.cell(catalogue.SESSION_REFUSED, "user").value == (not taken)
     assert ("of another user is refused" in caplog.text) is not taken
 
@@ -110,7 +110,7 @@ def test_what_is_malformed_ends_the_session_and_only_that(tmp_path: Path, data: 
     bad.until_ended()
     other.send(FrameKind.PING, 0, b"")
     other.next(FrameKind.PONG)
-    assert server.sessions == 1
+    assert server.session_count == 1
     assert home.metrics.cell(catalogue.SESSIONS_ENDED, "malformed").value == 1
 
 
@@ -136,7 +136,7 @@ def test_sessions_are_bounded(tmp_path: Path) -> None:
     third.until_ended()
     assert home.metrics.cell(catalogue.SESSION_REFUSED, "sessions").value == 1
     first.close()
-    until(lambda: server.sessions == 1, "the first session's end is seen")
+    until(lambda: server.session_count == 1, "the first session's end is seen")
     RawClient(tmp_path)
 
 
@@ -181,7 +181,7 @@ def test_bytes_in_flight_stop_the_reading_until_answers_leave(tmp_path: Path) ->
     until(lambda: home.engine.appends, "the first is taken")
     client.send(FrameKind.PING, 0, b"")
     for _ in range(3):
-        server.sweep()
+        server.end_silent_sessions()
     assert home.engine.appends == 4
     home.engine.release_held()
     assert [client.next(FrameKind.ANSWER)[1] for _ in range(10)] == list(range(1, 11))
@@ -196,7 +196,7 @@ def test_whoever_takes_nothing_is_ended(tmp_path: Path) -> None:
     done(home.engine.append([record(body=b"x" * 400_000)], soon()))
     for ident in range(1, 40):
         client.send(FrameKind.READ, ident, codec.encode((queue(), 0, 1, 1 << 20)))
-    until(lambda: server.sessions == 0, "the session is ended")
+    until(lambda: server.session_count == 0, "the session is ended")
     assert home.metrics.cell(catalogue.SESSIONS_ENDED, "untaken").value == 1
 
 
@@ -213,7 +213,7 @@ def test_silence_ends_a_session_and_frees_its_queues(tmp_path: Path) -> None:
     def silent_is_ended() -> bool:
         living.send(FrameKind.PING, 0, b"")
         gevent.sleep(0.001)  # so that the server reads what is sent
-        return server.sessions == 1
+        return server.session_count == 1
 
     until(silent_is_ended, "the silent session is ended")
     assert home.metrics.cell(catalogue.SESSIONS_ENDED, "silent").value == 1

@@ -2,7 +2,7 @@
 
 import random
 
-from backend.file_log.sessions.outstanding import Wheel
+from backend.file_log.sessions.link import Wheel
 
 
 def test_never_early_and_at_most_one_slot_late() -> None:
@@ -14,7 +14,7 @@ def test_never_early_and_at_most_one_slot_late() -> None:
     handed: dict[int, float] = {}
     now = 99.9
     while now < 103.1:
-        for thing in wheel.due(now):
+        for thing in wheel.take_due(now):
             assert thing not in handed
             handed[thing] = now
         now += 0.005
@@ -27,25 +27,25 @@ def test_dropped_things_are_not_handed_out() -> None:
     wheel: Wheel[str] = Wheel(0.02)
     wheel.add("a", 1.0)
     wheel.add("b", 1.0)
-    wheel.drop("a")
-    wheel.drop("never there")
-    assert wheel.due(2.0) == ["b"]
-    wheel.drop("b")
-    assert wheel.due(3.0) == []
+    wheel.remove("a")
+    wheel.remove("never there")
+    assert wheel.take_due(2.0) == ["b"]
+    wheel.remove("b")
+    assert wheel.take_due(3.0) == []
 
 
 def test_adding_again_moves() -> None:
     wheel: Wheel[str] = Wheel(0.02)
     wheel.add("a", 1.0)
     wheel.add("a", 5.0)
-    assert wheel.due(2.0) == []
-    assert wheel.due(6.0) == ["a"]
+    assert wheel.take_due(2.0) == []
+    assert wheel.take_due(6.0) == ["a"]
 
 
 def test_a_deadline_without_end_is_one_too() -> None:
     wheel: Wheel[str] = Wheel(0.02)
     wheel.add("a", float("inf"))
-    assert wheel.due(1e9) == []
+    assert wheel.take_due(1e9) == []
     assert len(wheel) == 1
     wheel.clear()
     assert len(wheel) == 0

@@ -1,0 +1,195 @@
+"""FollowerThread: one native thread with one Consumer that brings the system topics' records to the hub.
+
+It reads all their partitions from the beginning, committed records only. Records come to the hub in batches,
+in the order of each partition; at the present end of a partition, a row without a record says how far it was
+read (markers of transactions have offsets, too). At most BATCHES_MAX batches wait for the hub. If the cluster
+is lost, librdkafka reconnects and continues where it was. After any other failure, which is logged, a new
+Consumer continues there.
+
+The coordination topic is truncated by time. If that has passed the position that was read, `on_truncated`
+reports it on the hub, and reading resumes at the topic's new beginning.
+"""
+
+from __future__ import annotations
+
+import _thread
+import logging
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from backend.kafka.clients.admin import SystemTopics, ensure_system_topics
+from backend.kafka.errors import LastError
+from backend.kafka.options import KafkaOptions
+
+log = logging.getLogger(__name__)
+POLL_S = 0.1
+PAUSE_S = 0.5
+BATCH_MAX = 1_000
+BATCHES_MAX = 32
+REQUEST_S = 5.0
+FETCH_WAIT_MS = 10  # also how late it is known that only a marker follows
+Partition = tuple[str, int]  # topic, partition
+
+
+class FollowedRow(NamedTuple):
+    """One record. `record` False: there is none, the partition was read up to `offset` (exclusive)."""
+
+    topic: str
+    partition: int
+    offset: int
+    stamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    is_record: bool
+
+
+class FollowerThread:
+    """Begins at once. The hub releases `room` once for each batch that it has applied.
+
+    The callbacks run in this thread. `on_begun(first)`: the first offset of each partition is known.
+    `on_rows`: the next rows. `on_truncated(first)`: the coordination topic begins at this offset now.
+    `on_trouble(reason)`.
+    """
+
+    def __init__(
+        self,
+        options: KafkaOptions,
+        *,
+        on_begun: Callable[[dict[Partition, int]], object],
+        on_rows: Callable[[list[FollowedRow]], object],
+        on_truncated: Callable[[int], object],
+        on_trouble: Callable[[str], object],
+    ) -> None:
+        self._options = options
+        self._client = options.client_settings()
+        self._on_begun = on_begun
+        self._on_rows = on_rows
+        self._on_truncated = on_truncated
+        self._on_trouble = on_trouble
+        self._stop = False
+        self._stopped = threading.Event()
+        self._ended = threading.Event()
+        self._partitions: list[Partition] = []
+        self._next: dict[Partition, int] = {}  # from where on to read; empty until that is known
+        self.room = threading.Semaphore(BATCHES_MAX)
+        _thread.start_new_thread(self._run, ())
+
+    def stop(self, wait_s: float) -> bool:
+        """Stop the thread and wait for it; return whether it has ended."""
+        self._stop = True
+        self._stopped.set()
+        self.room.release()
+        return self._ended.wait(wait_s)
+
+    def _run(self) -> None:
+        try:
+            while not self._stop:
+                try:
+                    self._run_consumer()
+                except Exception as error:  # whatever it was: go on from where it was
+                    log.exception("following the system topics has failed, restarting")
+                    self._on_trouble(f"following the system topics has failed: {error}")
+                    self._stopped.wait(PAUSE_S)
+        finally:
+            self._ended.set()
+
+    def _run_consumer(self) -> None:
+        """Follow with a new Consumer, from where the last one was, until the thread is stopped."""
+        if not self._next:
+            counts = self._ensure_topics()
+            self._partitions = [(name, number) for name, count in counts.items() for number in range(count)]
+        consumer = Consumer(
+            {
+                "fetch.queue.backoff.ms": 5,
+                **self._client,
+                "group.id": f"{self._options.namespace}.follower",  # nobody joins it, nothing is committed
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "enable.partition.eof": True,
+                "isolation.level": "read_committed",
+                "auto.offset.reset": "error",
+                "fetch.wait.max.ms": FETCH_WAIT_MS,
+            }
+        )
+        try:
+            while not self._next and not self._stop:
+                self._find_first_offsets(consumer)
+            if self._next:
+                consumer.assign([TopicPartition(*place, offset) for place, offset in self._next.items()])
+                self._follow_rows(consumer)
+        finally:
+            consumer.close()
+
+    def _ensure_topics(self) -> dict[str, int]:
+        """Return the system topics and how many partitions each has; none when it is stopped."""
+        last_error = LastError(self._options)
+        admin = AdminClient({**self._client, "error_cb": last_error})  # type: ignore[dict-item]
+
+        def on_error(error: BaseException) -> None:
+            at = self._options.bootstrap
+            self._on_trouble(f"the cluster at {at} does not answer: {last_error.reason_for(error)}")
+
+        return ensure_system_topics(admin, self._options, lambda: self._stop, on_error)
+
+    def _find_first_offsets(self, consumer: Consumer) -> None:
+        """Find the first offset of every partition, if the brokers answer."""
+        try:
+            first = {place: self._query_bounds(consumer, place)[0] for place in self._partitions}
+        except KafkaException as error:
+            self._on_trouble(f"the system topics cannot be read: {error.args[0].str()}")
+            return
+        self._on_begun(first)
+        self._next.update(first)
+
+    def _query_bounds(self, consumer: Consumer, place: Partition) -> tuple[int, int]:
+        bounds = consumer.get_watermark_offsets(TopicPartition(*place), timeout=REQUEST_S)
+        if bounds is None:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return bounds
+
+    def _follow_rows(self, consumer: Consumer) -> None:
+        while not self._stop:
+            first = consumer.poll(POLL_S)
+            if first is None:
+                continue
+            messages = [first, *consumer.consume(BATCH_MAX, 0)]
+            rows = [row for message in messages if (row := self._to_row(consumer, message)) is not None]
+            if rows:
+                self.room.acquire()
+                self._on_rows(rows)
+                self._next.update({(row.topic, row.partition): row.offset + row.is_record for row in rows})
+
+    def _to_row(self, consumer: Consumer, message: Message) -> FollowedRow | None:
+        error = message.error()
+        topic, partition, offset = message.topic(), message.partition(), message.offset()
+        if error is None:
+            stamp = message.timestamp()[1]
+            return FollowedRow(topic, partition, offset, stamp, message.key(), message.value(), True)  # type: ignore[arg-type]
+        if error.code() == KafkaError._PARTITION_EOF:
+            return FollowedRow(topic, partition, offset, 0, None, None, False)  # type: ignore[arg-type]
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:
+            self._reassign(consumer, (str(topic), int(partition or 0)))
+        else:
+            self._on_trouble(f"following the system topics: {error.str()}")
+        return None
+
+    def _reassign(self, consumer: Consumer, place: Partition) -> None:
+        """Continue a partition elsewhere: its next offset does not exist any more."""
+        first, end = self._query_bounds(consumer, place)
+        if place[0] == SystemTopics.named_by(self._options).coordination:
+            at = first
+            self._on_truncated(at)
+        else:
+            at = min(max(first, self._next[place]), end)
+            log.error(
+                "%s of %s has lost records that it must keep: it was read up to %d and has %d to %d; "
+                "look at the topic's configuration",
+                place[1], place[0], self._next[place], first, end,
+            )  # fmt: skip
+        self._next[place] = at
+        consumer.incremental_unassign([TopicPartition(*place)])
+        consumer.incremental_assign([TopicPartition(*place, at)])

@@ -1,0 +1,227 @@
+"""ReaderThread: one native thread with one Consumer, which reads the partitions that it is told to.
+
+The Consumer belongs to this thread; the hub talks to it by commands in a deque. A partition is assigned at an
+offset and never sought (a seek far back takes 0.2 s, an assignment 1 to 2 ms). Without partitions the thread
+sleeps until a command comes; with some, a command waits for the end of a poll, POLL_S at most.
+"""
+
+from __future__ import annotations
+
+import _thread
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from backend.kafka.clients.bridge import Bridge
+from backend.kafka.options import KafkaOptions
+from backend.kafka.records import KafkaRecord
+from backend.records import Bounds
+
+log = logging.getLogger(__name__)
+POLL_S = 0.01
+PAUSE_S = 0.5  # after a failure
+REQUEST_S = 5.0  # how long the brokers may take to tell the bounds of a partition
+CHUNK_MESSAGES_MAX = 512  # messages handed over at a time
+Partition = tuple[str, int]  # Kafka's name of the topic, and the number
+
+
+class StreamChunk:
+    """The next records of one stream, then perhaps its end, or the error that ends it."""
+
+    __slots__ = ("bounds", "ended", "error", "records", "serial")
+
+    def __init__(self, serial: int) -> None:
+        self.serial = serial
+        self.records: list[KafkaRecord] = []
+        self.ended: int | None = None
+        self.error: KafkaError | None = None
+        self.bounds: Bounds | None = None  # with an error: the offset is outside of these
+
+
+class _Assigned:
+    __slots__ = ("paused", "serial", "start", "topic_id")
+
+    def __init__(self, serial: int, start: int, topic_id: bytes) -> None:
+        self.serial = serial
+        self.paused = False
+        self.start = start
+        self.topic_id = topic_id
+
+
+class ReaderThread:
+    """`heard(parts)` is called on the hub."""
+
+    def __init__(
+        self,
+        options: KafkaOptions,
+        bridge: Bridge,
+        on_chunks: Callable[[list[StreamChunk]], object],
+        name: str,
+    ) -> None:
+        self._options = options
+        self._bridge = bridge
+        self._on_chunks = on_chunks
+        self._name = name
+        self._commands: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._wake = threading.Event()
+        self._ended = threading.Event()
+        self._stop = False
+        self._assigned: dict[Partition, _Assigned] = {}
+        self._consumer: Any = None
+        _thread.start_new_thread(self._run, ())
+
+    # --- from the hub
+
+    def begin_stream(self, partition: Partition, serial: int, offset: int, topic_id: bytes) -> None:
+        """Read this partition from `offset` on, as stream `serial`; what it read of it before ends."""
+        self._add_command(self._begin_stream, partition, _Assigned(serial, offset, topic_id))
+
+    def end_stream(self, partition: Partition, serial: int) -> None:
+        """Stop reading a partition, unless another stream has begun there."""
+        self._add_command(self._end_stream, partition, serial)
+
+    def set_paused(self, partition: Partition, serial: int, paused: bool) -> None:
+        """Pause fetching from a partition, or resume it."""
+        self._add_command(self._set_paused, partition, serial, paused)
+
+    def ask_to_end(self) -> None:
+        """End the thread, soon."""
+        self._stop = True
+        self._wake.set()
+
+    def close(self, timeout_s: float) -> None:
+        """End the thread; waits for it so long at most."""
+        self.ask_to_end()
+        if not self._ended.wait(timeout_s):
+            log.warning("%s has not ended within %g s", self._name, timeout_s)
+
+    def _add_command(self, act: Callable[..., object], *arguments: Any) -> None:
+        self._commands.append((act, arguments))
+        self._wake.set()
+
+    # --- in the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._stop:
+                try:
+                    self._run_consumer()
+                except Exception as error:  # whatever it was: streams begin anew, with a new consumer
+                    log.exception("%s has failed, restarting", self._name)
+                    self._fail_all(error)
+                    self._wake.wait(PAUSE_S)
+        finally:
+            self._ended.set()
+
+    def _run_consumer(self) -> None:
+        self._consumer = Consumer(self._consumer_settings())
+        try:
+            while not self._stop:
+                if not self._assigned:
+                    self._wake.wait()
+                self._wake.clear()
+                self._run_commands()
+                if self._assigned:
+                    self._poll()
+        finally:
+            self._consumer.close()
+
+    def _fail_all(self, error: Exception) -> None:
+        parts = [StreamChunk(assigned.serial) for assigned in self._assigned.values()]
+        for part in parts:
+            part.error = KafkaError(KafkaError._FAIL, f"the reader has failed: {error!r}", False, True)
+        self._assigned.clear()
+        if parts:
+            self._bridge.call(self._on_chunks, parts)
+
+    def _consumer_settings(self) -> dict[str, Any]:
+        return {
+            **self._options.client_settings(),
+            "group.id": f"{self._options.namespace}.reader",  # asked for; nothing is committed under it
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "fetch.wait.max.ms": 10,
+            "fetch.queue.backoff.ms": 5,
+            "queued.max.messages.kbytes": 16 << 10,
+            "allow.auto.create.topics": False,
+        }
+
+    def _run_commands(self) -> None:
+        while self._commands:
+            act, arguments = self._commands.popleft()
+            try:
+                act(*arguments)
+            except KafkaException:
+                log.warning("%s: %s was refused", self._name, act.__name__, exc_info=True)
+
+    def _begin_stream(self, partition: Partition, assigned: _Assigned) -> None:
+        if partition in self._assigned:
+            self._unassign(partition)
+        self._assigned[partition] = assigned
+        self._consumer.incremental_assign([TopicPartition(*partition, assigned.start)])
+
+    def _end_stream(self, partition: Partition, serial: int) -> None:
+        assigned = self._assigned.get(partition)
+        if assigned is not None and assigned.serial == serial:
+            self._unassign(partition)
+
+    def _unassign(self, partition: Partition) -> None:
+        """Unassign a partition. A pause would outlive the assignment, and the next one would get nothing."""
+        where = [TopicPartition(*partition)]
+        if self._assigned.pop(partition).paused:
+            self._consumer.resume(where)
+        self._consumer.incremental_unassign(where)
+
+    def _set_paused(self, partition: Partition, serial: int, paused: bool) -> None:
+        assigned = self._assigned.get(partition)
+        if assigned is not None and assigned.serial == serial:
+            assigned.paused = paused
+            act = self._consumer.pause if paused else self._consumer.resume
+            act([TopicPartition(*partition)])
+
+    def _poll(self) -> None:
+        first = self._consumer.poll(POLL_S)
+        if first is None:
+            return
+        parts: dict[Partition, StreamChunk] = {}
+        for message in (first, *self._consumer.consume(CHUNK_MESSAGES_MAX - 1, 0)):
+            self._add_message(parts, message)
+        if parts:
+            self._bridge.call(self._on_chunks, list(parts.values()))
+
+    def _add_message(self, parts: dict[Partition, StreamChunk], message: Any) -> None:
+        error = message.error()
+        if message.topic() is None:
+            log.warning("%s: %s", self._name, error)
+            return
+        partition = (message.topic(), message.partition())
+        assigned = self._assigned.get(partition)
+        if assigned is None:
+            return
+        part = parts.get(partition)
+        if part is None:
+            part = parts[partition] = StreamChunk(assigned.serial)
+        if error is None:
+            if message.offset() >= assigned.start:
+                part.records.append(KafkaRecord(message, assigned.topic_id))
+                part.ended = None  # that was before it
+        elif error.code() == KafkaError._PARTITION_EOF:
+            part.ended = message.offset()
+        elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            part.error, part.bounds = error, self._query_bounds(partition)
+        else:
+            part.error = error
+
+    def _query_bounds(self, partition: Partition) -> Bounds | None:
+        try:
+            low, high = self._consumer.get_watermark_offsets(TopicPartition(*partition), timeout=REQUEST_S)
+        except KafkaException:
+            return None
+        return Bounds(low, high)

@@ -1,0 +1,372 @@
+"""Which settings of a cluster break a promise, and what to set instead. Pure.
+
+Each rule checks one setting of one kind of place: a topic, a broker, or Kafka's own topic of transactions.
+A place whose settings this user may not see is skipped by the rules and reported separately. The replication
+factor is no setting in Kafka; here it counts as one, under REPLICAS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from backend.kafka.clients.admin import COORDINATION_RETENTION_MS, RECORD_BYTES_MAX
+from backend.kafka.options import KafkaOptions
+
+COPIES = 3  # of everything, where there are brokers for them
+IN_SYNC = 2
+PLACES_NAMED = 5  # by name; of the others how many there are
+BATCH_BYTES = "1000000"  # librdkafka's own batch.size
+REPLICAS = "replication factor"
+# Of a value, with all settings of its place, and the number of brokers.
+IsViolated = Callable[[str, Mapping[str, str], int], bool]
+
+
+class Kind(Enum):
+    """The role of a topic or broker for the engine."""
+
+    STATE = "compacted system topic"
+    COORDINATION = "coordination topic"
+    DELAYED = "topic of delayed messages"
+    INNER = "other inner topic"
+    MADE = "topic that was made here"
+    OTHERS = "topic of others that is let in"
+    TRANSACTIONS = "Kafka's topic of transactions"
+    BROKER = "broker"
+
+
+OURS = frozenset((Kind.STATE, Kind.COORDINATION, Kind.DELAYED, Kind.INNER, Kind.MADE))
+MESSAGES = frozenset((Kind.DELAYED, Kind.INNER, Kind.MADE))
+
+
+class CheckedPlace(NamedTuple):
+    """A topic or a broker. `settings` None: this user may not see them."""
+
+    name: str
+    kind: Kind
+    settings: Mapping[str, str] | None
+
+
+class ClusterFacts(NamedTuple):
+    """The checked settings of a cluster."""
+
+    cluster_id: str
+    brokers: int
+    places: tuple[CheckedPlace, ...]
+
+
+class ClusterFinding(NamedTuple):
+    """One setting that breaks a promise, in all its places. `loses`: acknowledged messages may be lost."""
+
+    places: tuple[str, ...]
+    setting: str
+    breaks: str
+    remedy: str
+    loses: bool
+
+    @property
+    def place_names(self) -> str:
+        """The places, the first by name."""
+        names, more = ", ".join(self.places[:PLACES_NAMED]), len(self.places) - PLACES_NAMED
+        return names if more <= 0 else f"{names} and {more} more"
+
+    def __str__(self) -> str:
+        return f"{self.place_names}: {self.setting}: {self.breaks}; {self.remedy}"
+
+
+class ClusterRule(NamedTuple):
+    """One rule: the required value of one setting."""
+
+    kinds: frozenset[Kind]
+    setting: str
+    is_violated: IsViolated
+    value: str
+    breaks: str
+    loses: bool = False
+    remedy: str = ""  # instead of the command that sets `wanted`
+
+
+def _to_number(value: str) -> int:
+    """A number of Kafka's, -1 for no bound."""
+    try:
+        return int(value)
+    except ValueError:
+        return -1
+
+
+def _is_below(bound: int) -> IsViolated:
+    return lambda value, _, __: _to_number(value) < bound
+
+
+def _few_copies(value: str, _: Mapping[str, str], brokers: int) -> bool:
+    return brokers >= COPIES and _to_number(value) < COPIES
+
+
+def _few_in_sync(value: str, settings: Mapping[str, str], _: int) -> bool:
+    return _to_number(settings.get(REPLICAS, "0")) >= COPIES and _to_number(value) < IN_SYNC
+
+
+def _in_memory(value: str, settings: Mapping[str, str], _: int) -> bool:
+    return _to_number(settings.get(REPLICAS, "0")) == 1 and value != "1"
+
+
+def _is_shorter(bound: int) -> IsViolated:
+    return lambda value, _, __: 0 <= _to_number(value) < bound
+
+
+def _is_bounded(value: str, _: Mapping[str, str], __: int) -> bool:
+    return value != "-1"
+
+
+_MOVE = (
+    "move them to 3 brokers with kafka-reassign-partitions.sh; for topics to come set replication_factor: 3"
+    " in backend.yaml"
+)
+
+
+def rules_for(options: KafkaOptions) -> tuple[ClusterRule, ...]:
+    """Return the rules for an installation."""
+    return (*_safety_rules(), *_retention_rules(), *_message_rules(options), *_broker_rules(options))
+
+
+def _safety_rules() -> tuple[ClusterRule, ...]:
+    every = OURS | {Kind.OTHERS, Kind.TRANSACTIONS}
+    return (
+        ClusterRule(
+            every | {Kind.BROKER},
+            "unclean.leader.election.enable",
+            lambda value, _, __: value == "true",
+            "false",
+            "a broker that missed acknowledged messages may become leader: they are lost",
+            True,
+        ),
+        ClusterRule(
+            OURS,
+            REPLICAS,
+            _few_copies,
+            "3",
+            "one or two brokers that are lost take what was acknowledged with them",
+            remedy=_MOVE,
+        ),
+        ClusterRule(
+            frozenset((Kind.TRANSACTIONS,)),
+            REPLICAS,
+            _few_copies,
+            "3",
+            "a broker that is lost may take the state of transactions: retries and delayed messages stop",
+            remedy="move it to 3 brokers with kafka-reassign-partitions.sh, and set"
+            " transaction.state.log.replication.factor=3 in every broker's server.properties",
+        ),
+        ClusterRule(
+            every,
+            "min.insync.replicas",
+            _few_in_sync,
+            "2",
+            "what one broker has alone is acknowledged, and lost with it",
+            True,
+        ),
+        ClusterRule(
+            OURS,
+            "flush.messages",
+            _in_memory,
+            "1",
+            "there is one copy, and it is acknowledged before it is on the disk: a power cut may take it",
+        ),
+    )
+
+
+def _retention_rules() -> tuple[ClusterRule, ...]:
+    state, delayed = frozenset((Kind.STATE,)), frozenset((Kind.DELAYED,))
+    coordination = frozenset((Kind.COORDINATION,))
+    late = "delayed messages go by age or size before they are due"
+    return (
+        ClusterRule(
+            state,
+            "cleanup.policy",
+            lambda value, _, __: value != "compact",
+            "compact",
+            "settings, progress and pending delays go by age, and finished messages come again",
+            True,
+        ),
+        ClusterRule(
+            delayed,
+            "cleanup.policy",
+            lambda value, _, __: value != "delete",
+            "delete",
+            "of delayed messages with one key only the last is kept",
+            True,
+        ),
+        ClusterRule(delayed, "retention.ms", _is_bounded, "-1", late, True),
+        ClusterRule(delayed, "retention.bytes", _is_bounded, "-1", late, True),
+        ClusterRule(
+            coordination,
+            "retention.ms",
+            _is_shorter(COORDINATION_RETENTION_MS),
+            str(COORDINATION_RETENTION_MS),
+            "who holds which queue is forgotten, and queues change hands without a cause",
+        ),
+        ClusterRule(
+            coordination,
+            "retention.bytes",
+            _is_bounded,
+            "-1",
+            "who holds which queue is forgotten, and queues change hands without a cause",
+        ),
+        ClusterRule(
+            frozenset((Kind.INNER, Kind.MADE)),
+            "cleanup.policy",
+            lambda value, _, __: "compact" in value,
+            "delete",
+            "of messages with one key only the last is kept",
+            True,
+        ),
+    )
+
+
+def _message_rules(options: KafkaOptions) -> tuple[ClusterRule, ...]:
+    size, system = options.message_bytes_max, frozenset((Kind.STATE, Kind.COORDINATION))
+    others, batch = frozenset((Kind.OTHERS,)), _to_number(options.librdkafka.get("batch.size", BATCH_BYTES))
+    return (
+        ClusterRule(
+            others,
+            "max.message.bytes",
+            _is_below(batch),
+            str(batch),
+            "under load whole batches of small messages are refused, to be sent again",
+            remedy="raise it, or set batch.size under librdkafka in backend.yaml to at most that",
+        ),
+        ClusterRule(
+            others,
+            "max.message.bytes",
+            lambda value, _, __: _to_number(value) > size,
+            str(size),
+            "what is larger than topics of ours take is neither retried nor kept as a dead letter, and waits",
+            remedy="set body_bytes_max in backend.yaml as high, and max.message.bytes of our inner topics",
+        ),
+        ClusterRule(
+            MESSAGES | {Kind.COORDINATION},
+            "message.timestamp.type",
+            lambda value, _, __: value == "CreateTime",
+            "LogAppendTime",
+            "store times are those of the senders' clocks, and retention may take what was just stored",
+        ),
+        ClusterRule(
+            MESSAGES,
+            "max.message.bytes",
+            _is_below(size),
+            str(size),
+            f"messages that body_bytes_max ({options.body_bytes_max}) allows are refused",
+        ),
+        ClusterRule(
+            system,
+            "max.message.bytes",
+            _is_below(RECORD_BYTES_MAX),
+            str(RECORD_BYTES_MAX),
+            "the progress of a group with many finished messages out of order is refused",
+        ),
+    )
+
+
+def _broker_rules(options: KafkaOptions) -> tuple[ClusterRule, ...]:
+    broker = frozenset((Kind.BROKER,))
+
+    def set_it(setting: str, wanted: object) -> str:
+        return f"set {setting}={wanted} in every broker's server.properties and start them again one by one"
+
+    def broker_rule(setting: str, wrong: IsViolated, wanted: object, breaks: str) -> ClusterRule:
+        return ClusterRule(broker, setting, wrong, str(wanted), breaks, remedy=set_it(setting, wanted))
+
+    def is_alone(value: str, _: Mapping[str, str], brokers: int) -> bool:
+        return brokers >= COPIES and _to_number(value) < IN_SYNC
+
+    rules = [
+        broker_rule(
+            "transaction.state.log.replication.factor",
+            _few_copies,
+            COPIES,
+            "a broker that is lost may take the state of transactions: retries and delayed messages stop",
+        ),
+        broker_rule(
+            "transaction.state.log.min.isr",
+            is_alone,
+            IN_SYNC,
+            "what became of a transaction may be known to one broker alone, and lost with it",
+        ),
+        broker_rule(
+            "transaction.max.timeout.ms",
+            _is_below(options.transaction_timeout_ms),
+            options.transaction_timeout_ms,
+            "no transaction begins, so nothing is retried or fired",
+        ),
+        broker_rule(
+            "socket.request.max.bytes",
+            _is_below(options.message_bytes_max),
+            options.message_bytes_max,
+            f"messages that body_bytes_max ({options.body_bytes_max}) allows are refused",
+        ),
+    ]
+    if options.replication_factor == 0:
+        ours = "set replication_factor: 3 in backend.yaml, or default.replication.factor=3 on every broker"
+        rules.append(
+            broker_rule(
+                "default.replication.factor", _few_copies, COPIES, "topics are made with fewer copies"
+            )._replace(remedy=ours)
+        )
+    if options.min_insync == 0:
+        ours = "set min_insync: 2 in backend.yaml, or min.insync.replicas=2 on every broker"
+        rules.append(
+            broker_rule(
+                "min.insync.replicas", is_alone, IN_SYNC, "topics are made that one broker alone answers for"
+            )._replace(remedy=ours)
+        )
+    return tuple(rules)
+
+
+def find_violations(facts: ClusterFacts, options: KafkaOptions) -> list[ClusterFinding]:
+    """Return one finding for each violated rule and value, those that lose messages first."""
+    violations = [finding for rule in rules_for(options) for finding in _check_rule(rule, facts, options)]
+    hidden = tuple(_name_place(place) for place in facts.places if place.settings is None)
+    if hidden:
+        why = "this user may not see the settings, so they are not checked"
+        violations.append(
+            ClusterFinding(hidden, "not to be seen", why, "allow it DescribeConfigs there", False)
+        )
+    return sorted(violations, key=lambda each: not each.loses)
+
+
+def _check_rule(rule: ClusterRule, facts: ClusterFacts, options: KafkaOptions) -> list[ClusterFinding]:
+    wrong: dict[str, list[CheckedPlace]] = {}
+    for place in facts.places:
+        value = (place.settings or {}).get(rule.setting)
+        if value is None or place.kind not in rule.kinds:
+            continue
+        assert place.settings is not None
+        if rule.is_violated(value, place.settings, facts.brokers):
+            wrong.setdefault(value, []).append(place)
+    return [
+        ClusterFinding(
+            tuple(map(_name_place, places)),
+            f"{rule.setting}={value}",
+            rule.breaks,
+            rule.remedy or _remedy_command(rule, places, options),
+            rule.loses,
+        )
+        for value, places in sorted(wrong.items())
+    ]
+
+
+def _name_place(place: CheckedPlace) -> str:
+    return f"broker {place.name}" if place.kind is Kind.BROKER else f"topic {place.name}"
+
+
+def _remedy_command(rule: ClusterRule, places: Sequence[CheckedPlace], options: KafkaOptions) -> str:
+    """Return the command with which an operator corrects the first of the places."""
+    kind = "brokers" if places[0].kind is Kind.BROKER else "topics"
+    name = "" if kind == "brokers" else f" --entity-name {places[0].name}"
+    default = " --entity-default" if kind == "brokers" else ""
+    each = ", and so for each" if kind == "topics" and len(places) > 1 else ""
+    return (
+        f"run: kafka-configs.sh --bootstrap-server {options.bootstrap} --alter --entity-type {kind}{name}"
+        f"{default} --add-config {rule.setting}={rule.value}{each}"
+    )

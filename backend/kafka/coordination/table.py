@@ -1,0 +1,329 @@
+"""The replicated table: the events of one partition, in their order, decide the same everywhere. Pure.
+
+Every process feeds each event to its own Replica. The table of backend/ownership decides; nothing in it
+depends on the time or the knowledge of one process:
+
+* Time is the broker's stamp of the event. Nothing happens because time passes: a holder that does not let go
+  keeps its queue until it releases it, or until an event says that its process is dead.
+* Which queues a topic has is what events said: `Joined` where nothing is known, then `TopicSeen`, which names
+  the incarnation that it replaces, so that who sees it late changes nothing.
+* A grant is durable as soon as the event is that led to it, so it is answered in the same turn. Its epoch is
+  above every epoch ever granted to anybody: the log begins with one, and each grant raises it.
+* A name that is dead stays dead (the last GONE_MAX of them): what its process writes late changes nothing.
+
+Who comes new starts from a snapshot and replays what was written since the state that it holds; the records
+before that were kept for it. Without any snapshot the log begins anew with `Begun`, unless somebody has
+written one, or a snapshot, behind what its writer had seen. Where it does count, everybody's table is empty.
+
+The whole table as one event, and back. Pure.
+
+Orders matter and are kept: of members (who is the oldest where serials are equal), of a group's topics, of
+queues. What is derived from them (the sharing that holds) is derived again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from backend.kafka.coordination.events import (
+    Begun,
+    Died,
+    Event,
+    Id,
+    Joined,
+    Left,
+    Recalled,
+    Released,
+    Snapshot,
+    SnapshotCell,
+    SnapshotGroup,
+    SnapshotLine,
+    SnapshotMember,
+    TopicSeen,
+)
+from backend.ownership.group import AssignedGroup, Decision, Grant, GroupMember, QueueAssignment, TopicLine
+from backend.ownership.table import REVOKE_S, AssignmentTable
+from backend.records import QueueRef
+from ddmq_common.errors import BoundReachedError
+
+DEAD_MAX = 1_000
+LINES_MAX = 10_000
+TopicQueues = tuple[int, int]  # incarnation, number of queues
+
+
+class TableState:
+    """The table and what belongs to it. Only events change it."""
+
+    def __init__(self, epoch: int, lines_max: int = LINES_MAX) -> None:
+        self.epoch = epoch  # the highest that was granted
+        self.members: dict[Id, GroupMember] = {}
+        self.ids: dict[GroupMember, Id] = {}
+        self.processes: dict[str, int] = {}  # with how many memberships, the oldest first
+        self.dead: dict[str, None] = {}
+        self.topics: dict[str, TopicQueues] = {}
+        self.joined: dict[str, int] = {}  # topic → memberships
+        self.table = AssignmentTable(self.queues_of, lambda group, queue: self.epoch, lines_max)
+
+    def queues_of(self, topic: str) -> list[QueueRef]:
+        """Return the queues of a topic."""
+        incarnation, count = self.topics.get(topic, (0, 0))
+        return [QueueRef(topic, incarnation, number) for number in range(count)]
+
+    def apply(self, event: Event, now: float) -> list[Decision]:
+        """Apply an event and return the decisions, without grants: those are durable at once."""
+        return self._apply_grants(self._apply_event(event, now), now)
+
+    def _apply_event(self, event: Event, now: float) -> Iterable[Decision]:
+        if isinstance(event, Joined):
+            return self._add_membership(event, now)
+        if isinstance(event, Left):
+            return self._remove_memberships([(event.process, number) for number in event.numbers], now)
+        if isinstance(event, Released):
+            member = self.members.get((event.process, event.number))
+            if member is None:
+                return []
+            queues = [QueueRef(member.topic, incarnation, number) for incarnation, number in event.queues]
+            return self.table.release(member, queues, now)
+        if isinstance(event, Recalled):
+            return self.table.recall(event.group, event.topic, now + REVOKE_S)
+        if isinstance(event, Died):
+            return self._remove_process(event.process, now)
+        if isinstance(event, TopicSeen):
+            return self._change_topic(event, now)
+        return []
+
+    def _apply_grants(self, decisions: Iterable[Decision], now: float) -> list[Decision]:
+        decisions_made: list[Decision] = []
+        waiting = deque(decisions)
+        while waiting:
+            decision = waiting.popleft()
+            if isinstance(decision, Grant):
+                self.epoch = max(self.epoch, decision.epoch)
+                waiting += self.table.granted(decision, now)
+            else:
+                decisions_made.append(decision)
+        return decisions_made
+
+    def _add_membership(self, event: Joined, now: float) -> list[Decision]:
+        name = (event.process, event.number)
+        if event.process in self.dead or name in self.members:
+            return []
+        member = GroupMember(
+            event.group,
+            event.topic,
+            f"{event.process}/{event.member}",
+            event.sharing,
+            None if event.queues is None else frozenset(event.queues),
+            event.address,
+        )
+        queues = self.topics.get(event.topic)
+        if queues is None and event.queue_count > 0:
+            self.topics[event.topic] = event.incarnation, event.queue_count
+        try:
+            decisions = self.table.join(member, now)
+        except BoundReachedError:
+            if event.topic not in self.joined:
+                self.topics.pop(event.topic, None)
+            return []
+        self.add_member(name, member)
+        return decisions
+
+    def add_member(self, name: Id, member: GroupMember) -> None:
+        """Add a member that is in the assignment table."""
+        self.members[name], self.ids[member] = member, name
+        self.processes[name[0]] = self.processes.get(name[0], 0) + 1
+        self.joined[member.topic] = self.joined.get(member.topic, 0) + 1
+
+    def _remove_memberships(self, names: Iterable[Id], now: float) -> list[Decision]:
+        decisions: list[Decision] = []
+        for name in names:
+            member = self.members.pop(name, None)
+            if member is not None:
+                del self.ids[member]
+                decisions += self.table.leave(member, now)
+                _decrement(self.processes, name[0])
+                if _decrement(self.joined, member.topic):
+                    self.topics.pop(member.topic, None)
+        return decisions
+
+    def _remove_process(self, process: str, now: float) -> list[Decision]:
+        self.dead.pop(process, None)
+        self.dead[process] = None
+        while len(self.dead) > DEAD_MAX:
+            del self.dead[next(iter(self.dead))]
+        return self._remove_memberships(sorted(name for name in self.members if name[0] == process), now)
+
+    def _change_topic(self, event: TopicSeen, now: float) -> list[Decision]:
+        was, count = self.topics.get(event.topic, (0, 0))
+        grown = event.incarnation == was and event.queue_count > count
+        if event.was != was or event.topic not in self.joined or (event.incarnation == was and not grown):
+            return []
+        if event.queue_count > 0:
+            self.topics[event.topic] = event.incarnation, event.queue_count
+        else:
+            self.topics.pop(event.topic, None)
+        return self.table.topic_changed(event.topic, now)
+
+
+def _decrement(counts: dict[str, int], key: str) -> bool:
+    """Decrement the count of `key`; return whether that was the last."""
+    counts[key] -= 1
+    if counts[key] == 0:
+        del counts[key]
+        return True
+    return False
+
+
+def to_snapshot(at: int, state: TableState) -> Snapshot:
+    """Make a snapshot of the table as the events before offset `at` made it."""
+    return Snapshot(
+        at,
+        state.epoch,
+        state.table.serial,
+        list(state.processes),
+        list(state.dead),
+        [(name, *queues) for name, queues in state.topics.items()],
+        [_snapshot_group(state, name, group) for name, group in state.table.groups.items()],
+    )
+
+
+def _snapshot_group(state: TableState, name: str, group: AssignedGroup) -> SnapshotGroup:
+    lines = [_snapshot_line(state, line) for line in group.lines.values()]
+    return SnapshotGroup(name, group.holder or "", group.withheld, lines)
+
+
+def _snapshot_line(state: TableState, line: TopicLine) -> SnapshotLine:
+    places = {member: place for place, member in enumerate(line.members)}
+    members = [_snapshot_member(state, member) for member in line.members]
+    cells = [
+        SnapshotCell(
+            queue.incarnation,
+            queue.queue_id,
+            cell.state,
+            -1 if cell.member is None else places[cell.member],
+            cell.epoch,
+            cell.deadline,
+            places[line.aim[queue]] if queue in line.aim else -1,
+        )
+        for queue, cell in line.cells.items()
+    ]
+    return SnapshotLine(line.topic, line.epoch, members, cells)
+
+
+def _snapshot_member(state: TableState, member: GroupMember) -> SnapshotMember:
+    process, number = state.ids[member]
+    queues = None if member.queues is None else sorted(member.queues)
+    member_name = member.process[len(process) + 1 :]
+    address = "" if member.name == member.process else member.name
+    return SnapshotMember(process, number, member.sharing, queues, address, member_name, member.serial)
+
+
+def from_snapshot(event: Snapshot) -> TableState:
+    """Return the table of a snapshot."""
+    state = TableState(event.epoch)
+    state.processes = dict.fromkeys(event.processes, 0)
+    state.dead = dict.fromkeys(event.gone)
+    state.topics = {name: (incarnation, count) for name, incarnation, count in event.topics}
+    state.table.put({group.group: _restore_group(state, group) for group in event.groups}, event.serial)
+    return state
+
+
+def _restore_group(state: TableState, stored: SnapshotGroup) -> AssignedGroup:
+    group = AssignedGroup()
+    group.holder, group.withheld = stored.holder or None, stored.withheld
+    for line in stored.lines:
+        group.lines[line.topic] = _restore_line(state, stored.group, line)
+    return group
+
+
+def _restore_line(state: TableState, group: str, stored: SnapshotLine) -> TopicLine:
+    line = TopicLine(group, stored.topic)
+    line.epoch = stored.epoch
+    for stored_member in stored.members:
+        queues = None if stored_member.queues is None else frozenset(stored_member.queues)
+        process = f"{stored_member.process}/{stored_member.member}"
+        member = GroupMember(
+            group, stored.topic, process, stored_member.sharing, queues, stored_member.address
+        )
+        member.serial, member.joined = stored_member.serial, True
+        line.enter(member)
+        state.add_member((stored_member.process, stored_member.number), member)
+    for told_cell in stored.cells:
+        queue = QueueRef(stored.topic, told_cell.incarnation, told_cell.queue_id)
+        line.cells[queue] = _restore_cell(line, told_cell)
+        if told_cell.aim >= 0:
+            line.aim[queue] = line.members[told_cell.aim]
+    return line
+
+
+def _restore_cell(line: TopicLine, stored: SnapshotCell) -> QueueAssignment:
+    cell = QueueAssignment()
+    cell.state, cell.epoch, cell.deadline = stored.state, stored.epoch, stored.deadline
+    cell.member = None if stored.member < 0 else line.members[stored.member]
+    return cell
+
+
+class PlacedEvent(NamedTuple):
+    """An event at its place in the log. `stamp_ms`: the broker's time."""
+
+    offset: int
+    stamp_ms: int
+    event: Event
+
+
+class CoordinationLog:
+    """Records go in, in their order; decisions come out. `state` is None until the table is known.
+
+    `first`: the offset from which on it was read. `begins`: how often the table has begun anew: then
+    everything that was held is lost, also without a decision that says so.
+    """
+
+    def __init__(self, first: int) -> None:
+        self._first = first
+        self.state: TableState | None = None
+        self.begin_count = 0
+        self.next = first  # offset of what comes next
+        self.known_at = -1  # offset of the newest snapshot, or beginning, that counted
+        self._early_events: list[PlacedEvent] = []  # what a snapshot may have to be followed by
+
+    def apply(self, placed: PlacedEvent) -> list[Decision]:
+        """Apply one event and return the decisions."""
+        offset, stamp_ms, event = placed
+        self.next = offset + 1
+        if isinstance(event, Snapshot):
+            return self._apply_snapshot(offset, event)
+        if isinstance(event, Begun):
+            self._apply_begun(offset, event)
+            return []
+        if self.state is None:
+            self._early_events.append(placed)
+            return []
+        return self.state.apply(event, stamp_ms / 1000)
+
+    def _apply_snapshot(self, offset: int, event: Snapshot) -> list[Decision]:
+        decisions: list[Decision] = []
+        if self.state is None:
+            if event.at < self._first:
+                return []
+            self.state = from_snapshot(event)
+            for placed in self._early_events:
+                if placed.offset >= event.at:
+                    decisions += self.state.apply(placed.event, placed.stamp_ms / 1000)
+            self._early_events.clear()
+        self.known_at = offset
+        return decisions
+
+    def _apply_begun(self, offset: int, event: Begun) -> None:
+        unknown = self.state is None and event.seen < self._first
+        if unknown or (self.state is not None and self.known_at >= event.seen):
+            return
+        self.state = TableState(event.epoch)
+        self.begin_count += 1
+        self.known_at = offset
+        self._early_events.clear()
+
+    def make_snapshot(self) -> Snapshot | None:
+        """Return a snapshot of the present table; None while it is unknown."""
+        return None if self.state is None else to_snapshot(self.next, self.state)

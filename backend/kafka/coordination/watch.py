@@ -1,0 +1,237 @@
+"""MemberWatch: watches the other processes and this one, drives the memberships, and writes snapshots.
+
+A process is silent when nothing of it was followed for `session_s`, on this process's monotonic clock. That
+alone proves nothing: this process may have been stopped, or Kafka may answer nobody. So a silent process is
+ended only after a heartbeat that this process sent at its turn, or later, has come back: anything that the
+other wrote until then precedes that heartbeat in the log, and would have been followed. A living process is
+not taken for dead because others are slow, or because the log stood still for all.
+
+| a process is silent, and this one is             | its turn, after the other was last seen              |
+|--------------------------------------------------|------------------------------------------------------|
+| the oldest of those that are not                 | `session_s`                                          |
+| the n-th after that one                          | n × TURN_S later, if those before do not succeed     |
+| none of them (it has no membership itself)       | one turn more than the last of them                  |
+
+| at its turn                                      | then                                                 |
+|--------------------------------------------------|------------------------------------------------------|
+| no heartbeat that was sent since has come back   | one is sent, unless one is in flight                 |
+| one has                                          | the process is ended, once; again if that has failed |
+| an event of the other is followed                | it is not silent any more                            |
+| its death is followed                            | it is forgotten                                      |
+
+The process that ends another first takes over its transactional name, and that of the namespace, which ends
+transactions in flight under them and fences them, and only then writes that it is dead. The oldest process
+writes the snapshots.
+
+No other process judges one that is seen and does not release queues: only that process knows what delays
+them, its commits. After REVOKE_S it releases them for its members. A release is written behind the commits
+that were called before it; if it has not been followed RELEASE_S after the queues were revoked, the process
+gives its name up, and everything with it: then it has either ended under the old name, or it is silent.
+"""
+
+from __future__ import annotations
+
+import _thread
+import logging
+from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple
+
+from backend.kafka.clients.producers import fence_names, namespace_transactional_id, process_transactional_id
+from backend.kafka.coordination.events import Died, Event, Snapshot
+from backend.kafka.coordination.memberships import TICKS, KafkaMemberships
+from backend.kafka.coordination.table import TableState
+from backend.kafka.options import KafkaOptions
+from backend.ownership.group import AssignmentState, GroupMember
+from backend.ownership.table import REVOKE_S
+from backend.records import QueueRef
+from ddmq_common.hub_timer import HubTimer
+
+log = logging.getLogger(__name__)
+RELEASE_S = 15.0  # more than a transaction may take
+SNAPSHOT_S = 60.0
+SNAPSHOT_EVENTS = 5_000
+TURN_S = 2.0  # a process that is fenced by one does not have to be fenced by the next one, too
+RevokedQueue = tuple[str, QueueRef, int]  # group, queue, epoch
+
+
+class MemberWatch:
+    """Ticks several times per heartbeat. `call` runs a function on the hub, from any thread."""
+
+    def __init__(
+        self,
+        options: KafkaOptions,
+        members: KafkaMemberships,
+        call: Callable[..., object],
+        now: Callable[[], float],
+    ) -> None:
+        self._options = options
+        self._members = members
+        self._call = call
+        self._now = now
+        self._name = ""
+        self._silence = SilenceDetector(options.session_ms / 1000)
+        self._revoked_at: dict[RevokedQueue, float] = {}  # of this process, and not released
+        self._overdue: set[RevokedQueue] = set()  # those that were released for their member
+        self._snapshot_at = now()
+        self._event_count = 0
+        self._timer = HubTimer(ref=False)
+        self._timer.every(options.heartbeat_ms / 1000 / TICKS, self.tick)
+
+    def on_event(self, event: Event) -> None:
+        """Note which process an applied event is from."""
+        self._event_count += 1
+        process = getattr(event, "process", None)
+        if isinstance(event, Snapshot):
+            self._snapshot_at, self._event_count = self._now(), 0
+        elif isinstance(event, Died):
+            self._silence.on_died(event.process)
+        elif process is not None:
+            self._silence.on_seen(process, self._now())
+
+    def tick(self) -> None:
+        """Let the memberships tick, then check the other processes and this one; runs by itself."""
+        now = self._now()
+        if not self._members.tick(now):
+            return
+        table = self._members.table
+        assert table is not None
+        if self._name != self._members.name:
+            self._name = self._members.name
+            self._silence.clear()
+            self._revoked_at.clear()
+            self._overdue.clear()
+        self._check_others(table, now)
+        self._check_own(table, now)
+        if next(iter(table.processes), "") == self._name:
+            is_old = now - self._snapshot_at > SNAPSHOT_S and self._event_count > 0
+            if is_old or self._event_count > SNAPSHOT_EVENTS:
+                self._snapshot_at, self._event_count = now, 0
+                self._members.write_snapshot()
+
+    def close(self) -> None:
+        """Stop the timer of the ticks."""
+        self._timer.stop()
+
+    # --- the others
+
+    def _check_others(self, table: TableState, now: float) -> None:
+        sent_at, returned_at = self._members.heartbeat_times
+        silent = self._silence.check(self._name, table.processes, now, sent_at, returned_at)
+        if silent.needs_heartbeat:
+            self._members.send_heartbeat(now)
+        for process, silent_s in silent.to_end:
+            log.warning("process %s is fenced: silent for %.1f s", process, silent_s)
+            _thread.start_new_thread(self._fence_process, (process, self._name))
+
+    def _fence_process(self, process: str, name: str) -> None:
+        """Fence a process; runs in a native thread."""
+        names = [process_transactional_id(self._options, process), namespace_transactional_id(self._options)]
+        try:
+            error = fence_names(self._options.client_settings(), names)
+        except Exception as exception:
+            error = repr(exception)
+        self._call(self._on_fenced, process, name, error)
+
+    def _on_fenced(self, process: str, name: str, error: str | None) -> None:
+        if name != self._members.name:
+            return
+        if error is None:
+            log.warning("process %s is declared dead", process)
+            self._members.write_event(Died(process, name))
+        else:
+            log.warning("process %s could not be fenced, retrying: %s", process, error)
+            self._silence.on_end_failed(process)
+
+    # --- this process
+
+    def _check_own(self, table: TableState, now: float) -> None:
+        revoked_at: dict[RevokedQueue, float] = {}
+        overdue: dict[GroupMember, list[QueueRef]] = {}
+        for key, member in _find_revoked(table, self._name):
+            since = revoked_at[key] = self._revoked_at.get(key, now)
+            if now - since > RELEASE_S:
+                self._members.give_up(f"{key[1]} of group {key[0]} was not let go in {RELEASE_S:g} s")
+                return
+            if now - since > REVOKE_S and key not in self._overdue:
+                self._overdue.add(key)
+                overdue.setdefault(member, []).append(key[1])
+        self._revoked_at = revoked_at
+        self._overdue &= revoked_at.keys()
+        for member, queues in overdue.items():
+            self._members.release_overdue(member, queues)
+
+
+def _find_revoked(table: TableState, process: str) -> list[tuple[RevokedQueue, GroupMember]]:
+    """Return the queues that were revoked from members of a process and are not released."""
+    if not table.table.waiting:
+        return []
+    return [
+        ((name, queue, cell.epoch), cell.member)
+        for name, group in table.table.groups.items()
+        for line in group.lines.values()
+        for queue, cell in line.cells.items()
+        if cell.state is AssignmentState.LEAVING
+        and cell.member is not None
+        and table.ids[cell.member][0] == process
+    ]
+
+
+class SilentProcesses(NamedTuple):
+    """The result of a check. `to_end`: processes, with how long they were silent."""
+
+    needs_heartbeat: bool
+    to_end: list[tuple[str, float]]
+
+
+class SilenceDetector:
+    """Knows when the other processes were last seen, and which of them this one must end now. Pure."""
+
+    def __init__(self, session_s: float) -> None:
+        self._session_s = session_s
+        self._seen_at: dict[str, float] = {}
+        self._ending: set[str] = set()
+
+    def on_seen(self, process: str, now: float) -> None:
+        """Note that an event of a process was followed."""
+        self._seen_at[process] = now
+
+    def on_died(self, process: str) -> None:
+        """Forget a process whose death was followed."""
+        self._seen_at.pop(process, None)
+        self._ending.discard(process)
+
+    def clear(self) -> None:
+        """Forget everything: this process may have been stopped, so earlier times prove nothing."""
+        self._seen_at.clear()
+        self._ending.clear()
+
+    def on_end_failed(self, process: str) -> None:
+        """Let a process be ended again that could not be."""
+        self._ending.discard(process)
+
+    def check(
+        self, own: str, processes: Collection[str], now: float, sent_at: float, returned_at: float
+    ) -> SilentProcesses:
+        """Find the processes to end now, and whether a heartbeat is needed before.
+
+        `processes`: all that have joined, the oldest first. `sent_at`, `returned_at`: when the newest
+        heartbeat of this process was sent, and when the newest one was sent that has come back.
+        """
+        self._seen_at = {process: self._seen_at.get(process, now) for process in processes}
+        expiries = {
+            process: seen_at + self._session_s for process, seen_at in self._seen_at.items() if process != own
+        }
+        silent = {process: expiry for process, expiry in expiries.items() if now > expiry}
+        turn_s = _turn_of(own, (process for process in processes if process not in silent)) * TURN_S
+        turns = {
+            process: expiry + turn_s for process, expiry in silent.items() if process not in self._ending
+        }
+        due = [process for process, turn in turns.items() if now >= turn]
+        to_end = [(process, now - self._seen_at[process]) for process in due if returned_at >= turns[process]]
+        self._ending.update(process for process, _ in to_end)
+        return SilentProcesses(any(sent_at < turns[process] for process in due), to_end)
+
+
+def _turn_of(own: str, living: Iterable[str]) -> int:
+    processes = list(living)
+    return processes.index(own) if own in processes else len(processes) + 1

@@ -1,0 +1,1 @@
+"""The engine that the proxies use: topics, appends, reads and queries, and its process in the cluster."""

@@ -1,0 +1,87 @@
+"""KafkaProcess: this process in its namespace, with the followed state, commits and memberships."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from backend.kafka.clients.bridge import Bridge
+from backend.kafka.clients.producers import Producers
+from backend.kafka.commits.commit_queue import CommitQueue, WhenAppended
+from backend.kafka.commits.offset_mirror import OffsetMirror
+from backend.kafka.coordination.memberships import KafkaMemberships
+from backend.kafka.coordination.table import PlacedEvent
+from backend.kafka.coordination.watch import MemberWatch
+from backend.kafka.options import KafkaOptions
+from backend.kafka.state.followed import KafkaState
+from backend.kafka.topic_info import TopicRegistry
+from ddmq_common.clock import Clock
+
+log = logging.getLogger(__name__)
+CLOSE_S = 8.0
+
+
+class KafkaProcess:
+    """Makes the components that work on the system topics, and closes them in the right order.
+
+    Make it on the hub. `when_appended`: see CommitQueue. `on_setting_changed`, `on_info_changed`: a setting,
+    or the stored settings of a topic, have changed. Callbacks run on the hub, once all parts are made.
+    """
+
+    def __init__(
+        self,
+        options: KafkaOptions,
+        bridge: Bridge,
+        clock: Clock,
+        topics: TopicRegistry,
+        when_appended: WhenAppended,
+        on_setting_changed: Callable[[str], object],
+        on_info_changed: Callable[[str], object],
+    ) -> None:
+        self.state = KafkaState(
+            options,
+            bridge.call,
+            on_setting_changed=on_setting_changed,
+            on_info_changed=on_info_changed,
+            on_event=self._on_event,
+            on_log_truncated=lambda: self.members.on_log_truncated(),
+            on_ready=lambda: self.commits.resume(),
+        )
+        self._producers = Producers(
+            options, bridge.call, lambda tag, reason: self.members.on_event_failed(tag, reason)
+        )
+        self.commits = CommitQueue(
+            self.state,
+            self._producers,
+            topics,
+            clock.monotonic,
+            when_appended=when_appended,
+            epoch_floor=lambda key, epoch: self.members.epoch_floor(key, epoch),
+            is_alive=lambda: self.members.is_alive(),
+            on_name_lost=lambda reason: self.members.on_name_lost(),
+            on_named=lambda name: self.members.on_named(name),
+            on_progress=lambda keys: self.mirror.on_progress(keys),
+        )
+        self.members = KafkaMemberships(options, self.state, self.commits, self._producers, clock, topics)
+        self.watch = MemberWatch(options, self.members, bridge.call, clock.monotonic)
+        self.mirror = OffsetMirror(
+            options, self.state, self.members.holds_queue, topics.kafka_name, bridge.call
+        )
+        self._closed = False
+
+    def _on_event(self, placed: PlacedEvent) -> None:
+        if self.members.on_event(placed):
+            self.watch.on_event(placed.event)
+
+    def close(self) -> None:
+        """Report that this process is gone, send what remains, and end every thread; within CLOSE_S each."""
+        if self._closed:
+            return
+        self._closed = True
+        self.commits.close()
+        self.watch.close()
+        self.members.close()
+        self.mirror.close()
+        if not self._producers.close(CLOSE_S):
+            log.warning("records in flight to Kafka were not answered in %g s", CLOSE_S)
+        self.state.stop(CLOSE_S)

@@ -1,0 +1,281 @@
+"""KafkaQueries: reads, waits, bounds and offsets for a time, answered by the readers and the cluster.
+Where queues begin and end, and where a time lies: asked of the cluster, in bulk.
+
+Calls of one turn of the hub are one question. A partition stands at most once in a request (with one twice,
+librdkafka answers wrongly). The end is that of what may be read: behind a transaction that is still open
+nothing is readable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import gevent
+from confluent_kafka import IsolationLevel, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from backend.completion import Completion
+from backend.kafka.clients.bridge import Bridge
+from backend.kafka.engine.readers import Readers
+from backend.kafka.engine.streams import KafkaBatch, KafkaQueue
+from backend.kafka.errors import is_gone, kafka_error, to_ddmq_error
+from backend.kafka.topic_info import KafkaTopic, TopicRegistry
+from backend.port import ReadCall, Wait
+from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus
+from ddmq_common.clock import Clock
+from ddmq_common.errors import CallerError, DdmqError, DrainingError, UnknownTopicError
+
+_CLOSED = DrainingError("the Kafka engine was closed")
+
+
+class KafkaQueries:
+    """Answers reads, waits and queries for bounds; every call is settled later, on the hub."""
+
+    def __init__(self, topics: TopicRegistry, readers: Readers, offsets: Offsets) -> None:
+        self._topics = topics
+        self._readers = readers
+        self._offsets = offsets
+        self._later: Callable[..., Any] = gevent.get_hub().loop.run_callback
+        self._closed = False
+
+    def read(self, call: ReadCall, completion: Completion[ReadBatch]) -> None:
+        """Read, as Backend.read does."""
+        topic = self._topics.find_queue_topic(call.queue)
+        if self._closed:
+            self._later(completion.fail, _CLOSED)
+        elif topic is None:
+            self._later(completion.succeed, KafkaBatch(call.queue, ReadStatus.GONE, (), call.offset))
+        elif not topic.info.readable:
+            self._later(completion.fail, CallerError(f"topic {call.queue.topic} is not readable"))
+        else:
+            self._readers.read(_to_kafka_queue(call.queue, topic), call, completion)
+
+    def wait(self, queue: QueueRef, offset: int, deadline: float, wait: Wait) -> None:
+        """Wait for a record, as Backend.wait does."""
+        topic = self._topics.find_queue_topic(queue)
+        if topic is None:
+            wait.fail(UnknownTopicError(f"queue {queue} does not exist (any more)"))
+            return
+        try:
+            self._readers.wait(_to_kafka_queue(queue, topic), offset, deadline, wait)
+        except DdmqError as error:
+            wait.fail(error)
+
+    def bounds(self, queues: Sequence[QueueRef]) -> Completion[list[Bounds | None]]:
+        """Return the bounds of queues, as Backend.bounds does."""
+        completion: Completion[list[Bounds | None]] = Completion()
+        queues = list(queues)
+        places = [self._find_partition(queue) for queue in queues]
+        there = [place for place in places if place is not None]
+
+        def on_answer(query: Completion[Any]) -> None:
+            if query.error is not None:
+                completion.fail(query.error)
+                return
+            answer = [None if place is None else query.value[place] for place in places]
+            completion.succeed(
+                [self._include_stored(queue, each) for queue, each in zip(queues, answer, strict=True)]
+            )
+
+        if there or self._closed:
+            self._offsets.query_bounds(there).then(on_answer)
+        else:
+            self._later(completion.succeed, [None] * len(queues))
+        return completion
+
+    def _find_partition(self, queue: QueueRef) -> Partition | None:
+        topic = self._topics.find_queue_topic(queue)
+        return None if topic is None else (topic.kafka_name, queue.queue_id)
+
+    def _include_stored(self, queue: QueueRef, found: Bounds | None) -> Bounds | None:
+        """Extend bounds over records that this process has stored: an end may show a little later."""
+        if found is None or self._topics.find_queue_topic(queue) is None:
+            return None
+        return found._replace(next=max(found.next, self._readers.next_offset(queue)))
+
+    def offset_for_time(self, queue: QueueRef, wall_ms: int) -> Completion[int]:
+        """Find the offset for a time, as Backend.offset_for_time does."""
+        completion: Completion[int] = Completion()
+        place = self._find_partition(queue)
+        if place is None and not self._closed:
+            error = UnknownTopicError(f"queue {queue} does not exist (any more)")
+            self._later(completion.fail, error)
+            return completion
+
+        def next_offset(found: Completion[list[Bounds | None]]) -> None:
+            bounds = found.value[0] if found.error is None else None
+            if bounds is None:
+                completion.fail(found.error or UnknownTopicError(f"queue {queue} does not exist any more"))
+            else:
+                completion.succeed(bounds.next)
+
+        def on_answer(found: Completion[int | None]) -> None:
+            if found.error is not None:
+                completion.fail(found.error)
+            elif found.value is None:
+                self.bounds([queue]).then(next_offset)
+            else:
+                completion.succeed(found.value)
+
+        self._offsets.query_offset_for_time(place or ("", 0), wall_ms).then(on_answer)
+        return completion
+
+    def close(self) -> None:
+        """Fail pending calls and end the threads."""
+        self._closed = True
+        self._readers.close()
+        self._offsets.close()
+
+
+def _to_kafka_queue(queue: QueueRef, topic: KafkaTopic) -> KafkaQueue:
+    return KafkaQueue(queue, topic.kafka_name, topic.topic_id)
+
+
+REQUEST_S = 5.0
+RETRY_S = 3.0  # so long partitions without a leader are asked for again
+Partition = tuple[str, int]  # Kafka's name of a topic, and the partition
+Answers = dict[Partition, Any]  # an offset, or the error
+_SPEC: Any = OffsetSpec
+_AGAIN = frozenset(
+    (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.FENCED_LEADER_EPOCH,
+     KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.OFFSET_NOT_AVAILABLE)
+)  # fmt: skip
+
+
+class Offsets:
+    """Belongs to the hub; the questions go through the admin client's own thread."""
+
+    def __init__(self, admin: AdminClient, bridge: Bridge, clock: Clock) -> None:
+        self._admin = admin
+        self._bridge = bridge
+        self._clock = clock
+        self._pending_bounds: list[
+            tuple[Sequence[Partition], Completion[dict[Partition, Bounds | None]]]
+        ] = []
+        self._pending: set[Completion[Any]] = set()
+        self._closed = False
+
+    def query_bounds(self, places: Sequence[Partition]) -> Completion[dict[Partition, Bounds | None]]:
+        """Return the bounds of each partition; None where there is no such partition."""
+        completion = self._new_completion()
+        self._pending_bounds.append((places, completion))
+        if len(self._pending_bounds) == 1:
+            self._bridge.call(self._query_pending_bounds)
+        return completion
+
+    def query_offset_for_time(self, place: Partition, wall_ms: int) -> Completion[int | None]:
+        """Return the first offset stored at or after `wall_ms`; None when there is none."""
+        completion = self._new_completion()
+
+        def on_answer(answers: Answers) -> None:
+            offset = answers[place]
+            if isinstance(offset, BaseException):
+                self._fail(completion, offset)
+            else:
+                self._succeed(completion, None if offset < 0 else offset)
+
+        self._query({place: _SPEC.for_timestamp(max(wall_ms, 0))}, on_answer)
+        return completion
+
+    def _query_pending_bounds(self) -> None:
+        queries, self._pending_bounds = self._pending_bounds, []
+        places = {place for partitions, _ in queries for place in partitions}
+        first: Answers = {}
+
+        def ends(answers: Answers) -> None:
+            self._settle_bounds(queries, first, answers)
+
+        def begins(answers: Answers) -> None:
+            first.update(answers)
+            self._query(dict.fromkeys(places, _SPEC.latest()), ends)
+
+        self._query(dict.fromkeys(places, _SPEC.earliest()), begins)
+
+    def _settle_bounds(
+        self, queries: Iterable[tuple[Sequence[Partition], Any]], first: Answers, last: Answers
+    ) -> None:
+        for places, completion in queries:
+            bounds: dict[Partition, Bounds | None] = {}
+            failure: BaseException | None = None
+            for place in places:
+                low, high = first[place], last[place]
+                error = next((each for each in (low, high) if isinstance(each, BaseException)), None)
+                if error is None:
+                    bounds[place] = Bounds(low, max(low, high))
+                elif is_gone(error):
+                    bounds[place] = None
+                else:
+                    failure = error
+            if failure is None:
+                self._succeed(completion, bounds)
+            else:
+                self._fail(completion, failure)
+
+    def _query(self, specs: dict[Partition, Any], then: Callable[[Answers], None]) -> None:
+        """`then` on the hub with an answer for each place."""
+        until = self._clock.monotonic() + RETRY_S
+        answers: Answers = {}
+
+        def settled(got: Answers) -> None:
+            answers.update(got)
+            again = [place for place, answer in got.items() if _should_retry(answer)]
+            if again and self._clock.monotonic() < until and not self._closed:
+                self._send_request({place: specs[place] for place in again}, settled)
+            else:
+                then(answers)
+
+        self._send_request(specs, settled)
+
+    def _send_request(self, specs: dict[Partition, Any], then: Callable[[Answers], None]) -> None:
+        if not specs or self._closed:
+            self._bridge.call(then, {})
+            return
+        requests = {TopicPartition(*place): spec for place, spec in specs.items()}
+        futures = self._admin.list_offsets(
+            requests, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_S
+        )
+        got: Answers = {}
+
+        def on_answer(place: Partition, future: Future[Any]) -> None:
+            """Collect one answer, in the admin client's thread."""
+            error = future.exception()
+            got[place] = future.result().offset if error is None else error
+            if len(got) == len(futures):
+                self._bridge.call(then, got)
+
+        for each, future in futures.items():
+            future.add_done_callback(partial(on_answer, (each.topic, each.partition)))
+
+    # --- settling
+
+    def _new_completion(self) -> Completion[Any]:
+        completion: Completion[Any] = Completion()
+        if self._closed:
+            completion.fail(DrainingError("the Kafka engine was closed"))
+        else:
+            self._pending.add(completion)
+        return completion
+
+    def _succeed(self, completion: Completion[Any], value: Any) -> None:
+        self._pending.discard(completion)
+        if not completion.done:
+            completion.succeed(value)
+
+    def _fail(self, completion: Completion[Any], error: BaseException) -> None:
+        self._pending.discard(completion)
+        if not completion.done:
+            completion.fail(to_ddmq_error(error, "offsets"))
+
+    def close(self) -> None:
+        """Fail every pending query."""
+        self._closed = True
+        for completion in list(self._pending):
+            self._fail(completion, DrainingError("the Kafka engine was closed"))
+
+
+def _should_retry(answer: Any) -> bool:
+    error = kafka_error(answer) if isinstance(answer, BaseException) else None
+    return error is not None and error.code() in _AGAIN

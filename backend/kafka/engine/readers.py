@@ -1,0 +1,351 @@
+"""Reads and waits: streams over a few reader threads, shared by everybody who reads here.
+
+A read goes to the stream of its queue that covers its offset. Where there is none, one begins on the first
+thread that is not well used and does not read the queue yet; where all do, the one that was used the longest
+ago moves, or, while all of them are read from, the read waits for its turn. So a queue is read at as many
+places at once as there are threads, and few streams share a thread, its requests and its wake-ups. A stream
+that nobody has used for IDLE_S ends, and so do the longest unused ones where all windows together are too
+large. Everything here is on the hub.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from confluent_kafka import KafkaError
+
+from backend.completion import Completion
+from backend.kafka.clients.bridge import Bridge
+from backend.kafka.clients.reader_thread import ReaderThread, StreamChunk
+from backend.kafka.engine.streams import KafkaBatch, KafkaQueue, ParkedWait, PendingRead, Stream
+from backend.kafka.options import KafkaOptions
+from backend.port import ReadCall, Wait
+from backend.records import QueueRef, ReadBatch, ReadStatus
+from ddmq_common.clock import Clock
+from ddmq_common.errors import (
+    BoundReachedError,
+    DrainingError,
+    RemoteError,
+    StorageError,
+    UnknownTopicError,
+)
+
+log = logging.getLogger(__name__)
+READ_S = 10.0  # then a read that has heard nothing fails
+IDLE_S = 60.0
+CHECK_INTERVAL_S = 0.5  # between two looks for what is idle or late
+STREAMS_PER_READER = 16  # streams of a thread, before the next one is used
+_GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
+
+
+class _QueuedRead(NamedTuple):
+    """A read that waits for its turn. `deadline`: monotonic seconds, when it is given up."""
+
+    place: KafkaQueue
+    call: ReadCall
+    completion: Completion[ReadBatch]
+    deadline: float
+
+
+class Readers:
+    """All reads of one backend."""
+
+    def __init__(self, options: KafkaOptions, bridge: Bridge, clock: Clock) -> None:
+        self._options = options
+        self._bridge = bridge
+        self._clock = clock
+        self._threads: list[ReaderThread] = []
+        self._streams: dict[int, Stream] = {}
+        self._streams_by_queue: dict[QueueRef, list[Stream]] = {}
+        self._serials = itertools.count(1)
+        self._next_offsets: dict[QueueRef, int] = {}
+        # Reads that wait while all threads read their queue.
+        self._queued_reads: dict[QueueRef, deque[_QueuedRead]] = {}
+        self._deadlines: list[tuple[float, int, Wait]] = []
+        self._next_check_at = 0.0
+        self._closed = False
+
+    def set_next_offset(self, queue: QueueRef, next_offset: int) -> None:
+        """Note that a record below `next_offset` exists: reads up to there wait for it."""
+        if next_offset > self._next_offsets.get(queue, 0):
+            self._next_offsets[queue] = next_offset
+
+    def next_offset(self, queue: QueueRef) -> int:
+        """Return the offset behind the newest record that is known to exist."""
+        return self._next_offsets.get(queue, 0)
+
+    def read(self, place: KafkaQueue, call: ReadCall, completion: Completion[ReadBatch]) -> None:
+        """Settles, never at once, with DATA, NONE or OUT_OF_RANGE; GONE when the topic goes meanwhile."""
+        if self._closed:
+            self._bridge.call(completion.fail, DrainingError("the backend is closed"))
+            return
+        self._start_read(_QueuedRead(place, call, completion, self._clock.monotonic() + READ_S))
+
+    def _start_read(self, waiting: _QueuedRead) -> None:
+        place, call, completion, deadline = waiting
+        stream = self._find_stream(place, call.offset)
+        if stream is None:
+            self._queued_reads.setdefault(place.queue, deque()).append(waiting)
+            return
+        batch = stream.answer_read(call, self._next_offsets.get(place.queue, 0))
+        if batch is None:
+            stream.pending_reads.append(PendingRead(call, completion, deadline))
+        else:
+            self._bridge.call(_settle_read, completion, batch)
+        self._pause_or_resume(stream)
+
+    def wait(self, place: KafkaQueue, offset: int, deadline: float, wait: Wait) -> None:
+        """Wait for a record, as Backend.wait does. Raises BoundReachedError."""
+        if self._closed:
+            self._bridge.call(wait.fail, DrainingError("the backend is closed"))
+            return
+        stream = self._find_stream(place, offset)
+        if stream is None or stream.window.has_record_from(offset):  # a read of it now is queued
+            self._bridge.call(_settle_wait, wait)
+            return
+        if len(self._deadlines) >= self._options.waits_max:
+            self._drop_settled()
+            if len(self._deadlines) >= self._options.waits_max:
+                raise BoundReachedError(f"{self._options.waits_max} waits are open; that is the bound")
+        stream.parked_waits.append(ParkedWait(offset, wait))
+        stream.window.mark_taken(offset)
+        self._pause_or_resume(stream)
+        heapq.heappush(self._deadlines, (deadline, next(self._serials), wait))
+
+    def _drop_settled(self) -> None:
+        self._deadlines = [one for one in self._deadlines if not one[2].done and not one[2].cancelled]
+        heapq.heapify(self._deadlines)
+
+    # --- streams
+
+    def _find_stream(self, place: KafkaQueue, offset: int) -> Stream | None:
+        """Return the stream for this offset; None while every thread reads the queue for pending reads."""
+        here = self._streams_by_queue.setdefault(place.queue, [])
+        stream = next((one for one in here if one.window.covers_offset(offset)), None)
+        if stream is None:
+            if len(here) >= self._options.readers:
+                free = [one for one in here if not one.pending_reads]
+                if not free:
+                    return None
+                self._end_stream(min(free, key=lambda one: (not one.is_idle, one.used_at)))
+            stream = self._begin_stream(place, offset)
+        stream.used_at = self._clock.monotonic()
+        return stream
+
+    def _begin_stream(self, place: KafkaQueue, offset: int) -> Stream:
+        used_readers = {one.reader for one in self._streams_by_queue.setdefault(place.queue, [])}
+        loads = [0] * self._options.readers
+        for one in self._streams.values():
+            loads[one.reader] += 1
+        free = [n for n in range(self._options.readers) if n not in used_readers]
+        reader = next((n for n in free if loads[n] < STREAMS_PER_READER), min(free, key=loads.__getitem__))
+        while len(self._threads) <= reader:
+            name = f"kafka reader {len(self._threads) + 1}"
+            self._threads.append(ReaderThread(self._options, self._bridge, self._on_chunks, name))
+        stream = Stream(place, next(self._serials), reader, offset, self._options.window_bytes)
+        self._streams[stream.serial] = stream
+        self._streams_by_queue[place.queue].append(stream)
+        self._threads[reader].begin_stream(_partition_of(stream), stream.serial, offset, place.topic_id)
+        return stream
+
+    def _end_stream(self, stream: Stream) -> None:
+        """End a stream without pending reads; its waits succeed, so that the callers read again."""
+        del self._streams[stream.serial]
+        here = self._streams_by_queue[stream.kafka_queue.queue]
+        here.remove(stream)
+        if not here:
+            del self._streams_by_queue[stream.kafka_queue.queue]
+        self._threads[stream.reader].end_stream(_partition_of(stream), stream.serial)
+        parked, stream.parked_waits = stream.parked_waits, []
+        for one in parked:
+            self._bridge.call(_settle_wait, one.wait)
+
+    def _start_queued_reads(self, queue: QueueRef) -> None:
+        """Start queued reads, as far as there is a stream for them now."""
+        turns = self._queued_reads.get(queue)
+        while turns:
+            here = self._streams_by_queue.get(queue, ())
+            if len(here) >= self._options.readers and all(one.pending_reads for one in here):
+                return
+            self._start_read(turns.popleft())
+        self._queued_reads.pop(queue, None)
+
+    def _pause_or_resume(self, stream: Stream) -> None:
+        """Pause fetching for a full window; resume it once half is taken."""
+        window = stream.window
+        if stream.paused is not (window.is_full if not stream.paused else not window.is_half_empty):
+            stream.paused = not stream.paused
+            self._threads[stream.reader].set_paused(_partition_of(stream), stream.serial, stream.paused)
+
+    # --- what the threads bring
+
+    def _on_chunks(self, parts: list[StreamChunk]) -> None:
+        for part in parts:
+            stream = self._streams.get(part.serial)
+            if stream is None:
+                continue
+            if part.records:
+                stream.window.add(part.records)
+            if part.ended is not None:
+                stream.window.set_end(part.ended)
+            if part.error is not None:
+                self._on_stream_failed(stream, part)
+            else:
+                self._answer_stream(stream)
+
+    def _answer_stream(self, stream: Stream) -> None:
+        for wait in stream.take_arrived():
+            self._call_guarded(_settle_wait, wait)
+        for read, batch in stream.take_answerable(self._next_offsets.get(stream.kafka_queue.queue, 0)):
+            self._call_guarded(_settle_read, read.completion, batch)
+        if stream.serial in self._streams:
+            self._pause_or_resume(stream)
+        self._start_queued_reads(stream.kafka_queue.queue)
+
+    def _call_guarded(self, settle: Callable[..., object], *args: object) -> None:
+        """Call a callback so that its error does not keep others from being answered."""
+        try:
+            settle(*args)
+        except Exception as error:
+            self._bridge.report_error(settle, error)
+
+    def _on_stream_failed(self, stream: Stream, part: StreamChunk) -> None:
+        """Fail the reads of a stream that cannot continue; a later read begins another one."""
+        reads, parked = stream.pending_reads, stream.parked_waits
+        stream.pending_reads, stream.parked_waits = [], []
+        self._end_stream(stream)
+        for one in reads:
+            error = self._settle_failed(one, part)
+            if error is not None and not one.completion.done:
+                one.completion.fail(error)
+        for waiting in parked:
+            at_end = part.bounds is not None and waiting.offset > part.bounds.next
+            other = (
+                self._find_stream(stream.kafka_queue, part.bounds.next) if at_end and part.bounds else None
+            )
+            if other is not None:
+                other.parked_waits.append(waiting)
+            else:
+                self._call_guarded(_settle_wait, waiting.wait)  # whoever reads now hears what is wrong
+        self._start_queued_reads(stream.kafka_queue.queue)
+
+    def _settle_failed(self, one: PendingRead, part: StreamChunk) -> Exception | None:
+        bounds, error = part.bounds, part.error
+        if bounds is not None and not bounds.min <= one.call.offset <= bounds.next:
+            batch = KafkaBatch(one.call.queue, ReadStatus.OUT_OF_RANGE, (), one.call.offset, bounds)
+            _settle_read(one.completion, batch)
+            return None
+        if error is not None and error.code() in _GONE:
+            _settle_read(one.completion, KafkaBatch(one.call.queue, ReadStatus.GONE, (), one.call.offset))
+            return None
+        if error is not None and not error.retriable() and bounds is None:
+            return StorageError(f"{one.call.queue} cannot be read: {error.str()}")
+        return RemoteError(
+            f"{one.call.queue} could not be read now: {error.str() if error else 'no reason given'}"
+        )
+
+    # --- time, and the end
+
+    def expire(self, now: float) -> None:
+        """Settle waits past their deadline; periodically end idle streams and fail late reads."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            wait = heapq.heappop(self._deadlines)[2]
+            if not wait.done and not wait.cancelled:
+                self._call_guarded(wait.succeed, False)
+        if now < self._next_check_at:
+            return
+        self._next_check_at = now + CHECK_INTERVAL_S
+        for stream in list(self._streams.values()):
+            self._fail_late(stream, now)
+            self._start_queued_reads(stream.kafka_queue.queue)
+            if stream.is_idle and stream.used_at + IDLE_S < now:
+                self._end_stream(stream)
+        for stream in self._find_superfluous():
+            self._end_stream(stream)
+
+    def _fail_late(self, stream: Stream, now: float) -> None:
+        late = [one for one in stream.pending_reads if one.deadline <= now]
+        if late:
+            stream.pending_reads = [one for one in stream.pending_reads if one.deadline > now]
+            for one in late:
+                one.completion.fail(
+                    RemoteError(f"no broker has answered a read of {one.call.queue} in {READ_S:g} s")
+                )
+
+    def _find_superfluous(self) -> Iterator[Stream]:
+        """Yield the longest unused streams, until all windows together are small enough."""
+        excess_bytes = (
+            sum(one.window.bytes for one in self._streams.values()) - self._options.windows_bytes_max
+        )
+        for stream in sorted(self._streams.values(), key=lambda one: one.used_at):
+            if excess_bytes <= 0:
+                return
+            if stream.is_idle:
+                excess_bytes -= stream.window.bytes
+                yield stream
+
+    def on_topic_deleted(self, topic: str, incarnation: int) -> None:
+        """Answer reads of a deleted topic with GONE, and fail its waits."""
+        for queue in [
+            q for q in (*self._streams_by_queue, *self._next_offsets) if q[:2] == (topic, incarnation)
+        ]:
+            self._next_offsets.pop(queue, None)
+            for stream in list(self._streams_by_queue.get(queue, ())):
+                reads, parked = stream.pending_reads, stream.parked_waits
+                stream.pending_reads, stream.parked_waits = [], []
+                self._end_stream(stream)
+                for one in (*reads, *self._queued_reads.pop(queue, ())):
+                    _settle_read(one.completion, KafkaBatch(queue, ReadStatus.GONE, (), one.call.offset))
+                for waiting in parked:
+                    if not waiting.wait.done and not waiting.wait.cancelled:
+                        waiting.wait.fail(UnknownTopicError(f"topic {topic} was deleted"))
+
+    def release_waits(self, error: Exception) -> None:
+        """Fail every parked wait."""
+        self._deadlines.clear()
+        for stream in self._streams.values():
+            parked, stream.parked_waits = stream.parked_waits, []
+            for one in parked:
+                if not one.wait.done and not one.wait.cancelled:
+                    one.wait.fail(error)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Fail pending calls and end the threads."""
+        if self._closed:
+            return
+        self._closed = True
+        reads = [one.completion for waiting in self._queued_reads.values() for one in waiting]
+        for stream in self._streams.values():
+            reads += [one.completion for one in stream.pending_reads]
+        for completion in reads:
+            if not completion.done:
+                completion.fail(DrainingError("the backend is closed"))
+        for stream in self._streams.values():
+            for parked in stream.parked_waits:
+                if not parked.wait.done and not parked.wait.cancelled:
+                    parked.wait.fail(DrainingError("the backend is closed"))
+        self._streams.clear()
+        self._streams_by_queue.clear()
+        for thread in self._threads:
+            thread.ask_to_end()
+        for thread in self._threads:
+            thread.close(timeout_s)
+
+
+def _partition_of(stream: Stream) -> tuple[str, int]:
+    return stream.kafka_queue.kafka_name, stream.kafka_queue.queue.queue_id
+
+
+def _settle_read(completion: Completion[ReadBatch], batch: KafkaBatch) -> None:
+    if not completion.done:
+        completion.succeed(batch)
+
+
+def _settle_wait(wait: Wait) -> None:
+    if not wait.done and not wait.cancelled:
+        wait.succeed(True)

@@ -1,0 +1,251 @@
+"""The records that were read of a queue, and the calls that wait for more of them. Pure.
+
+A stream is one reader's way through one partition: it was begun at an offset, gets records in order, and is
+told where the partition ended when it came there. The newest of them are kept in a window, so that several
+groups at nearly the same place, and one that reads again, share what was fetched.
+
+    start ──────────── mark ───────────── next          mark: up to here somebody has taken
+      │ taken: may go     │ read ahead       │
+      └───────── the window, bytes_max ──────┘
+
+* Whoever asks for an offset in [start, next] is served here; others need a stream of their own.
+* Offsets have gaps (compaction, markers of transactions): the next one is never found by counting.
+* That there is nothing yet is known at the end alone, and only where no later record is known to be there:
+  one that this process has appended itself is waited for.
+* A full window is paused, and goes on when half of what is ahead has been taken.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from backend.completion import Completion
+from backend.kafka.records import KafkaRecord
+from backend.port import ReadCall, Wait
+from backend.records import (
+    PASSED_MAX,
+    Bounds,
+    QueueRef,
+    ReadBatch,
+    ReadStatus,
+    ShortRecord,
+    StoredRecord,
+)
+
+SEARCH_MAX = 4096  # offsets that a read for tags passes over before it is answered all the same
+RECORD_BYTES = 400  # what a record takes beside its delivery bytes
+
+
+class KafkaQueue(NamedTuple):
+    """A queue, and where Kafka has it."""
+
+    queue: QueueRef
+    kafka_name: str
+    topic_id: bytes
+
+
+class KafkaBatch(ReadBatch):
+    """A batch of records, in columns."""
+
+    __slots__ = ("_queue", "_records")
+
+    def __init__(
+        self,
+        queue: QueueRef,
+        status: ReadStatus,
+        records: Sequence[KafkaRecord],
+        next_offset: int,
+        bounds: Bounds | None = None,
+    ) -> None:
+        self._queue = queue
+        self._records = records
+        self.status = status
+        self.offsets = [record.offset for record in records]
+        self.positions = [-1] * len(records)
+        self.flags = [record.flags for record in records]
+        self.tag_hashes = [record.tag_hash for record in records]
+        self.deliveries = [record.delivery for record in records]
+        self.next_offset = next_offset
+        self.bounds = bounds
+
+    def record(self, index: int) -> StoredRecord:
+        """Return the complete record."""
+        return self._records[index].to_stored_record(self._queue.topic, self._queue.queue_id)
+
+    def carried(self, name: str) -> list[ShortRecord]:
+        """Return all records in short."""
+        return [record.to_short_record(name) for record in self._records]
+
+    def stored_ms(self, index: int) -> int:
+        """Return Kafka's time stamp of a record."""
+        return self._records[index].stored_ms
+
+
+class PendingRead(NamedTuple):
+    """A read that waits for data. `deadline`: monotonic seconds, when it is given up."""
+
+    call: ReadCall
+    completion: Completion[ReadBatch]
+    deadline: float
+
+
+class ParkedWait(NamedTuple):
+    """A wait for a record at or past `offset`."""
+
+    offset: int
+    wait: Wait
+
+
+class Window:
+    """The newest records of one stream."""
+
+    def __init__(self, start: int, bytes_max: int) -> None:
+        self.start = start
+        self.next = start
+        self.mark = start
+        self.at_end = False  # nothing lay behind `next` when last heard
+        self.bytes = 0
+        self._ahead = 0  # bytes behind `mark`
+        self._bytes_max = bytes_max
+        self._offsets: list[int] = []
+        self._records: list[KafkaRecord] = []
+
+    def covers_offset(self, offset: int) -> bool:
+        """Return whether the records from `offset` on are here, or come here."""
+        return self.start <= offset <= self.next
+
+    def add(self, records: Sequence[KafkaRecord]) -> None:
+        """Add records, in ascending order; duplicates are skipped."""
+        for record in records:
+            if record.offset < self.next:
+                continue
+            size = len(record.delivery) + RECORD_BYTES
+            self._offsets.append(record.offset)
+            self._records.append(record)
+            self.bytes += size
+            self._ahead += size
+            self.next = record.offset + 1
+            self.at_end = False
+        self._drop_taken()
+
+    def set_end(self, offset: int) -> None:
+        """Note where the partition ends for now."""
+        self.next = max(self.next, offset)
+        self.at_end = True
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more should be fetched."""
+        return self._ahead >= self._bytes_max
+
+    @property
+    def is_half_empty(self) -> bool:
+        """Whether fetching may go on."""
+        return self._ahead * 2 <= self._bytes_max
+
+    def has_record_from(self, offset: int) -> bool:
+        """Return whether a record at or past `offset` is here."""
+        return bool(self._offsets) and self._offsets[-1] >= offset
+
+    def take_records(self, call: ReadCall) -> tuple[list[KafkaRecord], int]:
+        """Return the requested records, and the offset to read on from."""
+        at = bisect_left(self._offsets, call.offset)
+        end, tags = len(self._offsets), call.tags
+        records: list[KafkaRecord] = []
+        size = passed = 0
+        while at < end and len(records) < call.count_max and passed < PASSED_MAX:
+            record = self._records[at]
+            if tags is not None and record.tag_hash not in tags:
+                passed += 1
+            else:
+                size += len(record.delivery)
+                if records and size > call.bytes_max:
+                    break
+                records.append(record)
+            at += 1
+        following = self.next if at == end else self._offsets[at - 1] + 1
+        self.mark_taken(following)
+        return records, following
+
+    def mark_taken(self, offset: int) -> None:
+        """Mark records before `offset` as read by some caller: they are dropped when space is needed."""
+        if offset > self.mark:
+            first, last = bisect_left(self._offsets, self.mark), bisect_left(self._offsets, offset)
+            self._ahead -= sum(len(one.delivery) + RECORD_BYTES for one in self._records[first:last])
+            self.mark = offset
+            self._drop_taken()
+
+    def _drop_taken(self) -> None:
+        """Drop the oldest records that were taken, while the window is too large."""
+        count = 0
+        while (
+            self.bytes > self._bytes_max and count < len(self._offsets) and self._offsets[count] < self.mark
+        ):
+            self.bytes -= len(self._records[count].delivery) + RECORD_BYTES
+            count += 1
+        if count:
+            self.start = self._offsets[count - 1] + 1
+            del self._offsets[:count], self._records[:count]
+
+
+class Stream:
+    """One reader's way through one partition. `serial`: which of those that its reader ever had."""
+
+    def __init__(self, place: KafkaQueue, serial: int, reader: int, start: int, bytes_max: int) -> None:
+        self.kafka_queue = place
+        self.serial = serial
+        self.reader = reader
+        self.window = Window(start, bytes_max)
+        self.pending_reads: list[PendingRead] = []
+        self.parked_waits: list[ParkedWait] = []
+        self.paused = False
+        self.used_at = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for anything here."""
+        return not self.pending_reads and not any(
+            not one.wait.done and not one.wait.cancelled for one in self.parked_waits
+        )
+
+    def answer_read(self, call: ReadCall, known_next: int) -> KafkaBatch | None:
+        """Return the answer to a read, or None while it is unknown. `known_next`: records up to it exist."""
+        window = self.window
+        if window.has_record_from(call.offset):
+            records, following = window.take_records(call)
+            passed = call.tags is not None and following - call.offset >= SEARCH_MAX
+            if records or following < window.next or passed:
+                return KafkaBatch(call.queue, ReadStatus.DATA, records, following)
+        if self._is_at_end(known_next):
+            return KafkaBatch(call.queue, ReadStatus.NONE, (), max(window.next, call.offset))
+        window.mark_taken(
+            call.offset
+        )  # else a full window would wait for somebody who takes what lies before
+        return None
+
+    def _is_at_end(self, known_next: int) -> bool:
+        return self.window.at_end and self.window.next >= known_next
+
+    def take_answerable(self, known_next: int) -> list[tuple[PendingRead, KafkaBatch]]:
+        """Take out the reads that can be answered by now."""
+        answerable, pending = [], []
+        for one in self.pending_reads:
+            batch = self.answer_read(one.call, known_next)
+            if batch is None:
+                pending.append(one)
+            else:
+                answerable.append((one, batch))
+        self.pending_reads = pending
+        return answerable
+
+    def take_arrived(self) -> list[Wait]:
+        """Take out who waits for what is here by now; forget the cancelled."""
+        waits = [one.wait for one in self.parked_waits if self.window.has_record_from(one.offset)]
+        self.parked_waits = [
+            one
+            for one in self.parked_waits
+            if not one.wait.done and not one.wait.cancelled and not self.window.has_record_from(one.offset)
+        ]
+        return [wait for wait in waits if not wait.done and not wait.cancelled]

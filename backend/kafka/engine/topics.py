@@ -1,0 +1,541 @@
+"""KafkaTopics: follows and changes the topics of the cluster; it fills the TopicRegistry. Belongs to the hub.
+
+Kafka knows a topic's partitions, its id (from which the incarnation comes) and its settings. What it has no
+word for (who may read and write, delays, the requested durability) is stored under the topic's name in the
+settings topic, with the incarnation that it belongs to. A topic without stored settings gets the defaults.
+All changes of one name run one after the other.
+
+MissingTopics keeps a record from being rejected for an unknown topic before the cluster was asked: topics
+that other processes make are seen within `topics_poll_ms`. A call that writes to one before that waits until
+every record that is answered by now was followed, and then for a survey. A topic that has stored settings,
+and that the asked broker does not have, is looked for a few times more: a broker may learn of it later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from backend.completion import Completion
+from backend.engine import TopicAnswer, check_change, check_topics_max
+from backend.kafka.clients import admin as topic_admin
+from backend.kafka.clients.admin import Cluster, Survey
+from backend.kafka.commits.commit_queue import CommitQueue
+from backend.kafka.options import KafkaOptions, incarnation_of
+from backend.kafka.state.followed import KafkaState
+from backend.kafka.topic_info import (
+    ClusterTopic,
+    KafkaTopic,
+    TopicRegistry,
+    decode_info,
+    encode_info,
+    to_kafka_topic,
+)
+from backend.records import NewRecord, QueueRef, TopicInfo
+from ddmq_common.clock import Clock
+from ddmq_common.errors import DdmqError, DrainingError, RemoteError, TryLaterError, UnknownTopicError
+from ddmq_common.hub_timer import HubTimer
+
+log = logging.getLogger(__name__)
+REPLACED_S = 60.0  # after this, a topic with a new id is no mistake of a broker that is behind
+CHANGED_CHECKS = 2  # of a topic that another process changed: a broker may learn of it a little later
+DELETED_MAX = 1_000  # ids of deleted topics that no broker that is behind brings back
+FULL_SURVEY_EVERY = 10  # surveys; a full one describes every topic, not only those that seem changed
+MISSING_CHECKS = 4
+MISSING_PAUSE_S = 0.3
+OnConfirmed = Callable[[DdmqError | None], object]
+
+
+class KafkaTopics:
+    """Surveys the cluster's topics, and creates, changes and deletes them.
+
+    `add_to_producer` makes the producer of appends know a topic, in the cluster's thread; it may wait.
+    `on_changed(name, before)` is called for each change, with the topic as it was.
+    """
+
+    def __init__(
+        self,
+        options: KafkaOptions,
+        cluster: Cluster,
+        clock: Clock,
+        table: TopicRegistry,
+        state: KafkaState,
+        commits: CommitQueue,
+        add_to_producer: Callable[[str], object],
+        on_changed: Callable[[str, KafkaTopic | None], None],
+    ) -> None:
+        self._options = options
+        self._names = options.names
+        self._cluster = cluster
+        self._upkeep = TopicUpkeep(cluster)
+        self._clock = clock
+        self._table = table
+        self._state = state
+        self._commits = commits
+        self._add_to_producer = add_to_producer
+        self._on_changed = on_changed
+        self._described: dict[str, ClusterTopic] = {}  # by our names
+        self._deleted_ids: dict[str, None] = {}  # of topics that were deleted here
+        self._changes: dict[str, deque[Callable[[], None]]] = {}  # those that wait, by names in change
+        self._pending: set[Completion[Any]] = set()
+        self._checks_left: dict[str, int] = {}  # of topics that another process changed
+        self._survey_count = 0
+        self._survey_waiters: list[Callable[[str], object]] = []  # for a survey that has not begun
+        self._is_surveying = self._closed = self._is_unreachable = self._needs_full_survey = False
+        self.reason = "the topics of the cluster are not known yet"
+        self.cluster_id = ""
+        self._timer = HubTimer(ref=False)
+
+    @property
+    def has_surveyed(self) -> bool:
+        """Whether the cluster has listed its topics at least once."""
+        return self._survey_count > 0
+
+    # --- surveys
+
+    def start(self) -> None:
+        """Survey the topics now, and then periodically."""
+        self._timer.every(self._options.topics_poll_ms / 1000, self.survey)
+        self.survey()
+
+    def survey_all(self) -> None:
+        """Describe every topic soon: something is not as it was known."""
+        self._needs_full_survey = True
+        self.survey()
+
+    def survey(self, then: Callable[[str], object] | None = None) -> None:
+        """Ask the cluster for its topics.
+
+        `then(reason)` follows a survey that begins after this call; `reason` says why it failed, or is empty.
+        """
+        if then is not None:
+            self._survey_waiters.append(then)
+        if self._is_surveying or self._closed:
+            return
+        self._is_surveying = True
+        waiters, self._survey_waiters = self._survey_waiters, []
+        is_full = self._survey_count % FULL_SURVEY_EVERY == 0 or self._needs_full_survey
+        self._needs_full_survey = False
+        before = {topic.kafka_name: topic.partitions for topic in self._described.values()}
+        unchanged = None if is_full else dict(before)
+        for name, checks in list(self._checks_left.items()):
+            described = self._described.get(name)
+            if unchanged is not None and described is not None:
+                unchanged.pop(described.kafka_name, None)
+            if checks > 1:
+                self._checks_left[name] = checks - 1
+            else:
+                del self._checks_left[name]
+        job = partial(
+            topic_admin.survey_topics,
+            let_in=self._names.lets_in,
+            unchanged=unchanged,
+            before=before,
+            on_grown=self._add_to_producer,
+        )
+        in_change = set(self._changes)
+
+        def on_answer(survey: Survey | None, error: Exception | None) -> None:
+            self._on_survey(survey, error, in_change)
+            for waiter in waiters:
+                waiter(self.reason)
+            if self._survey_waiters:
+                self.survey()
+
+        self._cluster.run_job(job, on_answer)
+
+    def _on_survey(self, survey: Survey | None, error: Exception | None, in_change: set[str]) -> None:
+        """Apply a survey; the next one is right about the names that were `in_change` meanwhile."""
+        self._is_surveying = False
+        if self._closed:
+            return
+        last_error = self._cluster.last_error
+        if survey is None:
+            why = last_error.reason_for(error or RemoteError("silent"))
+            self._set_reason(f"Kafka at {self._options.bootstrap}: {why}")
+            return
+        last_error.clear()
+        if self.cluster_id not in ("", survey.cluster_id):
+            self._reject_cluster(survey.cluster_id)
+            return
+        self._survey_count += 1
+        self._set_reason("")
+        self.cluster_id = survey.cluster_id
+        in_change |= set(self._changes)
+        for described in survey.described:
+            name = self._names.from_kafka(described.kafka_name)
+            if name is not None and name not in in_change and described.topic_id not in self._deleted_ids:
+                self._set_topic(name, described)
+                if not topic_admin.has_required_settings(name, described):
+                    self._upkeep.keep(name, described)
+        for name, described in list(self._described.items()):
+            if described.kafka_name not in survey.names and name not in in_change:
+                self._remove_topic(name)
+
+    def _set_reason(self, reason: str) -> None:
+        """Set why the engine is not ready, or ""; log one line when that begins, and one when it ends."""
+        if reason and not self._is_unreachable:
+            log.warning("the cluster does not answer, retrying: %s", reason)
+        elif not reason and self._is_unreachable:
+            log.warning("the cluster answers again")
+        self.reason, self._is_unreachable = reason, bool(reason)
+
+    def _reject_cluster(self, cluster_id: str) -> None:
+        """Ignore the survey: another cluster answers there than at the start."""
+        reason = (
+            f"Kafka at {self._options.bootstrap} is cluster {cluster_id} now, and this process belongs to"
+            f" cluster {self.cluster_id}: set bootstrap to that cluster's brokers and start it again"
+        )
+        if reason != self.reason:
+            log.error("%s", reason)
+        self.reason, self._is_unreachable = reason, True
+
+    def trim(self, queue: QueueRef, before: int) -> None:
+        """Delete the records of a queue below an offset, as Backend.trim does."""
+        topic = self._table.find_queue_topic(queue)
+        if topic is not None:
+            self._upkeep.trim(topic, queue, before)
+
+    def on_info_changed(self, name: str) -> None:
+        """Apply a topic's changed stored settings; its settings in Kafka may have changed, too."""
+        described = self._described.get(name)
+        if name not in self._changes:
+            if described is not None:
+                self._set_topic(name, described)
+                self._checks_left[name] = CHANGED_CHECKS
+            self.survey()
+
+    def _set_topic(self, name: str, described: ClusterTopic) -> None:
+        topic = to_kafka_topic(name, described, self._state.topic_infos.get(name))
+        former = self._described.get(name)
+        if former is not None and former.topic_id != described.topic_id:
+            self._on_replaced(name, former)
+        self._described[name] = described
+        before = self._table.find_topic(name)
+        if before != topic:
+            self._table.topics[name] = topic
+            self._on_changed(name, before)
+
+    def _on_replaced(self, name: str, former: ClusterTopic) -> None:
+        """Forget the former topic's progress later: a broker that is behind may have described it."""
+        self._upkeep.forget(name)
+        HubTimer(ref=False).once(REPLACED_S, lambda: self._drop_former_progress(name, former))
+
+    def _drop_former_progress(self, name: str, former: ClusterTopic) -> None:
+        described = self._described.get(name)
+        if not self._closed and described is not None and described.topic_id != former.topic_id:
+            deadline = self._clock.monotonic() + REPLACED_S
+            self._commits.drop_progress(name, incarnation_of(former.topic_id), deadline)
+
+    def _remove_topic(self, name: str) -> None:
+        self._upkeep.forget(name)
+        del self._described[name]
+        before = self._table.topics.pop(name, None)
+        if before is not None:
+            self._on_changed(name, before)
+
+    # --- changes
+
+    def put(self, info: TopicInfo, deadline: float, answer: TopicAnswer, topics_max: int | None) -> None:
+        """Create or change a topic whose `info` was checked, as Backend.put_topic does."""
+        self._enqueue(info.name, answer, deadline, lambda: self._put(info, deadline, answer, topics_max))
+
+    def _put(self, info: TopicInfo, deadline: float, answer: TopicAnswer, topics_max: int | None) -> None:
+        topic = self._table.find_topic(info.name)
+        if info.incarnation == 0 and topic is not None:
+            self._succeed(info.name, answer, topic.info)
+            return
+        if info.incarnation == 0:
+            others = {*self._table.topics, *self._changes} - {info.name}  # existing, or being made here
+            check_topics_max(len(others), topics_max)
+            job = partial(self._create, self._names.to_kafka(info.name), info)
+        else:
+            check_change(info, None if topic is None else topic.info)
+            job = partial(self._change, self._described[info.name], info)
+        self._cluster.run_job(
+            job, lambda result, error: self._store_info(info, deadline, answer, result, error)
+        )
+
+    def _create(self, kafka_name: str, info: TopicInfo, admin: Any) -> tuple[ClusterTopic, bool]:
+        described = topic_admin.create_topic(admin, self._options, kafka_name, info)
+        self._add_to_producer(kafka_name)
+        return described, False
+
+    def _change(self, before: ClusterTopic, info: TopicInfo, admin: Any) -> tuple[ClusterTopic, bool]:
+        described, is_changed = topic_admin.change_topic(admin, before, info)
+        if described.partitions > before.partitions:
+            self._add_to_producer(described.kafka_name)
+        return described, is_changed
+
+    def _store_info(
+        self,
+        info: TopicInfo,
+        deadline: float,
+        answer: Completion[TopicInfo],
+        result: tuple[ClusterTopic, bool] | None,
+        error: Exception | None,
+    ) -> None:
+        if result is None:
+            self._fail(info.name, answer, error)
+            return
+        described, is_changed = result
+        incarnation = incarnation_of(described.topic_id)
+        stored = decode_info(self._state.topic_infos.get(info.name))
+        if info.incarnation == 0 and stored is not None and stored.incarnation == incarnation:
+            self._on_put_done(info.name, answer, described)  # another process has made it
+            return
+        new_info = replace(info, incarnation=incarnation, queues=described.partitions)
+        earlier = 0 if stored is None or stored.incarnation != incarnation else stored.changes
+        data = encode_info(new_info, is_changed + earlier)
+        put = self._commits.put_topic_info(info.name, data, deadline)
+        put.then(lambda put: self._on_put_done(info.name, answer, described, put.error))
+
+    def _on_put_done(
+        self,
+        name: str,
+        answer: Completion[TopicInfo],
+        described: ClusterTopic,
+        error: Exception | None = None,
+    ) -> None:
+        self._set_topic(name, described)
+        if error is not None:
+            self._fail(name, answer, error)
+        else:
+            self._succeed(name, answer, self._table.topics[name].info)
+
+    def delete(self, name: str, deadline: float, answer: Completion[None]) -> None:
+        """Delete a topic, as Backend.delete_topic does."""
+        self._enqueue(name, answer, deadline, lambda: self._delete(name, deadline, answer))
+
+    def _delete(self, name: str, deadline: float, answer: Completion[None]) -> None:
+        described = self._described.get(name)
+        if described is None:
+            raise UnknownTopicError(f"topic {name} does not exist")
+
+        def on_deleted(_: None, error: Exception | None) -> None:
+            if error is not None and not isinstance(error, UnknownTopicError):
+                self._fail(name, answer, error)
+                return
+            self._deleted_ids[described.topic_id] = None
+            if len(self._deleted_ids) > DELETED_MAX:
+                del self._deleted_ids[next(iter(self._deleted_ids))]
+            if name in self._described:
+                self._remove_topic(name)
+            self._commits.drop_progress(name, incarnation_of(described.topic_id), deadline)
+            put = self._commits.put_topic_info(name, None, deadline)
+            put.then(lambda put: self._on_info_deleted(name, answer, put.error))
+
+        self._cluster.run_job(partial(topic_admin.delete_topic, name=described.kafka_name), on_deleted)
+
+    def _on_info_deleted(self, name: str, answer: Completion[None], error: Exception | None) -> None:
+        if error is not None:
+            self._fail(name, answer, error)
+        else:
+            self._succeed(name, answer, None)
+
+    # --- one change after the other
+
+    def _enqueue(
+        self, name: str, answer: Completion[Any], deadline: float, change: Callable[[], None]
+    ) -> None:
+        """Run `change` once the earlier changes of this name are done."""
+
+        def begin() -> None:
+            if answer.done or self._closed:
+                self._begin_next(name)
+                return
+            try:
+                change()
+            except Exception as error:
+                self._fail(name, answer, error)
+
+        self._pending = {completion for completion in self._pending if not completion.done}
+        self._pending.add(answer)
+        timeout = HubTimer(ref=False)
+        timeout.once(deadline - self._clock.monotonic(), partial(_time_out, name, answer))
+        answer.then(lambda _: timeout.stop())
+        waiting = self._changes.get(name)
+        if waiting is not None:
+            waiting.append(begin)
+        else:
+            self._changes[name] = deque()
+            begin()
+
+    def _succeed(self, name: str, answer: Completion[Any], value: Any) -> None:
+        try:
+            if not answer.done:
+                answer.succeed(value)
+        finally:
+            self._begin_next(name)
+
+    def _fail(self, name: str, answer: Completion[Any], error: Exception | None) -> None:
+        try:
+            if not answer.done:
+                answer.fail(error or RemoteError(f"topic {name}: no answer"))
+        finally:
+            self._begin_next(name)
+
+    def _begin_next(self, name: str) -> None:
+        waiting = self._changes.get(name)
+        if not waiting:
+            self._changes.pop(name, None)
+        else:
+            waiting.popleft()()
+
+    def close(self) -> None:
+        """Stop surveying; pending changes fail."""
+        self._closed = True
+        self._timer.stop()
+        self._changes.clear()
+        self._cluster.close()
+        for answer in self._pending:
+            if not answer.done:
+                answer.fail(DrainingError("the Kafka engine was closed"))
+
+
+def _time_out(name: str, answer: Completion[Any]) -> None:
+    if not answer.done:
+        answer.fail(RemoteError(f"topic {name}: no answer of Kafka by the deadline"))
+
+
+class TopicUpkeep:
+    """Changes to topics that no caller asked for, made by the cluster's thread.
+
+    Topics of waiting messages get unlimited retention; records that no group needs any more are deleted.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._trimmed: dict[QueueRef, int] = {}
+
+    def keep(self, name: str, described: ClusterTopic) -> None:
+        """Set unlimited retention for a topic of delayed messages that another program made or changed."""
+
+        def on_done(_: ClusterTopic | None, error: Exception | None) -> None:
+            if error is not None:
+                log.error(
+                    "delayed messages in topic %s may expire by age or size: %s", described.kafka_name, error
+                )
+            else:
+                log.warning(
+                    "set unlimited retention for topic %s: it has delayed messages", described.kafka_name
+                )
+
+        self._cluster.run_job(partial(topic_admin.set_required_settings, name=name, found=described), on_done)
+
+    def trim(self, topic: KafkaTopic, queue: QueueRef, before: int) -> None:
+        """Delete the records of one of the topic's queues below an offset, as Backend.trim does."""
+        if before <= self._trimmed.get(queue, 0):
+            return
+        self._trimmed[queue] = before
+
+        def on_done(_: None, error: Exception | None) -> None:
+            if error is not None:
+                self._trimmed.pop(queue, None)
+                log.warning("cannot delete unneeded records of topic %s: %s", topic.kafka_name, error)
+
+        name, number = topic.kafka_name, queue.queue_id
+        self._cluster.run_job(
+            partial(topic_admin.delete_records, kafka_name=name, partition=number, before=before), on_done
+        )
+
+    def forget(self, name: str) -> None:
+        """Forget a topic that was deleted or replaced."""
+        self._trimmed = {queue: before for queue, before in self._trimmed.items() if queue.topic != name}
+
+
+class _Confirmation:
+    """A call that waits until the cluster was asked for topics. `then` is called once."""
+
+    def __init__(self, names: frozenset[str], then: OnConfirmed) -> None:
+        self.names, self.then = names, then
+        self.checks = 0
+
+
+class MissingTopics:
+    """Confirms with the cluster that topics which this process does not know really do not exist."""
+
+    def __init__(self, table: TopicRegistry, topics: KafkaTopics, state: KafkaState) -> None:
+        self._table = table
+        self._topics = topics
+        self._state = state
+        self._absent: dict[str, bytes] = {}  # stored settings of topics that Kafka does not have, confirmed
+        self._open: dict[_Confirmation, None] = {}
+
+    def find_unknown(self, records: Iterable[NewRecord]) -> frozenset[str]:
+        """Return the topics of these records that are not known to exist with such a queue."""
+        topics = self._table.topics
+        return frozenset(
+            record.topic
+            for record in records
+            if (topic := topics.get(record.topic)) is None or record.queue_id >= topic.info.queues
+        )
+
+    def catch_up(self) -> Completion[None]:
+        """Return when every topic that another process was told of is known, as Backend.caught_up does."""
+        answer: Completion[None] = Completion()
+
+        def settle(error: Exception | None) -> None:
+            if error is None:
+                answer.succeed(None)
+            else:
+                answer.fail(error)
+
+        def on_followed(barrier: Completion[None]) -> None:
+            missing = self._find_missing()
+            if barrier.error is not None or not missing:
+                settle(barrier.error)
+            else:
+                self.confirm(missing, settle)
+
+        self._state.catch_up().then(on_followed)
+        return answer
+
+    def _find_missing(self) -> frozenset[str]:
+        """Return the topics that have stored settings and are not known to exist."""
+        infos, topics = self._state.topic_infos, self._table.topics
+        self._absent = {name: info for name, info in self._absent.items() if infos.get(name) == info}
+        return frozenset(name for name in infos if name not in self._absent and name not in topics)
+
+    def confirm(self, names: frozenset[str], then: OnConfirmed) -> None:
+        """Call `then(None)` once the cluster was asked for these topics, or `then(error)` if it cannot be."""
+        confirmation = _Confirmation(names, then)
+        self._open[confirmation] = None
+        self._state.catch_up().then(lambda barrier: self._survey(confirmation, barrier.error))
+
+    def _survey(self, confirmation: _Confirmation, error: Exception | None) -> None:
+        if error is not None:
+            self._end(confirmation, _uncertain_topic_error(confirmation, error))
+        else:
+            self._topics.survey(lambda reason: self._on_survey(confirmation, reason))
+
+    def _on_survey(self, confirmation: _Confirmation, reason: str) -> None:
+        confirmation.checks += 1
+        missing = self._find_missing() & confirmation.names
+        if reason:
+            self._end(confirmation, _uncertain_topic_error(confirmation, reason))
+        elif missing and confirmation.checks < MISSING_CHECKS:
+            HubTimer(ref=False).once(MISSING_PAUSE_S, lambda: self._survey(confirmation, None))
+        else:
+            infos = self._state.topic_infos
+            self._absent.update((name, infos[name]) for name in missing)
+            self._end(confirmation, None)
+
+    def _end(self, confirmation: _Confirmation, error: DdmqError | None) -> None:
+        if confirmation in self._open:
+            del self._open[confirmation]
+            confirmation.then(error)
+
+    def close(self) -> None:
+        """Fail every call that waits."""
+        for confirmation in list(self._open):
+            self._end(confirmation, DrainingError("the Kafka engine was closed"))
+
+
+def _uncertain_topic_error(confirmation: _Confirmation, reason: object) -> TryLaterError:
+    names = ", ".join(sorted(confirmation.names))
+    return TryLaterError(f"not known whether topic {names} is there: {reason}")

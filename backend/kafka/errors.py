@@ -1,0 +1,180 @@
+"""Kafka's errors as this project's, by who must act; the broker's reason stays in the text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from confluent_kafka import KafkaError, KafkaException
+
+from backend.kafka.options import KafkaOptions
+from backend.records import AppendResult, AppendStatus, Durability
+from ddmq_common.errors import (
+    CallerError,
+    ConfigError,
+    DdmqError,
+    RemoteError,
+    StorageError,
+    TryLaterError,
+    UnknownTopicError,
+)
+
+_MOMENT = re.compile(r" \(after \d+ms in state \w+.*\)\Z")  # when it happened, which is another each time
+_GONE = frozenset(
+    (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION,
+     KafkaError.UNKNOWN_TOPIC_ID)
+)  # fmt: skip
+REJECTED_CODES = frozenset(
+    (KafkaError.INVALID_REPLICATION_FACTOR, KafkaError.INVALID_CONFIG, KafkaError.TOPIC_EXCEPTION,
+     KafkaError.INVALID_PARTITIONS, KafkaError.POLICY_VIOLATION, KafkaError.MSG_SIZE_TOO_LARGE,
+     KafkaError.INVALID_RECORD, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_TIMESTAMP)
+)  # fmt: skip
+_OPERATOR = frozenset(
+    (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+     KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError.KAFKA_STORAGE_ERROR,
+     KafkaError._SSL)
+)  # fmt: skip
+_PURGED = frozenset((KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT))
+_CREDENTIALS = frozenset((KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL))
+_SILENT = frozenset((KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN))
+# A group's coordinator at this moment: what a consumer's commit raises is never marked as `retriable()`.
+_PASSING = _SILENT | {
+    KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.REQUEST_TIMED_OUT, KafkaError._WAIT_COORD,
+}  # fmt: skip
+TOO_LARGE = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
+# What is foreseen once the topic was looked at again: its settings, or who may write to it, were changed.
+SEEN_IN_TOPIC = TOO_LARGE | {KafkaError.INVALID_RECORD, KafkaError.TOPIC_AUTHORIZATION_FAILED}
+_LATER = frozenset(
+    (KafkaError.NOT_ENOUGH_REPLICAS, KafkaError._QUEUE_FULL, KafkaError.THROTTLING_QUOTA_EXCEEDED,
+     KafkaError._INVALID_DIFFERENT_RECORD)  # another one of its batch is wrong: nothing of that is stored
+)  # fmt: skip
+RAISED = (KafkaException, SystemError)  # by a call that serves reports: see `cause_of`
+
+
+def cause_of(error: Exception) -> KafkaError:
+    """Return why a call of confluent-kafka has failed.
+
+    A fatal error comes out of whichever call serves it, not by `error_cb`. A report that the same call serves
+    after it finds that exception set, whatever it does fails with a SystemError, and that is raised then.
+    """
+    raised: BaseException | None = error
+    while raised is not None and not isinstance(raised, KafkaException):
+        raised = raised.__cause__
+    if raised is None:
+        raise error
+    cause: KafkaError = raised.args[0]
+    return cause
+
+
+def kafka_error(error: BaseException | KafkaError) -> KafkaError | None:
+    """Return Kafka's error inside an exception; None for any other."""
+    if isinstance(error, KafkaException) and error.args and isinstance(error.args[0], KafkaError):
+        return error.args[0]
+    return error if isinstance(error, KafkaError) else None
+
+
+def to_ddmq_error(error: BaseException | KafkaError, what: str) -> Exception:
+    """Convert the error of a failed operation `what`; an error that is not Kafka's is returned unchanged."""
+    if isinstance(error, DdmqError):
+        return error
+    cause = kafka_error(error)
+    if cause is None:
+        return error if isinstance(error, Exception) else RemoteError(f"{what}: {error}")
+    code, text = cause.code(), f"{what}: Kafka says {cause.str()}"
+    if code in _GONE:
+        return UnknownTopicError(text)
+    if code in REJECTED_CODES:
+        return CallerError(text)
+    if code in _OPERATOR:
+        return StorageError(text)
+    if code in _LATER:
+        return TryLaterError(text)
+    return RemoteError(text)
+
+
+@contextmanager
+def client_settings(options: KafkaOptions) -> Iterator[None]:
+    """Turn librdkafka's rejection of a client's settings into a ConfigError."""
+    try:
+        yield
+    except KafkaException as error:
+        reason = options.mask_secrets(error.args[0].str())
+        raise ConfigError(f"kafka: librdkafka does not take its settings: {reason}") from error
+
+
+class LastError:
+    """The `error_cb` of a client: why it cannot reach the brokers, which a call that timed out does not say.
+
+    It is called in whichever thread serves the client (an admin client: where it is polled). What a broker
+    answered to credentials counts before that others cannot be reached.
+    """
+
+    def __init__(self, options: KafkaOptions) -> None:
+        self._options = options
+        self._last = ""
+        self._credentials_error = ""
+
+    def __call__(self, error: KafkaError) -> None:
+        text = _MOMENT.sub("", self._options.mask_secrets(error.str()))
+        if error.code() in _CREDENTIALS:
+            self._credentials_error = text
+        elif error.code() != KafkaError._ALL_BROKERS_DOWN or not self._last:
+            self._last = text
+
+    def clear(self) -> None:
+        """Forget the last errors: the brokers answer."""
+        self._last = self._credentials_error = ""
+
+    def reason_for(self, error: BaseException) -> str:
+        """Return why a call failed, in one line."""
+        cause = kafka_error(error)
+        if cause is not None and cause.code() in _SILENT:
+            return self._credentials_error or self._last or self._options.mask_secrets(cause.str())
+        return self._options.mask_secrets(str(error) if cause is None else cause.str())
+
+
+def is_gone(error: BaseException | KafkaError) -> bool:
+    """Return whether the error says that there is no such topic or partition."""
+    cause = kafka_error(error)
+    return cause is not None and cause.code() in _GONE
+
+
+def is_temporary(error: BaseException | KafkaError) -> bool:
+    """Return whether a group's coordinator only could not be asked at that moment."""
+    cause = kafka_error(error)
+    return cause is not None and cause.code() in _PASSING
+
+
+def has_code(error: BaseException | KafkaError, code: int) -> bool:
+    """Return whether it is this error of Kafka's."""
+    cause = kafka_error(error)
+    return cause is not None and cause.code() == code
+
+
+def to_failed_result(error: Exception, status: AppendStatus = AppendStatus.REFUSED) -> AppendResult:
+    """Return the result of a record that is not stored, or may not be."""
+    return AppendResult(status, -1, Durability.WRITTEN, error)
+
+
+def to_undelivered_result(error: KafkaError, topic: str, size: int, size_max: int) -> AppendResult:
+    """Convert a reported error of a record into its result."""
+    code = error.code()
+    if code in TOO_LARGE and size > size_max:
+        text = f"topic {topic}: a record of {size} bytes; Kafka takes at most {size_max} there"
+        return to_failed_result(CallerError(f"{text} (max.message.bytes)"))
+    if code in TOO_LARGE:  # the batch that it was in, or the bound was lowered a moment ago
+        text = (
+            f"topic {topic}: Kafka refused a batch with a record of {size} bytes as too large; send it again"
+        )
+        return to_failed_result(TryLaterError(text), AppendStatus.NOT_STORED)
+    if code in _PURGED:  # what waits in the line may have been sent before, and waits to be sent again
+        text = f"topic {topic}: it was on its way when its producer ended; it may be stored or not"
+        return to_failed_result(RemoteError(text), AppendStatus.UNKNOWN)
+    translated = to_ddmq_error(error, f"topic {topic}")
+    if code in _GONE or code in REJECTED_CODES:
+        return to_failed_result(translated)
+    if code in _LATER or code in _OPERATOR:
+        return to_failed_result(translated, AppendStatus.NOT_STORED)
+    return to_failed_result(translated, AppendStatus.UNKNOWN)

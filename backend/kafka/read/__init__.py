@@ -1,1 +1,0 @@
-"""How Kafka is read: streams of native threads, and where queues begin and end."""

@@ -1,0 +1,1 @@
+"""Settings and progress as this process has followed them in the system topics."""

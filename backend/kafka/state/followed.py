@@ -1,0 +1,326 @@
+"""KafkaState: settings, progress and assignments as followed, on the hub, and the barrier `catch_up`.
+
+It applies the rows of FollowerThread.
+
+Barriers: asked now, settled once everything was followed that is answered by now. Belongs to the hub.
+
+A mark is written to each partition, acknowledged by all that have a copy in sync; a barrier waits until it is
+followed up to its marks. A broker that was deposed and has not heard of it answers as before when it is asked
+where a partition ends, and lets who asks it read up to there; it cannot take a mark. Behind a transaction
+that is still open, answered records may stand already, and these are what a barrier is for: it then waits
+until the transaction has ended, or its owner was fenced. Calls that come while marks are being written wait
+for the next ones.
+"""
+
+from __future__ import annotations
+
+import _thread
+import logging
+import queue
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from confluent_kafka import KafkaError, Producer
+
+from backend.completion import Completion
+from backend.kafka.clients.admin import SystemTopics
+from backend.kafka.clients.follower import FollowedRow, FollowerThread, Partition
+from backend.kafka.coordination.events import decode_event
+from backend.kafka.coordination.table import CoordinationLog, PlacedEvent
+from backend.kafka.options import KafkaOptions
+from backend.kafka.state.tables import ProgressState, SettingsState
+from ddmq_common.errors import DamagedError, DrainingError, RemoteError, StorageError
+from ddmq_common.hub_timer import HubTimer
+
+log = logging.getLogger(__name__)
+Call = Callable[..., None]  # from any thread: run this on the hub, in order
+RETRY_S = 0.3
+LOG_EVERY = 100_000  # records between two lines about the progress of the start
+
+
+class KafkaState:
+    """The followed state. `ready`: its first end was reached. `reason`: why it is not ready, or ""."""
+
+    def __init__(
+        self,
+        options: KafkaOptions,
+        call: Call,
+        *,
+        on_setting_changed: Callable[[str], object],
+        on_info_changed: Callable[[str], object],
+        on_event: Callable[[PlacedEvent], object],
+        on_log_truncated: Callable[[], object],
+        on_ready: Callable[[], object],
+    ) -> None:
+        self.system_topics = SystemTopics.named_by(options)
+        self._settings, self.progress = SettingsState(), ProgressState()
+        self.coordination = CoordinationLog(0)
+        self.ready = False
+        self.reason = f"Kafka at {options.bootstrap} is being asked for the system topics"
+        self.progress_partitions = 0  # of the progress topic
+        self.record_count = 0
+        self._call = call
+        self._on_setting_changed = on_setting_changed
+        self._on_info_changed = on_info_changed
+        self._on_event = on_event
+        self._on_log_truncated = on_log_truncated
+        self._on_ready = on_ready
+        self._next: dict[Partition, int] = {}
+        self._closed = False
+        client = options.client_settings()
+        self._barriers = Barriers(client, call, self._next)
+        self._thread = FollowerThread(
+            options,
+            on_begun=lambda first: call(self._on_begun, first),
+            on_rows=lambda rows: call(self._apply_rows, rows),
+            on_truncated=lambda first: call(self._on_truncated, first),
+            on_trouble=lambda reason: call(self._set_reason, reason),
+        )
+
+    @property
+    def settings(self) -> Mapping[str, bytes]:
+        """The followed settings, by key."""
+        return self._settings.settings
+
+    @property
+    def topic_infos(self) -> Mapping[str, bytes]:
+        """The stored settings of topics, by name."""
+        return self._settings.topic_infos
+
+    def stop(self, wait_s: float) -> None:
+        """Stop following; open barriers fail."""
+        self._closed = True
+        self._barriers.close()
+        if not self._thread.stop(wait_s):
+            log.warning("the thread that follows the system topics did not end in %g s", wait_s)
+
+    # --- what this process wrote itself
+
+    def apply_written_setting(self, partition: int, offset: int, key: bytes, value: bytes | None) -> None:
+        """Apply a setting that this process has written, before it is followed."""
+        if self._settings.followed.note_written(partition, offset, key):
+            self._apply_setting(key, value)
+
+    def holds_setting(self, key: bytes, value: bytes) -> bool:
+        """Return whether the settings topic has this value under `key`."""
+        return self._settings.holds_record(key, value)
+
+    def catch_up(self) -> Completion[None]:
+        """Return a completion that succeeds once every record answered by now was followed."""
+        return self._barriers.add()
+
+    # --- what the thread brings, on the hub
+
+    def _on_begun(self, first: dict[Partition, int]) -> None:
+        self._next.update(first)
+        self.progress_partitions = sum(topic == self.system_topics.progress for topic, _ in first)
+        self.coordination = CoordinationLog(first[self.system_topics.coordination, 0])
+        self.catch_up().then(self._on_first_barrier)
+
+    def _on_first_barrier(self, barrier: Completion[None]) -> None:
+        if self._closed:
+            return
+        if barrier.error is not None:
+            self._set_reason(str(barrier.error))
+            HubTimer(ref=False).once(RETRY_S, lambda: self.catch_up().then(self._on_first_barrier))
+            return
+        self.ready, self.reason = True, ""
+        log.info("the system topics were followed to their end: %d records", self.record_count)
+        self._on_ready()
+
+    def _apply_rows(self, rows: list[FollowedRow]) -> None:
+        self._thread.room.release()
+        if self._closed:
+            return
+        for row in rows:
+            if row.is_record:
+                self._apply(row)
+                self._next[row.topic, row.partition] = row.offset + 1
+            else:
+                self._next[row.topic, row.partition] = row.offset
+        before, self.record_count = self.record_count, self.record_count + len(rows)
+        if not self.ready and before // LOG_EVERY != self.record_count // LOG_EVERY:
+            log.info("following the system topics: %d records so far", self.record_count)
+        if self.ready:
+            self.reason = ""
+        self._barriers.advance()
+
+    def _apply(self, row: FollowedRow) -> None:
+        if row.key == MARK_KEY:
+            return
+        if row.topic == self.system_topics.coordination:
+            event = None if row.value is None else decode_event(row.value)
+            if event is not None:
+                self._on_event(PlacedEvent(row.offset, row.stamp_ms, event))
+            return
+        key = row.key or b""
+        try:
+            if row.topic == self.system_topics.progress:
+                if self.progress.followed.note_followed(row.partition, row.offset, key):
+                    self.progress.apply(key, row.value)
+            elif self._settings.followed.note_followed(row.partition, row.offset, key):
+                self._apply_setting(key, row.value)
+        except (DamagedError, StorageError) as error:
+            log.error("skipping %s of %s, offset %d: %s", row.topic, row.partition, row.offset, error)
+
+    def _apply_setting(self, key: bytes, value: bytes | None) -> None:
+        setting, topic = self._settings.apply(key, value)
+        if setting is not None:
+            self._on_setting_changed(setting)
+        if topic is not None:
+            self._on_info_changed(topic)
+
+    def _on_truncated(self, first: int) -> None:
+        log.warning("the coordination topic begins at %d now: all assignments are lost", first)
+        self.coordination = CoordinationLog(first)
+        self._next[self.system_topics.coordination, 0] = first
+        self._on_log_truncated()
+
+    def _set_reason(self, reason: str) -> None:
+        if reason != self.reason:
+            log.warning("%s", reason)
+        self.reason = reason
+
+
+WRITE_MS = 5_000
+MARK_KEY = b"barrier"  # of a record without a value, which whoever follows passes over
+Ends = dict[Partition, int]  # the offset behind a mark
+
+
+class _MarkWriter:
+    """The thread that writes them. `call`: from any thread, to the hub."""
+
+    def __init__(self, client: Mapping[str, object], call: Call) -> None:
+        self._config = {
+            **client, "acks": "all", "enable.idempotence": False, "linger.ms": 0,
+            "message.timeout.ms": WRITE_MS,
+        }  # fmt: skip
+        self._call = call
+        self._jobs: queue.SimpleQueue[tuple[Sequence[Partition], Call] | None] = queue.SimpleQueue()
+        self._producer: Producer | None = None
+        _thread.start_new_thread(self._run, ())
+
+    def write(self, places: Sequence[Partition], then: Call) -> None:
+        """`then(ends, error)` follows on the hub; `error`: None, or why they are not all written."""
+        self._jobs.put((places, then))
+
+    def close(self) -> None:
+        """Take no more jobs; the running one ends by itself."""
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            places, then = job
+            try:
+                ends, error = self._write_marks(places)
+            except Exception as failed:  # whatever it was: who waits asks again
+                ends, error = {}, str(failed)
+            if error is not None:
+                self._producer = None  # the next one asks anew who leads
+            self._call(then, ends, error)
+
+    def _write_marks(self, places: Sequence[Partition]) -> tuple[Ends, str | None]:
+        if self._producer is None:
+            self._producer = Producer(self._config)
+        ends: Ends = {}
+        errors: list[str] = []
+
+        def on_report(place: Partition, error: KafkaError | None, message: Any) -> None:
+            if error is None:
+                ends[place] = message.offset() + 1
+            else:
+                errors.append(error.str())
+
+        for place in places:
+            topic, partition = place
+            self._producer.produce(topic, None, MARK_KEY, partition, on_delivery=partial(on_report, place))
+        self._producer.flush(WRITE_MS / 1000 + 1)
+        missing = [f"{topic} [{number}]" for topic, number in places if (topic, number) not in ends]
+        return ends, None if not missing else f"{', '.join(errors) or 'no answer'} ({', '.join(missing)})"
+
+
+class _BarrierRound:
+    """Calls that are settled together, once `left` is empty."""
+
+    def __init__(self, waiting: list[Completion[None]]) -> None:
+        self.completions = waiting
+        self.missing: Ends = {}
+
+
+class Barriers:
+    """Barriers over the partitions of `followed`. `call` runs a function on the hub, from any thread.
+
+    `client`: how librdkafka's clients are configured.
+    """
+
+    def __init__(self, client: Mapping[str, object], call: Call, followed: Mapping[Partition, int]) -> None:
+        self._marks = _MarkWriter(client, call)
+        self._followed = followed
+        self._next_completions: list[Completion[None]] = []
+        self._writing: _BarrierRound | None = None
+        self._open_rounds: list[_BarrierRound] = []
+        self._closed = False
+
+    def add(self) -> Completion[None]:
+        """Return a completion that succeeds once every record answered by now was followed."""
+        completion: Completion[None] = Completion()
+        if self._closed:
+            completion.fail(DrainingError("the Kafka engine was closed"))
+        else:
+            self._next_completions.append(completion)
+            self.advance()
+        return completion
+
+    def advance(self) -> None:
+        """Settle the barriers that were reached, and write the next marks when that is possible."""
+        self._settle_reached()
+        if self._writing is not None or not self._next_completions or self._closed:
+            return
+        places = list(self._followed)
+        if not places:
+            return
+        barrier_round = self._writing = _BarrierRound(self._next_completions)
+        self._next_completions = []
+        self._marks.write(places, partial(self._on_marks_written, barrier_round))
+
+    def close(self) -> None:
+        """Fail every open barrier."""
+        self._closed = True
+        self._marks.close()
+        waiting = [*self._next_completions, *(self._writing.completions if self._writing else [])]
+        waiting += [each for barrier_round in self._open_rounds for each in barrier_round.completions]
+        self._next_completions, self._open_rounds, self._writing = [], [], None
+        for completion in waiting:
+            completion.fail(DrainingError("the Kafka engine was closed"))
+
+    def _on_marks_written(self, barrier_round: _BarrierRound, ends: Ends, error: str | None) -> None:
+        if self._writing is not barrier_round:
+            return
+        self._writing = None
+        if error is None:
+            barrier_round.missing = ends
+            self._open_rounds.append(barrier_round)
+        else:
+            for completion in barrier_round.completions:
+                completion.fail(RemoteError(f"where the system topics end is not known: {error}"))
+        self.advance()
+
+    def _settle_reached(self) -> None:
+        if not self._open_rounds:
+            return
+        reached = []
+        for barrier_round in self._open_rounds:
+            barrier_round.missing = {
+                place: end
+                for place, end in barrier_round.missing.items()
+                if self._followed.get(place, 0) < end
+            }
+            if not barrier_round.missing:
+                reached.append(barrier_round)
+        self._open_rounds = [
+            barrier_round for barrier_round in self._open_rounds if barrier_round not in reached
+        ]
+        for barrier_round in reached:
+            for completion in barrier_round.completions:
+                completion.succeed(None)
