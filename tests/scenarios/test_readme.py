@@ -24,6 +24,7 @@ README = (REPOSITORY / "README.md").read_text()
 def commands() -> list[str]:
     """Those of the console blocks, but for the ones that start servers and fill the environment."""
     blocks = "\n".join(re.findall(r"^```console\n(.*?)^```", README, re.MULTILINE | re.DOTALL))
+    blocks = blocks.replace("\\\n", "")
     return [
         line for line in re.findall(r"^\$ ddmq (.*)$", blocks, re.MULTILINE) if not line.startswith("serve")
     ]
