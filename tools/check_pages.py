@@ -22,20 +22,14 @@ def pages(root: Path) -> list[Path]:
     return [root / "README.md", root / "CHANGELOG.md", *sorted((root / "docs").rglob("*.md"))]
 
 
-def has_width_limit(path: Path) -> bool:
-    """Decision records keep the lines that they were written with."""
-    return path.parent.name != "decisions"
-
-
 def breaches(root: Path) -> Iterator[str]:
     """Yield a line for each breach in any page."""
     for path in (path for path in pages(root) if path.exists()):
         shown = path.relative_to(root)
         text = path.read_text(encoding="utf-8")
-        if has_width_limit(path):
-            yield from (
-                f"{shown}:{number}: {width} columns; allowed: {COLUMNS_MAX}" for number, width in wide(text)
-            )
+        yield from (
+            f"{shown}:{number}: {width} columns; allowed: {COLUMNS_MAX}" for number, width in wide(text)
+        )
         yield from (f"{shown}: {link} has no target" for link in broken_links(path, text))
 
 

@@ -18,8 +18,7 @@ def breaches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str],
     import check_pages
 
     def check(readme: str) -> list[str]:
-        (tmp_path / "docs" / "decisions").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "docs" / "decisions" / "0001-old.md").write_text(WIDE)
+        (tmp_path / "docs").mkdir(exist_ok=True)
         (tmp_path / "docs" / "page.md").write_text("# A title\n## b\n## b\n```\n# no heading\n```\n")
         (tmp_path / "README.md").write_text(readme)
         return list(check_pages.breaches(tmp_path))
