@@ -19,7 +19,8 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 def pages(root: Path) -> list[Path]:
     """Return the pages that are checked."""
-    return [root / "README.md", root / "CHANGELOG.md", *sorted((root / "docs").rglob("*.md"))]
+    names = ("README.md", "CHANGELOG.md", "SECURITY.md")
+    return [*(root / name for name in names), *sorted((root / "docs").rglob("*.md"))]
 
 
 def breaches(root: Path) -> Iterator[str]:
