@@ -12,14 +12,15 @@ Use this page to see what can happen to a message that does not succeed at once:
 the state after each event. `python tools/states_page.py` makes it from `proxy_consumer/core/jobs.py`.
 
 A message that succeeds has no state of its own. It is read ahead, delivered as part of a run of offsets
-under one lease, and acknowledged; then its offset is finished. A message becomes a job only if it fails or
-times out, waits in the chain of its order key and has to be read again, is parked or skipped by an
-operator, or has attempts from before a restart in group progress.
+under one lease, and acknowledged; then its offset is finished. A message becomes a job only in these cases:
+it fails or times out; it waits in the chain of its order key and has to be read again; an operator parks or
+skips it; group progress has attempts from before a restart.
 
 Three rules hold in every state:
 
 * **A message is unfinished until its end is certain.** The offset of a spent job is finished in the same
-  commit that stores it in its next topic (the retry topic or the dead letters), so it is never in neither.
+  commit that stores it in its next topic (the retry topic or the dead letters), so the message is always in
+  at least one of them.
 * **A lease decides who may finish it.** A result under a lease that is not current changes nothing and is
   counted as late. An acknowledgement without a lease id finishes a message that is leased or was delivered
   before.
