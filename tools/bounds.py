@@ -17,6 +17,7 @@ import yaml
 
 SOURCE = Path(__file__).with_name("bounds.yaml")
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "bounds.md"
+WIDTH = 120
 
 
 class Scope(Enum):
@@ -25,21 +26,21 @@ class Scope(Enum):
     INSTALLATION = (
         "All processes together",
         "These bound what all processes over one directory, or on one namespace of Kafka, share. One process "
-        "decides, or a lock does, so several proxies stay within the bound however they race; the third "
-        "column says where something comes on top.",
+        "decides, or a lock does, so several proxies stay within the bound however they race. The third "
+        "column says where more is possible.",
         "exactly the bound",
     )
     OWNER = (
         "What one process owns at a time",
-        "A queue, a shard or a message has one owner at a time, which alone counts. More proxies raise these "
-        "bounds only where the third column says so.",
+        "A queue, a shard or a message has one owner at a time, and only the owner counts. More proxies "
+        "raise these bounds only if the third column says so.",
         "1 ×",
     )
     PROCESS = (
         "Each process by itself",
         "These bound memory, connections and work under way of one process (of one of the parts, with "
-        "`ddmq serve --processes`). N proxies allow N times as much: divide by the number of proxies where a "
-        "total is meant.",
+        "`ddmq serve --processes`). N proxies allow N times as much: to bound the total, divide by the "
+        "number of proxies.",
         "N ×",
     )
     CONNECTION = (
@@ -49,8 +50,8 @@ class Scope(Enum):
     )
     REQUEST = (
         "Each message, request or answer",
-        "These are checked on the thing itself, by whichever process has it: they are the same with any "
-        "number of proxies.",
+        "Each process checks these on the messages, requests and answers that it handles: they are the same "
+        "with any number of proxies.",
         "1 ×",
     )
 
@@ -77,13 +78,15 @@ class Bound(NamedTuple):
 
 HEAD = """# Bounds, and what they hold for
 
-Made by `python tools/bounds.py`. A bound is written `FILE.KEY`, as in [conf/](../conf/); one that has no key
-is in words, with its number. A process is `ddmq serve`, or one part of it; a proxy is its producer or
-consumer part.
+This page lists every bound: what happens at it, and what it means with several proxies.
 
-**Before you run a second proxy**: the bounds of the first table stay what they are. Those of the third count
-in each process by itself: with three proxies three times as many requests are in flight, and a topic takes
+**Before you run a second proxy**: the bounds of the first table stay the same. Those of the third count in
+each process by itself: with three proxies three times as many requests are in flight, and a topic accepts
 three times its rate.
+
+A bound is written `FILE.KEY`, as in [conf/](../conf/); a bound without a key is in words, with its number. A
+process is `ddmq serve`, or one part of it; a proxy is its producer or consumer part. `python tools/bounds.py`
+makes this page from `tools/bounds.yaml`.
 """
 
 
@@ -113,16 +116,28 @@ def page() -> str:
 
 
 def _section(scope: Scope, rows: list[Bound]) -> str:
-    table = "| bound | at it | several proxies together |\n|---|---|---|\n"
-    return (
-        f"\n## {scope.title}\n\n{textwrap.fill(scope.words, 118, break_on_hyphens=False)}\n\n{table}"
-        + "".join(_row(bound) for bound in rows if bound.scope is scope)
-    )
+    notes: list[str] = []
+    table = "".join(_row(bound, notes) for bound in rows if bound.scope is scope)
+    listed = "".join(_filled(f"{number}. {text}", "   ") for number, text in enumerate(notes, 1))
+    head = "| bound | at the bound | several proxies together |\n|---|---|---|\n"
+    after = f"\n{listed}" if listed else ""
+    return f"\n## {scope.title}\n\n{_filled(scope.words)}\n{head}{table}{after}"
 
 
-def _row(bound: Bound) -> str:
+def _row(bound: Bound, notes: list[str]) -> str:
+    """One row. If it is too wide, its last cell becomes a numbered note below the table."""
     key = f"`{bound.configured}`{bound.key.removeprefix(bound.configured)}" if bound.configured else bound.key
-    return f"| {key} | {bound.at_it} | {bound.together} |\n"
+    row = f"| {key} | {bound.at_it} | {bound.together} |\n"
+    if len(row) <= WIDTH + 1:
+        return row
+    note = f"{bound.together[:1].upper()}{bound.together[1:]}."
+    if note not in notes:
+        notes.append(note)
+    return f"| {key} | {bound.at_it} | ({notes.index(note) + 1}) |\n"
+
+
+def _filled(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False) + "\n"
 
 
 def main() -> int:

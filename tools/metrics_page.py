@@ -1,65 +1,74 @@
 """Write docs/metrics.md from the catalogue; `--check` only says whether it is up to date."""
 
 import sys
+import textwrap
 from pathlib import Path
 
 from ddmq_common.metrics.catalogue import CATALOGUE
 from ddmq_common.metrics.metric import Metric
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
+WIDTH = 120
 HEAD = """# Metrics
 
-Made from `ddmq_common/metrics/catalogue.py` by `python tools/metrics_page.py`. Shown in Prometheus'
-text format at `http://ADMIN/metrics`. Counters count from the start of their process. Histograms
-have buckets of at most 12.5 % width inside and powers of two on the page, whatever their unit. Labels
-are bounded: past 10,000 label sets of one metric (1,000 of a histogram), new ones share the label
-"other". A topic or group label is always the name of one that exists or existed, never what a client
-wrote; refusals that belong to none count under the topic `-`.
+Every process shows its metrics in Prometheus' text format at `http://ADMIN/metrics`:
 
-A histogram that has seen nothing yet is not on the page. Gauges that have to be computed are filled in when
-somebody looks, at most once a second.
+```console
+$ curl -s http://127.0.0.1:9813/metrics | grep ddmq_lag
+```
 
-**Lag** and its neighbours are told by the proxy that holds a subscription's queues; over several
-proxies they add up (of ages and spans take the highest). Of what nobody pulls from one of the
-proxies tells, which asks every 5 s who holds it; until the answer is there the last numbers stay. The
-age is that of the message at the committed offset; with more than 64 queues that lag and move, some
-ages show an earlier message for a look or two, so too high rather than too low. A redelivery is
-counted where this proxy knows that the message failed or timed out, or took a step of the retry path;
-one that comes again because its proxy died is not.
+This page lists all of them, with kind, unit and labels. A Grafana dashboard and alert rules are ready to
+load ([alerts.md](alerts.md)). `python tools/metrics_page.py` makes this page from
+`ddmq_common/metrics/catalogue.py`.
 
-**Late acknowledgements** are `ddmq_results_ignored_total` with the reason `late`, **limits** that
-refused are `ddmq_send_refused_total` (`rate`, `inflight_requests`, …), **cancelled** delay messages
-are `ddmq_delay_orders_total` with the outcome `cancelled`, **stored** messages `ddmq_sends_total`
-with the code 0.
+## How to read them
 
-**What it costs** (the best of many runs, one core): 0.3 µs a send, 1.3 µs an answer to a pull, 0.4
-µs a result, 0.6 µs a group commit, 1 µs a turn of the event loop; a look 20 µs a subscription held,
-the page about 60 µs a subscription, in pieces of 1 to 2 ms. `ddmq bench t15` measures it on the
+* **Counters** count from the start of their process.
+* **Histograms** have buckets of at most 12.5 % width inside, and powers of two on the page, whatever their
+  unit. A histogram without observations is not on the page.
+* **Gauges** that must be computed are computed on request, at most once a second.
+* **Units**: `us` and `ms` are times, `bytes` sizes, `1` a flag or a state; a metric without a unit is a
+  plain count. Times are in `us` and `ms`, not in Prometheus' seconds: dashboards, rules and tables use
+  these names, so they do not change.
+* **Labels** are bounded: past 10,000 label sets of one metric (1,000 of a histogram), new ones share the
+  label "other". A topic or group label is always the name of one that exists or existed, never text from a
+  client; rejections that belong to none count under the topic `-`.
+* **Lag** and the related gauges are reported by the proxy that holds a subscription's queues. Over several
+  proxies they add up (for ages and spans take the highest). Queues without an owner are reported by one
+  proxy, which checks every 5 s for an owner; until then the last values remain. The age is that of the
+  message at the committed offset. With more than 64 queues that lag and move, some ages show an earlier
+  message for a check or two, so too high rather than too low.
+* **Redeliveries** are counted if this proxy knows that the message failed or timed out, or took a step of
+  the retry path. A message that comes again because its proxy died is not counted.
+
+| looking for | metric |
+|---|---|
+| stored messages | `ddmq_sends_total` with the code 0 |
+| limits that rejected sends | `ddmq_send_refused_total` (`rate`, `inflight_requests`, …) |
+| late acknowledgements | `ddmq_results_ignored_total` with the reason `late` |
+| cancelled delay messages | `ddmq_delay_orders_total` with the outcome `cancelled` |
+
+**What they cost** (the best of many runs, one core): 0.3 µs a send, 1.3 µs an answer to a pull, 0.4 µs a
+result, 0.6 µs a group commit, 1 µs an iteration of the event loop. A check costs 20 µs for each subscription
+held, the page about 60 µs for each subscription, in steps of 1 to 2 ms. `ddmq bench t15` measures it on the
 loads of T1 and T3.
 
-Units: `us` and `ms` are times, `bytes` sizes, `1` a flag or a state; without one it is a plain count.
-Times are told in `us` and `ms`, not in Prometheus' seconds: these names are promised to dashboards, rules and
-tables that use them, so they stay.
+## All metrics
 
-| metric | kind | unit | labels | meaning |
-|---|---|---|---|---|
 """
 
 
 def page() -> str:
-    """The whole page."""
-    return HEAD + "\n".join(_row(metric) for metric in CATALOGUE.values()) + "\n"
+    """Return the whole page."""
+    return HEAD + "".join(_entry(metric) for metric in CATALOGUE.values())
 
 
-def _row(metric: Metric) -> str:
-    cells = (
-        f"`{metric.name}`",
-        metric.kind,
-        metric.unit or "–",
-        ", ".join(metric.labels) or "–",
-        metric.help,
-    )
-    return f"| {' | '.join(cells)} |"
+def _entry(metric: Metric) -> str:
+    kind = f"{metric.kind} in {metric.unit}" if metric.unit not in ("", "1") else metric.kind
+    labels = f"; by {', '.join(metric.labels)}" if metric.labels else ""
+    text = f"`{metric.name}` ({kind}{labels}): {metric.help}"
+    lines = textwrap.wrap(text, WIDTH - 2, break_on_hyphens=False, break_long_words=False)
+    return "* " + "\n  ".join(lines) + "\n"
 
 
 def main() -> int:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,53 +30,51 @@ CONTRACT = "contract/test_contract_"
 # What a user is promised, by the file or the folder under tests/ that asks for it.
 PROMISES = {
     CONTRACT
-    + "append": "what is sent is stored whole, in the order of the calls, with an answer for each message",
-    CONTRACT + "read": "a reader is led through everything within its limits, and told what is gone",
-    CONTRACT + "read_tags": "reading by tag gives all that match, and goes on behind what it passes over",
-    CONTRACT + "carried": "what is told of a message in short is what the whole one says",
-    CONTRACT + "wait": "who waits for messages is woken at once, and never forgotten",
+    + "append": "a record is stored complete, in the order of the calls, with an answer for each message",
+    CONTRACT + "read": "a reader gets everything within its limits, and learns what was deleted",
+    CONTRACT + "read_tags": "reading by tag returns all matches, and continues behind what it skips",
+    CONTRACT + "carried": "the short form of a message agrees with the complete one",
+    CONTRACT + "wait": "a waiting reader is woken at once, and never forgotten",
     CONTRACT
-    + "commit": "a commit is all or nothing; who has lost a queue is refused; progress is what was finished",
-    CONTRACT + "once": "a message that says who it is is stored once, however often it is sent",
+    + "commit": "a commit is all or nothing; a former owner of a queue is rejected; progress is exact",
+    CONTRACT + "once": "a message with an identity is stored once, however often it is sent",
     CONTRACT + "due": "a wait counts from the store time, exactly",
     CONTRACT + "find": "messages are found by time, key and id; store times never go back",
-    CONTRACT + "settings": "settings are durable, and who watches them is told",
+    CONTRACT + "settings": "settings are durable, and their watchers are notified",
+    CONTRACT + "topics": "topics are created, grow, change and are deleted; a new one inherits nothing",
     CONTRACT
-    + "topics": "topics are made, grow, change and go; a new one has nothing of an old one of its name",
-    CONTRACT
-    + "members": "a queue has one holder at a time, each with a higher epoch; older ones are refused",
-    CONTRACT + "sharing": "queues are shared as a group asks, and change hands when they are let go, or lost",
+    + "members": "a queue has one holder at a time, each with a higher epoch; older ones are rejected",
+    CONTRACT + "sharing": "queues are shared as a group asks, and move when they are released or lost",
     CONTRACT + "lifecycle": "each call is answered, also while the engine drains and closes",
     CONTRACT + "lasting": "after a restart all is there: messages, topics, settings, progress, epochs",
-    CONTRACT + "killed": "what was answered survives a kill -9 of who wrote it, again and again",
-    CONTRACT + "model": "long random stories come out as in a naive model",
+    CONTRACT + "killed": "what was answered survives a kill -9 of the writer, repeatedly",
+    CONTRACT + "model": "long random histories give the same results as a naive model",
     "interop": "old clients, five kinds of them recorded, get the answers that they know",
     "scenarios": "whole servers: order keys, retries, dead letters, levels, push, results at another proxy",
     "service/cli": "the commands and the admin API",
-    "service/kafka": "brokers and our processes are killed, stopped, away; full disks; topics of others",
+    "service/kafka": "brokers and our processes are killed, stopped, cut off; full disks; foreign topics",
 }
 ALONE = {
     CONTRACT + "killed": "file_log",
     "service/kafka": "kafka",
 }  # about one engine, which no parameter names
 HEAD = """
-Made from the tests by `python tools/promises.py`: how many cases each engine is asked, by the same test
-code. `make test` asks memory and the file log, `make test-kafka` Kafka, on a real broker. The rows down to
-the naive model are the contract suite of the backend port; it asks the file log in three more ways, which
-are not counted here (as a process that is not its writer, and with tiny bounds). The memory engine is the
-model that tests use; no server stands on it.
+`python tools/promises.py` makes this section from the tests. The table shows how many cases each engine
+runs, with the same test code. `make test` runs memory and the file log, `make test-kafka` runs Kafka on a
+real broker. The rows down to the naive model are the contract suite of the backend port. It runs the file
+log in three more ways, which are not counted here (as a process that is not its writer, and with tiny
+bounds). The memory engine is the model that tests use; no server runs on it.
 
 | promise | memory | file log | Kafka |
 |---|---|---|---|
 """
+WHOLE_WORDS: Mapping[str, bool] = {"break_on_hyphens": False, "break_long_words": False}
 LEFT_OUT = """
-What an engine is not asked, of what another one is:
+These cases run on another engine, but not on this one:
 
-| engine | because | cases |
-|---|---|---|
 """
 ONE = """
-**Asked of one engine alone**, in folders whose tests are the same for all: """
+**Run on one engine alone**, in folders whose tests are the same for all: """
 
 
 class Case(NamedTuple):
@@ -152,7 +151,7 @@ def left_out(cases: dict[Case, dict[str, str]]) -> Iterator[Asked]:
     """Whom the contract does not ask without saying so at the test."""
     for case, engines in cases.items():
         if case.file.startswith(CONTRACT) and "memory" not in engines:
-            yield Asked(case, "memory", "it keeps nothing")
+            yield Asked(case, "memory", "it stores nothing on disk")
         if "kafka" not in engines:
             why = reason(case.file, case.name)
             if why is None:
@@ -189,7 +188,7 @@ def named(which: Iterable[Case], cases: Iterable[Case]) -> str:
 
 
 def reasons(cases: dict[Case, dict[str, str]]) -> Iterator[str]:
-    """The table of what is not asked."""
+    """List the cases that an engine does not run, with the reason of each."""
     found: dict[tuple[str, str], list[Case]] = defaultdict(list)
     for case, engines in cases.items():
         for engine, why in engines.items():
@@ -198,7 +197,8 @@ def reasons(cases: dict[Case, dict[str, str]]) -> Iterator[str]:
     for (engine, why), which in sorted(
         found.items(), key=lambda row: (list(ENGINES).index(row[0][0]), row[0])
     ):
-        yield f"| {ENGINES[engine]} | {why} | {len(which)}: {named(which, cases)} |\n"
+        text = f"**{ENGINES[engine]}**, {len(which)}: {why}. Tests: {named(which, cases)}."
+        yield textwrap.fill(text, 120, initial_indent="* ", subsequent_indent="  ", **WHOLE_WORDS) + "\n"
 
 
 def alone(cases: dict[Case, dict[str, str]]) -> str:
@@ -212,7 +212,8 @@ def alone(cases: dict[Case, dict[str, str]]) -> str:
         f"{len(which)} of the {ENGINES[engine]} ({named(which, cases)})"
         for engine, which in sorted(found.items())
     ]
-    return ONE + (", ".join(said) or "none") + "; and the last row, which is about Kafka.\n"
+    text = ONE.strip() + " " + (", ".join(said) or "none") + "; and the last row, which is about Kafka."
+    return "\n" + textwrap.fill(text, 120, **WHOLE_WORDS) + "\n"
 
 
 def section() -> str:

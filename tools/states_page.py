@@ -8,24 +8,27 @@ from proxy_consumer.core.jobs import TRANSITIONS, JobEvent, JobState
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "states.md"
 HEAD = """# States of a job
 
-Made from `proxy_consumer/core/jobs.py` by `python tools/states_page.py`.
+Use this page to see what can happen to a message that does not succeed at once: its states, the events, and
+the state after each event. `python tools/states_page.py` makes it from `proxy_consumer/core/jobs.py`.
 
-A message that goes well has no state of its own: it is read ahead, handed to a client as part of a run of
-offsets under one lease, acknowledged, and its offset is finished. Only what happens to few messages makes
-a job of one: it failed or timed out, it waits in the chain of its order key and has to be read again, an
-operator set its key aside or skipped it, or group progress knows of tries before a restart.
+A message that succeeds has no state of its own. It is read ahead, delivered as part of a run of offsets
+under one lease, and acknowledged; then its offset is finished. A message becomes a job only in these cases:
+it fails or times out; it waits in the chain of its order key and has to be read again; an operator parks or
+skips it; group progress has attempts from before a restart.
 
 Three rules hold in every state:
 
-* **A message is unfinished until its end is certain.** A spent job's offset is finished in the same commit
-  that stores it in its next topic (the retry topic or the dead letters), so it is never in neither.
+* **A message is unfinished until its end is certain.** The offset of a spent job is finished in the same
+  commit that stores it in its next topic (the retry topic or the dead letters), so the message is always in
+  at least one of them.
 * **A lease decides who may finish it.** A result under a lease that is not current changes nothing and is
-  counted as late. Without a lease id an acknowledgement finishes what is leased or was delivered before.
-* **Only the head of a chain fails.** What went out with it and stands behind it goes back untried; it is
-  FORGOTTEN, or SENT_BACK where it had been tried before, and its chain comes to it again.
+  counted as late. An acknowledgement without a lease id finishes a message that is leased or was delivered
+  before.
+* **Only the head of a chain fails.** Messages that were delivered with it and follow it go back untried.
+  They are FORGOTTEN, or SENT_BACK if they had been tried before, and their chain reaches them again.
 
-An event that a state does not list cannot happen; if it does that is a bug, which is raised, and nothing
-has changed.
+An event that a state does not list cannot happen. If it does, that is a bug: an error is raised, and
+nothing has changed.
 
 ## States
 

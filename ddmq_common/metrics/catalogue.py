@@ -54,12 +54,12 @@ SEND_LATENCY = _histogram(
     unit="us",
 )
 SEND_REFUSED = _counter(
-    "ddmq_send_refused_total", "Messages answered with another code than 0, by reason.", "reason"
+    "ddmq_send_refused_total", "Messages answered with a code other than 0, by reason.", "reason"
 )
 SEND_DEFERRED = _counter("ddmq_send_deferred_total", "Requests that waited for a rate limit.")
 SEND_DUPLICATES = _counter(
     "ddmq_send_duplicates_total",
-    "Messages answered with code 0 that an earlier send had stored: known by idempotency key or sequence.",
+    "Messages answered with code 0 that an earlier send had stored, by idempotency key or sequence.",
     "topic",
 )
 SEND_LATE = _counter(
@@ -68,16 +68,16 @@ SEND_LATE = _counter(
 SEND_INFLIGHT = _gauge("ddmq_send_inflight", "Requests accepted and not settled by the backend.")
 DELAY_OUTCOMES = _counter(
     "ddmq_delay_order_outcomes_total",
-    "Outcomes of delay orders at a producer proxy: heard, pending (the caller's time ran out), nobody (waits "
-    "for it any more), waiters_max (the bound of waiting callers: told pending at once), refused (a "
-    "cancel or change that could not be: it is no send).",
+    "Outcomes of delay commands at a producer proxy: heard, pending (the caller's time ran out), nobody (no "
+    "caller waits any more), waiters_max (the bound of waiting callers: answered pending at once), refused "
+    "(a rejected cancel or change, which is no send).",
     "what",
 )
 TRANSACTIONS_OPEN = _gauge(
     "ddmq_transactions_open", "Transactions that are not decided, of the shards that this proxy owns."
 )
 TRANSACTIONS_AGE = _gauge(
-    "ddmq_transactions_oldest_ms", "How long the oldest of them is open; 0: there is none.", unit="ms"
+    "ddmq_transactions_oldest_ms", "Age of the oldest of them; 0 if there is none.", unit="ms"
 )
 TRANSACTIONS_ENDED = _counter(
     "ddmq_transactions_ended_total",
@@ -85,44 +85,45 @@ TRANSACTIONS_ENDED = _counter(
     "outcome",
 )
 TRANSACTIONS_CHECKS = _counter(
-    "ddmq_transactions_checks_total", "Checks handed out: members of a producer group asked how one ended."
+    "ddmq_transactions_checks_total",
+    "Checks: questions to members of a producer group about the outcome of a transaction.",
 )
 TRANSACTIONS_REFUSED = _counter(
     "ddmq_transactions_refused_total",
-    "Ends and polls answered with another code than 0, and half messages that are no part of any transaction "
-    "(their transaction had ended, is another group's, or they are second copies), by reason.",
+    "Ends and polls answered with a code other than 0, and half messages that belong to no transaction "
+    "(it had ended, is another group's, or they are second copies), by reason.",
     "reason",
 )
 TOPICS_CREATED = _counter("ddmq_topics_created_total", "Topics created on first use.", "outcome")
 # --- consumer proxy
-DELIVERED = _counter("ddmq_delivered_total", "Messages handed to clients.", "group", "topic")
+DELIVERED = _counter("ddmq_delivered_total", "Messages delivered to clients.", "group", "topic")
 ACKED = _counter("ddmq_acked_total", "Messages finished by clients.", "group", "topic")
 FAILED = _counter("ddmq_failed_total", "Messages failed by clients.", "group", "topic")
 REDELIVERED = _counter(
-    "ddmq_redelivered_total", "Messages handed out for the second time or later.", "group", "topic"
+    "ddmq_redelivered_total", "Messages delivered for the second time or later.", "group", "topic"
 )
 RETURNED = _counter(
     "ddmq_returned_total",
-    "Messages that clients handed back without having looked at them: delivered again, not counted as tried.",
+    "Messages that clients handed back unprocessed: delivered again, not counted as an attempt.",
     "group",
     "topic",
 )
 QUEUE_WAIT = _histogram(
     "ddmq_queue_wait_us",
-    "Stored to handed out for the first time; once per answer to a pull, its oldest message.",
+    "From stored to first delivered; once per answer to a pull, for its oldest message.",
     "group",
     "topic",
     unit="us",
 )
 PROCESS = _histogram(
     "ddmq_process_us",
-    "Handed out to acknowledged; once per lease that a result names, however many messages it finishes.",
+    "From delivered to acknowledged; once per lease that a result names, however many messages it finishes.",
     "group",
     "topic",
     unit="us",
 )
 LEASE_TIMEOUTS = _counter(
-    "ddmq_lease_timeouts_total", "Leases that ran into the ack timeout.", "group", "topic"
+    "ddmq_lease_timeouts_total", "Leases that reached the ack timeout.", "group", "topic"
 )
 DEAD_LETTERS = _counter("ddmq_dead_letters_total", "Messages moved to the DLQ.", "group", "topic", "reason")
 RETRY_STEPS = _counter(
@@ -137,7 +138,7 @@ RESULTS_IGNORED = _counter(
 )
 REPLIES = _counter(
     "ddmq_replies_total",
-    "Acknowledgements that carried messages, by outcome: stored, stored before, lease over, finished, "
+    "Acknowledgements with replies, by outcome: stored, stored before, lease over, finished, "
     "refused, again (not now), unknown.",
     "group",
     "outcome",
@@ -160,7 +161,7 @@ PULLS = _counter("ddmq_pulls_total", "Pulls answered, by outcome.", "outcome")
 WAITING_PULLS = _gauge("ddmq_waiting_pulls", "Pulls parked until there is a message.")
 FETCHES = _counter("ddmq_fetches_total", "Low-level fetches answered, by outcome.", "outcome")
 FETCHED = _counter(
-    "ddmq_fetched_total", "Messages handed out by fetch and to broadcasting pulls.", "group", "topic"
+    "ddmq_fetched_total", "Messages delivered by fetch and to broadcasting pulls.", "group", "topic"
 )
 FETCHERS = _gauge("ddmq_fetchers", "Consumer ids that fetch.")
 INSTANCES = _gauge("ddmq_broadcast_instances", "Instances of broadcasting groups that pull.")
@@ -175,7 +176,7 @@ FORWARDED = _counter(
 )
 INCONSISTENT = _counter(
     "ddmq_inconsistent_subscriptions_total",
-    "Clients seen that state another filter than the subscription or than their peers.",
+    "Clients that state a filter other than the subscription's or their peers'.",
     "group",
     "topic",
 )
@@ -188,11 +189,11 @@ LAG = _gauge("ddmq_lag", "Next offset less committed offset, over the queues of 
 LAG_AGE = _gauge(
     "ddmq_lag_age_ms", "Age of the oldest unfinished message; 0 without lag.", "group", "topic", unit="ms"
 )
-INFLIGHT = _gauge("ddmq_inflight", "Messages handed out and not finished.", "group", "topic")
+INFLIGHT = _gauge("ddmq_inflight", "Messages delivered and not finished.", "group", "topic")
 RETRYING = _gauge(
     "ddmq_retrying",
-    "Messages that wait to be handed out again; heads that are parked with their deliveries used up are "
-    "among them.",
+    "Messages that wait for their next delivery, including heads that are parked with their deliveries used "
+    "up.",
     "group",
     "topic",
 )
@@ -204,16 +205,20 @@ RETRY_WAITING = _gauge(
 )
 RETRY_WAITING_AGE = _gauge(
     "ddmq_retry_waiting_age_ms",
-    "How long the first of them has been on the retry path.",
+    "Time for which the first of them has been on the retry path.",
     "group",
     "topic",
     unit="ms",
 )
 BLOCKED_KEYS = _gauge(
-    "ddmq_blocked_keys", "Order keys whose head failed: what follows waits.", "group", "topic"
+    "ddmq_blocked_keys", "Order keys whose head failed: the messages behind it wait.", "group", "topic"
 )
 BLOCKED_KEY_AGE = _gauge(
-    "ddmq_blocked_key_age_ms", "How long the longest blocked key has been.", "group", "topic", unit="ms"
+    "ddmq_blocked_key_age_ms",
+    "Time for which the longest blocked key has been blocked.",
+    "group",
+    "topic",
+    unit="ms",
 )
 PARKED_KEYS = _gauge(
     "ddmq_parked_keys",
@@ -223,13 +228,13 @@ PARKED_KEYS = _gauge(
 )
 STALLED_QUEUES = _gauge(
     "ddmq_stalled_queues",
-    "Queues with messages that clients wait for and that stand still for 30 s, for no reason that is meant.",
+    "Queues whose messages clients wait for and that made no progress for 30 s, for no intended reason.",
     "group",
     "topic",
 )
 ACK_SPAN = _gauge(
     "ddmq_ack_span",
-    "Committed offset to the highest finished one, of the queue where it is widest.",
+    "From the committed offset to the highest finished one, of the queue where it is widest.",
     "group",
     "topic",
 )
@@ -241,7 +246,7 @@ LEVELS_DEAD = _counter(
     "ddmq_levels_dead_total", "Messages of a delay level made dead letters.", "level", "reason"
 )
 LEVELS_LOST = _counter(
-    "ddmq_levels_lost_total", "Delayed messages not there: missing or expired.", "level", "reason"
+    "ddmq_levels_lost_total", "Delayed messages that are lost: missing or expired.", "level", "reason"
 )
 LEVELS_PENDING = _gauge("ddmq_levels_pending", "Messages waiting in a level this process holds.", "level")
 LEVELS_PUT_OFF = _counter(
@@ -251,8 +256,8 @@ LEVELS_PUT_OFF = _counter(
 )
 LEVELS_OVERDUE = _gauge(
     "ddmq_levels_overdue_ms",
-    "How long ago the head of a level was due that has not fired, in the levels this process holds; it grows "
-    "while nothing fires or the level cannot be read, whatever the reason.",
+    "Time since the unfired head of a level was due, in the levels this process holds; it grows while "
+    "nothing fires or the level cannot be read, whatever the reason.",
     "level",
     unit="ms",
 )
@@ -262,7 +267,7 @@ LEVELS_LATENESS = _histogram(
 )
 LEVELS_FAILED = _counter(
     "ddmq_levels_failed_total",
-    "Reads and fires of delay levels that failed and are tried again.",
+    "Reads and fires of delay levels that failed and are retried.",
     "what",
     "reason",
 )
@@ -271,17 +276,18 @@ DELAY_SHARDS = _gauge("ddmq_delay_shards", "Delay shards this process owns and r
 DELAY_PENDING = _gauge("ddmq_delay_pending", "Messages waiting in this process's shards.", "topic")
 DELAY_PENDING_BYTES = _gauge(
     "ddmq_delay_pending_bytes",
-    "Bytes of the messages waiting in this process's shards; what repeats counts for each delivery of a day.",
+    "Bytes of the messages waiting in this process's shards; a repeated one counts for each delivery of a "
+    "day.",
     "topic",
     unit="bytes",
 )
 DELAY_FULL = _gauge(
     "ddmq_delay_full",
-    "Topics with as many delayed messages waiting as they may have: more are refused with code 15.",
+    "Topics at their bound of waiting delayed messages: more are rejected with code 15.",
 )
 DELAY_ORDERS = _counter(
     "ddmq_delay_orders_total",
-    "Orders taken in: added, known, cancelled, already fired, unknown, too old, rescheduled, ….",
+    "Delay commands ingested: added, known, cancelled, already fired, unknown, too old, rescheduled, ….",
     "outcome",
 )
 DELAY_FIRED = _counter("ddmq_delay_fired_total", "Delay messages appended to their topic.", "topic")
@@ -293,8 +299,8 @@ DELAY_LATENESS = _histogram(
 )
 DELAY_OVERDUE = _gauge(
     "ddmq_delay_overdue_ms",
-    "How long ago the oldest message was due that has not fired, in the shards this process owns; it grows "
-    "while nothing fires, whatever the reason. Messages of topics that take none now do not count.",
+    "Time since the oldest unfired message was due, in the shards this process owns; it grows while nothing "
+    "fires, whatever the reason. Messages of topics that accept none now do not count.",
     "shard",
     unit="ms",
 )
@@ -303,23 +309,23 @@ DELAY_STALE = _counter(
     "Messages the store still had although the log says they were fired: forgotten, not fired again.",
 )
 DELAY_ASIDE = _counter(
-    "ddmq_delay_aside_total", "Messages put aside because their topic took nothing.", "topic"
+    "ddmq_delay_aside_total", "Messages deferred because their topic accepted nothing.", "topic"
 )
 DELAY_DEAD = _counter("ddmq_delay_dead_total", "Delay messages made dead letters.", "reason")
 DELAY_LAG = _gauge(
-    "ddmq_delay_ingest_lag", "Orders in the inner topic that the store has not taken in.", "shard"
+    "ddmq_delay_ingest_lag", "Commands in the inner topic that the store has not ingested.", "shard"
 )
-DELAY_LOST = _counter("ddmq_delay_lost_total", "Orders that are not there: missing or expired.", "reason")
+DELAY_LOST = _counter("ddmq_delay_lost_total", "Delay commands that are lost: missing or expired.", "reason")
 DELAY_REPLIES_DROPPED = _counter(
-    "ddmq_delay_replies_dropped_total", "Outcomes that could not be told.", "reason"
+    "ddmq_delay_replies_dropped_total", "Outcomes that could not be reported.", "reason"
 )
 DELAY_FAILED = _counter(
-    "ddmq_delay_failed_total", "Steps of the delay service that failed and are tried again.", "what", "reason"
+    "ddmq_delay_failed_total", "Steps of the delay service that failed and are retried.", "what", "reason"
 )
 # --- push and actions
 PUSHES = _counter(
     "ddmq_pushes_total",
-    "Messages through a push chain: done, filtered, failed, given up, again (an error, tried again), late.",
+    "Messages through a push chain: done, filtered, failed, given up, again (an error, retried), late.",
     "group",
     "topic",
     "outcome",
@@ -355,17 +361,21 @@ LOG_BYTES = _gauge(
     "Bytes on disk of all segments of the commit log, at the process that writes it.",
     unit="bytes",
 )
-LOG_DAMAGED = _counter("ddmq_log_damaged_total", "Damaged pieces found, never served.", "file")
+LOG_DAMAGED = _counter("ddmq_log_damaged_total", "Damaged parts found, never served.", "file")
 LOG_TORN = _counter(
-    "ddmq_log_torn_bytes_total", "Bytes of torn tail cut at the start, never acknowledged.", unit="bytes"
+    "ddmq_log_torn_bytes_total",
+    "Bytes of a partial tail truncated at the start, never acknowledged.",
+    unit="bytes",
 )
 LOG_RESCUES = _counter(
-    "ddmq_log_rescues_total", "Failed writes or syncs: moved on, or stayed refused.", "outcome"
+    "ddmq_log_rescues_total",
+    "Failed writes or syncs: continued in a new segment, or still rejected.",
+    "outcome",
 )
 LOG_LATE = _counter("ddmq_log_late_total", "Requests past their deadline: not_stored or unknown.", "outcome")
 LOG_SENDS_FORGOTTEN = _counter(
     "ddmq_log_sends_forgotten_total",
-    "Sequences and keys forgotten at a bound, before their time: they may be stored again, or refused.",
+    "Sequences and keys forgotten at a bound, before their time: they may be stored again, or rejected.",
 )
 LOG_CHECKPOINTS = _counter("ddmq_log_checkpoints_total", "Checkpoints, by outcome.", "outcome")
 LOG_SEGMENTS_DELETED = _counter(
@@ -373,8 +383,8 @@ LOG_SEGMENTS_DELETED = _counter(
 )
 LOG_SEGMENTS_HELD = _gauge("ddmq_log_segments_held", "1 while a hold keeps a segment.", unit="1")
 LOG_RETENTION_FAILURES = _counter("ddmq_log_retention_failures_total", "Deletions that failed.")
-LOG_DISK_FREE = _gauge("ddmq_log_disk_free_bytes", "Free bytes where the log lies.", unit="bytes")
-LOG_CLOCK_AHEAD = _gauge("ddmq_log_clock_ahead_ms", "Store times ahead of the wall.", unit="ms")
+LOG_DISK_FREE = _gauge("ddmq_log_disk_free_bytes", "Free bytes on the disk of the log.", unit="bytes")
+LOG_CLOCK_AHEAD = _gauge("ddmq_log_clock_ahead_ms", "Store times ahead of the wall clock.", unit="ms")
 LOG_DISK = _gauge("ddmq_log_gate", "0 open, 1 client sends refused, 2 all writes refused.", unit="1")
 # --- sessions of several processes over one directory
 SESSIONS = _gauge("ddmq_sessions", "Open sessions at this writer.")

@@ -24,6 +24,7 @@ README = (REPOSITORY / "README.md").read_text()
 def commands() -> list[str]:
     """Those of the console blocks, but for the ones that start servers and fill the environment."""
     blocks = "\n".join(re.findall(r"^```console\n(.*?)^```", README, re.MULTILINE | re.DOTALL))
+    blocks = blocks.replace("\\\n", "")
     return [
         line for line in re.findall(r"^\$ ddmq (.*)$", blocks, re.MULTILINE) if not line.startswith("serve")
     ]
@@ -115,7 +116,7 @@ def test_its_links_and_its_python_are_whole() -> None:
 def test_every_page_of_docs_is_found_from_the_readme() -> None:
     docs = REPOSITORY / "docs"
     found = set(re.findall(r"\(docs/([^)#/]+\.md)", README))
-    for page in ("architecture.md", "formats.md"):
+    for page in ("README.md", "architecture.md", "formats.md"):
         found |= set(re.findall(r"\(([^)#/]+\.md)", (docs / page).read_text()))
     assert {page.name for page in docs.glob("*.md")} <= found
 

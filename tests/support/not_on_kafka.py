@@ -20,12 +20,14 @@ class Reason(NamedTuple):
 
 NO_FIND = Reason("Kafka keeps no index by key or message id", "find_by_key")
 NO_ORDER = Reason("Kafka has no position over all topics", "topic_order")
-KEYS_PLACE = Reason("without a position over all topics each message goes where its key goes", "topic_order")
-NO_ONCE = Reason("Kafka cannot tell whether a message was stored before", "idempotent")
-NO_LOG = Reason("the metrics of the file log are not there")
+KEYS_PLACE = Reason(
+    "without a position over all topics each message goes to the queue of its key", "topic_order"
+)
+NO_ONCE = Reason("Kafka does not know whether a message was stored before", "idempotent")
+NO_LOG = Reason("it has no metrics of the file log")
 NO_CLOCK = Reason("the broker stamps records with its own clock, which no test can move")
-NO_MODEL = Reason("offsets have gaps and the broker has its own clock: a naive model cannot foresee them")
-OTHER_KILLS = Reason("another kill is asked there: of brokers, and of whole processes of ours")
+NO_MODEL = Reason("offsets have gaps and the broker has its own clock: a naive model cannot predict them")
+OTHER_KILLS = Reason("other kills are tested there: of brokers, and of whole processes")
 
 NOT_ON_KAFKA: Mapping[str, Mapping[str, Reason]] = {
     "contract/test_contract_append.py": {
