@@ -218,3 +218,12 @@ class TestOldServers:
         assert [record.topic for record in sent.records] == ["orders", DELAY_TOPIC, "orders"]
         sent.answer()
         assert call.answer.code == 0
+
+    def test_in_a_batch_the_answer_names_no_offset_of_the_delay_topic(self, rig):
+        members = [message(clientId=b"me"), message(properties=CHRONOS, key=OLD_ID, clientId=b"me")]
+        call = rig.call("sendBatch", messages=members, timeout=500)
+        rig.backend.sent[0].answer()
+        plain, relayed = call.answer
+        assert (plain.code, relayed.code) == (0, 0)
+        assert plain.offset is not None
+        assert (relayed.offset, relayed.queueId, relayed.delayId) == (None, None, None)
