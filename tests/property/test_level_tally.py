@@ -61,9 +61,9 @@ def look(tally: LevelTally, names: list, finished: set[int], page: int) -> None:
             if names[offset] is not None
         ]
         tally.add(span, rows)
-    expected: dict = {}
+    expected: dict[str, RetryWaiting] = {}
     for offset, name in enumerate(names):
         if name is not None and offset not in finished:
             row = RetryWaiting(1, offset, -offset)
-            expected[name] = row if name not in expected else expected[name].plus(row)
+            expected[name] = row if name not in expected else expected[name].added_to(row)
     assert tally.count_waiting() == expected
