@@ -72,7 +72,7 @@ def schedule_record(record: NewRecord, level: int, levels: Levels) -> NewRecord:
 
     Raises ValueError for level 0 or less: that is no delay.
     """
-    clamped = levels.clamp(level)
+    clamped = levels.clamp_level(level)
     if clamped == 0:
         raise ValueError(f"level {level} is no delay; allowed: 1 or more")
     return NewRecord(

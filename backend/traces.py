@@ -176,7 +176,7 @@ class TraceWriter:
             if self._day.wait_s(len(record.delivery), now):
                 self.dropped("day", len(events))
                 continue
-            self._day.take(len(record.delivery))
+            self._day.take_tokens(len(record.delivery))
             found.append((len(events), record))
         return found
 

@@ -143,7 +143,7 @@ def floor(body_bytes: int) -> dict[str, float]:
     """Slices a second: CRC each, join 100 with their offsets."""
     pin(SERVER_CORE)
     slices = [delivery.encode(b"k%d" % n, bytes(body_bytes), b"", None) for n in range(BATCH)]
-    tails = [delivery.tail(n) for n in range(BATCH)]
+    tails = [delivery.encode_tail(n) for n in range(BATCH)]
     rounds = sized(6_000, 50)
     began, cpu = time.perf_counter(), time.process_time()
     for _ in range(rounds):

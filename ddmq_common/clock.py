@@ -21,7 +21,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clocks."""
+    """The clocks of this machine."""
 
     __slots__ = ()
     monotonic = staticmethod(time.monotonic)

@@ -35,8 +35,8 @@ SUFFIX = EXTENSION_SUFFIXES[0]
 NOTHING_COMPILED = "no module was compiled at the installation"
 
 
-def digest(source: bytes) -> str:
-    """What the manifest has of a source."""
+def source_digest(source: bytes) -> str:
+    """Return the digest that the manifest stores for a source file."""
     return blake2b(source, digest_size=16).hexdigest()
 
 
@@ -65,14 +65,14 @@ class CompiledFinder:
         return spec
 
 
-def _refusal(suffix: str, sources: dict[str, str]) -> str:
-    """Why libraries that were made of these sources are not used; empty where they are."""
+def _mismatch_reason(suffix: str, sources: dict[str, str]) -> str:
+    """Return why libraries compiled from these sources cannot be used, or ""."""
     if suffix != SUFFIX:
         return f"what is compiled is not for this Python ({SUFFIX})"
     for file, made_of in sources.items():
         try:
             with open(f"{ROOT}/{file}", "rb") as source:
-                same = digest(source.read()) == made_of
+                same = source_digest(source.read()) == made_of
         except OSError:
             same = False
         if not same:
@@ -104,7 +104,7 @@ class CompiledState:
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             self.reason = NOTHING_COMPILED
             return
-        self.reason = f"{NOTHING_COMPILED}: {reason}" if reason else _refusal(suffix, sources)
+        self.reason = f"{NOTHING_COMPILED}: {reason}" if reason else _mismatch_reason(suffix, sources)
         if not self.reason:
             self.modules = tuple(modules)
             sys.meta_path.insert(0, CompiledFinder(self.modules))

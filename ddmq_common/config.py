@@ -65,14 +65,14 @@ class Overlay(Generic[T]):
     __hash__ = None  # type: ignore[assignment]
 
     def over(self, base: T) -> T:
-        """`base` with the fields of this one. Raises ConfigError when they do not go together."""
+        """Return `base` with these fields replaced. Raises ConfigError when they contradict each other."""
         try:
             return dataclasses.replace(base, **self.given)  # type: ignore[type-var]
         except (ConfigError, ValueError) as error:
             raise self.error(str(error)) from error
 
     def error(self, text: str) -> ConfigError:
-        """What is wrong with all of it together."""
+        """Return an error about the fields as a whole, with their place."""
         place = self.place
         return place.error(text) if place.key else ConfigError(f"{place.source}: {text}")
 
@@ -90,14 +90,14 @@ def load(path: Path, cls: type[T]) -> T:
 
 
 def read(path: Path) -> Any:
-    """The file's tree, mappings with their lines. Raises ConfigError when unreadable or not YAML."""
+    """Parse the file to a tree whose mappings know their lines. Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        return _Located({}, {}) if node is None else _plain(node, ConfigPlace(str(path), ""))
+        return _Located({}, {}) if node is None else _parse_node(node, ConfigPlace(str(path), ""))
     except yaml.MarkedYAMLError as error:
         raise ConfigError(f"{path}: is not YAML: {_yaml_fault(error)}") from None
     except yaml.YAMLError as error:
@@ -105,40 +105,40 @@ def read(path: Path) -> Any:
 
 
 def _yaml_fault(error: yaml.MarkedYAMLError) -> str:
-    """Say what is wrong and where, without the text that stands there: it may be a secret."""
+    """Describe the error and its position without quoting the file, which may hold a secret."""
     parts = []
-    for said, mark in ((error.context, error.context_mark), (error.problem, error.problem_mark)):
+    for text, mark in ((error.context, error.context_mark), (error.problem, error.problem_mark)):
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else ""
-        if said:
-            parts.append(_QUOTED.sub("…", said) + where)
+        if text:
+            parts.append(_QUOTED.sub("…", text) + where)
     return ": ".join(parts)
 
 
-def _plain(node: Any, place: ConfigPlace) -> Any:
+def _parse_node(node: Any, place: ConfigPlace) -> Any:
     if isinstance(node, yaml.MappingNode):
-        return _mapping(node, place)
+        return _parse_mapping(node, place)
     if isinstance(node, yaml.SequenceNode):
-        return [_plain(child, place) for child in node.value]
+        return [_parse_node(child, place) for child in node.value]
     return yaml.SafeLoader("").construct_object(node)
 
 
-def _mapping(node: Any, place: ConfigPlace) -> _Located:
+def _parse_mapping(node: Any, place: ConfigPlace) -> _Located:
     located = _Located({}, {})
     for key_node, value_node in node.value:
         key, line = str(key_node.value), key_node.start_mark.line + 1
         if key in located.values:
             first = located.lines[key]
             raise place.child(key, line).error(f"stands twice, first at line {first}; keep one")
-        located.values[key] = _plain(value_node, place.child(key, line))
+        located.values[key] = _parse_node(value_node, place.child(key, line))
         located.lines[key] = line
     return located
 
 
 def build(cls: type[T], tree: Any, place: ConfigPlace) -> T:
     """A parsed tree (or a plain dict) into the dataclass `cls`, checked field by field."""
-    values = _fields(cls, tree, place)
+    values = _convert_fields(cls, tree, place)
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-    missing = [field.name for field in fields if field.name not in values and _required(field)]
+    missing = [field.name for field in fields if field.name not in values and _is_required(field)]
     if missing:
         raise place.error(f"{missing[0]!r} is missing; it has no default")
     try:
@@ -148,119 +148,122 @@ def build(cls: type[T], tree: Any, place: ConfigPlace) -> T:
 
 
 def overlay(cls: type[T], tree: Any, place: ConfigPlace) -> Overlay[T]:
-    """Check some fields of `cls`, to go over defaults that are not known here."""
-    return Overlay(_fields(cls, tree, place), place)
+    """Check some fields of `cls`; the values that they replace are not known here."""
+    return Overlay(_convert_fields(cls, tree, place), place)
 
 
-def _fields(cls: type[Any], tree: Any, place: ConfigPlace) -> dict[str, Any]:
-    """The fields that the tree names, each checked by itself."""
+def _convert_fields(cls: type[Any], tree: Any, place: ConfigPlace) -> dict[str, Any]:
+    """Convert and check the fields that the tree names, one by one."""
     if isinstance(tree, Mapping):
         tree = _Located(dict(tree), {})
     if not isinstance(tree, _Located):
-        shown = repr(tree) if isinstance(tree, int | float | None) else "text or a list"
-        raise place.error(f"is {shown}; a mapping with the keys of {cls.__name__} is wanted")
+        actual = repr(tree) if isinstance(tree, int | float | None) else "text or a list"
+        raise place.error(f"is {actual}; a mapping with the keys of {cls.__name__} is wanted")
     hints = typing.get_type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     values: dict[str, Any] = {}
     for key, raw in tree.values.items():
         here = place.child(key, tree.lines.get(key))
         if key not in fields:
-            raise here.error(f"unknown key{_nearest(key, fields)}")
+            raise here.error(f"unknown key{_suggest_key(key, fields)}")
         rules = fields[key].metadata
         if rules.get("secret") and not isinstance(raw, str | _Located):
             raise here.error("is no text, which is wanted; put what looks like a number in quotes")
         if rules.get("urls") and not isinstance(raw, list | tuple):
             raise here.error("is no list, which is wanted")
-        values[key] = _value(raw, hints[key], here)
+        values[key] = _convert_value(raw, hints[key], here)
         _check(values[key], fields[key].metadata, here)
     return values
 
 
-def _required(field: dataclasses.Field[Any]) -> bool:
+def _is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
-def _nearest(key: str, known: Mapping[str, Any]) -> str:
+def _suggest_key(key: str, known: Mapping[str, Any]) -> str:
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; known are: {', '.join(sorted(known))}"
 
 
-def _value(raw: Any, hint: Any, place: ConfigPlace) -> Any:
+def _convert_value(raw: Any, hint: Any, place: ConfigPlace) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         if raw is None:
             return None
-        return _value(raw, next(arg for arg in args if arg is not type(None)), place)
+        return _convert_value(raw, next(arg for arg in args if arg is not type(None)), place)
     if dataclasses.is_dataclass(hint):
         return build(typing.cast(type[Any], hint), raw, place)
     if origin is Overlay:
-        made = overlay(args[0], raw, place)
-        made.over(args[0]())
-        return made
+        overlaid = overlay(args[0], raw, place)
+        overlaid.over(args[0]())
+        return overlaid
     if origin is tuple:
-        return _sequence(raw, args[0], place)
+        return _convert_sequence(raw, args[0], place)
     if origin in (dict, Mapping):
-        return _table(raw, args[1], place)
-    return _scalar(raw, hint, place)
+        return _convert_table(raw, args[1], place)
+    return _convert_scalar(raw, hint, place)
 
 
-def _sequence(raw: Any, hint: Any, place: ConfigPlace) -> tuple[Any, ...]:
+def _convert_sequence(raw: Any, hint: Any, place: ConfigPlace) -> tuple[Any, ...]:
     if not isinstance(raw, list | tuple):
-        raise place.error(f"is {_shown(raw)}; a list is wanted")
-    return tuple(_value(one, hint, place.child(str(index), None)) for index, one in enumerate(raw))
+        raise place.error(f"is {_value_text(raw)}; a list is wanted")
+    return tuple(_convert_value(item, hint, place.child(str(index), None)) for index, item in enumerate(raw))
 
 
-def _table(raw: Any, hint: Any, place: ConfigPlace) -> dict[str, Any]:
+def _convert_table(raw: Any, hint: Any, place: ConfigPlace) -> dict[str, Any]:
     if isinstance(raw, Mapping):
         raw = _Located(dict(raw), {})
     if not isinstance(raw, _Located):
-        raise place.error(f"is {_shown(raw)}; a mapping is wanted")
-    return {key: _value(one, hint, place.child(key, raw.lines.get(key))) for key, one in raw.values.items()}
+        raise place.error(f"is {_value_text(raw)}; a mapping is wanted")
+    return {
+        key: _convert_value(item, hint, place.child(key, raw.lines.get(key)))
+        for key, item in raw.values.items()
+    }
 
 
-def _scalar(raw: Any, hint: Any, place: ConfigPlace) -> Any:
+def _convert_scalar(raw: Any, hint: Any, place: ConfigPlace) -> Any:
     if isinstance(raw, str) and hint in (int, float) and (size := _SIZE.match(raw)):
         return int(size[1]) * _SIZE_UNITS[size[2]]
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        return _enum(raw, hint, place)
+        return _convert_enum(raw, hint, place)
     if hint is Path and isinstance(raw, str):
         return Path(raw)
     if hint is float and isinstance(raw, int) and not isinstance(raw, bool):
         return float(raw)
     if hint is Any or (isinstance(raw, hint) and not (hint is not bool and isinstance(raw, bool))):
         return raw
-    wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
-    raise place.error(f"is {_shown(raw)}; {wanted.get(hint, str(hint))} is wanted")
+    kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
+    raise place.error(f"is {_value_text(raw)}; {kinds.get(hint, str(hint))} is wanted")
 
 
-def _enum(raw: Any, hint: type[enum.Enum], place: ConfigPlace) -> enum.Enum:
+def _convert_enum(raw: Any, hint: type[enum.Enum], place: ConfigPlace) -> enum.Enum:
     by_name = {member.name.lower(): member for member in hint}
-    found = by_name.get(str(raw).lower())
-    if found is None:
-        raise place.error(f"is {_shown(raw)}; allowed: {', '.join(by_name)}")
-    return found
+    member_value = by_name.get(str(raw).lower())
+    if member_value is None:
+        raise place.error(f"is {_value_text(raw)}; allowed: {', '.join(by_name)}")
+    return member_value
 
 
 def _check(value: Any, rules: Mapping[str, Any], place: ConfigPlace) -> None:
     if value is None:
         return
     low, high, choices = rules.get("min"), rules.get("max"), rules.get("choices")
-    for one in value if isinstance(value, tuple) else (value,):
-        if (low is not None and one < low) or (high is not None and one > high):
-            raise place.error(f"is {one!r}; allowed: {_range(low, high)}")
-        if choices is not None and one not in choices:
-            raise place.error(f"is {one!r}; allowed: {', '.join(map(str, choices))}")
+    for item in value if isinstance(value, tuple) else (value,):
+        if (low is not None and item < low) or (high is not None and item > high):
+            raise place.error(f"is {item!r}; allowed: {_range_text(low, high)}")
+        if choices is not None and item not in choices:
+            raise place.error(f"is {item!r}; allowed: {', '.join(map(str, choices))}")
 
 
-def _range(low: Any, high: Any) -> str:
+def _range_text(low: Any, high: Any) -> str:
     if high is None:
         return f"{low} or more"
     return f"at most {high}" if low is None else f"{low} to {high}"
 
 
-def _shown(raw: Any) -> str:
+def _value_text(raw: Any) -> str:
     if isinstance(raw, _Located):
         return "a mapping"
     return (
@@ -270,7 +273,7 @@ def _shown(raw: Any) -> str:
 
 def resolved(config: Any) -> dict[str, Any]:
     """The values in force as a plain tree for the log, secrets masked."""
-    shown: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if field.metadata.get("secret"):
@@ -279,8 +282,8 @@ def resolved(config: Any) -> dict[str, Any]:
             value = tuple(_without_values(url) for url in value)
         elif dataclasses.is_dataclass(value):
             value = value.shown() if hasattr(value, "shown") else resolved(value)  # it masks by itself
-        shown[field.name] = value
-    return shown
+        values[field.name] = value
+    return values
 
 
 def _without_values(url: str) -> str:
@@ -306,15 +309,17 @@ class Reloaded(NamedTuple):
     waiting: tuple[str, ...]
 
 
-def reloaded(current: Any, fresh: Any, live: frozenset[str]) -> Reloaded:
-    """`current` with those values of `fresh` (of the same dataclass) whose keys are in `live`."""
-    differing = [
+def merge_live_values(current: Any, fresh: Any, live: frozenset[str]) -> Reloaded:
+    """Return `current` with the values of `fresh` (of the same dataclass) whose keys are in `live`."""
+    differing_keys = [
         field.name
         for field in dataclasses.fields(current)
         if getattr(current, field.name) != getattr(fresh, field.name)
     ]
-    changed = tuple(name for name in differing if name in live)
+    changed = tuple(name for name in differing_keys if name in live)
     values = {name: getattr(fresh, name) for name in changed}
     return Reloaded(
-        dataclasses.replace(current, **values), changed, tuple(name for name in differing if name not in live)
+        dataclasses.replace(current, **values),
+        changed,
+        tuple(name for name in differing_keys if name not in live),
     )

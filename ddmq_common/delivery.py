@@ -3,7 +3,7 @@
 What is stored is fields 1 key, 2 value, 3 tag, 5 properties of the consumer service's Message, in that
 order, without the stop byte. Thrift lets fields come in any order, so at delivery the offset (field 4)
 and, for our own clients, fields 100 and up are appended with long-form headers, then the stop byte
-(`tail`). A pull over compact protocol so joins stored slices and builds nothing. Absent fields are
+(`encode_tail`). A pull over compact protocol so joins stored slices and builds nothing. Absent fields are
 left out: an empty key or tag counts as absent, the value is always there, an empty map is left out.
 
 Compact protocol: a field header is (id delta << 4 | type), or type byte then zigzag id in the long
@@ -79,16 +79,15 @@ def encode(key: bytes, value: bytes, tag: bytes, properties: Mapping[bytes, byte
     return b"%b%b%b%b" % (head, varint(len(value)), value, end)
 
 
-def keyless(value: bytes, tag: bytes, properties: bytes) -> bytes:
-    """Encode as `encode` does without a key, with properties that `encode_properties` gave; they are not
-    empty."""
+def encode_keyless(value: bytes, tag: bytes, properties: bytes) -> bytes:
+    """Encode a message without a key, as `encode` does. `properties`: not empty, from `encode_properties`."""
     if tag:
         return b"\x28%b%b\x18%b%b\x2b%b" % (varint(len(value)), value, varint(len(tag)), tag, properties)
     return b"\x28%b%b\x3b%b" % (varint(len(value)), value, properties)
 
 
-def tail(offset: int) -> bytes:
-    """Field 4 and the stop byte: what turns delivery bytes into an old client's Message."""
+def encode_tail(offset: int) -> bytes:
+    """Encode field 4 and the stop byte, which turn delivery bytes into an old client's Message."""
     return b"\x06\x08%b\x00" % zigzag(offset)
 
 
@@ -101,7 +100,7 @@ def decode(delivery: bytes) -> Content:
 
 
 def key_and_tags(delivery: bytes | memoryview) -> tuple[bytes, bytes]:
-    """For the key index and the tag hash; none where the bytes do not parse: they go on as they are."""
+    """Return key and tag for the key index and the tag hash; both are empty if the bytes do not parse."""
     try:
         content = decode(bytes(delivery))
     except DamagedError:
@@ -132,19 +131,19 @@ def _decode(view: memoryview) -> Content:
 
 
 def _decode_map(view: memoryview, at: int) -> tuple[dict[bytes, bytes], int]:
-    count, at = _length(view, at)
+    count, at = _read_length(view, at)
     if view[at] != 0x88:
         raise ValueError(f"map of type 0x{view[at]:02x} at byte {at}")
     at += 1
-    found: dict[bytes, bytes] = {}
+    properties: dict[bytes, bytes] = {}
     for _ in range(count):
         name, at = _decode_bytes(view, at)
-        found[name], at = _decode_bytes(view, at)
-    return found, at
+        properties[name], at = _decode_bytes(view, at)
+    return properties, at
 
 
 def _decode_bytes(view: memoryview, at: int) -> tuple[bytes, int]:
-    length, at = _length(view, at)
+    length, at = _read_length(view, at)
     if at + length > len(view):
         raise ValueError(f"length {length} at byte {at} passes the end")
     return bytes(view[at : at + length]), at + length
@@ -155,90 +154,90 @@ _MAP_AFTER_TAG, _MAP_AFTER_VALUE = 0x2B, 0x3B
 
 
 def key_of(delivery: bytes) -> bytes:
-    """The message key."""
+    """Return the message key. Raises DamagedError."""
     try:
         if delivery[0] != _KEY:
             return b""
-        size, at = _length(delivery, 1)
+        size, at = _read_length(delivery, 1)
         return delivery[at : at + size]
     except IndexError as error:
-        raise _damaged(delivery) from error
+        raise _damaged_error(delivery) from error
 
 
 def value_of(delivery: bytes) -> bytes:
-    """The body."""
+    """Return the message body. Raises DamagedError."""
     try:
-        start, end = _value(delivery)
+        start, end = _value_range(delivery)
         return delivery[start:end]
     except IndexError as error:
-        raise _damaged(delivery) from error
+        raise _damaged_error(delivery) from error
 
 
 def tag_of(delivery: bytes) -> bytes:
-    """The message tag."""
+    """Return the message tag. Raises DamagedError."""
     try:
-        at = _value(delivery)[1]
+        at = _value_range(delivery)[1]
         if at >= len(delivery) or delivery[at] != _TAG:
             return b""
-        size, at = _length(delivery, at + 1)
+        size, at = _read_length(delivery, at + 1)
         return delivery[at : at + size]
     except IndexError as error:
-        raise _damaged(delivery) from error
+        raise _damaged_error(delivery) from error
 
 
 def properties_of(delivery: bytes, wanted: Collection[bytes]) -> dict[bytes, bytes]:
     """Return the values of the properties whose name is `wanted`."""
     try:
-        at = _value(delivery)[1]
+        at = _value_range(delivery)[1]
         if at < len(delivery) and delivery[at] == _TAG:
-            size, at = _length(delivery, at + 1)
+            size, at = _read_length(delivery, at + 1)
             at += size
         if at >= len(delivery):
             return {}
         if delivery[at] not in (_MAP_AFTER_TAG, _MAP_AFTER_VALUE):
-            raise _damaged(delivery)
-        return _chosen(delivery, at + 1, wanted)
+            raise _damaged_error(delivery)
+        return _select_properties(delivery, at + 1, wanted)
     except IndexError as error:
-        raise _damaged(delivery) from error
+        raise _damaged_error(delivery) from error
 
 
-def _chosen(delivery: bytes, at: int, wanted: Collection[bytes]) -> dict[bytes, bytes]:
-    found: dict[bytes, bytes] = {}
-    count, at = _length(delivery, at)
+def _select_properties(delivery: bytes, at: int, wanted: Collection[bytes]) -> dict[bytes, bytes]:
+    properties: dict[bytes, bytes] = {}
+    count, at = _read_length(delivery, at)
     at += 1  # the types of names and values
     for _ in range(count):
         size = delivery[at]  # nearly always one byte of length
         at += 1
         if size > 127:
-            size, at = _length(delivery, at - 1)
+            size, at = _read_length(delivery, at - 1)
         name = delivery[at : at + size]
         at += size
         size = delivery[at]
         at += 1
         if size > 127:
-            size, at = _length(delivery, at - 1)
+            size, at = _read_length(delivery, at - 1)
         if name in wanted:
-            found[name] = delivery[at : at + size]
-            if len(found) == len(wanted):
+            properties[name] = delivery[at : at + size]
+            if len(properties) == len(wanted):
                 break
         at += size
-    return found
+    return properties
 
 
-def _value(delivery: bytes) -> tuple[int, int]:
+def _value_range(delivery: bytes) -> tuple[int, int]:
     """Return where the body starts and ends."""
     at = 0
     if delivery[0] == _KEY:
-        size, at = _length(delivery, 1)
+        size, at = _read_length(delivery, 1)
         at += size
     elif delivery[0] != _VALUE_FIRST:
-        raise _damaged(delivery)
-    size, at = _length(delivery, at + 1)
+        raise _damaged_error(delivery)
+    size, at = _read_length(delivery, at + 1)
     return at, at + size
 
 
-def _length(delivery: bytes | memoryview, at: int) -> tuple[int, int]:
-    """A varint, and where it ends."""
+def _read_length(delivery: bytes | memoryview, at: int) -> tuple[int, int]:
+    """Decode a varint; return it and the index where it ends."""
     byte = delivery[at]
     if byte < 128:
         return byte, at + 1
@@ -250,8 +249,8 @@ def _length(delivery: bytes | memoryview, at: int) -> tuple[int, int]:
         if byte < 128:
             return number, at + 1
         shift += 7
-    raise _damaged(delivery)
+    raise _damaged_error(delivery)
 
 
-def _damaged(delivery: bytes | memoryview) -> DamagedError:
+def _damaged_error(delivery: bytes | memoryview) -> DamagedError:
     return DamagedError(f"delivery bytes of {len(delivery)} bytes do not parse")

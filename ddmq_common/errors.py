@@ -15,7 +15,7 @@ class DdmqError(Exception):
 
 
 class CallerError(DdmqError):
-    """The request is wrong as it stands."""
+    """The request is wrong; sending it again changes nothing."""
 
 
 class UnknownTopicError(CallerError):
@@ -39,7 +39,7 @@ class FencedError(CallerError):
 
 
 class TryLaterError(DdmqError):
-    """Nothing is wrong with the request; a bound is reached or a part is not there yet."""
+    """The request is valid, but a bound is reached or a component is not ready yet."""
 
 
 class BoundReachedError(TryLaterError):

@@ -31,7 +31,7 @@ class HubTimer:
         """Ring after `seconds`, instead of whatever it was set to before."""
         self.stop()
         self._ring = ring
-        self._begin(max(seconds, 0.0), 0.0, self._rung)
+        self._begin(max(seconds, 0.0), 0.0, self._on_rung)
 
     def every(self, seconds: float, ring: Callable[[], object]) -> None:
         """Ring each time `seconds` have passed, instead of whatever it was set to before."""
@@ -44,7 +44,7 @@ class HubTimer:
         self.active = True
         self._watcher.start(ring)
 
-    def _rung(self) -> None:
+    def _on_rung(self) -> None:
         ring = self._ring
         self.stop()
         if ring is not None:

@@ -32,14 +32,14 @@ def java_version(home: Path) -> int | None:
     """The major version of the Java in `home`, None when there is none that runs."""
     try:
         text = (home / "release").read_text(encoding="utf-8")
-        found = re.search(r'^JAVA_VERSION="(\d+)(?:\.(\d+))?', text, re.MULTILINE)
+        match = re.search(r'^JAVA_VERSION="(\d+)(?:\.(\d+))?', text, re.MULTILINE)
     except OSError:
-        found = None
-    if found is None or not (home / "bin" / "java").exists():
-        found = re.search(r'version "(\d+)(?:\.(\d+))?', _said_by(home / "bin" / "java"))
-    if found is None:
+        match = None
+    if match is None or not (home / "bin" / "java").exists():
+        match = re.search(r'version "(\d+)(?:\.(\d+))?', _said_by(home / "bin" / "java"))
+    if match is None:
         return None
-    return int(found[2]) if found[1] == "1" and found[2] else int(found[1])
+    return int(match[2]) if match[1] == "1" and match[2] else int(match[1])
 
 
 def _said_by(java: Path) -> str:

@@ -50,18 +50,18 @@ _INTERNAL = (RETRY_PREFIX, DLQ_PREFIX, "%", "RMQ_SYS_", SCHEDULE_TOPIC, TRANSACT
 
 
 def topic_fault(name: str) -> str | None:
-    """Why `name` cannot be a topic's name, or None. Never a path: no dot, no slash."""
-    return _fault("topic", name, TOPIC_BYTES_MAX)
+    """Return why `name` cannot be a topic's name, or None. A name has no dot or slash: it is never a path."""
+    return _name_fault("topic", name, TOPIC_BYTES_MAX)
 
 
 def group_fault(name: str) -> str | None:
-    """Why `name` cannot be a consumer group's name, or None."""
+    """Return why `name` cannot be a consumer group's name, or None."""
     if name in _OWN_GROUPS or name.startswith(MOVE_PREFIX):
         return f"group name {name!r} is the system's own; choose another name"
-    return _fault("group", name, GROUP_BYTES_MAX)
+    return _name_fault("group", name, GROUP_BYTES_MAX)
 
 
-def _fault(kind: str, name: str, bytes_max: int) -> str | None:
+def _name_fault(kind: str, name: str, bytes_max: int) -> str | None:
     if not name:
         return f"{kind} name is empty; allowed: 1 to {bytes_max} of letters, digits and _ - % |"
     if len(name) > bytes_max:
@@ -90,7 +90,7 @@ def dlq_topic(group: str) -> str:
 
 
 def letters_topic(group: str) -> str:
-    """Where dead letters stand that are asked for by `group`: those of transactions by their topic's name."""
+    """Return the dead-letter topic of `group`; the transactions' topic stands for itself."""
     return group if group == TRANSACTION_DEAD_TOPIC else dlq_topic(group)
 
 

@@ -28,38 +28,38 @@ class Threads:
         self._free = size
         self._line: deque[tuple[Callable[..., Any], Done, tuple[object, ...]]] = deque()
 
-    def run(self, call: Callable[..., Any], done: Done, arguments: tuple[object, ...]) -> None:
-        """Now, or when a thread is free; never waits."""
-        self._line.append((call, done, arguments))
+    def run(self, call: Callable[..., Any], on_done: Done, arguments: tuple[object, ...]) -> None:
+        """Run `call` in a thread, now or once one is free; never blocks."""
+        self._line.append((call, on_done, arguments))
         self._start()
 
     def _start(self) -> None:
         while self._free and self._line:
-            call, done, arguments = self._line.popleft()
+            call, on_done, arguments = self._line.popleft()
             self._free -= 1
             self.pool.spawn(_run, call, arguments).rawlink(
-                lambda result, done=done: self._ended(result, done)
+                lambda result, on_done=on_done: self._on_call_done(result, on_done)
             )
 
-    def _ended(self, result: Any, done: Done) -> None:
+    def _on_call_done(self, result: Any, on_done: Done) -> None:
         self._free += 1
         self._start()
-        done(*result.get())
+        on_done(*result.get())
 
 
 def off_hub(call: Callable[..., Any], done: Done, *arguments: object) -> None:
     """Run `call(*arguments)` in a native thread; `done(value, error)` follows on the hub, later. Never waits
     itself, so callbacks of the hub may use it."""
-    _threads().run(call, done, arguments)
+    _hub_threads().run(call, done, arguments)
 
 
-def _threads() -> Threads:
+def _hub_threads() -> Threads:
     hub: Any = gevent.get_hub()
     try:
-        found: Threads = hub.ddmq_threads
+        threads: Threads = hub.ddmq_threads
     except AttributeError:
-        found = hub.ddmq_threads = Threads(hub)
-    return found
+        threads = hub.ddmq_threads = Threads(hub)
+    return threads
 
 
 def in_thread(call: Callable[..., T], *arguments: object) -> T:
@@ -67,8 +67,8 @@ def in_thread(call: Callable[..., T], *arguments: object) -> T:
     value, error = gevent.get_hub().threadpool.apply(_run, (call, arguments))
     if error is not None:
         raise error
-    found: T = value
-    return found
+    result: T = value
+    return result
 
 
 def _run(call: Callable[..., Any], arguments: tuple[object, ...]) -> tuple[Any, Exception | None]:
@@ -84,7 +84,7 @@ def wait_for_native_work(timeout_s: float) -> bool:
     For the moment before a directory is given to someone else: nothing of ours may be renamed, written or
     removed in it afterwards.
     """
-    pools = (gevent.get_hub().threadpool, _threads().pool)
+    pools = (gevent.get_hub().threadpool, _hub_threads().pool)
     give_up = time.monotonic() + timeout_s
     while any(map(len, pools)):
         if time.monotonic() >= give_up:
@@ -93,5 +93,5 @@ def wait_for_native_work(timeout_s: float) -> bool:
     return True
 
 
-def nothing(_: Any, error: Exception | None) -> None:
-    """For work whose outcome changes nothing."""
+def ignore_outcome(_: Any, error: Exception | None) -> None:
+    """Ignore the outcome of native work; a callback for `off_hub`."""

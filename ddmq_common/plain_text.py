@@ -25,7 +25,7 @@ def plain(text: str) -> str:
 
     What is plain already comes back unchanged.
     """
-    return text if text.isascii() and text.isprintable() else _ACTS.sub(_escaped, text)
+    return text if text.isascii() and text.isprintable() else _ACTS.sub(_escape_match, text)
 
 
 def json_plain(text: str, *, ascii_only: bool = False) -> str:
@@ -46,13 +46,13 @@ def body_fields(body: bytes) -> dict[str, str]:
         return {"body_base64": base64.b64encode(body).decode()}
 
 
-def _escaped(found: re.Match[str]) -> str:
-    character = found[0]
+def _escape_match(match: re.Match[str]) -> str:
+    character = match[0]
     code = ord(character)
     short = f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
     return _NAMED.get(character, short)
 
 
-def _json_escaped(found: re.Match[str]) -> str:
-    units = found[0].encode("utf-16-be", "surrogatepass")
+def _json_escaped(match: re.Match[str]) -> str:
+    units = match[0].encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))

@@ -1,4 +1,4 @@
-"""What is kept from others: a folder of this user alone, and secrets in files of their own.
+"""Private files: a folder that only this user may open, and secrets in files of their own.
 
 Bodies, settings and their secrets stand in the files of a data directory, and who may change the directory
 may put files and sockets of his own in their place.
@@ -45,12 +45,12 @@ def make_private(folder: Path) -> None:
 
 
 def folder_fault(folder: Path) -> str | None:
-    """Why nothing confidential can be kept in a folder that is there, and what to do; None: it can."""
-    found = folder.stat()
-    mode = stat.S_IMODE(found.st_mode)
-    if found.st_uid != os.geteuid():
+    """Return why an existing folder cannot hold confidential data, and the remedy; None if it can."""
+    status = folder.stat()
+    mode = stat.S_IMODE(status.st_mode)
+    if status.st_uid != os.geteuid():
         return (
-            f"{folder} belongs to user {found.st_uid}, and this process is user {os.geteuid()}: its owner "
+            f"{folder} belongs to user {status.st_uid}, and this process is user {os.geteuid()}: its owner "
             f"could replace every file in it; run: chown {os.geteuid()} {folder}, or choose a folder of "
             "your own"
         )
@@ -69,23 +69,23 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}\Z")
 T = TypeVar("T")
 
 
-def reveal(config: T, folder: str) -> T:
+def reveal_secrets(config: T, folder: str) -> T:
     """The dataclass with every secret field that says `file:NAME` filled from `folder`, nested ones too.
 
     Raises ConfigError when such a file is missing, empty, or not for this user alone.
     """
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for field in dataclasses.fields(config):  # type: ignore[arg-type]
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
-            found[field.name] = reveal(value, folder)
+            values[field.name] = reveal_secrets(value, folder)
         elif field.metadata.get("secret") and value.startswith(PREFIX):
-            found[field.name] = _text(value, folder)
-    changed = {name: value for name, value in found.items() if value is not getattr(config, name)}
+            values[field.name] = _read_secret(value, folder)
+    changed = {name: value for name, value in values.items() if value is not getattr(config, name)}
     return dataclasses.replace(config, **changed) if changed else config  # type: ignore[type-var]
 
 
-def _text(setting: str, folder: str) -> str:
+def _read_secret(setting: str, folder: str) -> str:
     name = setting.removeprefix(PREFIX)
     if not _NAME.match(name):
         raise ConfigError("a secret's file: is no file name; allowed: file:NAME, of letters, digits, _ - .")
@@ -95,7 +95,7 @@ def _text(setting: str, folder: str) -> str:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
-            if why := _fault(path, os.fstat(descriptor)):
+            if why := _file_fault(path, os.fstat(descriptor)):
                 raise ConfigError(why)
             text = file.read(SECRET_BYTES_MAX + 1).decode().removesuffix("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -106,13 +106,13 @@ def _text(setting: str, folder: str) -> str:
     return text
 
 
-def _fault(path: Path, found: os.stat_result) -> str | None:
-    if not stat.S_ISREG(found.st_mode):
+def _file_fault(path: Path, status: os.stat_result) -> str | None:
+    if not stat.S_ISREG(status.st_mode):
         return f"{path}: is no file"
-    if found.st_uid not in (os.geteuid(), 0):
-        return f"{path}: belongs to user {found.st_uid}; allowed: {os.geteuid()}, or root"
-    if found.st_mode & 0o077:
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"{path}: belongs to user {status.st_uid}; allowed: {os.geteuid()}, or root"
+    if status.st_mode & 0o077:
         return (
-            f"{path}: has mode {stat.S_IMODE(found.st_mode):04o}: others may read it; run: chmod 400 {path}"
+            f"{path}: has mode {stat.S_IMODE(status.st_mode):04o}: others may read it; run: chmod 400 {path}"
         )
     return None

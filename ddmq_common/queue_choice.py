@@ -16,8 +16,8 @@ _SEED, _FACTOR, _U32 = 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF
 _POSITIVE = 0x7FFFFFFF
 
 
-def choose(partition_id: int, hash_id: int, queues: int, any_queue: int, key: bytes = b"") -> int:
-    """The queue id in [0, queues). `any_queue`: where the caller wants a message that does not mind.
+def choose_queue(partition_id: int, hash_id: int, queues: int, any_queue: int, key: bytes = b"") -> int:
+    """Choose the queue id in [0, queues). `any_queue`: the caller's choice for a message without one.
 
     `key`: the message's own, where the engine places by it; empty: it has none, or the engine does not.
     """
@@ -34,12 +34,12 @@ def murmur2(data: bytes) -> int:
     """The 32-bit hash of Kafka's default partitioner, unsigned."""
     length = len(data)
     whole = length & ~3
-    found = _SEED ^ length
+    hashed = _SEED ^ length
     for (word,) in iter_unpack("<I", data[:whole]):
         word = word * _FACTOR & _U32
         word = (word ^ word >> 24) * _FACTOR & _U32
-        found = (found * _FACTOR & _U32) ^ word
+        hashed = (hashed * _FACTOR & _U32) ^ word
     if whole < length:
-        found = (found ^ int.from_bytes(data[whole:], "little")) * _FACTOR & _U32
-    found = (found ^ found >> 13) * _FACTOR & _U32
-    return found ^ found >> 15
+        hashed = (hashed ^ int.from_bytes(data[whole:], "little")) * _FACTOR & _U32
+    hashed = (hashed ^ hashed >> 13) * _FACTOR & _U32
+    return hashed ^ hashed >> 15

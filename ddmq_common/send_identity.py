@@ -1,4 +1,4 @@
-"""How a send that is stored once says which one it is: the text of the system property IDENTITY. Pure.
+"""The identity of a send that is stored once: the text of the system property IDENTITY. Pure.
 
 Two kinds (docs/wire-additions.md, "Sends that are stored once"). A key: once per topic and key, so the text
 is a digest of both, and the checksum of the body. A sequence: once per producer and number; what is sent
@@ -23,7 +23,10 @@ _DIGEST_END = 1 + 2 * DIGEST_BYTES
 
 
 def key_identity(topic: bytes, key: bytes, body: bytes) -> str:
-    """Of a message with an idempotency key. A topic's name has no byte 0, so no two pairs are alike."""
+    """Return the identity of a message with an idempotency key.
+
+    A topic's name has no byte 0, so no two pairs of topic and key are alike.
+    """
     digest = blake2b(topic + b"\x00" + key, digest_size=DIGEST_BYTES).hexdigest()
     return f"k{digest}{google_crc32c.value(body):08x}"
 
@@ -31,13 +34,16 @@ def key_identity(topic: bytes, key: bytes, body: bytes) -> str:
 def sequence_identity(
     producer: bytes, sequence: int, answered_below: int, under_way_ms: int | None = None
 ) -> str:
-    """Of a message that a producer gave a number. `under_way_ms`: of one that may be stored already."""
+    """Return the identity of a message that its producer numbered.
+
+    `under_way_ms`: the age of a send that may be stored already.
+    """
     text = f"s{producer.hex()}.{sequence:x}.{answered_below:x}"
     return text if under_way_ms is None else f"{text}.{under_way_ms:x}"
 
 
 def is_key(text: str) -> bool:
-    """Whether it is a key's, not a sequence's."""
+    """Whether the text identifies a key, not a sequence."""
     return text.startswith("k")
 
 
@@ -65,5 +71,5 @@ def parse_sequence(text: str) -> tuple[tuple[str, int], int, int | None]:
 
 
 def sequence_name(text: str) -> str:
-    """What is the same in each send of a sequence; "" of none."""
+    """Return the part that each send of a sequence repeats; "" for an empty text."""
     return ".".join(text.split(".", 2)[:2])

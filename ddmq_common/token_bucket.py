@@ -29,12 +29,12 @@ class TokenBucket:
         missing = min(amount, self.burst) - self.tokens
         return missing / self.rate if missing > 0 else 0.0
 
-    def take(self, amount: float) -> None:
+    def take_tokens(self, amount: float) -> None:
         """Draw, also what has not come yet; call `wait_s` first."""
         self.tokens -= amount
 
 
-def creations(now: float) -> TokenBucket:
+def creations_bucket(now: float) -> TokenBucket:
     """Return the bucket of what clients make by naming it, topics or subscriptions: who invents names gets
     slow."""
     return TokenBucket(CREATIONS_PER_S, CREATIONS_AT_ONCE, now)

@@ -1,4 +1,4 @@
-"""What a service sees of the RPC layer: a Call to answer, once, now or later, from the hub.
+"""The interface between a service and the RPC layer: a Call is answered once, now or later, from the hub.
 
 A handler is a plain function `handler(call)`. It must not block and needs no greenlet: it answers at
 once, or keeps the call and whoever finishes the work answers it. Strings arrive as bytes (nobody has
@@ -51,7 +51,7 @@ class Call(ABC):
     @property
     @abstractmethod
     def open(self) -> bool:
-        """Still waiting for its answer, client still there."""
+        """Whether the call still waits for its answer and its client is connected."""
 
     @abstractmethod
     def reply(self, value: Any) -> None:

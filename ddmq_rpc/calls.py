@@ -41,15 +41,15 @@ class AnswerSender(ABC):
 
     @abstractmethod
     def answer(self, call: OpenCall, envelope: Envelope, sequence: bytes, result: bytes) -> None:
-        """Called by an open call, once: its bytes are free."""
+        """Send the answer of an open call and release its bytes. The call does this once."""
 
     @abstractmethod
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection and abandon its open call."""
 
     @abstractmethod
     def sent_at_last(self) -> None:
-        """What had to wait is out now; `busy` still has UNSENT."""
+        """Resume after the unsent rest of an answer has been sent; `busy` still has UNSENT."""
 
     def write(self, data: bytes) -> None:
         """Send a whole frame."""
@@ -106,7 +106,7 @@ class AnswerSender(ABC):
         self.sent_at_last()
 
     def answer_lost(self) -> None:
-        """The client went before an answer was out."""
+        """Count an answer that was lost because its client went, and close the connection."""
         self.traffic.counts.abandoned.value += 1
         self.close()
 
@@ -115,7 +115,7 @@ _OPEN, _ANSWERED, _GONE = 0, 1, 2
 
 
 class OpenCall(Call):
-    """A call on its connection. Made by the connection, answered by the handler or whoever it asks."""
+    """A call on its connection, which creates it. The handler answers it, at once or later."""
 
     __slots__ = ("_bytes_held", "_connection", "_method", "_sequence", "_state")
 
@@ -151,7 +151,7 @@ class OpenCall(Call):
 
     @property
     def oneway(self) -> bool:
-        """True when nobody waits for the answer."""
+        """Whether the client expects no answer."""
         return self._method.method.oneway
 
     def reply(self, value: Any) -> None:
@@ -162,13 +162,13 @@ class OpenCall(Call):
         try:
             result = ENCODERS[self.wire](method.result[0](success=value), method.result)
         except Exception:
-            self._unencodable()
+            self._report_unencodable()
         else:
             self.reply_encoded(result)
 
     def reply_encoded(self, result: bytes) -> None:
         if self._state:
-            self._late()
+            self._reject_late_answer()
             return
         self._state = _ANSWERED
         self._connection.answer(self, self._method.answers, self._sequence, result)
@@ -181,33 +181,33 @@ class OpenCall(Call):
         try:
             result = encode_result(method, self.wire, **{declared[2]: exception})
         except Exception:
-            self._unencodable()
+            self._report_unencodable()
         else:
             self.reply_encoded(result)
 
     def fault(self, kind: Fault, text: str) -> None:
         if self._state:
-            self._late()
+            self._reject_late_answer()
             return
         self._state = _ANSWERED
         connection = self._connection
         connection.traffic.counts.faults[kind].value += 1
         connection.answer(self, self._method.faults, self._sequence, encode_fault(self.wire, kind, text))
 
-    def abandon(self) -> None:
-        """The client has gone; the connection says so once, while the call is open."""
+    def mark_abandoned(self) -> None:
+        """Mark the open call abandoned: its client has gone. The connection does this once."""
         self._state = _GONE
-        told, self.on_abandoned = self.on_abandoned, None
-        if told is None:
+        on_abandoned, self.on_abandoned = self.on_abandoned, None
+        if on_abandoned is None:
             return
         self._release()
         try:
-            told(self)
+            on_abandoned(self)
         except Exception:
-            self._connection.traffic.faults.report("on_abandoned of %s failed", self.method_name)
+            self._connection.traffic.faults.log_exception("on_abandoned of %s failed", self.method_name)
 
-    def _late(self) -> None:
-        """Answered after the client had gone, or twice."""
+    def _reject_late_answer(self) -> None:
+        """Count an answer that comes after the client has gone. Raises RuntimeError for a second answer."""
         if self._state == _ANSWERED:
             raise RuntimeError(f"{self.method_name} was answered twice")
         self._state = _ANSWERED
@@ -219,6 +219,6 @@ class OpenCall(Call):
             self._bytes_held = False
             self._connection.traffic.release(self.frame_bytes)
 
-    def _unencodable(self) -> None:
-        self._connection.traffic.faults.report("the answer of %s does not encode", self.method_name)
+    def _report_unencodable(self) -> None:
+        self._connection.traffic.faults.log_exception("the answer of %s does not encode", self.method_name)
         self.fault(Fault.INTERNAL_ERROR, f"{self.method_name}: the answer could not be encoded")

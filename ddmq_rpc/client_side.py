@@ -45,7 +45,7 @@ def encode_call(
     """A frame that calls `method`. Raises KeyError for an unknown one, TypeError for wrong arguments."""
     args = methods(idl, service)[method].args
     body = ENCODERS[wire](args[0](**arguments), args)
-    return Envelope(method.encode(), CALL).wrap(wire, sequence_bytes(wire, sequence), body)
+    return Envelope(method.encode(), CALL).build_frame(wire, sequence_bytes(wire, sequence), body)
 
 
 def decode_reply(idl: ModuleType, service: str, frame: bytes) -> DecodedReply:

@@ -72,32 +72,32 @@ def structs(idl: ModuleType) -> Structs:
     """The classes of every struct and exception in a thriftpy2 module; the same ones each time."""
     meta = idl.__thrift_meta__
     kinds = [*meta["structs"], *meta["exceptions"]]
-    made = {kind: _declare(kind) for kind in kinds}
-    for kind, args in made.items():
-        args[1] = _spec(kind.thrift_spec, made)
+    types = {kind: _declare_struct(kind) for kind in kinds}
+    for kind, args in types.items():
+        args[1] = _codec_spec(kind.thrift_spec, types)
         _TYPE_ARGS[args[0]] = args
-    return Structs(**{kind.__name__: args[0] for kind, args in made.items()})
+    return Structs(**{kind.__name__: args[0] for kind, args in types.items()})
 
 
 @lru_cache(maxsize=64)
 def methods(idl: ModuleType, service: str) -> dict[str, Method]:
     """Every method of a service, by name."""
-    return dict(_methods(idl, service))
+    return dict(_describe_methods(idl, service))
 
 
-def _methods(idl: ModuleType, service: str) -> Iterator[tuple[str, Method]]:
-    ours = structs(idl)
+def _describe_methods(idl: ModuleType, service: str) -> Iterator[tuple[str, Method]]:
+    classes = structs(idl)
     meta = idl.__thrift_meta__
-    made = {
-        kind: _TYPE_ARGS[getattr(ours, kind.__name__)] for kind in [*meta["structs"], *meta["exceptions"]]
+    types = {
+        kind: _TYPE_ARGS[getattr(classes, kind.__name__)] for kind in [*meta["structs"], *meta["exceptions"]]
     }
     described = getattr(idl, service)
     for name in described.thrift_services:
-        given, returned = getattr(described, f"{name}_args"), getattr(described, f"{name}_result")
-        args = [_argument_class(name, given.thrift_spec), _spec(given.thrift_spec, made)]
-        fields = [(entry[1], Any, None) for entry in returned.thrift_spec.values()]
-        result = [msgspec.defstruct(f"{name}_result", fields), _spec(returned.thrift_spec, made)]
-        yield name, Method(name, args, result, bool(returned.oneway))
+        arguments, results = getattr(described, f"{name}_args"), getattr(described, f"{name}_result")
+        args = [_argument_class(name, arguments.thrift_spec), _codec_spec(arguments.thrift_spec, types)]
+        fields = [(entry[1], Any, None) for entry in results.thrift_spec.values()]
+        result = [msgspec.defstruct(f"{name}_result", fields), _codec_spec(results.thrift_spec, types)]
+        yield name, Method(name, args, result, bool(results.oneway))
 
 
 def _argument_class(method: str, spec: dict[int, tuple[Any, ...]]) -> type:
@@ -112,7 +112,7 @@ def _argument_class(method: str, spec: dict[int, tuple[Any, ...]]) -> type:
     return msgspec.defstruct(f"{method}_args", fields, gc=False, kw_only=True)
 
 
-def _declare(kind: Any) -> TypeArgs:
+def _declare_struct(kind: Any) -> TypeArgs:
     """[class, specification to be filled in]: structs may refer to each other, and to themselves."""
     defaults = dict(kind.default_spec)
     fields: list[Any] = []
@@ -122,33 +122,33 @@ def _declare(kind: Any) -> TypeArgs:
     return [msgspec.defstruct(kind.__name__, fields, gc=False, kw_only=True), ()]
 
 
-def _spec(fields: dict[int, tuple[Any, ...]], made: dict[Any, TypeArgs]) -> tuple[Any, ...]:
+def _codec_spec(fields: dict[int, tuple[Any, ...]], types: dict[Any, TypeArgs]) -> tuple[Any, ...]:
     spec: list[Any] = [None] * (max(fields, default=-1) + 1)
     for field_id, entry in fields.items():
         nested = entry[2] if len(entry) > 3 else None
-        kind, args = _type(entry[0], nested, made)
+        kind, args = _codec_type(entry[0], nested, types)
         spec[field_id] = (field_id, kind, entry[1], args, None)
     return tuple(spec)
 
 
-def _type(kind: int, nested: Any, made: dict[Any, TypeArgs]) -> tuple[int, Any]:
-    """(type, type arguments) as the C codec wants them, from thriftpy2's."""
+def _codec_type(kind: int, nested: Any, types: dict[Any, TypeArgs]) -> tuple[int, Any]:
+    """Convert thriftpy2's type to (type, type arguments) as the C codec reads them."""
     if kind in (TType.STRING, TType.BINARY):
         return TType.STRING, "BINARY"
     if kind == TType.STRUCT:
-        return kind, made[nested]
+        return kind, types[nested]
     if kind in (TType.LIST, TType.SET):
-        return kind, (*_element(nested, made), False)
+        return kind, (*_element_type(nested, types), False)
     if kind == TType.MAP:
-        return kind, (*_element(nested[0], made), *_element(nested[1], made), False)
+        return kind, (*_element_type(nested[0], types), *_element_type(nested[1], types), False)
     return kind, None
 
 
-def _element(described: Any, made: dict[Any, TypeArgs]) -> tuple[int, Any]:
-    """An element type: thriftpy2 writes a bare type, or (type, its own nested type)."""
+def _element_type(described: Any, types: dict[Any, TypeArgs]) -> tuple[int, Any]:
+    """Convert an element type: thriftpy2 writes a bare type, or (type, its own nested type)."""
     if isinstance(described, tuple):
-        return _type(described[0], described[1], made)
-    return _type(described, None, made)
+        return _codec_type(described[0], described[1], types)
+    return _codec_type(described, None, types)
 
 
 CHUNK_BYTES = 64 << 10  # frames above are fed in chunks of this
@@ -156,17 +156,17 @@ _DECODERS = (fastbinary.decode_compact, fastbinary.decode_binary)
 
 
 class DecodeError(Exception):
-    """The bytes are not the struct; says why, in words for the caller."""
+    """The bytes are not the struct; the text tells the caller why."""
 
 
 class _Feed:
-    """What the C codec reads from: `cstringio_buf`, and `cstringio_refill` when that runs out."""
+    """The C codec's input: it reads `cstringio_buf`, and calls `cstringio_refill` when that runs out."""
 
     __slots__ = ("_cpu", "_cpu_s", "_deadline", "_frame", "_next", "cstringio_buf", "cstringio_refill")
 
     def __init__(self, cpu_s: float, cpu: Callable[[], float]) -> None:
         self.cstringio_buf = BytesIO()
-        self.cstringio_refill = self.refill
+        self.cstringio_refill = self.refill_buffer
         self._cpu = cpu
         self._cpu_s = cpu_s
         self._deadline = 0.0
@@ -181,12 +181,12 @@ class _Feed:
         self.cstringio_buf = BytesIO(frame[at : self._next])
 
     def clear(self, buffer: BytesIO) -> None:
-        """Forget the frame; `buffer` serves small frames again."""
+        """Drop the frame; `buffer` serves small frames again."""
         self._frame = b""
         self._next = 0
         self.cstringio_buf = buffer
 
-    def refill(self, rest: bytes, wanted: int) -> BytesIO:
+    def refill_buffer(self, rest: bytes, wanted: int) -> BytesIO:
         """A buffer that starts with `rest` and holds `wanted` bytes. Raises EOFError, DecodeError."""
         start = self._next
         end = start + max(CHUNK_BYTES, wanted - len(rest))
@@ -239,7 +239,7 @@ class Codec:
         try:
             return _DECODERS[wire](None, self._protocol, struct)
         except Exception as error:  # whatever the C codec says of hostile bytes
-            raise DecodeError(_reason(error)) from None
+            raise DecodeError(_error_text(error)) from None
 
     def _decode_in_chunks(self, wire: Wire, frame: bytes, at: int, struct: TypeArgs) -> Any:
         self._feed.start(frame, at)
@@ -248,12 +248,12 @@ class Codec:
         except DecodeError:
             raise
         except Exception as error:
-            raise DecodeError(_reason(error)) from None
+            raise DecodeError(_error_text(error)) from None
         finally:
             self._feed.clear(self._buffer)
 
 
-def _reason(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return str(error)[:200] or type(error).__name__
 
 
@@ -264,7 +264,7 @@ def encode_result(method: Method, wire: Wire, **field: Any) -> bytes:
 
 
 class _ApplicationException:
-    """Thrift's TApplicationException."""
+    """The struct that Thrift calls TApplicationException."""
 
     __slots__ = ("message", "type")
 

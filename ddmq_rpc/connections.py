@@ -43,7 +43,7 @@ _CALL, _RESTING, _ONEWAY, _NO_ROOM, _TURN, _WAITING = 2, 4, 8, 16, 32, 64
 
 
 class RpcConnection(AnswerSender):
-    """Made by the server for an accepted, non-blocking socket; closes itself."""
+    """A connection that the server creates for an accepted, non-blocking socket; it closes itself."""
 
     __slots__ = (
         "_asked_at", "_call", "_frames", "_in_partial", "_oneway_open", "_reader", "_recv", "_recv_bytes",
@@ -77,48 +77,48 @@ class RpcConnection(AnswerSender):
         if self._share.over and not self.busy:
             self._await_turn()
         else:
-            self._work(self._read)
+            self._run_on_share(self._read)
 
-    def _work(self, act: Callable[[], None]) -> None:
-        """Do something on the account of the client's address."""
+    def _run_on_share(self, act: Callable[[], None]) -> None:
+        """Run `act` and charge its time to the client's address."""
         share, traffic = self._share, self.traffic
         turns, clock = traffic.turns, traffic.stopwatch
-        began = clock()
-        turns.begins(share, began)
+        started = clock()
+        turns.begin_event(share, started)
         cpu = NOT_MEASURED
         if share.suspect:
             share.suspect -= 1
             cpu = traffic.cpu()
         act()
-        took = clock() - began
-        share.used += took
+        seconds = clock() - started
+        share.used += seconds
         if share.used > SLICE_S:
-            turns.served(share, took, cpu if cpu == NOT_MEASURED else traffic.cpu() - cpu)
+            turns.end_slice(share, seconds, cpu if cpu == NOT_MEASURED else traffic.cpu() - cpu)
 
     def _await_turn(self) -> None:
-        """The address's slice is used up: go on when it has another."""
+        """Wait for the next slice of the client's address, whose current one is used up."""
         self.busy |= _WAITING
         self._reader.stop()
         self.traffic.turns.wait(self._share, self)
 
     def take_turn(self) -> None:
-        """Its address has a slice: do what waited."""
+        """Resume the waiting work: the client's address has a slice again."""
         if self.closed:
             return
         self.busy &= ~_WAITING
         if self._waiting_frame is not None:
-            self._work(self._serve_waiting)
+            self._run_on_share(self._serve_waiting)
         elif self._in_partial:
             if self.traffic.may_read_on(self):
                 self._read_in_turn()
         elif not self.busy and not self._frames.held_bytes:
             self._read_in_turn()
         else:
-            self._go_on()
+            self._resume_serving()
 
     def _read_in_turn(self) -> None:
         self._reader.start(self._on_readable)
-        self._work(self._read)
+        self._run_on_share(self._read)
 
     def _read(self) -> None:
         try:
@@ -128,19 +128,19 @@ class RpcConnection(AnswerSender):
             elif self.busy:
                 self._read_ahead(data)
             else:
-                self._serve(self._frames.feed(data))
+                self._serve_frames(self._frames.feed_bytes(data))
         except (BlockingIOError, InterruptedError):
             return
         except Exception as error:
-            self._failed(error)
+            self._close_after_error(error)
 
     def _read_ahead(self, data: bytes) -> None:
-        self._frames.keep(data)
+        self._frames.keep_bytes(data)
         if self._frames.held_bytes >= READ_AHEAD_BYTES:
             self._reader.stop()
 
-    def _go_on(self) -> None:
-        """No longer busy: what is there already comes first, then reading."""
+    def _resume_serving(self) -> None:
+        """Resume a connection that is no longer busy: first the frames that it holds, then reading."""
         if self.closed or self.busy:
             return
         if not self._reader.active:
@@ -150,23 +150,23 @@ class RpcConnection(AnswerSender):
         if self._share.over:
             self._await_turn()
         else:
-            self._work(self._serve_held)
+            self._run_on_share(self._serve_held)
 
     def _serve_held(self) -> None:
         try:
-            self._serve(self._frames.next())
+            self._serve_frames(self._frames.next_frame())
         except Exception as error:
-            self._failed(error)
+            self._close_after_error(error)
 
-    def _failed(self, error: Exception) -> None:
-        """Reading broke off, or what came is no frame; anything else is a fault of ours."""
+    def _close_after_error(self, error: Exception) -> None:
+        """Close the connection after a read error or an invalid frame; log any other error, which is ours."""
         if isinstance(error, FrameRefusedError):
-            self.traffic.counts.refused("frame_length")
+            self.traffic.counts.count_refused("frame_length")
         elif not isinstance(error, OSError):
-            self.traffic.faults.report("connection of %s closed by a fault of ours", self.peer)
+            self.traffic.faults.log_exception("connection of %s closed by a fault of ours", self.peer)
         self.close()
 
-    def _serve(self, frame: bytes | None) -> None:
+    def _serve_frames(self, frame: bytes | None) -> None:
         """Handle frames until none is whole, the connection is busy, or its turn is over."""
         frames = self._frames
         turns = self.traffic.limits.frames_per_wakeup
@@ -181,29 +181,29 @@ class RpcConnection(AnswerSender):
                     self.busy |= _TURN
                     self.traffic.loop.run_callback(self._clear, _TURN)
                     return
-                frame = frames.next()
+                frame = frames.next_frame()
             self._await_rest()
         finally:
             self._serving = False
 
     def _await_rest(self) -> None:
-        """Part of a frame is here; read on as far as the bytes of all partial frames allow."""
+        """Wait for the rest of a partial frame; read it if the bytes of all partial frames allow."""
         frames, traffic = self._frames, self.traffic
-        self._recv_bytes = min(frames.missing() or RECV_BYTES, RECV_BYTES_MAX)
+        self._recv_bytes = min(frames.missing_bytes() or RECV_BYTES, RECV_BYTES_MAX)
         self._in_partial = True
         traffic.partial.put(self, frames.held_bytes, traffic.now())
         if not traffic.may_read_on(self):
             self._reader.stop()
 
     def resume_reading(self) -> None:
-        """There may be room for partial frames again."""
+        """Read the partial frame again if the bytes of all partial frames allow."""
         if not self.closed and self._in_partial and self.traffic.may_read_on(self):
             self._reader.start(self._on_readable)
 
     def _clear(self, reason: int) -> None:
-        """One reason to be busy is gone."""
+        """Remove one reason to be busy, and resume if it was the last."""
         self.busy &= ~reason
-        self._go_on()
+        self._resume_serving()
 
     # --- calls
 
@@ -231,7 +231,7 @@ class RpcConnection(AnswerSender):
         self._open(frame)
         cost = traffic.cpu() - started
         if cost > COSTLY_S and not self.closed:
-            self._rest(cost * REST_FACTOR)
+            self._start_rest(cost * REST_FACTOR)
 
     def _open(self, frame: bytes) -> None:
         """Parse one request and call its handler."""
@@ -244,7 +244,7 @@ class RpcConnection(AnswerSender):
         wire, kind, name, sequence, body_at = header
         method = traffic.methods.get(name)
         if method is None or kind not in (CALL, ONEWAY):
-            self._refuse(header)
+            self._refuse_message(header)
             return
         try:
             args = traffic.codec.decode(wire, frame, body_at, method.method.args)
@@ -265,11 +265,11 @@ class RpcConnection(AnswerSender):
         else:
             self._call = call
             self.busy |= _CALL
-            self._asked_at = traffic.turns.asks(self._share, self)
+            self._asked_at = traffic.turns.record_call(self._share, self)
         try:
             method.handler(call)
         except Exception:
-            self.traffic.faults.report("handler of %s failed", method.method.name)
+            self.traffic.faults.log_exception("handler of %s failed", method.method.name)
             if call.open:
                 call.fault(Fault.INTERNAL_ERROR, f"{method.method.name}: internal error")
 
@@ -278,8 +278,8 @@ class RpcConnection(AnswerSender):
         if self._oneway_open >= self.traffic.limits.oneway_open_max:
             self.busy |= _ONEWAY
 
-    def _refuse(self, header: Header) -> None:
-        """Not a call, or of a method that nobody here handles."""
+    def _refuse_message(self, header: Header) -> None:
+        """Answer a message that is no call, or whose method has no handler."""
         name = header.name.decode("utf-8", "replace")
         if header.kind == ONEWAY:
             self.traffic.counts.faults[Fault.UNKNOWN_METHOD].value += 1
@@ -299,27 +299,27 @@ class RpcConnection(AnswerSender):
         traffic.wait_for_room(self)
 
     def resume_call(self) -> None:
-        """Open bytes are under their bound: the frame that waited is handled."""
+        """Handle the waiting frame: open bytes are under their bound."""
         self.busy &= ~_NO_ROOM
         if not self.closed and self._waiting_frame is not None:
-            self._work(self._serve_waiting)
+            self._run_on_share(self._serve_waiting)
 
     def _serve_waiting(self) -> None:
         frame, self._waiting_frame = self._waiting_frame, None
         try:
-            self._serve(frame)
+            self._serve_frames(frame)
         except Exception as error:
-            self._failed(error)
+            self._close_after_error(error)
         if not self.closed and not self.busy and not self._reader.active:
-            self._go_on()
+            self._resume_serving()
 
-    def _rest(self, seconds: float) -> None:
-        self.traffic.counts.refused("rested")
+    def _start_rest(self, seconds: float) -> None:
+        self.traffic.counts.count_refused("rested")
         self.busy |= _RESTING
         self._timer = HubTimer(loop=self.traffic.loop)
-        self._timer.once(seconds, self._rested)
+        self._timer.once(seconds, self._on_rest_over)
 
-    def _rested(self) -> None:
+    def _on_rest_over(self) -> None:
         self._timer = None
         self._clear(_RESTING)
 
@@ -333,13 +333,13 @@ class RpcConnection(AnswerSender):
         self._call = None
         self.busy &= ~_CALL
         if self._asked_at != NOT_MEASURED:
-            self.traffic.turns.answered(self._share, self, self._asked_at)
+            self.traffic.turns.record_answer(self._share, self, self._asked_at)
         if len(result) > JOIN_BYTES_MAX:
-            self.write_beside(envelope.head(call.wire, sequence, len(result)), result)
+            self.write_beside(envelope.build_head(call.wire, sequence, len(result)), result)
         else:
-            self.write(envelope.wrap(call.wire, sequence, result))
+            self.write(envelope.build_frame(call.wire, sequence, result))
         if not self._serving and self._frames.held_bytes:
-            self.traffic.loop.run_callback(self._go_on)
+            self.traffic.loop.run_callback(self._resume_serving)
 
     def sent_at_last(self) -> None:
         self._clear(UNSENT)
@@ -347,19 +347,19 @@ class RpcConnection(AnswerSender):
     def _answer_fault(self, wire: Wire, sequence: bytes, name: bytes, kind: Fault, text: str) -> None:
         """Answer a request that never became a call."""
         self.traffic.counts.faults[kind].value += 1
-        self.write(Envelope(name, EXCEPTION).wrap(wire, sequence, encode_fault(wire, kind, text)))
+        self.write(Envelope(name, EXCEPTION).build_frame(wire, sequence, encode_fault(wire, kind, text)))
 
     def _oneway_done(self) -> None:
         self._oneway_open -= 1
         if self.busy & _ONEWAY:
             self.busy &= ~_ONEWAY
             if not self._serving and not self.closed:
-                self.traffic.loop.run_callback(self._go_on)
+                self.traffic.loop.run_callback(self._resume_serving)
 
     # --- ending
 
     def close(self) -> None:
-        """Close the socket and tell the open call's handler. Harmless when closed."""
+        """Close the socket and notify the open call's handler. A second call does nothing."""
         if self.closed:
             return
         self.closed = True
@@ -379,6 +379,6 @@ class RpcConnection(AnswerSender):
         traffic.unsent.discard(self)
         call, self._call = self._call, None
         if call is not None:
-            call.abandon()
+            call.mark_abandoned()
         if traffic.on_closed is not None:
             traffic.on_closed(self.peer)

@@ -1,4 +1,4 @@
-"""What stands around a struct on the wire: the frame's length, then the message header. Pure.
+"""Frames and message headers: the bytes that precede a struct on the wire. Pure.
 
 A frame is a 4-byte big-endian length and that many bytes. A length that is negative or over the limit is
 refused as soon as its four bytes are there, before any memory is taken for it: memory follows what has really
@@ -25,7 +25,7 @@ pack_length = _LENGTH.pack
 
 
 class FrameRefusedError(Exception):
-    """The length cannot be taken; nothing after it on this stream makes sense."""
+    """The frame length is outside its bounds, so the rest of the stream cannot be parsed."""
 
     def __init__(self, length: int, length_max: int) -> None:
         super().__init__(f"frame length is {length}; allowed: 0 to {length_max} bytes")
@@ -46,23 +46,23 @@ class Frames:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes kept here: a frame that is not whole yet, or frames not taken yet."""
+        """The number of bytes held: a partial frame, or frames that have not been taken."""
         return len(self._rest)
 
-    def feed(self, data: bytes) -> bytes | None:
-        """Add what arrived; the first whole frame, or None. Raises FrameRefusedError."""
+    def feed_bytes(self, data: bytes) -> bytes | None:
+        """Add received bytes; return the first whole frame, or None. Raises FrameRefusedError."""
         if self._rest:
-            self.keep(data)
-            return self.next()
+            self.keep_bytes(data)
+            return self.next_frame()
         if len(data) >= PREFIX_BYTES:
             (length,) = _length_of(data)
             if length == len(data) - PREFIX_BYTES and 0 <= length <= self._frame_bytes_max:
                 return data
         self._rest = data
-        return self.next()
+        return self.next_frame()
 
-    def keep(self, data: bytes) -> None:
-        """Add what arrived without looking at it."""
+    def keep_bytes(self, data: bytes) -> None:
+        """Add received bytes without looking for a frame."""
         if not self._rest:
             self._rest = data
             return
@@ -70,7 +70,7 @@ class Frames:
             self._rest = bytearray(self._rest)
         self._rest += data
 
-    def next(self) -> bytes | None:
+    def next_frame(self) -> bytes | None:
         """The next whole frame, with its prefix, or None. Raises FrameRefusedError."""
         rest = self._rest
         if len(rest) < PREFIX_BYTES:
@@ -82,16 +82,16 @@ class Frames:
         if len(rest) < end:
             return None
         frame = bytes(rest) if len(rest) == end else bytes(memoryview(rest)[:end])
-        self._drop(end)
+        self._drop_bytes(end)
         return frame
 
-    def missing(self) -> int:
+    def missing_bytes(self) -> int:
         """Bytes until the frame under way is whole; 0 when none is, or its length is not known."""
         if len(self._rest) < PREFIX_BYTES:
             return 0
         return max(PREFIX_BYTES + int(_length_of(self._rest)[0]) - len(self._rest), 0)
 
-    def _drop(self, end: int) -> None:
+    def _drop_bytes(self, end: int) -> None:
         rest = self._rest
         if len(rest) == end:
             self._rest = b""
@@ -108,7 +108,7 @@ _I32 = Struct(">i")
 
 
 class HeaderError(Exception):
-    """The header cannot be read; what could be is kept for the answer."""
+    """The header cannot be read; the parts that could be read are kept for the answer."""
 
     def __init__(self, text: str, wire: Wire = Wire.COMPACT, sequence: bytes = b"\x00") -> None:
         super().__init__(text)
@@ -117,7 +117,7 @@ class HeaderError(Exception):
 
 
 class Header(NamedTuple):
-    """Of a message: its protocol, type, method name, sequence id as on the wire, where the struct starts."""
+    """A message header. `sequence`: the id as on the wire; `body_at`: the byte where the struct starts."""
 
     wire: Wire
     kind: int
@@ -212,7 +212,7 @@ class Envelope:
         self._compact_name = varint(len(name)) + name
         self._binary_head = b"\x80\x01\x00%c%b%b" % (kind, _I32.pack(len(name)), name)
 
-    def head(self, wire: Wire, sequence: bytes, body_bytes: int) -> bytes:
+    def build_head(self, wire: Wire, sequence: bytes, body_bytes: int) -> bytes:
         """Length prefix and header of a message whose struct has `body_bytes`."""
         if wire is _COMPACT:
             name = self._compact_name
@@ -221,7 +221,7 @@ class Envelope:
         head = self._binary_head
         return b"%b%b%b" % (pack_length(len(head) + 4 + body_bytes), head, sequence)
 
-    def wrap(self, wire: Wire, sequence: bytes, body: bytes) -> bytes:
+    def build_frame(self, wire: Wire, sequence: bytes, body: bytes) -> bytes:
         """A whole frame around an encoded struct."""
         if wire is _COMPACT:
             name = self._compact_name

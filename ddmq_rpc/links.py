@@ -29,8 +29,11 @@ _FAILURES = (OSError, EOFError, FrameRefusedError, ReplyError, ValueError, TryLa
 
 
 class LinkBounds(NamedTuple):
-    """Of one link. `calls`: that wait; `together`: how many of them one connection takes at a time, at most;
-    `answer_s`: how long an answer is waited for."""
+    """The bounds of one link.
+
+    `calls`: the most that wait; `together`: the most that one connection takes at a time; `answer_s`: the
+    time limit of an answer.
+    """
 
     connections: int
     calls: int
@@ -42,7 +45,7 @@ C = TypeVar("C")
 
 
 class CallLink(ABC, Generic[C]):
-    """The way to one proxy."""
+    """The link to one proxy: its waiting calls and its connections."""
 
     def __init__(self, address: str, bounds: LinkBounds) -> None:
         self.address = address
@@ -54,23 +57,23 @@ class CallLink(ABC, Generic[C]):
 
     @abstractmethod
     def call(self, connection: socket.socket, batch: list[C]) -> None:
-        """Make these calls as one, and keep the answer. What it raises, `ended` is told."""
+        """Make these calls as one request, and keep the answer. `ended` gets the error that this raises."""
 
     @abstractmethod
     def ended(self, batch: list[C], error: Exception | None) -> None:
-        """Tell those who made the calls; None: they were answered."""
+        """Report the outcome to the callers. `error` is None if the calls were answered."""
 
     def take(self) -> list[C]:
-        """The next calls that go together; something waits."""
+        """Remove and return the next calls that form one request; at least one waits."""
         return [self.waiting.popleft()]
 
     @property
-    def idle(self) -> bool:
-        """Nothing waits, nobody works."""
+    def is_idle(self) -> bool:
+        """Whether no call waits and no worker runs."""
         return not self.waiting and not self._workers
 
     def put(self, call: C) -> None:
-        """Take one call."""
+        """Queue one call and start a worker if the others are busy; end it at once at the bound."""
         bounds = self._bounds
         if len(self.waiting) >= bounds.calls:
             text = f"{bounds.calls} calls wait for {self.address}; that is the bound"
@@ -79,19 +82,19 @@ class CallLink(ABC, Generic[C]):
         self.waiting.append(call)
         self._arrived.set()
         if self._resting * bounds.together < len(self.waiting) and len(self._workers) < bounds.connections:
-            worker = gevent.spawn(self._work)
+            worker = gevent.spawn(self._run_worker)
             self._workers.add(worker)
             worker.rawlink(self._workers.discard)
 
     def close(self) -> None:
-        """Whoever waits is told."""
+        """Stop the workers and end the waiting calls with DrainingError."""
         workers, self._workers = self._workers, set()
         gevent.killall(list(workers), block=False)
-        left, self.waiting = list(self.waiting), deque()
-        if left:
-            self.ended(left, DrainingError("this proxy is shutting down"))
+        unsent, self.waiting = list(self.waiting), deque()
+        if unsent:
+            self.ended(unsent, DrainingError("this proxy is shutting down"))
 
-    def _work(self) -> None:
+    def _run_worker(self) -> None:
         connection: socket.socket | None = None
         batch: list[C] = []
         try:
@@ -106,8 +109,8 @@ class CallLink(ABC, Generic[C]):
                     if connection is not None and not isinstance(failure, ReplyError | TryLaterError):
                         connection.close()
                         connection = None
-                done, batch = batch, []
-                self.ended(done, error)
+                finished_batch, batch = batch, []
+                self.ended(finished_batch, error)
         finally:
             if batch:
                 self.ended(batch, TryLaterError("the connection was ended"))
@@ -115,7 +118,7 @@ class CallLink(ABC, Generic[C]):
                 connection.close()
 
     def _wait(self) -> bool:
-        """True when there is something to send, False when nothing came for long."""
+        """Wait for a call; return False if none came within IDLE_S."""
         self._resting += 1
         try:
             while not self.waiting:
@@ -128,10 +131,10 @@ class CallLink(ABC, Generic[C]):
 
     def _connect(self) -> socket.socket:
         host, _, port = self.address.rpartition(":")
-        made = socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S)
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        made.settimeout(self._bounds.answer_s)
-        return made
+        connection = socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(self._bounds.answer_s)
+        return connection
 
 
 K = TypeVar("K", bound=Hashable)
@@ -139,7 +142,7 @@ L = TypeVar("L", bound=CallLink[Any])
 
 
 class Links(Generic[K, L]):
-    """The links of one process, by what tells them apart."""
+    """The links of one process, by key."""
 
     def __init__(self) -> None:
         self._links: dict[K, L] = {}
@@ -148,36 +151,36 @@ class Links(Generic[K, L]):
     def __len__(self) -> int:
         return len(self._links)
 
-    def of(self, key: K, make: Callable[[], L]) -> L:
-        """The link, made where there is none. Raises DrainingError after `close`, BoundReachedError."""
+    def get_link(self, key: K, make: Callable[[], L]) -> L:
+        """Return the link of `key`, or create it. Raises DrainingError after `close`, BoundReachedError."""
         if self._closed:
             raise DrainingError("this proxy is shutting down; ask another one")
         link = self._links.get(key)
         if link is None:
-            self._links = {name: each for name, each in self._links.items() if not each.idle}
+            self._links = {name: each for name, each in self._links.items() if not each.is_idle}
             if len(self._links) >= LINKS_MAX:
                 raise BoundReachedError(f"calls are passed on over {LINKS_MAX} links; that is the bound")
             link = self._links[key] = make()
         return link
 
     def close(self) -> None:
-        """End every link."""
+        """Close every link and refuse new ones."""
         self._closed = True
         for link in self._links.values():
             link.close()
 
 
-def exchanged(
+def exchange_frame(
     connection: socket.socket, idl: ModuleType, service: str, frame: bytes, seconds: float, bytes_max: int
 ) -> Any:
-    """The result struct that answers a call."""
+    """Send a call's frame and return the result struct of its answer."""
     with gevent.Timeout(seconds, OSError(f"no answer within {seconds:.1f} s")):
         connection.sendall(frame)
         frames = Frames(bytes_max)
-        found = None
-        while found is None:
+        answer = None
+        while answer is None:
             data = connection.recv(READ_BYTES)
             if not data:
                 raise EOFError("the connection was closed")
-            found = frames.feed(data)
-    return decode_reply(idl, service, found).result
+            answer = frames.feed_bytes(data)
+    return decode_reply(idl, service, answer).result

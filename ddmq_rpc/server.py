@@ -67,15 +67,15 @@ class RpcServer:
         self._address = self._listener.getsockname()[:2]
         self._spare_descriptor = os.open(os.devnull, os.O_RDONLY)
         self._traffic = Traffic(
-            loop, self._limits, self._methods, self._counts, self._clock, shared=_shared(get_hub())
+            loop, self._limits, self._methods, self._counts, self._clock, shared=_shared_turns(get_hub())
         )
         self._traffic.on_closed = self._on_closed
         self._acceptor = loop.io(self._listener.fileno(), 1)
         self._acceptor.start(self._on_acceptable)
-        self._sweeper.every(SWEEP_S, self.sweep)
+        self._sweeper.every(SWEEP_S, self.close_slow_connections)
 
     def serve(self, service: Service) -> None:
-        """Give the calls from now on to another service of the same IDL; connections stay."""
+        """Route new calls to another service of the same IDL; connections stay."""
         self._methods, self._on_closed = _open_methods(service), service.on_closed
         if self._traffic is not None:
             self._traffic.methods, self._traffic.on_closed = self._methods, self._on_closed
@@ -92,13 +92,13 @@ class RpcServer:
         """Calls that are not answered yet; 0 means drained."""
         return self._traffic.open_calls if self._traffic else 0
 
-    def sweep(self) -> None:
+    def close_slow_connections(self) -> None:
         """Close connections that are over a time limit; runs by itself every half second."""
         if self._traffic is not None:
-            self._traffic.sweep()
+            self._traffic.close_slow_connections()
 
     def stop_accepting(self) -> None:
-        """Refuse new connections; those there are go on. Harmless when done."""
+        """Refuse new connections; existing ones continue. A second call does nothing."""
         if self._listener is None:
             return
         self._acceptor.stop()
@@ -109,7 +109,7 @@ class RpcServer:
         self._close_spare()
 
     def close(self) -> None:
-        """End everything at once; open calls are abandoned. Harmless when done."""
+        """Close every connection and abandon open calls. A second call does nothing."""
         self.stop_accepting()
         self._sweeper.stop()
         if self._traffic is not None:
@@ -120,7 +120,7 @@ class RpcServer:
         if listener is None or traffic is None:
             return
         turns, clock = traffic.turns, traffic.stopwatch
-        first = began = clock()
+        first = started = clock()
         for _ in range(self._limits.accepts_per_wakeup):
             try:
                 accepted, peer = listener.accept()
@@ -137,14 +137,14 @@ class RpcServer:
             else:
                 accepted.close()
             now = clock()
-            turns.accepted(address, began, now)
+            turns.record_accept(address, started, now)
             if now - first > SLICE_S:
                 return  # the others come before the next accepts
-            began = now
+            started = now
 
     def _accept_failed(self, listener: socket.socket, error: OSError) -> None:
-        """Out of descriptors: lend the spare one to turn the client away. Else, or without one, pause."""
-        self._counts.refused("accept")
+        """Handle a failed accept: without descriptors use the spare one to reject the client, else pause."""
+        self._counts.count_refused("accept")
         if error.errno in _NO_DESCRIPTORS and self._turn_away(listener):
             return
         if not self._refusals_logged:
@@ -169,21 +169,21 @@ class RpcServer:
             self._spare_descriptor = -1
 
 
-def _shared(hub: Any) -> Shared:
-    """What the servers of one hub share their time by."""
-    found: Shared | None = getattr(hub, "ddmq_turns", None)
-    if found is None:
-        found = hub.ddmq_turns = Shared()
-    return found
+def _shared_turns(hub: Any) -> Shared:
+    """Return the shares that all servers of one hub use, creating them at first."""
+    shared: Shared | None = getattr(hub, "ddmq_turns", None)
+    if shared is None:
+        shared = hub.ddmq_turns = Shared()
+    return shared
 
 
 def address_of(host: str) -> str:
-    """Who shares as one client: an IPv4 address, or the /64 network of an IPv6 address."""
+    """Return the address that counts as one client: an IPv4 address, or an IPv6 address's /64 network."""
     if ":" not in host:
         return host
-    found = IPv6Address(host.partition("%")[0])
-    mapped = found.ipv4_mapped
-    return str(mapped) if mapped is not None else str(IPv6Network((int(found) >> 64 << 64, 64)))
+    ip = IPv6Address(host.partition("%")[0])
+    mapped = ip.ipv4_mapped
+    return str(mapped) if mapped is not None else str(IPv6Network((int(ip) >> 64 << 64, 64)))
 
 
 def _open_methods(service: Service) -> dict[bytes, OpenMethod]:

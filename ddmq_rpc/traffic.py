@@ -1,4 +1,4 @@
-"""What the connections of one server share: the bounds, the sums they are held against, and what is counted.
+"""The state that the connections of one server share: bounds, the sums held against them, and counters.
 
 Three sums, each with its own answer at the bound, so that no one of them can starve another:
 * open bytes, frames of unanswered calls: the next call waits, first come first served, nothing is read;
@@ -32,7 +32,7 @@ _MAY_BE_0 = ("idle_s", "connections_max_per_address")
 
 @dataclass(frozen=True, slots=True)
 class RpcLimits:
-    """What a server takes. Raises ValueError naming the limit and what is allowed.
+    """The limits of a server. Raises ValueError naming the limit and what is allowed.
 
     At a bound: a longer frame, a slow frame, an unread answer close that connection; for a connection above
     the bound another one gives way, or it is accepted and closed; at the byte bounds the server stops reading
@@ -79,8 +79,8 @@ class FaultLog:
         self._since = now()
         self._logged = 0
 
-    def report(self, text: str, *args: object) -> None:
-        """Log the exception under way."""
+    def log_exception(self, text: str, *args: object) -> None:
+        """Log the exception that is being handled."""
         now = self._now()
         if now - self._since >= LOGGED_FAULTS_S:
             self._since, self._logged = now, 0
@@ -101,8 +101,8 @@ class RpcCounts:
         self.abandoned = registry.cell(RPC_ABANDONED, service)
         self.faults = {kind: registry.cell(RPC_FAULTS, service, kind.name.lower()) for kind in Fault}
 
-    def refused(self, reason: str) -> None:
-        """One frame or connection refused. `reason` is one of a fixed few."""
+    def count_refused(self, reason: str) -> None:
+        """Count one refused frame or connection. `reason` is one of a fixed few."""
         self._registry.cell(RPC_REFUSED, self._service, reason).value += 1
 
 
@@ -131,14 +131,14 @@ class Backlog(Generic[H]):
         self.total += held_bytes - before
 
     def discard(self, holder: H) -> bool:
-        """The holder has nothing any more; False when it had nothing."""
+        """Remove a holder and its bytes; return False if it had none."""
         entry = self._entries.pop(holder, None)
         if entry is None:
             return False
         self.total -= entry[1]
         return True
 
-    def oldest(self) -> H | None:
+    def oldest_holder(self) -> H | None:
         return next(iter(self._entries), None)
 
     def since_before(self, moment: float) -> Iterator[H]:
@@ -162,7 +162,7 @@ class OpenMethod:
 
 
 class Closable(Protocol):
-    """Who has answers that a client does not read."""
+    """A connection whose client does not read its answers."""
 
     def close(self) -> None: ...
 
@@ -174,10 +174,10 @@ class BoundedConnection(Closable, Protocol):
     idle_since: float
 
     def resume_call(self) -> None:
-        """Open bytes are under their bound: handle the frame that waited."""
+        """Handle the waiting frame: open bytes are under their bound."""
 
     def resume_reading(self) -> None:
-        """There may be room for partial frames again."""
+        """Read a partial frame again if the bytes of all partial frames allow."""
 
 
 class Traffic:
@@ -203,7 +203,7 @@ class Traffic:
         self.faults = FaultLog(clock.monotonic)
         self.cpu = cpu
         self.stopwatch = stopwatch
-        self.turns = Turns(stopwatch, self._arm, lambda: counts.refused("rested"), shared)
+        self.turns = Turns(stopwatch, self._arm_timer, lambda: counts.count_refused("rested"), shared)
         self._timer = HubTimer(loop=loop)
         self.codec = Codec(limits.frame_bytes_max, limits.container_elements_max, limits.decode_cpu_s, cpu)
         self.connections: set[BoundedConnection] = set()
@@ -228,76 +228,76 @@ class Traffic:
         else:
             reason, closed = "connections", turns.least_missed(address)
         if closed is None:
-            self.counts.refused(reason)
+            self.counts.count_refused(reason)
             return False
-        self.counts.refused("gave_way")
+        self.counts.count_refused("gave_way")
         closed.close()
         return True
 
-    def _arm(self, seconds: float) -> None:
-        self._timer.once(seconds, self.turns.round)
+    def _arm_timer(self, seconds: float) -> None:
+        self._timer.once(seconds, self.turns.run_round)
 
     def close(self) -> None:
-        """Nobody is served any more."""
+        """Close every connection and stop the timers."""
         for connection in list(self.connections):
             connection.close()
         self._timer.stop()
         self.turns.close()
 
     def release(self, frame_bytes: int) -> None:
-        """A call has been answered."""
+        """Release the bytes of an answered call."""
         self.open_calls -= 1
         self.open_bytes -= frame_bytes
         if self._waiting and self.open_bytes < self.open_bytes_max:
             self._wake_soon()
 
     def wait_for_room(self, connection: BoundedConnection) -> None:
-        """`connection` has a whole frame and goes on once open bytes are under their bound."""
+        """Queue `connection`, which has a whole frame, until open bytes are under their bound."""
         self._waiting.append(connection)
 
     def may_read_on(self, connection: BoundedConnection) -> bool:
         """Whether a connection with a partial frame may read more of it; if not, it will be resumed."""
-        if self.partial.total <= self.limits.partial_bytes_max or self.partial.oldest() is connection:
+        if self.partial.total <= self.limits.partial_bytes_max or self.partial.oldest_holder() is connection:
             return True
         self._paused.append(connection)
         return False
 
     def partial_done(self, connection: BoundedConnection) -> None:
-        """Its frame is whole and handed on, or dropped."""
+        """Remove a connection whose partial frame was completed or dropped."""
         if self.partial.discard(connection) and self._paused:
             self._wake_soon()
 
     def keep_unsent(self, connection: Closable, unsent_bytes: int) -> None:
-        """An answer, or the rest of one, waits for its client to read."""
+        """Record the unread bytes of an answer; at the bound close the connection that is oldest."""
         self.unsent.put(connection, unsent_bytes, self.now())
         while self.unsent.total > self.limits.unsent_bytes_max:
-            oldest = self.unsent.oldest()
+            oldest = self.unsent.oldest_holder()
             if oldest is None:
                 return
-            self.counts.refused("unread_answers")
+            self.counts.count_refused("unread_answers")
             oldest.close()
 
-    def sweep(self) -> None:
-        """Close who is too slow. Called every half second; costs nothing while nobody is."""
+    def close_slow_connections(self) -> None:
+        """Close connections that are too slow. Called every half second; cheap when there is none."""
         limits, now = self.limits, self.now()
         for connection in self.partial.since_before(now - limits.frame_read_s):
-            self.counts.refused("slow_frame")
+            self.counts.count_refused("slow_frame")
             connection.close()
         for reader in self.unsent.since_before(now - limits.answer_write_s):
-            self.counts.refused("slow_reader")
+            self.counts.count_refused("slow_reader")
             reader.close()
         if limits.idle_s:
             for connection in list(self.connections):
                 if connection.idle_since < now - limits.idle_s and not connection.busy:
-                    self.counts.refused("idle")
+                    self.counts.count_refused("idle")
                     connection.close()
 
     def _wake_soon(self) -> None:
         if not self._waking:
             self._waking = True
-            self.loop.run_callback(self._wake)
+            self.loop.run_callback(self._wake_waiting)
 
-    def _wake(self) -> None:
+    def _wake_waiting(self) -> None:
         self._waking = False
         while self._waiting and self.open_bytes < self.open_bytes_max:
             self._waiting.popleft().resume_call()

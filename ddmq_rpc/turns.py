@@ -1,4 +1,4 @@
-"""Whose turn it is: the processor time of one event loop, shared among the addresses of its clients. Pure.
+"""The processor time of one event loop, shared among the addresses of its clients. Pure.
 
 An address that has used SLICE_S, over all of its connections to one server, accepts included, goes on in the
 next round of the loop: an event of any other address waits for one slice of it, however many connections it
@@ -48,7 +48,7 @@ class Member(Protocol):
     busy: int
 
     def take_turn(self) -> None:
-        """Its address has a slice: do what waited."""
+        """Resume the waiting work: the connection's address has a slice."""
 
     def close(self) -> None: ...
 
@@ -75,7 +75,7 @@ class AddressShare:
 
 
 class Shared:
-    """What the servers of one event loop know of each other's clients."""
+    """The clients' state that the servers of one event loop share."""
 
     __slots__ = ("asked_at", "awaiting", "changed_at", "latest", "turns")
 
@@ -88,14 +88,14 @@ class Shared:
 
     def one_address(self) -> bool:
         """Whether all clients are at one address."""
-        found = {address for turns in self.turns for address in islice(turns.shares, 2)}
-        return len(found) < 2
+        addresses = {address for turns in self.turns for address in islice(turns.shares, 2)}
+        return len(addresses) < 2
 
 
 class Turns:
     """All addresses of one server.
 
-    `arm(seconds)`: call `round` after so long; 0 is in the next round of the loop, after others were served.
+    `arm(seconds)`: call `run_round` after so long; 0 is in the next round of the loop, after the others.
     `clock`: seconds from any start. `rested()`: an address rests from now on. `shared`: with other servers.
     """
 
@@ -119,7 +119,7 @@ class Turns:
         self.bytes = 0  # of requests that decoded, in the event under way
 
     def join(self, address: str, member: Member) -> AddressShare:
-        """A connection came."""
+        """Add a connection to its address and return the address's share."""
         share = self.shares.get(address)
         if share is None:
             share = self.shares[address] = AddressShare(address, self._clock())
@@ -127,7 +127,7 @@ class Turns:
         return share
 
     def leave(self, share: AddressShare, member: Member) -> None:
-        """A connection has gone. What its address owes stays until it is settled."""
+        """Remove a closed connection. The used time of its address stays until its slice ends."""
         share.members.pop(member, None)
         share.silent.pop(member, None)
         self._shared.awaiting.discard(member)
@@ -135,30 +135,30 @@ class Turns:
             self.shares.pop(share.address, None)
 
     def close(self) -> None:
-        """The server is no more."""
+        """Remove this server from the shared state."""
         if self in self._shared.turns:
             self._shared.turns.remove(self)
 
-    def begins(self, share: AddressShare, now: float) -> None:
-        """An event of an address begins."""
+    def begin_event(self, share: AddressShare, now: float) -> None:
+        """Record that an event of an address begins."""
         self.bytes = 0
         shared = self._shared
         if shared.latest is not share:
             shared.latest, shared.changed_at = share, now
 
-    def accepted(self, address: str, began: float, now: float) -> None:
+    def record_accept(self, address: str, started: float, now: float) -> None:
         """A connection of an address was accepted or turned away. Nobody knows of whom before; so where the
         slice is used up already, the next one is shorter by it."""
         share = self.shares.get(address)
         if share is None:
             return
-        self.begins(share, began)
-        share.used += now - began
+        self.begin_event(share, started)
+        share.used += now - started
         if share.used > SLICE_S and not share.over:
-            self.served(share, now - began, NOT_MEASURED)
+            self.end_slice(share, now - started, NOT_MEASURED)
 
-    def asks(self, share: AddressShare, member: Member) -> float:
-        """A call has come: when, or NOT_MEASURED. Where it is told, `answered` follows, or `leave`."""
+    def record_call(self, share: AddressShare, member: Member) -> float:
+        """Record a call; return its time or NOT_MEASURED. `record_answer` or `leave` follows a time."""
         if not share.light:
             return NOT_MEASURED
         now = self._clock()
@@ -167,8 +167,8 @@ class Turns:
             self._shared.asked_at = now
         return now
 
-    def answered(self, share: AddressShare, member: Member, asked_at: float) -> None:
-        """That call has been answered."""
+    def record_answer(self, share: AddressShare, member: Member, asked_at: float) -> None:
+        """Record that the call of `record_call` has been answered; `asked_at` is what that returned."""
         now, shared = self._clock(), self._shared
         share.prompt = now - asked_at < PROMPT_S
         if member in shared.awaiting:
@@ -178,8 +178,8 @@ class Turns:
                     if turns._over:
                         turns._round_not_after(now)
 
-    def served(self, share: AddressShare, took: float, cpu: float) -> None:
-        """An event used up the slice. `cpu`: its processor time, or NOT_MEASURED. All in seconds."""
+    def end_slice(self, share: AddressShare, seconds: float, cpu: float) -> None:
+        """End the slice that an event used up. `cpu`: its processor time, or NOT_MEASURED. All in seconds."""
         now = self._clock()
         used_little = share.used < (now - share.began) * LIGHT_PART
         share.light, share.used_little = used_little or share.used_little, used_little
@@ -188,10 +188,10 @@ class Turns:
         if self._shared.one_address():
             return
         allowed = COSTLY_S + self.bytes * COSTLY_S_PER_BYTE
-        if took > allowed:
+        if seconds > allowed:
             share.suspect = MEASURED_EVENTS
         if cpu > allowed and now - self._shared.changed_at < ACTIVE_S:
-            waited = min(took, cpu * STRETCH_MAX)
+            waited = min(seconds, cpu * STRETCH_MAX)
             share.rest_until = max(share.rest_until, now) + waited * REST_FACTOR
             self._rested()
         share.over = True
@@ -199,23 +199,23 @@ class Turns:
         self._round_not_after(now)
 
     def wait(self, share: AddressShare, member: Member) -> None:
-        """A connection of an address whose slice is used up has something to do."""
+        """Queue a connection with work whose address has used up its slice."""
         share.waiting.append(member)
 
-    def round(self) -> None:
-        """A slice for every address that neither rests nor gives way."""
+    def run_round(self) -> None:
+        """Give a slice to every address that neither rests nor gives way."""
         self._round_at = NEVER
         now = self._clock()
         given_way = self._given_way(now)
         for share in list(self._over):
             if self._next_at(share, given_way) <= now:
-                self._serve(share)
+                self._serve_share(share)
         if self._over:
             given_way = self._given_way(now)
             self._round_not_after(min(self._next_at(share, given_way) for share in self._over))
 
     def _given_way(self, now: float) -> bool:
-        """Whether nobody waits to whom others give way."""
+        """Whether no call waits that other addresses give way to."""
         shared = self._shared
         if now - shared.asked_at >= GIVE_WAY_S:
             shared.awaiting.clear()
@@ -226,7 +226,7 @@ class Turns:
             return share.rest_until
         return max(share.rest_until, share.began + GIVE_WAY_S)
 
-    def _serve(self, share: AddressShare) -> None:
+    def _serve_share(self, share: AddressShare) -> None:
         share.over = False
         while share.waiting and not share.over:
             share.waiting.popleft().take_turn()
@@ -249,7 +249,7 @@ class Turns:
         return next(iter(share.silent), None)
 
     def least_missed(self, address: str) -> Member | None:
-        """Who gives way to one more of `address`; None: nobody.
+        """Return the connection to close for one more of `address`, or None.
 
         Of an address with as many connections or more: the oldest that never sent a frame, where most of
         those are; else, of the address with most connections, the oldest idle one, if `address` has fewer.

@@ -26,7 +26,7 @@ from backend.progress.ack_map import AckMap
 from backend.records import Bounds, CommitBatch, ProgressDelta, ProgressView, QueueRef
 from ddmq_common.errors import DdmqError, StorageError
 from ddmq_common.names import DELAY_GROUP, FIRED_GROUP, WAITING_TOPIC
-from ddmq_common.native_threads import in_thread, nothing, off_hub
+from ddmq_common.native_threads import ignore_outcome, in_thread, off_hub
 from delay_service.context import DelayServiceContext, Generations, ShardContext
 from delay_service.core.decider import INGESTED
 from delay_service.due.backend import CLAIM_ERRORS
@@ -340,7 +340,7 @@ class Shard:
             off_hub(self.context.store.tidy, self._on_tidied)
 
     def _on_tidied(self, value: object, error: Exception | None) -> None:
-        nothing(value, error)
+        ignore_outcome(value, error)
         self._tidying = False
         if error is not None and not self._stopped:
             self._service.counts.count_failure("tidy", error)
@@ -358,7 +358,7 @@ class Shard:
             off_hub(self.store.close, lambda value, error: self._on_closed(value, error))
 
     def _on_closed(self, value: object, error: Exception | None) -> None:
-        nothing(value, error)
+        ignore_outcome(value, error)
         if error is not None:
             log.error("the store of delay shard %d does not close: %s", self.queue.queue_id, error)
         self.closed.succeed(None)

@@ -14,7 +14,7 @@ from typing import Any
 
 from backend.records import StoredRecord
 from ddmq_client.idl import consumer
-from ddmq_common.delivery import STOP, decode, tail, varint, zigzag
+from ddmq_common.delivery import STOP, decode, encode_tail, varint, zigzag
 from ddmq_rpc.api import Call, Wire
 from ddmq_rpc.codec import constant_result, structs
 from proxy_consumer.core.steps import Delivery
@@ -105,7 +105,7 @@ def plain_tails(delivery: Delivery) -> Sequence[bytes]:
 def _block_tails(block: int) -> list[bytes]:
     first = block * _BLOCK
     if first == 0:
-        return [tail(offset) for offset in range(_BLOCK)]
+        return [encode_tail(offset) for offset in range(_BLOCK)]
     rest = varint(first << 1 >> 7) + STOP
     return [low + rest for low in _LOWS]
 

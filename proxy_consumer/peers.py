@@ -19,7 +19,7 @@ from ddmq_client.idl import consumer
 from ddmq_common.errors import BoundReachedError, DdmqError, DrainingError, TryLaterError
 from ddmq_common.metrics.catalogue import FORWARDED
 from ddmq_rpc.client_side import encode_call
-from ddmq_rpc.links import CallLink, LinkBounds, Links, exchanged
+from ddmq_rpc.links import CallLink, LinkBounds, Links, exchange_frame
 from proxy_consumer.answers import IDL, SERVICE
 from proxy_consumer.runtime import Runtime
 
@@ -72,7 +72,7 @@ class Peers:
 
     def _put(self, address: str, kind: type[PeerLink], waiting: _Waiting | PassedReply) -> None:
         try:
-            link = self._links.of((address, kind), lambda: kind(self._runtime, address))
+            link = self._links.get_link((address, kind), lambda: kind(self._runtime, address))
         except DdmqError as error:
             waiting.done(error)
         else:
@@ -106,7 +106,7 @@ class PeerLink(CallLink[_Waiting | PassedReply]):
             [result for waiting in batch for result in waiting.results], self._runtime.address
         )
         frame = encode_call(consumer, SERVICE, "submit", result=head)
-        answer = exchanged(connection, consumer, SERVICE, frame, ANSWER_S, ANSWER_BYTES_MAX)
+        answer = exchange_frame(connection, consumer, SERVICE, frame, ANSWER_S, ANSWER_BYTES_MAX)
         if answer.error is not None:
             text = (answer.error.message or b"").decode("utf-8", "replace")
             raise TryLaterError(f"the proxy at {self.address} says: {text}")
@@ -143,7 +143,7 @@ class ReplyLink(PeerLink):
         connection.settimeout(left_s)
         frame = encode_call(consumer, SERVICE, "reply", request=request)
         passed.sent = True
-        passed.answer = exchanged(connection, consumer, SERVICE, frame, left_s, REPLY_BYTES_MAX).success
+        passed.answer = exchange_frame(connection, consumer, SERVICE, frame, left_s, REPLY_BYTES_MAX).success
 
 
 def link_results(results: Sequence[Any], forwarded_by: str) -> Any:

@@ -20,7 +20,7 @@ from backend.records import AppendResult, QueueRef
 from backend.traces import TraceWriter
 from ddmq_client.idl import consumer
 from ddmq_common.clock import Clock
-from ddmq_common.config import Reloaded, reloaded
+from ddmq_common.config import Reloaded, merge_live_values
 from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.errors import TryLaterError
 from ddmq_common.metrics.registry import Registry
@@ -234,7 +234,7 @@ class ConsumerService:
 
     def reconfigure(self, fresh: ConsumerConfig) -> Reloaded:
         """Other limits and defaults while clients are connected; says what waits for the next start."""
-        reload = reloaded(self._runtime.config, fresh, LIVE_KEYS)
+        reload = merge_live_values(self._runtime.config, fresh, LIVE_KEYS)
         self._runtime.config = reload.config
         if "defaults" in reload.changed:
             self._directory.defaults_changed()

@@ -22,7 +22,7 @@ from backend.port import Backend
 from backend.traces import TraceWriter
 from ddmq_client.idl import producer
 from ddmq_common.clock import Clock
-from ddmq_common.config import Reloaded, reloaded
+from ddmq_common.config import Reloaded, merge_live_values
 from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics.registry import Registry
@@ -105,7 +105,7 @@ class ProducerService:
 
     def reconfigure(self, fresh: ProducerConfig) -> Reloaded:
         """Use other limits and rates while clients are connected; tell what waits for the next start."""
-        change = reloaded(self._config, fresh, LIVE_KEYS)
+        change = merge_live_values(self._config, fresh, LIVE_KEYS)
         self._config = change.config
         self._use_bounds(change.config)
         for part in (self.topics, self.flow, self.admission, self._delay_sends, self.replies):

@@ -23,8 +23,8 @@ from backend.traces import Facts, TraceWriter, one_in_of
 from ddmq_client.idl.codes import Code
 from ddmq_common.clock import Clock
 from ddmq_common.names import TRACE_PREFIX
-from ddmq_common.queue_choice import choose
-from ddmq_common.token_bucket import CREATIONS_PER_S, TokenBucket, creations
+from ddmq_common.queue_choice import choose_queue
+from ddmq_common.token_bucket import CREATIONS_PER_S, TokenBucket, creations_bucket
 from ddmq_common.trace.events import TraceKind
 from ddmq_common.trace.sampling import OFF, is_sampled, limit_of
 from ddmq_rpc.api import Call
@@ -103,9 +103,9 @@ class RateLimiter:
 
     def take_tokens(self, messages: int, body_bytes: int) -> None:
         if self.messages:
-            self.messages.take(messages)
+            self.messages.take_tokens(messages)
         if self.body_bytes:
-            self.body_bytes.take(body_bytes)
+            self.body_bytes.take_tokens(body_bytes)
 
     def describe(self) -> str:
         """Describe the limit, for a refusal."""
@@ -175,7 +175,7 @@ class KnownTopic:
 
     def choose_queue(self, key: bytes, partition_id: int, hash_id: int) -> int:
         """Return the queue for a message. Advance `turn` before, once for each call that sends here."""
-        return choose(partition_id, hash_id, self.queues, self.turn, key if self.by_key else b"")
+        return choose_queue(partition_id, hash_id, self.queues, self.turn, key if self.by_key else b"")
 
     def write_fault(self) -> SendRefusal | None:
         """Return code 13 when sends are not allowed."""
@@ -241,7 +241,7 @@ class TopicTable:
         self._counts = counts
         self._random = random
         self._creations: dict[str, _Creation] = {}
-        self._creation_rate = creations(clock.monotonic())
+        self._creation_rate = creations_bucket(clock.monotonic())
         self._proxy_limiter = self._make_limiter("this proxy", config.rate)
         self.default_limits = self._read_limits(None)
         self._unwatch: Callable[[], None] = backend.watch_settings(self._on_setting, TRACE_PREFIX, _TOPIC_KEY)
@@ -308,7 +308,7 @@ class TopicTable:
             creation.waiters.append(waiter)
             return
         creation = self._creations[name] = _Creation(self, name, waiter)
-        self._creation_rate.take(1)
+        self._creation_rate.take_tokens(1)
         info = TopicInfo(name, 0, self._config.queues_default)
         deadline = self._clock.monotonic() + self._config.timeout_ms_max / 1_000
         try:

@@ -88,7 +88,7 @@ def sources() -> list[str]:
 
 def manifest() -> dict[str, Any]:
     """For which Python modules are compiled, which they are, and of what they were made."""
-    digests = {file: compiled.digest((ROOT / file).read_bytes()) for file in sources()}
+    digests = {file: compiled.source_digest((ROOT / file).read_bytes()) for file in sources()}
     return {"suffix": compiled.SUFFIX, "modules": listed(), "sources": digests}
 
 

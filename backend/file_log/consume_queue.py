@@ -225,7 +225,7 @@ class QueueFiles:
         return f"{self._folder(ref)}/{names.queue_file_name(ref.incarnation, index * FILE_ENTRIES)}"
 
     def close(self) -> None:
-        """All files."""
+        """Close all files."""
         with self._lock:
             while self._open:
                 self._open.popitem()[1].close()

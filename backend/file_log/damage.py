@@ -1,4 +1,4 @@
-"""What was found damaged: counted, logged, copied to `damaged/` once, never served.
+"""Damaged bytes: counted, logged, copied to `damaged/` once, and never served.
 
 Bounded: past PIECES_MAX pieces or BYTES_MAX copied bytes only the counter goes on.
 """
@@ -47,7 +47,7 @@ class LogDamage:
             log.error("damaged: more than %d pieces; from here on they are only counted", PIECES_MAX)
 
     def found_in_log(self, position: int, length: int, what: str) -> None:
-        """The same for the commit log; the bytes are copied aside."""
+        """Report damage in the commit log, and copy the bytes aside."""
         before = len(self._seen)
         self.found("commitlog", position, length, what)
         segment = self._segments.locate(position)

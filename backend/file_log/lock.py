@@ -38,7 +38,7 @@ class DirectoryLock:
 
     @property
     def held(self) -> bool:
-        """True until released."""
+        """Whether the lock is held."""
         return self._fd >= 0
 
     @classmethod

@@ -282,12 +282,12 @@ class FileLog(Backend):
 
     @property
     def durable_position(self) -> int:
-        """Everything below this log position is durable."""
+        """The log position below which everything is durable."""
         return self._writer.durable
 
     @property
     def recovered(self) -> Recovered:
-        """What opening it found."""
+        """The outcome of the recovery at opening."""
         return self._opened.recovered
 
     @property
@@ -306,7 +306,7 @@ class FileLog(Backend):
             self._tails.flush()
 
     def holds(self) -> list[Hold]:
-        """What retention must keep. Blocks the calling greenlet. Raises StorageError without the lock."""
+        """List the holds of retention. Blocks the calling greenlet. Raises StorageError without the lock."""
         if self._lock_lost is None:
             self._lock_lost = self._opened.lock_lost()
         if self._lock_lost is not None:

@@ -37,7 +37,7 @@ from ddmq_common.clock import Clock
 from ddmq_common.errors import StorageError
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
-from ddmq_common.native_threads import nothing, off_hub
+from ddmq_common.native_threads import ignore_outcome, off_hub
 
 log = logging.getLogger(__name__)
 UNFREED_MAX = 64  # more are not counted
@@ -176,7 +176,7 @@ class Opened:
         """Their topic was deleted: their files go, off the hub."""
         for queue in queues:
             self.tails.forget(queue)
-            off_hub(self.files.drop, nothing, queue.ref)
+            off_hub(self.files.drop, ignore_outcome, queue.ref)
 
     def _old_segments(self) -> list[OldSegment]:
         return [

@@ -29,7 +29,7 @@ ProducerRow = tuple[str, int, int, dict[int, bytes]]
 
 
 class SavedSends(msgspec.Struct, array_like=True):
-    """What a checkpoint holds of them."""
+    """The sends as a checkpoint stores them."""
 
     slices: list[SliceRow]
     producers: list[ProducerRow]
@@ -51,7 +51,7 @@ class SliceRows(NamedTuple):
 
 
 def encode_sends(known: KnownSends) -> bytes:
-    """What a checkpoint holds of it; b"" for nothing."""
+    """Encode the sends for a checkpoint; b"" if there are none."""
     slices = [(one.number, one.saved + len(one.unsaved) // ROW_BYTES, one.last_ms) for one in known.slices]
     producers = [one.encoded or _encoded(name, one) for name, one in known.producers.items()]
     if not slices and not producers:
@@ -90,7 +90,7 @@ class SendFiles:
         )
 
     def load(self, known: KnownSends, slices: Sequence[SliceRow], now_ms: int, found: Found) -> bool:
-        """What a checkpoint says was there, as far as it is sound; False: not all of it is, which is told."""
+        """Load the rows that a checkpoint names; report damaged ones to `found` and then return False."""
         sound = True
         for number, _, _ in slices:
             known.put_slice(number, ())
@@ -106,7 +106,7 @@ class SendFiles:
         return sound
 
     def _sound_rows(self, number: int, rows: int) -> tuple[list[bytes], str]:
-        """And why others are not, where that is so."""
+        """Return the valid rows, and why others are not valid."""
         data, why = self._read(number)
         found = len(data) // ROW_BYTES
         every = [data[at * ROW_BYTES : (at + 1) * ROW_BYTES] for at in range(min(rows, found))]
@@ -115,7 +115,7 @@ class SendFiles:
         return [row for row in every if is_sound(row)], why or "their checksums are wrong"
 
     def _read(self, number: int) -> tuple[bytes, str]:
-        """What can be had of it, and why it is nothing."""
+        """Return the readable bytes of a slice's file, and why there are none."""
         try:
             file = self._storage.open(f"{self._folder}/{names.slice_name(number)}")
         except OSError as error:
@@ -126,7 +126,7 @@ class SendFiles:
             file.close()
 
     def take(self, known: KnownSends) -> tuple[list[SliceRows], set[str]]:
-        """On the hub: what is to be written now, and the names of all files then."""
+        """Return the rows to write now, and the names of all files after that. Runs on the hub."""
         parts = [SliceRows(one, one.saved, bytes(one.unsaved)) for one in known.slices if one.unsaved]
         return parts, {names.slice_name(one.number) for one in known.slices}
 

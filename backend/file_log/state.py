@@ -1,4 +1,4 @@
-"""Everything the log's writer knows by heart: topics, queues, settings, group progress.
+"""The state that the log's writer holds in memory: topics, queues, settings, group progress.
 
 It is what the log's records say, applied in log order; each `apply` is the same at work and at recovery.
 Rules: a record is applied once it is durable (a topic of class "written": written); applying one that
@@ -47,7 +47,7 @@ class LogQueue:
 
 
 class TopicState:
-    """One living topic."""
+    """A topic that has not been deleted."""
 
     __slots__ = (
         "durability", "durable", "incarnation", "info", "name_bytes", "name_size", "queues", "writable",
@@ -99,7 +99,7 @@ class LogState:
         return [] if topic is None else topic.info.refs()
 
     def queues(self) -> Iterator[LogQueue]:
-        """All of them."""
+        """The queues of all topics."""
         for topic in self.topics.values():
             yield from topic.queues
 

@@ -41,7 +41,7 @@ class Space(NamedTuple):
 
 
 class File:
-    """One open file."""
+    """A file that is open."""
 
     __slots__ = ("_dsync", "fd", "path")
 
@@ -105,7 +105,7 @@ class File:
             return False
 
     def size(self) -> int:
-        """Bytes."""
+        """The size in bytes."""
         return os.fstat(self.fd).st_size
 
     def truncate(self, size: int) -> None:
@@ -200,7 +200,7 @@ class Storage:
         os.makedirs(folder, exist_ok=True)
 
     def rename(self, old: str, new: str) -> None:
-        """Replaces `new`."""
+        """Rename a file; an existing `new` is replaced."""
         os.replace(old, new)
 
     def remove(self, path: str) -> None:
@@ -255,6 +255,6 @@ class Storage:
             return 0
 
     def space(self, folder: str) -> Space:
-        """Of the file system that holds `folder`."""
+        """Return the space of the file system that holds `folder`."""
         found = os.statvfs(folder)
         return Space(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)

@@ -20,7 +20,7 @@ from backend.records import Durability
 from ddmq.address import ADMIN, CONSUMER, LOOPBACK, PRODUCER, HostPort, is_loopback, parse
 from ddmq_common import names
 from ddmq_common.config import load, resolved, rules
-from ddmq_common.delays.levels import shown as shown_wait
+from ddmq_common.delays.levels import wait_text as shown_wait
 from ddmq_common.errors import ConfigError
 from ddmq_rpc.server import RpcLimits
 from delay_service.config import DelayConfig

@@ -187,11 +187,11 @@ def uuid_bytes(uuid: str) -> bytes:
     """The 16 bytes under which a uuid is kept; with other letters than a to f it is hashed."""
     digits = uuid.replace("-", "")
     try:
-        found = bytes.fromhex(digits)
+        value = bytes.fromhex(digits)
     except ValueError:
-        found = b""
-    if found and found.hex() == digits and len(found) == 16:
-        return found
+        value = b""
+    if value and value.hex() == digits and len(value) == 16:
+        return value
     return blake2b(uuid.encode(), digest_size=16).digest()
 
 

@@ -61,16 +61,16 @@ class _Walk(CronSim):
     def advance_month(self) -> None:
         before = self.dt
         super().advance_month()
-        self._exist(before)
+        self._leave_clock_gap(before)
 
     def advance_day(self) -> bool:
         before = self.dt
         super().advance_day()
-        self._exist(before)
+        self._leave_clock_gap(before)
         return self.dt is not before
 
-    def _exist(self, before: datetime) -> None:
-        """After a step to a midnight: where the clock jumps over it, to the moment after."""
+    def _leave_clock_gap(self, before: datetime) -> None:
+        """Move a midnight that the clock jumps over to the first moment after the jump."""
         if self.dt is not before and self.dt.tzinfo is not None:
             self.dt = self.dt.astimezone(UTC).astimezone(self.dt.tzinfo)
 
@@ -110,7 +110,7 @@ class _Walk(CronSim):
 
 
 class Cron:
-    """A cron expression in a time zone. `Cron.of` keeps those used last, parsed."""
+    """A cron expression in a time zone. `Cron.from_expression` caches the latest ones, parsed."""
 
     __slots__ = ("_known", "_walk", "expression", "gap_ms_min", "zone")
 
@@ -118,7 +118,7 @@ class Cron:
         """Raises CronError. Does not look whether the expression ever comes true: see `cron_fault`."""
         self.expression = expression
         self._known = (0, 0, 0)
-        self.zone = _zone(zone)
+        self.zone = _load_zone(zone)
         fields = expression.split()
         if len(expression) > EXPRESSION_CHARACTERS_MAX:
             raise CronError(
@@ -134,9 +134,9 @@ class Cron:
         """The shortest distance of two of its times, but for the days on which clocks change."""
 
     @staticmethod
-    def of(expression: str, zone: str = "UTC") -> Cron:
+    def from_expression(expression: str, zone: str = "UTC") -> Cron:
         """Return a parsed expression from a bounded cache. Raises CronError."""
-        return _cached(expression, zone)
+        return _cached_cron(expression, zone)
 
     def next_ms(self, after_ms: int) -> int | None:
         """Its first time after `after_ms` (epoch milliseconds, both), or None: none within ten years.
@@ -144,21 +144,21 @@ class Cron:
         A search may cost milliseconds and is asked for again and again: its answer is kept while it is right,
         that there is none for a day.
         """
-        first, end, known = self._known
+        first, end, answer_ms = self._known
         if not first <= after_ms < end:
-            found = self._search(after_ms)
-            end, known = (after_ms + REFUSED_MS, NEVER_MS) if found is None else (found, found)
-            self._known = (after_ms, end, known)
-        return None if known == NEVER_MS else known
+            time_ms = self._search_next(after_ms)
+            end, answer_ms = (after_ms + REFUSED_MS, NEVER_MS) if time_ms is None else (time_ms, time_ms)
+            self._known = (after_ms, end, answer_ms)
+        return None if answer_ms == NEVER_MS else answer_ms
 
-    def _search(self, after_ms: int) -> int | None:
+    def _search_next(self, after_ms: int) -> int | None:
         try:
             walk = self._start(after_ms)
             for _ in range(_DAY_MINUTES):  # an hour that comes twice: pass over what was before
                 moment = next(walk)
-                found = _ms(moment)
-                if found > after_ms:
-                    return found
+                time_ms = _epoch_ms(moment)
+                if time_ms > after_ms:
+                    return time_ms
         except (StopIteration, OverflowError, ValueError):
             return None
         return None
@@ -166,25 +166,25 @@ class Cron:
     def back_ms(self, from_ms: int, times: int) -> int | None:
         """Its `times`-th time at or before `from_ms`, or an earlier moment near it; None: there is none."""
         try:
-            walk = _Walk(self.expression, _moment(from_ms + 1_000, self.zone), reverse=True)
-            found = walk.dt
+            walk = _Walk(self.expression, _moment_at(from_ms + 1_000, self.zone), reverse=True)
+            moment = walk.dt
             for _ in range(times):
-                found = next(walk)
+                moment = next(walk)
         except (StopIteration, OverflowError, ValueError):
             return None
-        return _ms(found)
+        return _epoch_ms(moment)
 
     def _start(self, after_ms: int) -> CronSim:
         walk = copy(self._walk)
-        moment = _moment(after_ms, self.zone)
+        moment = _moment_at(after_ms, self.zone)
         walk.dt = moment.replace(tzinfo=None, fold=0) if walk.fixup_tz else moment
         return walk
 
 
 def cron_fault(expression: str, zone: str, now_ms: int) -> str | None:
-    """Why this expression in this zone cannot be used from now on, or None."""
+    """Return why this expression in this zone cannot be used from now on, or None."""
     try:
-        cron = Cron.of(expression, zone)
+        cron = Cron.from_expression(expression, zone)
     except CronError as error:
         return str(error)
     first = cron.next_ms(now_ms)
@@ -196,11 +196,11 @@ def cron_fault(expression: str, zone: str, now_ms: int) -> str | None:
 
 
 @lru_cache(maxsize=4_096)
-def _cached(expression: str, zone: str) -> Cron:
+def _cached_cron(expression: str, zone: str) -> Cron:
     return Cron(expression, zone)
 
 
-def _zone(name: str) -> ZoneInfo:
+def _load_zone(name: str) -> ZoneInfo:
     try:
         if len(name) > ZONE_CHARACTERS_MAX:
             raise ValueError
@@ -211,12 +211,12 @@ def _zone(name: str) -> ZoneInfo:
         ) from None
 
 
-def _moment(ms: int, zone: ZoneInfo) -> datetime:
+def _moment_at(ms: int, zone: ZoneInfo) -> datetime:
     """The second that `ms` lies in; an exact sum, where fromtimestamp would go through a float."""
     return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=ms // 1_000)).astimezone(zone)
 
 
-def _ms(moment: datetime) -> int:
+def _epoch_ms(moment: datetime) -> int:
     since = moment.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
     return (since.days * 86_400 + since.seconds) * 1_000
 

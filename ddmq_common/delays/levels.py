@@ -50,31 +50,31 @@ class Levels:
         self.waits = tuple(parse_wait(text) for text in waits)
         if not 1 <= len(self.waits) <= LEVELS_MAX:
             raise ValueError(f"levels has {len(self.waits)} entries; allowed: 1 to {LEVELS_MAX}")
-        for place, (before, wait) in enumerate(zip(self.waits, self.waits[1:], strict=False), 2):
+        for level, (before, wait) in enumerate(zip(self.waits, self.waits[1:], strict=False), 2):
             if wait <= before:
                 raise ValueError(
-                    f"levels: level {place} is {shown(wait)}, not longer than level {place - 1} "
-                    f"({shown(before)}); allowed: a list that ascends"
+                    f"levels: level {level} is {wait_text(wait)}, not longer than level {level - 1} "
+                    f"({wait_text(before)}); allowed: a list that ascends"
                 )
 
     def __len__(self) -> int:
         return len(self.waits)
 
-    def clamp(self, level: int) -> int:
-        """The level that is meant: 0 for none (and below), the last for any above it."""
+    def clamp_level(self, level: int) -> int:
+        """Limit `level` to those that exist: 0 means no delay, and the last stands for any above it."""
         last = len(self.waits)
         return 0 if level <= 0 else level if level < last else last
 
     def wait_ms(self, level: int) -> int:
         """Return how long messages of `level` wait, clamped; 0 for none."""
-        clamped = self.clamp(level)
+        clamped = self.clamp_level(level)
         return self.waits[clamped - 1] if clamped else 0
 
 
 def parse_wait(text: str) -> int:
-    """`30s` → 30,000. Raises ValueError."""
-    found = _WAIT.match(text.strip())
-    wait = int(found[1]) * UNIT_MS[found[2]] if found else 0
+    """Parse a wait: `30s` → 30,000. Raises ValueError."""
+    match = _WAIT.match(text.strip())
+    wait = int(match[1]) * UNIT_MS[match[2]] if match else 0
     if not 1 <= wait <= LEVEL_MS_MAX:
         raise ValueError(
             f"levels: {text!r} is no wait; allowed: a whole number and ms, s, m, h or d, at most 366d"
@@ -82,8 +82,8 @@ def parse_wait(text: str) -> int:
     return wait
 
 
-def shown(wait_ms: int) -> str:
-    """7,200,000 → `2h`."""
+def wait_text(wait_ms: int) -> str:
+    """Write a wait as people do: 7,200,000 → `2h`."""
     unit = next(unit for unit in ("d", "h", "m", "s", "ms") if wait_ms % UNIT_MS[unit] == 0)
     return f"{wait_ms // UNIT_MS[unit]}{unit}"
 

@@ -25,8 +25,11 @@ _SERIES_LOOKED_AT_MAX = 8 * OVERLAP_MAX  # more than overlap on a day on which t
 
 
 class ScheduleLimits(NamedTuple):
-    """What the configuration allows. `delay_ms_max`: how far ahead a first delivery, a delay or a period may
-    lie; a cron's own times are not bounded by it. `occurrences_max`: of `repeat` and of the cap."""
+    """The configured limits of a schedule.
+
+    `delay_ms_max`: how far ahead a first delivery, a delay or a period may lie; it does not bound a cron's
+    own times. `occurrences_max`: the most that `repeat` and the cap may say.
+    """
 
     delay_ms_max: int = 62 * DAY_MS
     occurrences_max: int = 1_000_000
@@ -34,7 +37,7 @@ class ScheduleLimits(NamedTuple):
 
 
 def schedule_fault(schedule: Schedule, limits: ScheduleLimits, now_ms: int) -> str | None:
-    """Why this schedule is not accepted, with the value and what is allowed; or None."""
+    """Return why this schedule is not accepted, with the value and what is allowed; or None."""
     return (
         _numbers_fault(schedule, limits)
         or _catch_up_fault(schedule)
@@ -46,13 +49,13 @@ def first_due_ms(schedule: Schedule, now_ms: int) -> int | None:
     """Return when the first delivery of a schedule sent now is due; None for a cron without a time."""
     if not schedule.cron:
         return now_ms + schedule.delay_ms
-    at = Cron.of(schedule.cron, schedule.zone).next_ms(now_ms)
+    at = Cron.from_expression(schedule.cron, schedule.zone).next_ms(now_ms)
     return None if at is None else at + schedule.delay_ms
 
 
 def cron_delivery_after(schedule: Schedule, first_due: int, after_ms: int) -> int | None:
     """The first delivery after `after_ms` of a schedule with a cron, whose very first was at `first_due`."""
-    cron = Cron.of(schedule.cron, schedule.zone)
+    cron = Cron.from_expression(schedule.cron, schedule.zone)
     delay, period, repeat = schedule.delay_ms, schedule.period_ms, schedule.repeat
     start = cron.next_ms(max(after_ms - delay - period * repeat, first_due - delay - 1))
     best: int | None = None
@@ -99,7 +102,7 @@ def _cron_fault(schedule: Schedule, now_ms: int) -> str | None:
         return fault
     if schedule.repeat < 0:
         return "repeat is -1 beside a cron; allowed: 0 or more, since the series starts again by itself"
-    longest = OVERLAP_MAX * Cron.of(schedule.cron, schedule.zone).gap_ms_min
+    longest = OVERLAP_MAX * Cron.from_expression(schedule.cron, schedule.zone).gap_ms_min
     length = schedule.period_ms * schedule.repeat
     if length <= longest:
         return None

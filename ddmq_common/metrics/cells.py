@@ -17,7 +17,7 @@ BUCKETS = OVERFLOW + 1
 TOP = float(1 << 42)
 
 
-def bucket(value: float) -> int:
+def bucket_index(value: float) -> int:
     """Index of the bucket holding `value`, 0 to BUCKETS - 1; below 0 counts in the first."""
     whole = int(value)
     if whole < SUB_BUCKETS:
@@ -55,16 +55,16 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float) -> None:
-        self.counts[bucket(value)] += 1
+        self.counts[bucket_index(value)] += 1
         self.total += value
 
     def percentile(self, fraction: float) -> float:
         """The upper edge of the bucket that holds the given fraction of values; 0.0 when empty."""
-        wanted = sum(self.counts) * fraction
-        seen = 0
+        rank = sum(self.counts) * fraction
+        below = 0
         for index, count in enumerate(self.counts):
-            seen += count
-            if count and seen >= wanted:
+            below += count
+            if count and below >= rank:
                 return upper_edge(index)
         return 0.0
 

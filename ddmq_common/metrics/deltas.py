@@ -1,10 +1,10 @@
 """The gain of a registry since the last file that was really written.
 
-`begin` opens a sample; its `steps` read the cells and encode them, a few at a time, so that whoever drives it
+`begin` opens a sample; its `encode_steps` reads and encodes the cells, a few at a time, so that the caller
 can let others run in between; `payload` is the file. Then it is either written or it failed:
 
-    idle ── begin ──▶ open ── written ──▶ idle, the next sequence number, its end is the next beginning
-                        └──── failed ───▶ idle, as before `begin`: the next sample holds this one's gains too
+    idle ── begin ──▶ open ── mark_written ──▶ idle, the next number; its end is the next beginning
+                        └──── mark_failed ───▶ idle, as before `begin`: the next sample holds these gains too
 
 So the sums over all files are the counters at the last `to`, whatever failed. Kept is one baseline per
 label set (what the files so far add up to), never a file that waits: memory is bounded by the registry's
@@ -29,7 +29,7 @@ from ddmq_common.metrics.samples import (
     SampleName,
     encode,
     folder,
-    part,
+    part_name,
 )
 
 CELLS_A_STEP = 64
@@ -62,8 +62,8 @@ class Deltas:
         self._open = Sample(self, to_ms, FIRST if state == RUNNING and not self.seq else state)
         return self._open
 
-    def settle(self, sample: Sample, written: bool) -> None:
-        """`Sample.written` and `Sample.failed` come here."""
+    def settle_sample(self, sample: Sample, written: bool) -> None:
+        """Close the open sample for `Sample.mark_written` or `Sample.mark_failed`."""
         if self._open is not sample:
             raise RuntimeError(f"sample {sample.seq} is settled already")
         self._open = None
@@ -77,7 +77,7 @@ class Deltas:
 
 
 class Sample:
-    """A sample file in the making."""
+    """A sample file that is being composed."""
 
     def __init__(self, deltas: Deltas, to_ms: int, state: str) -> None:
         self.seq = deltas.seq
@@ -96,30 +96,30 @@ class Sample:
     @property
     def name(self) -> SampleName:
         """Return the name of the file."""
-        return part(self._deltas.instance, self.seq)
+        return part_name(self._deltas.instance, self.seq)
 
     def payload(self) -> bytes:
-        """The whole file, once `steps` has run out."""
+        """Return the whole file; `encode_steps` must have run to its end."""
         lines = len(self._lines) + 1
         first = self._encode(PROCESS, ("state",), (self._state,), value=lines)
         return b"\n".join((first, *self._lines, b""))
 
-    def written(self) -> None:
-        """The file is there under its name: what it holds is told."""
-        self._deltas.settle(self, written=True)
+    def mark_written(self) -> None:
+        """Close a sample whose file exists under its name; its values become the baseline."""
+        self._deltas.settle_sample(self, written=True)
 
-    def failed(self) -> None:
-        """It is not: the next sample holds the same again, and this one's number."""
-        self._deltas.settle(self, written=False)
+    def mark_failed(self) -> None:
+        """Close a sample whose file was not written; the next one repeats its gains under its number."""
+        self._deltas.settle_sample(self, written=False)
 
-    def steps(self) -> Iterator[None]:
+    def encode_steps(self) -> Iterator[None]:
         """Read and encode every cell; yields after each few. Cells made meanwhile may come in the next."""
         for metric, cells in self._deltas.registry.numbers():
-            yield from self._numbers(metric, cells)
+            yield from self._encode_numbers(metric, cells)
         for metric, histograms in self._deltas.registry.histograms():
-            yield from self._histograms(metric, histograms)
+            yield from self._encode_histograms(metric, histograms)
 
-    def _numbers(self, metric: Metric, cells: Mapping[Labels, MetricCell]) -> Iterator[None]:
+    def _encode_numbers(self, metric: Metric, cells: Mapping[Labels, MetricCell]) -> Iterator[None]:
         before = self._deltas.values.get(metric.name, {})
         read = self.values.setdefault(metric.name, {})
         gauge = metric.kind == "gauge"
@@ -127,13 +127,13 @@ class Sample:
             value, base = cell.value, before.get(labels, 0)
             if (value != base or (gauge and value)) and isfinite(value):
                 read[labels] = value
-                shown = value if gauge else value - base
-                self._lines.append(self._encode(metric.name, metric.labels, labels, value=shown))
+                reported = value if gauge else value - base
+                self._lines.append(self._encode(metric.name, metric.labels, labels, value=reported))
             if count % CELLS_A_STEP == 0:
                 yield
         yield
 
-    def _histograms(self, metric: Metric, cells: Mapping[Labels, Histogram]) -> Iterator[None]:
+    def _encode_histograms(self, metric: Metric, cells: Mapping[Labels, Histogram]) -> Iterator[None]:
         before = self._deltas.states.get(metric.name, {})
         read = self.states.setdefault(metric.name, {})
         for count, (labels, histogram) in enumerate(list(cells.items()), 1):

@@ -22,9 +22,9 @@ class Metric(NamedTuple):
 CATALOGUE: dict[str, Metric] = {}
 
 
-def _metric(kind: str, name: str, text: str, *labels: str, unit: str = "") -> Metric:
+def _add_metric(kind: str, name: str, text: str, *labels: str, unit: str = "") -> Metric:
     CATALOGUE[name] = Metric(name, kind, labels, text, unit)
     return CATALOGUE[name]
 
 
-counter, gauge, histogram = (partial(_metric, kind) for kind in ("counter", "gauge", "histogram"))
+counter, gauge, histogram = (partial(_add_metric, kind) for kind in ("counter", "gauge", "histogram"))

@@ -25,7 +25,7 @@ from ddmq_common.metrics.metric import Metric
 
 LABEL_SETS_MAX = 10_000  # of one counter or gauge
 HISTOGRAM_LABEL_SETS_MAX = 1_000  # of one histogram, whose cells are a hundred times the size
-ANSWERS_S = 0.05  # after `fill` most of what collectors had to ask for is there
+ANSWERS_S = 0.05  # after `run_collectors` most of the figures that collectors request are there
 log = logging.getLogger("ddmq.metrics")
 
 C = TypeVar("C", bound=MetricCell | Histogram)
@@ -38,13 +38,13 @@ class _Family(Generic[C]):
         self.label_sets_max = label_sets_max
         self.cells: dict[tuple[str, ...], C] = {}
 
-    def cell(self, labels: tuple[str, ...]) -> C:
-        found = self.cells.get(labels)
-        if found is None:
+    def get_cell(self, labels: tuple[str, ...]) -> C:
+        cell = self.cells.get(labels)
+        if cell is None:
             if len(self.cells) >= self.label_sets_max:
                 labels = ("other",) * len(labels)
-            found = self.cells.setdefault(labels, self.kind())
-        return found
+            cell = self.cells.setdefault(labels, self.kind())
+        return cell
 
 
 class Registry:
@@ -61,7 +61,7 @@ class Registry:
         family = self._numbers.get(metric.name)
         if family is None:
             family = self._numbers[metric.name] = _Family(metric, MetricCell, LABEL_SETS_MAX)
-        return family.cell(labels)
+        return family.get_cell(labels)
 
     def histogram(self, metric: Metric, *labels: str) -> Histogram:
         """The histogram of that label set."""
@@ -69,7 +69,7 @@ class Registry:
         family = self._histograms.get(metric.name)
         if family is None:
             family = self._histograms[metric.name] = _Family(metric, Histogram, HISTOGRAM_LABEL_SETS_MAX)
-        return family.cell(labels)
+        return family.get_cell(labels)
 
     def add_collector(self, fill: Callable[[], None]) -> None:
         """Have `fill` called before every look at the cells, to set gauges that must be computed.
@@ -79,7 +79,7 @@ class Registry:
         """
         self._collectors.append(fill)
 
-    def fill(self) -> None:
+    def run_collectors(self) -> None:
         """Call the collectors: whoever reads cells by `numbers`, `histograms` or `exposition_pieces` does so
         first, and then waits for ANSWERS_S where that can be."""
         for collector in self._collectors:
@@ -106,28 +106,28 @@ class Registry:
 
         With `paced`, which goes through cells, others may run meanwhile.
         """
-        self.fill()
-        found: dict[str, list[dict[str, Any]]] = {}
+        self.run_collectors()
+        figures: dict[str, list[dict[str, Any]]] = {}
         for metric, cells in self.numbers():
-            found[metric.name] = [
+            figures[metric.name] = [
                 dict(zip(metric.labels, labels, strict=True)) | {"value": cell.value}
                 for labels, cell in paced(list(cells.items()))
             ]
-        for metric, seen in self.histograms():
-            found[metric.name] = [
+        for metric, family in self.histograms():
+            figures[metric.name] = [
                 dict(zip(metric.labels, labels, strict=True)) | histogram.summary()
-                for labels, histogram in paced(list(seen.items()))
+                for labels, histogram in paced(list(family.items()))
             ]
-        return found
+        return figures
 
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
-        self.fill()
+        self.run_collectors()
         return b"".join(self.exposition_pieces())
 
     def exposition_pieces(self) -> Iterator[bytes]:
         """Return the exposition in pieces, as it was filled: whoever may yield lets others run in between."""
-        yield from pieces(self.numbers(), self.histograms())
+        yield from build_pieces(self.numbers(), self.histograms())
 
 
 def _check(metric: Metric, labels: tuple[str, ...]) -> None:
@@ -145,60 +145,69 @@ _number: Callable[[float], str] = utils.floatToGoString
 Labels = tuple[str, ...]
 
 
-def pieces(
+def build_pieces(
     numbers: Iterable[tuple[Metric, Mapping[Labels, MetricCell]]],
     histograms: Iterable[tuple[Metric, Mapping[Labels, Histogram]]],
 ) -> Iterator[bytes]:
     """The page, in order. Cells may change and be added between two pieces; a cell's lines stay together."""
     for metric, cells in numbers:
         name = metric.name.removesuffix("_total") + "_total" if metric.kind == "counter" else metric.name
-        yield _head(metric, name)
-        for some in _batches(cells, NUMBERS_PER_PIECE):
+        yield _family_head(metric, name)
+        for some in _split_batches(cells, NUMBERS_PER_PIECE):
             lines = [
-                f"{name}{_shown(_pairs(metric, labels))} {_number(cell.value)}\n" for labels, cell in some
+                f"{name}{_labels_text(_label_pairs(metric, labels))} {_number(cell.value)}\n"
+                for labels, cell in some
             ]
             yield "".join(lines).encode()
-    for metric, seen in histograms:
-        yield _head(metric, metric.name)
-        for part in _batches(seen, HISTOGRAMS_PER_PIECE):
-            yield "".join([_lines(metric, labels, one) for labels, one in part if any(one.counts)]).encode()
+    for metric, family in histograms:
+        yield _family_head(metric, metric.name)
+        for part in _split_batches(family, HISTOGRAMS_PER_PIECE):
+            yield "".join(
+                [
+                    _histogram_lines(metric, labels, histogram)
+                    for labels, histogram in part
+                    if any(histogram.counts)
+                ]
+            ).encode()
 
 
-def _head(metric: Metric, name: str) -> bytes:
+def _family_head(metric: Metric, name: str) -> bytes:
     text = metric.help.replace("\\", r"\\").replace("\n", r"\n")
     return f"# HELP {name} {text}\n# TYPE {name} {metric.kind}\n".encode()
 
 
-def _batches(cells: Mapping[Labels, C], size: int) -> Iterator[list[tuple[Labels, C]]]:
-    each = iter(list(cells.items()))
-    while batch := list(islice(each, size)):
+def _split_batches(cells: Mapping[Labels, C], size: int) -> Iterator[list[tuple[Labels, C]]]:
+    items = iter(list(cells.items()))
+    while batch := list(islice(items, size)):
         yield batch
 
 
-def _pairs(metric: Metric, labels: Labels) -> list[str]:
+def _label_pairs(metric: Metric, labels: Labels) -> list[str]:
     """`name="value"` of each label, by name."""
-    return [f'{name}="{_escaped(value)}"' for name, value in sorted(zip(metric.labels, labels, strict=True))]
+    return [
+        f'{name}="{_escape_value(value)}"' for name, value in sorted(zip(metric.labels, labels, strict=True))
+    ]
 
 
-def _escaped(value: str) -> str:
+def _escape_value(value: str) -> str:
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
-def _shown(pairs: list[str]) -> str:
+def _labels_text(pairs: list[str]) -> str:
     return f"{{{','.join(pairs)}}}" if pairs else ""
 
 
-def _lines(metric: Metric, labels: Labels, histogram: Histogram) -> str:
-    name, pairs = metric.name, _pairs(metric, labels)
-    counts, seen = histogram.counts, 0
-    before = "".join([f"{one}," for one in pairs if one < "le"])
-    after = "".join([f",{one}" for one in pairs if one > "le"])
+def _histogram_lines(metric: Metric, labels: Labels, histogram: Histogram) -> str:
+    name, pairs = metric.name, _label_pairs(metric, labels)
+    counts, cumulative = histogram.counts, 0
+    before = "".join([f"{pair}," for pair in pairs if pair < "le"])
+    after = "".join([f",{pair}" for pair in pairs if pair > "le"])
     lines = []
     for first, behind, edge in EDGES:
-        seen += sum(counts[first:behind])
-        lines.append(f'{name}_bucket{{{before}le="{edge}"{after}}} {_number(seen)}\n')
-    seen += counts[OVERFLOW]
-    count, shown = _number(seen), _shown(pairs)
+        cumulative += sum(counts[first:behind])
+        lines.append(f'{name}_bucket{{{before}le="{edge}"{after}}} {_number(cumulative)}\n')
+    cumulative += counts[OVERFLOW]
+    count, labels_text = _number(cumulative), _labels_text(pairs)
     lines.append(f'{name}_bucket{{{before}le="+Inf"{after}}} {count}\n')
-    lines.append(f"{name}_count{shown} {count}\n{name}_sum{shown} {_number(histogram.total)}\n")
+    lines.append(f"{name}_count{labels_text} {count}\n{name}_sum{labels_text} {_number(histogram.total)}\n")
     return "".join(lines)

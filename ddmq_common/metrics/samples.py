@@ -39,7 +39,7 @@ _HOUR_FOLDER = re.compile(r"hour=(\d\d)")
 
 
 class SampleName(NamedTuple):
-    """What a file's name says: whose samples, and the sequence numbers of the first and last interval."""
+    """A sample file's name: the process start, and the sequence numbers of the first and last interval."""
 
     instance: str
     first: int
@@ -65,17 +65,17 @@ class SampleName(NamedTuple):
         )
 
 
-def part(instance: str, seq: int) -> SampleName:
+def part_name(instance: str, seq: int) -> SampleName:
     """The file of one interval."""
     return SampleName(instance, seq, seq, False)
 
 
 def parse(name: str) -> SampleName | None:
     """Parse a name; None when it is not one of ours, or one that is still being written."""
-    if found := _PART.fullmatch(name):
-        return part(found[1], int(found[2]))
-    if found := _HOUR.fullmatch(name):
-        return SampleName(found[1], int(found[2]), int(found[3]), True)
+    if match := _PART.fullmatch(name):
+        return part_name(match[1], int(match[2]))
+    if match := _HOUR.fullmatch(name):
+        return SampleName(match[1], int(match[2]), int(match[3]), True)
     return None
 
 
@@ -103,9 +103,9 @@ def hour_start(date_folder: str, hour_folder: str) -> int | None:
 
 def day_of(date_folder: str) -> date | None:
     """The day of a date's folder; None when this is not a name of ours, or a day that no clock shows."""
-    found = _DATE_FOLDER.fullmatch(date_folder)
+    match = _DATE_FOLDER.fullmatch(date_folder)
     try:
-        day = date.fromisoformat(found[1]) if found else None
+        day = date.fromisoformat(match[1]) if match else None
     except ValueError:
         return None
     return day if day and FIRST_YEAR <= day.year <= LAST_YEAR else None
@@ -187,7 +187,7 @@ def _check(line: SampleLine) -> None:
         raise LineError(BAD_VALUE, f"{line.metric} has labels {metric.labels}, not {sorted(line.labels)}")
     if metric.kind == "histogram":
         _check_histogram(line)
-    elif not _number(line.value) or line.sum is not msgspec.UNSET:
+    elif not _is_number(line.value) or line.sum is not msgspec.UNSET:
         raise LineError(BAD_VALUE, f"{line.metric} is a {metric.kind}: a finite value and no sum is wanted")
 
 
@@ -201,7 +201,7 @@ def _check_process(line: SampleLine) -> None:
 
 def _check_histogram(line: SampleLine) -> None:
     buckets, counts = line.buckets, line.counts
-    if not _number(line.sum) or not isinstance(buckets, list) or not isinstance(counts, list):
+    if not _is_number(line.sum) or not isinstance(buckets, list) or not isinstance(counts, list):
         raise LineError(BAD_VALUE, f"{line.metric} is a histogram: sum, buckets and counts are wanted")
     if len(buckets) != len(counts) or any(count < 1 for count in counts):
         raise LineError(
@@ -211,5 +211,5 @@ def _check_histogram(line: SampleLine) -> None:
         raise LineError(BAD_VALUE, f"buckets are rising indexes from 0 to {BUCKETS - 1}, not {buckets[:9]}")
 
 
-def _number(value: object) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and isfinite(value)

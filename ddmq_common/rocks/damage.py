@@ -28,13 +28,13 @@ def check_files(folder: Path) -> None:
     """A folder with data whose list of tables is gone is damaged; RocksDB itself would begin a new database
     there, or say only that some file does not exist. One whose making was cut short has no data yet."""
     try:
-        listed = (folder / "CURRENT").read_text("ascii", "replace").strip()
+        manifest = (folder / "CURRENT").read_text("ascii", "replace").strip()
     except FileNotFoundError:
-        listed = ""
+        manifest = ""
         if not any(file.stat().st_size for pattern in ("*.sst", "*.log") for file in folder.glob(pattern)):
             return
-    if not (listed and (folder / listed).is_file()):
-        raise DamagedError(f"{folder}: damaged: CURRENT names {listed!r}, which is no list of tables there")
+    if not (manifest and (folder / manifest).is_file()):
+        raise DamagedError(f"{folder}: damaged: CURRENT names {manifest!r}, which is no list of tables there")
 
 
 def behind_damage(readable: Callable[[bytes], bool], last: bytes) -> bytes | None:
@@ -69,12 +69,12 @@ def after_gap(folder: Path) -> list[Path]:
     """The files of the log in `folder` that come after a gap, oldest first. Raises OSError."""
     files = sorted(folder.glob("*.log"), key=lambda path: int(path.stem) if path.stem.isdigit() else -1)
     expected: int | None = None
-    for place, path in enumerate(files):
-        found = numbers_of(path)
-        if found is not None and place and found[0] != expected:
-            return files[place:]
-        if found is not None:
-            expected = found[1]
+    for index, path in enumerate(files):
+        numbers = numbers_of(path)
+        if numbers is not None and index and numbers[0] != expected:
+            return files[index:]
+        if numbers is not None:
+            expected = numbers[1]
     return []
 
 
@@ -85,7 +85,7 @@ def numbers_of(path: Path) -> tuple[int, int] | None:
         size = os.fstat(file.fileno()).st_size
         at = 0
         head = b""  # of the batch whose pieces are being read
-        while (piece := _piece(file, at, size)) is not None:
+        while (piece := _read_piece(file, at, size)) is not None:
             kind, start, at = piece
             if kind in (_FULL, _FIRST):
                 head = b""
@@ -99,19 +99,19 @@ def numbers_of(path: Path) -> tuple[int, int] | None:
     return None if first < 0 else (first, following)
 
 
-def _piece(file: BinaryIO, at: int, size: int) -> tuple[int, int, int] | None:
+def _read_piece(file: BinaryIO, at: int, size: int) -> tuple[int, int, int] | None:
     """(kind, 0: no batch; where its content begins, where it ends) of the piece at `at`; None at the end."""
-    left = _BLOCK - at % _BLOCK
-    if left < _HEADER.size:
-        at += left
-        left = _BLOCK
+    remaining = _BLOCK - at % _BLOCK
+    if remaining < _HEADER.size:
+        at += remaining
+        remaining = _BLOCK
     file.seek(at)
     header = file.read(_HEADER.size)
     if len(header) < _HEADER.size:
         return None
     _, length, kind = _HEADER.unpack(header)
-    taken = _OTHER.get(kind, 11 if kind in _NUMBERED else _HEADER.size)
-    known = 0 < kind <= max(_NUMBERED) or kind in _OTHER
-    if not known or taken + length > left or at + taken + length > size:
+    header_bytes = _OTHER.get(kind, 11 if kind in _NUMBERED else _HEADER.size)
+    is_known = 0 < kind <= max(_NUMBERED) or kind in _OTHER
+    if not is_known or header_bytes + length > remaining or at + header_bytes + length > size:
         return None
-    return (0 if kind in _OTHER else _NUMBERED.get(kind, kind)), at + taken, at + taken + length
+    return (0 if kind in _OTHER else _NUMBERED.get(kind, kind)), at + header_bytes, at + header_bytes + length

@@ -51,10 +51,12 @@ _key_of = itemgetter(0)
 
 
 class WalRecovery(Enum):
-    """What opening does about the write-ahead log, which is several files. WHOLE: anything that does not
-    parse, also a torn end, is a DamagedError. PREFIX: everything before the first such place, nothing behind
-    it, in silence. TORN: as WHOLE, but an end that was never written is fine in any of the files: for a look
-    only, because what stands in later files may rest on what is missing."""
+    """How opening treats the write-ahead log, which is several files.
+
+    WHOLE: bytes that do not parse, also at an end, are a DamagedError. PREFIX: everything before such bytes
+    is used, and the rest is ignored without an error. TORN: as WHOLE, but each file may lack an end that was
+    never written. Use TORN for a check only: later files may depend on the missing bytes.
+    """
 
     WHOLE = 1
     PREFIX = 2
@@ -109,9 +111,9 @@ class Rocks:
         self._busy = 0
         self._compacting = False
         options = options or RocksOptions()
-        self._room = Room(lambda name: self.number(name), folder, max(1, options.write_buffers - 1))
+        self._room = Room(lambda name: self.read_property(name), folder, max(1, options.write_buffers - 1))
         check_files(folder)
-        with translated(f"cannot open the store in {folder}"):
+        with translate_errors(f"cannot open the store in {folder}"):
             raw = _raw_options(options, recovery)
             self._db: Any = rocksdict.Rdict(str(folder), raw, {"default": raw})
         self._open = True
@@ -124,7 +126,7 @@ class Rocks:
         Ask `has_room` before: a write without room waits here (room.py).
         """
         self._room.wait()
-        with translated(f"cannot write to {self.folder}"):
+        with translate_errors(f"cannot write to {self.folder}"):
             self._db.write(batch.raw)
 
     def has_room(self, growing: bool) -> bool:
@@ -137,12 +139,12 @@ class Rocks:
 
     def sync(self) -> None:
         """Make everything durable that was written before the call. Blocks: native thread."""
-        with self._using(), translated(f"cannot sync {self.folder}"):
+        with self._hold_open(), translate_errors(f"cannot sync {self.folder}"):
             self._db.flush_wal(True)
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value of a key; None where there is none."""
-        with translated(f"cannot read {self.folder}"):
+        with translate_errors(f"cannot read {self.folder}"):
             value: bytes | None = self._db.get(key)
         return value
 
@@ -150,63 +152,65 @@ class Rocks:
         """Return a value, or None, per key."""
         if not keys:
             return []
-        with translated(f"cannot read {self.folder}"):
+        with translate_errors(f"cannot read {self.folder}"):
             values: list[bytes | None] = self._db.get(list(keys))
         return values
 
-    def first(self, start: bytes, end: bytes) -> bytes | None:
-        """The first key in [start, end)."""
-        with translated(f"cannot read {self.folder}"):
-            return _first(self._db.iter(), start, end)
+    def first_key(self, start: bytes, end: bytes) -> bytes | None:
+        """Return the first key in [start, end), or None."""
+        with translate_errors(f"cannot read {self.folder}"):
+            return _first_key(self._db.iter(), start, end)
 
-    def chunks(
+    def read_chunks(
         self, start: bytes, end: bytes, limit: int | None = None, first: int = FIRST_CHUNK
     ) -> Iterator[list[Pair]]:
-        """What stands in [start, end), in order, at most `limit` pairs, in lists that grow from `first` to
-        about 1,000 pairs or 4 MiB. Finish or drop the iterator soon; `close` ends it.
+        """Read the pairs in [start, end), in order, at most `limit`, in lists that grow from `first` pairs
+        to about 1,000 pairs or 4 MiB. Finish or drop the iterator soon; `close` ends it.
 
         Raises DamagedError at a damaged block, after everything before it.
         """
-        reading = self._chunks(start, end, limit if limit is not None else 1 << 62, first)
+        reading = self._read_chunks(start, end, limit if limit is not None else 1 << 62, first)
         self._reading.add(reading)
         return reading
 
-    def _chunks(self, start: bytes, end: bytes, left: int, size: int) -> Generator[list[Pair], None, None]:
-        pairs = self._pairs(start)
+    def _read_chunks(
+        self, start: bytes, end: bytes, remaining: int, size: int
+    ) -> Generator[list[Pair], None, None]:
+        pairs = self._iterate_pairs(start)
         try:
-            while left > 0:
-                wanted = min(size, left)
-                with translated(f"cannot read {self.folder}"):
-                    found = list(islice(pairs, wanted))
-                if found and found[-1][0] >= end:
-                    if inside := found[: bisect_left(found, end, key=_key_of)]:
+            while remaining > 0:
+                count = min(size, remaining)
+                with translate_errors(f"cannot read {self.folder}"):
+                    chunk = list(islice(pairs, count))
+                if chunk and chunk[-1][0] >= end:
+                    if inside := chunk[: bisect_left(chunk, end, key=_key_of)]:
                         yield inside
                     return
-                if found:
-                    yield found
-                    start = found[-1][0] + b"\0"
-                    left -= len(found)
-                    size = min(4 * size, _LAST_CHUNK, 1 + _CHUNK_BYTES // (1 + len(found[-1][1])))
-                if len(found) < wanted:
-                    if self.first(start, end) is None:
+                if chunk:
+                    yield chunk
+                    start = chunk[-1][0] + b"\0"
+                    remaining -= len(chunk)
+                    size = min(4 * size, _LAST_CHUNK, 1 + _CHUNK_BYTES // (1 + len(chunk[-1][1])))
+                if len(chunk) < count:
+                    if self.first_key(start, end) is None:
                         return
-                    pairs = self._pairs(start)
+                    pairs = self._iterate_pairs(start)
         finally:
             del pairs  # not even the traceback of an error may keep it
 
-    def _pairs(self, start: bytes) -> Iterator[Pair]:
-        with translated(f"cannot read {self.folder}"):
+    def _iterate_pairs(self, start: bytes) -> Iterator[Pair]:
+        with translate_errors(f"cannot read {self.folder}"):
             pairs: Iterator[Pair] = self._db.items(from_key=start)
         return pairs
 
     def salvage_from(self, last: bytes) -> bytes | None:
-        """Behind a damaged block: where reading can go on after `last`, the last key that was read."""
-        with translated(f"cannot read {self.folder}"):
-            return behind_damage(self._readable, last)
+        """Return where reading can continue behind a damaged block; `last` is the last key read."""
+        with translate_errors(f"cannot read {self.folder}"):
+            return behind_damage(self._is_readable, last)
 
-    def _readable(self, key: bytes) -> bool:
+    def _is_readable(self, key: bytes) -> bool:
         try:
-            _first(self._db.iter(), key, key)
+            _first_key(self._db.iter(), key, key)
         except Exception:  # rocksdict raises nothing narrower
             return False
         return True
@@ -214,31 +218,31 @@ class Rocks:
     def compact(self, start: bytes, end: bytes) -> None:
         """Give back the space of what was removed in [start, end). Blocks for seconds: native
         thread. Closing ends it early."""
-        with self._using():
+        with self._hold_open():
             self._compacting = True
             try:
                 self._db.compact_range(start, end)
             except Exception as error:  # rocksdict raises nothing narrower
                 if self._open:
-                    raise translation(error, f"cannot compact {self.folder}") from error
+                    raise as_store_error(error, f"cannot compact {self.folder}") from error
             finally:
                 self._compacting = False
 
     def checkpoint(self, folder: Path) -> None:
         """A consistent copy into `folder`, which must not exist; hard links where that is possible."""
-        with self._using(), translated(f"cannot copy {self.folder} to {folder}"):
+        with self._hold_open(), translate_errors(f"cannot copy {self.folder} to {folder}"):
             self._db.flush_wal(True)
             rocksdict.Checkpoint(self._db).create_checkpoint(str(folder))
 
-    def number(self, name: str) -> int:
-        """A property of RocksDB, for example `rocksdb.total-sst-files-size`; 0 when it is not known."""
-        try:  # `translated` would cost five times as much, and some are asked before each step and write
+    def read_property(self, name: str) -> int:
+        """Return a property of RocksDB, such as `rocksdb.total-sst-files-size`; 0 when it is not known."""
+        try:  # `translate_errors` costs five times as much; some are read before each step and write
             return int(self._db.property_int_value(name) or 0)
         except Exception as error:  # rocksdict raises nothing narrower
-            raise translation(error, f"cannot read {self.folder}") from error
+            raise as_store_error(error, f"cannot read {self.folder}") from error
 
     def close(self) -> None:
-        """Ends a compaction, waits for calls in other threads, gives the folder back. May be called twice."""
+        """Cancel a compaction, wait for calls in other threads, release the folder. May be called twice."""
         with self._idle:
             if not self._open:
                 return
@@ -252,10 +256,10 @@ class Rocks:
             self._db.close()
         except Exception as error:  # rocksdict raises nothing narrower
             if not str(error).startswith("Shutdown in progress"):  # closed, with the log for the next opening
-                raise translation(error, f"cannot close {self.folder}") from error
+                raise as_store_error(error, f"cannot close {self.folder}") from error
 
     @contextmanager
-    def _using(self) -> Iterator[None]:
+    def _hold_open(self) -> Iterator[None]:
         with self._idle:
             if not self._open:
                 raise StorageError(f"the store in {self.folder} is closed")
@@ -269,8 +273,7 @@ class Rocks:
 
 
 def only_torn(folder: Path, options: RocksOptions) -> bool:
-    """Of a folder that does not open: is nothing wrong but ends of its write-ahead log that were never
-    written? Changes nothing there."""
+    """Whether a folder fails to open only because ends of its log were never written. Changes nothing."""
     raw = _raw_options(options, WalRecovery.TORN)
     try:
         rocksdict.Rdict(str(folder), raw, {"default": raw}, rocksdict.AccessType.read_only()).close()
@@ -279,9 +282,9 @@ def only_torn(folder: Path, options: RocksOptions) -> bool:
     return True
 
 
-def repair(folder: Path) -> None:
+def repair_folder(folder: Path) -> None:
     """Make a folder that does not open readable again; files that cannot be read are left out."""
-    with translated(f"cannot repair {folder}"):
+    with translate_errors(f"cannot repair {folder}"):
         rocksdict.Rdict.repair(str(folder), _raw_options(RocksOptions(), WalRecovery.PREFIX))
 
 
@@ -297,7 +300,7 @@ def _raw_options(options: RocksOptions, recovery: WalRecovery) -> Any:
     raw.set_wal_recovery_mode(mode[recovery]())
     _set_memory(raw, options)
     raw.set_max_background_jobs(options.background_threads)
-    raw.set_compression_per_level([rocksdict.DBCompressionType.none()] * 2 + _packed(5))
+    raw.set_compression_per_level([rocksdict.DBCompressionType.none()] * 2 + _compressed_levels(5))
     raw.set_allow_concurrent_memtable_write(False)  # there is one writer
     raw.set_level_zero_file_num_compaction_trigger(8)
     # A write that RocksDB stops or slows down sleeps in there with the interpreter: see `has_room`.
@@ -317,7 +320,7 @@ def _raw_options(options: RocksOptions, recovery: WalRecovery) -> Any:
     return raw
 
 
-def _packed(levels: int) -> list[Any]:
+def _compressed_levels(levels: int) -> list[Any]:
     return [rocksdict.DBCompressionType.lz4()] * levels
 
 
@@ -352,7 +355,7 @@ def _end(reading: Generator[list[Pair], None, None]) -> None:
             return
 
 
-def _first(iterator: Any, start: bytes, end: bytes) -> bytes | None:
+def _first_key(iterator: Any, start: bytes, end: bytes) -> bytes | None:
     try:
         iterator.seek(start)
         if iterator.valid():
@@ -365,18 +368,18 @@ def _first(iterator: Any, start: bytes, end: bytes) -> bytes | None:
 
 
 @contextmanager
-def translated(what: str) -> Iterator[None]:
-    """Raise what RocksDB's library raises as `translation` has it."""
+def translate_errors(what: str) -> Iterator[None]:
+    """Raise the errors of RocksDB's library as `as_store_error` converts them."""
     try:
         yield
     except (DamagedError, StorageError):
         raise
     except Exception as error:  # rocksdict raises nothing narrower
-        raise translation(error, what) from error
+        raise as_store_error(error, what) from error
 
 
-def translation(error: Exception, what: str) -> StorageError:
-    """A DamagedError where bytes do not match their checksum, else a StorageError."""
+def as_store_error(error: Exception, what: str) -> StorageError:
+    """Convert an error: a DamagedError if bytes do not match their checksum, else a StorageError."""
     text = str(error)
     if text.startswith("Corruption"):
         return DamagedError(f"{what}: damaged: {text}")

@@ -20,8 +20,11 @@ UNMERGED_LAST = 4 * UNMERGED_MAX  # … and then nothing is written
 
 
 class Room:
-    """Of one database. `number`: a property of RocksDB by its name; `full`: so many buffers may wait to
-    become tables before a write does. Both functions raise StorageError where tables cannot be written."""
+    """The write capacity of one database. Both methods raise StorageError where tables cannot be written.
+
+    `number`: reads a property of RocksDB by its name; `full`: so many buffers may wait to become tables
+    before a write waits.
+    """
 
     def __init__(self, number: Callable[[str], int], folder: Path, full: int) -> None:
         self._number = number
@@ -30,9 +33,9 @@ class Room:
         self._errors = 0  # of the background, of which RocksDB has recovered: it never forgets one
 
     def is_there(self, growing: bool) -> bool:
-        """See `Rocks.has_room`."""
+        """Whether a write would not wait; see `Rocks.has_room`."""
         spare, most = (1, UNMERGED_MAX) if growing else (0, UNMERGED_LAST)
-        if self._waiting() >= max(1, self._full - spare):
+        if self._count_waiting() >= max(1, self._full - spare):
             return False
         merging = self._number("rocksdb.num-files-at-level0") >= most
         return not (merging and self._number("rocksdb.num-running-compactions"))
@@ -40,7 +43,7 @@ class Room:
     def wait(self) -> None:
         """Block until a write goes through, ROOM_S at most, then it is a StorageError."""
         give_up = None
-        while self._waiting() >= self._full:
+        while self._count_waiting() >= self._full:
             give_up = give_up or time.monotonic() + ROOM_S
             if time.monotonic() >= give_up:
                 raise StorageError(
@@ -48,8 +51,8 @@ class Room:
                 )
             time.sleep(0.0005)
 
-    def _waiting(self) -> int:
-        """Buffers that are to become tables."""
+    def _count_waiting(self) -> int:
+        """Count the buffers that must become tables. Raises StorageError after a new background error."""
         waiting = self._number("rocksdb.num-immutable-mem-table")
         errors = self._number("rocksdb.background-errors")
         if not waiting:

@@ -17,7 +17,7 @@ WALL_MS_MAX = 253_370_764_800_000  # the year 9999, which calendars end with
 
 
 class TraceKind(IntEnum):
-    """What happened. The numbers are on the disk."""
+    """The kinds of trace events. Their numbers are stored on disk."""
 
     SENT = 1
     STORED = 2
@@ -52,19 +52,19 @@ class TraceEvent(msgspec.Struct, array_like=True, frozen=True):
     facts: dict[str, Fact]
 
     def number_of(self, name: str, otherwise: int = 0) -> int:
-        """A fact that is a number."""
-        found = self.facts.get(name, otherwise)
-        return found if isinstance(found, int) else otherwise
+        """Return the fact `name` if it is a number, else `otherwise`."""
+        fact = self.facts.get(name, otherwise)
+        return fact if isinstance(fact, int) else otherwise
 
     def text_of(self, name: str) -> str:
-        """A fact that is a text."""
-        found = self.facts.get(name, "")
-        return found if isinstance(found, str) else ""
+        """Return the fact `name` if it is a text, else ""."""
+        fact = self.facts.get(name, "")
+        return fact if isinstance(fact, str) else ""
 
     def waits(self) -> list[Wait]:
-        """What a hand-out waited for."""
-        found = self.facts.get("waits", [])
-        return found if isinstance(found, list) else []
+        """Return the reasons why a hand-out waited."""
+        fact = self.facts.get("waits", [])
+        return fact if isinstance(fact, list) else []
 
 
 class TraceBatch(NamedTuple):

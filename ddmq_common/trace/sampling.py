@@ -18,11 +18,11 @@ def limit_of(one_in: int) -> int:
     return -(-_WHOLE // one_in) if one_in > 0 else OFF
 
 
-def sampled(message_ids: Sequence[bytes], limit: int) -> list[int]:
-    """The places of those that are among them. Each message of a traced subscription passes here."""
+def sampled_indexes(message_ids: Sequence[bytes], limit: int) -> list[int]:
+    """Return the indexes of the sampled ids. Each message of a traced subscription passes here."""
     return [at for at, message_id in enumerate(message_ids) if crc32(message_id) < limit]
 
 
 def is_sampled(message_id: bytes, limit: int) -> bool:
-    """Whether the message with this id is among them."""
+    """Whether the message with this id is sampled."""
     return crc32(message_id) < limit

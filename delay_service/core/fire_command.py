@@ -15,7 +15,7 @@ from ddmq_common.delays.command import ONCE, SCHEDULE, DelayCommand, decode_comm
 from ddmq_common.delivery import key_of, varint
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import DELAY_DLQ_TOPIC
-from ddmq_common.queue_choice import BY_HASH, choose
+from ddmq_common.queue_choice import BY_HASH, choose_queue
 from delay_service.core.occurrences import CATCH_UP_MAX, next_after, occurrence_id, to_fire
 from delay_service.store.port import IdKind, IdState, Pending
 
@@ -67,7 +67,7 @@ def fire_command(
             return PassedOver(message, None if upcoming is None else with_occurrence(message, *upcoming))
     record = record_of(message, command)
     key = record.key if by_key else b""
-    record.queue_id = choose(command.partition, command.hash_id, queues, turn(message.topic), key)
+    record.queue_id = choose_queue(command.partition, command.hash_id, queues, turn(message.topic), key)
     next_message = following(message, command, now_ms, catch_up_max)
     return FireCommand(message, record, next_message, is_deferred, named_ms=command.due_ms)
 
@@ -217,7 +217,9 @@ def dead_fire(message: Pending, reason: str, now_ms: int, is_deferred: bool) -> 
         command = decode_command(message.command)
         key = key_of(delivery)
         if command.partition >= BY_HASH or key:
-            queue_hint = {dead.PLACE: str(choose(command.partition, command.hash_id, _HASH_END, 0, key))}
+            queue_hint = {
+                dead.PLACE: str(choose_queue(command.partition, command.hash_id, _HASH_END, 0, key))
+            }
         if command.kind != SCHEDULE:
             delivery = with_key(delivery, occurrence_id(command, message.occurrence).encode())
     except DamagedError:

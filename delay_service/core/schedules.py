@@ -131,4 +131,4 @@ def _deliveries_between(
 
 
 def _cron_of(schedule: Schedule) -> Cron:
-    return Cron.of(schedule.cron, schedule.zone)
+    return Cron.from_expression(schedule.cron, schedule.zone)

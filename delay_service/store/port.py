@@ -239,7 +239,7 @@ def deliveries_a_day(command: DelayCommand) -> int:
         most = schedule.repeat + 1 if schedule.repeat > 0 else 0
         series = _capped(_DAY_MS // max(schedule.period_ms, 1) + 1, most)
     if schedule.cron:
-        series *= _DAY_MS // Cron.of(schedule.cron, schedule.zone).gap_ms_min + 1
+        series *= _DAY_MS // Cron.from_expression(schedule.cron, schedule.zone).gap_ms_min + 1
     return _capped(series, schedule.occurrences_max)
 
 

@@ -68,7 +68,7 @@ class RocksStore(DelayStore):
     def disk_bytes(self) -> int:
         """Return the bytes of its tables, with removed data that was not given back yet."""
         with self._guarded_calls():
-            return self._db.number("rocksdb.total-sst-files-size")
+            return self._db.read_property("rocksdb.total-sst-files-size")
 
     # --- writing
 
@@ -108,7 +108,7 @@ class RocksStore(DelayStore):
             if limit == 0 or ahead.end >= end:
                 return
             start = ahead.end
-        for chunk in self._db.chunks(start, layout.DUE_END, limit, self._at_once):
+        for chunk in self._db.read_chunks(start, layout.DUE_END, limit, self._at_once):
             self._at_once = min(AT_ONCE_MAX, 1 + BYTES_MAX // (1 + len(chunk[-1][1])))
             inside = bisect_left(chunk, (end,))
             if inside:
@@ -141,7 +141,7 @@ class RocksStore(DelayStore):
             if key is not None:
                 return key
             start = ahead.end
-        return self._db.first(start, layout.DUE_END) if start < layout.DUE_END else None
+        return self._db.first_key(start, layout.DUE_END) if start < layout.DUE_END else None
 
     def get(self, key: DueKey) -> Pending | None:
         names = [layout.due_key(*key), *(layout.aside_key(topic, *key) for topic in self._counts.aside)]
@@ -159,7 +159,7 @@ class RocksStore(DelayStore):
     def known(self, after: bytes, limit: int) -> list[tuple[bytes, IdState]]:
         start = layout.ID + after + (b"\0" if after else b"")
         with self._guarded_calls():
-            for chunk in self._db.chunks(start, layout.ID_END, limit):
+            for chunk in self._db.read_chunks(start, layout.ID_END, limit):
                 return [(key[len(layout.ID) :], decode_state(value)) for key, value in chunk]
         return []
 
@@ -168,7 +168,7 @@ class RocksStore(DelayStore):
         fronts.forgettable, fronts.stale = {}, []
         start, end = fronts.forget.start, layout.forget_key(max(now_ms, 0) + 1, bytes(layout.UUID_BYTES))
         with self._guarded_calls():
-            for chunk in self._db.chunks(start, end, _STALE_MAX * limit):
+            for chunk in self._db.read_chunks(start, end, _STALE_MAX * limit):
                 names = [key for key, _ in chunk]
                 fronts.forget.add_scanned(start, names)
                 self._sort_out(names, limit)
@@ -191,7 +191,9 @@ class RocksStore(DelayStore):
         front = self._fronts.of_topic(topic)
         end = layout.range_end(layout.aside_prefix(topic))
         with self._guarded_calls():
-            return _front_messages(front, front.start, self._db.chunks(front.start, end, limit), UNBOUNDED)
+            return _front_messages(
+                front, front.start, self._db.read_chunks(front.start, end, limit), UNBOUNDED
+            )
 
     def deferred_topics(self) -> list[str]:
         return sorted(self._counts.aside)
@@ -233,7 +235,7 @@ class RocksStore(DelayStore):
                     yield message
 
     def _read_pairs(self, start: bytes, end: bytes) -> Iterator[Pair]:
-        for chunk in self._db.chunks(start, end):
+        for chunk in self._db.read_chunks(start, end):
             yield from chunk
 
     def counts(self) -> Mapping[str, int]:

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from ddmq_common.errors import DamagedError, StorageError
 from ddmq_common.rocks.damage import after_gap
-from ddmq_common.rocks.database import Pair, Rocks, RocksOptions, WalRecovery, WriteBatch, repair
+from ddmq_common.rocks.database import Pair, Rocks, RocksOptions, WalRecovery, WriteBatch, repair_folder
 from delay_service.store import layout
 from delay_service.store.copies import DAMAGED, MARK_FILE, clone_files, sync_path
 from delay_service.store.layout import decode_pending, decode_state, encode_count, encode_state
@@ -152,7 +152,7 @@ def _open_at_any_price(folder: Path, options: RocksOptions) -> Rocks:
     try:
         return Rocks(folder, options, WalRecovery.PREFIX)
     except DamagedError:
-        repair(folder)
+        repair_folder(folder)
         return Rocks(folder, options, WalRecovery.PREFIX)
 
 
@@ -182,7 +182,7 @@ def read_undamaged(database: Rocks, start: bytes, end: bytes) -> Iterator[Pair]:
     while at is not None:
         last = at
         try:
-            for chunk in database.chunks(at, end):
+            for chunk in database.read_chunks(at, end):
                 yield from chunk
                 last = chunk[-1][0]
         except DamagedError:
@@ -205,7 +205,7 @@ def _is_readable(prefix: bytes, value: bytes) -> bool:
 
 
 def _read_states(database: Rocks) -> Iterator[tuple[bytes, IdState]]:
-    for chunk in database.chunks(layout.ID, layout.ID_END):
+    for chunk in database.read_chunks(layout.ID, layout.ID_END):
         for key, value in chunk:
             yield key[1:], decode_state(value)
 
@@ -230,7 +230,7 @@ def _has_message(old: Rocks, new: Rocks, state: IdState, writer: _Batches) -> bo
 def _is_deferred(database: Rocks, state: IdState) -> bool:
     """Return whether the message of a state is deferred; checked topic by topic, which are few."""
     at = layout.ASIDE
-    while (key := database.first(at, layout.ASIDE_END)) is not None:
+    while (key := database.first_key(at, layout.ASIDE_END)) is not None:
         topic = key[1 : key.index(b"\0")].decode()
         if database.get(layout.aside_key(topic, state.at_ms, state.offset)) is not None:
             return True
@@ -273,7 +273,7 @@ def _has_moved(database: Rocks, message: Pending, state: IdState) -> bool:
 
 
 def _read_messages(database: Rocks, prefix: bytes) -> Iterator[tuple[bytes, Pending]]:
-    for chunk in database.chunks(prefix, layout.range_end(prefix)):
+    for chunk in database.read_chunks(prefix, layout.range_end(prefix)):
         for key, value in chunk:
             yield key, decode_pending(value)
 

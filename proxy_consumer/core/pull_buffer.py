@@ -290,7 +290,7 @@ class PullBuffer:
             scope.made_room()
         self.tally.delivered.value += len(messages.offsets)
         if self._bucket is not None:
-            self._bucket.take(len(messages.offsets))
+            self._bucket.take_tokens(len(messages.offsets))
         return Delivery(queue, messages, lease, redelivered)
 
     # --- what was read
@@ -348,7 +348,7 @@ class PullBuffer:
         pairs = sorted(zip(offsets, lease_ids, strict=False), reverse=True)
         back = sum(queue.take_back(offset, lease_id) for offset, lease_id in pairs)
         if self._bucket is not None:
-            self._bucket.take(-back)
+            self._bucket.take_tokens(-back)
         self.on_news(queue)
         return back
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from backend.records import Bounds, QueueRef, StoredRecord
 from ddmq_client.idl import consumer
-from ddmq_common.delivery import STOP, tail, varint, zigzag
+from ddmq_common.delivery import STOP, encode_tail, varint, zigzag
 from ddmq_rpc.api import Call, Wire
 from ddmq_rpc.codec import constant_result
 from proxy_consumer.answers import IDL, SERVICE, context_of, list_header, message_of, tell_own
@@ -120,7 +120,7 @@ def _join_messages(target: Target, next_offsets: dict[Any, int] | None) -> list[
 
 def _encode_tails(target: Target, next_offsets: dict[Any, int] | None) -> list[bytes]:
     if next_offsets is None:
-        return [tail(offset) for offset in target.offsets]
+        return [encode_tail(offset) for offset in target.offsets]
     behind = zigzag(max(next_offsets.get(target.queue, 0), target.next_offset))
     tails = []
     for offset, record in zip(target.offsets, target.records, strict=True):
@@ -128,7 +128,7 @@ def _encode_tails(target: Target, next_offsets: dict[Any, int] | None) -> list[b
         tails.append(
             b"%b\x08\xc8\x01\x20%b\x36%b\x16%b\x16%b\x00"
             % (
-                tail(offset)[:-1],
+                encode_tail(offset)[:-1],
                 stored.message_id.hex().encode(),
                 zigzag(stored.born_ms),
                 zigzag(stored.stored_ms),

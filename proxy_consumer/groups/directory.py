@@ -16,7 +16,7 @@ from backend.port import Backend
 from backend.records import AppendResult, Bounds, CommitBatch, ProgressDelta, QueueRef, SettingsLimit
 from ddmq_common.errors import BoundReachedError, CallerError, ConfigError, FencedError, TryLaterError
 from ddmq_common.names import group_fault, is_dead_letters, is_internal, topic_fault
-from ddmq_common.token_bucket import CREATIONS_PER_S, creations
+from ddmq_common.token_bucket import CREATIONS_PER_S, creations_bucket
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.filters.message_filters import check_stated as check_sql
 from proxy_consumer.groups.group import (
@@ -55,7 +55,7 @@ class Directory:
         self._runtime = runtime
         self.groups: dict[bytes, Group] = {}
         self._orderings: dict[Group, GroupOrdering] = {}
-        self._creation_rate = creations(runtime.now())
+        self._creation_rate = creations_bucket(runtime.now())
         self._making: dict[Subscription, Completion[int]] = {}
         self._follow: Callable[[str, str], None] | None = None
         self._stop_watching: Callable[[], None] | None = None
@@ -248,7 +248,7 @@ class Directory:
                     f"group {name} does not consume {topic} yet, and clients have made many subscriptions "
                     f"just now; {CREATIONS_PER_S} a second are made: try again"
                 )
-            self._creation_rate.take(1)
+            self._creation_rate.take_tokens(1)
         subscription, creation = self.subscribe(name, topic, config)
         if is_new and on_skipped is not None:
             report = on_skipped

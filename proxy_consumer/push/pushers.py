@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ddmq_common.errors import DdmqError
 from ddmq_common.metrics import catalogue
-from ddmq_common.private_files import reveal
+from ddmq_common.private_files import reveal_secrets
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.push.actions.config import PushConfig, ScriptConfig
 from proxy_consumer.push.actions.job import ActionJob, ActionOutcome
@@ -104,7 +104,7 @@ class Pushers:
         """Return what its runner is made of, secrets as their files have them now; or why it cannot run."""
         config = subscription.config
         try:
-            return (config.actions, reveal(config.push, self._runtime.config.secrets_dir)), ""
+            return (config.actions, reveal_secrets(config.push, self._runtime.config.secrets_dir)), ""
         except DdmqError as error:
             return None, str(error)
 

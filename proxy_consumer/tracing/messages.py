@@ -8,7 +8,7 @@ from typing import NamedTuple
 from backend.records import QueueRef, ReadBatch, ReadStatus
 from backend.traces import Facts, TraceWriter, one_in_of
 from ddmq_common.trace.events import Fact, TraceKind, Wait
-from ddmq_common.trace.sampling import OFF, limit_of, sampled
+from ddmq_common.trace.sampling import OFF, limit_of, sampled_indexes
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.jobs import JobNews, JobObserver, JobState
 from proxy_consumer.core.leases import Lease
@@ -68,7 +68,7 @@ class QueueTrace(JobObserver):
         if queue is None:
             return
         ids, offsets, finished = batch.message_ids(), batch.offsets, queue.ack_map.is_finished
-        for at in sampled(ids, limit):
+        for at in sampled_indexes(ids, limit):
             offset, message_id = offsets[at], ids[at]
             if not message_id or offset in self.offsets or finished(offset):
                 continue

@@ -31,7 +31,7 @@ from ddmq_common.delays.command import (
     is_uuid,
 )
 from ddmq_common.delays.schedules import first_due_ms
-from ddmq_common.delivery import encode, encode_properties, keyless
+from ddmq_common.delivery import encode, encode_keyless, encode_properties
 from ddmq_common.names import DELAY_TOPIC
 from ddmq_rpc.api import Call
 from proxy_producer import wire
@@ -131,7 +131,7 @@ class DelaySends:
             return False
         shard, expire, name = crc32(uuid) % commands.queues, second + EXPIRE_AFTER_S, uuid.decode()
         command = DelayCommand("add", name, topic.name, ONCE, second * 1_000, second, expire, 0, 0, shard)
-        delivery = keyless(body, tags, _CHRONOS_ONLY)
+        delivery = encode_keyless(body, tags, _CHRONOS_ONLY)
         record = NewRecord(
             DELAY_TOPIC, shard, self._new_id(), born_ms, delivery, b"", b"", 0, 0,
             {COMMAND_PROPERTY: encode_command(command)},

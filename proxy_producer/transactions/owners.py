@@ -23,7 +23,7 @@ from ddmq_common.clock import Clock
 from ddmq_common.errors import BoundReachedError, DdmqError, DrainingError, TryLaterError
 from ddmq_common.names import HALF_TOPIC, TRANSACTION_GROUP
 from ddmq_rpc.client_side import encode_call
-from ddmq_rpc.links import CallLink, LinkBounds, Links, exchanged
+from ddmq_rpc.links import CallLink, LinkBounds, Links, exchange_frame
 from proxy_producer.wire import SERVICE
 
 HOLDERS_AGE_S = 1.0
@@ -99,7 +99,7 @@ class Owners:
         passed = PassedOn(method, request, done)
         bounds = PREPARE_BOUNDS if method == PREPARES else BOUNDS
         try:
-            link = self._links.of((address, method), lambda: OwnerLink(address, bounds))
+            link = self._links.get_link((address, method), lambda: OwnerLink(address, bounds))
         except DdmqError as error:
             done(None, error)
         else:
@@ -120,7 +120,9 @@ class OwnerLink(CallLink[PassedOn]):
         if passed.method == PREPARES and is_closed(connection):
             raise EOFError("the connection was closed")
         passed.sent = True
-        passed.answer = exchanged(connection, producer, SERVICE, frame, ANSWER_S, ANSWER_BYTES_MAX).success
+        passed.answer = exchange_frame(
+            connection, producer, SERVICE, frame, ANSWER_S, ANSWER_BYTES_MAX
+        ).success
 
     def ended(self, batch: list[PassedOn], error: Exception | None) -> None:
         if error is not None and not isinstance(error, TryLaterError | BoundReachedError | DrainingError):

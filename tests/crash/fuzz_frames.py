@@ -82,7 +82,7 @@ def _in_binary(seed: Seed) -> bytes:
     args = methods(*SERVICES[seed.service])[header.name.decode()].args
     value = Codec(1 << 24, 1 << 20, 10.0).decode(header.wire, seed.frame, header.body_at, args)
     body = ENCODERS[Wire.BINARY](value, args)
-    return Envelope(header.name, header.kind).wrap(Wire.BINARY, b"\x00\x00\x00\x07", body)
+    return Envelope(header.name, header.kind).build_frame(Wire.BINARY, b"\x00\x00\x00\x07", body)
 
 
 def _producer_calls() -> Iterator[bytes]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from ddmq_common.metrics import catalogue
-from ddmq_common.metrics.cells import bucket
+from ddmq_common.metrics.cells import bucket_index
 from ddmq_common.metrics.deltas import Deltas, Sample
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.metrics.samples import LAST, PROCESS, STOPPING, SampleLine, decode
@@ -62,7 +62,7 @@ class SamplesMachine(RuleBasedStateMachine):
     @rule(topic=TOPICS, value=st.integers(0, 10**8))
     def observe(self, topic: str, value: int) -> None:
         self.registry.histogram(catalogue.SEND_LATENCY, topic).observe(value)
-        key = self.instance, topic, bucket(value)
+        key = self.instance, topic, bucket_index(value)
         self.buckets[key] = self.buckets.get(key, 0) + 1
         self.totals[key[:2]] = self.totals.get(key[:2], 0) + value
 
@@ -81,7 +81,7 @@ class SamplesMachine(RuleBasedStateMachine):
     @rule()
     def begin_sample(self) -> None:
         self.sample = self.deltas.begin(self.now_ms)
-        self.steps = self.sample.steps()
+        self.steps = self.sample.encode_steps()
 
     @precondition(lambda self: self.sample is not None)
     @rule(count=st.integers(1, 3))
@@ -93,7 +93,7 @@ class SamplesMachine(RuleBasedStateMachine):
     @rule()
     def fail(self) -> None:
         assert self.sample is not None
-        self.sample.failed()
+        self.sample.mark_failed()
         self.sample = None
 
     @precondition(lambda self: self.sample is not None)
@@ -103,7 +103,7 @@ class SamplesMachine(RuleBasedStateMachine):
         for _ in self.steps:
             pass
         lines = [decode(line) for line in self.sample.payload().splitlines()]
-        self.sample.written()
+        self.sample.mark_written()
         self.sample = None
         self.check_file(lines)
         self.files.append(lines)
@@ -171,14 +171,14 @@ class SamplesMachine(RuleBasedStateMachine):
         if not hasattr(self, "deltas"):
             return
         if self.sample is not None:
-            self.sample.failed()
+            self.sample.mark_failed()
             self.sample = None
         for state in (STOPPING, LAST):
             sample = self.deltas.begin(self.now_ms, state)
-            for _ in sample.steps():
+            for _ in sample.encode_steps():
                 pass
             lines = [decode(line) for line in sample.payload().splitlines()]
-            sample.written()
+            sample.mark_written()
             assert lines[0].labels["state"] == state
             self.files.append(lines)
         self.check_sums(self.counters)
@@ -193,8 +193,8 @@ def test_begin_and_settle_take_turns() -> None:
     sample = deltas.begin(1)
     with pytest.raises(RuntimeError, match="sample 0 is open"):
         deltas.begin(2)
-    sample.written()
-    for settle in (sample.written, sample.failed):
+    sample.mark_written()
+    for settle in (sample.mark_written, sample.mark_failed):
         with pytest.raises(RuntimeError, match="settled already"):
             settle()
     assert deltas.seq == 1

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from ddmq_common.metrics.cells import bucket
+from ddmq_common.metrics.cells import bucket_index
 from metrics_job.report.core.material import percentiles
 from metrics_job.tables import TABLES
 
@@ -54,7 +54,7 @@ class Writer:
         counts: dict[int, int] = {}
         total = 0.0
         for value in values:
-            counts[bucket(value)] = counts.get(bucket(value), 0) + 1
+            counts[bucket_index(value)] = counts.get(bucket_index(value), 0) + 1
             total += value
         at_values = percentiles(counts)
         assert at_values is not None

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from ddmq_common.metrics.cells import bucket
-from ddmq_common.metrics.samples import folder, part
+from ddmq_common.metrics.cells import bucket_index
+from ddmq_common.metrics.samples import folder, part_name
 from metrics_job.batch import run_batch
 from metrics_job.report.run import read_report
 from tests.spark import tables_read
@@ -27,7 +27,7 @@ def sends(topic: str, code: int, count: int) -> dict[str, object]:
 
 
 def waits(labels: dict[str, str], quick: int, slow: int) -> dict[str, object]:
-    met = {bucket(wait_us): count for wait_us, count in ((1_000, quick), (30_000_000, slow)) if count}
+    met = {bucket_index(wait_us): count for wait_us, count in ((1_000, quick), (30_000_000, slow)) if count}
     counted = {"sum": quick * 1_000 + slow * 30_000_000, "buckets": [*met], "counts": [*met.values()]}
     return {"metric": "ddmq_queue_wait_us", "labels": labels, **counted}
 
@@ -37,7 +37,7 @@ def put(samples: Path, noon: int, seq: int, *told: dict[str, object]) -> None:
     run = f"{noon:016x}"
     head = {"v": 1, "process": "p@h", "instance": run, "seq": seq, "from": to_ms - INTERVAL_MS, "to": to_ms}
     first = {"metric": "ddmq_process", "labels": {"state": "running" if seq else "first"}, "value": 1}
-    path = samples / folder(to_ms) / str(part(run, seq))
+    path = samples / folder(to_ms) / str(part_name(run, seq))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(head | one) + "\n" for one in (first, *told)))
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ddmq_common.errors import ConfigError
-from ddmq_common.metrics.cells import bucket
+from ddmq_common.metrics.cells import bucket_index
 from metrics_job.report.core import words
 from metrics_job.report.core.facts import Report, report_of
 from metrics_job.report.core.figures import figures
@@ -110,7 +110,7 @@ def test_a_few_moments_stand_in_order_whichever_line_has_them(tmp_path: Path) ->
 
 def test_percentiles_are_upper_edges_of_merged_buckets(ten_minutes: Path) -> None:
     send = report(ten_minutes, 60, 70).times[0]
-    whole = percentiles({bucket(1000.0): 980, bucket(50_000.0): 20})
+    whole = percentiles({bucket_index(1000.0): 980, bucket_index(50_000.0): 20})
     assert send.whole is not None
     assert whole is not None
     assert send.whole.measured == whole.measured == 1000

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from bench.samples_generator import Generator, Shape, place
 from ddmq_common.errors import ConfigError
-from ddmq_common.metrics.samples import HOUR_MS, SampleLine, SampleName, encode, folder, part
+from ddmq_common.metrics.samples import HOUR_MS, SampleLine, SampleName, encode, folder, part_name
 from metrics_job import arrived
 from metrics_job.arrived import Arrived
 from metrics_job.batch import run_batch
@@ -46,7 +46,9 @@ class TakingRig:
     def file(self, instance: str, intervals: dict[int, tuple[int, int]], merged: bool = False) -> str:
         """Write one: sequence number -> (to, value of ddmq_sends_total)."""
         seqs = sorted(intervals)
-        name = SampleName(instance, seqs[0], seqs[-1], merged=True) if merged else part(instance, seqs[0])
+        name = (
+            SampleName(instance, seqs[0], seqs[-1], merged=True) if merged else part_name(instance, seqs[0])
+        )
         lines = [
             SampleLine(
                 1,

@@ -39,7 +39,7 @@ class TransactionCalls:
             data = self._socket.recv(1 << 16)
             if not data:
                 raise EOFError("the proxy closed the connection")
-            frame = self._frames.feed(data)
+            frame = self._frames.feed_bytes(data)
         return decode_reply(producer, "ProducerService", frame).result.success
 
     def prepare(self, transaction: str, *messages: Any, group: str = "bank", **fields: Any) -> Any:

@@ -92,7 +92,7 @@ class PackedFrame:
             self.setting_counts.add_change(key, 1 if after else -1)
 
     def undo(self) -> None:
-        """Nothing of it was written: give the offsets back."""
+        """Give the offsets back of a frame that was not written."""
         for queue, assigned in self.touched:
             queue.assigned = assigned
             queue.pending.clear()
@@ -152,13 +152,13 @@ class FramePacker:
         return self.frame
 
     def mark(self) -> Mark:
-        """Where the frame stands now, for `back_to`."""
+        """Return the frame's present extent, for `back_to`."""
         frame = self.frame
         parts, records, noted = len(self._parts), len(frame.columns[0]), len(self._state.sends.notes)
         return Mark(frame.end, parts, records, len(frame.applies), frame.sync, noted)
 
     def back_to(self, mark: Mark) -> None:
-        """Take out what was packed since `mark`; offsets are given back."""
+        """Remove what was packed since `mark` and give its offsets back."""
         frame, touched = self.frame, []
         del self._parts[mark.parts :], frame.applies[mark.applies :]
         for column in frame.columns:
@@ -175,7 +175,7 @@ class FramePacker:
         frame.touched = touched
 
     def refusal(self, record: NewRecord) -> DdmqError | None:
-        """Why a record cannot be taken, or None."""
+        """Return why a record cannot be accepted, or None."""
         topic = self._state.topics.get(record.topic)
         if (
             topic is not None and topic.writable and 0 <= record.queue_id < len(topic.queues)
@@ -214,7 +214,7 @@ class FramePacker:
 
     # Longer than sixty lines because it is the hot loop: every call out of it costs 5 % of the write path.
     def add_lists(self, lists: Iterable[Sequence[NewRecord]], once: bool = True) -> list[Results]:
-        """The same for the records of many requests."""
+        """Pack the records of many requests, as `add_records` does for one."""
         frame, parts, tags = self.frame, self._parts, self._tags
         topics, position, stored_ms, sends_ms = self._state.topics, frame.end, frame.stored_ms, frame.sends_ms
         positions, names, keys, ids = frame.columns

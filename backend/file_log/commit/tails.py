@@ -73,7 +73,7 @@ class Tails:
             off_hub(self._write, self._written, self.take())
 
     def take(self) -> list[Write]:
-        """What waits now, for a checkpoint that writes it itself; writing it twice is harmless."""
+        """Return the waiting writes for a checkpoint that performs them; writing them twice is harmless."""
         return [(queue, queue.flushed, bytes(queue.tail)) for queue in self._waiting.values()]
 
     def put(self, write: Write) -> None:

@@ -74,7 +74,7 @@ def version_of(salt: int) -> int:
 
 
 def pack_frame(frame: Frame, salt: int = 0) -> bytes:
-    """The header's bytes."""
+    """Encode the header."""
     rest = _FRAME_REST.pack(version_of(salt), *frame)
     return _FRAME_FRONT.pack(FRAME_MAGIC, google_crc32c.extend(salt, rest)) + rest
 
@@ -152,7 +152,7 @@ MESSAGE_ID_AT = 64
 
 
 class RecordKind(IntEnum):
-    """What a record is."""
+    """The kinds of records."""
 
     MESSAGE = 1
     PROGRESS = 2
@@ -189,7 +189,7 @@ class Record(NamedTuple):
 
     @property
     def meta_bytes(self) -> int:
-        """Where the delivery bytes start."""
+        """The index at which the delivery bytes start."""
         return self.packed >> 8
 
     def delivery_is(self, delivery: bytes) -> bool:
@@ -211,7 +211,7 @@ class Record(NamedTuple):
 
     @property
     def system(self) -> dict[str, str]:
-        """Internal properties."""
+        """The record's internal properties."""
         return decode_system(self.meta[RECORD_BYTES + self.topic_bytes + self.key_bytes :])
 
 

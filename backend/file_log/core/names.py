@@ -20,7 +20,7 @@ UNFINISHED = ".new"
 
 
 def segment_name(start: int) -> str:
-    """Of the segment whose first byte has this log position."""
+    """Return the name of the segment whose first byte has this log position."""
     return f"{start:020d}"
 
 
@@ -30,7 +30,7 @@ def parse_segment(name: str) -> int | None:
 
 
 def kept_name(start: int, end: int) -> str:
-    """Of a segment that is kept for its dead letters alone; what followed it may be gone."""
+    """Return the name of a segment retained for its dead letters alone; later segments may be deleted."""
     return f"{start:020d}-{end:020d}"
 
 
@@ -49,12 +49,12 @@ class QueueFile(NamedTuple):
 
 
 def queue_folder(topic: str, queue_id: int) -> str:
-    """Where the files of one queue lie."""
+    """Return the folder that holds the files of one queue."""
     return f"{CONSUME_QUEUE}/{topic}/{queue_id}"
 
 
 def queue_file_name(incarnation: int, start: int) -> str:
-    """Of the file whose first entry is for offset `start`."""
+    """Return the name of the file whose first entry is for offset `start`."""
     return f"{incarnation:010d}-{start:020d}"
 
 
@@ -67,12 +67,12 @@ def parse_queue_file(name: str) -> QueueFile | None:
 
 
 def slice_name(number: int) -> str:
-    """Of the file of one slice of idempotency keys."""
+    """Return the name of the file of one slice of idempotency keys."""
     return f"{number:020d}"
 
 
 def damaged_name(segment: int, position: int, length: int) -> str:
-    """Of the copy of a damaged piece."""
+    """Return the name of the copy of a damaged range."""
     return f"{segment:020d}-{position:020d}-{length:010d}.bin"
 
 

@@ -79,7 +79,7 @@ class Hold(NamedTuple):
 
 
 class Reason(IntEnum):
-    """Why a segment is deleted."""
+    """The reasons to delete a segment."""
 
     AGE = 0
     SIZE = 1
@@ -103,7 +103,7 @@ class HeldSegment(NamedTuple):
 
 
 class DiskAdmission(IntEnum):
-    """What the disk still takes."""
+    """The writes that the disk still accepts."""
 
     OPEN = 0
     CLIENTS_REFUSED = 1
@@ -193,7 +193,7 @@ def _reason(
 
 
 def admission(disk: LogDisk, options: RetentionOptions, before: DiskAdmission) -> DiskAdmission:
-    """What the disk takes now; `before` is what it took until now."""
+    """Return the writes that the disk accepts now; `before` is the previous answer."""
     _, refuse, reserve = marks(options, disk.total)
     if disk.free < _edge(reserve, before is DiskAdmission.ALL_REFUSED):
         return DiskAdmission.ALL_REFUSED
@@ -209,7 +209,7 @@ def _edge(mark: int, refused: bool) -> int:
 def refusal_text(
     state: DiskAdmission, disk: LogDisk, options: RetentionOptions, folder: str, held: HeldSegment | None
 ) -> str:
-    """Why sends are refused, with the numbers, and what to do."""
+    """Describe why sends are refused, with the numbers and the remedy."""
     _, refuse, reserve = marks(options, disk.total)
     refused, mark = (
         ("nothing is written", reserve)

@@ -84,7 +84,7 @@ class FileBatch(ReadBatch):
         self.flags = [number & 255 for number in packed]
 
     def record(self, index: int) -> StoredRecord:
-        """In full. Raises DamagedError when it was damaged, or deleted, since."""
+        """Return the whole record. Raises DamagedError if it has been damaged or deleted since."""
         if self._reader is None:
             raise IndexError(index)
         found = self._reader.record_at(self.positions[index])
@@ -93,7 +93,7 @@ class FileBatch(ReadBatch):
         return stored_record(found, self.deliveries[index])
 
     def carried(self, name: str) -> list[ShortRecord]:
-        """As the port says; all of it was checked when it was read, so nothing is checked again."""
+        """See the port. The records were checked when they were read, so this checks nothing."""
         return [] if self._reader is None else self._reader.carried(self, name)
 
     def message_ids(self) -> list[bytes]:
@@ -269,7 +269,7 @@ class LogReader:
         return stored_ms
 
     def message_ids_at(self, positions: Sequence[int]) -> list[bytes]:
-        """Of records that were served lately, at ascending positions; b"" where a segment is gone."""
+        """Return the ids of lately served records at ascending positions; b"" where a segment is deleted."""
         if not positions:
             return []
         first, last = positions[0], positions[-1]
@@ -286,7 +286,7 @@ class LogReader:
         return ids_in(view, segment.start, positions)
 
     def carried(self, batch: FileBatch, name: str) -> list[ShortRecord]:
-        """As FileBatch.carried."""
+        """See FileBatch.carried."""
         found: list[ShortRecord] = []
         find, unpack, locate = system_finder(name), REST.unpack_from, self.segments.locate
         for position, offset, flags, delivery in zip(
@@ -379,5 +379,5 @@ def is_of(record: Record, ref: QueueRef, offset: int) -> bool:
 
 
 def row_of(record: Record) -> Row:
-    """Its consume-queue entry."""
+    """Return the consume-queue entry of a record."""
     return (record.position, record.size, record.tag_hash, record.due_ms, record.packed)

@@ -50,7 +50,7 @@ class MetricsPage:
         with self._making:
             if self._kept_until <= self._clock.monotonic():
                 began = time.thread_time()
-                self._metrics.fill()
+                self._metrics.run_collectors()
                 spent = time.thread_time() - began
                 gevent.sleep(ANSWERS_S)
                 payload, more = self._exposition()

@@ -281,7 +281,7 @@ class AdminGroups:
         }
 
     def _stalled(self, group: str) -> list[dict[str, Any]]:
-        self._metrics.fill()
+        self._metrics.run_collectors()
         return [
             {
                 "topic": each.topic,

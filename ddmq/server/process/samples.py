@@ -72,7 +72,7 @@ class SampleWriter:
 
     def sample(self, state: str = RUNNING) -> bool:
         """Take one now and wait until it is written; False when that failed, which is counted and said."""
-        self._metrics.fill()
+        self._metrics.run_collectors()
         gevent.sleep(ANSWERS_S)
         sample = self._deltas.begin(self._clock.wall_ms(), state)
         done = False
@@ -81,7 +81,7 @@ class SampleWriter:
             _, error = self._off_hub(lambda: self._write(sample))
             done = error is None
         finally:
-            (sample.written if done else sample.failed)()
+            (sample.mark_written if done else sample.mark_failed)()
         self._written.value += done
         self._note("write", [error] if error else [])
         return done
@@ -89,7 +89,7 @@ class SampleWriter:
     def _encode(self, sample: Sample) -> None:
         """Encode on the hub, with pauses in which it polls its sockets."""
         pause_at = self._clock.monotonic() + SLICE_S
-        for _ in sample.steps():
+        for _ in sample.encode_steps():
             if self._clock.monotonic() >= pause_at:
                 gevent.sleep(SLICE_S)
                 pause_at = self._clock.monotonic() + SLICE_S

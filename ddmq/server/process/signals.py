@@ -26,7 +26,7 @@ from ddmq.server.config import FILES, Configuration, load_folder, over_backend, 
 from ddmq.server.process.parts import ServerProcess
 from ddmq.server.process.processes import let_hangup
 from ddmq.server.readable_secrets import warn_of_secrets
-from ddmq_common.config import Reloaded, reloaded
+from ddmq_common.config import Reloaded, merge_live_values
 from ddmq_common.errors import DdmqError
 
 log = logging.getLogger("ddmq.server")
@@ -96,7 +96,7 @@ def _apply(process: ServerProcess, fresh: Configuration) -> tuple[list[str], lis
 def _serve(config: Configuration, fresh: Configuration) -> Reloaded:
     """Flags of the command line stay over the file."""
     kept = {name: getattr(config.serve, name) for name in config.flags}
-    return reloaded(config.serve, dataclasses.replace(fresh.serve, **kept), SERVE_LIVE)
+    return merge_live_values(config.serve, dataclasses.replace(fresh.serve, **kept), SERVE_LIVE)
 
 
 def when_parent_ends(stop: Callable[[], None], hear: Callable[[str], None], descriptor: int = STDIN) -> None:

@@ -34,7 +34,7 @@ def histogram(rig: ConsumerRig, metric: Metric) -> Histogram:
 def value(rig: ConsumerRig, metric: Metric, *labels: str) -> float:
     """After a look: gauges are filled in, as a scrape or a sample does it."""
     rig.clock.advance(1)
-    rig.metrics.fill()
+    rig.metrics.run_collectors()
     rig.settle()
     return rig.metrics.cell(metric, *(labels or ("G", "T"))).value
 

@@ -84,7 +84,7 @@ def test_a_group_that_keeps_no_place_has_no_lag(shelf: ConsumerRig) -> None:
     shelf.subscribe("H", "T", config=FIRST)
     for _ in range(3):  # who holds what is asked for at one look and shown at the next
         shelf.clock.advance(REFRESH_S + 1)
-        shelf.metrics.fill()
+        shelf.metrics.run_collectors()
         shelf.settle()
     lag = {group: shelf.metrics.cell(LAG, group, "T").value for group in "GH"}
     assert lag == {"G": 0, "H": 6}, "H is shared out, and nobody pulls"

@@ -149,7 +149,7 @@ def test_what_failed_before_the_subscription_was_deleted_does_not_come_to_one_ma
 def told(house: RetryPathRig, metric: str) -> float:
     """What a gauge of G on T says a little later."""
     house.advance(1.1)
-    house.metrics.fill()
+    house.metrics.run_collectors()
     house.settle()
     return house.counted(metric, group="G", topic="T")
 

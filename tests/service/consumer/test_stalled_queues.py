@@ -148,7 +148,7 @@ def test_what_is_meant_is_not_told(rig: ConsumerRig, meant: Callable[[ConsumerRi
 def test_without_anybody_who_waits_nothing_stands_still(rig: ConsumerRig) -> None:
     rig.ready(3, settings())
     for _ in range(LOOKS):
-        rig.metrics.fill()
+        rig.metrics.run_collectors()
         rig.settle()
         rig.advance(1.0)
     assert rig.metrics.cell(STALLED_QUEUES, "G", "T").value == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddmq_common import compiled
-from ddmq_common.compiled import CompiledState, digest
+from ddmq_common.compiled import CompiledState, source_digest
 
 Install = Callable[[], CompiledState]
 
@@ -27,7 +27,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     manifest = {
         "suffix": compiled.SUFFIX,
         "modules": ["room.first", "room.second"],
-        "sources": {file: digest(source) for file, source in sources.items()},
+        "sources": {file: source_digest(source) for file, source in sources.items()},
     }
     (tmp_path / "made" / compiled.MANIFEST).write_text(json.dumps(manifest))
     monkeypatch.setattr(compiled, "ROOT", tmp_path)

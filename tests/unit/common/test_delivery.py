@@ -47,7 +47,7 @@ def test_an_independent_codec_reads_what_is_delivered(content: Content, offset: 
     wanted |= {1: content.key} if content.key else {}
     wanted |= {3: content.tag} if content.tag else {}
     wanted |= {5: dict(content.properties)} if content.properties else {}
-    assert apache(encoded + delivery.tail(offset)) == wanted
+    assert apache(encoded + delivery.encode_tail(offset)) == wanted
 
 
 @given(contents)
@@ -81,5 +81,5 @@ def test_without_a_key_it_is_the_same_from_parts(
     value: bytes, tag: bytes, properties: dict[bytes, bytes]
 ) -> None:
     properties[b"one"] = b"more"
-    parts = delivery.keyless(value, tag, delivery.encode_properties(properties))
+    parts = delivery.encode_keyless(value, tag, delivery.encode_properties(properties))
     assert parts == delivery.encode(b"", value, tag, properties)

@@ -6,7 +6,14 @@ import pytest
 
 from backend.internal_topics import REAL_QUEUE, REAL_TOPIC, real_record, schedule_record
 from backend.records import NewRecord, StoredRecord
-from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels, duration_text, parse_duration, parse_wait, shown
+from ddmq_common.delays.levels import (
+    DEFAULT_LEVELS,
+    Levels,
+    duration_text,
+    parse_duration,
+    parse_wait,
+    wait_text,
+)
 from ddmq_common.delivery import encode
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import SCHEDULE_TOPIC
@@ -32,7 +39,7 @@ def test_what_is_no_wait(text: str) -> None:
 
 
 def test_a_wait_reads_back() -> None:
-    assert [shown(parse_wait(text)) for text in ("250ms", "90s", "120s", "24h")] == [
+    assert [wait_text(parse_wait(text)) for text in ("250ms", "90s", "120s", "24h")] == [
         "250ms",
         "90s",
         "2m",

@@ -5,21 +5,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddmq_common.metrics import catalogue
-from ddmq_common.metrics.cells import BUCKETS, TOP, Histogram, bucket, upper_edge
+from ddmq_common.metrics.cells import BUCKETS, TOP, Histogram, bucket_index, upper_edge
 from ddmq_common.metrics.registry import HISTOGRAM_LABEL_SETS_MAX, LABEL_SETS_MAX, Registry
 
 
 @given(st.floats(0, 2**26))
 def test_a_value_lies_in_its_bucket(value: float) -> None:
-    index = bucket(value)
+    index = bucket_index(value)
     assert value < upper_edge(index) <= value * 1.125 + 1
     assert index == 0 or upper_edge(index - 1) <= int(value) or int(value) < upper_edge(0)
 
 
 def test_what_is_huge_or_negative_counts_in_the_outer_buckets() -> None:
-    assert bucket(1e18) == BUCKETS - 1
-    assert upper_edge(bucket(40 * 86_400e6)) < TOP < upper_edge(bucket(1e18)), "days in µs have their bucket"
-    assert bucket(-5) == 0
+    assert bucket_index(1e18) == BUCKETS - 1
+    assert upper_edge(bucket_index(40 * 86_400e6)) < TOP < upper_edge(bucket_index(1e18)), (
+        "days in µs have their bucket"
+    )
+    assert bucket_index(-5) == 0
 
 
 def test_percentiles_come_from_the_counts() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ddmq_common.queue_choice import choose, murmur2
+from ddmq_common.queue_choice import choose_queue, murmur2
 
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)
 I32 = st.integers(-(1 << 31), (1 << 31) - 1)
@@ -27,18 +27,18 @@ def naive(partition_id: int, hash_id: int, queues: int, any_queue: int) -> int:
 @example((1 << 31) - 1, 0, 7, 0)
 def test_against_the_model(partition_id, hash_id, queues, any_queue):
     any_queue %= queues
-    chosen = choose(partition_id, hash_id, queues, any_queue)
+    chosen = choose_queue(partition_id, hash_id, queues, any_queue)
     assert chosen == naive(partition_id, hash_id, queues, any_queue)
     assert 0 <= chosen < queues
 
 
 def test_the_table_of_compat():
-    assert choose(5, 99, 4, 3) == 1
-    assert choose(0, 99, 4, 3) == 0
-    assert choose(-1, 7, 4, 0) == choose(-1, -7, 4, 0) == 3
-    assert choose(-1, -(1 << 63), 4, 3) == 0
-    assert choose(-2, 7, 4, 2) == 2
-    assert choose(-(1 << 31), 7, 4, 6) == 2
+    assert choose_queue(5, 99, 4, 3) == 1
+    assert choose_queue(0, 99, 4, 3) == 0
+    assert choose_queue(-1, 7, 4, 0) == choose_queue(-1, -7, 4, 0) == 3
+    assert choose_queue(-1, -(1 << 63), 4, 3) == 0
+    assert choose_queue(-2, 7, 4, 2) == 2
+    assert choose_queue(-(1 << 31), 7, 4, 6) == 2
 
 
 # What Kafka's own org.apache.kafka.common.utils.Utils.murmur2 gives, signed as in Java (its UtilsTest).
@@ -64,6 +64,8 @@ def _positive(key, queues):
 @pytest.mark.parametrize("key", VECTORS)
 @given(queues=st.integers(1, 1_024), turn=st.integers(0, 1_023), hash_id=I64)
 def test_a_key_goes_where_kafka_puts_it_unless_a_queue_is_asked_for(key, queues, turn, hash_id):
-    assert choose(-2, hash_id, queues, turn, key) == _positive(key, queues)
+    assert choose_queue(-2, hash_id, queues, turn, key) == _positive(key, queues)
     for partition_id in (-1, 0, 7):
-        assert choose(partition_id, hash_id, queues, turn, key) == choose(partition_id, hash_id, queues, turn)
+        assert choose_queue(partition_id, hash_id, queues, turn, key) == choose_queue(
+            partition_id, hash_id, queues, turn
+        )

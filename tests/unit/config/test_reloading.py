@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from ddmq_common.config import ConfigPlace, Overlay, overlay, reloaded
+from ddmq_common.config import ConfigPlace, Overlay, merge_live_values, overlay
 from ddmq_common.errors import ConfigError
 from proxy_consumer.config import LIVE_KEYS, ConsumerConfig, SubscriptionDefaults
 from proxy_producer.config import LIVE_KEYS as PRODUCER_LIVE_KEYS
@@ -22,7 +22,7 @@ def test_the_live_keys_are_keys(keys: frozenset[str], kind: type) -> None:
 
 def test_a_key_that_needs_a_restart_keeps_its_value() -> None:
     fresh = ConsumerConfig(idle_ms=5_000, tick_ms=50)
-    done = reloaded(ConsumerConfig(), fresh, LIVE_KEYS)
+    done = merge_live_values(ConsumerConfig(), fresh, LIVE_KEYS)
     assert done.config == ConsumerConfig(idle_ms=5_000)
     assert (done.changed, done.waiting) == (("idle_ms",), ("tick_ms",))
 

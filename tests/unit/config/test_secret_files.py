@@ -10,7 +10,7 @@ import pytest
 
 from ddmq_common.config import resolved, rules
 from ddmq_common.errors import ConfigError
-from ddmq_common.private_files import SECRET_BYTES_MAX, reveal
+from ddmq_common.private_files import SECRET_BYTES_MAX, reveal_secrets
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,17 @@ def put(folder: Path, text: bytes, mode: int = 0o600) -> Outer:
 @pytest.mark.parametrize("text", [b"s3cret", b"s3cret\n"])
 def test_a_secret_is_what_stands_in_its_file(tmp_path: Path, text: bytes) -> None:
     config = put(tmp_path, text)
-    found = reveal(config, str(tmp_path))
+    found = reveal_secrets(config, str(tmp_path))
     assert found == Outer(Inner("s3cret"))
     assert found.inner.name == "file:name", "no secret, no file"
     assert "s3cret" not in str(resolved(found))
-    assert reveal(Outer(), "") == Outer()
+    assert reveal_secrets(Outer(), "") == Outer()
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
 def test_a_file_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
     with pytest.raises(ConfigError, match=rf"mode {mode:04o}.*chmod 400"):
-        reveal(put(tmp_path, b"s3cret", mode), str(tmp_path))
+        reveal_secrets(put(tmp_path, b"s3cret", mode), str(tmp_path))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -53,26 +53,26 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
     config = put(tmp_path, b"s3cret")
     os.chown(tmp_path / "redis-password", 65534, -1)
     with pytest.raises(ConfigError, match="belongs to user 65534"):
-        reveal(config, str(tmp_path))
+        reveal_secrets(config, str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["", "../redis-password", "/etc/passwd", "a/b", ".", "..", ".hidden", "a\n"])
 def test_only_names_in_the_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="is no file name"):
-        reveal(Outer(Inner(f"file:{name}")), str(tmp_path))
+        reveal_secrets(Outer(Inner(f"file:{name}")), str(tmp_path))
 
 
 @pytest.mark.parametrize("text", [b"", b"\n", b"x" * (SECRET_BYTES_MAX + 1), b"\xff"])
 def test_what_is_no_secret(tmp_path: Path, text: bytes) -> None:
     with pytest.raises(ConfigError, match=r"empty or too long|not UTF-8"):
-        reveal(put(tmp_path, text), str(tmp_path))
+        reveal_secrets(put(tmp_path, text), str(tmp_path))
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
-        reveal(Outer(Inner("file:redis-password")), str(tmp_path))
+        reveal_secrets(Outer(Inner("file:redis-password")), str(tmp_path))
     with pytest.raises(ConfigError, match="secrets_dir is not set"):
-        reveal(Outer(Inner("file:redis-password")), "")
+        reveal_secrets(Outer(Inner("file:redis-password")), "")
     os.mkfifo(tmp_path / "pipe", 0o600)
     with pytest.raises(ConfigError, match="is no file"):
-        reveal(Outer(Inner("file:pipe")), str(tmp_path))
+        reveal_secrets(Outer(Inner("file:pipe")), str(tmp_path))

@@ -24,7 +24,7 @@ from ddmq_common.delays.command import (
     encode_command,
 )
 from ddmq_common.delivery import decode, encode
-from ddmq_common.queue_choice import choose
+from ddmq_common.queue_choice import choose_queue
 from delay_service.core import decider
 from delay_service.core.commands import DEAD_TEXT, CommandRecord, DecisionContext
 from delay_service.core.due_scans import DueScans, SliceLimits
@@ -200,7 +200,7 @@ def test_a_dead_letter_goes_to_the_queue_that_its_message_was_to_go_to(
         StoredRecord(record.topic, 0, 4, 4, record.message_id, 1, 1, 0, 0, record.delivery, {})
     )
     again = resent_record(letter, 3)
-    assert (again.topic, again.queue_id) == ("t", choose(partition, hash_id, 3, 4))
+    assert (again.topic, again.queue_id) == ("t", choose_queue(partition, hash_id, 3, 4))
     assert b"dead-letter-place" not in decode(again.delivery).properties
 
 
@@ -221,4 +221,4 @@ def test_a_dead_letter_with_a_key_goes_where_the_key_belongs() -> None:
     letter = read_dead_letter(
         StoredRecord(record.topic, 0, 4, 4, record.message_id, 1, 1, 0, 0, record.delivery, {})
     )
-    assert resent_record(letter, 7).queue_id == choose(-2, 0, 7, 0, b"21")
+    assert resent_record(letter, 7).queue_id == choose_queue(-2, 0, 7, 0, b"21")

@@ -29,14 +29,14 @@ def filled(folder: Path, count: int = 3_000) -> Rocks:
 
 def test_ranges_end_where_they_are_told_to(tmp_path: Path) -> None:
     database = filled(tmp_path / "db")
-    found = [key for chunk in database.chunks(b"k000100", b"k002222") for key, _ in chunk]
+    found = [key for chunk in database.read_chunks(b"k000100", b"k002222") for key, _ in chunk]
     assert found == [b"k%06d" % number for number in range(100, 2222)]
-    assert [key for chunk in database.chunks(b"k", b"l", 70) for key, _ in chunk] == found_first(70)
-    assert list(database.chunks(b"a", b"b")) == []
-    assert list(database.chunks(b"zz", b"zzz")) == []
-    assert database.first(b"k000100x", b"l") == b"k000101"
-    assert database.first(b"l", b"z") is None
-    assert database.first(b"zz", b"zzz") is None
+    assert [key for chunk in database.read_chunks(b"k", b"l", 70) for key, _ in chunk] == found_first(70)
+    assert list(database.read_chunks(b"a", b"b")) == []
+    assert list(database.read_chunks(b"zz", b"zzz")) == []
+    assert database.first_key(b"k000100x", b"l") == b"k000101"
+    assert database.first_key(b"l", b"z") is None
+    assert database.first_key(b"zz", b"zzz") is None
     database.close()
 
 
@@ -53,7 +53,7 @@ def test_a_batch_is_applied_in_its_order(tmp_path: Path) -> None:
     batch.delete(b"new")
     assert len(batch) == 4
     database.write(batch)
-    assert list(database.chunks(b"", b"z")) == [[(b"k000005", b"again")]]
+    assert list(database.read_chunks(b"", b"z")) == [[(b"k000005", b"again")]]
     assert database.get_many([b"k000005", b"new", b"z"]) == [b"again", None, b"last"]
     assert database.get_many([]) == []
     database.close()
@@ -69,7 +69,7 @@ def test_an_open_database_cannot_be_opened_again(tmp_path: Path) -> None:
 def test_closing_ends_those_that_read(tmp_path: Path) -> None:
     """The folder is given back although somebody still holds an iterator."""
     database = filled(tmp_path / "db")
-    reading = database.chunks(b"k", b"l")
+    reading = database.read_chunks(b"k", b"l")
     next(iter(reading))
     database.close()
     database.close()
@@ -89,7 +89,7 @@ def test_closing_ends_those_that_read_in_another_thread(tmp_path: Path) -> None:
     def read_for_ever() -> None:
         try:
             while True:
-                for _ in database.chunks(b"k", b"l"):
+                for _ in database.read_chunks(b"k", b"l"):
                     started.set()
         except StorageError as error:
             errors.append(error)
@@ -140,7 +140,7 @@ def test_closing_ends_a_compaction(tmp_path: Path) -> None:
     database.close()
     thread.join(30)
     again = Rocks(tmp_path / "db")
-    assert sum(map(len, again.chunks(b"k", b"l"))) == 200_000
+    assert sum(map(len, again.read_chunks(b"k", b"l"))) == 200_000
     again.close()
 
 
@@ -164,11 +164,11 @@ def test_a_damaged_block_ends_a_range_with_an_error(tmp_path: Path) -> None:
     database = Rocks(tmp_path / "db")
     read: list[bytes] = []
     with pytest.raises(DamagedError) as caught:
-        read.extend(key for chunk in database.chunks(b"k", b"l") for key, _ in chunk)
+        read.extend(key for chunk in database.read_chunks(b"k", b"l") for key, _ in chunk)
     assert read == found_first(len(read))
     behind = database.salvage_from(read[-1])
     assert behind is not None
-    rest = [key for chunk in database.chunks(behind, b"l") for key, _ in chunk]
+    rest = [key for chunk in database.read_chunks(behind, b"l") for key, _ in chunk]
     assert rest[-1] == b"k019999"
     assert 0 < 20_000 - len(read) - len(rest) < 4_000
     assert caught.value  # with its traceback, and still the folder is given back
@@ -186,7 +186,7 @@ def held_up(monkeypatch: pytest.MonkeyPatch, rocks: Rocks, *told: tuple[int, int
             waiting[:] = answers.pop(0) if len(answers) > 1 else answers[0]
         return waiting[0] if name == "rocksdb.num-immutable-mem-table" else waiting[1]
 
-    monkeypatch.setattr(rocks, "number", number)
+    monkeypatch.setattr(rocks, "read_property", number)
 
 
 def test_a_write_waits_outside_for_buffers_to_become_tables(
@@ -241,7 +241,7 @@ def test_tables_that_are_not_merged_yet_keep_writes_out_while_they_are_merged(
     """Where nothing merges them, something has failed, and a write hears what."""
     rocks = Rocks(tmp_path / "db")
     told = {"rocksdb.num-running-compactions": running}
-    monkeypatch.setattr(rocks, "number", lambda name: told.get(name, 0))
+    monkeypatch.setattr(rocks, "read_property", lambda name: told.get(name, 0))
     rooms = []
     for count in range(UNMERGED_LAST + 10):
         told["rocksdb.num-files-at-level0"] = count
@@ -287,7 +287,7 @@ def test_many_tables_slow_no_write_down(unmerged: tuple[Rocks, Any]) -> None:
     """RocksDB's own way to do that is to sleep in it."""
     rocks, raw = unmerged
     raw.set_options({"disable_auto_compactions": "false"})
-    assert rocks.number("rocksdb.actual-delayed-write-rate") == 0
+    assert rocks.read_property("rocksdb.actual-delayed-write-rate") == 0
     until(lambda: rocks.has_room(growing=True), "the tables are merged")
     rocks.close()
 
@@ -299,7 +299,7 @@ def test_a_table_that_cannot_be_merged_is_told_by_a_write(unmerged: tuple[Rocks,
         file.seek(1 << 18)
         file.write(bytes(1 << 12))
     raw.set_options({"disable_auto_compactions": "false"})
-    until(lambda: rocks.number("rocksdb.background-errors"), "merging has failed")
+    until(lambda: rocks.read_property("rocksdb.background-errors"), "merging has failed")
     until(lambda: rocks.has_room(growing=True), "it says so")
     with pytest.raises(DamagedError):
         rocks.write(one_key())

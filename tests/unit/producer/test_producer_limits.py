@@ -21,7 +21,7 @@ def test_what_passes_at_once_stays_under_rate_and_burst(steps, rate, burst):
     for pause, amount in steps:
         now += pause
         if bucket.wait_s(amount, now) == 0:
-            bucket.take(amount)
+            bucket.take_tokens(amount)
             passed += amount
             largest = max(largest, amount)
     assert passed <= burst + rate * now + max(0, largest - burst) + 1e-6
@@ -34,7 +34,7 @@ def test_those_who_wait_go_in_the_order_they_came(amounts, rate):
     for index, amount in enumerate(amounts):
         now = index * 0.001
         wait = bucket.wait_s(amount, now)
-        bucket.take(amount)
+        bucket.take_tokens(amount)
         if wait > 0:
             ready.append(now + wait)
     assert ready == sorted(ready)
@@ -43,7 +43,7 @@ def test_those_who_wait_go_in_the_order_they_came(amounts, rate):
 def test_a_bucket_refills_to_its_burst_and_no_further():
     bucket = TokenBucket(10, 5, 0.0)
     bucket.wait_s(5, 0.0)
-    bucket.take(5)
+    bucket.take_tokens(5)
     assert bucket.wait_s(1, 0.0) == pytest.approx(0.1)
     assert bucket.wait_s(5, 100.0) == 0
     assert bucket.tokens == 5
@@ -52,7 +52,7 @@ def test_a_bucket_refills_to_its_burst_and_no_further():
 def test_more_than_the_burst_passes_a_full_bucket_and_is_paid_for_later():
     bucket = TokenBucket(10, 5, 0.0)
     assert bucket.wait_s(50, 0.0) == 0
-    bucket.take(50)
+    bucket.take_tokens(50)
     assert bucket.wait_s(1, 0.0) == pytest.approx(4.6)
 
 

@@ -99,7 +99,7 @@ def test_accepts_are_on_the_account_of_the_address(one: Stage, monkeypatch: pyte
 
     monkeypatch.setattr(traffic, "make_room", room)
     monkeypatch.setattr(traffic, "stopwatch", lambda: now[0])
-    monkeypatch.setattr(Turns, "served", lambda _, share, *more: used_up.append(share.address))
+    monkeypatch.setattr(Turns, "end_slice", lambda _, share, *more: used_up.append(share.address))
     assert one.client(HONEST).call(send_sync(1)).sequence == 1
     storm = [
         stdlib_socket.create_connection(one.server.address, source_address=(HOSTILE, 0)) for _ in range(5)
@@ -127,7 +127,7 @@ def test_a_costly_address_rests_and_others_are_served(one: Stage, monkeypatch: p
         assert honest.call(send_sync(number)).sequence == number
     assert len(one.seen) == seen + 20
     one.traffic.turns._clock = lambda: share.rest_until
-    one.traffic.turns.round()
+    one.traffic.turns.run_round()
     assert sequence_of(hostile[0].read_frame()) == 7  # in the order in which they came
 
 
@@ -147,7 +147,7 @@ def test_large_and_pipelined_frames_wait_for_their_turn(one: Stage, monkeypatch:
     turns = one.traffic.turns
     for _ in range(4):
         turns._clock = lambda: share.rest_until
-        turns.round()
+        turns.run_round()
     assert sequence_of(large.read_frame()) == 9
     assert [sequence_of(many.read_frame()) for _ in range(2)] == [3, 4]
     assert len(one.traffic.partial) == 0
@@ -166,7 +166,7 @@ def test_a_waiting_connection_that_goes_is_passed_over(one: Stage, monkeypatch: 
         connection.close()
     turns = one.traffic.turns
     turns._clock = lambda: share.rest_until
-    turns.round()
+    turns.run_round()
     assert list(turns.shares) == [HONEST]
 
 

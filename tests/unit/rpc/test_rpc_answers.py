@@ -101,11 +101,11 @@ def test_a_large_answer_arrives_whole(one: Stage, wire: Wire) -> None:
 @pytest.mark.parametrize("wire", WIRES)
 def test_faults_of_the_request(one: Stage, wire: Wire) -> None:
     client = one.client()
-    named = Envelope(b"noSuch", CALL).wrap(wire, sequence_bytes(wire, 3), b"\x00")
+    named = Envelope(b"noSuch", CALL).build_frame(wire, sequence_bytes(wire, 3), b"\x00")
     assert fault_of(client, named) == (1, "unknown method 'noSuch'")
     unhandled = encode_call(producer, PRODUCER, "sendBatch", wire, messages=[])
     assert fault_of(client, unhandled)[0] == 1
-    missing = Envelope(b"sendSync", CALL).wrap(wire, sequence_bytes(wire, 3), b"\x00")
+    missing = Envelope(b"sendSync", CALL).build_frame(wire, sequence_bytes(wire, 3), b"\x00")
     kind, text = fault_of(client, missing)
     assert kind == 7
     assert "message" in text
@@ -114,7 +114,7 @@ def test_faults_of_the_request(one: Stage, wire: Wire) -> None:
     assert kind == 7
     assert text.startswith("sendSync: arguments do not decode: ")
     for message_type in (REPLY, EXCEPTION, 7):
-        body = Envelope(b"sendSync", message_type).wrap(wire, sequence_bytes(wire, 3), b"\x00")
+        body = Envelope(b"sendSync", message_type).build_frame(wire, sequence_bytes(wire, 3), b"\x00")
         assert fault_of(client, body) == (
             7,
             f"message type is {message_type}; allowed: 1 (call) or 4 (oneway)",
@@ -126,7 +126,7 @@ def test_faults_of_the_request(one: Stage, wire: Wire) -> None:
 @pytest.mark.parametrize("wire", WIRES)
 def test_fault_answers_echo_name_sequence_and_protocol(one: Stage, wire: Wire) -> None:
     client = one.client()
-    client.send(Envelope(b"noSuch", CALL).wrap(wire, sequence_bytes(wire, 70_000), b"junk"))
+    client.send(Envelope(b"noSuch", CALL).build_frame(wire, sequence_bytes(wire, 70_000), b"junk"))
     answer = client.read_frame()
     assert read_header(answer)[:4] == (wire, EXCEPTION, b"noSuch", sequence_bytes(wire, 70_000))
 
@@ -152,7 +152,7 @@ def test_linked_results_without_end_are_a_protocol_error() -> None:
     server.start()
     client = Client(server.address)
     deep = b"\x1c" + b"\xac" * 400_000
-    client.send(Envelope(b"submit", CALL).wrap(Wire.COMPACT, b"\x05", deep))
+    client.send(Envelope(b"submit", CALL).build_frame(Wire.COMPACT, b"\x05", deep))
     with pytest.raises(ReplyError, match="recursion depth"):
         decode_reply(consumer, CONSUMER, client.read_frame())
     client.send(encode_call(consumer, CONSUMER, "submit", result=C.ConsumeResult()))
@@ -232,9 +232,9 @@ def test_oneway_calls_get_no_answer(one: Stage, caplog: Any) -> None:
 def test_bad_oneway_messages_are_counted_only(one: Stage, wire: Wire) -> None:
     client = one.client()
     zero = sequence_bytes(wire, 0)
-    client.send(Envelope(b"noSuch", ONEWAY).wrap(wire, zero, b"\x00"))
-    client.send(Envelope(b"sendOneway", ONEWAY).wrap(wire, zero, b"\x00"))
-    client.send(Envelope(b"sendOneway", CALL).wrap(wire, zero, b"\x00"))
+    client.send(Envelope(b"noSuch", ONEWAY).build_frame(wire, zero, b"\x00"))
+    client.send(Envelope(b"sendOneway", ONEWAY).build_frame(wire, zero, b"\x00"))
+    client.send(Envelope(b"sendOneway", CALL).build_frame(wire, zero, b"\x00"))
     assert client.call(send_sync(9)).sequence == 9
     assert (one.faults("unknown_method"), one.faults("protocol_error")) == (1, 2)
 

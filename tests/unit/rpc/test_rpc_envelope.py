@@ -31,7 +31,7 @@ def test_headers_are_apaches(name: str, sequence: int, kind: int, wire: Wire) ->
     buffer = TMemoryBuffer()
     protocol = TCompactProtocol(buffer) if wire is Wire.COMPACT else TBinaryProtocol(buffer)
     protocol.writeMessageBegin(name, kind, sequence)
-    frame = Envelope(name.encode(), kind).wrap(wire, sequence_bytes(wire, sequence), b"struct")
+    frame = Envelope(name.encode(), kind).build_frame(wire, sequence_bytes(wire, sequence), b"struct")
     assert frame[4:] == buffer.getvalue() + b"struct"
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
     header = read_header(frame)
@@ -54,7 +54,7 @@ def test_sequence_ids_have_32_bits() -> None:
 
 @pytest.mark.parametrize("wire", list(Wire))
 def test_every_cut_inside_the_header_is_an_error(wire: Wire) -> None:
-    frame = Envelope(b"sendSync", CALL).wrap(wire, sequence_bytes(wire, 300), b"")
+    frame = Envelope(b"sendSync", CALL).build_frame(wire, sequence_bytes(wire, 300), b"")
     assert read_header(frame).body_at == len(frame)
     for end in range(4, len(frame)):
         with pytest.raises(HeaderError):
@@ -93,7 +93,7 @@ def test_an_error_keeps_what_the_answer_needs() -> None:
 def test_constant_results(wire: Wire) -> None:
     ready = constant_result(producer, PRODUCER, "sendSync", success=P.Result(code=15, msg="FAILED: busy"))
     envelope = Envelope(b"sendSync", REPLY)
-    frame = envelope.wrap(wire, sequence_bytes(wire, 9), ready[wire])
-    assert frame == envelope.head(wire, sequence_bytes(wire, 9), len(ready[wire])) + ready[wire]
+    frame = envelope.build_frame(wire, sequence_bytes(wire, 9), ready[wire])
+    assert frame == envelope.build_head(wire, sequence_bytes(wire, 9), len(ready[wire])) + ready[wire]
     reply = decode_reply(producer, PRODUCER, frame)
     assert (reply.sequence, reply.result.success.code, reply.result.success.msg) == (9, 15, b"FAILED: busy")

@@ -24,10 +24,10 @@ def cut(stream: bytes, cuts: list[int]) -> list[bytes]:
 
 def take_all(frames: Frames, data: bytes) -> list[bytes]:
     taken = []
-    frame = frames.feed(data)
+    frame = frames.feed_bytes(data)
     while frame is not None:
         taken.append(frame)
-        frame = frames.next()
+        frame = frames.next_frame()
     return taken
 
 
@@ -47,38 +47,38 @@ def test_any_cut_gives_the_same_frames(sent: list[bytes], cuts: list[int]) -> No
 @given(payloads, st.integers(-(1 << 31), (1 << 31) - 1).filter(lambda n: not 0 <= n <= LIMIT))
 def test_a_bad_length_is_refused_after_the_frames_before_it(sent: list[bytes], length: int) -> None:
     frames = Frames(LIMIT)
-    frames.keep(b"".join(map(framed, sent)) + pack(">i", length))
+    frames.keep_bytes(b"".join(map(framed, sent)) + pack(">i", length))
     for payload in sent:
-        assert frames.next() == framed(payload)
+        assert frames.next_frame() == framed(payload)
     with pytest.raises(FrameRefusedError, match=str(length)):
-        frames.next()
+        frames.next_frame()
 
 
 def test_a_bad_length_is_refused_with_its_fourth_byte() -> None:
     frames = Frames(LIMIT)
-    assert frames.feed(b"\x7f\xff\xff") is None
+    assert frames.feed_bytes(b"\x7f\xff\xff") is None
     with pytest.raises(FrameRefusedError):
-        frames.feed(b"\xff")
+        frames.feed_bytes(b"\xff")
     assert frames.held_bytes == 4
 
 
 @pytest.mark.parametrize("length", [0, 1, LIMIT])
 def test_lengths_up_to_the_limit_are_taken(length: int) -> None:
-    assert Frames(LIMIT).feed(framed(bytes(length))) == framed(bytes(length))
+    assert Frames(LIMIT).feed_bytes(framed(bytes(length))) == framed(bytes(length))
 
 
 def test_a_frame_alone_in_one_piece_is_not_copied() -> None:
     data = framed(b"payload")
-    assert Frames(LIMIT).feed(data) is data
+    assert Frames(LIMIT).feed_bytes(data) is data
 
 
 def test_missing_tells_what_to_read() -> None:
     frames = Frames(LIMIT)
-    frames.feed(b"\x00\x00")
-    assert frames.missing() == 0  # length not known
-    frames.feed(b"\x00\x64abc")
-    assert frames.missing() == 97
-    frames.feed(bytes(96))
-    assert frames.missing() == 1
-    assert frames.feed(b"\x00") is not None
-    assert frames.missing() == 0
+    frames.feed_bytes(b"\x00\x00")
+    assert frames.missing_bytes() == 0  # length not known
+    frames.feed_bytes(b"\x00\x64abc")
+    assert frames.missing_bytes() == 97
+    frames.feed_bytes(bytes(96))
+    assert frames.missing_bytes() == 1
+    assert frames.feed_bytes(b"\x00") is not None
+    assert frames.missing_bytes() == 0

@@ -66,11 +66,11 @@ def test_a_slow_sender_is_closed_by_the_sweep(one: Stage) -> None:
     slow.send(send_sync(1)[:-1])
     until(lambda: len(one.traffic.partial) == 1, "the part arrives")
     one.clock.advance(9.9)
-    one.server.sweep()
+    one.server.close_slow_connections()
     slow.send(b"")
     assert one.refused("slow_frame") == 0
     one.clock.advance(0.2)
-    one.server.sweep()
+    one.server.close_slow_connections()
     assert slow.is_closed()
     assert one.refused("slow_frame") == 1
     assert idle.call(send_sync(2)).sequence == 2
@@ -83,7 +83,7 @@ def test_time_to_send_a_frame_starts_with_its_first_byte(one: Stage) -> None:
         client.send(frame[at : at + 1])
         until(lambda at=at: one.traffic.partial.total == at + 1, "the byte arrives")
         one.clock.advance(4)
-    one.server.sweep()
+    one.server.close_slow_connections()
     assert client.is_closed()
 
 
@@ -219,7 +219,7 @@ def test_a_client_that_does_not_read_is_closed_in_time(one: Stage) -> None:
     assert one.traffic.unsent.total > 1_000_000
     assert other.call(send_sync(2)).sequence == 2
     one.clock.advance(11)
-    one.server.sweep()
+    one.server.close_slow_connections()
     assert one.refused("slow_reader") == 1
     assert one.traffic.unsent.total == 0
     assert one.connections == 1
@@ -354,7 +354,7 @@ def test_idle_connections_are_closed_when_asked_to() -> None:
         idle_connected = one.connections
         assert idle_connected == 3
         one.clock.advance(20)
-        one.server.sweep()
+        one.server.close_slow_connections()
         assert idle.is_closed()
         assert one.refused("idle") == 1
         one.calls[0].reply(OK)

@@ -36,4 +36,4 @@ def test_replies_encode_to_the_same_bytes(one: Recorded) -> None:
     method = methods(one.idl, one.service)[header.name.decode()]
     result = decode_reply(one.idl, one.service, one.reply).result
     body = ENCODERS[Wire.COMPACT](result, method.result)
-    assert Envelope(header.name, REPLY).wrap(Wire.COMPACT, header.sequence, body) == one.reply
+    assert Envelope(header.name, REPLY).build_frame(Wire.COMPACT, header.sequence, body) == one.reply

@@ -52,7 +52,7 @@ class Loop:
             self.now += LOOP_S
             if self.armed_at is not None and self.armed_at <= self.now:
                 self.armed_at = None
-                self.turns.round()
+                self.turns.run_round()
             for member in self.members:
                 member.readable()
 
@@ -96,7 +96,7 @@ class Connection:
 
     def work(self) -> None:
         turns, share = self.loop.turns, self.share
-        turns.begins(share, self.loop.now)
+        turns.begin_event(share, self.loop.now)
         turns.bytes = self.size
         measured = bool(share.suspect)
         share.suspect -= measured
@@ -104,16 +104,16 @@ class Connection:
         self.loop.now += took
         share.used += took
         self.served += 1
-        self.asked_at = turns.asks(share, self)
+        self.asked_at = turns.record_call(share, self)
         self.missing = self.rounds
         if not self.missing:
             self.answer()
         if share.used > SLICE_S:
-            turns.served(share, took, self.cost_s if measured else NOT_MEASURED)
+            turns.end_slice(share, took, self.cost_s if measured else NOT_MEASURED)
 
     def answer(self) -> None:
         if self.asked_at != NOT_MEASURED:
-            self.loop.turns.answered(self.share, self, self.asked_at)
+            self.loop.turns.record_answer(self.share, self, self.asked_at)
         self.waits.append(self.loop.now - self.next_at)
         self.next_at = self.next_at + self.every_s if self.every_s else self.loop.now
 
@@ -197,10 +197,10 @@ def test_clients_of_another_server_on_the_loop_count_as_others() -> None:
     sides = [Turns(lambda: 1.0, armed.append, lambda: None, shared) for _ in range(2)]
     one = Loop().connect("10.0.0.1", 0.0)
     share = sides[0].join("10.0.0.1", one)
-    sides[0].served(share, SLICE_S, NOT_MEASURED)
+    sides[0].end_slice(share, SLICE_S, NOT_MEASURED)
     assert not share.over
     sides[1].join("10.0.0.2", Loop().connect("10.0.0.2", 0.0))
-    sides[0].served(share, SLICE_S, NOT_MEASURED)
+    sides[0].end_slice(share, SLICE_S, NOT_MEASURED)
     assert share.over
     sides[0].close()
     assert shared.turns == [sides[1]]
@@ -280,9 +280,9 @@ def test_a_rest_is_bounded_by_the_processor_time() -> None:
     loop = Loop()
     loop.connect("10.0.0.1", 0.0001)
     other = loop.connect("10.0.0.2", COSTLY_S * 1.1)
-    loop.turns.begins(other.share, loop.now)
+    loop.turns.begin_event(other.share, loop.now)
     loop.now += 0.5
-    loop.turns.served(other.share, 0.5, COSTLY_S * 1.1)
+    loop.turns.end_slice(other.share, 0.5, COSTLY_S * 1.1)
     assert loop.rested == 1
     assert 0.0 < other.share.rest_until - loop.now < 0.1
 
