@@ -33,7 +33,7 @@ class OffsetsFile:
         self._ours = False
 
     def take(self) -> Offsets:
-        """As `load`, and nobody else takes the file until `leave`. OptionError where another one has it."""
+        """Lock the file until `leave`, and load it. OptionError if another consumer has it."""
         import fcntl  # not everywhere, but where files are shared
 
         try:
@@ -53,7 +53,7 @@ class OffsetsFile:
             raise
 
     def leave(self) -> None:
-        """Others may take the file; nothing is stored any more."""
+        """Unlock the file: others may take it, and no more offsets are stored here."""
         self._ours = False
         lock, self._lock = self._lock, None
         if lock is not None:
@@ -63,7 +63,7 @@ class OffsetsFile:
             lock.close()
 
     def load(self) -> Offsets:
-        """What is stored; empty when there is no file. OptionError for a file that cannot be used."""
+        """Return the stored offsets; none if there is no file. OptionError for an unusable file."""
         try:
             text = self._path.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -95,7 +95,7 @@ class OffsetsFile:
 def broadcast_place(
     settings: ConsumerSettings, instance: str | None, path: str | Path | None
 ) -> tuple[FetchSettings, OffsetsFile | None] | None:
-    """What a broadcasting consumer fetches with, and its file; None for other models. OptionError."""
+    """Return the fetch settings and the file of a broadcasting consumer; None for others. OptionError."""
     if not settings.broadcasting:
         if instance is not None or path is not None:
             raise OptionError("instance and offsets_file are for model='broadcasting' only")
@@ -115,7 +115,7 @@ FORMAT = 1
 
 
 def _to_text(group: str, instance: str, offsets: Offsets) -> str:
-    """What to write."""
+    """Encode offsets as the text of the file."""
     whole = {"format": FORMAT, "group": group, "instance": instance, "offsets": offsets}
     return json.dumps(whole, indent=1, sort_keys=True) + "\n"
 

@@ -19,12 +19,12 @@ from ddmq_client.errors import ClientError
 
 
 def new_client_id() -> str:
-    """Such as `web-3@4711@9f2c51ab`."""
+    """Return a new client id, such as `web-3@4711@9f2c51ab`."""
     return f"{socket.gethostname()[:64]}@{os.getpid()}@{secrets.token_hex(4)}"
 
 
 class Home:
-    """Where it was used first."""
+    """The process in which an object was used first."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -32,11 +32,11 @@ class Home:
 
     @property
     def left(self) -> bool:
-        """This is a fork of that process."""
+        """Whether this process is a fork of that one."""
         return self._process is not None and self._process != os.getpid()
 
     def enter(self) -> None:
-        """It is used here; ClientError in a fork of where it was used before."""
+        """Record a use in this process; ClientError in a fork of the one that used it before."""
         if self._process is None:
             self._process = os.getpid()
         elif self._process != os.getpid():

@@ -148,7 +148,7 @@ class Producer(ProducerBase):
 
 
 def _tell(send: ObservedSend, future: Future[SendResult]) -> None:
-    """How a send in the background ended."""
+    """Report the outcome of a background send to its observer."""
     error = CancelledError() if future.cancelled() else future.exception()
     if error is None:
         send.ended((future.result(),))

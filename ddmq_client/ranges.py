@@ -86,7 +86,7 @@ class RangeReader:
         self._closed = False
 
     def bounds(self) -> list[QueueBounds]:
-        """What can be read of every queue of the topics; a topic that does not exist has none.
+        """Return the readable range of every queue of the topics; a topic that does not exist has no queues.
 
         PullError when the proxies refuse, or none answers in time.
         """

@@ -1,4 +1,4 @@
-"""What an application hears of transactions, and says about them.
+"""The data that an application exchanges with the check of its transactions.
 
 A check is a function of the application. It is given an UndecidedTransaction, one whose end no proxy has
 heard, and returns a Decision, by what its own database says. It may be asked about any transaction of its
@@ -22,7 +22,7 @@ REFERENCE_CHARS_MAX = 255
 
 
 class Decision(Enum):
-    """What a check says."""
+    """The decision of a check about a transaction."""
 
     COMMITTED = "committed"
     ROLLED_BACK = "rolled back"
@@ -49,7 +49,7 @@ class UndecidedTransaction:
 
     @property
     def prepared_at(self) -> datetime:
-        """When its first message was stored, in UTC."""
+        """The time its first message was stored, in UTC."""
         return moment(self.prepared_ms)
 
 
@@ -58,7 +58,7 @@ Check = Callable[[UndecidedTransaction], object]
 
 @dataclass(slots=True)
 class CheckCounts:
-    """What a producer's check has done so far."""
+    """Counters of a producer's check since its start."""
 
     committed: int = 0
     rolled_back: int = 0
@@ -68,7 +68,7 @@ class CheckCounts:
     poll_errors: int = 0
 
     def copy(self) -> CheckCounts:
-        """As they stand now."""
+        """Return an independent copy of the counters."""
         return replace(self)
 
 

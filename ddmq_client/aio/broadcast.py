@@ -1,4 +1,4 @@
-"""What a broadcasting consumer runs: one activity that fetches, from one proxy at a time, and the workers.
+"""Run a broadcasting consumer: one activity that fetches, from one proxy at a time, and the workers.
 
 Every proxy gives all queues to every instance, so the next proxy is asked only when one fails. Where this
 instance is, is this client's business: see core.places and offsets_file.
@@ -148,13 +148,13 @@ class AsyncBroadcastPool(AsyncWorkerPool):
         self._puller = AsyncBroadcastPuller(coordinator, proxies, settings, file)
 
     async def start(self, workers: int, batch: int, handle: Handle | None) -> None:
-        """As for others, from where this instance was. OptionError where another consumer has its file."""
+        """Start from the stored offsets. OptionError if another consumer has the offsets file."""
         if self._file is not None and self._coordinator.places is not None:
             self._coordinator.places.start(self._file.take())
         await super().start(workers, batch, handle)
 
     async def stop(self, deadline: float, flush_deadline: float) -> bool:
-        """As for others, but a fetch holds no lease: none is waited for. Then store the place."""
+        """Stop without waiting for the fetch, which holds no lease; then store the offsets."""
         self._puller.abort()
         try:
             clean = await super().stop(deadline, flush_deadline)

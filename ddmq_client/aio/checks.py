@@ -42,7 +42,7 @@ ACTIONS = {
 
 
 class AsyncChecks:
-    """Of one producer: its check, and what asks for the transactions that it decides."""
+    """The check of one producer, and the poll for the transactions that it decides."""
 
     def __init__(
         self, settings: ProducerSettings, router: AsyncProxyRouter, calls: AsyncTransactionCalls
@@ -61,7 +61,7 @@ class AsyncChecks:
 
     @property
     def present(self) -> bool:
-        """There is a check."""
+        """Whether a check is registered."""
         return self._check is not None
 
     def counts(self) -> CheckCounts:
@@ -126,7 +126,7 @@ class AsyncChecks:
                     await self._ending.wait(until - now())
 
     async def _ask(self, node: Node | None, tried: set[Node]) -> Sequence[UndecidedTransaction] | None:
-        """What a poll brought; None where it brought no answer."""
+        """Poll one proxy; return the undecided transactions, or None if it did not answer."""
         if node is None:
             self._failed(UNRESOLVED)
             return None

@@ -16,7 +16,7 @@ LEAVE_AGAIN_S = 0.2  # a pull that was on its way may have come to the proxy aft
 
 
 class AsyncDueResults:
-    """Of one consumer."""
+    """The pending results of one consumer, and a condition per proxy that its flusher waits for."""
 
     def __init__(self, lock: Lock, buffer: PrefetchBuffer, leaving: Callable[[], bool]) -> None:
         """`leaving`: the consumer stops, and pulls still wait at proxies."""
@@ -42,7 +42,7 @@ class AsyncDueResults:
             self._due[proxy].notify()
 
     def wake_all(self) -> None:
-        """Every flusher looks."""
+        """Wake the flushers of all proxies."""
         for due in self._due.values():
             due.notify_all()
 

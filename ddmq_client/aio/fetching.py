@@ -90,7 +90,7 @@ class AsyncFetchConsumer:
 
     @property
     def consumer_id(self) -> str:
-        """Who this is among the group's consumers."""
+        """The id of this consumer in its group."""
         return self._settings.consumer_id
 
     @property
@@ -107,7 +107,7 @@ class AsyncFetchConsumer:
             self._drop(name)
 
     async def fetch(self, max_messages: int = 32, linger_ms: int = 500) -> list[FetchedQueue]:
-        """What there is, up to `max_messages` of each queue; one entry for each queue with messages.
+        """Fetch up to `max_messages` of each queue; return one entry for each queue with messages.
 
         Waits up to `linger_ms` while there is nothing, and not for proxies that have nothing once there is
         something from others. PullError when a proxy refuses; the last failure when no proxy answers at all.
@@ -237,7 +237,7 @@ class AsyncFetchConsumer:
                 self._changed.notify()
 
     async def _wait(self, until: float) -> None:
-        """Until a call has ended, at most until then."""
+        """Wait until a call has ended, but no longer than `until`."""
         with self._lock:
             left = until - now()
             if not self._ended and left > 0:
@@ -252,7 +252,7 @@ class AsyncFetchConsumer:
             return taken
 
     def _drop(self, name: str) -> None:
-        """Nobody waits for this proxy's answer any more."""
+        """Cancel the call to this proxy, and discard its answer."""
         with self._lock:
             self._since.pop(name, None)
             self._ended = [answer for answer in self._ended if answer.proxy != name]

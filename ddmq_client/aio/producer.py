@@ -1,4 +1,4 @@
-"""What a producer does, the blocking one as the one for tasks: send, and change what is delayed."""
+"""The producer, both blocking and for tasks: sends messages, and changes delayed ones."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class AsyncProducerBase(AsyncSends):
         )
 
     def check_counts(self) -> CheckCounts:
-        """What the check has done so far."""
+        """Return a copy of the check's counters."""
         return self._checks.counts()
 
     async def close(self) -> None:

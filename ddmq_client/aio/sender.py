@@ -1,4 +1,4 @@
-"""What sends: AsyncSends, as applications call it; AsyncJobSender, which carries a job to its end over the
+"""Sending: AsyncSends, as applications call it; AsyncJobSender, which carries a job to its end over the
 producer's connections.
 """
 
@@ -185,7 +185,7 @@ class AsyncSends(ABC):
             return result
 
     def _refused(self, error: OptionError) -> OptionError:
-        """What a send with wrong arguments raises; nothing was sent."""
+        """Return the error that a send with wrong arguments raises; nothing was sent."""
         return error
 
     @abstractmethod

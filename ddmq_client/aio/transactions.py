@@ -48,7 +48,7 @@ _log = logging.getLogger("ddmq_client.producer")
 
 
 class AsyncTransactionCalls:
-    """What the transactions of one producer share: the way to the proxies."""
+    """The calls to the proxies that all transactions of one producer share."""
 
     def __init__(self, outbox: Outbox, sender: AsyncJobSender, home: Home) -> None:
         self.outbox = outbox
@@ -122,7 +122,7 @@ class AsyncTransaction(AsyncSends):
 
     @property
     def id(self) -> str:
-        """See the class."""
+        """The id of the transaction, 32 hexadecimal digits."""
         return self._state.id
 
     async def send_batch(

@@ -1,4 +1,4 @@
-"""What a consumer runs: per proxy one flusher and a puller for each topic; workers for its handlers.
+"""Run a consumer: per proxy one flusher and a puller for each topic; workers for its handlers.
 
 Names are resolved again every 30 s: new proxies get their pullers, those of vanished ones end, and what is
 still to be told to these goes through another proxy.
@@ -42,7 +42,7 @@ _log = logging.getLogger("ddmq_client.consumer")
 
 
 class AsyncPulling(Protocol):
-    """Brings messages."""
+    """An activity that brings messages to the coordinator."""
 
     activity: AsyncActivity
 
@@ -301,7 +301,7 @@ class AsyncFlusher:
             self._connection.close()
 
     async def _deliver_rest(self) -> None:
-        """What is still pending, while the proxy answers and time is left; a failed call is tried again."""
+        """Submit pending results while the proxy answers and time is left; retry a failed call."""
         failures = 0
         while self._clock() < self.closing_deadline and failures < CLOSING_TRIES:
             acks = self._coordinator.take_rest(self.proxy)

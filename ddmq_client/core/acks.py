@@ -21,7 +21,7 @@ NO_DELAY = -1
 
 
 class OriginResults:
-    """What became of messages of one origin; the lists with leases and delays run beside the offsets."""
+    """Results of messages of one origin; the lists with leases and delays run parallel to the offsets."""
 
     __slots__ = (
         "extend_offsets", "extended", "extends", "fail_delays", "fail_leases", "fail_reasons", "fails",
@@ -48,17 +48,17 @@ class OriginResults:
 
     @property
     def urgent(self) -> bool:
-        """It holds what is worth little when late: extensions, and messages that others could have."""
+        """Whether it holds results that lose value with time: extensions, and messages that go back."""
         return bool(self.extends or self.returns)
 
     def absorb(self, earlier: OriginResults) -> None:
-        """Take results that were recorded earlier, in front of these."""
+        """Put results that were recorded earlier in front of these."""
         for name in itertools.chain(*_LISTS):
             setattr(self, name, getattr(earlier, name) + getattr(self, name))
         self.repeated = self.repeated or earlier.repeated
 
     def drop_settled_extensions(self) -> int:
-        """Forget to extend what is settled here as well, which the proxy would tell of as late; how many."""
+        """Drop the extensions of messages settled here, which would be reported as late; return how many."""
         if not self.extends:
             return 0
         settled = {*self.successes, *self.fails, *self.returns}
@@ -107,7 +107,7 @@ class PendingAcks:
         return self._count
 
     def success(self, origin: Origin, offset: int, lease: int | None, now: float) -> None:
-        """A message is done."""
+        """Add the success of a message."""
         results = self._entry(origin)
         results.successes.append(offset)
         results.success_leases.append(lease or NO_LEASE)
@@ -122,7 +122,7 @@ class PendingAcks:
         now: float,
         reason: str = "",
     ) -> None:
-        """A message has failed; `delay_ms` None: the group's own interval."""
+        """Add the failure of a message; `delay_ms` None: the group's own interval."""
         results = self._entry(origin)
         results.fails.append(offset)
         results.fail_leases.append(lease or NO_LEASE)
@@ -131,7 +131,7 @@ class PendingAcks:
         self._added(now)
 
     def extension(self, message: Message, now: float) -> None:
-        """A message needs more time."""
+        """Add the lease extension of a message."""
         assert message.lease_id is not None
         results = self._entry(message.delivery.origin)
         results.extends.append(message.lease_id)
@@ -141,7 +141,7 @@ class PendingAcks:
         self._added(now)
 
     def hand_back(self, origin: Origin, offset: int, lease: int, now: float) -> None:
-        """Nobody has looked at a message: others may have it at once."""
+        """Add an unhandled message that goes back: others may have it at once."""
         results = self._entry(origin)
         results.returns.append(offset)
         results.return_leases.append(lease)
@@ -149,7 +149,7 @@ class PendingAcks:
         self._added(now)
 
     def take(self) -> AckBatch | None:
-        """What the next call carries; None when there is nothing. Give it back if the call fails."""
+        """Take the results of the next call; None when there are none. Give them back if the call fails."""
         if not self._count:
             return None
         acks: AckBatch = []
@@ -171,7 +171,7 @@ class PendingAcks:
         return acks
 
     def give_back(self, acks: AckBatch, now: float) -> None:
-        """The call that carried it failed."""
+        """Put back the results of a failed call."""
         for results in acks:
             if not len(results):
                 continue
@@ -211,7 +211,10 @@ class PendingAcks:
 
 
 class UnappliedResult(NamedTuple):
-    """A result or extension that changed nothing, as the proxy tells. `finished`: by whomever."""
+    """A result or extension that changed nothing, as the proxy reports.
+
+    `finished`: the message is finished, by any consumer.
+    """
 
     origin: Origin
     offset: int
@@ -222,7 +225,7 @@ class UnappliedResult(NamedTuple):
 def late_results(
     acks: AckBatch, told: Iterable[UnappliedResult]
 ) -> tuple[list[UnappliedResult], list[UnappliedResult]]:
-    """What the proxy told of an ack batch: (results that came too late, extensions that did).
+    """Return (late results, late extensions) among those that the proxy reports as unapplied.
 
     Of what had been sent before, a finished one is not late: the first sending may have been taken. The
     extension of what was settled meanwhile is not late either: its result may have come first, by another

@@ -1,4 +1,4 @@
-"""What a low-level fetching client knows: which queues each proxy gave it, and where it is in each. Pure.
+"""The assignments of a low-level fetching client: the queues from each proxy, and its offset in each. Pure.
 
 A queue belongs to the proxy that answered for it last. When a proxy leaves a queue out, or is gone, the
 queue is somebody else's and its place is forgotten: whoever gets it goes on at the group's stored offset.
@@ -25,7 +25,7 @@ KEEP_S = 5.0  # what came longer ago and was not handed out is fetched again
 
 
 class FetchAnswer(NamedTuple):
-    """How one call to one proxy ended."""
+    """The outcome of one call to one proxy."""
 
     proxy: str
     asked: Offsets
@@ -57,11 +57,11 @@ class Round:
         return self._open - set(under_way)
 
     def linger_ms(self, now: float) -> int:
-        """How long a proxy that is asked now may wait."""
+        """Return the linger time, in milliseconds, of a call that starts now."""
         return max(1, int((self._until - now) * 1000))
 
     def take(self, answer: FetchAnswer, now: float) -> None:
-        """A call has ended, perhaps one of an earlier round: what then brought nothing is asked again."""
+        """Take the outcome of a call; one of an earlier round that brought nothing is repeated."""
         proxy, outcome = answer.proxy, answer.outcome
         self._unheard.discard(proxy)
         if isinstance(outcome, PullError):
@@ -82,7 +82,7 @@ class Round:
             self._open.discard(proxy)
 
     def wait_until(self, now: float, under_way: Mapping[str, float]) -> float | None:
-        """Until when to wait for a next answer (monotonic seconds); None: the round is over.
+        """Return how long to wait for a next answer (monotonic seconds); None: the round is over.
 
         `under_way`: since when each proxy is being asked.
         """
@@ -99,7 +99,7 @@ class Round:
         return until if now < until else None
 
     def result(self, now: float) -> list[FetchedQueue]:
-        """What the application gets; PullError where a proxy refused, or none answered."""
+        """Return the application's messages; PullError if a proxy refused, or none answered."""
         if self._found:
             return [each for answer in self._found for each in self._assignments.answered(answer, now)]
         if self._refusal is not None:
@@ -119,11 +119,11 @@ class Assignments:
         self._seeks: dict[Queue, int] = {}  # of `seek`, not yet fetched
 
     def queues(self) -> list[Queue]:
-        """All that are ours, sorted."""
+        """Return all owned queues, sorted."""
         return sorted({queue for held in self._held.values() for queue in held})
 
     def ask(self, proxy: str) -> Offsets:
-        """Where the next fetch from this proxy goes on."""
+        """Return the offsets from which the next fetch from this proxy reads."""
         wanted = self._seeks | {
             queue: self._seeks.get(queue, offset) for queue, offset in self._held.get(proxy, {}).items()
         }
@@ -134,7 +134,7 @@ class Assignments:
         return any(each.messages and not self._sought(each, asked) for each in queues)
 
     def answered(self, answer: FetchAnswer, now: float) -> list[FetchedQueue]:
-        """A fetch was answered: these are ours there. Returns those with messages, which are handed out."""
+        """Take the queues of an answer as owned; return those with messages, which are handed out."""
         proxy, queues = answer.proxy, answer.outcome
         assert not isinstance(queues, Exception)
         held: dict[Queue, int] = {}
@@ -159,7 +159,7 @@ class Assignments:
         return found
 
     def lost(self, proxy: str) -> None:
-        """The proxy does not answer: its queues go elsewhere."""
+        """Forget the queues of a proxy that does not answer: they go elsewhere."""
         self._forget(self._held.pop(proxy, {}).keys())
 
     def seek(self, topic: str, queue: str, offset: int) -> None:
@@ -167,7 +167,7 @@ class Assignments:
         self._seeks[topic, queue] = offset
 
     def acks(self, offsets: Mapping[str, Mapping[str, int]] | None) -> dict[str, Offsets]:
-        """By proxy, what an ack says; without `offsets`, all that was handed out."""
+        """Return the offsets to acknowledge, by proxy; without `offsets`, all that were handed out."""
         if offsets is None:
             wanted = dict(self._handed)
         else:
@@ -180,14 +180,14 @@ class Assignments:
         return found
 
     def acked(self, offsets: Offsets) -> None:
-        """These are stored."""
+        """Forget offsets that are stored."""
         for topic, queues in offsets.items():
             for queue, offset in queues.items():
                 if self._handed.get((topic, queue)) == offset:
                     del self._handed[topic, queue]
 
     def _sought(self, each: FetchedQueue, asked: Offsets) -> bool:
-        """A `seek` came after that fetch had started."""
+        """Return whether a `seek` came after that fetch had started."""
         sought = self._seeks.get((each.topic, each.queue))
         return sought is not None and sought != asked.get(each.topic, {}).get(each.queue)
 
@@ -198,7 +198,7 @@ class Assignments:
 
 
 def by_topic(offsets: Mapping[Queue, int]) -> Offsets:
-    """topic → queue → offset."""
+    """Group offsets as topic → queue → offset."""
     found: Offsets = {}
     for (topic, queue), offset in offsets.items():
         found.setdefault(topic, {})[queue] = offset

@@ -31,14 +31,14 @@ _PRODUCER_ID_FIELD = b"\x08\xce\x01"  # of a Message: binary, its id 103 said in
 
 
 class FrameError(Exception):
-    """What came cannot be an answer: a bad length, a foreign protocol, a broken head."""
+    """Received bytes cannot be an answer: a bad length, a foreign protocol, a broken head."""
 
     def __init__(self, text: str) -> None:
         super().__init__(printable(text))
 
 
 class ReplyHead(NamedTuple):
-    """Where an answer's struct starts and what it answers."""
+    """The head of an answer: which call it answers, and the position of its struct."""
 
     kind: int  # REPLY or EXCEPTION
     sequence_id: int
@@ -49,7 +49,7 @@ _ONE_BYTE = tuple(bytes((value,)) for value in range(0x80))
 
 
 def varint(value: int) -> bytes:
-    """An unsigned number in groups of seven bits, the lowest first."""
+    """Encode an unsigned number in groups of seven bits, the lowest first."""
     if value < 0x80:
         return _ONE_BYTE[value]
     if value < 0x4000:
@@ -65,18 +65,18 @@ def varint(value: int) -> bytes:
 
 
 def zigzag(value: int) -> bytes:
-    """A signed 64-bit number as the compact protocol writes it."""
+    """Encode a signed 64-bit number as the compact protocol does."""
     return varint((value << 1) ^ (value >> 63))
 
 
 def framed(parts: Sequence[bytes]) -> bytes:
-    """One frame out of its payload's parts."""
+    """Join the parts of a payload to one frame."""
     body = b"".join(parts)
     return len(body).to_bytes(4, "big") + body
 
 
 def call_head(method: bytes, sequence_id: int, kind: int = CALL) -> bytes:
-    """Head of a request."""
+    """Encode the head of a request."""
     return b"%c%c%b%b%b" % (_PROTOCOL, _VERSION | kind << 5, varint(sequence_id), varint(len(method)), method)
 
 
@@ -99,7 +99,7 @@ def prepare_args(request: bytes, messages: Sequence[bytes], timeout_ms: int) -> 
 
 
 def reply_args(request: bytes, messages: Sequence[bytes], timeout_ms: int) -> tuple[bytes, ...]:
-    """The same of a ReplyRequest."""
+    """Argument struct of a ReplyRequest, which was encoded without messages and timeout."""
     return _messages_between(_REPLIES_FIELD, request, messages, timeout_ms)
 
 
@@ -122,7 +122,7 @@ def request_args(request: bytes) -> tuple[bytes, ...]:
 
 
 def _list_head(count: int) -> bytes:
-    """Of a list of structs."""
+    """Encode the head of a list of structs."""
     return bytes((count << 4 | _STRUCT,)) if count < 15 else bytes((0xF0 | _STRUCT,)) + varint(count)
 
 
@@ -137,17 +137,17 @@ def answered_below(sequence: int) -> bytes:
 
 
 def under_way(below: bytes, ms: int) -> bytes:
-    """The same with field 106 behind it."""
+    """Add field 106 behind the 105 of `answered_below`."""
     return b"".join((below[:-1], _I64_FIELD, varint(ms << 1), _STOP))
 
 
 def numbered(message: bytes, producer: bytes, sequence: int, below: bytes) -> bytes:
-    """A message, encoded without those fields, with them: what the two above made, its number between."""
+    """Add fields 103 to 105 to an encoded message: its number between the outputs of the functions above."""
     return b"".join((message[:-1], producer, varint(sequence << 1), below))
 
 
 def body_of_reply(payload: bytes, method: bytes, sequence_id: int) -> int | None:
-    """Where the struct starts in the answer that is hoped for; None where `reply_head` must look closer."""
+    """Return the position of the struct in the expected answer; None if `reply_head` must parse it."""
     head = call_head(method, sequence_id, REPLY)
     return len(head) if payload.startswith(head) else None
 

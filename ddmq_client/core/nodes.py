@@ -29,7 +29,7 @@ UNRESOLVED_RETRY_S = 1.0  # while no name resolves at all
 
 
 class ProxyAddress(NamedTuple):
-    """Where to connect: a name or a literal, and a port."""
+    """The address of a proxy: a name or a literal, and a port."""
 
     host: str
     port: int
@@ -103,12 +103,12 @@ class Node:
 
     @property
     def well(self) -> bool:
-        """In rotation, and no failure counted: a further success changes nothing."""
+        """Whether it is in rotation without a counted failure: another success changes nothing."""
         return self.retry_at is None and not self.time_outs and not self.failures
 
     @property
     def up(self) -> bool:
-        """In rotation."""
+        """Whether it is in rotation."""
         return self.retry_at is None
 
     def __repr__(self) -> str:
@@ -206,7 +206,7 @@ LINGER_MIN_S = 0.02  # proxies wait no shorter
 
 
 class Pace:
-    """One puller's pauses."""
+    """The pauses of one puller between its calls."""
 
     def __init__(self, linger_s: float, jitter: Callable[[], float]) -> None:
         """`jitter` returns a number in [0, 1)."""
@@ -217,11 +217,11 @@ class Pace:
 
     @property
     def failing(self) -> bool:
-        """The last call failed."""
+        """Whether the last call failed."""
         return self._failures > 0
 
     def answered(self, messages: int, took_s: float, asked_s: float | None = None) -> float:
-        """Seconds to wait after an answer; `asked_s`: the linger time of this call, where it was another."""
+        """Return the seconds to wait after an answer; `asked_s`: the linger time of this call, if another."""
         self._failures = 0
         linger_s = self._linger_s if asked_s is None else max(asked_s, LINGER_MIN_S)
         if messages or took_s >= linger_s / 2:
@@ -232,7 +232,7 @@ class Pace:
         return pause
 
     def failed(self) -> float:
-        """Seconds to wait after a call without answer, or a refused one."""
+        """Return the seconds to wait after a call without answer, or a refused one."""
         pause = min(FAILED_FIRST_S * 2.0 ** min(self._failures, 10), FAILED_MAX_S)
         self._failures += 1
         return pause * (0.75 + self._jitter() / 2)

@@ -1,4 +1,4 @@
-"""Where a broadcasting instance is in each queue. Pure; callers lock.
+"""The offsets of a broadcasting instance in each queue. Pure; callers lock.
 
 Two offsets a queue: `ahead`, where the next fetch goes on, and `safe`, where a restart may go on without
 leaving out a message: the lowest one that came and is not settled, else `ahead`.
@@ -43,7 +43,7 @@ class Places:
                 self._places[topic, queue] = _Place(offset)
 
     def arrived(self, topic: str, queue: str, offsets: Iterable[int], next_offset: int) -> None:
-        """An answer brought these; the next one goes on at `next_offset`."""
+        """Record the messages of an answer; the next fetch reads at `next_offset`."""
         place = self._places.get((topic, queue))
         if place is None:
             place = self._places[topic, queue] = _Place(next_offset)
@@ -52,18 +52,18 @@ class Places:
             heappush(place.open, offset)
 
     def settled(self, topic: str, queue: str, offset: int) -> None:
-        """The application is done with a message, in whatever way."""
+        """Record that the application is done with a message, in whatever way."""
         place = self._places.get((topic, queue))
         if place is not None:
             place.done.add(offset)
             place.safe()
 
     def ahead(self) -> Offsets:
-        """Where to fetch."""
+        """Return the offsets of the next fetch."""
         return self._by_topic(lambda place: place.ahead)
 
     def safe(self) -> Offsets:
-        """What to store."""
+        """Return the offsets to store."""
         return self._by_topic(_Place.safe)
 
     def _by_topic(self, offset: Callable[[_Place], int]) -> Offsets:

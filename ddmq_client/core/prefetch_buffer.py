@@ -30,7 +30,7 @@ LEASE_PART = 1 / 3
 
 @dataclass(slots=True)
 class ConsumerCounts:
-    """What happened so far."""
+    """Counters of one consumer since its start."""
 
     pulled: int = 0
     acked: int = 0
@@ -47,7 +47,7 @@ class ConsumerCounts:
     handler_errors: int = 0
 
     def copy(self) -> ConsumerCounts:
-        """As they stand now."""
+        """Return an independent copy of the counters."""
         return replace(self)
 
 
@@ -66,7 +66,7 @@ class ProxyConnection:
         self.failover: ProxyConnection | None = None  # this proxy is gone; that one forwards its results
 
     def present(self) -> ProxyConnection:
-        """Itself, or the proxy that has taken over."""
+        """Return this proxy, or the one that has taken over."""
         proxy = self
         while proxy.failover is not None:
             proxy = proxy.failover
@@ -74,7 +74,7 @@ class ProxyConnection:
 
 
 class Source:
-    """One puller's share."""
+    """The share of one puller in the buffer."""
 
     __slots__ = ("changed_at", "ended", "open", "parked", "proxy", "topic", "waiting", "window")
 
@@ -122,7 +122,7 @@ class PrefetchBuffer:
         return found
 
     def wanted(self, source: Source, batch_max: int) -> int:
-        """How many messages the source may pull now; 0: none yet.
+        """Return how many messages the source may pull now; 0: none yet.
 
         Handlers are fed whole batches as long as they fit beside what waits, and no more may wait than they
         took in time of late. Without handlers nothing is pulled that nobody asked for.
@@ -137,12 +137,12 @@ class PrefetchBuffer:
         return min(batch_max, self.demand - waiting) if waiting < self.askers else 0
 
     def loop_batch(self, count: int) -> int:
-        """How many a caller that takes them one by one should ask for."""
+        """Return how many messages to request for a caller that takes them one by one."""
         windows = [source.window for source in self._sources if source.window is not None]
         return max(1, min([count, *windows]))
 
     def starved(self) -> bool:
-        """Somebody waits and there is nothing: more may wait here again, twice as many a second."""
+        """Double the reduced windows, once a second, as workers wait and the buffer is empty."""
         now, grown = self._clock(), False
         for source in [source for source in self._sources if now - source.changed_at >= WAIT_S]:
             window, source.changed_at, grown = max(1, 2 * self._window(source)), now, True
@@ -155,19 +155,19 @@ class PrefetchBuffer:
         return self._prefetch if source.window is None else source.window
 
     def asking(self, count: int) -> None:
-        """A caller asks for up to `count` messages; it is content with one."""
+        """Add the demand of a caller for up to `count` messages; one is enough."""
         assert self.demand is not None
         self.demand += count
         self.askers += 1
 
     def asked(self, count: int) -> None:
-        """It has got some, or waits no longer."""
+        """Remove the demand of a caller that got messages, or waits no longer."""
         assert self.demand is not None
         self.demand -= count
         self.askers -= 1
 
     def pulling(self, source: Source) -> AckBatch | None:
-        """A pull starts: the results that it carries."""
+        """Begin a pull; return the results that it carries."""
         source.parked = True
         return self.take_results(source.proxy)
 
@@ -193,7 +193,7 @@ class PrefetchBuffer:
         self.counts.pulled += len(messages)
 
     def fetched(self, source: Source, group: str, queues: Sequence[FetchedQueue], settling: Settling) -> int:
-        """A broadcast fetch was answered; how many messages came."""
+        """Add the messages of a broadcast fetch; return how many came."""
         assert self.places is not None
         source.parked = False
         count = 0
@@ -256,7 +256,7 @@ class PrefetchBuffer:
         return True
 
     def end_reply(self, message: Message, *, stored: bool) -> None:
-        """It is stored, or the message is as it was."""
+        """Record a stored acknowledgement, or release the message unchanged."""
         message.replying = False
         if stored:
             message.outcome = Outcome.ACKED
@@ -281,11 +281,11 @@ class PrefetchBuffer:
         return source
 
     def next_overdue(self) -> float:
-        """When `return_waiting` has something to do, if nobody takes it before."""
+        """Return when `return_waiting` is next due, if no worker takes the message before."""
         return min((wait_until(message) for message in self._waiting if message.delivery.told), default=inf)
 
     def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str = "") -> bool:
-        """Record what became of a message; False where that is known already."""
+        """Record the outcome of a message; False if it has one already."""
         if message.outcome is not None or message.replying:
             return False
         message.outcome = outcome
@@ -353,7 +353,7 @@ class PrefetchBuffer:
         self.counts.results_dropped += proxy.pending.dropped - dropped
 
     def abandon(self) -> int:
-        """The end: results that no proxy has taken; counted as dropped."""
+        """Count the results that no proxy has taken as dropped; return how many."""
         left = sum(len(proxy.pending) for proxy in self.proxies.values())
         self.counts.results_dropped += left
         return left
@@ -368,6 +368,6 @@ class PrefetchBuffer:
 
 
 def wait_until(message: Message) -> float:
-    """When a message has waited here for so long that it should be someone else's."""
+    """Return the time at which a message that still waits here should go to another consumer."""
     delivery = message.delivery
     return delivery.arrived_at + min(WAIT_S, delivery.lease_s * LEASE_PART)

@@ -30,7 +30,7 @@ SEND_DELAYED = b"sendDelaySync"
 
 
 class ResendPolicy(NamedTuple):
-    """How long and how often to try.
+    """The limits of trying again.
 
     retry_unknown    also send again what may be stored where that makes a duplicate
     attempts_max     per message
@@ -119,11 +119,11 @@ class SendJob:
             self._messages, self._again = (self._again(),), None
 
     def attempt_deadline(self, now: float) -> float:
-        """When to stop waiting for the attempt that starts now."""
+        """Return the deadline of the attempt that starts now."""
         return now + (self.deadline - now) / 2 if self._divides else self.deadline
 
     def frame(self, now: float, sequence_id: int) -> bytes:
-        """The request for everything still pending. The proxy is given a little less time than we have."""
+        """Encode the request for all pending messages. The proxy gets a little less time than the job has."""
         if self._first_at is None:
             self._first_at = now
         left_ms = max(0.0, self.attempt_deadline(now) - now) * 1000
@@ -171,7 +171,7 @@ class SendJob:
         return verdict
 
     def gave_up(self, error: SendError) -> None:
-        """Nothing more can be tried: what is pending and has no better error gets this one."""
+        """End the job: each pending message without a better error gets this one."""
         for at in self._pending:
             if self.results[at] is _UNTRIED:
                 self.results[at] = result_of(error)
@@ -188,7 +188,7 @@ class SendJob:
         return wait
 
     def end(self) -> None:
-        """Nothing of it is sent again. To be called in any case."""
+        """Give the numbers back: no message is sent again. Call it in any case."""
         if self._sequences is not None and self._numbers is not None:
             self._sequences.give_back(self._numbers)
             self._numbers = None
@@ -218,12 +218,12 @@ class SendJob:
         ]
 
     def _under_way_ms(self) -> int:
-        """Since the first request, when the time is up: nobody may take it for less."""
+        """Return the time from the first request to the deadline: no proxy may assume less."""
         assert self._first_at is not None
         return max(0, ceil((self.deadline - self._first_at) * 1000))
 
     def _once(self, at: int) -> bool:
-        """Whether a second one of this message does no harm."""
+        """Return whether sending this message again makes no unwanted duplicate."""
         if self._policy.retry_unknown:
             return True
         if at in self._keyed:

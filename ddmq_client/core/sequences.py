@@ -18,7 +18,7 @@ OPEN_MAX = 65_536
 
 
 class Sequences:
-    """Of one producer. Safe for many threads, by the lock."""
+    """The numbers of one producer. Safe for many threads, by the lock."""
 
     __slots__ = ("_ended", "_lock", "_new_producer", "_next", "lowest", "producer")
 

@@ -76,11 +76,11 @@ class PrepareJob(SendJob):
         self._request = request
 
     def begin(self, node: Node, recognised: bool | None = None) -> None:
-        """As of every send, whatever plain ones have shown."""
+        """Begin an attempt. Proxies recognise prepared messages, whatever plain sends have shown."""
         super().begin(node, True)
 
     def answered(self, node: Node, results: Sequence[SendResult], elsewhere: bool) -> CallVerdict:
-        """As of every send; nor do plain ones go by it."""
+        """Take the results, without counting them for what plain sends expect of the node."""
         if len(results) == 1:  # a refusal, which holds for all
             results = [*results] * len(self._pending)
         before = node.recognises
@@ -102,7 +102,7 @@ class EndJob(SendJob):
         super().__init__([request], False, deadline, policy._replace(retry_unknown=True), END)
 
     def answered(self, node: Node, results: Sequence[SendResult], elsewhere: bool) -> CallVerdict:
-        """What has ended has: that counts, whatever was asked and whatever came before."""
+        """Take the answer. A final outcome counts, whatever was requested and whatever came before."""
         (result,) = results
         if isinstance(result, EndResult) and (result.code == 0 or result.outcome in _SETTLED):
             result.proxy = node.name
@@ -116,7 +116,7 @@ class EndJob(SendJob):
 
 
 def end_error(action: TransactionAction, transaction_id: str, result: SendResult) -> TransactionError | None:
-    """What the caller of an end is told; None: it is as asked."""
+    """Return the error for the caller of an end; None: the transaction ended as requested."""
     outcome = result.outcome if isinstance(result, EndResult) else None
     if outcome is None and result.error is None:
         return None
@@ -152,7 +152,7 @@ _NOT_COMMITTED: dict[int | None, str] = {
 
 
 class TransactionState:
-    """What became of one transaction. The callers hold one lock around every call."""
+    """The state of one transaction. The callers hold one lock around every call."""
 
     __slots__ = ("_ended", "_failure", "_prepared", "_under_way", "_unsure", "id", "through_offset")
 
@@ -174,7 +174,7 @@ class TransactionState:
         self._under_way += 1
 
     def sent(self, results: Sequence[SendResult]) -> None:
-        """Its messages are durable."""
+        """Record a send whose messages are durable."""
         self._under_way -= 1
         for result in results:
             self._prepared.add(result.message_id)
@@ -183,18 +183,18 @@ class TransactionState:
                 self.through_offset = max(offset, self.through_offset or 0)
 
     def send_failed(self, error: BaseException, unsure: bool) -> None:
-        """It was not confirmed: from now on the transaction can only be rolled back. `unsure`: it may be
+        """Record an unconfirmed send: the transaction can then only be rolled back. `unsure`: it may be
         durable all the same."""
         self._under_way -= 1
         self._unsure = self._unsure or unsure
         self.fail(f"a message of it was not stored for sure: {str(error) or repr(error)}")
 
     def fail(self, reason: str) -> None:
-        """From now on it can only be rolled back."""
+        """Mark the transaction as one that can only be rolled back."""
         self._failure = self._failure or reason
 
     def commit(self) -> TransactionAction | None:
-        """The application commits: what to ask for; None, nothing was sent. Look at `must_roll_back` after
+        """Commit; return the action to request, or None if nothing was sent. Look at `must_roll_back` after
         it has been carried out."""
         self._check_open()
         if self._under_way:
@@ -203,33 +203,33 @@ class TransactionState:
         return self._asked(COMMIT if self._failure is None else ROLLBACK)
 
     def roll_back(self) -> TransactionAction | None:
-        """The application gives it up: what to ask for."""
+        """Roll back; return the action to request, or None if nothing was sent."""
         self._check_open()
         self._ended = "rolled back"
         return self._asked(ROLLBACK)
 
     def leave(self) -> None:
-        """Nobody here knows how it ended: its check will be asked."""
+        """Leave the decision to the check."""
         self._check_open()
         self._ended = "left to its check"
 
     @property
     def messages(self) -> int:
-        """How many it has; what was sent twice under one key is one."""
+        """The number of messages; those sent twice under one key count once."""
         return len(self._prepared)
 
     @property
     def ended(self) -> bool:
-        """Nothing more can be asked of it."""
+        """Whether the application has ended it."""
         return self._ended is not None
 
     @property
     def must_roll_back(self) -> bool:
-        """It cannot be committed."""
+        """Whether it can only be rolled back."""
         return self._failure is not None
 
     def rolled_back(self) -> NotCommittedError:
-        """What tells the application that it could not be committed."""
+        """Return the error which reports that it could not be committed."""
         return NotCommittedError(f"transaction {self.id} is rolled back: {self._failure}", self.id)
 
     def _asked(self, action: TransactionAction) -> TransactionAction | None:

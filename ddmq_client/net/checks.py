@@ -43,7 +43,7 @@ ACTIONS = {
 
 
 class Checks:
-    """Of one producer: its check, and what asks for the transactions that it decides."""
+    """The check of one producer, and the poll for the transactions that it decides."""
 
     def __init__(self, settings: ProducerSettings, router: ProxyRouter, calls: TransactionCalls) -> None:
         self._settings = settings
@@ -60,7 +60,7 @@ class Checks:
 
     @property
     def present(self) -> bool:
-        """There is a check."""
+        """Whether a check is registered."""
         return self._check is not None
 
     def counts(self) -> CheckCounts:
@@ -125,7 +125,7 @@ class Checks:
                     self._ending.wait(until - now())
 
     def _ask(self, node: Node | None, tried: set[Node]) -> Sequence[UndecidedTransaction] | None:
-        """What a poll brought; None where it brought no answer."""
+        """Poll one proxy; return the undecided transactions, or None if it did not answer."""
         if node is None:
             self._failed(UNRESOLVED)
             return None

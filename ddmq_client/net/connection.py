@@ -166,7 +166,7 @@ def resolve(
 def resolve_in_time(
     addresses: Sequence[ProxyAddress], known: dict[ProxyAddress, list[ProxyAddress]], timeout_s: float
 ) -> list[ProxyAddress] | None:
-    """As `resolve`; None when a name server has not answered after so long.
+    """Call `resolve`, but return None if a name server has not answered within `timeout_s`.
 
     Nothing ends a getaddrinfo that waits: it is left behind, on a thread of its own.
     """

@@ -182,7 +182,7 @@ class Consumer:
         return self._coordinator.last_error if self._coordinator else None
 
     def counts(self) -> ConsumerCounts:
-        """What happened so far: a copy of the counters."""
+        """Return a copy of the counters."""
         return self._coordinator.counts() if self._coordinator else ConsumerCounts()
 
     def start(self) -> None:
@@ -219,7 +219,7 @@ class Consumer:
         self._hold(True)
 
     def resume(self) -> None:
-        """Pull again."""
+        """Resume pulling after `pause`."""
         self._hold(False)
 
     def _hold(self, paused: bool) -> None:

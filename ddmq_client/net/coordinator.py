@@ -1,5 +1,5 @@
 # Generated from ddmq_client/aio/coordinator.py by tools/unasync.py: change that one.
-"""Where all parts of a consumer meet: the prefetch buffer behind one lock, and what each of them waits for.
+"""The meeting point of all parts of a consumer: the prefetch buffer behind one lock, and its conditions.
 
 Pullers wait for room, workers and `pull` callers for messages, each proxy's flusher for results that must go
 by themselves; what is acknowledged with messages goes by `replies`. Nothing here touches a socket. Messages
@@ -128,12 +128,12 @@ class Coordinator:
             return count
 
     def places_now(self) -> Offsets:
-        """Where every queue can go on after a restart (broadcasting)."""
+        """Return the offset from which each queue can resume after a restart (broadcasting)."""
         with self._lock:
             return {} if self.places is None else self.places.safe()
 
     def fetch_from(self) -> Offsets:
-        """Where the next broadcast fetch goes on."""
+        """Return the offsets from which the next broadcast fetch reads."""
         with self._lock:
             return {} if self.places is None else self.places.ahead()
 
@@ -200,7 +200,7 @@ class Coordinator:
             return not self._keeping_stopped
 
     def stop_keeping(self) -> None:
-        """Nothing is held or waits any more."""
+        """End `keep`: no message is held or waits any more."""
         with self._lock:
             self._keeping_stopped = True
             self._keeping.notify_all()
@@ -228,7 +228,7 @@ class Coordinator:
                 self._return_waiting()
 
     def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str = "") -> bool:
-        """What became of a message."""
+        """Record the outcome of a message."""
         with self._lock:
             if not self._buffer.settle(message, outcome, delay_ms, reason):
                 return False
@@ -260,7 +260,7 @@ class Coordinator:
             return self._due.wait(proxy)
 
     def take_rest(self, proxy: ProxyConnection) -> AckBatch | None:
-        """Whatever is still pending for the proxy, one call's worth."""
+        """Take results still pending for the proxy, as many as one call carries."""
         with self._lock:
             return self._buffer.take_results(proxy)
 
@@ -303,7 +303,7 @@ class Coordinator:
             self._room.notify_all()
 
     def wait_handled(self, deadline: float, alone: bool = False) -> bool:
-        """Until workers have handled everything that waits; False when the time was up first.
+        """Wait until workers have handled every waiting message; return False if the time was up first.
 
         A worker does not wait for what it holds itself; `alone`: it is the only one, nobody handles the rest.
         """

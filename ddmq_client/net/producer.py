@@ -1,5 +1,5 @@
 # Generated from ddmq_client/aio/producer.py by tools/unasync.py: change that one.
-"""What a producer does, the blocking one as the one for tasks: send, and change what is delayed."""
+"""The producer, both blocking and for tasks: sends messages, and changes delayed ones."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class ProducerBase(Sends):
         )
 
     def check_counts(self) -> CheckCounts:
-        """What the check has done so far."""
+        """Return a copy of the check's counters."""
         return self._checks.counts()
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ IDLE_MAX = 16  # connections kept for one proxy
 
 
 class ReplyCalls:
-    """Of one consumer. Safe for many threads."""
+    """Acknowledgements with messages of one consumer. Safe for many threads."""
 
     def __init__(
         self, settings: ConsumerSettings, shared: Lock, buffer: PrefetchBuffer, room: Condition
@@ -45,7 +45,7 @@ class ReplyCalls:
         self._closed = False
 
     def use(self, addresses: Sequence[ProxyAddress]) -> None:
-        """These are the proxies."""
+        """Set the proxies, and close the idle connections to others."""
         with self._lock:
             self._addresses = list(addresses)
             gone = [self._idle.pop(address) for address in set(self._idle) - set(addresses)]
@@ -83,7 +83,7 @@ class ReplyCalls:
         return job.results
 
     def _run(self, job: ReplyJob, first: str) -> None:
-        """Until it is over, or its time is. `first`: the proxy to ask first, as HOST:PORT."""
+        """Try the job until it ends or its deadline passes. `first`: the proxy to ask first, as HOST:PORT."""
         with self._lock:
             addresses = sorted(self._addresses, key=lambda address: str(address) != first)
         turn = 0

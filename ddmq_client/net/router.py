@@ -212,6 +212,6 @@ class ProxyRouter:
 
 
 def heartbeat_frame(heartbeat: bytes, sequence_id: int) -> bytes:
-    """A heartbeat request."""
+    """Encode the request of a heartbeat."""
     args = frames.one_message_args(heartbeat, int(PROBE_TIMEOUT_S * 1000))
     return frames.framed((frames.call_head(SEND_ONE, sequence_id), *args))

@@ -1,5 +1,5 @@
 # Generated from ddmq_client/aio/sender.py by tools/unasync.py: change that one.
-"""What sends: Sends, as applications call it; JobSender, which carries a job to its end over the
+"""Sending: Sends, as applications call it; JobSender, which carries a job to its end over the
 producer's connections.
 """
 
@@ -186,7 +186,7 @@ class Sends(ABC):
             return result
 
     def _refused(self, error: OptionError) -> OptionError:
-        """What a send with wrong arguments raises; nothing was sent."""
+        """Return the error that a send with wrong arguments raises; nothing was sent."""
         return error
 
     @abstractmethod

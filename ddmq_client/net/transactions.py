@@ -49,7 +49,7 @@ _log = logging.getLogger("ddmq_client.producer")
 
 
 class TransactionCalls:
-    """What the transactions of one producer share: the way to the proxies."""
+    """The calls to the proxies that all transactions of one producer share."""
 
     def __init__(self, outbox: Outbox, sender: JobSender, home: Home) -> None:
         self.outbox = outbox
@@ -123,7 +123,7 @@ class Transaction(Sends):
 
     @property
     def id(self) -> str:
-        """See the class."""
+        """The id of the transaction, 32 hexadecimal digits."""
         return self._state.id
 
     def send_batch(

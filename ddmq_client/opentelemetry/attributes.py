@@ -55,7 +55,7 @@ def _attributes(topics: set[str], client_id: str | None, operation: str) -> Attr
 
 
 def message_attributes(message: Message, now_ns: int) -> Attributes:
-    """Of one that is handed out now."""
+    """Return the attributes of one message that is handed out now."""
     attributes: Attributes = {
         "messaging.destination.partition.id": _partition(message.queue),
         "messaging.ddmq.message.offset": message.offset,

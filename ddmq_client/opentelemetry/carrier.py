@@ -61,9 +61,9 @@ class ContextCarrier:
     def found(
         self, properties: Mapping[str, str], around: Context | None = None
     ) -> tuple[Context | None, SpanContext | None]:
-        """What a message came with: a context to go on in, which is `around` otherwise, and the span that it
-        names. Of traceId and spanId alone only the span: they do not say whether its trace is recorded, so
-        nothing goes on in it."""
+        """Return a message's context to continue in, which is `around` if it has none, and the span that it
+        names. For traceId and spanId alone, only the span: they do not say whether its trace is recorded, so
+        no span continues it."""
         context, span = self._read(properties, around or Context())
         if span is not None:
             return context, span
@@ -139,14 +139,14 @@ class ContextCarrier:
 
 
 def _size(message: OutgoingMessage) -> int:
-    """Bytes at most, about."""
+    """Return an upper estimate of the message's size in bytes."""
     body: object = message.body
     chars = len(body) if isinstance(body, bytes | str) else 0
     return (chars if isinstance(body, bytes) else 4 * chars) + _properties_size(message.properties or {})
 
 
 def _properties_size(properties: Mapping[str, str]) -> int:
-    """What is no text is very large: those refuse it who encode the message, as it is."""
+    """Return the size of the properties; invalid text counts as too large, and encoding rejects it later."""
     try:
         return sum(len(name.encode()) + len(value.encode()) for name, value in properties.items())
     except (AttributeError, UnicodeEncodeError):

@@ -56,7 +56,7 @@ class OpenTelemetryObserver:
         same_trace: bool = True,
         create_spans: bool = True,
     ) -> None:
-        """Nothing begins here."""
+        """Store the options; no span is started."""
         self._tracer = trace.get_tracer("ddmq_client", None, tracer_provider, SCHEMA_URL)
         self._carrier = ContextCarrier(propagator)
         self._same_trace = same_trace
@@ -64,7 +64,7 @@ class OpenTelemetryObserver:
 
     @property
     def not_carried(self) -> int:
-        """How many messages went without their context, which would have made them too large."""
+        """The number of messages sent without their context, which would have made them too large."""
         return self._carrier.not_carried
 
     def sending(self, messages: Sequence[OutgoingMessage], call: SendCall) -> ObservedSend:
@@ -151,8 +151,8 @@ class OpenTelemetryObserver:
         ).end(now_ns)
 
     def _delivered(self, message: Message, client_id: str, now_ns: int) -> None:
-        """From the store time to this moment, as a part of the trace that it was sent in. The two ends are of
-        two clocks: where they disagree by more than it took, the span has no length."""
+        """Make a span from the store time to now, in the trace of the send. The two ends are of two
+        clocks: where they disagree by more than the delivery took, the span has no length."""
         if message.stored_ms is None or _held(message):
             return
         context, creation = self._carrier.found(message.properties)
@@ -195,7 +195,7 @@ class OpenTelemetryObserver:
 def _links(
     messages: Sequence[Message], creations: Sequence[SpanContext | None], now_ns: int | None
 ) -> list[Link]:
-    """To the spans that sent them. `now_ns`: say of each which it is, the span itself is of several."""
+    """Return links to the spans that sent the messages. `now_ns`: describe each, for a span of several."""
     return [
         Link(creation, None if now_ns is None else message_attributes(message, now_ns))
         for message, creation in zip(messages, creations, strict=True)
@@ -216,7 +216,7 @@ def _held(message: Message) -> bool:
 
 
 def _harmless(method: F) -> F:
-    """It is logged where it fails, and that is all."""
+    """Wrap a method so that its errors are logged and never raised."""
 
     @wraps(method)
     def harmless(*args: Any) -> Any:
@@ -236,10 +236,10 @@ class _Unobserved:
         self.messages = messages
 
     def ended(self, results: Sequence[SendResult]) -> None:
-        """Nobody asks."""
+        """Do nothing: there is no span."""
 
     def failed(self, error: BaseException) -> None:
-        """Nobody asks."""
+        """Do nothing: there is no span."""
 
 
 class _Sending:
@@ -253,7 +253,7 @@ class _Sending:
 
     @_harmless
     def ended(self, results: Sequence[SendResult]) -> None:
-        """Each result stands at the span of its message; what failed also at that of the batch."""
+        """Record each result in the span of its message, and failures in that of the batch, too."""
         errors = [result.error for result in results if result.error is not None]
         many = len(self.messages) > 1
         for result, span in zip(results, self._own, strict=False):
@@ -268,7 +268,7 @@ class _Sending:
 
     @_harmless
     def failed(self, error: BaseException) -> None:
-        """All of it did."""
+        """End all spans with the error of the send."""
         for span in self._own:
             if span is not None:
                 set_error(span, error)
@@ -298,7 +298,7 @@ class _Handling:
             self._token = contexts.attach(self._context)
 
     def raised(self, error: BaseException) -> None:
-        """It counts as that of the span."""
+        """Keep the handler's error for the span."""
         self._error = error
 
     @_harmless

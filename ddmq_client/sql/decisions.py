@@ -55,7 +55,7 @@ class DecisionTable:
         raise NotCommittedError(text, transaction_id)
 
     def decide(self, database: Any, transaction_id: str) -> Decision:
-        """How it ended; from now on it has."""
+        """Return the recorded decision; record a rollback if there is none."""
         if self._insert(database, transaction_id, Decision.ROLLED_BACK):
             return Decision.ROLLED_BACK
         return self._said(database, transaction_id)

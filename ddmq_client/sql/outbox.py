@@ -121,12 +121,12 @@ class OutboxTable:
         return [_row(*row) for row in found.rows]
 
     def sent(self, database: Any, rows: Collection[int]) -> None:
-        """These are stored: forget them."""
+        """Delete rows whose messages are stored."""
         for row in rows:
             execute(database, f"DELETE FROM {self._table} WHERE id = :id", id=row)
 
     def refuse(self, database: Any, row: int, reason: str) -> None:
-        """This one will never be taken as it is: it stays, and is not sent."""
+        """Mark a row whose message will never be accepted: it stays, and is not sent."""
         statement = f"UPDATE {self._table} SET refused = :reason WHERE id = :id"
         execute(database, statement, reason=reason[:REFUSAL_CHARS_MAX] or "refused", id=row)
 

@@ -55,7 +55,7 @@ class _Method:
         return frames.framed((frames.call_head(self._name, sequence_id), encode(args, self._args)))
 
     def answer(self, payload: bytes, sequence_id: int) -> Any:
-        """What it returned; PullError, ProxyFault or FrameError."""
+        """Decode the value that the call returned; PullError, ProxyFault or FrameError."""
         found = decode(payload, answer_at(payload, self._name, sequence_id), self._result)
         error = getattr(found, "error", None)
         if error is not None:
@@ -71,7 +71,7 @@ _STATS = _Method("getConsumeStats", "request")
 
 
 class PullSettings(NamedTuple):
-    """What every pull of one consumer says."""
+    """The settings that every pull of one consumer sends."""
 
     group: str
     client_id: str
@@ -121,7 +121,7 @@ def pull_frame(
 
 
 def submit_frame(acks: AckBatch, sequence_id: int) -> bytes:
-    """A submit request."""
+    """Encode the request of a submit."""
     return _SUBMIT.frame(_linked(acks), sequence_id)
 
 
@@ -133,7 +133,7 @@ def stats_frame(group: str, sequence_id: int) -> bytes:
 
 
 def read_stats(payload: bytes, sequence_id: int) -> None:
-    """That it was answered; PullError, ProxyFault or FrameError."""
+    """Check that the call was answered; PullError, ProxyFault or FrameError."""
     _STATS.answer(payload, sequence_id)
 
 
@@ -154,7 +154,7 @@ def settle_frame(settings: PullSettings, acks: AckBatch | None, leave: bool, seq
 
 
 def read_settled(payload: bytes, sequence_id: int) -> list[UnappliedResult]:
-    """What came too late; PullError, ProxyFault or FrameError."""
+    """Return the results that came too late; PullError, ProxyFault or FrameError."""
     return _told(_SETTLE.answer(payload, sequence_id).late)
 
 
@@ -215,7 +215,10 @@ Offsets = Mapping[str, Mapping[str, int]]
 
 
 class FetchSettings(NamedTuple):
-    """What every fetch of one client says. `topics` None: all of the group. `exact`: see the IDL."""
+    """The settings that every fetch of one client sends.
+
+    `topics` None: all of the group. `exact`: see the IDL.
+    """
 
     group: str
     consumer_id: str

@@ -107,7 +107,7 @@ def read_prepared(payload: bytes, sequence_id: int, method: bytes) -> list[SendR
 
 
 def read_ended(payload: bytes, sequence_id: int, method: bytes) -> list[SendResult]:
-    """What an end came to."""
+    """Decode the answer to an end."""
     answer = decode(payload, answer_at(payload, method, sequence_id), _ENDED).success
     if answer is None:
         raise FrameError("answer without a result")
@@ -117,7 +117,7 @@ def read_ended(payload: bytes, sequence_id: int, method: bytes) -> list[SendResu
 
 
 def read_checks(payload: bytes, sequence_id: int) -> tuple[int, str, list[UndecidedTransaction]]:
-    """(code, text, checks)."""
+    """Decode the answer to a poll as (code, text, checks)."""
     answer = decode(payload, answer_at(payload, POLL, sequence_id), _POLLED).success
     if answer is None:
         raise FrameError("answer without a result")
