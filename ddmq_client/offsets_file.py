@@ -125,15 +125,15 @@ def _from_text(text: str, group: str, instance: str, path: str) -> Offsets:
     try:
         whole = json.loads(text)
     except ValueError as error:
-        raise _refused(path, f"is not JSON ({error})") from error
+        raise _file_error(path, f"is not JSON ({error})") from error
     if not isinstance(whole, dict) or whole.get("format") != FORMAT:
-        raise _refused(path, f"has not the format {FORMAT}")
-    for name, wanted in (("group", group), ("instance", instance)):
-        if whole.get(name) != wanted:
-            raise _refused(path, f"belongs to {name} {whole.get(name)!r}, not {wanted!r}")
+        raise _file_error(path, f"has not the format {FORMAT}")
+    for name, required in (("group", group), ("instance", instance)):
+        if whole.get(name) != required:
+            raise _file_error(path, f"belongs to {name} {whole.get(name)!r}, not {required!r}")
     offsets: Any = whole.get("offsets")
     if not _is_offsets(offsets):
-        raise _refused(path, "has no offsets: topic, queue, whole number")
+        raise _file_error(path, "has no offsets: topic, queue, whole number")
     return {topic: dict(queues) for topic, queues in offsets.items()}
 
 
@@ -144,7 +144,7 @@ def _is_offsets(value: Any) -> bool:
     )
 
 
-def _refused(path: str, what: str) -> OptionError:
+def _file_error(path: str, what: str) -> OptionError:
     return OptionError(
         f"offsets_file={path!r} {what}; name another file, or remove this one to start at the newest messages"
     )

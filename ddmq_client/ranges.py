@@ -131,12 +131,12 @@ class RangeReader:
     def _first_of(self, bounds: QueueBounds, offset: int, end: int) -> Message | None:
         """The first message of `[offset, end)`; None when all of it is gaps."""
         while offset < end:
-            found = self.read(bounds.topic, bounds.queue, offset, 1, 1)
-            if found.messages:
-                return found.messages[0] if found.messages[0].offset < end else None
-            if found.next_offset <= offset:
+            batch = self.read(bounds.topic, bounds.queue, offset, 1, 1)
+            if batch.messages:
+                return batch.messages[0] if batch.messages[0].offset < end else None
+            if batch.next_offset <= offset:
                 return None
-            offset = found.next_offset
+            offset = batch.next_offset
         return None
 
     def close(self) -> None:

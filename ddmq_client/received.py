@@ -264,14 +264,14 @@ def reason_text(reason: object) -> str:
     """A reason as one line of at most 200 characters, which UTF-8 can carry; "" for None."""
     if reason is None:
         return ""
-    said = _said(reason)[: 4 * REASON_CHARS_MAX]
+    text = _text_of(reason)[: 4 * REASON_CHARS_MAX]
     if isinstance(reason, BaseException):
-        said = f"{type(reason).__name__}: {said}" if said else type(reason).__name__
-    line = " ".join(said.split())[:REASON_CHARS_MAX]
+        text = f"{type(reason).__name__}: {text}" if text else type(reason).__name__
+    line = " ".join(text.split())[:REASON_CHARS_MAX]
     return line.encode(errors="backslashreplace").decode()[:REASON_CHARS_MAX]
 
 
-def _said(reason: object) -> str:
+def _text_of(reason: object) -> str:
     try:
         return str(reason)
     except Exception:  # the application's own __str__

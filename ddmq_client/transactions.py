@@ -81,7 +81,9 @@ def check_reference(reference: str | None) -> None:
 
 def reference_of(messages: Sequence[OutgoingMessage]) -> str | None:
     """The reference that they were sent with."""
-    return next((found for each in messages if (found := (each.properties or {}).get(REFERENCE))), None)
+    return next(
+        (reference for each in messages if (reference := (each.properties or {}).get(REFERENCE))), None
+    )
 
 
 def with_reference(message: OutgoingMessage, reference: str | None) -> OutgoingMessage:
@@ -95,7 +97,7 @@ def with_due_time(message: OutgoingMessage, when: When | None) -> OutgoingMessag
     """A message whose properties say when it is due: proxies read them of messages of a transaction."""
     if when is None:
         return message
-    said = {
+    delays = {
         "deliver-at": when.due_ms,
         "deliver-after": when.delay_ms,
         "deliver-cron": when.cron,
@@ -105,5 +107,5 @@ def with_due_time(message: OutgoingMessage, when: When | None) -> OutgoingMessag
         "deliver-occurrences": when.occurrences_max,
         "deliver-catch-up": when.catch_up,
     }
-    asked = {name: str(value) for name, value in said.items() if value is not None}
-    return replace(message, properties={**(message.properties or {}), **asked})
+    properties = {name: str(value) for name, value in delays.items() if value is not None}
+    return replace(message, properties={**(message.properties or {}), **properties})

@@ -108,18 +108,18 @@ class AsyncChecks:
         pace = Pace(POLL_MS / 1000, random.random)
         tried: set[Node] = set()
         while not self._closed:
-            began = now()
+            started = now()
             try:
-                node = await self._router.pick(tried, began + ANSWER_S)
-                found = await self._ask(node, tried)
+                node = await self._router.pick(tried, started + ANSWER_S)
+                transactions = await self._ask(node, tried)
             except ClosedError:
                 return
-            if found is None:
+            if transactions is None:
                 pause = pace.failed()
             else:
-                for transaction in found:
+                for transaction in transactions:
                     await self._settle(transaction)
-                pause = pace.answered(len(found), now() - began)
+                pause = pace.answered(len(transactions), now() - started)
             until = now() + pause
             with self._lock:
                 while not self._closed and now() < until:
@@ -128,24 +128,24 @@ class AsyncChecks:
     async def _ask(self, node: Node | None, tried: set[Node]) -> Sequence[UndecidedTransaction] | None:
         """Poll one proxy; return the undecided transactions, or None if it did not answer."""
         if node is None:
-            self._failed(UNRESOLVED)
+            self._record_failure(UNRESOLVED)
             return None
         tried.add(node)
-        verdict, found = CallVerdict.STORED, None
+        verdict, transactions = CallVerdict.STORED, None
         try:
-            found = await self._answer(node)
+            transactions = await self._answer(node)
         except CallFailed as error:
             verdict = error.verdict
-            self._failed(f"{node.name}: {error}")
+            self._record_failure(f"{node.name}: {error}")
         except FrameError as error:
             verdict = CallVerdict.LOST
-            self._failed(f"{node.name}: {error}")
+            self._record_failure(f"{node.name}: {error}")
         except ProxyFault as fault:
             verdict = verdicts.of_fault(fault.kind)
-            self._failed(f"{node.name}: {fault}")
+            self._record_failure(f"{node.name}: {fault}")
         if not self._closed and not self._router.note(node, verdict, tried):
             tried.clear()
-        return found
+        return transactions
 
     async def _answer(self, node: Node) -> Sequence[UndecidedTransaction]:
         self._connection = connection = AsyncFramedConnection(node.address)
@@ -153,11 +153,11 @@ class AsyncChecks:
             payload, number = await connection.call(self._frame, now() + POLL_MS / 1000 + ANSWER_S)
         finally:
             connection.close()
-        code, text, found = read_checks(payload, number)
+        code, text, transactions = read_checks(payload, number)
         if code != Code.OK:
             raise CallFailed(verdicts.of_code(code), f"{text} (code {code})")
         self._failing = False
-        return found
+        return transactions
 
     def _frame(self, at: float, sequence_id: int) -> bytes:
         if self._closed:  # while it was being connected, so `close` could not end the wait
@@ -165,7 +165,7 @@ class AsyncChecks:
         group = self._settings.producer_group or ""
         return poll_frame(group, self._settings.client_id, CHECKS_MAX, POLL_MS, sequence_id)
 
-    def _failed(self, text: str) -> None:
+    def _record_failure(self, text: str) -> None:
         """A poll brought no answer; the first one after others that did is logged."""
         if self._closed:
             return

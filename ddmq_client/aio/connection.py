@@ -169,12 +169,12 @@ async def resolve(
 ) -> list[ProxyAddress]:
     """Every address behind these; a name that does not resolve now keeps what it had in `known` (updated)."""
     loop = asyncio.get_running_loop()
-    found: dict[ProxyAddress, None] = {}
+    resolved: dict[ProxyAddress, None] = {}
     for address in addresses:
         with suppress(OSError, UnicodeError):
             known[address] = from_info(await loop.getaddrinfo(*address, type=1))
-        found.update(dict.fromkeys(known.get(address, ())))
-    return list(found)[:ADDRESSES_MAX]
+        resolved.update(dict.fromkeys(known.get(address, ())))
+    return list(resolved)[:ADDRESSES_MAX]
 
 
 async def resolve_in_time(

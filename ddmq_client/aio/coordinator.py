@@ -110,7 +110,7 @@ class AsyncCoordinator:
     def pulled(self, source: Source, answer: Pulled) -> None:
         """A pull was answered."""
         with self._lock:
-            self._answered()
+            self._count_answer()
             self._buffer.arrived(source, answer.origin, answer.messages, self, answer.lease_ms)
             if self.pulling_stopped or self._buffer.paused:
                 self._return_waiting()
@@ -122,7 +122,7 @@ class AsyncCoordinator:
     def fetched(self, source: Source, group: str, queues: Sequence[FetchedQueue]) -> int:
         """A broadcast fetch was answered; how many messages came."""
         with self._lock:
-            self._answered()
+            self._count_answer()
             count = self._buffer.fetched(source, group, queues, self)
             if count:
                 self._arrived.notify(count)
@@ -161,13 +161,13 @@ class AsyncCoordinator:
         """Messages for a worker; empty when it shall end. Report `handled` afterwards."""
         with self._lock:
             while True:
-                taken = [] if self._handing_stopped else self._take(count)
-                if taken or self._handing_stopped:
-                    self._busy += len(taken)
-                    self._held.add(taken, self._clock(), me())
-                    if taken and keep_at(taken[0]) < self._keep_at:
+                messages = [] if self._handing_stopped else self._take_messages(count)
+                if messages or self._handing_stopped:
+                    self._busy += len(messages)
+                    self._held.add(messages, self._clock(), me())
+                    if messages and keep_at(messages[0]) < self._keep_at:
                         self._keeping.notify()
-                    return taken
+                    return messages
                 self._buffer.idle += count
                 if self._buffer.starved():
                     self._room.notify_all()
@@ -218,7 +218,7 @@ class AsyncCoordinator:
             self._demand_until = max(self._demand_until, deadline)
             self._room.notify_all()
             try:
-                return await self._ask(1 if one else count, deadline)
+                return await self._wait_messages(1 if one else count, deadline)
             finally:
                 self._buffer.asked(count)
 
@@ -333,21 +333,21 @@ class AsyncCoordinator:
         with self._lock:
             return self._buffer.abandon()
 
-    def _take(self, count: int) -> list[Message]:
+    def _take_messages(self, count: int) -> list[Message]:
         waiting = len(self._buffer)
-        taken = self._buffer.take(count)
+        messages = self._buffer.take(count)
         if len(self._buffer) < waiting:  # also when all of them had lost their lease
             self._room.notify_all()
-        return taken
+        return messages
 
-    async def _ask(self, count: int, deadline: float) -> list[Message]:
+    async def _wait_messages(self, count: int, deadline: float) -> list[Message]:
         while True:
             if self._handing_stopped:
                 raise ClosedError("the consumer has been stopped")
             in_time = self._clock() < deadline
-            taken = self._take(count)
-            if taken:
-                return taken
+            messages = self._take_messages(count)
+            if messages:
+                return messages
             if not in_time:
                 if self.refusal is not None:
                     raise self.refusal
@@ -355,7 +355,7 @@ class AsyncCoordinator:
                 return []
             await self._arrived.wait(deadline - self._clock())
 
-    def _answered(self) -> None:
+    def _count_answer(self) -> None:
         self.refusal = None
         self.first.came = True
         self._parked -= 1

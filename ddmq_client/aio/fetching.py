@@ -104,7 +104,7 @@ class AsyncFetchConsumer:
         with self._lock:
             waiting = self._since.keys() - {answer.proxy for answer in self._ended}
         for name in waiting:  # from where this queue was: they may last for all their linger time
-            self._drop(name)
+            self._drop_call(name)
 
     async def fetch(self, max_messages: int = 32, linger_ms: int = 500) -> list[FetchedQueue]:
         """Fetch up to `max_messages` of each queue; return one entry for each queue with messages.
@@ -120,14 +120,14 @@ class AsyncFetchConsumer:
         fetch = Round(self._assignments, self._addresses, max_messages, time, linger_ms / 1000)
         while True:
             for name in fetch.to_ask(self._since):
-                await self._ask(name, max_messages, fetch.linger_ms(time))
+                await self._start_call(name, max_messages, fetch.linger_ms(time))
             if not self._ended:
                 until = fetch.wait_until(now(), self._since)
                 if until is None:
                     return fetch.result(time)
                 await self._wait(until)
             time = now()
-            for answer in self._taken():
+            for answer in self._take_answers():
                 fetch.take(answer, time)
 
     async def ack(self, offsets: Mapping[str, Mapping[str, int]] | None = None) -> bool:
@@ -150,12 +150,12 @@ class AsyncFetchConsumer:
 
     async def aclose(self) -> None:
         """Leave, so that the queues go to the others at once, and close. May be called twice."""
-        left, self._closed = self._closed, True
+        was_closed, self._closed = self._closed, True
         if self._home.left:
             return
-        asked = list(self._connections)
+        proxies = list(self._connections)
         self._break_off()
-        for name in [] if left else asked:
+        for name in [] if was_closed else proxies:
             await self._leave(name)
 
     # asyncio only
@@ -179,20 +179,22 @@ class AsyncFetchConsumer:
         if now() >= self._resolve_at or not self._addresses:
             wait_s = AGAIN_S if self._addresses else self._timeout_s
             resolved = await resolve_in_time(self._proxies, self._known, wait_s)
-            found = self._addresses if resolved is None else {str(address): address for address in resolved}
-            self._resolve_at = now() + (RESOLVE_EVERY_S if found else UNRESOLVED_RETRY_S)
-            for name in self._addresses.keys() - found.keys():
-                self._drop(name)
+            addresses = (
+                self._addresses if resolved is None else {str(address): address for address in resolved}
+            )
+            self._resolve_at = now() + (RESOLVE_EVERY_S if addresses else UNRESOLVED_RETRY_S)
+            for name in self._addresses.keys() - addresses.keys():
+                self._drop_call(name)
                 self._assignments.lost(name)
-            self._addresses = found
+            self._addresses = addresses
         if not self._addresses:
             raise PullError("no proxy address is known: no name resolves")
 
-    async def _ask(self, name: str, max_messages: int, linger_ms: int) -> None:
+    async def _start_call(self, name: str, max_messages: int, linger_ms: int) -> None:
         """Ask this proxy, by an activity of its own: it may outlast the fetch that started it."""
         connection = self._connections.setdefault(name, AsyncFramedConnection(self._addresses[name]))
-        asked, started = self._assignments.ask(name), now()
-        call = partial(self._call, name, connection, asked, max_messages, linger_ms, started)
+        offsets, started = self._assignments.ask(name), now()
+        call = partial(self._call, name, connection, offsets, max_messages, linger_ms, started)
         self._since[name] = started
         if INLINE and len(self._addresses) == 1:
             await call()
@@ -201,20 +203,20 @@ class AsyncFetchConsumer:
         try:
             self._calls[name].start()
         except RuntimeError:  # no thread could be started
-            self._drop(name)
+            self._drop_call(name)
             raise
 
     async def _call(
         self,
         name: str,
         connection: AsyncFramedConnection,
-        asked: Offsets,
+        offsets: Offsets,
         max_messages: int,
         linger_ms: int,
         started: float,
     ) -> None:
         def frame(at: float, sequence_id: int) -> bytes:
-            return fetch_frame(self._settings, asked, max_messages, linger_ms, sequence_id)
+            return fetch_frame(self._settings, offsets, max_messages, linger_ms, sequence_id)
 
         outcome: Sequence[FetchedQueue] | Exception
         try:
@@ -233,25 +235,25 @@ class AsyncFetchConsumer:
             raise
         with self._lock:
             if self._since.get(name) == started:  # else nobody wants it any more
-                self._ended.append(FetchAnswer(name, asked, max_messages, started, now(), outcome))
+                self._ended.append(FetchAnswer(name, offsets, max_messages, started, now(), outcome))
                 self._changed.notify()
 
     async def _wait(self, until: float) -> None:
         """Wait until a call has ended, but no longer than `until`."""
         with self._lock:
-            left = until - now()
-            if not self._ended and left > 0:
-                await self._changed.wait(min(left, threading.TIMEOUT_MAX))
+            remaining_s = until - now()
+            if not self._ended and remaining_s > 0:
+                await self._changed.wait(min(remaining_s, threading.TIMEOUT_MAX))
 
-    def _taken(self) -> list[FetchAnswer]:
+    def _take_answers(self) -> list[FetchAnswer]:
         """The answers that have come, in their order."""
         with self._lock:
-            taken, self._ended = self._ended, []
-            for answer in taken:
+            answers, self._ended = self._ended, []
+            for answer in answers:
                 del self._since[answer.proxy]
-            return taken
+            return answers
 
-    def _drop(self, name: str) -> None:
+    def _drop_call(self, name: str) -> None:
         """Cancel the call to this proxy, and discard its answer."""
         with self._lock:
             self._since.pop(name, None)
@@ -265,7 +267,7 @@ class AsyncFetchConsumer:
 
     def _break_off(self) -> None:
         for name in list(self._connections):
-            self._drop(name)
+            self._drop_call(name)
         for connection in self._for_acks.values():
             connection.close()
         self._for_acks.clear()

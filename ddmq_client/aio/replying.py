@@ -47,8 +47,8 @@ class AsyncReplyCalls:
         """Set the proxies, and close the idle connections to others."""
         with self._lock:
             self._addresses = list(addresses)
-            gone = [self._idle.pop(address) for address in set(self._idle) - set(addresses)]
-        for connection in (each for idle in gone for each in idle):
+            removed = [self._idle.pop(address) for address in set(self._idle) - set(addresses)]
+        for connection in (each for idle in removed for each in idle):
             connection.close()
 
     async def acknowledge(
@@ -60,7 +60,7 @@ class AsyncReplyCalls:
                 raise ClientError(f"{message!r} is settled, or has no lease; nothing is sent with it")
         stored = False
         try:
-            results = await self._acknowledge(message, messages, timeout_ms)
+            results = await self._run_job(message, messages, timeout_ms)
             stored = True
         finally:
             with self._shared:
@@ -68,7 +68,7 @@ class AsyncReplyCalls:
                 self._room.notify_all()
         return results
 
-    async def _acknowledge(
+    async def _run_job(
         self, message: Message, messages: Sequence[bytes], timeout_ms: int | None
     ) -> Sequence[SendResult]:
         settings, origin = self._settings, message.delivery.origin
@@ -90,12 +90,12 @@ class AsyncReplyCalls:
         while wait is not None and addresses:
             if wait:
                 await sleep(wait)
-            await self._try(job, addresses[turn % len(addresses)])
+            await self._try_proxy(job, addresses[turn % len(addresses)])
             turn += 1
             wait = job.next_wait(now(), turn < len(addresses))
 
-    async def _try(self, job: ReplyJob, address: ProxyAddress) -> None:
-        connection = self._take(address)
+    async def _try_proxy(self, job: ReplyJob, address: ProxyAddress) -> None:
+        connection = self._take_connection(address)
         name = str(address)
         try:
             payload, sequence_id = await connection.call(job.frame, job.attempt_deadline(now()))
@@ -113,7 +113,7 @@ class AsyncReplyCalls:
         finally:
             self._give_back(address, connection)
 
-    def _take(self, address: ProxyAddress) -> AsyncFramedConnection:
+    def _take_connection(self, address: ProxyAddress) -> AsyncFramedConnection:
         with self._lock:
             if self._closed:
                 raise ClosedError("the consumer has been stopped")

@@ -130,13 +130,13 @@ class AsyncTransaction(AsyncSends):
     ) -> list[SendResult]:
         """Send many in one request, which is one write of the proxy: all are durable, or none is and an error
         says why. A request has 5,000,000 bytes at most; a transaction has bounds of its own."""
-        found = list(messages)
-        if not found:
+        outgoing = list(messages)
+        if not outgoing:
             return []
         if self._observer is None:
-            return await self._send_all(found, None, timeout_ms)
+            return await self._send_all(outgoing, None, timeout_ms)
         call = replace(self._single, batch=True)
-        with told(self._observer.sending(found, call)) as send:
+        with told(self._observer.sending(outgoing, call)) as send:
             results = await self._send_all(send.messages, None, timeout_ms)
             send.ended(results)
             return results

@@ -62,12 +62,12 @@ class OriginResults:
         if not self.extends:
             return 0
         settled = {*self.successes, *self.fails, *self.returns}
-        asked = len(self.extends)
-        kept = [at for at, offset in enumerate(self.extend_offsets) if offset not in settled]
-        self.extends = [self.extends[at] for at in kept]
-        self.extend_offsets = [self.extend_offsets[at] for at in kept]
-        self.extended = [self.extended[at] for at in kept]
-        return asked - len(kept)
+        count = len(self.extends)
+        unsettled = [at for at, offset in enumerate(self.extend_offsets) if offset not in settled]
+        self.extends = [self.extends[at] for at in unsettled]
+        self.extend_offsets = [self.extend_offsets[at] for at in unsettled]
+        self.extended = [self.extended[at] for at in unsettled]
+        return count - len(unsettled)
 
     def cut(self, count: int) -> OriginResults:
         """Split off at most `count` results, successes first."""

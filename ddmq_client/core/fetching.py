@@ -120,14 +120,14 @@ class Assignments:
 
     def queues(self) -> list[Queue]:
         """Return all owned queues, sorted."""
-        return sorted({queue for held in self._held.values() for queue in held})
+        return sorted({queue for owned in self._held.values() for queue in owned})
 
     def ask(self, proxy: str) -> Offsets:
         """Return the offsets from which the next fetch from this proxy reads."""
-        wanted = self._seeks | {
+        offsets = self._seeks | {
             queue: self._seeks.get(queue, offset) for queue, offset in self._held.get(proxy, {}).items()
         }
-        return by_topic(wanted)
+        return by_topic(offsets)
 
     def brings(self, queues: Sequence[FetchedQueue], asked: Offsets) -> bool:
         """Whether there are messages to hand out in this answer."""
@@ -137,26 +137,26 @@ class Assignments:
         """Take the queues of an answer as owned; return those with messages, which are handed out."""
         proxy, queues = answer.proxy, answer.outcome
         assert not isinstance(queues, Exception)
-        held: dict[Queue, int] = {}
-        found: list[FetchedQueue] = []
+        owned: dict[Queue, int] = {}
+        delivered: list[FetchedQueue] = []
         for each in queues:
             queue = (each.topic, each.queue)
             for other, theirs in self._held.items():
                 if other != proxy:
                     theirs.pop(queue, None)
             if self._sought(each, answer.asked):
-                held[queue] = self._seeks[queue]
+                owned[queue] = self._seeks[queue]
                 continue
-            held[queue] = each.next_offset
+            owned[queue] = each.next_offset
             self._seeks.pop(queue, None)
             if each.messages:
                 self._handed[queue] = each.next_offset
                 fetched_here(each, self._group, now)
-                found.append(each)
-        gone = self._held.get(proxy, {}).keys() - held.keys()
-        self._held[proxy] = held
-        self._forget(gone)
-        return found
+                delivered.append(each)
+        lost = self._held.get(proxy, {}).keys() - owned.keys()
+        self._held[proxy] = owned
+        self._forget(lost)
+        return delivered
 
     def lost(self, proxy: str) -> None:
         """Forget the queues of a proxy that does not answer: they go elsewhere."""
@@ -169,15 +169,17 @@ class Assignments:
     def acks(self, offsets: Mapping[str, Mapping[str, int]] | None) -> dict[str, Offsets]:
         """Return the offsets to acknowledge, by proxy; without `offsets`, all that were handed out."""
         if offsets is None:
-            wanted = dict(self._handed)
+            next_offsets = dict(self._handed)
         else:
-            wanted = {(topic, queue): n for topic, given in offsets.items() for queue, n in given.items()}
-        found: dict[str, Offsets] = {}
-        for proxy, held in self._held.items():
-            mine = by_topic({queue: offset for queue, offset in wanted.items() if queue in held})
+            next_offsets = {
+                (topic, queue): n for topic, by_queue in offsets.items() for queue, n in by_queue.items()
+            }
+        acks: dict[str, Offsets] = {}
+        for proxy, owned in self._held.items():
+            mine = by_topic({queue: offset for queue, offset in next_offsets.items() if queue in owned})
             if mine:
-                found[proxy] = mine
-        return found
+                acks[proxy] = mine
+        return acks
 
     def acked(self, offsets: Offsets) -> None:
         """Forget offsets that are stored."""
@@ -199,7 +201,7 @@ class Assignments:
 
 def by_topic(offsets: Mapping[Queue, int]) -> Offsets:
     """Group offsets as topic → queue → offset."""
-    found: Offsets = {}
+    topics: Offsets = {}
     for (topic, queue), offset in offsets.items():
-        found.setdefault(topic, {})[queue] = offset
-    return found
+        topics.setdefault(topic, {})[queue] = offset
+    return topics

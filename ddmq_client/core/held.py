@@ -42,8 +42,8 @@ class HeldMessages:
         if not self._extend_for_s:
             return []
         since = now - self._extend_for_s
-        held = [message for message, taken_at, _ in self._held.values() if taken_at > since]
-        return [message for message in held if message.outcome is None and message.lease_id is not None]
+        recent = [message for message, taken_at, _ in self._held.values() if taken_at > since]
+        return [message for message in recent if message.outcome is None and message.lease_id is not None]
 
 
 def keep_at(message: Message) -> float:

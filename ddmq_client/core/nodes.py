@@ -44,10 +44,10 @@ def parse_addresses(proxies: str | Sequence[str], default_port: int) -> tuple[Pr
     texts = list(texts) if isinstance(texts, Iterable) else []
     if not texts or not all(isinstance(text, str) for text in texts):
         raise OptionError(f"proxies={proxies!r}; allowed: 'host:port', several with commas, or a list")
-    found = dict.fromkeys(_parse_one(text.strip(), default_port) for text in texts if text.strip())
-    if not 1 <= len(found) <= PROXIES_MAX:
-        raise OptionError(f"proxies={proxies!r} names {len(found)} proxies; allowed: 1 to {PROXIES_MAX}")
-    return tuple(found)
+    addresses = dict.fromkeys(_parse_one(text.strip(), default_port) for text in texts if text.strip())
+    if not 1 <= len(addresses) <= PROXIES_MAX:
+        raise OptionError(f"proxies={proxies!r} names {len(addresses)} proxies; allowed: 1 to {PROXIES_MAX}")
+    return tuple(addresses)
 
 
 def _parse_one(text: str, default_port: int) -> ProxyAddress:
@@ -131,13 +131,13 @@ class Rotation:
 
     def update(self, addresses: Iterable[ProxyAddress]) -> list[Node]:
         """Take a new resolution; known nodes keep their health. Returns the nodes that are gone."""
-        wanted = dict.fromkeys(addresses)
-        gone = [node for node in self._nodes if node.address not in wanted]
-        for node in gone:
+        resolved = dict.fromkeys(addresses)
+        removed = [node for node in self._nodes if node.address not in resolved]
+        for node in removed:
             node.gone = True
-        known = {node.address: node for node in self._nodes}
-        self._nodes = [known.get(address) or Node(address) for address in wanted]
-        return gone
+        by_address = {node.address: node for node in self._nodes}
+        self._nodes = [by_address.get(address) or Node(address) for address in resolved]
+        return removed
 
     def pick(self, avoid: Collection[Node]) -> Node | None:
         """The next node, if possible not one of `avoid`; None only while no address is known."""
@@ -159,13 +159,13 @@ class Rotation:
     def recognises(self) -> bool | None:
         """Whether nodes know what they have stored when it is sent again: True, one was seen to and none was
         seen not to; None, none was seen."""
-        seen = None
+        recognised = None
         for node in self._nodes:
             if node.recognises is not None:
                 if not node.recognises:
                     return False
-                seen = True
-        return seen
+                recognised = True
+        return recognised
 
     def note(self, node: Node, verdict: CallVerdict, now: float) -> None:
         """Count a call's outcome towards the node's health."""

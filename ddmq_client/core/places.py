@@ -67,7 +67,7 @@ class Places:
         return self._by_topic(_Place.safe)
 
     def _by_topic(self, offset: Callable[[_Place], int]) -> Offsets:
-        found: Offsets = {}
+        topics: Offsets = {}
         for (topic, queue), place in self._places.items():
-            found.setdefault(topic, {})[queue] = offset(place)
-        return found
+            topics.setdefault(topic, {})[queue] = offset(place)
+        return topics

@@ -116,10 +116,10 @@ class PrefetchBuffer:
 
     def proxy(self, name: str) -> ProxyConnection:
         """The connection of the proxy with this name, made when new."""
-        found = self.proxies.get(name)
-        if found is None:
-            found = self.proxies[name] = ProxyConnection(name, self._results_max)
-        return found
+        connection = self.proxies.get(name)
+        if connection is None:
+            connection = self.proxies[name] = ProxyConnection(name, self._results_max)
+        return connection
 
     def wanted(self, source: Source, batch_max: int) -> int:
         """Return how many messages the source may pull now; 0: none yet.
@@ -213,9 +213,9 @@ class PrefetchBuffer:
 
     def take(self, count: int) -> list[Message]:
         """Hand out at most `count` messages that still hold their lease."""
-        taken: list[Message] = []
+        messages: list[Message] = []
         now = self._clock()
-        while self._waiting and len(taken) < count:
+        while self._waiting and len(messages) < count:
             message = self._waiting.popleft()
             source: Source = message.delivery.source
             source.waiting -= 1
@@ -223,15 +223,15 @@ class PrefetchBuffer:
                 source.open -= 1
                 self.counts.expired += 1
             else:
-                taken.append(message)
-        return taken
+                messages.append(message)
+        return messages
 
     def return_waiting(self, now: float | None = None) -> list[ProxyConnection]:
         """Return what waits here to the proxies: what has waited too long by `now`, or everything.
 
         Proxies that do not say how long their leases last take nothing back. Returns whom to tell.
         """
-        kept: deque[Message] = deque()
+        remaining: deque[Message] = deque()
         proxies: set[ProxyConnection] = set()
         late: set[Source] = set()
         for message in self._waiting:
@@ -241,8 +241,8 @@ class PrefetchBuffer:
                 proxies.add(source.proxy.present())
                 late.add(source)
             else:
-                kept.append(message)
-        self._waiting = kept
+                remaining.append(message)
+        self._waiting = remaining
         for source in late if now is not None else ():
             source.window, source.changed_at = self._window(source) // 2, self._clock()
             self._sources.add(source)
@@ -354,9 +354,9 @@ class PrefetchBuffer:
 
     def abandon(self) -> int:
         """Count the results that no proxy has taken as dropped; return how many."""
-        left = sum(len(proxy.pending) for proxy in self.proxies.values())
-        self.counts.results_dropped += left
-        return left
+        count = sum(len(proxy.pending) for proxy in self.proxies.values())
+        self.counts.results_dropped += count
+        return count
 
     def fail_over(self, gone: ProxyConnection, failover: ProxyConnection) -> None:
         """A proxy is gone for good: what is pending for it, now and later, goes to another one."""

@@ -120,23 +120,23 @@ def end_error(action: TransactionAction, transaction_id: str, result: SendResult
     outcome = result.outcome if isinstance(result, EndResult) else None
     if outcome is None and result.error is None:
         return None
-    told = (transaction_id, None if result.code < 0 else result.code, result.proxy)
+    details = (transaction_id, None if result.code < 0 else result.code, result.proxy)
     called = f"transaction {transaction_id}"
     if action is COMMIT and outcome == TransactionOutcome.COMMITTED and result.code:
-        return TransactionError(f"{called} is not committed as a whole: {result.text}", *told)
+        return TransactionError(f"{called} is not committed as a whole: {result.text}", *details)
     if outcome in _AS_ASKED[action] or (result.code == 0 and outcome == TransactionOutcome.OPEN):
         return None
     if outcome == TransactionOutcome.COMMITTED:
-        return TransactionError(f"{called} was committed before it was rolled back here", *told)
+        return TransactionError(f"{called} was committed before it was rolled back here", *details)
     if outcome in _NOT_COMMITTED:
-        said = f": {result.text}" if outcome == TransactionOutcome.DEAD_LETTER else ""
-        return NotCommittedError(f"{called} is not committed: {_NOT_COMMITTED[outcome]}{said}", *told)
+        reason = f": {result.text}" if outcome == TransactionOutcome.DEAD_LETTER else ""
+        return NotCommittedError(f"{called} is not committed: {_NOT_COMMITTED[outcome]}{reason}", *details)
     verb = "commit" if action is COMMIT else "rollback"
     if outcome == TransactionOutcome.NO_LONGER_KNOWN:
         what = "it ended too long ago, the proxies no longer know how"
     else:
         what = f"{result.text or result.error}; the check of its producer group will settle it"
-    return UnknownEndError(f"whether the {verb} of {called} took place is unknown: {what}", *told)
+    return UnknownEndError(f"whether the {verb} of {called} took place is unknown: {what}", *details)
 
 
 _AS_ASKED: dict[TransactionAction, Collection[int | None]] = {

@@ -153,14 +153,14 @@ def resolve(
     addresses: Iterable[ProxyAddress], known: dict[ProxyAddress, list[ProxyAddress]]
 ) -> list[ProxyAddress]:
     """Every address behind these; a name that does not resolve now keeps what it had in `known` (updated)."""
-    found: dict[ProxyAddress, None] = {}
+    resolved: dict[ProxyAddress, None] = {}
     for address in addresses:
         try:
             known[address] = from_info(socket.getaddrinfo(*address, type=socket.SOCK_STREAM))
         except (OSError, UnicodeError):
             pass
-        found.update(dict.fromkeys(known.get(address, ())))
-    return list(found)[:ADDRESSES_MAX]
+        resolved.update(dict.fromkeys(known.get(address, ())))
+    return list(resolved)[:ADDRESSES_MAX]
 
 
 def resolve_in_time(

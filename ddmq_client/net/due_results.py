@@ -55,8 +55,8 @@ class DueResults:
     def wait(self, proxy: ProxyConnection) -> AckBatch | None:
         """Results that must go now; None when that has been stopped, or the proxy is gone."""
         due = self._due.get(proxy)
-        while due is not None and not self._over(proxy):
-            if self._leaves(proxy):
+        while due is not None and not self._has_ended(proxy):
+            if self._should_leave(proxy):
                 return self._buffer.take_results(proxy) or []
             wait = self._buffer.submit_due(proxy)
             if wait == 0.0:
@@ -70,13 +70,13 @@ class DueResults:
     def pause(self, proxy: ProxyConnection, seconds: float) -> None:
         """Wait after a failed submit; ends early when that has been stopped, or the proxy is gone."""
         until = self._clock() + seconds
-        while not self._over(proxy) and self._clock() < until:
+        while not self._has_ended(proxy) and self._clock() < until:
             self._due[proxy].wait(until - self._clock())
 
-    def _over(self, proxy: ProxyConnection) -> bool:
+    def _has_ended(self, proxy: ProxyConnection) -> bool:
         return self._stopped or proxy.failover is not None
 
-    def _leaves(self, proxy: ProxyConnection) -> bool:
+    def _should_leave(self, proxy: ProxyConnection) -> bool:
         """Time to ask this proxy for the answers of pulls that wait there (again)."""
         now = self._clock()
         if not (self._leaving() and proxy.settles and proxy.leave_at <= now):

@@ -104,8 +104,8 @@ class ProducerBase(Sends):
         self._check_open()
         if self._observer is None:
             return self._send_many(messages, timeout_ms)
-        found = list(messages)
-        with told(self._observer.sending(found, SendCall(self.client_id, batch=True))) as send:
+        outgoing = list(messages)
+        with told(self._observer.sending(outgoing, SendCall(self.client_id, batch=True))) as send:
             results = self._send_many(send.messages, timeout_ms)
             send.ended(results)
             return results

@@ -48,8 +48,8 @@ class ReplyCalls:
         """Set the proxies, and close the idle connections to others."""
         with self._lock:
             self._addresses = list(addresses)
-            gone = [self._idle.pop(address) for address in set(self._idle) - set(addresses)]
-        for connection in (each for idle in gone for each in idle):
+            removed = [self._idle.pop(address) for address in set(self._idle) - set(addresses)]
+        for connection in (each for idle in removed for each in idle):
             connection.close()
 
     def acknowledge(
@@ -61,7 +61,7 @@ class ReplyCalls:
                 raise ClientError(f"{message!r} is settled, or has no lease; nothing is sent with it")
         stored = False
         try:
-            results = self._acknowledge(message, messages, timeout_ms)
+            results = self._run_job(message, messages, timeout_ms)
             stored = True
         finally:
             with self._shared:
@@ -69,7 +69,7 @@ class ReplyCalls:
                 self._room.notify_all()
         return results
 
-    def _acknowledge(
+    def _run_job(
         self, message: Message, messages: Sequence[bytes], timeout_ms: int | None
     ) -> Sequence[SendResult]:
         settings, origin = self._settings, message.delivery.origin
@@ -91,12 +91,12 @@ class ReplyCalls:
         while wait is not None and addresses:
             if wait:
                 sleep(wait)
-            self._try(job, addresses[turn % len(addresses)])
+            self._try_proxy(job, addresses[turn % len(addresses)])
             turn += 1
             wait = job.next_wait(now(), turn < len(addresses))
 
-    def _try(self, job: ReplyJob, address: ProxyAddress) -> None:
-        connection = self._take(address)
+    def _try_proxy(self, job: ReplyJob, address: ProxyAddress) -> None:
+        connection = self._take_connection(address)
         name = str(address)
         try:
             payload, sequence_id = connection.call(job.frame, job.attempt_deadline(now()))
@@ -114,7 +114,7 @@ class ReplyCalls:
         finally:
             self._give_back(address, connection)
 
-    def _take(self, address: ProxyAddress) -> FramedConnection:
+    def _take_connection(self, address: ProxyAddress) -> FramedConnection:
         with self._lock:
             if self._closed:
                 raise ClosedError("the consumer has been stopped")

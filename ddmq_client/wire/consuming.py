@@ -56,13 +56,13 @@ class _Method:
 
     def answer(self, payload: bytes, sequence_id: int) -> Any:
         """Decode the value that the call returned; PullError, ProxyFault or FrameError."""
-        found = decode(payload, answer_at(payload, self._name, sequence_id), self._result)
-        error = getattr(found, "error", None)
+        value = decode(payload, answer_at(payload, self._name, sequence_id), self._result)
+        error = getattr(value, "error", None)
         if error is not None:
             raise PullError(error.message or "pull refused", error.code)
-        if found.success is None:
+        if value.success is None:
             raise FrameError("answer without a result")
-        return found.success
+        return value.success
 
 
 _PULL, _SETTLE, _FETCH = _Method("pull", "request"), _Method("settle", "request"), _Method("fetch", "request")
@@ -139,9 +139,9 @@ def read_stats(payload: bytes, sequence_id: int) -> None:
 
 def read_pulled(payload: bytes, sequence_id: int) -> Pulled:
     """The messages of an answer, perhaps none; PullError, ProxyFault or FrameError."""
-    found = _PULL.answer(payload, sequence_id)
-    told, notice = _told(found.late), found.notice or ""
-    return Pulled(_origin(found.context), found.messages or (), found.leaseMs, told, notice)
+    value = _PULL.answer(payload, sequence_id)
+    unapplied, notice = _unapplied_results(value.late), value.notice or ""
+    return Pulled(_origin_of(value.context), value.messages or (), value.leaseMs, unapplied, notice)
 
 
 def settle_frame(settings: PullSettings, acks: AckBatch | None, leave: bool, sequence_id: int) -> bytes:
@@ -155,20 +155,20 @@ def settle_frame(settings: PullSettings, acks: AckBatch | None, leave: bool, seq
 
 def read_settled(payload: bytes, sequence_id: int) -> list[UnappliedResult]:
     """Return the results that came too late; PullError, ProxyFault or FrameError."""
-    return _told(_SETTLE.answer(payload, sequence_id).late)
+    return _unapplied_results(_SETTLE.answer(payload, sequence_id).late)
 
 
-def _told(late: Sequence[Any] | None) -> list[UnappliedResult]:
-    found: list[UnappliedResult] = []
+def _unapplied_results(late: Sequence[Any] | None) -> list[UnappliedResult]:
+    results: list[UnappliedResult] = []
     for each in late or ():
-        origin = _origin(each.context)
+        origin = _origin_of(each.context)
         finished = set(each.finished or ())
         for offset, lease in zip(each.offsets or (), each.leases or (), strict=False):
-            found.append(UnappliedResult(origin, offset, lease, offset in finished))
-    return found
+            results.append(UnappliedResult(origin, offset, lease, offset in finished))
+    return results
 
 
-def _origin(context: Any) -> Origin:
+def _origin_of(context: Any) -> Origin:
     return Origin(context.groupId or "", context.topic or "", context.qid or "") if context else NOWHERE
 
 

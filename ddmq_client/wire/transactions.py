@@ -94,8 +94,8 @@ def read_prepared(payload: bytes, sequence_id: int, method: bytes) -> list[SendR
     if answer is None:
         raise FrameError("answer without a result")
     results: list[SendResult] = list(answer.results or ())
-    for said in (answer, *results):
-        said.text = printable(said.text or "")
+    for answered in (answer, *results):
+        answered.text = printable(answered.text or "")
     if answer.code == Code.OK:
         for result in results:
             if isinstance(result, PreparedResult):
